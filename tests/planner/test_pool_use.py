@@ -118,7 +118,9 @@ def test_two_clusters_are_compared_with_each_by_itself(mixed):
     assert not list(alone_words(alone[0]))
 
 
-@pytest.mark.parametrize(("model", "place", "ahead"), [("llama-3.2-1b", "2xh100-sxm", "2xl40s"), ("llama-3.3-70b", "8xh200", "8xh100")])
+@pytest.mark.parametrize(
+    ("model", "place", "ahead"), [("llama-3.2-1b", "2xh100-sxm", "2xl40s"), ("llama-3.3-70b", "8xh200", "8xh100")]
+)
 def test_where_no_limit_is_given_splitting_is_judged_at_each_point_by_what_counts_there(model, place, ahead):
     """Balanced by tokens/s over the time of a request, most tokens/s as limits judge it that bind nobody."""
     open_ended = plan(model, place, prefill_cluster=ahead)

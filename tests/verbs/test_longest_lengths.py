@@ -24,7 +24,7 @@ ASKED = ("simulate", "llama-3.1-70b", "--cluster", "4xh100", "-tp", "4", "--conc
 def test_requests_that_are_all_too_long_are_refused(more: tuple[str, ...]) -> None:
     result = run_here(*ASKED, "--input-len", "200000", *more)
     assert result.returncode == 2
-    assert "input_len + output_len = 200,128: more than the 131,072 positions of llama-3.1-70b" in result.stderr
+    assert "with output_len it makes 200,128 tokens, more than the 131,072 positions of llama-3.1-70b" in result.stderr
     assert run_here(*ASKED, "--input-len", "130944", "--spread", "0").returncode == 0, "the nearest valid length is valid"
 
 

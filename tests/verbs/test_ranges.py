@@ -1,5 +1,8 @@
 """Every prediction carries an 80 % range: laws."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +13,8 @@ from commtax import catalog
 from commtax.ledger import Z80
 from commtax.planner import plan
 from strategies import questions
+
+THREE_RUNS = Path(__file__).parents[2] / "examples" / "three-runs"
 
 
 @given(questions(engines=("vllm", "sglang", "trtllm", "torch", "textbook")))
@@ -85,7 +90,8 @@ def test_what_is_simulated_is_no_surer_than_its_steps(chip, engine, model, tp, p
     step = commtax.bill(model, place, batch=max(1, int(np.ceil(s.running))), context=1099, **sizes)
     prompt = commtax.bill(model, place, phase="prefill", batch=1, context=1000, **sizes)
     least = min(of_step(step), of_step(prompt))  # a step of prompts has decodes beside them, which may be surer
-    assert of_time(s, "tpot_s") >= of_step(step) - 1e-9
+    slack = 1e-3 if pp > 1 else 0  # stages wait for the fullest batch, which is a little larger than this one
+    assert of_time(s, "tpot_s") >= of_step(step) * (1 - slack) - 1e-9
     assert of_time(s, "ttft_s") >= 0.95 * least  # of 10,000 questions the least had 0.964: batches differ from these
     assert of_time(s, "tokens_per_s") >= 0.97 * least - 1e-9
     low, high = s.range_of("tpot_s")
@@ -140,3 +146,19 @@ def test_fixed_times_before_a_first_token_err_as_in_the_closed_loop(cluster, opt
     assert steps[0] - low == pytest.approx(fixed * (1 - 1 / factor), rel=0.05)
     assert high - steps[1] == pytest.approx(fixed * (factor - 1), rel=0.05)
     assert o.range_of("tpot_mean") == o.range_of("tpot_mean", o.step_ends), "tokens after the first err as steps do"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "examples/three-runs").glob("*.json")), ids=lambda path: path.stem
+)
+def test_ranges_of_equal_lengths_hold_servers_that_left_lockstep(path):
+    """Published runs whose requests are all equally long: exact lockstep alone says up to 2.3 times the TTFT that was measured."""
+    run = json.loads(path.read_text())
+    clients, count = run["max_concurrency"], run["num_prompts"]
+    lengths = {f"{name}_len": run[f"total_{name}_tokens"] // count for name in ("input", "output")}
+    load = {"tp": 4, "engine": "vllm@0.12", "concurrency": clients, "num_prompts": count, "spread": 0}
+    served = commtax.serve("qwen3-32b", "4xh100-sxm", **load, **lengths)
+    for name in ("ttft", "tpot"):
+        low, high = served.range_of(f"{name}_mean")
+        assert low <= run[f"mean_{name}_ms"] / 1e3 <= high
+    assert served.statistic("ttft_mean") > run["mean_ttft_ms"] / 1e3

@@ -5,8 +5,7 @@ import pytest
 
 import commtax
 from commtax import catalog
-from commtax.verbs.why_collectives import explained_collective
-from commtax.verbs.why_kernels import explained_kernel
+from commtax.verbs.why import explained_collective, explained_kernel
 
 ASKED = [
     ("llama-3.1-70b", "8xh100-sxm", {"tp": 4, "engine": "vllm", "concurrency": 64, "input_len": 1024, "output_len": 256}),

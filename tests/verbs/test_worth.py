@@ -13,9 +13,9 @@ from cli_run import run_here as run
 from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.technique_misses import kind_of, missed
 from commtax.catalog.techniques import changes_of, technique, techniques, techniques_on
+from commtax.judgement.gains import ALIKE
 from commtax.statement import Refusal
 from commtax.verbs.fitting import fit_of_step
-from commtax.verbs.paying import ALIKE
 from commtax.verbs.settling import resolve_question, settle
 from commtax.verbs.worth import Scale
 

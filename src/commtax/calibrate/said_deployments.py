@@ -81,11 +81,12 @@ class SaidDeployment:
 
     def laid_out_as(self, known: Profile) -> SaidDeployment:
         """The same with the sizes of a profile's runs, where those have one layout and nobody says another."""
-        layouts = {(run.deployment.tp, run.deployment.pp, run.deployment.dp, run.deployment.ep) for run in known.lessons}
-        if "tp" in self.options or len(layouts) != 1:
+        names = ("tp", *SIZES)
+        layouts = {tuple(int(getattr(run.deployment, name)) for name in names) for run in known.lessons}
+        if names[0] in self.options or len(layouts) != 1:
             return self
-        sizes = dict(zip(("tp", *SIZES), map(int, layouts.pop()), strict=True))
-        return replace(self, options={**{name: size for name, size in sizes.items() if size > 1 or name == "tp"}, **self.options})
+        sizes = {name: size for name, size in zip(names, layouts.pop(), strict=True) if size > 1 or name == names[0]}
+        return replace(self, options={**sizes, **self.options})
 
     @property
     def engine(self) -> tuple[str, str]:

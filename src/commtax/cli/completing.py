@@ -186,15 +186,11 @@ def _engines(typed: str) -> Offers:
     return dict.fromkeys(_stems("engines"), "")
 
 
-def _links(_typed: str) -> Offers:
-    return {key: str(_facts("links", key).get("name", "")) for key in _stems("links")}
-
-
 KINDS: Mapping[str, Callable[[str], Offers]] = {
     "models": _models,
     "clusters": _clusters,
     "chips": lambda _: dict.fromkeys(_stems("chips"), ""),
-    "links": _links,
+    "links": lambda _: {key: str(_facts("links", key).get("name", "")) for key in _stems("links")},
     "engines": _engines,
     "libraries": lambda _: dict.fromkeys(_stems("libraries"), ""),
     "lengths": lambda _: dict.fromkeys(_stems("lengths"), ""),

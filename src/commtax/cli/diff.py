@@ -13,17 +13,7 @@ from commtax.cli.app import commands
 from commtax.cli.options import Verb, add_verb_options
 from commtax.cli.output import Output
 from commtax.files import JsonObject, object_of, parse_json, read_text, text_of
-from commtax.report.answer_changes import (
-    COLUMNS,
-    AnswerDifference,
-    AnswerSide,
-    compare_answers,
-    difference_document,
-    difference_rows,
-    rules_of,
-    summary,
-    with_money,
-)
+from commtax.report import answer_changes
 from commtax.report.drawing import Console
 from commtax.report.tables import notes, say, show_table
 from commtax.spelling import normalise
@@ -57,28 +47,28 @@ def diff_command(
     before: str, after: str, price: float | None, fail_on: str, markdown: bool, as_json: bool, **_options: object
 ) -> None:
     """What a change of a launch does to latency, throughput, cost and memory."""
-    rules = rules_of(fail_on)
+    rules = answer_changes.rules_of(fail_on)
     typed = [(p, value) for p, value in click.get_current_context().meta[TYPED] if p.name not in OWN]
     for option, value in typed:
         if option.name == "concurrency" and "," in str(value):
             raise Refusal.of("one load at a time is compared; give one number, such as 64", (64,), concurrency=value)
     sides = [_side(side, text, typed, price) for side, text in (("before", before), ("after", after))]
-    found = compare_answers(sides[0], sides[1], rules)
+    found = answer_changes.compare_answers(sides[0], sides[1], rules)
     if markdown:
         from commtax.report.markdown import difference_markdown
 
         click.echo(difference_markdown(found), nl=False)
         raise SystemExit(1 if found.broken else 0)
-    Output(as_json).answer(difference_document, _show, found, code=1 if found.broken else 0)
+    Output(as_json).answer(answer_changes.difference_document, _show, found, code=1 if found.broken else 0)
 
 
-def _show(console: Console, found: AnswerDifference) -> None:
-    first, *others = summary(found)
+def _show(console: Console, found: answer_changes.AnswerDifference) -> None:
+    first, *others = answer_changes.summary(found)
     say(console, first, "bold red" if found.broken else "bold")
     for other in others:
         say(console, other)
     if not found.is_same:
-        show_table(console, COLUMNS, difference_rows(found))
+        show_table(console, answer_changes.COLUMNS, answer_changes.difference_rows(found))
     sides = {"before": found.before, "after": found.after}
     unread = [f"{name}: {remark}" for name, side in sides.items() for remark in side.unread]
     notes(console, [*(f"{name}: {side.name}" for name, side in sides.items()), *unread])
@@ -87,17 +77,17 @@ def _show(console: Console, found: AnswerDifference) -> None:
 Typed = Sequence[tuple[click.Option, object]]  # options with their values as they were typed
 
 
-def _side(side: str, text: str, typed: Typed, price: float | None) -> AnswerSide:
+def _side(side: str, text: str, typed: Typed, price: float | None) -> answer_changes.AnswerSide:
     """What is compared, as documents; before a file is added there is nothing, which is called as git calls it."""
     if text == os.devnull and side == "before":
-        return AnswerSide(text, ({},))
+        return answer_changes.AnswerSide(text, ({},))
     try:
         documents, unread = _documents(text, typed)
     except (ValueError, click.ClickException, OSError) as error:
         said = error.format_message() if isinstance(error, click.ClickException) else str(error)
         raise Refusal(f"{side}: {said}", side) from None
     name = text if len(text) < 80 and "\n" not in text else f"{' '.join(text.split())[:77]}…"
-    return AnswerSide(name, tuple(with_money(document, price) for document in documents), unread)
+    return answer_changes.AnswerSide(name, tuple(answer_changes.with_money(document, price) for document in documents), unread)
 
 
 def _documents(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -119,16 +119,12 @@ def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Orde
     asked = [question_from_options(known, place, own, GivenOptions(given | {"engine": one}), about) for one in engines]
     given.engine = engines[0]
     if launch and launch.phase == "serve" and verb not in WEIGHING:
-        output.remarks += _cost_of_settings(asked[0], launch)
+        from commtax.verbs.costly_settings import questioned_flags  # not for those who paste nothing
+
+        if flags := questioned_flags(asked[0], launch.options):
+            costs = f"cost{'s' * (len(flags) == 1)} whole requests: commtax worth --from … --concurrency N"
+            output.remarks.append(f"what {' and '.join(flags)} {costs}")
     return Order(name, asked[0], output, given, launch, devices, others, tuple(asked[1:]))
-
-
-def _cost_of_settings(q: Question, launch: Launch) -> Iterator[str]:
-    """Where to ask what settings of a pasted command cost."""
-    from commtax.verbs.costly_settings import questioned_flags  # not for those who paste nothing
-
-    if flags := questioned_flags(q, launch.options):
-        yield f"what {' and '.join(flags)} cost{'s' * (len(flags) == 1)} whole requests: commtax worth --from … --concurrency N"
 
 
 def _called_as_pasted(known: Model, launch: Launch | None, named: str) -> Model:

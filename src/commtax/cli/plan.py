@@ -223,7 +223,7 @@ def _train(order: Order) -> NoReturn:
 
 def _train_with_several(order: Order, put: list[Question]) -> NoReturn:
     """The same job with several engines, each with its own recommended plan."""
-    from commtax.report.several_engines import engines_document, show_engines
+    from commtax.report.planning import engines_document, show_engines
 
     refuse(order.given, ("plot", "html", "emit"), "is of one engine; name one with --engine")
     if order.launch:

@@ -51,30 +51,27 @@ class Meter:
 
     def __init__(self) -> None:
         self.what, self.ends, self.began, self.share, self.on = "", "", 0.0, 0.0, False
-        self.counted = 0.0, 0.0  # the share when work was last counted, and when that was
+        self.counted = self.whole_s = 0.0  # the share when work was last counted, and how long all of it takes at that pace
         self._done: Done | None = None
 
     def start(self, what: str, done: Done | None = None, ends: str = "") -> None:
-        self.what, self.ends, self.began, self.share, self._done = what, ends, time.monotonic(), 0.0, done
-        self.counted = 0.0, self.began
+        self.what, self.ends, self.began, self._done = what, ends, time.monotonic(), done
+        self.share = self.counted = self.whole_s = 0.0
 
     def is_at(self, share: float) -> None:
-        if share != self.counted[0]:
-            self.counted = share, time.monotonic()
+        if share and share != self.counted:
+            self.counted, self.whole_s = share, (time.monotonic() - self.began) / share
         self.share = max(self.share, share)
 
-    def left_s(self) -> float | None:
-        """Seconds that are left: between two counts they pass, but for a part of them, for what is counted next may take longer."""
-        share, then = self.counted
-        left = (then - self.began) * (1 - share) / share if share else 0.0
-        return max(left - (time.monotonic() - then), LEAST_LEFT * left) if share else None
-
     def line(self, width: int) -> str:
-        """As it stands now, within so many columns: what Ctrl-C does is left out first."""
+        """As it stands now, within so many columns: what Ctrl-C does is left out first.
+
+        Between two counts the seconds that are left pass, but for a part of them, for what is counted next may take longer.
+        """
         share, done = self._done() if self._done else (self.share, "")
-        left_s = self.left_s() if share == self.share else None
-        elapsed_s = time.monotonic() - self.began
-        if left_s is not None:
+        elapsed_s, left_s = time.monotonic() - self.began, None
+        if self.counted and share == self.share:
+            left_s = max(self.whole_s - elapsed_s, LEAST_LEFT * self.whole_s * (1 - self.counted))
             share = self.share = max(share, elapsed_s / (elapsed_s + left_s))
         line = progress_line(self.what, share, elapsed_s, done, left_s)
         return f"{line}{self.ends}" if len(line + self.ends) <= width else line[:width]

@@ -42,7 +42,10 @@ def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions,
         raise Refusal.about(metrics="give a server or files, not both")
     refuse(given, ("diff", "anonymise", "html", "baseline"), "belongs to files, not to --metrics")
     refuse(given, () if claimed else ("tolerance",), "belongs to a comparison: say with --model what runs")
-    span_s, every_s = (_seconds(given, name) for name in ("window", "every"))
+    span_s, every_s = (
+        None if given[name] is None else float(number(given[name], name, SHORTEST_S, LONGEST_S, " s"))
+        for name in ("window", "every")
+    )
     page = MetricsPage(str(given.metrics), given.header or ())
     if given.grafana:
         from importlib.resources import files as shipped
@@ -66,17 +69,9 @@ def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions,
         if told:
             tell()
     seen = watch.look(first if span_s is None else None)
-    output.answer(lambda s: audit_document(s.audited), server_words.show_server, seen, code=_exit_code(seen, claimed))
-
-
-def _seconds(given: GivenOptions, name: str) -> float | None:
-    return None if given[name] is None else float(number(given[name], name, SHORTEST_S, LONGEST_S, " s"))
-
-
-def _exit_code(seen: ServerAudit, claimed: bool) -> int:
-    """As of any audit: 1 where something disagrees, 3 where a claim has no verdict."""
     verdict = seen.audited.verdict
-    return 1 if verdict in (DISAGREE, FAULT) else NO_VERDICT if claimed and verdict == UNKNOWN else 0
+    code = 1 if verdict in (DISAGREE, FAULT) else NO_VERDICT if claimed and verdict == UNKNOWN else 0
+    output.answer(lambda s: audit_document(s.audited), server_words.show_server, seen, code=code)
 
 
 def _model_named(page: Exposition) -> Model:

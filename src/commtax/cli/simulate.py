@@ -15,8 +15,7 @@ from commtax.cli.options import GivenOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.progress import METER, STOP
 from commtax.files import check_writable, write_text
-from commtax.judgement.confidence import Estimate, percent
-from commtax.judgement.limits import JudgedLimit, judged_limits
+from commtax.judgement.confidence import Estimate, JudgedLimit, judged_limits, percent
 from commtax.question import Question
 from commtax.report import closed_loop
 from commtax.sim import arrivals
@@ -135,20 +134,22 @@ def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
             yield Note("layout", f"{LAYOUTS[tried.code].capitalize()} ({tried.what}) the same clients have {times}")
 
 
-def _means(q: Question) -> list[Note]:
+def _means(o: RequestsInTime) -> list[Note]:
     """The closed form's means of a benchmark of clients: what audits compare with a result, calibrated on published runs."""
+    q = o.question
     offered = q.offered
     drawn = offered.trace is not None or offered.inputs or offered.outputs
     if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
-    loop = serve(settle(q))
-    told = [f"{name} {format_seconds(getattr(loop, f))} ({_ends(loop, f)})" for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))]
+    loop = serve(q)
+    told = [
+        f"{name} {format_seconds(getattr(loop, f))} ({closed_loop.ends_words(loop, f)})"
+        for name, f in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
+    ]
     basis = "by the closed form, which published runs calibrated: a benchmark's means are judged by it"
-    return [Note(MEANS, f"Mean {', '.join(told)} {basis}; below, one order of requests in time, for tails and queues")]
-
-
-def _ends(loop: ClosedLoop, name: str) -> str:
-    return " to ".join(format_seconds(end) for end in loop.range_of(name))
+    order = "requests of equal lengths in exact lockstep, which servers leave: ranges hold both"
+    below = order if o.out_of_lockstep else "one order of requests in time, for tails and queues"
+    return [Note(MEANS, f"Mean {', '.join(told)} {basis}; below, {below}")]
 
 
 def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
@@ -206,7 +207,7 @@ def _in_time(order: Order, q: Question) -> NoReturn:
 
     o = requests.serve(settle(check_single_load(q)), _follow)
     _write(order, o)
-    told = replace(o, notes=(*([] if order.output.as_json else _means(q)), *o.notes))
+    told = replace(o, notes=(*([] if order.output.as_json else _means(o)), *o.notes))
     order.output.answer(outcome_document, show_outcome, told, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
 
 

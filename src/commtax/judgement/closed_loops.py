@@ -61,3 +61,8 @@ def left_out(crowd: Crowd) -> Iterator[str]:
         yield "full-cache"
     if crowd.load > known["filled"]:
         yield "near-full"
+
+
+def unlocked_spread() -> float:
+    """Return the share by which lengths vary where clients of equal lengths are as far from lockstep as in real servers."""
+    return float(table("judgement/closed_loops.toml")["unlocked"]["value"])

@@ -14,6 +14,7 @@ Where a figure must keep several limits, their probabilities are not multiplied:
 chip longer than they were priced lengthens all times together, so all limits are kept with the probability of the least sure one.
 """
 
+from collections.abc import Iterator, Mapping
 from math import inf, sqrt
 
 import numpy as np
@@ -82,6 +83,30 @@ def estimate_through(value: float, surely: float, confidence: float) -> Estimate
     """The estimate of a figure that is known at a confidence, instead of at the ends of its range."""
     width = (surely / value) ** (1 / deviations(confidence))
     return Estimate(value, value / width, value * width)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedLimit:
+    """A limit on a mean."""
+
+    name: str
+    value: float
+    limit: float
+    probability: float  # that a run keeps it
+
+    @property
+    def kept(self) -> bool:
+        return self.value <= self.limit
+
+
+def judged_limits(figures: Mapping[str, Estimate], limits: Mapping[str, float]) -> Iterator[JudgedLimit]:
+    """Each limit against its figure.
+
+    >>> [(x.name, x.kept, round(x.probability, 2)) for x in judged_limits({"tpot_s": Estimate(30, 27, 33)}, {"tpot_s": 33})]
+    [('tpot_s', True, 0.9)]
+    """
+    for name, limit in limits.items():
+        yield JudgedLimit(name, float(figures[name].value), limit, figures[name].kept(limit))
 
 
 def confidence_of(value: object, name: str = "confidence") -> float:

@@ -1,7 +1,6 @@
 """Which of two plans is better, and when predictions cannot tell: the margin within which two figures are too close to call."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from commtax.files import table
 from commtax.question import Question
@@ -24,8 +23,10 @@ def ratio_error(q: Question, pools: bool = False) -> float:
     ``pools``: one of both has two pools and the other has one.
     """
     inside = q.cluster.num_hosts == 1 and not q.requests.prefill_cluster
-    apart = ("pools_in_one_host" if inside else "pools") if pools else ""
-    return _usual_margin("training" if q.trains else "ratio", "dense" if q.model.experts is None else "mixtures", apart)
+    known = table("judgement/margin.toml")
+    errors = known["training" if q.trains else "ratio"]
+    usual = min(known["most"], max(known["least"], errors["dense" if q.model.experts is None else "mixtures"]))
+    return float(max(usual, errors["pools_in_one_host" if inside else "pools"]) if pools else usual)
 
 
 def is_close(q: Question, ratio: float, pools: bool = False) -> bool:
@@ -36,10 +37,3 @@ def is_close(q: Question, ratio: float, pools: bool = False) -> bool:
 def ranges_overlap(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether the ranges (figure, low, high) of two figures do, so that their order is too close to call."""
     return one[1] <= other[2] and other[1] <= one[2]
-
-
-@lru_cache
-def _usual_margin(ratio: str, model: str, pools: str) -> float:
-    known = table("judgement/margin.toml")
-    usual = min(known["most"], max(known["least"], known[ratio][model]))
-    return float(max(usual, known[ratio][pools]) if pools else usual)

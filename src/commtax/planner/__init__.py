@@ -110,7 +110,8 @@ def best_serving(put: Question) -> ServingPlans:
         answer, own = replace(answer, roomier=answer_with_room(answer, _loads_of, _search)), answer.recommended
         techniques = (*kept_settings(answer), *untried_gain(answer), *shared_gain(answer))
         (name, delivered, *others), own_length = explain(answer, own), _own_length_words(answer)
-        said = (name, delivered, *alone_words(replace(answer, places=())), *others, *techniques, *own_length, *roomier_words(answer))
+        split = alone_words(replace(answer, places=()))  # the usual point has its own words
+        said = (name, delivered, *split, *others, *techniques, *own_length, *roomier_words(answer))
         return replace(answer, why=said)
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 

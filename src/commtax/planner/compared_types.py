@@ -24,16 +24,11 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
     for index in (index for index in range(len(dtypes)) if index not in first):
         lost = [r for r in answer.rejected if r.dtype == index]
         yield f"none in {_name(dtypes[index])}: {f'{lost[-1].family} {lost[-1].reason}' if lost else 'no plan is good'}"
-    if smaller := _smaller_types(answer):
+    model = answer.question.model
+    stored = DTYPE_BYTES.get(model.quant.dtype if model.quant else model.dtype, 2.0)
+    if smaller := [name for name in dtypes if name and DTYPE_BYTES.get(name, stored) < stored]:
         yield f"weights in {' and '.join(smaller)} change the model's answers: accuracy is not predicted"
 
 
 def _name(dtype: str) -> str:
     return dtype or "its own type"
-
-
-def _smaller_types(answer: ServingPlans) -> list[str]:
-    """Types with fewer bytes per weight than the model is stored in."""
-    model = answer.question.model
-    stored = DTYPE_BYTES.get(model.quant.dtype if model.quant else model.dtype, 2.0)
-    return [name for name in answer.question.goal.dtypes if name and DTYPE_BYTES.get(name, stored) < stored]

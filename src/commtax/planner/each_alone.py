@@ -49,12 +49,6 @@ def alone_words(answer: ServingPlans) -> Iterator[str]:
         yield f"each in two pools of its own, where they lead: {told}, but {AGAINST[UNCHECKED]}"
 
 
-def _point_words(answer: ServingPlans) -> str:
-    """Return for whom splitting is judged, where no limit says."""
-    waited = any(one.places for one in answer.alone)
-    return f" when users wait ({USUAL})" if answer.places else " when nobody waits" * waited
-
-
 def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
     """Limits that the usual points of all answers keep as surely as is asked for, so that each has a plan within them."""
     return {
@@ -105,12 +99,13 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
         best = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
         than = f"{best}, and {cheaper} than {recommended}"
     sums, ratio = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}", more if as_many else lead
+    who = " when nobody waits" * any(one.places for one in answer.alone)
     if answer.places:  # the objective there is tokens/s over the time of a request
         alone_s = sum(float(each.tokens_per_s[i] * request_s(one.question, each)[i]) for one, each, i in good) / rate
-        pools_s = float(request_s(answer.question, rows)[beside])
+        pools_s, who = float(request_s(answer.question, rows)[beside]), f" when users wait ({USUAL})"
         sums += f", in requests of {format_seconds(alone_s)} instead of {format_seconds(pools_s)}"
         ratio = float(np.sqrt(ratio * pools_s / alone_s))  # two figures that err
-    return f"{_verdict(answer, ratio)}{_point_words(answer)}: {sums}; "
+    return f"{_verdict(answer, ratio)}{who}: {sums}; "
 
 
 def _is_summed(answer: ServingPlans) -> bool:

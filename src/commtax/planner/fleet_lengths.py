@@ -15,6 +15,7 @@ from commtax.verbs.request_streams import stream_of
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
 TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
+_cached_stream = cache_few_answers(stream_of)
 
 
 def warm_up_requests(q: Question) -> int:
@@ -64,8 +65,3 @@ def all_requests(q: Question) -> RequestStream:
     alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
     alike = replace(alike, prefill_workers=None, decode_workers=None)
     return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))
-
-
-@cache_few_answers
-def _cached_stream(q: Question) -> RequestStream:
-    return stream_of(q)

@@ -13,23 +13,12 @@ import numpy as np
 
 from commtax import counting
 from commtax.judgement.margins import margin
+from commtax.planner import fleet_trials
 from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
 from commtax.planner.fleet_lengths import all_requests
-from commtax.planner.fleet_trials import (
-    Task,
-    Trial,
-    larger_fleets,
-    least_fleet,
-    longest_step,
-    rate_of,
-    retry_if_able,
-    too_slow,
-    with_capacity,
-    with_details,
-    with_growth,
-)
+from commtax.planner.fleet_trials import Task, Trial, longest_step, rate_of, too_slow
 from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.question import Question
 from commtax.spec import Plan
@@ -41,8 +30,7 @@ WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond 
 DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
 LATER = 0.1  # of what layouts of a kind's first round take, for the time left: those of later ones have something to beat
 START = 2.0  # fleets that take as long to simulate as a layout's steps take to price and saturate …
-BEGUN = 0.75  # of the work of those who are still busy when one of them is done
-FOUND, DETAILS = 4.0, 4.0  # … to find all layouts, which one process does, and the details of a fleet
+DETAIL, LARGER = 2.0, 8.0  # … and as the details of a fleet take, and larger ones, or finding all layouts
 NEAREST = 5  # fleets that come nearest to the limits where none holds
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -110,8 +98,7 @@ class Search:
         self.count = self.total = self.done = self.left_out = 0
         self.left: list[Layout] = []  # those that nobody has looked at, best first
         self.tried = [0, 0, 0]  # layouts of each kind
-        self.spent, self.details = 0.0, {"with_details": DETAILED * DETAILS}
-        self.expected = self.actual = 1.0  # effort of layouts that were simulated
+        self.spent, self.details = 0.0, DETAILED * DETAIL + 2 * LARGER  # effort so far, and of what follows the last layout
         self.complete = False
 
     def run(self) -> bool:
@@ -121,12 +108,11 @@ class Search:
             longest = int(np.max(stream.input_len + stream.output_len))
             if longest > self.question.model.max_len:
                 rule = f"more than the {self.question.model.max_len:,} positions of {self.question.model.key}"
-                raise Refusal(f"input_len + output_len: the longest request has {longest:,} tokens, {rule}", "input_len")
+                raise Refusal.about(input_len=f"the longest request has {longest:,} tokens with its answer, {rule}")
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
             self.left = sorted(layouts, key=lambda layout: self._bound(layout, 1.0))
-            self.details["larger_fleets"] = 2 * self._effort(self.left[:1], ONE_POOL)
-            self._tell(FOUND)
+            self._tell(LARGER)
             for kind in (ONE_POOL, APART, STAGES):  # the first says what the others have to beat
                 self._rounds([x for x in layouts if kind_of(x) == kind], kind)
             if not self.held:
@@ -146,15 +132,11 @@ class Search:
             tasks = [Task(x, self._most_gpus(bar), self.question.goal.objective == "tokens") for x in part]
             results = dict[int, Trial]()
             try:
-                for place, trial in self.workers.each(least_fleet, tasks):
+                for place, trial in self.workers.each(fleet_trials.least_fleet, tasks):
                     results[place] = trial
                     self.left = [x for x in self.left if x is not part[place]]
-                    if trial.figures:
-                        self.expected += self._effort([part[place]], kind)
-                        self.actual += START + trial.simulated
+                    self._tell(self._effort([part[place]], kind) if trial.figures else 0.0)
                     self.tried[kind] += 1
-                    others = [x for at, x in enumerate(part) if at not in results][: self.workers.count - 1]
-                    self._tell((START + trial.simulated) * bool(trial.figures), self._effort(others, kind))
             finally:
                 for place in sorted(results):  # in their order, whoever was first
                     (self.held if results[place].holds else self.broken).append(results[place])
@@ -162,15 +144,14 @@ class Search:
                 self.left = [x for x in self.left if x not in these]
             self._tell()
 
-    def _tell(self, effort: float = 0.0, begun: float = 0.0) -> None:
-        """Tell how far the search is, so much effort further and so much begun; layouts that are likely to be tried are left."""
+    def _tell(self, effort: float = 0.0) -> None:
+        """Tell how far the search is, so much effort further; layouts that are likely to be tried are left."""
         self.spent += effort
         likely = WORSE * self._bound(self.left[0], 1.0) if self.left else 0.0
         bars = [self._bar(kind) if self.held else likely for kind in (ONE_POOL, APART, STAGES)]
-        likely_tried = [x for x in self.left if self._bound(x) <= bars[kind_of(x)]]
-        ahead = sum(self._effort([x for x in likely_tried if kind_of(x) == kind], kind) for kind in (ONE_POOL, APART, STAGES))
-        ahead *= self.actual / self.expected
-        share = (self.spent + BEGUN * begun) / (self.spent + ahead + sum(self.details.values()))
+        hopeful = [x for x in self.left if self._bound(x) <= bars[kind_of(x)]]
+        ahead = sum(self._effort([x for x in hopeful if kind_of(x) == kind], kind) for kind in (ONE_POOL, APART, STAGES))
+        share = self.spent / (self.spent + ahead + self.details)
         with counting.part(share, share):
             pass
         if self.progress:
@@ -223,31 +204,35 @@ class Search:
             unseen = [place for place, trial in enumerate(self.broken[:NEAREST]) if isnan(trial.capacity)]
             if self.held or not unseen:
                 return
-            known = dict(self.workers.each(retry_if_able, [self.broken[place] for place in unseen]))
+            known = dict(self.workers.each(fleet_trials.retry_if_able, [self.broken[place] for place in unseen]))
             for at, place in enumerate(unseen):
                 self.broken[place] = known[at]
             self.held = [trial for trial in self.broken if trial.holds]
             self.broken = [trial for trial in self.broken if not trial.holds]
 
     def _detail(self, layouts: list[Layout]) -> None:
-        """Growth and ranges of those that are listed first and of all that are as good as the best, and larger fleets of the best
-        layouts; capacity of all listed."""
+        """Growth and ranges of those that are listed first and of all that are as good as the best, larger fleets of the layouts
+        of the best fleet and of the simplest within the margin, and the capacity of all listed."""
         self.held.sort(key=order)
         if not self.held:
             return
         self._list_recommended()
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
-        self._replace_first(max(ties, min(self.top, DETAILED)), with_details)
+        first = max(ties, min(self.top, DETAILED))
+        self.details = min(first, len(self.held)) * DETAIL + 2 * LARGER
+        self._replace_first(first, fleet_trials.with_details)
         self.held.sort(key=order)
-        grown = self._each_told(larger_fleets, self._leaders())
+        best, chosen = self.held[0], self.held[simplest_place(self.held)]
+        leaders = [best] if _key(best.layout) == _key(chosen.layout) else [best, chosen]
+        grown = self._each_told(fleet_trials.larger_fleets, leaders, LARGER)
         self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
         self._find_safe(layouts)
         self.held.sort(key=order)
         self._list_recommended()
-        self._replace_first(self.top, with_capacity)
+        self._replace_first(self.top, fleet_trials.with_capacity)
         at = recommended_place(self.held)
-        for work in (with_growth,) if self.held[at].ranges else (with_details, with_growth):
-            self.held[at] = self._each_told(work, [self.held[at]])[0]
+        for work in (fleet_trials.with_growth,) if self.held[at].ranges else (fleet_trials.with_details, fleet_trials.with_growth):
+            self.held[at] = self._each_told(work, [self.held[at]], DETAIL)[0]
 
     def _find_safe(self, layouts: list[Layout]) -> None:
         """Fleets of all layouts that answer in time and stay clear of their limits, on fewer GPUs than those that are known to."""
@@ -261,17 +246,14 @@ class Search:
             part = [x for x in left[first : first + ROUND[ONE_POOL]] if x.least_gpus(least_rate, SLACK) <= most]
             if not part or self.question.goal.objective == "tokens":  # these are counted per GPU
                 return
-            for trial in self._each_told(least_fleet, [Task(x, most, safe=True) for x in part]).values():
+            tasks = [Task(x, most, safe=True) for x in part]
+            found = self._each_told(fleet_trials.least_fleet, tasks, DETAIL)
+            for trial in (found[place] for place in range(len(tasks))):
                 alike = [other.size for other in (*self.held, *self.broken) if _key(other.layout) == _key(trial.layout)]
                 self.left_out -= not alike
                 if trial.size not in alike if trial.holds else not alike:
                     (self.held if trial.holds else self.broken).append(trial)
                     safe += [trial] * (trial.clear and not trial.late)
-
-    def _leaders(self) -> list[Trial]:
-        """The best fleet, and the simplest within the margin where its layout is another."""
-        best, chosen = self.held[0], self.held[simplest_place(self.held)]
-        return [best] if _key(best.layout) == _key(chosen.layout) else [best, chosen]
 
     def _list_recommended(self) -> None:
         """The recommended fleet is listed too."""
@@ -280,15 +262,15 @@ class Search:
 
     def _replace_first(self, count: int, known: Callable[[Trial], Trial]) -> None:
         """The first fleets with more known of them."""
-        first = self._each_told(known, self.held[:count])
+        first = self._each_told(known, self.held[:count], DETAIL)
         self.held[: len(first)] = [first[place] for place in range(len(first))]
 
-    def _each_told(self, work: Callable[[Given], Made], trials: Sequence[Given]) -> dict[int, Made]:
-        """What the work makes of each trial, by its place."""
+    def _each_told(self, work: Callable[[Given], Made], trials: Sequence[Given], effort: float) -> dict[int, Made]:
+        """What the work, which takes so much effort, makes of each trial, by its place."""
         made = dict[int, Made]()
-        effort = self.details.get(work.__name__, 0.0) / len(trials)
         for place, one in self.workers.each(work, trials):
             made[place] = one
-            self.details[work.__name__] = effort * (len(trials) - len(made))
-            self._tell(effort, effort * min(self.workers.count - 1, len(trials) - len(made)))
+            counts = min(effort, self.details)  # what is known already is looked at again at the end, and takes no time
+            self.details -= counts
+            self._tell(counts)
         return made

@@ -12,8 +12,6 @@ from fractions import Fraction
 from functools import partial
 from math import ceil, exp, inf, isnan, nan
 
-import numpy as np
-
 from commtax.arrays import cache_answers, cache_few_answers
 from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
@@ -192,18 +190,13 @@ def least_fleet(task: Task) -> Trial:
     if not holds(at):  # then that which answers most
         at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
         if not holds(at) and able[at] in hopeless and is_sampled(layout, able[at]) and not too_slow(layout, able[at]):
-            return _overloaded_trial(layout, able[at], len(hopeless.union(tried)))
+            most = _most_answered(layout, able[at])  # capacity alone says that it does not hold: a run would say no more
+            most = most if overloaded(rate_of(layout.question), most) else capacity(layout, able[at])
+            return Trial(layout, able[at], _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
     best = replace(trial(at), simulated=len(hopeless.union(tried)))
     if task.safe:
         return replace(best, clear=stays_clear(best))
     return with_growth(best) if task.grows and best.holds else best
-
-
-def _overloaded_trial(layout: Layout, size: Size, simulated: int) -> Trial:
-    """A fleet of which capacity alone says that it does not hold: a run would say no more."""
-    most = _most_answered(layout, size)
-    most = most if overloaded(rate_of(layout.question), most) else capacity(layout, size)
-    return Trial(layout, size, _overload(layout.question, most), most, {}, simulated)
 
 
 def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
@@ -437,7 +430,8 @@ def larger_fleets(trial: Trial) -> list[Trial]:
         rate = q.offered.request_rate
         few = is_sampled(layout, able[at])  # then larger ones answer the same share of what their workers do
         answered = known * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
-        return not overloaded(rate, answered, factor) and (not q.goal.slo or _decide_fleet(layout, able[at], rate, factor, RANGED)[0] <= 1)
+        crowded = overloaded(rate, answered, factor)
+        return not crowded and (not q.goal.slo or _decide_fleet(layout, able[at], rate, factor, RANGED)[0] <= 1)
 
     first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]

@@ -23,7 +23,17 @@ from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
 from commtax.planner.fleet_lengths import lengths_of_run
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, run_fleet, stretch_of, too_slow, with_capacity, with_ranges
+from commtax.planner.fleet_trials import (
+    Task,
+    Trial,
+    least_fleet,
+    rate_of,
+    run_fleet,
+    stretch_of,
+    too_slow,
+    with_capacity,
+    with_ranges,
+)
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import dtype_words
@@ -115,7 +125,7 @@ def plan_fleet(
     seconds or text such as ``"50ms"``. ``objective`` is ``gpus``, ``cost`` or ``tokens``. Lengths may be distributions as users
     spell them. ``headroom`` is the share by which the rate may grow with all limits held. Limits are kept with the probability
     ``confidence``, 0.5 by the central prediction. Dollars are spread over the tokens of outputs, with ``cost_of="total"`` over
-    those of prompts too; ``workload`` is as in ``plan``; a chip whose price nobody knows or says is listed behind the others. ``on`` is a Dask scheduler's
+    those of prompts too; a chip whose price nobody knows or says is listed behind the others. ``on`` is a Dask scheduler's
     address.
     """
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
@@ -150,7 +160,8 @@ def best_fleets(
     """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
     for q in put:
         _check(q)
-    objective, missing = _objective(put), _chips_without_price(put)
+    objective = _objective(put)
+    missing = dict.fromkeys(q.cluster.chip.key for q in put if q.goal.objective == "cost" and not q.goal.usd_per_gpu_hour)
     # of a chip without a price, fewest dollars are fewest GPUs
     put = [q.but(objective="gpus" if objective == "cost" and not q.goal.usd_per_gpu_hour else objective) for q in put]
     with crew(on, processes) as workers:
@@ -158,7 +169,7 @@ def best_fleets(
         for search in counted(searches):
             if not search.run():
                 break
-        return replace(_answer(searches, objective, top, workers), unpriced=missing)
+        return replace(_answer(searches, objective, top, workers), unpriced=tuple(missing))
 
 
 def _check(q: Question) -> None:
@@ -186,12 +197,6 @@ def _objective(put: Sequence[Question]) -> str:
     known = [q for q in put if q.goal.usd_per_gpu_hour]
     said = put[0].goal.objective or ("cost" if len(put) > 1 and len(known) == len(put) else "gpus")
     return said if known or said != "cost" else "gpus"
-
-
-def _chips_without_price(put: Sequence[Question]) -> tuple[str, ...]:
-    """Chips that fewest dollars cannot be told of, where these are asked for."""
-    asked = [q.cluster.chip.key for q in put if q.goal.objective == "cost" and not q.goal.usd_per_gpu_hour]
-    return tuple(dict.fromkeys(asked))
 
 
 def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
@@ -271,16 +276,11 @@ def obstacle(trial: Trial) -> str:
         sure, can, asked = map(format_figure, (most / trial.stretch, most, rate_of(q)))
         surely = f", {sure} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
         return f"is overloaded: {gpus} can answer {about} {can} requests/s{said}{surely}, and {asked} are needed"
-    name, limit = max(q.goal.slo, key=lambda pair: _time(trial, pair[0]) / pair[1])
+    name, limit = max(q.goal.slo, key=lambda pair: trial.sure.get(pair[0], trial.figures[pair[0]]) / pair[1])
     figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} (limit {format_seconds(limit)})"
     sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to meet it, {percent(q.goal.confidence)} required"
     misses = "exceeds the limit" if trial.figures[name] > limit else "is not likely enough to meet the limit"
     return f"{misses} with {gpus}: {figure}{sure}"
-
-
-def _time(trial: Trial, name: str) -> float:
-    """A statistic, as surely as is wanted where that was simulated."""
-    return trial.sure.get(name, trial.figures[name])
 
 
 def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:

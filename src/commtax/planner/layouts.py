@@ -37,8 +37,6 @@ SLACK = 1.25  # times the closed form's throughput: saturated pipelines that wer
 OF_TOKENS = ("itl_mean", "itl_p99", "tpot_mean", "tpot_p50", "tpot_p90", "tpot_p95", "tpot_p99")
 """Statistics that are no less than the mean time of a token."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-
-
 Paces = tuple[tuple[float, ...], tuple[float, ...]]  # requests/s of a copy with more and more clients, and seconds of a token then
 
 

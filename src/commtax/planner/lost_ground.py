@@ -49,7 +49,10 @@ def _reasons(answer: ServingPlans, i: int, share: float, usual: float, first: in
     rows, q = answer.plans, answer.question
     whole = request_s(q, rows)
     if share > usual + 0.02:
-        yield LossReason(share - usual, _communication_words(answer, i, share, usual))
+        links = waited_links(answer.step_of(rows, i))
+        across = "it spans hosts, and " if q.cluster.inter.key in links else ""
+        sent = f"{across}{share:.0%} of its decode step, not {usual:.0%}, is exposed communication over {', '.join(links)}"
+        yield LossReason(share - usual, sent)
     if q.goal.objective != "latency":
         yield from _fewer_clients(answer, i, first)
     if rows.gpus[i] < rows.gpus[first] and q.goal.objective in ("throughput", "latency"):
@@ -71,12 +74,6 @@ def _stage_words(answer: ServingPlans, i: int) -> str:
     idle = f"{plural(stages - running, 'stage')} {'idles' if stages - running == 1 else 'idle'}"
     cut = f" in microbatches of {running / stages:.0f}" if running >= stages else f", so {idle}"
     return f"{stages} stages share {plural(running, 'request')}{cut}"
-
-
-def _communication_words(answer: ServingPlans, i: int, share: float, usual: float) -> str:
-    links = waited_links(answer.step_of(answer.plans, i))
-    across = "it spans hosts, and " if answer.question.cluster.inter.key in links else ""
-    return f"{across}{share:.0%} of its decode step, not {usual:.0%}, is exposed communication over {', '.join(links)}"
 
 
 def _fewer_clients(answer: ServingPlans, i: int, first: int) -> Iterator[LossReason]:

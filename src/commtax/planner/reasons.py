@@ -303,7 +303,8 @@ def _other_kind(kind: Array, i: int, own: int) -> str:
 
 def _reason_beside(answer: ServingPlans, i: int, own: int) -> str:
     """What plan ``i`` suffers from most beside the recommended one; nothing where the order is not certain."""
-    if _is_close(answer, i, own):
+    q, value = answer.question, objective_value(answer.question, answer.plans)
+    if q.goal.objective != "gpus" and is_close(q, float(value[own] / value[i]), _differ_in_pools(answer, i, own)):
         return "too close to call; measure both"
     share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, own))
     return telling_reasons(answer, i, share, usual, own)[0]
@@ -368,12 +369,6 @@ def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
     more = float(rows.tpot_s[i] - step.step_s / step.question.techniques.per_step)
     stretched = not rows.mode[i] and answer.question.requests.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
     return takes + (f"; other requests' prompts add {format_seconds(more)} per token" if stretched else "")
-
-
-def _is_close(answer: ServingPlans, i: int, first: int) -> bool:
-    """Whether plan ``i`` is within the range of the ratio of both: then the order is not certain."""
-    q, value = answer.question, objective_value(answer.question, answer.plans)
-    return q.goal.objective != "gpus" and is_close(q, float(value[first] / value[i]), _differ_in_pools(answer, i, first))
 
 
 def _differ_in_pools(answer: ServingPlans, i: int, j: int) -> bool:

@@ -69,8 +69,12 @@ def grounded(put: Question) -> Question:
         raise Refusal.about(tpot_s="with one output token there is no time between tokens; limit ttft_s")
     if goal.objective not in OBJECTIVES:
         raise Refusal.of(f"one of {', '.join(OBJECTIVES)}", OBJECTIVES, objective=goal.objective)
-    if wanted.prefill_cluster:
-        _check_pools(put)
+    if wanted.prefill_cluster and not wanted.disaggregated:
+        rule = "belongs to disaggregated plans, and disaggregated=False leaves those out"
+        raise refuse_place(wanted.prefill_cluster, rule)
+    if wanted.prefill_cluster and wanted.output_len == 1:
+        rule = "one output token leaves nothing to decode elsewhere; output_len is at least 2"
+        raise refuse_place(wanted.prefill_cluster, rule)
     if goal.max_concurrency is not None:
         positive(max_concurrency=goal.max_concurrency)
     money.check(goal)
@@ -101,7 +105,10 @@ def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
     """Found plans, best first, with which to run, where, and why the others lost."""
     answer = ServingPlans(q, found.count, plain=_without_techniques(q, found), rejected=tuple(dict.fromkeys(found.lost)))
     if q.techniques != NO_TECHNIQUES or q.plan.dcp > 1:
-        _check_techniques(answer, found.points)
+        every = found.points  # of each kind the first is looked at, narrow ones first
+        kinds = np.stack([every.ep, every.tp, every.dp, every.mode, every.exchange, every.prefill_tp, every.prefill_dp], axis=1)
+        first = np.unique(kinds, axis=0, return_index=True)[1].tolist() if len(every) else list[int]()
+        refuse_unused(q, [answer.workers_of(every, i) for i in first])
     q, met = answer.question, columns.worst_limit_ratio(answer.question, found.points) <= 1
     good = found.points.take(np.flatnonzero(met))
     plans, near = best_first(q, found.points)
@@ -114,22 +121,6 @@ def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
     first = recommended_row(q, plans)
     answer = replace(answer, recommended=first, places=tuple(_places(q, found.points)) if depends_on_who_waits(q) else ())
     return replace(answer, rejected=reasons.with_names_of_their_own([*answer.rejected, *reasons.families_behind(answer)]))
-
-
-def _check_techniques(answer: ServingPlans, every: ServingColumns) -> None:
-    """What is asked of all plans must be possible with one of them; of each kind the first is looked at, narrow ones first."""
-    kinds = np.stack([every.ep, every.tp, every.dp, every.mode, every.exchange, every.prefill_tp, every.prefill_dp], axis=1)
-    first = np.unique(kinds, axis=0, return_index=True)[1].tolist() if len(every) else list[int]()
-    refuse_unused(answer.question, [answer.workers_of(every, i) for i in first])
-
-
-def _check_pools(q: Question) -> None:
-    """A cluster for prompts belongs to plans with workers of their own for them, and to requests that decode."""
-    wanted, ahead = q.requests, q.requests.prefill_cluster
-    if not wanted.disaggregated:
-        raise refuse_place(ahead, "belongs to disaggregated plans, and disaggregated=False leaves those out")
-    if wanted.output_len == 1:
-        raise refuse_place(ahead, "one output token leaves nothing to decode elsewhere; output_len is at least 2")
 
 
 def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple[ServingColumns, list[Rejected], int]:

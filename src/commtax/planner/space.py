@@ -52,14 +52,9 @@ class Space(ColumnTable):
 def space(q: Question, exchange: ExpertExchange) -> Space:
     """Every plan of at most the cluster's GPUs, as its experts are reached."""
     if exchange.dcp > 1:
-        return _split_cache_plans(q, exchange.dcp)
+        kept = {1 if a.latent or a.compressed else a.num_kv_heads for a in q.model.attentions}
+        return _all_plans(q, exchange.dcp, exchange.dcp * max(kept, default=1)).legal  # tp keeps each key dcp times or more
     return _wide_expert_plans(q, exchange) if exchange.wide else _all_plans(q)
-
-
-def _split_cache_plans(q: Question, dcp: int) -> Space:
-    """Plans whose tp keeps each key ``dcp`` times or more, among as many of whom its cache is split."""
-    kept = {1 if a.latent or a.compressed else a.num_kv_heads for a in q.model.attentions}
-    return _all_plans(q, dcp, dcp * max(kept, default=1)).legal
 
 
 def _all_plans(q: Question, multiple: int = 1, least: int = 1) -> Space:

@@ -73,7 +73,8 @@ def _same_load_words(answer: ServingPlans, found: UntriedTechniques) -> str:
         return ""
     own = answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)
     scale = Scale(settle(own), True, flips=False)
-    group = DRAFTS if _has_drafts(found.techniques) else ""
+    groups = {technique(word.partition("=")[0]).group for word in found.techniques.split(",")}
+    group = DRAFTS if DRAFTS in groups else ""
     gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(found.techniques)), group))
     unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""
     known, limits = f"{low - 1:+.0%} to {high - 1:+.0%}{unsure}", " that the limits then admit" * bool(answer.question.goal.times)
@@ -123,7 +124,3 @@ def _assumed(q: Question, text: str) -> str:
     """What gains of drafts rest on."""
     accepted = accepted_as(q.but(**changes_of(text)))
     return f", if drafts are accepted as often as {accepted}: measure your own" if accepted else ""
-
-
-def _has_drafts(text: str) -> bool:
-    return any(technique(word.partition("=")[0]).group == DRAFTS for word in text.split(","))

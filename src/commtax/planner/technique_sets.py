@@ -91,19 +91,15 @@ def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple
 
 def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
     """A rate's question with the techniques of the best plan by the closed form, within its limits, that fleets are made of."""
-    limits = {f"{metric}_s": min(_limits(put, metric), default=math.inf) for metric in ("ttft", "tpot")}
+    kinds = {"ttft_s": ("ttft",), "tpot_s": ("tpot", "itl")}  # limits that a mean time has to keep, too
+    own = {name: [limit for which, limit in put.goal.slo if which.split("_")[0] in kind] for name, kind in kinds.items()}
+    limits = {name: min(some, default=math.inf) for name, some in own.items()}
     loop = put.but(**limits, slo=(), objective="throughput", technique_sets=sets, offered=OfferedRequests(), num_prompts=math.inf)
     found = search_with_techniques(loop)
     rows = found.plans if len(found.plans) else found.near
     able = [i for i, by in enumerate(rows.exchange) if not (way := found.exchanges[int(by)]).wide and way.asked["dcp"] == 1]
     best = found.turned_on(rows, able[0]) if able else ()
     return put.but(**changes_of(",".join(best))) if best else put
-
-
-def _limits(put: Question, metric: str) -> list[float]:
-    """Limits of a rate's question that a mean time has to keep, too."""
-    also = {"tpot": ("tpot", "itl")}.get(metric, (metric,))
-    return [limit for name, limit in put.goal.slo if name.split("_")[0] in also]
 
 
 def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...], ...]:

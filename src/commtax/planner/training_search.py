@@ -59,16 +59,11 @@ def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> Trai
         first = _price_grid(answer, grid.take(widest))
     fastest = float(first.step_s[first.memory_bytes <= budget].min(initial=np.inf))
     gpus = grid.tp * grid.pp * grid.cp * grid.dp
-    hopeful = ~widest & (_least_s(answer) <= fastest * gpus)
+    one = price(settle(answer.kinds[0].but(batch=answer.question.goal.global_batch)))
+    hopeful = ~widest & (float(one.model_flops("causal") / one.peak_flops_per_s) <= fastest * gpus)
     with counting.part(0.5, 1.0):
         more = _price_grid(answer, grid.take(hopeful))
     return TrainColumns.joined([part for part in (first, more) if len(part)])
-
-
-def _least_s(answer: TrainPlans) -> float:
-    """GPU-seconds of a step at the chip's peak, causal pairs only."""
-    one = price(settle(answer.kinds[0].but(batch=answer.question.goal.global_batch)))
-    return float(one.model_flops("causal") / one.peak_flops_per_s)
 
 
 def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
@@ -114,18 +109,13 @@ def _kinds(base: Question) -> Iterator[Question]:
     """ZeRO stages, recomputation and schedules that the engine has."""
     trains = base.engine.trains
     stages = (trains.zero,) if trains.master_is_parameter else (0, 1, 3) if trains.zero == 3 else (0, 1)
-    partly = [*(["selective"] if trains.selective else []), *_light_modules(base)]
+    partly = ["selective"] if trains.selective else []
+    if base.model.experts and trains.selective == "attention":  # modules whose recomputation takes next to no time, by name
+        partly.append(LIGHT[bool(base.model.attention.latent)])
     for zero, recompute in itertools.product(stages, ["none", "full", *partly]):
         yield base.but(zero=zero, recompute=recompute)
         for chunks in CHUNKS:
             yield base.but(zero=zero, recompute=recompute, schedule="interleaved", chunks=chunks)
-
-
-def _light_modules(base: Question) -> list[str]:
-    """Modules of a mixture whose recomputation takes next to no time, where the engine recomputes by name."""
-    if base.model.experts is None or base.engine.trains.selective != "attention":
-        return []
-    return [LIGHT[bool(base.model.attention.latent)]]
 
 
 def _grid(base: Question) -> TrainColumns:

@@ -26,7 +26,9 @@ FARTHEST = 5.0
 def show_advice(console: Console, advice: Advice) -> None:
     """The question, then each run with what it is worth."""
     known = f"{plural(advice.lessons, 'measured time')} known" if advice.lessons else "nothing measured yet"
-    say(console, f"{'Range widths are medians over' if len(advice.loads) > 1 else 'Ranges for'} {_loads(advice)}; {known}", ANSWER)
+    several = f"{plural(len(advice.loads), 'load')}, from concurrency {min(advice.loads)[0]} to {max(advice.loads)[0]}"
+    what = f"Range widths are medians over {several}" if len(advice.loads) > 1 else f"Ranges for {_load_words(*advice.loads[0])}"
+    say(console, f"{what}; {known}", ANSWER)
     say_asked(console, advice.question)
     for number, run in enumerate(advice.runs, 1):
         say(console, f"{number}. {advised_words(run)}", "bold")
@@ -50,12 +52,6 @@ def _load_words(clients: int, prompt: int, output: int) -> str:
 def _percent(share: float) -> str:
     """In percent; small ones with a digit more."""
     return f"{100 * share:.0f}" if share >= 0.0995 else f"{100 * share:.1f}"
-
-
-def _loads(advice: Advice) -> str:
-    if len(advice.loads) == 1:
-        return _load_words(*advice.loads[0])
-    return f"{plural(len(advice.loads), 'load')}, from concurrency {min(advice.loads)[0]} to {max(advice.loads)[0]}"
 
 
 def _length(tokens: int) -> str:

@@ -73,7 +73,8 @@ class AnswerSide:
     @property
     def fits(self) -> bool:
         """Whether every document says that it runs: it fits, a plan is good, no queue grows without end."""
-        return all(document.get("fits") is not False and not _fails(document) for document in self.documents)
+        lost = (d.get("fits") is False or d.get("overloaded") is True or d.get("recommended", d) is None for d in self.documents)
+        return not any(lost)
 
     @property
     def plan(self) -> str:
@@ -315,11 +316,6 @@ def _broken(after: AnswerSide, changes: Iterable[AnswerChange], rules: Mapping[s
         if over:
             worst = max(over, key=lambda change: change.loss)
             yield f"{worst.figure.title} changes by {told_change(worst)}, and {share:.0%} is the most that may be lost"
-
-
-def _fails(document: JsonObject) -> bool:
-    """An answer that is no: no plan is good, or requests come faster than they are answered."""
-    return document.get("overloaded") is True or ("recommended" in document and document["recommended"] is None)
 
 
 def _plan(sizes: JsonObject) -> Plan:

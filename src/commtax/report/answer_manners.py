@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from commtax.ledger import Line
     from commtax.planner.columns import ServingPlans, TrainPlans
     from commtax.planner.fleets import FleetPlans
-    from commtax.planner.several_clusters import RankedPlan, SeveralPlans
+    from commtax.planner.several_clusters import SeveralPlans
     from commtax.question import Question
     from commtax.report.answer_plots import BarRow
     from commtax.report.plots import Figure
@@ -54,10 +54,11 @@ class Manner(Generic[T]):
 
 def manner_of(answer: object) -> Manner[object]:
     """How this answer is told: as its kind is, or as a table where sizes that were asked for are arrays."""
-    from commtax.report.answer_grids import is_grid
+    from commtax.report import answer_grids as grids
 
-    name = next(one.__name__ for one in type(answer).__mro__ if one.__name__ in KINDS)
-    return cast("Manner[object]", _grid() if is_grid(answer) else KINDS[name]())
+    if grids.is_grid(answer):
+        return Manner(grids.show_grid, grids.grid_document, grids.grid_rows, grids.plot_grid)
+    return cast("Manner[object]", next(KINDS[one.__name__]() for one in type(answer).__mro__ if one.__name__ in KINDS))
 
 
 def _bars(
@@ -84,17 +85,14 @@ def _asked(answer: AskedAnswer) -> str:
     return f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}"
 
 
-def _grid() -> Manner[object]:
-    from commtax.report import answer_grids as grids
-
-    return Manner[object](grids.show_grid, grids.grid_document, grids.grid_rows, grids.plot_grid)
-
-
 def _bill() -> Manner[StepBill]:
     from commtax.report import bills
     from commtax.report.answer_pages import COMPUTE, EXPOSED, layer_picture
     from commtax.verbs.billing import by_cost
     from commtax.verbs.explained_step import ExplainedStep
+
+    def name(x: Line) -> str:
+        return f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what)
 
     kinds = {"comm": "communication"}
     return Manner(
@@ -102,17 +100,13 @@ def _bill() -> Manner[StepBill]:
         lambda b: bills.bill_document(ExplainedStep(b)),
         lambda b: [record("bill-line", line=x) | {"kind": kinds.get(x.kind, x.kind)} for x in by_cost(b)],
         _bars(
-            lambda b: [(_line_name(x), float(x.exposed_s)) for x in by_cost(b)],
+            lambda b: [(name(x), float(x.exposed_s)) for x in by_cost(b)],
             "s",
             _asked,
             lambda b: [EXPOSED if x.kind == "comm" else COMPUTE for x in by_cost(b)],
         ),
         lambda b: layer_picture(ExplainedStep(b).layer),
     )
-
-
-def _line_name(x: Line) -> str:
-    return f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what)
 
 
 def _traffic() -> Manner[Traffic]:
@@ -273,7 +267,10 @@ def _several() -> Manner[SeveralPlans]:
     from commtax.report import several_clusters as shown
 
     def costs(a: SeveralPlans) -> list[BarRow]:
-        return [(_placed(one), float(one.money.usd_per_million_tokens or 0.0)) for one in a.listed(TOP)]
+        placed = (
+            (one, f"{one.answer.question.cluster.key}: {one.answer.gpu_words(one.answer.plans, one.row)}") for one in a.listed(TOP)
+        )
+        return [(name, float(one.money.usd_per_million_tokens or 0.0)) for one, name in placed]
 
     return Manner(
         lambda console, a: shown.show_several(console, a, TOP),
@@ -281,10 +278,6 @@ def _several() -> Manner[SeveralPlans]:
         shown.several_rows,
         _bars(costs, "$ per million tokens", lambda a: a.answers[0].question.model.key),
     )
-
-
-def _placed(one: RankedPlan) -> str:
-    return f"{one.answer.question.cluster.key}: {one.answer.gpu_words(one.answer.plans, one.row)}"
 
 
 def _audit() -> Manner[Audit]:

@@ -10,7 +10,7 @@ from html import escape
 from commtax.report.drawing import DrawnTable, Sketch, Telling, Text
 from commtax.report.plots import LOOKS
 from commtax.units import format_seconds
-from commtax.verbs.layer import Bar, LayerTimeline, Span
+from commtax.verbs.layer import Bar, LayerTimeline
 
 COMPUTE, EXPOSED, HIDDEN = (str(LOOKS["any-ground"][name]) for name in ("compute", "exposed", "hidden"))
 """As on the page: one hot colour for what is exposed."""
@@ -137,8 +137,4 @@ def _pieces(bar: Bar) -> Iterator[tuple[float, float, str, float]]:
     yield from ((*span, HIDDEN, 0.25) for span in bar.hidden)
     for start, end in bar.exposed:
         cut = start + (end - start) * late
-        yield from ((a, b, EXPOSED, strength) for (a, b), strength in _apart((start, cut), (cut, end)))
-
-
-def _apart(first: Span, second: Span) -> list[tuple[Span, float]]:
-    return [(span, strength) for span, strength in ((first, 0.5), (second, 1.0)) if span[1] > span[0]]
+        yield from ((a, b, EXPOSED, strength) for a, b, strength in ((start, cut, 0.5), (cut, end, 1.0)) if b > a)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from commtax.report.answer_manners import manner_of
 from commtax.report.documents import Record, to_object
 from commtax.report.drawing import DrawnTable, Telling, Text
-from commtax.spec import Cluster
 from commtax.statement import Refusal
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 80, 24  # a screen
 FRAMES = ("pandas", "polars")
+READ_ALOUD = ("Comparison", "Expectation", "PlanTable", "ServingPlans", "TrainPlans", "FleetPlans", "SeveralPlans")
+"""Answers for which the command says how it read the cluster's name, beside what their own notes tell."""
 
 
 class _Full(Exception):  # noqa: N818
@@ -63,22 +64,12 @@ def to_html(answer: object) -> str:
 def to_dict(answer: object) -> Record:
     """What the command prints with ``--json``."""
     made = to_object(manner_of(answer).document(answer))
-    remarks = [place.remark for place in _named_places(answer) if place.remark]
-    if remarks:
-        said = made.get("notes")
-        made["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), *remarks]))
+    if type(answer).__name__ in READ_ALOUD:
+        asked = getattr(answer, "answers", [answer])[0]
+        if remark := getattr(asked, "question", asked).cluster.remark:
+            said = made.get("notes")
+            made["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), remark]))
     return made
-
-
-def _named_places(answer: object) -> list[Cluster]:
-    """Clusters whose names the command says how it read, beside what the answer's own notes tell."""
-    if type(answer).__name__ not in READ_ALOUD:
-        return []
-    asked = getattr(answer, "answers", [answer])[0]
-    return [getattr(asked, "question", asked).cluster]
-
-
-READ_ALOUD = ("Comparison", "Expectation", "PlanTable", "ServingPlans", "TrainPlans", "FleetPlans", "SeveralPlans")
 
 
 def to_frame(answer: object, library: str = "") -> object:

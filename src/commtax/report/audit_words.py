@@ -137,14 +137,14 @@ def change_lines(cause: Cause) -> list[str]:
     return [*([f"try: {cause.change}"] if cause.change else []), *([f"gain: {cause.gain}"] if cause.gain else [])]
 
 
-def culprit_sentence(culprit: Culprit, begin_s: float = 0.0) -> str:
-    """Who, of which kind, since when, and how that shows; ``begin_s`` is when the first step began.
+def culprit_sentence(culprit: Culprit) -> str:
+    """Who, of which kind, since when, and how that shows.
 
     >>> culprit_sentence(Culprit("late rank", 3, 12.4, "the others wait 28% of each step for it"))
     'rank 3 (late rank) since 12.4 s: the others wait 28% of each step for it'
     """
     who = f"rank {culprit.rank} ({culprit.kind})" if culprit.rank is not None else culprit.kind
-    who = " ".join(filter(None, (who, _since(culprit, begin_s))))
+    who = " ".join(filter(None, (who, _since(culprit, 0.0))))
     return f"{who}: {culprit.said}" if culprit.said else who
 
 
@@ -321,7 +321,16 @@ def audit_document(audited: Audit) -> Record:
         steps=[row for s in audited.sections for row in s.steps],
         collectives=[row for s in audited.sections for row in s.collectives],
         facts=merged(s.facts for s in audited.sections),
-        sections=[_section(s) for s in audited.sections],
+        sections=[
+            record(
+                "audit-section",
+                section=s,
+                findings=[record("audit-finding", finding=f) for f in s.findings],
+                usage=[{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage],
+                kernels=[record("audit-kernel", row=row) for row in s.kernels],
+            )
+            for s in audited.sections
+        ],
     )
     return to_object(made)
 
@@ -330,16 +339,6 @@ def told_culprit(audited: Audit) -> Culprit | None:
     """Who is to blame, in words where it has none."""
     found = audited.culprit
     return replace(found, said=found.said or culprit_sentence(found)) if found else None
-
-
-def _section(s: Section) -> Record:
-    return record(
-        "audit-section",
-        section=s,
-        findings=[record("audit-finding", finding=f) for f in s.findings],
-        usage=[{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage],
-        kernels=[record("audit-kernel", row=row) for row in s.kernels],
-    )
 
 
 def merged(each: Iterable[Mapping[str, str]]) -> dict[str, str]:

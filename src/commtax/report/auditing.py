@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, KernelRow, Section, Usage
+from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, Section, Usage
 from commtax.report import audit_words as words
 from commtax.report.drawing import Console, Text, telling
 from commtax.report.tables import TableCells, drop_empty_columns, notes, say, say_held, show_table
@@ -81,7 +81,9 @@ def tables(section: Section, claimed: bool) -> list[TableCells]:
     columns = ("collective", "algorithm", "group", ">ranks", ">count", ">bytes", ">wire", ">waiting", ">hidden")
     dearest = sorted(section.collectives, key=lambda r: -(r.wire_s + r.wait_s))
     collectives = drop_empty_columns(columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
-    rest = _steps(section), collectives, _kernels(section.kernels)
+    dear = section.kernels[:MOST_KERNELS]
+    cells = ((short_kernel_name(r.name), r.kind, f"{r.count:,.4g}", format_seconds(r.seconds)) for r in dear)
+    rest = _steps(section), collectives, drop_empty_columns(("kernel", "kind", ">per step", ">time per step"), cells)
     return [table for table in (*_findings(section.findings, claimed), *rest) if table[1]]
 
 
@@ -138,13 +140,9 @@ def _steps(section: Section) -> TableCells:
 
 
 def _step_cells(name: str, steps: int, used: Usage, longest: float) -> tuple[Cell, ...]:
-    parts = (_part(s, used.total_s) for s in (used.compute_s, used.exposed_s, used.copy_s, used.idle_s, used.hidden_s))
+    whole, spent = used.total_s, (used.compute_s, used.exposed_s, used.copy_s, used.idle_s, used.hidden_s)
+    parts = (f"{seconds / whole:.1%}" if whole > 0 and seconds >= NOTHING * whole else "-" for seconds in spent)
     return (name, f"{steps:,}" if steps else "", format_seconds(used.total_s), bar(used, longest), *parts)
-
-
-def _part(seconds: float, whole: float) -> str:
-    """A part of a step, nothing where it would be printed as nothing."""
-    return f"{seconds / whole:.1%}" if whole > 0 and seconds >= NOTHING * whole else "-"
 
 
 def bar(used: Usage, longest: float, signs: int = BAR) -> str:
@@ -165,11 +163,6 @@ def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:
     size = "-" if r.nbytes is None else format_bytes(r.nbytes)
     times = (format_seconds(s) if s > 0 else "-" for s in (r.wire_s, r.wait_s, r.hidden_s))
     return (r.op, r.algorithm, r.group, f"{r.ranks}" if r.ranks else "", f"{r.count:,}", size, *times)
-
-
-def _kernels(rows: Sequence[KernelRow]) -> TableCells:
-    cells = ((short_kernel_name(r.name), r.kind, f"{r.count:,.4g}", format_seconds(r.seconds)) for r in rows[:MOST_KERNELS])
-    return drop_empty_columns(("kernel", "kind", ">per step", ">time per step"), cells)
 
 
 def short_kernel_name(name: str, most: int = MOST_SIGNS) -> str:

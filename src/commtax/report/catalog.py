@@ -145,7 +145,12 @@ def _mixer_kind(mixer: Mixer) -> str:
 def show_thing(console: Console, thing: Thing) -> None:
     """Every number with where it was read: the sources stand once, below."""
     say(console, f"{thing.key}: {thing.name}", style="bold")
-    shown = [(name, value, thing.sources.get(name)) for name, value in _shown_facts(thing)]
+    telling_facts = (
+        (name, value)
+        for name, value in _facts_of(thing)
+        if name not in ("key", "name", "note") and value not in ("", (), 0, float("inf")) and value is not False
+    )
+    shown = [(name, value, thing.sources.get(name)) for fact in telling_facts for name, value in _flat(*fact)]
     cited = list(dict.fromkeys(source for _, _, source in shown if source))
     whole = telling(console).details
     rows = [(name, _fact(name, value, whole), f"[{cited.index(source) + 1}]" if source else "") for name, value, source in shown]
@@ -182,13 +187,6 @@ def _facts_of(thing: Thing) -> Iterator[tuple[str, object]]:
             yield from ((inner, getattr(value, inner)) for inner in value.__slots__)
         elif name != "sources":
             yield name, value
-
-
-def _shown_facts(thing: Thing) -> Iterator[tuple[str, object]]:
-    """Those that say something, a table's one by one."""
-    for name, value in _facts_of(thing):
-        if name not in ("key", "name", "note") and value not in ("", (), 0, float("inf")) and value is not False:
-            yield from _flat(name, value)
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from commtax.catalog.transfer import unseen_levels
 from commtax.files import table
-from commtax.judgement.limits import JudgedLimit
+from commtax.judgement.confidence import JudgedLimit
 from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
@@ -54,7 +54,9 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
         show_unfit(console, s)
         return
     tables.say_own_limits(console, s.notes)
-    tpot, ttft = (f"{name} {format_seconds(getattr(s, f))} ({_ends(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")))
+    tpot, ttft = (
+        f"{name} {format_seconds(getattr(s, f))} ({ends_words(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s"))
+    )
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
     tables.say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", tables.ANSWER)
     _say_first(console, s)
@@ -127,7 +129,7 @@ def _remarks(s: ClosedLoop, *details: str) -> tables.Remarks:
     return (*said, *([] if sure else [host_times(s)])), (*details, *([host_times(s)] if sure else []))
 
 
-def _ends(s: ClosedLoop, name: str) -> str:
+def ends_words(s: ClosedLoop, name: str) -> str:
     return " to ".join(format_seconds(end) for end in s.range_of(name))
 
 

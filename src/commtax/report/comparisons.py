@@ -212,12 +212,9 @@ def plans_document(compared: PlanTable) -> Record:
         figures = facts(f, "at", "earliest", "link", "sequences")
         flips.append({"axis": f.axis, "below": f.first, "from": f.then, **figures, **surely})
     head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context, "rows": plan_rows(compared)}
-    served = {"requests": [_served_record(row) for row in compared.served]} if compared.served else {}
+    told = ("plan", "link", "clients", "gpus", "ttft_s", "tpot_s", "tokens_per_s", "fits", "refused")
+    served = {"requests": [facts(row, *told) for row in compared.served]} if compared.served else {}
     return {**head, **served, "break_even": flips, "notes": _remarks(compared)}
-
-
-def _served_record(row: ServedPlan) -> Record:
-    return facts(row, "plan", "link", "clients", "gpus", "ttft_s", "tpot_s", "tokens_per_s", "fits", "refused")
 
 
 def _remarks(compared: PlanTable) -> list[str]:

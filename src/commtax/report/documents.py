@@ -23,11 +23,11 @@ LEFT_OUT = object()  # a value that its document does not have this time
 Way = Callable[[object], object]
 
 
-def _round_whole(value: object) -> object:
-    return round(value) if isinstance(value, float) and isfinite(value) else value
-
-
-WAYS: dict[str, Way] = {"": lambda value: value, "whole": _round_whole, "if any": lambda value: value or LEFT_OUT}
+WAYS: dict[str, Way] = {
+    "": lambda value: value,
+    "whole": lambda value: round(value) if isinstance(value, float) and isfinite(value) else value,
+    "if any": lambda value: value or LEFT_OUT,
+}
 """How a value is told."""
 
 

@@ -42,22 +42,17 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
     else:
         say(console, _nothing_words(a), "bold red")
     q, where = a.question, " or ".join(name_and_gpus(other.cluster) for other in a.questions)
-    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "dim")
+    limits, spare = limit_words(q, limit_name), [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
+    on = [f"with {', '.join(named)}"] if (named := [text for _, text in techniques_on(q)]) else []
+    asked = [f"{q.offered.request_rate:g} requests/s, {length_words(q)}", *on, *limits, *spare]
+    goal = f"goal: {WANTED[a.objective]}, clear of {'the limits' if limits else 'overload'}"
+    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {', '.join(asked)}; {goal}", "dim")
     if a.plans and not q.goal.slo:
         say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan is good until it is overloaded.")
     if a.plans or a.near:
         _show_ranking(console, a, a.plans or a.near)
     show_rejected(console, ((lost.family, lost.reason) for lost in shorten_rejected(a.rejected)))
     notes(console, *_notes(a))
-
-
-def _question_words(a: FleetPlans) -> str:
-    q = a.question
-    limits = limit_words(q, limit_name)
-    spare = [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
-    on = [f"with {', '.join(named)}"] if (named := [text for _, text in techniques_on(q)]) else []
-    asked = [f"{q.offered.request_rate:g} requests/s, {length_words(q)}", *on, *limits, *spare]
-    return f"{', '.join(asked)}; goal: {WANTED[a.objective]}, clear of {'the limits' if limits else 'overload'}"
 
 
 def fleet_sentence(a: FleetPlans) -> str:
@@ -238,7 +233,7 @@ def fleets_document(a: FleetPlans) -> Record:
         q,
         plans=a,
         clusters=[other.cluster.key for other in a.questions],
-        limits={_key(name): limit for name, limit in q.goal.slo},
+        limits={statistic_key(name): limit for name, limit in q.goal.slo},
         requests_counted=counted,
         requests_warmup=warmup,
         margin=margin(q),
@@ -257,7 +252,7 @@ def fleet_rows(a: FleetPlans) -> list[Record]:
     return [_row(trial) for trial in a.plans]
 
 
-def _key(name: str) -> str:
+def statistic_key(name: str) -> str:
     """A statistic as benchmarks spell it: ``p95_ttft_s``."""
     metric, which = name.rsplit("_", 1)
     return f"{which}_{metric}_s"
@@ -276,8 +271,8 @@ def _row(trial: Trial) -> Record:
         "dtype": q.plan.weights_dtype or "as stored",
         "gpus": trial.gpus,
         **({"simulated_workers": sum(trial.sample)} if trial.sampled else {}),
-        **{_key(name): value for name, value in trial.figures.items()},
-        "ranges_s": {_key(name): list(ends) for name, ends in trial.ranges.items()},
+        **{statistic_key(name): value for name, value in trial.figures.items()},
+        "ranges_s": {statistic_key(name): list(ends) for name, ends in trial.ranges.items()},
         "limits_kept_with": trial.kept,
         "capacity_requests_per_s": trial.capacity,
         "utilisation": trial.money.used,

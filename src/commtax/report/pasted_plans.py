@@ -89,7 +89,9 @@ def beside_recommended(a: ServingPlans, pasted: StandingPlan) -> str:
     ratio = float(objective_value(q, theirs)[0] / objective_value(q, r)[0])
     more = float(theirs.gpus[0] / r.gpus[0]) if aim == "throughput" else 1.0  # which more GPUs have more of
     copies = float(theirs.replicas[0] / r.replicas[0])
-    if copies in range(2, 1 + int(copies)) and _is_copy(theirs, r):
+    sizes = [name for name in (*FAMILY, "exchange") if name != "replicas"]
+    alike = not theirs.mode[0] and all(getattr(theirs, name)[0] == getattr(r, name)[0] for name in sizes)
+    if alike and copies in range(2, 1 + int(copies)):
         return f"; the recommended plan is {copies:.0f} of yours" + (f": {ratio:.2f} x {GAIN[aim]}" if ratio > ALIKE else "")
     if more == 1 and aim in LEAD:
         lead = 1 / ratio - 1
@@ -98,12 +100,6 @@ def beside_recommended(a: ServingPlans, pasted: StandingPlan) -> str:
         if ratio - 1 <= margin(q):
             return f"; yours is as good as the recommended plan within the margin of {percent(margin(q))} (--margin)"
     return f"; {_times('the recommended plan', ratio, GAIN[aim], more)}" if more != 1 or ratio > ALIKE else ""
-
-
-def _is_copy(one: ServingColumns, other: ServingColumns) -> bool:
-    """Whether both are copies of one server that does everything."""
-    sizes = (name for name in FAMILY if name != "replicas")
-    return not one.mode[0] and all(getattr(one, name)[0] == getattr(other, name)[0] for name in (*sizes, "exchange"))
 
 
 def _why_keep(q: Question, theirs: ServingColumns, r: ServingColumns) -> str:

@@ -59,17 +59,13 @@ def show_ranked(
     elsewhere = [f"{OTHER_MARK} on another cluster"] * any(OTHER_MARK in mark for mark in marks)
     why = " for that" if aim else "" if MARK in next(iter(marks), MARK) else ", for the reason given above"
     order_words = order + [", ".join([f"{MARK} is recommended{why}", *elsewhere])] * marked
-    told = [*order_words, *([_use_words(usual, there, any(fewer))] if usual else [])]
+    whole = plural(usual, "GPU") if usual != there or there == 1 else "both GPUs" if there == 2 else f"all {there:,} GPUs"
+    told = [*order_words, *([f"plans use {whole}{' unless marked otherwise' * any(fewer)}"] if usual else [])]
     if told:
         console.print()
         sentence = "; ".join(told)
         say(console, f"{sentence[0].upper()}{sentence[1:]}:", "dim")
     show_table(console, list(shown), zip(*shown.values(), strict=True), expendable, apart=not told)
-
-
-def _use_words(gpus: int, there: int, some_fewer: bool) -> str:
-    whole = plural(gpus, "GPU") if gpus != there or there == 1 else "both GPUs" if there == 2 else f"all {there:,} GPUs"
-    return f"plans use {whole}{' unless marked otherwise' if some_fewer else ''}"
 
 
 def behind_notes(

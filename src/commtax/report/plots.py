@@ -82,9 +82,9 @@ def _figures() -> type["Figure"]:
     return ShownFigure
 
 
-def entitle(axes: "Axes", text: str, letters: int = 100) -> None:
+def entitle(axes: "Axes", text: str) -> None:
     """A title at the left, folded where it is longer than a picture of the usual width."""
-    axes.set_title(no_formula(fill(text, letters)), loc="left", fontsize=10)
+    axes.set_title(no_formula(fill(text, 100)), loc="left", fontsize=10)
 
 
 def no_formula(text: str) -> str:

@@ -41,8 +41,11 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         _say_recommended(console, a, several_role(a), reasons_between(a))
     for line in clusters_without_plans(a):
         say(console, line, "bold red")
-    where = " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers)
-    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_question_words(a)}", "dim")
+    where, wanted = (
+        " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers),
+        ", ".join([length_words(q), *limit_words(q)]),
+    )
+    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {wanted}; goal: {RANKED[a.objective]}", "dim")
     if a.best:
         _show_ranking(console, a, top)
     counted = counted_note(q)
@@ -72,11 +75,6 @@ def speed_words(waited: SeveralPlans) -> str:
     return f"at one speed, which the balanced plan of each cluster reaches: {limits} (--ttft and --tpot set another)"
 
 
-def _question_words(a: SeveralPlans) -> str:
-    q = a.answers[0].question
-    return f"{', '.join([length_words(q), *limit_words(q)])}; goal: {RANKED[a.objective]}"
-
-
 def several_sentence(one: RankedPlan) -> str:
     rows, i, m = one.answer.plans, one.row, one.money
     q = one.answer.question
@@ -101,7 +99,9 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
         first = f"the best{among_words(_passed_over_codes(a))} is {_placed_words(best)}: {figure}"
         pools = len({int(one.answer.plans.mode[one.row]) for one in (best, own)}) > 1
         yield f"{first}, {doubt_words(best.answer.question, pools)}"
-    if (ahead := a.passed_over) and not is_close(q := ahead.answer.question, _ratio(own, ahead, a.objective)):
+    if (ahead := a.passed_over) and not is_close(
+        q := ahead.answer.question, own.deciding(a.objective)[0] / ahead.deciding(a.objective)[0]
+    ):
         beaten = ahead.answer.plans
         rows = ServingColumns.joined([beaten, own.answer.plans.take(slice(own.row, own.row + 1))])
         figure = f"{_figure_words(ahead, a.objective)} {UNITS[a.objective]}{longer_times(rows, 0, 1)}"
@@ -109,7 +109,9 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
     for other in a.beside:
         told = "" if a.objective == "cost" else f"{_figure_words(own, a.objective)} {UNITS[a.objective]} "  # the answer has dollars
         there = f"{_placed_words(other, 'recommended')}{_best_there(a, other)}"
-        close = "; the ranges overlap: too close to call, measure both" if _overlap(own, other, a.objective) else ""
+        counted = a.objective == "gpus" or (a.objective == "cost" and other.money.usd_per_million_tokens is None)
+        overlap = not counted and ranges_overlap(own.deciding(a.objective), other.deciding(a.objective))
+        close = "; the ranges overlap: too close to call, measure both" * overlap
         head = f"{told}against {_figure_words(other, a.objective)} with {there}"
         yield f"{head}{_why_words(own, other, a.objective)}{close}"
 
@@ -141,17 +143,6 @@ def _figure_words(one: RankedPlan, objective: str) -> str:
     if objective == "cost":
         return "${} ({} to {})".format(*(million(usd) for usd in (figure, *ends)))
     return "{:,.0f} ({:,.0f} to {:,.0f})".format(figure, *ends)
-
-
-def _overlap(own: RankedPlan, other: RankedPlan, objective: str) -> bool:
-    """Whether the ranges of both figures do; GPUs are counted, and dollars that nobody knows are not compared."""
-    if objective == "gpus" or (objective == "cost" and other.money.usd_per_million_tokens is None):
-        return False
-    return ranges_overlap(own.deciding(objective), other.deciding(objective))
-
-
-def _ratio(own: RankedPlan, other: RankedPlan, objective: str) -> float:
-    return own.deciding(objective)[0] / other.deciding(objective)[0]
 
 
 def _why_words(own: RankedPlan, other: RankedPlan, objective: str) -> str:
@@ -194,17 +185,13 @@ def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
         yield f"{listed(named)}: {sentence}"
 
 
-def _behind(a: SeveralPlans, top: int) -> Iterator[str]:
-    """Why listed plans rank behind others with worse figures."""
-    shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans, 1)}
-    placed, worths = [(one.answer, one.answer.plans, one.row) for one in shown], [one.worth(a.objective) for one in shown]
-    return behind_notes(placed, worths, [place[id(one)] for one in shown])
-
-
 def _notes(a: SeveralPlans, top: int) -> list[str]:
     questions = [answer.question for answer in a.answers]
     q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
-    said = [DEFINITION, *_behind(a, top), lengths_note(q), *price_notes(questions)]
+    shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans, 1)}
+    placed, worths = [(one.answer, one.answer.plans, one.row) for one in shown], [one.worth(a.objective) for one in shown]
+    behind = behind_notes(placed, worths, [place[id(one)] for one in shown])
+    said = [DEFINITION, *behind, lengths_note(q), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
         said.append(f"plans on {listed(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":

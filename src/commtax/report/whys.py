@@ -19,7 +19,7 @@ def why_document(w: Why) -> Record:
 
 def why_view(w: Why) -> Record:
     """A line's explanation as the page shows it: sentences, the parts of one launch, effects and the range."""
-    return record("page-why", why=w, heading=_heading(w), told=list(_explanation_lines(w)), range=_range_words(w))
+    return record("page-why", why=w, heading=_heading(w), told=[*_reason_lines(w), *_derived_lines(w)], range=_range_words(w))
 
 
 def show_why(console: Console, w: Why) -> None:
@@ -52,11 +52,6 @@ def _heading(w: Why) -> str:
 
 def _range_words(w: Why) -> str:
     return f"80% range{range_80(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
-
-
-def _explanation_lines(w: Why) -> Iterator[str]:
-    yield from _reason_lines(w)
-    yield from _derived_lines(w)
 
 
 def _reason_lines(w: Why) -> Iterator[str]:

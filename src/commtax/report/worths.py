@@ -7,24 +7,13 @@ from commtax.catalog.programs import program
 from commtax.catalog.technique_misses import DRAFTS
 from commtax.catalog.techniques import changes_of, techniques_on
 from commtax.judgement import gains
+from commtax.report import tables
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Text, telling
-from commtax.report.tables import (
-    ANSWER,
-    batch_words,
-    drop_empty_columns,
-    notes,
-    say,
-    say_asked,
-    served_step,
-    show_table,
-    show_unfolded,
-)
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID
 from commtax.units import format_seconds, plural
 from commtax.verbs.costly_settings import SettingWorth
-from commtax.verbs.paying import PayRange
-from commtax.verbs.requests_weighed import RequestTimes
+from commtax.verbs.requests_weighed import PayRange, RequestTimes
 from commtax.verbs.settling import context_notes, link_notes
 from commtax.verbs.worth import TechniqueWorth, Worth
 
@@ -38,21 +27,21 @@ EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step alone", "step", "TTFT"
 def show_worth(console: Console, w: Worth) -> None:
     """What to set, what there is now, then each technique, best first, its flag, and what cannot be had here."""
     if not w.fits:
-        say(console, _lacking(w), "bold red")
-    say(console, _verdict(w), ANSWER)
+        tables.say(console, _lacking(w), "bold red")
+    tables.say(console, _verdict(w), tables.ANSWER)
     if basis := _basis(w):
-        say(console, basis)
-    say(console, _now(w))
-    say_asked(console, w.question)
+        tables.say(console, basis)
+    tables.say(console, _now(w))
+    tables.say_asked(console, w.question)
     if w.here:
-        show_table(console, *drop_empty_columns(COLUMNS, [_cells(row, w) for row in w.here]), EXPENDABLE)
+        tables.show_table(console, *tables.drop_empty_columns(COLUMNS, [_cells(row, w) for row in w.here]), EXPENDABLE)
         told = [(row.name, row.technique.title, pays_text(row, bool(w.swept))) for row in w.here]
-        show_table(console, *drop_empty_columns(("technique", "what it is", "pays off"), told))
-        show_unfolded(console, ("technique", "set"), [(row.name, row.flag) for row in w.here])
+        tables.show_table(console, *tables.drop_empty_columns(("technique", "what it is", "pays off"), told))
+        tables.show_unfolded(console, ("technique", "set"), [(row.name, row.flag) for row in w.here])
     if w.idle:
-        say(console, f"No difference here: {', '.join(row.name for row in w.idle)}", "dim")
+        tables.say(console, f"No difference here: {', '.join(row.name for row in w.idle)}", "dim")
     _show_left_out(console, w)
-    notes(console, _remarks(w), _details(w))
+    tables.notes(console, _remarks(w), _details(w))
 
 
 def _basis(w: Worth) -> str:
@@ -69,7 +58,7 @@ def _weighed(w: Worth) -> Iterator[str]:
         return
     q, r = w.question, w.requests
     clients = plural(int(q.requests.concurrency), "client")
-    keep = f"who keep{'s' * (q.requests.concurrency == 1)} {batch_words(q)} running"
+    keep = f"who keep{'s' * (q.requests.concurrency == 1)} {tables.batch_words(q)} running"
     if r.running < q.batch:
         keep = f"of whose requests {r.running:,.0f} run at once in each replica"
     yield f"Gains are for whole requests: {clients}, {keep}, {_lengths(w)}; what a step alone gains is beside them."
@@ -78,25 +67,23 @@ def _weighed(w: Worth) -> Iterator[str]:
 def _lacking(w: Worth) -> str:
     """What does not fit: one request, or the batch that was asked about."""
     if w.starts:
-        named = batch_words(w.question)
+        named = tables.batch_words(w.question)
         each = f"{w.requests.running:,.0f} requests of a replica run at once"
         return f"{named[0].upper()}{named[1:]} does not fit in memory; {each}, and the others wait."
-    return f"Does not fit in memory as it is: {_cure(w)}."
-
-
-def _cure(w: Worth) -> str:
-    """What makes a plan fit that does not: techniques that do, else where to ask."""
-    able = [row.asked for row in w.here if row.verdict == "gains" and not row.beside]
-    return f"{' or '.join(able)} makes room" if able else "nobody can run this plan (commtax fit says what would)"
+    able = " or ".join(row.asked for row in w.here if row.verdict == "gains" and not row.beside)
+    cure = f"{able} makes room" if able else "nobody can run this plan (commtax fit says what would)"
+    return f"Does not fit in memory as it is: {cure}."
 
 
 def _now(w: Worth) -> str:
     on, room = ", ".join(text for _, text in techniques_on(w.question)), f"room for {w.kv_tokens:,} KV tokens"
     now = f"now, with {on}" if on else "without the techniques below"
     if not w.of_step:
-        return f"{now}: {_requests_text(w)}; {room}"
+        rate = w.question.offered.request_rate
+        load = f"{rate:g} requests/s" if rate else plural(int(w.question.requests.concurrency), "client")
+        return f"{now}: {load}, {_lengths(w)}: {_times_text(w)}; {room}"
     step = f"step {format_seconds(w.bill.step_s)}, {_rate(float(w.bill.tokens_per_s), w)}"
-    return f"{now}: {_times_text(w)}; {room}; {served_step(w.question)}: {step}"
+    return f"{now}: {_times_text(w)}; {room}; {tables.served_step(w.question)}: {step}"
 
 
 def _rate(tokens_per_s: float, w: Worth) -> str:
@@ -114,11 +101,11 @@ def _show_left_out(console: Console, w: Worth) -> None:
         why: dict[str, list[str]] = {}
         for row in w.refused:
             why.setdefault(row.refused, []).append(row.technique.key)
-        show_table(console, ("left out", "why"), [(", ".join(keys), reason) for reason, keys in why.items()])
+        tables.show_table(console, ("left out", "why"), [(", ".join(keys), reason) for reason, keys in why.items()])
         return
     console.print()
     for line in _left_out(w):
-        say(console, line, "dim")
+        tables.say(console, line, "dim")
 
 
 def _left_out(w: Worth) -> Iterator[str]:
@@ -144,13 +131,6 @@ def _left_out_name(row: TechniqueWorth) -> str:
     return f"{row.technique.key} ({', '.join(others)})" if others else row.technique.key
 
 
-def _requests_text(w: Worth) -> str:
-    asked = w.question
-    rate = asked.offered.request_rate
-    load = f"{rate:g} requests/s" if rate else plural(int(asked.requests.concurrency), "client")
-    return f"{load}, {_lengths(w)}: {_times_text(w)}"
-
-
 def _lengths(w: Worth) -> str:
     each = w.question.requests
     return f"{each.input_len:,.0f} tokens in, {each.output_len:,.0f} out"
@@ -173,10 +153,14 @@ def _verdict(w: Worth) -> str:
     none = f"No {other} of {w.question.engine.name} is sure to help {where}."
     titled = {title.format(where=where): kinds[kind] for kind, title in ADVICE.items()}
     told = _sentences(titled, w.requests, {_doubt([row]) for row in w.on})
+    limits = list[str]()  # of the engine, that make room where memory binds
+    if x := w.limits:
+        gain = f"{_percent(x.gain)}, {_percent(x.low)} to {_percent(x.high)}"
+        limits = [f"Memory binds: set {x.flag} first ({gain}; {x.cost}); the gains below are without it."]
     return " ".join(
         [
             *_dropped_words(w),
-            *_limit_words(w.limits),
+            *limits,
             *map(_set_words, w.on),
             *([] if kinds[gains.SET] else [none]),
             *told,
@@ -193,14 +177,6 @@ def _dropped_words(w: Worth) -> Iterator[str]:
         yield f"Set here, and it costs; dropping {', '.join(costly)}."
     if others:
         yield f"Set here, and it costs no tokens/s; dropping {', '.join(others)}."
-
-
-def _limit_words(limits: SettingWorth | None) -> list[str]:
-    """One sentence on engine limits that make room where memory binds."""
-    if limits is None:
-        return []
-    gain = f"{_percent(limits.gain)}, {_percent(limits.low)} to {_percent(limits.high)}"
-    return [f"Memory binds: set {limits.flag} first ({gain}; {limits.cost}); the gains below are without it."]
 
 
 ADVICE = {

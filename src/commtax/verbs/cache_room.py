@@ -38,25 +38,17 @@ def cache_tokens(asked: Question) -> Number:
 
     They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
     """
-    return _cache_tokens(replace(asked.normal(), limits=replace(asked.limits, max_model_len=0), codes=asked.codes))
-
-
-@cache_answers
-def _cache_tokens(asked: Question) -> Number:
-    return _of_plans(asked, _stage_tokens)
+    limits = replace(asked.limits, max_model_len=0)
+    return _of_plans(replace(asked.normal(), limits=limits, codes=asked.codes), _stage_tokens)
 
 
 def full_length_requests(asked: Question) -> Number:
     """Requests of ``max_model_len`` tokens, the model's own where nobody says, that one replica has room for at once; of arrays
     of plans. Engines start where it is at least 1."""
-    return _full_length_requests(replace(asked.normal(), limits=asked.limits, codes=asked.codes))
+    return _of_plans(replace(asked.normal(), limits=asked.limits, codes=asked.codes), _stage_requests)
 
 
 @cache_answers
-def _full_length_requests(asked: Question) -> Number:
-    return _of_plans(asked, _stage_requests)
-
-
 def _of_plans(asked: Question, figure: Callable[[Question, int, int], Number]) -> Number:
     """A figure of a stage, by its number and how many there are: of the stage where it is least, of each plan."""
     plan = asked.plan
@@ -74,6 +66,10 @@ def _of_plans(asked: Question, figure: Callable[[Question, int, int], Number]) -
         held[alike] = reduce(np.minimum, (figure(one, stage, pp) for stage in different_stages(asked, pp)))
     spread = held[where.ravel()].reshape(shape)
     return spread if shape else float(spread)
+
+
+def _stage_seqs(asked: Question, stage: int, pp: int) -> Number:
+    return _stage_blocks(asked, stage, pp)[0]
 
 
 def _stage_tokens(asked: Question, stage: int, pp: int) -> Number:
@@ -97,7 +93,7 @@ def in_flight_tokens(asked: Question) -> int:
 def most_seqs_to_start(asked: Question) -> Number:
     """The largest ``max_num_seqs`` that an engine starts with beside these limits; of arrays of plans. No limit where it captures
     decoding steps without a block for the state of each sequence, or captures none."""
-    return _of_plans(asked, lambda *stage: _stage_blocks(*stage)[0]) if needs_blocks_for_states(asked) else np.inf
+    return _of_plans(asked, _stage_seqs) if needs_blocks_for_states(asked) else np.inf
 
 
 def needs_blocks_for_states(asked: Question) -> bool:

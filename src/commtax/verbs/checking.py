@@ -250,7 +250,11 @@ def check_run(q: Question) -> None:
     """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
     check_adapters(q)
     check_backend(q)
-    _check_techniques(q)
+    if q.techniques is not NO_TECHNIQUES or q.what_if.library:
+        from commtax.verbs.collective_rules import check_collectives, check_experts_techniques  # not for those who ask for none
+
+        check_collectives(q)
+        check_experts_techniques(q)
     widest, imbalance, copies = np.max(q.plan.ep, initial=1), q.what_if.imbalance, q.plan.redundant_experts
     if copies and widest == 1:
         raise Refusal.of("needs experts that are spread over ranks, ep > 1", (0,), redundant_experts=copies)
@@ -313,17 +317,6 @@ def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
     return (*[v for v in values if v < wanted][-1:], *[v for v in values if v > wanted][:1])
 
 
-def _check_techniques(q: Question) -> None:
-    """Techniques of collectives and of spread experts; a library that was asked for is one too."""
-    if q.techniques is NO_TECHNIQUES and not q.what_if.library:
-        return
-    from commtax.verbs.collective_rules import check_collectives  # not for those who ask for none
-    from commtax.verbs.expert_checks import check_experts_techniques
-
-    check_collectives(q)
-    check_experts_techniques(q)
-
-
 def check_backend(q: Question) -> None:
     """An expert backend belongs to a mixture, and to an engine that has it."""
     backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
@@ -334,7 +327,7 @@ def check_backend(q: Question) -> None:
         rule = f"{q.engine.name} does not have it; it has {', '.join(able) or 'none'}"
         raise Refusal(f"all2all backend '{backend}': {rule}", "ep_backend", able, OTHER_ENGINES)
     if backend:
-        from commtax.verbs.expert_checks import check_exchange  # not for those who leave it to the engine
+        from commtax.verbs.collective_rules import check_exchange  # not for those who leave it to the engine
 
         check_exchange(q)
 

@@ -15,7 +15,7 @@ from commtax.catalog.transfer import sigma as transferred_sigma
 from commtax.cost import closed_form as loop
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.disaggregated_loop import disaggregated_means
-from commtax.cost.network import STATIONS, Flow, QueueNetwork, flow, load_share
+from commtax.cost.network import STATIONS, flow, load_share
 from commtax.cost.traffic import padded_rows
 from commtax.cost.uneven import fullest_batch
 from commtax.judgement.closed_loops import LEFT_OUT, Crowd, left_out
@@ -122,14 +122,6 @@ class ClosedLoop(Answer):
         return self.requests_per_s * self.requests.output_len
 
     @property
-    def crowding(self) -> Number:
-        """Disaggregated: what passes, as a share of the most prompts and caches that their workers and the wire would."""
-        assert self.apart
-        assert self.apart.net
-        assert self.apart.passed
-        return load_share(self.apart.net, self.apart.passed)
-
-    @property
     def decode_part_s(self) -> Number:
         """Of TPOT, the decode step, for each token that it yields: as priced, and what a profile's runs tell beside."""
         return self.steps.decode_s / self.question.techniques.per_step * (np.exp(self.learnt["tpot"].log) if self.learnt else 1.0)
@@ -187,16 +179,13 @@ class ClosedLoop(Answer):
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
-        known = np.hypot(self._catalogue_sigma(name), 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
-        return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
-
-    def _catalogue_sigma(self, name: str) -> Number:
-        """… before anything was learnt of the deployment."""
         decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
         own, pooled = self._own_sigma(name.removesuffix("_s"))
-        return np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
+        whole = np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
+        known = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
+        return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
 
     def _own_sigma(self, metric: str) -> tuple[float, bool]:
         """Of whole runs, the least sure of its chips', and whether groups that were left out tell it."""
@@ -272,12 +261,15 @@ def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
 
 
 def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
-    """The closed loop with prompts on workers of their own."""
+    """Prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
     wanted, plan = asked.requests, asked.plan
     if wanted.kv_tokens is None:
         apart = replace(apart, kv_tokens=cache_tokens(prompter(asked)))
     room = loop.running_requests(replace(load, concurrency=np.inf), asked.engine, kv, most)
-    net, passed, bills = _separate_workers(asked, load, wanted.concurrency, room, apart)
+    prompting, prompt = prompting_of(prompter(asked), load, apart.senders, apart.kv_tokens)
+    net = network_of(asked, load, wanted.concurrency, apart, prompting, decoding_of(asked, load, room, apart.copies))
+    passed = flow(net)
+    bills = step_bill(asked, decode_workload(np.ceil(fullest_batch(passed.seqs, plan.pp)), load)), prompt
     served = disaggregated_means(net, passed, asked.engine, wanted.num_prompts, load.loading_s)
     chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp, decoding=passed.seqs)
@@ -334,17 +326,6 @@ def spread_share(asked: Question, decode: Bill, prompt: Bill) -> Number:
     return np.clip((spread_s(prompt) - without * spread_s(decode)) / added, 0.0, 1.0)
 
 
-def _separate_workers(
-    asked: Question, load: ClosedLoopLoad, clients: Number, room: Number, apart: Disaggregation
-) -> tuple[QueueNetwork, Flow, tuple[Bill, Bill]]:
-    """Prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
-    plan = asked.plan
-    prompting, prompt = prompting_of(prompter(asked), load, apart.senders, apart.kv_tokens)
-    net = network_of(asked, load, clients, apart, prompting, decoding_of(asked, load, room, apart.copies))
-    passed = flow(net)
-    return net, passed, (step_bill(asked, decode_workload(np.ceil(fullest_batch(passed.seqs, plan.pp)), load)), prompt)
-
-
 def _load(asked: Question) -> ClosedLoopLoad:
     """What one replica is asked."""
     wanted, prompts = asked.requests, asked.requests.num_prompts
@@ -362,38 +343,41 @@ def _load(asked: Question) -> ClosedLoopLoad:
 
 def _notes(s: ClosedLoop) -> Iterator[Note]:
     """What a reader of one scalar answer should know."""
-    wanted, plan = s.requests, s.question.plan
+    q, wanted, plan, apart = s.question, s.requests, s.question.plan, s.apart
     # Idle GPUs are counted over both kinds of workers, where there are two.
-    yield from (note for note in s.question.notes if not s.apart or note.code != "idle-gpus")
-    yield from _prompt_cluster_notes(s.question)
-    yield from draft_notes(s.question)
-    yield from link_notes(s.question)
+    yield from (note for note in q.notes if not apart or note.code != "idle-gpus")
+    if wanted.prefill_cluster and not any(np.ndim(getattr(plan, axis)) for axis in SIZES):
+        ahead = [note for note in settle(prompter(q).but(codes=0)).notes if note.code in ("arithmetic", "cluster")]
+        yield from (Note(note.code, f"prompts: {note}") for note in ahead if note not in q.notes)
+    yield from draft_notes(q)
+    yield from link_notes(q)
     if np.ndim(wanted.spread) == 0:
-        yield lengths_note(s.question)
-    if why := why_it_does_not_start(s.question):
+        yield lengths_note(q)
+    if why := why_it_does_not_start(q):
         yield Note("too-long", why)
     else:
-        yield from own_limits_notes(s.question, wanted.tokens)
-    yield from pool_notes(s.question)
-    if not s.apart:
-        yield from padding_notes(s.question, s.running, s.rows)
+        yield from own_limits_notes(q, wanted.tokens)
+    yield from pool_notes(q)
+    if not apart:
+        yield from padding_notes(q, s.running, s.rows)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
-    yield from context_notes(s.question, wanted.tokens)
-    yield from prefix_notes(prompter(s.question) if s.apart else s.question)
-    if s.apart:
-        yield from _left_out_notes(s, float(wanted.concurrency))
-        yield from _queue_notes(s, s.apart)
-        return
-    each = wanted.concurrency / plan.dp / plan.replicas
-    most = min(step_limits(s.question)[1], float(state_places(s.question, s.kv_tokens)))
+    yield from context_notes(q, wanted.tokens)
+    yield from prefix_notes(s.prompts)
+    each = wanted.concurrency if apart else wanted.concurrency / plan.dp / plan.replicas
     yield from _left_out_notes(s, float(each))
-    if s.kv_tokens < wanted.tokens + s.state_tokens:
+    holds_one = s.kv_tokens >= wanted.tokens + s.state_tokens
+    if not holds_one:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
-    elif s.running < each - 0.5:
-        limit = "the KV cache"
+    if apart and apart.net and apart.passed and apart.passed.queued:
+        passes = ", ".join(f"{name} {format_mean(x)}" for name, x in zip(STATIONS, apart.net.limits, strict=True) if np.isfinite(x))
+        lengthens = "more clients only lengthen it; at most, in requests/s"
+        yield Note("queue", f"{QUEUES[int(apart.passed.slowest)]}: {lengthens}: {passes}")
+    elif not apart and holds_one and s.running < each - 0.5:
+        limit, seqs = "the KV cache", step_limits(q)[1]
+        most = min(seqs, float(state_places(q, s.kv_tokens)))
         if s.running == most:
-            limits = most < step_limits(s.question)[1]
+            limits = most < seqs
             limit = f"the pool of states (room for {most:,.0f})" if limits else f"the engine's limit (max_num_seqs {most:,.0f})"
         room = f"; it holds {s.reported_kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
@@ -402,6 +386,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
 def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
     """What happens in time that means leave out; and who waits for prompts."""
     q, serves, decoding = s.question, s.question.engine.serves, float(s.steps.decoding)
+    net, passed = (s.apart.net, s.apart.passed) if s.apart else (None, None)
     if queued := 0 < decoding < 0.8 * s.running:
         text = f"about {decoding:,.0f} of {format_mean(s.running)} requests decode at once; the others wait for their prompts"
         yield Note("prompts", text)
@@ -419,26 +404,6 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         fed=decoding if queued or s.apart else float("inf"),
         longest=0.0 if serves.chunked or s.apart else float(s.requests.input_len * (1 + s.requests.spread)),
         budget=float(step_limits(q)[0]) - decoding,
-        load=float(s.crowding) if s.apart and s.apart.passed and not s.apart.passed.queued else 0.0,
+        load=float(load_share(net, passed)) if net and passed and not passed.queued else 0.0,
     )
     yield from (Note(code, f"{LEFT_OUT[code]}; simulate with --num-prompts to see it") for code in left_out(running))
-
-
-def _prompt_cluster_notes(q: Question) -> Iterator[Note]:
-    """What differs where prompts run."""
-    if not q.requests.prefill_cluster or any(np.ndim(getattr(q.plan, axis)) for axis in SIZES):
-        return
-    for note in settle(prompter(q).but(codes=0)).notes:
-        if note.code in ("arithmetic", "cluster") and note not in q.notes:
-            yield Note(note.code, f"prompts: {note}")
-
-
-def _queue_notes(s: ClosedLoop, apart: Disaggregation) -> Iterator[Note]:
-    """Disaggregated: whose queue grows with every further client, and what each station would pass."""
-    net, passed = apart.net, apart.passed
-    if s.kv_tokens < s.requests.tokens + s.state_tokens:
-        yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
-    if net is None or passed is None or not passed.queued:
-        return
-    most = ", ".join(f"{name} {format_mean(x)}" for name, x in zip(STATIONS, net.limits, strict=True) if np.isfinite(x))
-    yield Note("queue", f"{QUEUES[int(passed.slowest)]}: more clients only lengthen it; at most, in requests/s: {most}")

@@ -1,24 +1,33 @@
-"""Whether a collective's technique can be used here: the engine has it, not on already, and chips and model have a use for it."""
+"""Whether a technique of collectives, or of experts spread over ranks, can be used here: the engine has it, it is not on already,
+and chips and model have a use for it."""
 
 import numpy as np
 
 from commtax import catalog
 from commtax.catalog.techniques import technique
 from commtax.catalog.versions import parts
+from commtax.cost.traffic import ONE_DOMAIN
 from commtax.question import Question
 from commtax.spec import Cluster, Engine
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, Refusal
 
 FUSED = "fused-allreduce"
 ALGORITHMS = ("auto", "one-shot", "two-shot")
+FORMATS = ("fp8", "nvfp4", "bf16")  # what tokens may travel to their experts in
 
 
 def check_collectives(q: Question) -> None:
     """Refuse a fused all-reduce, or a library of kernels, that would change nothing here or is not to be had."""
     if q.techniques.fused_reduce:
         _check_fused(q)
-    if q.what_if.library:
-        _check_kernels(q)
+    name = q.what_if.library
+    if not name or not catalog.library(name).alone:
+        return
+    # A library that is kernels of one kind has some for these chips, and adds to what the engine runs by itself.
+    if not catalog.fabric(name, q.cluster).kernels:
+        raise no_kernels(name, q.cluster)
+    if is_on_already(q, key := catalog.library(name).key):
+        raise Refusal(already_on(q.engine, on_since(q, key)), "library", kind=ALREADY_ON)
 
 
 def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
@@ -78,13 +87,35 @@ def no_kernels(name: str, place: Cluster) -> Refusal:
     return Refusal(f"{one.key}: {rule}", "library", kind=OTHER_CHIPS)
 
 
-def _check_kernels(q: Question) -> None:
-    """A library that is kernels of one kind has some for these chips, and adds to what the engine runs by itself."""
-    name = q.what_if.library
-    one = catalog.library(name)
-    if not one.alone:
+def check_exchange(q: Question) -> None:
+    """MoRI is AMD's; one- and two-sided exchanges write to GPUs of one NVLink domain."""
+    backend, place = q.what_if.ep_backend, q.cluster
+    if backend.startswith("mori") != (place.chip.vendor == "amd") and backend.startswith(("mori", "flashinfer")):
+        rule = f"for {'AMD' if backend.startswith('mori') else 'NVIDIA'} GPUs only"
+        raise Refusal.of(rule, ep_backend=backend).as_kind(OTHER_CHIPS)
+    widest = int(np.max(q.plan.ep, initial=1))
+    if backend in ONE_DOMAIN and (place.intra.kind != "nvlink" or widest > place.domain):
+        rule = f"needs its {widest} ranks in one NVLink domain, but {place.key} has {place.domain} GPUs in each"
+        rule = rule if place.intra.kind == "nvlink" else f"needs NVLink, but {place.key} has {place.intra.key}"
+        raise Refusal.of(rule, ep_backend=backend).as_kind(OTHER_CHIPS)
+
+
+def check_spread(q: Question, name: str) -> None:
+    """Tokens are sent to experts only where these are spread."""
+    if q.model.experts is None or np.max(q.plan.ep, initial=1) == 1 or (q.trains and name == "eplb"):
+        rule = "needs experts spread over the ranks of a server (ep > 1)"
+        raise Refusal(f"technique '{name}': {rule}", "technique", kind="" if q.model.experts else OTHER_MODELS)
+
+
+def check_experts_techniques(q: Question) -> None:
+    """A layout by load, and a format for dispatch, belong to experts that are spread over ranks."""
+    on, kind = q.techniques, "" if q.model.experts else OTHER_MODELS
+    if on.balanced:
+        check_spread(q, "eplb")
+    if not on.dispatch_dtype:
         return
-    if not catalog.fabric(name, q.cluster).kernels:
-        raise no_kernels(name, q.cluster)
-    if is_on_already(q, one.key):
-        raise Refusal(already_on(q.engine, on_since(q, one.key)), "library", kind=ALREADY_ON)
+    if on.dispatch_dtype not in FORMATS:
+        raise Refusal(f"dispatch in '{on.dispatch_dtype}': one of {', '.join(FORMATS)}", "technique", FORMATS)
+    if q.model.experts is None or np.all(np.asarray(q.plan.ep) <= q.plan.tp) or q.trains:
+        rule = "needs replicas that share experts (dp > 1 and ep = tp x dp)"
+        raise Refusal(f"technique 'dispatch': {rule}", "technique", kind=kind)

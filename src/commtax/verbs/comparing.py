@@ -98,7 +98,9 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
     if axis == "link":
         return axis, [catalog.link(name).key for name in values.split(",")]
     if axis == "technique":  # several at once are joined by "+"
-        return axis, [_check_techniques(name) for name in values.split(",")]
+        for text in values.split(","):
+            changes_of(text.replace("+", ","))
+        return axis, values.split(",")
     if axis in TYPES:
         return axis, [str(check_option(name, TYPES[axis])) or "auto" for name in values.split(",")]
     if ":" in values:
@@ -107,11 +109,6 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
             raise Refusal.of("the range must rise from at least 1", over=text)
         return axis, [*(low * 2**i for i in range(high.bit_length()) if low * 2**i < high), high]
     return axis, [parse_count(v, axis) for v in values.split(",")]
-
-
-def _check_techniques(text: str) -> str:
-    changes_of(text.replace("+", ","))
-    return text
 
 
 def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CompareOptions]) -> Comparison:
@@ -422,7 +419,10 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
             flip = _flip(grid[both], (steps[a.name] - steps[b.name])[both])
             if flip is not None:
                 earliest, at, ahead = flip
-                scale = _rate(a, b) if axis == "bandwidth" else 1.0
+                wide, scale = max((a.question, b.question), key=lambda q: int(q.plan.tp)), 1.0
+                if axis == "bandwidth":  # that stands for factor 1: of the link that the wider tensor-parallel group runs over
+                    place = wide.cluster.as_pairs if wide.plan.tp == 2 else wide.cluster
+                    scale = (place.intra if wide.plan.tp <= place.domain else place.inter).bandwidth_Bps
                 first, then = (a, b) if ahead else (b, a)
                 known, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
                 names = (axis, first.name, then.name)
@@ -437,10 +437,3 @@ def _flip(grid: np.ndarray, difference: np.ndarray) -> tuple[float, float, bool]
         return None
     stays = len(sign) - int(np.argmax(sign[::-1] != sign[-1]))
     return float(grid[int(np.argmax(sign != sign[0]))]), float(grid[stays]), bool(sign[0] < 0)
-
-
-def _rate(a: PlanOnLink, b: PlanOnLink) -> float:
-    """Bandwidth that stands for factor 1: of the link that the wider tensor-parallel group runs over."""
-    wide = max((a.question, b.question), key=lambda q: int(q.plan.tp))
-    tp, place = int(wide.plan.tp), wide.cluster.as_pairs if wide.plan.tp == 2 else wide.cluster
-    return (place.intra if tp <= place.domain else place.inter).bandwidth_Bps

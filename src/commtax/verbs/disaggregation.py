@@ -200,7 +200,12 @@ def wire_of(asked: Question, apart: Disaggregation, tokens: Number, prompt_s: Nu
         sent_Bps, taken_Bps = (pick(crosses, outside, inside) for outside in (sent_Bps, taken_Bps))
         latency_s = pick(crosses, latency_s, pick(gpus == 2, two.latency_s, rest.latency_s))
     sent_Bps, taken_Bps = sent_Bps * carrier.share, taken_Bps * carrier.share
-    posted_s, moving_s = posting_s(asked, ahead, tokens), nbytes / np.minimum(plan.tp * taken_Bps, ahead.tp * sent_Bps)
+    posted_s: Number = 0.0  # that a rank posts the pieces of a request's cache
+    moving_s = nbytes / np.minimum(plan.tp * taken_Bps, ahead.tp * sent_Bps)
+    if carrier.piece_s:
+        page = asked.limits.block_size or asked.engine.memory.block_size
+        pieces = pieces_sent(asked.model, carrier, program_of(asked.engine).key, tokens, page, plan.tp, ahead.tp)
+        posted_s = carrier.piece_s * posted_pieces(carrier, pieces, plan.tp, ahead.tp)
     hidden = hidden_s(posted_s + moving_s, prompt_s, stages_of(asked, tokens))
     alone_s = asked.engine.host.handover_s + latency_s + carrier.transfer_s + posted_s + moving_s - hidden
     lone = lone_ranks(asked.model, ahead)
@@ -210,15 +215,6 @@ def wire_of(asked: Question, apart: Disaggregation, tokens: Number, prompt_s: Nu
     else:
         in_s = np.maximum(in_s, posted_s * plan.tp / plan.num_gpus)
     return CacheWire(alone_s, out_s, in_s, hidden)
-
-
-def posting_s(asked: Question, ahead: Plan, tokens: Number) -> Number:
-    """That a rank posts the pieces of a request's cache."""
-    carrier, page, tp = carrier_of(asked), asked.limits.block_size or asked.engine.memory.block_size, asked.plan.tp
-    if not carrier.piece_s:
-        return 0.0
-    taken = pieces_sent(asked.model, carrier, program_of(asked.engine).key, tokens, page, tp, ahead.tp)
-    return carrier.piece_s * posted_pieces(carrier, taken, tp, ahead.tp)
 
 
 def stages_of(asked: Question, tokens: Number) -> Number:

@@ -38,19 +38,7 @@ def drafter_of(q: Question) -> Drafter | None:
 def check_drafts(q: Question) -> None:
     """A drafter that the engine has and the model has layers for, and acceptances that can be."""
     asked, drafts = q.techniques, q.speculative
-    _check_acceptance(q)
-    if not asked.drafter or not drafts:
-        return
-    if asked.drafter not in (has := q.engine.drafts.drafters):
-        others = f"; it has {', '.join(has)}" if has else ""
-        raise Refusal(f"technique '{asked.drafter}': {q.engine.name} has no such drafter{others}", "technique", has, OTHER_ENGINES)
-    if asked.drafter == "draft" and not asked.draft_model:
-        raise Refusal("technique 'draft': name the model that drafts, as in draft=qwen3-0.6b:4:0.7", "technique", kind=UNSAID)
-    drafter_of(q)
-
-
-def _check_acceptance(q: Question) -> None:
-    share, length, drafts = q.techniques.acceptance, q.techniques.accepted_length, q.speculative
+    share, length = asked.acceptance, asked.accepted_length
     if share > 1:
         raise Refusal(f"acceptance={share:g}: a share from 0 to 1 is needed; nearest valid: 1", "acceptance", (1,))
     if share >= 0 and length:
@@ -59,6 +47,14 @@ def _check_acceptance(q: Question) -> None:
         nearest = 1 if length < 1 else drafts + 1
         rule = f"with {drafts} drafts a step yields from 1 to {drafts + 1} tokens; nearest valid: {nearest}"
         raise Refusal(f"accepted_length={length:g}: {rule}", "accepted_length", (nearest,))
+    if not asked.drafter or not drafts:
+        return
+    if asked.drafter not in (has := q.engine.drafts.drafters):
+        others = f"; it has {', '.join(has)}" if has else ""
+        raise Refusal(f"technique '{asked.drafter}': {q.engine.name} has no such drafter{others}", "technique", has, OTHER_ENGINES)
+    if asked.drafter == "draft" and not asked.draft_model:
+        raise Refusal("technique 'draft': name the model that drafts, as in draft=qwen3-0.6b:4:0.7", "technique", kind=UNSAID)
+    drafter_of(q)
 
 
 def measured_here(q: Question) -> MeasuredAcceptance | None:

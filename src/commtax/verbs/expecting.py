@@ -126,7 +126,10 @@ def expect(
     own = overlay.load_profile(profile)
     place = overlay.measured_cluster(own, place) if own else place
     size = int(positive(2, ranks=ranks or (2 if op == "send-recv" else place.num_gpus)))
-    _check_sizes(size, nbytes, place)
+    if size > place.num_gpus:
+        raise Refusal.of(f"{place.key} has {place.num_gpus} GPUs", (place.num_gpus,), ranks=size)
+    if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
+        raise Refusal.of("a size above 0 is needed", size=nbytes)
     library = library or usual_library(place, own)
     if algorithm:
         whole = _fused(place, library, algorithm)
@@ -217,13 +220,6 @@ def billed_library(profile: Profile | None = None) -> str:
     if profile and profile.libraries:
         return next(iter(profile.libraries))
     return catalog.engine(PHASES["decode"].engine).library
-
-
-def _check_sizes(ranks: int, nbytes: Number, place: Cluster) -> None:
-    if ranks > place.num_gpus:
-        raise Refusal.of(f"{place.key} has {place.num_gpus} GPUs", (place.num_gpus,), ranks=ranks)
-    if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
-        raise Refusal.of("a size above 0 is needed", size=nbytes)
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:

@@ -19,7 +19,7 @@ from commtax.verbs.billing import StepBill, price, with_collectives
 from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
 from commtax.verbs.requests_weighed import loop_around, requests_served
-from commtax.verbs.settling import Settled, changed
+from commtax.verbs.settling import changed
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
 """What-ifs that leave kernels and host as they are."""
@@ -77,16 +77,15 @@ def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
 
 def _layout_words(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     """The other layout of attention, where it saves much of the step, and whole requests end no later."""
-    saving = [c for c in what_ifs if c.code in LAYOUTS and c.fits and -c.delta_s > LARGE * float(b.step_s)]
-    better = [c for c in saving if _serves_no_slower(b.question, c.changes)]
-    return "".join(f" {LAYOUTS[c.code]} ({c.what}) the step takes {-c.delta_s / float(b.step_s):.0%} less;" for c in better)
-
-
-def _serves_no_slower(q: Settled, changes: Changes) -> bool:
-    """Whether the clients who keep the batch running are answered at the same rate or a higher one."""
-    now = loop_around(q)
-    own, other = (requests_served(x)[0] for x in (now, now.but(**{name: changes[name] for name in changes if name != "batch"})))
-    return other.rate >= own.rate
+    words = ""
+    for c in what_ifs:
+        saved = -c.delta_s / float(b.step_s)
+        if c.code in LAYOUTS and c.fits and saved > LARGE:
+            now = loop_around(b.question)
+            other = now.but(**{name: value for name, value in c.changes.items() if name != "batch"})
+            if requests_served(other)[0].rate >= requests_served(now)[0].rate:
+                words += f" {LAYOUTS[c.code]} ({c.what}) the step takes {saved:.0%} less;"
+    return words
 
 
 def _remedy(b: StepBill, top: Line, what_ifs: list[Counterfactual]) -> str:
@@ -228,17 +227,12 @@ def _draft_words(b: StepBill, plain_s: float) -> str:
     needed = f"drafts pay from a mean of {float(b.step_s) / plain_s - 1:.2f} accepted per step"
     if not is_accepted_known(b.question):
         return needed
-    lost = losing_batches(b.question)
-    if not lost:
+    batch = np.array(BATCHES)
+    drafted, plain = (price(b.question.but(batch=batch, **changes)).tokens_per_s for changes in ({}, {"speculative": 0}))
+    lost = batch[np.asarray(drafted) < np.asarray(plain)]
+    if not len(lost):
         return f"{needed}; at every batch up to {BATCHES[-1]:,} here"
     return f"{needed}; they stop paying at batch {lost[0]:,} here" if lost[0] > 1 else f"{needed}; at no small batch here"
-
-
-def losing_batches(q: Settled) -> list[int]:
-    """Batches, of those that are looked at, at which the same step without drafts makes more tokens per second."""
-    batch = np.array(BATCHES)
-    drafted, plain = (price(q.but(batch=batch, **changes)) for changes in ({}, {"speculative": 0}))
-    return [int(n) for n in batch[np.asarray(drafted.tokens_per_s) < np.asarray(plain.tokens_per_s)]]
 
 
 def tries(b: StepBill) -> Iterator[Counterfactual]:
@@ -350,24 +344,21 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
     gap = measured - now
     if gap <= 0.02 * now:
         return []
-    found = [(abs(1 - c.explains), c) for c in _scenarios(b, gap)] + [(SIZED_RANK, c) for c in _sized_slowdowns(b, gap)]
-    return [cause for _, cause in sorted(found, key=lambda ranked: ranked[0])]
-
-
-def _scenarios(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
-    """Things that happen or not."""
-    now = float(b.step_s)
+    found = list[tuple[float, PossibleSlowdown]]()
     for tried in _slowdowns(b):
         try:
             step = float(price(b.question.but(**tried.changes)).step_s)
         except ValueError:
             continue
         if step > now * 1.005:
-            yield PossibleSlowdown(tried.what, step, (step - now) / gap, tried.note)
+            explains = (step - now) / gap
+            found.append((abs(1 - explains), PossibleSlowdown(tried.what, step, explains, tried.note)))
+    found += [(SIZED_RANK, c) for c in _sized_slowdowns(b, gap)]
+    return [cause for _, cause in sorted(found, key=lambda ranked: ranked[0])]
 
 
 def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
-    """What slows a step down, in words, and what it changes."""
+    """What slows a step down and happens or not, in words, and what it changes."""
     q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
     for axis in b.async_axes:
         if comm_of(b, axis):

@@ -13,7 +13,7 @@ from commtax.units import format_bytes, format_rate, format_seconds, format_si
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, counterfactuals, thresholds, tries, verdict
 from commtax.verbs.fit_advice import larger_plans
-from commtax.verbs.fitting import fit_of_step, fits
+from commtax.verbs.fitting import Fit, fit_of_step, fits
 from commtax.verbs.layer import LayerSegment, LayerTimeline, layer_of
 from commtax.verbs.settling import fabric_of
 from commtax.verbs.train_fitting import train_holds
@@ -120,7 +120,18 @@ class ExplainedStep:
 
     @cached_property
     def memory(self) -> Memory:
-        return _trained_memory(self.bill) if self.bill.question.trains else _served_memory(self.bill)
+        b, q, tokens = self.bill, self.bill.question, None
+        if q.trains:
+            where = "a rank of the first stage, which keeps the most activations; " if q.plan.pp > 1 else ""
+            note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
+            held, holds = {name: float(getattr(b.memory, name)) for name in HELD}, bool(fits(b))
+        else:
+            room, seqs, each = fit_of_step(q), int(q.batch), int(q.context) + 1
+            tokens, holds = room.kv_tokens, room.holds_one and room.holds(seqs, each)
+            note = f"room for {tokens:,} cached tokens per replica; this batch has {seqs * each:,}"
+            held = _served_parts(room, seqs, seqs * each)
+        parts = [MemoryPart(name, nbytes) for name, nbytes in held.items() if nbytes]
+        return Memory(q.cluster.chip.visible_bytes, sum(part.nbytes for part in parts), holds, parts, tokens, note)
 
     @cached_property
     def lacking(self) -> str:
@@ -149,23 +160,20 @@ class ExplainedStep:
             axis = b.binding
         else:
             axis = "compute" if float(b.comm_fraction) < SMALL else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
-        return Binding(axis, _binding_text(b, axis))
+        if axis == "compute":
+            return Binding(axis, "compute-bound: communication is small or hidden")
+        lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
+        top = max(lines, key=lambda x: float(x.exposed_s))
+        if top.kind == "bubble":
+            return Binding(axis, f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} per step")
+        kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
+        what = f"{kind} of {top.item.what} {top.item.op} over {top.link}"
+        return Binding(axis, f"{what}, {format_seconds(float(top.exposed_s))} exposed")
 
     @cached_property
     def axes(self) -> list[AxisTax]:
         """One for each axis that sends anything."""
         return [_tax(self, axis, lines) for axis in SIZES if (lines := comm_of(self.bill, axis))]
-
-
-def _binding_text(b: StepBill, axis: str) -> str:
-    if axis == "compute":
-        return "compute-bound: communication is small or hidden"
-    lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
-    top = max(lines, key=lambda x: float(x.exposed_s))
-    if top.kind == "bubble":
-        return f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} per step"
-    kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-    return f"{kind} of {top.item.what} {top.item.op} over {top.link}, {format_seconds(float(top.exposed_s))} exposed"
 
 
 def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
@@ -195,32 +203,17 @@ def _tax(step: ExplainedStep, axis: AxisName, lines: list[Line]) -> AxisTax:
     )
 
 
-def _trained_memory(b: StepBill) -> Memory:
-    where = "a rank of the first stage, which keeps the most activations; " if b.question.plan.pp > 1 else ""
-    note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
-    return _memory(b, {name: float(getattr(b.memory, name)) for name in HELD}, bool(fits(b)), None, note)
-
-
-def _served_memory(b: StepBill) -> Memory:
-    seqs, each = int(b.question.batch), int(b.question.context) + 1
-    room, tokens = fit_of_step(b.question), seqs * each
+def _served_parts(room: Fit, seqs: int, tokens: int) -> dict[str, float]:
     whole = int(room.pool.tokens(room.kv_blocks))
     blocks = room.kv_bytes * tokens / whole if whole else room.kv_bytes_per_token * tokens
     if room.state_bytes_per_sequence_per_rank:
         blocks = room.kv_bytes_per_token * tokens + room.state_bytes_per_sequence_per_rank * seqs
-    parts = {
+    return {
         "weights": room.weights_bytes,
         "activations": room.activation_bytes,
         "graphs and other": room.other_bytes + room.graph_bytes,
         "KV cache of this batch": blocks,  # and its states
     }
-    note = f"room for {room.kv_tokens:,} cached tokens per replica; this batch has {tokens:,}"
-    return _memory(b, parts, room.holds_one and room.holds(seqs, each), room.kv_tokens, note)
-
-
-def _memory(b: StepBill, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:
-    kept = [MemoryPart(name, nbytes) for name, nbytes in parts.items() if nbytes]
-    return Memory(b.question.cluster.chip.visible_bytes, sum(part.nbytes for part in kept), fits, kept, kv_tokens, note)
 
 
 def formula(line: Line, chip: Chip) -> str:
@@ -303,7 +296,12 @@ def _trained_lesson(b: StepBill) -> list[LessonRow]:
         whole = sum(float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica"))
         theirs = f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}"
         own = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
-        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, own, _dp_why(b)))
+        wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(plan.zero, "scattered, then gathered")
+        why = (
+            f"peak·MFU/BW supposes 40% MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
+            f"{plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
+        )
+        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, own, why))
     if plan.pp > 1:
         why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
         rows.append(LessonRow("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
@@ -324,14 +322,6 @@ def _tp_why(b: StepBill, formula: float) -> str:
     return (
         f"{degree}: (T−1)/3·rate/(BW·h) is {formula:.1%} of the forward pass. It takes 900 GB/s, both directions together; "
         f"ours goes over {links}, one direction, with latency, over the whole step"
-    )
-
-
-def _dp_why(b: StepBill) -> str:
-    wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(b.question.plan.zero, "scattered, then gathered")
-    return (
-        f"peak·MFU/BW supposes 40% MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
-        f"{b.question.plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from operator import attrgetter
 from typing import Unpack
@@ -116,23 +116,18 @@ def _advice(failed: Fit) -> list[str]:
         return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else larger_plans(failed)
     roomier = failed.roomier
     changes = [limit_flags(roomier, failed)] if roomier and roomier.fits else []
-    changes += _smaller_limits(failed)
+    most = largest_max_num_seqs(failed)
+    seqs = f"--max-num-seqs {most}" if most < room.max_num_seqs else ""
+    if failed.stopped_by == SEQS:
+        changes.append(f"{seqs} (a block for the state of each)")
+    elif longest := longest_request(failed):
+        changes.append(f"--max-model-len {longest}{f' {seqs}' if seqs else ''} (the longest request that fits as it is)")
     if not asked.plan.weights_dtype and not asked.model.quant:
         smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
         changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
     if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
         changes.append("--kv-dtype fp8")
     return changes + larger_plans(failed)
-
-
-def _smaller_limits(failed: Fit) -> Iterator[str]:
-    """The limits that start as it is."""
-    most = largest_max_num_seqs(failed)
-    seqs = f"--max-num-seqs {most}" if most < failed.question.limits.max_num_seqs else ""
-    if failed.stopped_by == SEQS:
-        yield f"{seqs} (a block for the state of each)"
-    elif longest := longest_request(failed):
-        yield f"--max-model-len {longest}{f' {seqs}' if seqs else ''} (the longest request that fits as it is)"
 
 
 def larger_plans(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:

@@ -69,29 +69,22 @@ def serving_sample(q: Question) -> Sample:
     """
     closed = not q.offered.request_rate and q.offered.trace is None
     clients = float(q.requests.concurrency) if closed else q.offered.max_in_flight
-    sample = sample_of(q, 1.0 if q.requests.disaggregated else least_share(_requests(q), clients))
+    drawn = q.requests.num_prompts, q.offered.duration_s * (q.offered.request_rate or inf)  # without an end where nobody says one
+    count = float(min(drawn) if q.offered.trace is None else len(q.offered.trace))
+    sample = sample_of(q, 1.0 if q.requests.disaggregated else least_share(count, clients))
     if not closed or sample.share == 1:
         return sample
     return replace(sample, share=Fraction(int(sample.question.requests.concurrency), int(clients)))
 
 
-def _requests(q: Question) -> float:
-    """Return how many requests a run has, infinitely many where nobody says."""
-    drawn = q.requests.num_prompts, q.offered.duration_s * (q.offered.request_rate or inf)
-    return float(min(drawn) if q.offered.trace is None else len(q.offered.trace))
-
-
 def used_of(q: Question, replicas: int) -> int:
     """Return how many of the replicas that prompts come to get any: one that comes again goes where its text is."""
-    return int(min(replicas, prefix_groups(q))) if q.offered.router == "prefix" else replicas
-
-
-def prefix_groups(q: Question) -> float:
-    """Return how many groups of requests there are whose prompts begin alike; infinitely many where none do."""
+    if q.offered.router != "prefix":
+        return replicas
     if q.offered.trace is not None:
-        return float(_groups(q.offered.trace).max(initial=0) + 1)
+        return int(min(replicas, _groups(q.offered.trace).max(initial=0) + 1))
     alike = q.offered.shared_prefix >= (q.limits.block_size or q.engine.memory.block_size)
-    return 1 if alike else q.offered.unique_prompts or inf
+    return 1 if alike else min(replicas, q.offered.unique_prompts or replicas)
 
 
 def _groups(stream: RequestStream) -> Array:

@@ -46,10 +46,13 @@ def check_lengths(q: Question) -> Question:
     if told:
         rule = f"fewer than input_len + output_len = {tokens:,}; nearest valid: {tokens}"
         raise Refusal.of(rule, (tokens,), max_model_len=told)
+    rule = f"more than the {q.model.max_len:,} positions of {q.model.key}"
+    if trace is not None:
+        raise Refusal.about(trace=f"the shortest request has {tokens:,} tokens with its answer, {rule}")
     most = q.model.max_len - int(np.max(q.requests.output_len))
-    nearest = f"; nearest valid input_len: {most}" if trace is None and most > 0 else ""
-    rule = f"input_len + output_len = {tokens:,}: more than the {q.model.max_len:,} positions of {q.model.key}{nearest}"
-    raise Refusal(rule, "input_len", (most,) if nearest else ())
+    nearest = f"; nearest valid input_len: {most}" if most > 0 else ""
+    rule = f"with output_len it makes {tokens:,} tokens, {rule}{nearest}"
+    raise Refusal.of(rule, (most,) if nearest else (), input_len=int(np.max(q.requests.input_len)))
 
 
 def _is_judged(q: Question) -> bool:

@@ -16,28 +16,23 @@ from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODE
 from commtax.verbs.collective_rules import already_on
 
 BULK = "deepep_high_throughput"
-
 HOST_TIMES = ("host_s", "host_s_per_doubling", "host_s_per_seq")
 
 
 def with_schedule(asked: Techniques, engine: Engine) -> Engine:
     """An engine that is told to schedule ahead: its GPUs wait no longer than those of its newest version, which always does."""
-    if not asked.async_scheduling or not _asks_for(engine, "async-scheduling"):
+    key = "async-scheduling"
+    if not asked.async_scheduling or engine.key not in technique(key).flags or _unasked_since(engine, key):
         return engine
     newest = catalog.engine(engine.key)
     left = {name: min(getattr(engine.host, name), getattr(newest.host, name)) for name in HOST_TIMES}
     return engine.but(ahead=True, **left)
 
 
-def _asks_for(engine: Engine, key: str) -> bool:
-    """Whether an engine of this version has a technique and leaves it off unless it is asked for."""
-    one = technique(key)
-    return engine.key in one.flags and not (_since(engine, key) and parts(engine.version) >= parts(one.always[engine.key]))
-
-
-def _since(engine: Engine, key: str) -> str:
-    """The version since which an engine does it unasked; "": never."""
-    return technique(key).always.get(engine.key, "")
+def _unasked_since(engine: Engine, key: str) -> str:
+    """The version since which an engine does it unasked; "": this one does not."""
+    since = technique(key).always.get(engine.key, "")
+    return since if since and parts(engine.version) >= parts(since) else ""
 
 
 def without_idle_overlap(q: Question) -> Question:
@@ -95,12 +90,8 @@ def _check_exchange(q: Question, key: str) -> None:
     if not np.any(expert_ranks(q.plan, q.engine).over_replicas):
         raise _refuse(key, "needs experts spread over data-parallel ranks (dp > 1 and ep > tp)")
     if _backend(q) == AG_RS:
-        raise _refuse(key, f"{q.engine.name} overlaps only DeepEP's kernels: add --ep-backend {_able(q)}")
-
-
-def _able(q: Question) -> str:
-    """The exchange that overlap needs: in bulk for prompts, of low latency to decode."""
-    return BULK if q.phase == "prefill" else DEEPEP_LL
+        able = BULK if q.phase == "prefill" else DEEPEP_LL
+        raise _refuse(key, f"{q.engine.name} overlaps only DeepEP's kernels: add --ep-backend {able}")
 
 
 def _check_halves(q: Question, key: str) -> None:
@@ -132,8 +123,7 @@ def _check_shared(q: Question, key: str) -> None:
 
 def _check_unasked(q: Question, key: str) -> None:
     """What a version does by itself was on when its times were measured."""
-    since = _since(q.engine, key)
-    if since and parts(q.engine.version) >= parts(since):
+    if since := _unasked_since(q.engine, key):
         raise _refuse(key, already_on(q.engine, since), ALREADY_ON)
 
 

@@ -172,8 +172,15 @@ def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
 
 
 def _topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
-    """What is asked, beside what was seen."""
-    yield from _machine_topics(own, asked)
+    """What is asked, beside what was seen: of the machine's chip and links, then of its engine and runs."""
+    if place := asked.cluster:
+        chips = dict.fromkeys(key for key in (own.chip.get("key", ""), *(x.deployment.chip for x in own.lessons)) if key)
+        if chips:
+            yield Topic("chip", place.chip.key, tuple(chips))
+        if own.libraries and "intra" in own.links:
+            yield Topic("link inside", place.intra.key, (own.links["intra"],))
+        if own.network and "inter" in own.links and not place.is_one_domain:
+            yield Topic("link between", place.inter.key, (own.links["inter"],))
     if asked.engine and own.engine and not own.lessons:
         yield Topic("engine", asked.engine.key, (own.engine.partition("@")[0],))
     wanted = {
@@ -185,16 +192,3 @@ def _topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
         **{axis: str(size) for axis, size in asked.sizes.items()},
     }
     yield from (topic for topic in run_topics(own.lessons, wanted) if topic.name != "chip")
-
-
-def _machine_topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
-    """Its chip and links."""
-    if asked.cluster is None:
-        return
-    chips = dict.fromkeys(key for key in (own.chip.get("key", ""), *(x.deployment.chip for x in own.lessons)) if key)
-    if chips:
-        yield Topic("chip", asked.cluster.chip.key, tuple(chips))
-    if own.libraries and "intra" in own.links:
-        yield Topic("link inside", asked.cluster.intra.key, (own.links["intra"],))
-    if own.network and "inter" in own.links and not asked.cluster.is_one_domain:
-        yield Topic("link between", asked.cluster.inter.key, (own.links["inter"],))

@@ -17,6 +17,7 @@ from commtax.arrays import Array, cache_few_answers
 from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.cost.surface import Surface, surface
 from commtax.counting import counted
+from commtax.judgement.closed_loops import unlocked_spread
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
 from commtax.question import OfferedRequests, Question
@@ -185,10 +186,13 @@ class RequestsInTime(Answer):
         return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.simulated.offered.prefix_hit_rate))
 
     def range_of(self, name: str, ends: list["RequestsInTime"] | None = None) -> tuple[float, float]:
-        """The 80 % range: the figure with steps and first tokens as early and as late as they may be."""
+        """The 80 % range: the figure with steps and first tokens as early and as late as they may be, in lockstep and out of it."""
         value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in ends or self.ends)
-        return range_between(value, low, high, same)
+        ranges = [range_between(value, low, high, same)]
+        if self.out_of_lockstep and not ends:
+            ranges.append(self.out_of_lockstep.range_of(name))
+        return min(low for low, _ in ranges), max(high for _, high in ranges)
 
     @property
     def mean_running(self) -> float:
@@ -266,6 +270,15 @@ class RequestsInTime(Answer):
         """Whether clients wait for their answers: a closed loop cannot be overloaded."""
         return not self.question.offered.request_rate and self.question.offered.trace is None
 
+    @cached_property
+    def out_of_lockstep(self) -> "RequestsInTime | None":
+        """The first of these requests, where all start and end together, as they are when servers have left that lockstep."""
+        q, spread = self.question, unlocked_spread()
+        equal = q.requests.spread < spread and not (q.offered.inputs or q.offered.outputs)
+        if not (self.closed and equal and any(note.code == "lockstep" for note in self.alike.notes)):
+            return None
+        return serve(q.but(spread=spread, num_prompts=min(q.requests.num_prompts, q.offered.warmup + RANGED)))
+
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
         """Whether a share of the requests have both times below their limits."""
         return self.within(ttft_s, tpot_s) >= share
@@ -292,24 +305,23 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
     prompts finds none when all come at once: then each comes when another is answered, with more in flight than have room.
     """
     rules, workers = fleet.workers.rules, fleet.workers
-    each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) - _shared_tokens(stream) + rules.states * rules.block
+    some = (stream.prefixes or ())[:COMPARED]
+    times = Counter(chain.from_iterable(some))
+    shared = (
+        stream.block * sum(n for n in times.values() if n > 1) / max(1, len(some))
+    )  # tokens of prompts whose blocks several use
+    each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) - shared + rules.states * rules.block
     seqs = rules.seqs if rules.prefill_first else min(rules.seqs, rules.tokens)
     at_once = min(seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     count = min(20_000, max(_limit_requests(least, stream, fleet), int(5 * at_once / fleet.decoded)))
     answered = int(count * fleet.decoded)
     quarter = answered // 4
     crowd = int(CROWD * at_once) + 1 if fleet.router == "prefix" and stream.prefixes else inf
-    ran = run(_repeat_requests(stream, count, crowd), fleet, hit_rate, enough=answered - quarter, prompted=prompted)
+    repeated = replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=crowd)
+    ran = run(repeated, fleet, hit_rate, enough=answered - quarter, prompted=prompted)
     done = np.sort(ran.book.done_s)  # those who are not, or elsewhere, last
     middle_s = float(done[answered - 1 - quarter] - done[quarter])
     return (answered - 2 * quarter) / max(1e-12, middle_s) / float(fleet.decoded)
-
-
-def _shared_tokens(stream: RequestStream) -> float:
-    """Return the mean tokens of a prompt that another one has, too, whose blocks both use; looked for among the first requests."""
-    some = (stream.prefixes or ())[:COMPARED]
-    times = Counter(chain.from_iterable(some))
-    return stream.block * sum(n for n in times.values() if n > 1) / max(1, len(some))
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
@@ -391,17 +403,13 @@ def _workers(asked: Question, longest: int) -> Workers:
     plan = asked.plan
     shared = asked.model.experts is not None and plan.dp > 1 and plan.pp == 1  # pipelines of ranks are followed one by one
     rules = _rules(asked, longest)
-    rules = replace(rules, spread=_spread(asked)) if shared else rules
+    if shared:  # of the seconds of a prompt, of the mean length or as much as a step takes, those that all ranks work off together
+        load = ClosedLoopLoad(1.0, float(asked.requests.input_len), float(asked.requests.output_len))
+        beside = 0.0 if asked.engine.serves.prefill_first else 1.0
+        work = decode_workload(1.0, load), prompt_work(beside, load, chunk_tokens(asked, load.input_len))
+        rules = replace(rules, spread=float(spread_share(asked, *(step_bill(asked, one) for one in work))))
     count = int(plan.replicas) * (1 if shared else int(plan.dp))
     return Workers(rules, steps_of(asked, longest), count, int(plan.dp) if shared else 1, int(plan.pp))
-
-
-def _spread(asked: Question) -> float:
-    """Of the seconds of a prompt, of the mean length or as much of it as a step takes, those that all ranks work off together."""
-    load = ClosedLoopLoad(1.0, float(asked.requests.input_len), float(asked.requests.output_len))
-    tokens = chunk_tokens(asked, load.input_len)
-    steps = decode_workload(1.0, load), prompt_work(0.0 if asked.engine.serves.prefill_first else 1.0, load, tokens)
-    return float(spread_share(asked, *(step_bill(asked, work) for work in steps)))
 
 
 def _rules(asked: Question, longest: int) -> Rules:
@@ -439,8 +447,3 @@ def steps_of(asked: Question, longest: int) -> Surface:
 @cache_few_answers
 def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest, asked.speculative)
-
-
-def _repeat_requests(stream: RequestStream, count: int, in_flight: float = inf) -> RequestStream:
-    """So many requests at once, those of the stream over and over; or as many as may be in flight, and the others after them."""
-    return replace(stream.take(np.arange(count) % len(stream)), arrival_s=np.zeros(count), in_flight=in_flight)

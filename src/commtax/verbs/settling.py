@@ -251,17 +251,14 @@ def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
     return engine
 
 
-def _own_library(engine: spec.Engine) -> str:
-    """The library that an engine calls, in the engine's version where that is not the usual one and both are one release."""
-    usual = catalog.engine(engine.key) if engine.key in catalog.keys("engines") else engine
-    other = engine.library == engine.key and engine.version != usual.version
-    return f"{engine.library}@{engine.version}" if other else engine.library
-
-
 def fabric_of(q: Question) -> spec.Fabric:
     """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
     if not q.profile:
-        return catalog.fabric(q.what_if.library or _own_library(q.engine), q.cluster, behind=q.engine.library)
+        engine, usual = q.engine, catalog.engine(q.engine.key) if q.engine.key in catalog.keys("engines") else q.engine
+        # That of the engine's version where it is not the usual one and both are one release.
+        other = engine.library == engine.key and engine.version != usual.version
+        own = f"{engine.library}@{engine.version}" if other else engine.library
+        return catalog.fabric(q.what_if.library or own, q.cluster, behind=engine.library)
     from commtax.catalog import profile as overlay
 
     return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
@@ -278,16 +275,17 @@ def terms_of(q: Question) -> PricingTerms:
         kernels = catalog.kernel_constants(q.engine, chip)
     if q.techniques.native_latents:
         kernels = catalog.with_shared_latents(kernels, chip)
-    known = (*_known_spread(q), _drafter(q), _copied_tokens(q))
+    drafter, copied_tokens = None, cast(spec.Number, 0.0)
+    if q.speculative:
+        from commtax.verbs.drafts import drafter_of  # not for those who draft nothing
+
+        drafter = drafter_of(q)
+    if copies_cache(q):
+        from commtax.verbs.cache_room import cache_tokens  # not for those whose kernels read a cache as it is
+
+        copied_tokens = cache_tokens(q)
+    known = (*_known_spread(q), drafter, copied_tokens)
     return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *known)
-
-
-def _drafter(q: Question) -> spec.Drafter | None:
-    if not q.speculative:
-        return None
-    from commtax.verbs.drafts import drafter_of  # not for those who draft nothing
-
-    return drafter_of(q)
 
 
 def copies_cache(q: Question) -> bool:
@@ -296,14 +294,6 @@ def copies_cache(q: Question) -> bool:
     return (
         narrow and not q.techniques.native_latents and not q.trains and any(a.latent and not a.indexer for a in q.model.attentions)
     )
-
-
-def _copied_tokens(q: Question) -> spec.Number:
-    if not copies_cache(q):
-        return 0.0
-    from commtax.verbs.cache_room import cache_tokens  # not for those whose kernels read a cache as it is
-
-    return cache_tokens(q)
 
 
 def _known_spread(q: Question) -> tuple[float, bool]:

@@ -64,7 +64,9 @@ def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
     for (value, sizes), ok in zip(tried, legal, strict=True):
         if ok and value not in first and (settled := _complete_sizes(sizes, q)):
             first[value] = settled
-    few = _common_values(sorted(first), now[axis])
+    few = sorted(first)
+    if len(few) > MOST_VALUES:  # those that people use
+        few = [v for v in few if v <= 16 or v & (v - 1) == 0 or v in (now[axis], few[-1])]
     keys = [name for name in now if name == axis or any(first[v][name] != now[name] for v in few)]
     return [Move(v, {key: first[v][key] for key in keys}, _note(axis, first[v], now, q)) for v in few]
 
@@ -199,13 +201,6 @@ def _room(axis: str, sizes: Sizes, total: int) -> int:
 
 def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def _common_values(values: list[int], now: int) -> list[int]:
-    """All of a short list; of a long one those that people use."""
-    if len(values) <= MOST_VALUES:
-        return values
-    return [v for v in values if v <= 16 or v & (v - 1) == 0 or v in (now, values[-1])]
 
 
 def _local_token_moves(q: Question) -> list[Move]:

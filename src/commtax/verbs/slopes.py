@@ -35,7 +35,8 @@ class PricedLoop:
 def latency_slopes(loop: PricedLoop) -> dict[str, Slopes]:
     """Of ``tpot`` and ``ttft``, by the names of an engine's constants."""
     decode, prompt = step_shares(loop.bills[0], loop.engine, loop.seqs), step_shares(loop.bills[1], loop.engine, loop.seqs, True)
-    served, each, first = loop.served, _token_parts(loop), _added(loop.served.ahead_s, loop)
+    served, first, stretched = loop.served, _added(loop.served.ahead_s, loop), _added(loop.served.stretch_s, loop)
+    each = stretched | {"decode": stretched["decode"] + served.tpot_s - served.stretch_s}
     own = {
         "prompt": first["prompt"] + served.prefill_s,
         "decode": first["decode"] + served.boundary_s,
@@ -82,9 +83,3 @@ def _added(seconds: Number, loop: PricedLoop) -> dict[str, Number]:
     beside = 0.0 if loop.apart or loop.engine.serves.prefill_first else loop.steps.decode_s
     added = np.maximum(LEAST_S, loop.steps.prompt_s - beside)
     return {"prompt": seconds * loop.steps.prompt_s / added, "decode": -seconds * beside / added, "request": 0.0 * seconds}
-
-
-def _token_parts(loop: PricedLoop) -> dict[str, Number]:
-    """Seconds of TPOT that go as a step with prompts does, as one that decodes, and as a request's way."""
-    parts = _added(loop.served.stretch_s, loop)
-    return parts | {"decode": parts["decode"] + loop.served.tpot_s - loop.served.stretch_s}

@@ -168,13 +168,10 @@ def slo_of(words: Iterable[str], slo: Slo = Slo()) -> Slo:  # noqa: B008
             raise Refusal.of("write limits in ms such as ttft:300 tpot:20 e2el:5000", goodput=word[:40])
         if isfinite(getattr(slo, SPELLED[name])):
             raise Refusal.of(f"{name} has a limit already; leave one of them out", goodput=word[:40])
-        slo = replace(slo, **{SPELLED[name]: _seconds(text, name)})
+        try:
+            value = float(text)
+        except ValueError:
+            rule = f"a number of milliseconds is needed, such as {name}:300"
+            raise Refusal(f"goodput '{name}:{text[:30]}': {rule}", "goodput") from None
+        slo = replace(slo, **{SPELLED[name]: number(value, "goodput", 0, MOST_MS, " ms") / 1e3})
     return slo
-
-
-def _seconds(text: str, name: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise Refusal(f"goodput '{name}:{text[:30]}': a number of milliseconds is needed, such as {name}:300", "goodput") from None
-    return number(value, "goodput", 0, MOST_MS, " ms") / 1e3

@@ -51,31 +51,21 @@ def check_single_load(q: Question) -> Question:
             several = option.part == "plan"
             rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
             raise Refusal(f"{name}: {rule}", name)
-    _check_workers(q)
+    check_apart(q)
+    if q.requests.disaggregated:
+        ahead = settle(prompter(q).but(offered=OfferedRequests())).plan
+        check_pools(q, ahead, (q.requests.prefill_workers, q.requests.decode_workers))
     check_lengths(q)
     check_starts(q)
     if q.requests.kv_tokens is not None:
         positive(kv_tokens=q.requests.kv_tokens)
-    if q.offered.warmup >= (most := _requests(q.offered, q)):
+    # As far as their number is known beforehand: those that come within a time are not counted.
+    most = float(PROMPTS) if np.isinf(q.offered.duration_s) else np.inf
+    if q.offered.trace is not None:
+        most = len(q.offered.trace)
+    elif np.isfinite(q.requests.num_prompts):
+        most = float(q.requests.num_prompts)
+    if q.offered.warmup >= most:
         rule = f"the first {q.offered.warmup:,} of {most:,.0f} requests would be left out of all figures"
         raise Refusal.of(f"{rule}; nearest valid: {most - 1:.0f}", (int(most - 1),), warmup=q.offered.warmup)
     return q
-
-
-def _check_workers(q: Question) -> None:
-    """Workers of two kinds belong to disaggregated serving, which has no other replicas, and fit on the cluster."""
-    wanted = q.requests
-    check_apart(q)
-    if not wanted.disaggregated:
-        return
-    ahead = settle(prompter(q).but(offered=OfferedRequests())).plan
-    check_pools(q, ahead, (wanted.prefill_workers, wanted.decode_workers))
-
-
-def _requests(offered: OfferedRequests, q: Question) -> float:
-    """How many there will be, where that is known beforehand; those that come within a time are not."""
-    if offered.trace is not None:
-        return len(offered.trace)
-    if np.isfinite(offered.duration_s) and np.isinf(q.requests.num_prompts):
-        return np.inf
-    return float(q.requests.num_prompts) if np.isfinite(q.requests.num_prompts) else float(PROMPTS)

@@ -4,22 +4,55 @@ Its bytes and FLOPs, its floor, what prices it with which constants, each effect
 to its seconds. Everything is asked of the functions that priced the line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import chain
 
 import numpy as np
 
 from commtax.answer import Answer
-from commtax.cost.pricing import host_parts
+from commtax.catalog.effects import engine_number, mechanisms
+from commtax.catalog.fabric import source_title
+from commtax.catalog.loader import table as catalogue_table
+from commtax.cost import kernels
+from commtax.cost.collectives import ALGORITHMS, cross_domains
+from commtax.cost.forms import equation
+from commtax.cost.forms.form import equation_of
+from commtax.cost.kernel import Kernel, PricingTerms
+from commtax.cost.kernels import Factor
+from commtax.cost.measured_curves import factor_over
+from commtax.cost.pricing import Pricer, all_reduce_share, host_parts, scaled_s
+from commtax.cost.seconds_split import CARRIERS, terms
+from commtax.cost.training import Kernels, scales
 from commtax.ledger import Z80, Line
+from commtax.question import Question
 from commtax.records import dataclass
+from commtax.spec import Fabric, KernelHabits, Path, TrainingHabits
 from commtax.statement import Refusal
+from commtax.verbs import why_parts
 from commtax.verbs.billing import StepBill, by_cost
 from commtax.verbs.settling import terms_of
-from commtax.verbs.why_collectives import explained_collective
-from commtax.verbs.why_kernels import explained_kernel
-from commtax.verbs.why_parts import Explanation, LikelyRange, TimePart, engine_effect
+from commtax.verbs.why_parts import Effect, Explanation, Floor, LikelyRange, PricedBy, TimePart, engine_effect, factor_effects
 
 MOST_LISTED = 24  # lines that a refusal lists
+CONSTANTS = (
+    *("bandwidth_Bps", "launch_s", "hop_s", "extra_s", "each_s", "sqrt_s", "beside_s", "local_s", "copied", "wire_share"),
+    "mesh",
+)
+ACROSS = ("efficiency", "norm", "hops", "pipelining", "eager_s")  # constants of a path, and of the network between hosts
+SIZED = {"gemm": ("m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "head_dim", "length", "past")}
+"""Sizes of a kernel that its own record holds, of products and of attention."""
+UNFITTED = {**{f.name: f.default for f in fields(KernelHabits)}, **{f.name: f.default for f in fields(TrainingHabits)}}
+"""What an engine's numbers are where nothing was fitted."""
+
+WHEN: Mapping[str, Callable[[Question], bool]] = {
+    "": lambda _: True,
+    "eager": lambda q: q.what_if.eager,
+    "compiled": lambda q: not q.what_if.eager,
+    "grouped": lambda q: not q.engine.kernels.fused_experts,
+    "biased": lambda q: q.model.experts is not None and q.model.experts.bias and not q.engine.kernels.fused_experts,
+}
+"""When an effect on sizes counts, by its name in ``effects.toml``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +141,147 @@ def _explain_line(b: StepBill, x: Line, number: int, name: str) -> Why:
         b, number, name, x.kind, x.item.op, float(x.item.count), **times, share=share, explanation=explanation,
         range=LikelyRange(sigma, low, high, explanation.doubts), bound=x.bound if x.kind == "comm" else "",
     )  # fmt: skip
+
+
+def explained_kernel(b: StepBill, x: Line) -> Explanation:
+    q, k = b.question, x.priced_from
+    assert isinstance(k, Kernel)
+    t = terms_of(q)
+    applied = Kernels(t).applied(k) if q.trains else kernels.applied_in_serving(k, t)
+    charged = kernels.charged_as(k, t.cluster.chip, t.constants, applied.rate)
+    chip, rate = t.cluster.chip, kernels.peak(k, t.cluster.chip, t.constants)
+    pace = 1.0  # of a step with prompts, where runs taught it
+    if t.engine.paces.pace_prompt_steps != 1:
+        pace = float(x.each_s / sum(kernels.applied_s(k, chip, t.constants, applied)))
+    moved, computed = float(k.nbytes) / chip.memory_Bps, float(k.flops) / rate
+    least = float(kernels.least_s(k, chip, t.constants))
+    names = SIZED["gemm"] if float(k.m) else SIZED["attention"] if float(k.batch) else ()
+    sizes: dict[str, float | str] = {name: float(getattr(k, name)) for name in names}
+    if is_dataclass(k.shape):
+        sizes |= {f.name: float(getattr(k.shape, f.name)) for f in fields(k.shape)}
+    sizes = {name: value for name, value in sizes.items() if value}
+    source = kernels.kernel_source(k, t.constants)
+    constants = {name: float(value) for name, value in kernels.constants_of(charged, t.constants).items() if name != "sigma"}
+    table = kernels.table_of(charged, t.constants)
+    home = tuple(catalogue_table("kernels", t.constants.family).get("measured_on", ()))
+    instead = f"; in the place of {k.stored}, which has no table" if k.stored and not table.endswith(f".{k.stored}") else ""
+    if charged is not k:
+        instead = "; nobody timed 8 bits here, which take no longer than these 16"
+    fused = ((kernels.fused_by(k), 1 - float(k.fused)),) if k.fused else ()
+    rates = applied.rates if float(k.flops) else ()  # what computes nothing has no arithmetic to slow down
+    slower = ("slow_rank", applied.slow_rank), applied.pace, ("pace_prompt_steps", pace)
+    return Explanation(
+        parts=tuple(_parts(k, charged, t, applied, pace)),
+        shape=sizes | {"arithmetic": k.dtype, "weight_bytes": k.weight_bytes} | ({"stored": k.stored} if k.stored else {}),
+        nbytes=float(k.nbytes),
+        flops=float(k.flops),
+        floor=Floor(moved, computed, least, "bytes" if moved >= computed else "FLOPs", chip.memory_Bps, rate),
+        priced_by=PricedBy(k.form, equation(k.form), table, constants, source.kind, f"{source}{instead}", home),
+        effects=(*factor_effects(q, (*rates, *fused, *slower)), *_size_effects(k, q)),
+        source=x.source,
+        doubts=tuple(_doubts(k, t, q.trains)),
+    )
+
+
+def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors, pace: float) -> Iterator[TimePart]:
+    """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
+    chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank * a.pace[1] * pace
+    fixed = moving = 0.0
+    for term in terms(charged, chip, t.constants, a.rate):
+        own = term.fixed_s * left * slower, term.moving_s * slower
+        fixed, moving = fixed + own[0], moving + own[1]
+        yield TimePart(term.name, CARRIERS[term.name], sum(own), term.alone_s * slower)
+    if (lacking := a.launch_s * slower - fixed - moving) > 0:
+        yield TimePart("launch_s", "without graphs a kernel takes at least its launch", lacking)
+    elif a.pace[1] < 1 and (lacking := pace * float(sum(kernels.applied_s(k, chip, t.constants, a))) - fixed - moving) > 0:
+        yield TimePart("floor", "no kernel beats bandwidth and peak", lacking)
+
+
+def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
+    """Numbers of the engine that decided this kernel's sizes."""
+    for name, known in mechanisms().items():
+        kernels = (k.form in known.forms or k.part in known.parts) and k.part not in known.but_parts and not k.casts
+        if (
+            kernels
+            and known.changes == "sizes"
+            and engine_number(q.engine, name) not in (None, UNFITTED.get(name))
+            and WHEN[known.when](q)
+        ):
+            yield engine_effect(q, name)
+    if k.part in mechanisms()["imbalance"].parts and q.what_if.imbalance:
+        yield from factor_effects(q, (("imbalance", q.what_if.imbalance),))
+
+
+def _doubts(k: Kernel, t: PricingTerms, trains: bool) -> Iterator[str]:
+    """Why a kernel's range is as wide as it is."""
+    constants, source = t.constants, t.constants.label if trains else kernels.kernel_source(k, t.constants)
+    whole = constants.tables["train.bf16"]["sigma"] if trains else constants.sigma
+    yield f"{whole:g}: kernels of whole {'training ' if trains else ''}steps on {constants.family} chips against measured ones"
+    own = 0.0 if trains else constants.tables[kernels.table_of(k, constants)].get("sigma", 0.0)
+    if own > whole:
+        yield f"{own:g}: rows of the table {kernels.table_of(k, constants)} that were not fitted"
+    if source.kind == "transferred":
+        yield f"{kernels.TRANSFERRED_SIGMA:g} beside it: {source}"
+    if source.kind == "assumed" and not trains:
+        yield f"{kernels.UNMEASURED_SIGMA:g} at the least: {source}"
+
+
+def explained_collective(b: StepBill, x: Line) -> Explanation:
+    q = b.question
+    t = terms_of(q)
+    pricer = Pricer(t)
+    if pricer.pairs and pricer.span(x.item.axis).paired:
+        pricer = pricer.pairs
+    settings = scales(x.item, q.what_if, q.engine) if q.trains else q.what_if
+    chosen, (fabric, op) = pricer.price(x.item), pricer.priced_by(x.item)
+    where = pricer.span(x.item.axis)
+    crosses = bool(where.crosses)
+    path = (fabric.network_paths if crosses else fabric.paths)[op][int(chosen.path)]
+    paces = ((name, getattr(q.engine.paces, name)) for name in ("pace_latency", "pace_wire"))
+    scaled = tuple(float(s) for s in scaled_s(x.item, chosen, q.engine, settings))
+    prompts = float(x.each_s) / sum(scaled) if sum(scaled) and q.engine.paces.pace_prompt_steps != 1 else 1.0
+    latency, wire = (prompts * s for s in scaled)
+    factors: tuple[Factor, ...] = (
+        ("reduce_share", all_reduce_share(x.item, q.engine)),
+        *paces,
+        ("pace_prompt_steps", prompts),
+    )
+    if q.trains and x.item.whole_axis == "dp":
+        factors += (("gather_rate", q.engine.trains.gather_rate),)
+    ranks, domains = float(x.item.ranks), float(where.domains)
+    sent, rate = float(x.item.sent_bytes_per_rank) / float(x.item.count), pricer.cluster.intra.bandwidth_Bps
+    window = (x.item.overlaps_with, float(x.window_s)) if float(x.window_s) else ("", 0.0)
+    named, width = (x.item.op, str(x.algorithm), str(x.link)), float(np.exp(Z80 * float(x.sigma)))
+    return Explanation(
+        parts=(
+            TimePart("latency", "launch, hops and what fills a pipeline: the same for any size", latency, float(chosen.latency_s)),
+            TimePart("wire", "bytes at the rate that the path reaches", wire, float(chosen.wire_s)),
+        ),
+        shape={"ranks": ranks, "ranks_per_domain": float(where.ranks_per_domain)},
+        nbytes=float(x.item.nbytes),
+        floor=None if crosses else Floor(sent / rate, 0.0, sent / rate, "bytes", rate, np.inf),
+        priced_by=_priced_by(path, fabric, crosses, x),
+        way=why_parts.CollectiveWay(*named, ranks, domains, sent, str(x.why), fabric.name, *window),
+        effects=factor_effects(q, factors),
+        source=x.source,
+        doubts=(f"4 of 5 measured times of such collectives lie within a factor of {width:.2f} of the price ({x.source})",),
+    )
+
+
+def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
+    usual: Mapping[str, object] = {f.name: f.default for f in fields(Path)}
+    own = {name: float(getattr(path, name)) for name in CONSTANTS if getattr(path, name) != usual[name]}
+    own |= {f"contention on {world}": slower for world, slower in path.contention}
+    network, crossed = fabric.network, crosses and not fabric.flat
+    between = {f"network {name}": float(getattr(network, name)) for name in ACROSS} if crossed else {}
+    if crossed and network.curves:
+        nbytes, ranks = float(x.item.nbytes), float(x.item.ranks)
+        between["network measured"] = float(factor_over(network, x.item.op, nbytes, ranks))
+    words = equation_of(ALGORITHMS[path.algorithm])
+    words = f"{equation_of(cross_domains)}; inside: {words}" if crossed else words
+    names = (str(path.source), network.source if crossed else "")
+    source = "; ".join(dict.fromkeys(chain((str(x.source),), (source_title(fabric.name, name) or name for name in names if name))))
+    return PricedBy(path.algorithm, words, path.name or path.algorithm, own | between, x.source.kind, source)
 
 
 def _host(b: StepBill, x: Line) -> Explanation:

@@ -29,16 +29,16 @@ from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
+from commtax.verbs import requests_weighed
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.collective_rules import check_spread
 from commtax.verbs.costly_settings import SettingWorth, weigh_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
-from commtax.verbs.expert_checks import check_spread
-from commtax.verbs.fitting import Fit, fit_of_step
+from commtax.verbs.fitting import Fit, fit_of_step, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
-from commtax.verbs.paying import BATCH, CLIENTS, PayRange, Swept, pay_ranges, rate_over, request_grids
 from commtax.verbs.prefix_tiers import check_weighed
-from commtax.verbs.requests_weighed import RequestTimes, loop_around, requests_served, steps_of
+from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle
 from commtax.verbs.usual_techniques import UsualTechnique, split_usual
 
@@ -242,25 +242,22 @@ class Scale:
         loop: tuple[Bill, ...] = ()
         if requests:
             self.requests, loop = requests_served(q)
-        self.question = q = _step_of(q, self.requests) if self.requests else q
-        self._steps = loop or steps_of(q)
+            batch = min(max(1, round(self.requests.running)), step_limits(q)[1])
+            q = q.but(batch=batch, context=int(q.requests.input_len + q.requests.output_len // 2))
+        self.question, self._steps = q, loop or requests_weighed.steps_of(q)
         self._shown, self._flips, self._tops = shown or {}, flips, dict[str, Scale]()
-        self.bill = self._told_step(q)
-        self.fit = fit_of_step(q)
+        self.bill, self.fit = price(q.vary(**self._shown)), fit_of_step(q)
 
     def beside(self, q: Settled, flips: bool = True) -> Scale:
         """The same of another question."""
         return Scale(q, bool(self.requests), flips, self._shown)
 
-    def _told_step(self, q: Settled) -> StepBill:
-        return price(q.vary(**self._shown))
-
     @cached_property
-    def _swept(self) -> Swept:
+    def _swept(self) -> requests_weighed.Swept:
         q = self.question
         if not self._flips or q.offered.request_rate:
             return {}
-        over = request_grids(q, BATCH if self._shown else CLIENTS)
+        over = requests_weighed.request_grids(q, BATCH if self._shown else requests_weighed.CLIENTS)
         return {axis: (grid, rate_over(q, axis, grid)) for axis, grid in over.items()}
 
     @property
@@ -342,37 +339,30 @@ class Scale:
 
     def figures(self, q: Settled, group: str = "") -> dict[str, Any]:
         """What another question comes to beside this one, and how far gains of this group of techniques may be off."""
-        told, judged = self._told_step(q), fit_of_step(q)
+        told, judged = price(q.vary(**self._shown)), fit_of_step(q)
         step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
         steps: list[tuple[Bill, Bill]] = [(told, self.bill)]
         times = {"tokens_per_s": float(told.tokens_per_s)}
         if self.requests:
             served, bills = requests_served(q)
             gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
-            steps = list(zip(bills or steps_of(q), self._steps, strict=True))
+            steps = list(zip(bills or requests_weighed.steps_of(q), self._steps, strict=True))
             times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
-        width = math.exp(math.hypot(known, self._missed(group, q, gain)))
+        beside = 0.0  # half of the range by which published gains of such techniques lie beside predicted ones
+        if verdict_on_gain(gain, gain, gain) != SAME:
+            yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
+            beside = missed(kind_of(group), gain, max(yielded, default=1.0))
+        width = math.exp(math.hypot(known, beside))
         room = dict[str, object](kv_tokens=judged.kv_tokens, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         ends = {"gain": gain, "low": gain / width, "high": gain * width}
         return {"step_s": float(told.step_s), "step_gain": step_gain, **times, **room, **ends}
 
     def _drafts_alike(self, q: Settled) -> bool:
         """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
-        base = self.question
-        return (q.speculative, q.techniques.drafter, q.techniques.per_step) == (
-            base.speculative,
-            base.techniques.drafter,
-            base.techniques.per_step,
-        )
-
-    def _missed(self, group: str, q: Settled, gain: float) -> float:
-        """Half of the range by which published gains of such techniques lie beside predicted ones; where nothing changes, none."""
-        if verdict_on_gain(gain, gain, gain) == SAME:
-            return 0.0
-        yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
-        return missed(kind_of(group), gain, max(yielded, default=1.0))
+        now, then = ((x.speculative, x.techniques.drafter, x.techniques.per_step) for x in (self.question, q))
+        return now == then
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
         """Tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
@@ -392,16 +382,10 @@ class Scale:
 
     def _rate_when_full(self, q: Settled, judged: Fit) -> float:
         """Tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
-        most = min(judged.most_seqs(int(q.context) + 1), int(q.limits.max_num_seqs or q.engine.serves.max_seqs))
+        most = min(judged.most_seqs(int(q.context) + 1), step_limits(q)[1])
         if not self.requests:
             return _rate_per_gpu(price(q.but(batch=most)))
         return float(rate_over(q, BATCH, np.array([most]))[0])
-
-
-def _step_of(q: Settled, served: RequestTimes) -> Settled:
-    """A decode step of requests: as many as run at once, half of their outputs written."""
-    batch = min(max(1, round(served.running)), int(q.limits.max_num_seqs or q.engine.serves.max_seqs))
-    return q.but(batch=batch, context=int(q.requests.input_len + q.requests.output_len // 2))
 
 
 def _rate_per_gpu(b: StepBill) -> float:

@@ -1,12 +1,11 @@
 """Whether it fits, as the page asks: the plan of its controls, and what every other TP size of the cluster would leave."""
 
 import re
-import shlex
 
 from commtax.question import AS_IT_IS
 from commtax.report.documents import Record, Value
 from commtax.report.exact_bytes import fit_document, fit_words, held_parts, lack_sentence
-from commtax.report.view.state import State, arguments, config_text, refusal
+from commtax.report.view.state import State, arguments, command_line, refusal
 from commtax.verbs.fit_advice import add_advice
 from commtax.verbs.fitting import Fit, holds
 from commtax.verbs.settling import settle
@@ -29,15 +28,15 @@ def memory_answer(state: State) -> Record:
                 at = words.index(name)
                 del words[at : at + 2]
         words += ["--max-model-len", str(state.longest), *(["-tp", "1"] if state["tp"] == 1 else [])]  # else the smallest is found
-    line = shlex.join(["commtax", "fit", *words])
+    powers = {2**i for i in range(state.question.cluster.num_gpus.bit_length())}
     return {
         **fit_document(judged),
         "sentence": f"{fit_words(judged)}{length}{lack}.",
         "advised": [_plainly(line) for line in judged.advice],
         "parts": [{"name": name, "nbytes": nbytes, "note": note} for name, nbytes, note in held_parts(judged)],
         "capacity_bytes": float(judged.question.cluster.chip.visible_bytes),
-        "sizes": [_size(state, tp) for tp in _tp_sizes(state)],
-        "command": f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line,
+        "sizes": [_size(state, tp) for tp in sorted(powers | {int(state["tp"])})],
+        "command": command_line(state, "fit", *words),
     }
 
 
@@ -61,12 +60,6 @@ def _judge(state: State) -> Fit | TrainFit:
     if q.trains:
         return train_holds(settle(q))
     return add_advice(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=state.longest)))
-
-
-def _tp_sizes(state: State) -> list[int]:
-    """Powers of two up to the cluster's GPUs, and the size that is shown."""
-    most = state.question.cluster.num_gpus
-    return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {int(state["tp"])})
 
 
 def _size(state: State, tp: int) -> Record:

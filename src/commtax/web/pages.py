@@ -17,7 +17,7 @@ from commtax.verbs.grids import GRIDS, Cell, HeatGrid, grid
 from commtax.verbs.settling import settle
 from commtax.verbs.slider_moves import PARTS, nearest_legal_plan
 from commtax.verbs.why import every_why
-from commtax.verbs.worth import TechniqueWorth, Worth, worth_of
+from commtax.verbs.worth import Worth, worth_of
 
 
 def state_view(state: State, command: str = "") -> Record:
@@ -57,12 +57,11 @@ def state_worth(state: State) -> Record:
 def _weighed(w: Worth) -> Record:
     """Techniques of a step, what each of them says in words, and the keys that turn it on beside those that are."""
     told = worth_document(w)
-    told["weighed"] = [_weighed_row(row, w) for row in w.rows]
+    told["weighed"] = [
+        worth_row(row) | {"words": pays_text(row, bool(w.swept)), "patch": None if row.refused else _patch(row.asked, w)}
+        for row in w.rows
+    ]
     return told
-
-
-def _weighed_row(row: TechniqueWorth, w: Worth) -> Record:
-    return worth_row(row) | {"words": pays_text(row, bool(w.swept)), "patch": None if row.refused else _patch(row.asked, w)}
 
 
 def _patch(technique: str, w: Worth) -> Patch:

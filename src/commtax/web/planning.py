@@ -1,16 +1,15 @@
 """Plans that the page asks for: of a closed loop, for a request rate, or to train, on one cluster or several."""
 
 import math
-import shlex
 from collections.abc import Sequence
-from typing import TypedDict, cast
+from typing import Any, cast
 
 from commtax.planner import plan, plan_training
 from commtax.planner.fleets import plan_fleet
 from commtax.planner.several_clusters import plan_several
 from commtax.report.documents import Record
 from commtax.report.view.pictures import fleet_front, serving_front, several_front, training_front
-from commtax.report.view.state import FLAGS, KEYS, RefusedError, State, config_text
+from commtax.report.view.state import FLAGS, KEYS, RefusedError, State, command_line
 from commtax.spec import Cluster
 from commtax.verbs.keywords import PlanFleetOptions, PlanOptions
 
@@ -21,27 +20,12 @@ def plan_answer(state: State) -> Record:
     """What ``commtax plan --json`` prints, and how the page shows it. Plans are those of one cluster."""
     q = state.question
     _check_sizes(state, [q.cluster])
-    command = {"command": plan_command(state.but({"cs": ""}))}
+    command, usd = {"command": plan_command(state.but({"cs": ""}))}, state["usd"] or None
     if q.trains:
-        usual = {
-            "engine": q.engine,
-            "dtype": state["dt"],
-            "train_tokens": 1e9 * state["tok"],
-            "usd_per_gpu_hour": state["usd"] or None,
-        }
-        return (
-            training_front(plan_training(q.model, q.cluster, global_batch=global_batch(state), seq=state.length, **usual)) | command
-        )
-    found = plan(
-        q.model,
-        q.cluster,
-        objective=state["obj"],
-        usd_per_gpu_hour=state["usd"] or None,
-        dtypes=(state["dt"],),
-        techniques=state["try"],
-        **_limits_s(state),
-        **_wanted(state),
-    )
+        usual = {"engine": q.engine, "dtype": state["dt"], "train_tokens": 1e9 * state["tok"], "usd_per_gpu_hour": usd}
+        trained = plan_training(q.model, q.cluster, global_batch=global_batch(state), seq=state.length, **usual)
+        return training_front(trained) | command
+    found = plan(q.model, q.cluster, objective=state["obj"], usd_per_gpu_hour=usd, **_loop_options(state))
     return serving_front(found) | command
 
 
@@ -51,30 +35,15 @@ def several_answer(state: State) -> Record:
     _check_sizes(state, places)
     if q.trains or len(places) < 2:
         raise RefusedError("cs: serving on further clusters, such as 8xh200-sxm,16xl40s", "cs", malformed=False)
-    found = plan_several(
-        q.model,
-        places,
-        objective=objective(state, rate=False),
-        usd_per_gpu_hour=_prices(state),
-        dtypes=(state["dt"],),
-        techniques=state["try"],
-        **_limits_s(state),
-        **_wanted(state),
-    )
-    return several_front(found) | {"command": plan_command(state)}
+    asked = {"objective": objective(state, rate=False), "usd_per_gpu_hour": _prices(state), **_loop_options(state)}
+    return several_front(plan_several(q.model, places, **asked)) | {"command": plan_command(state)}
 
 
-class LoopLimits(TypedDict):
-    """What plans of a closed loop must keep."""
-
-    ttft_s: float
-    tpot_s: float
-    confidence: float
-
-
-def _limits_s(state: State) -> LoopLimits:
+def _loop_options(state: State) -> dict[str, Any]:
+    """What plans of a closed loop are asked for, on one cluster as on several."""
     ttft_s, tpot_s = (state[name] / 1e3 or math.inf for name in ("ttft", "tpot"))
-    return LoopLimits(ttft_s=ttft_s, tpot_s=tpot_s, confidence=state["sure"] / 100)
+    limits = {"ttft_s": ttft_s, "tpot_s": tpot_s, "confidence": state["sure"] / 100}
+    return {"dtypes": (state["dt"],), "techniques": state["try"], **limits, **_wanted(state)}
 
 
 def fleet_answer(state: State) -> Record:
@@ -130,17 +99,14 @@ def global_batch(state: State) -> int:
 
 def plan_command(state: State, rate: bool = False) -> str:
     """The line, and the file before it where the model is not of the catalogue."""
-    line = shlex.join(["commtax", "plan", *_words(state, rate)])
-    return f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line
+    return command_line(state, "plan", *_words(state, rate))
 
 
 def _words(state: State, rate: bool) -> list[str]:
     """Options by the flags of their keys; "" where nothing needs to be said."""
     trains = state.question.trains
-    places = [
-        state["c"],
-        *({} if trains else dict.fromkeys(name for name in state["cs"].split(",") if name and name != state["c"])),
-    ]
+    others = dict.fromkeys(name for name in state["cs"].split(",") if name and name != state["c"])
+    places = [state["c"], *({} if trains else others)]
     said: dict[str, object] = {key: state[key] for key in ("intra", "inter", "e", "dt")}
     if trains:
         said |= {"ph": "train", "gb": global_batch(state), "il": state.length, "tok": f"{state['tok']:.12g}B", "usd": state["usd"]}

@@ -1,7 +1,6 @@
 """Requests at a rate as the page asks for them: the plan of its controls, served in time at several rates."""
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
@@ -12,7 +11,7 @@ from commtax.options import taken_by
 from commtax.report.documents import Record
 from commtax.report.requests import STATISTICS, fleet_words, rate_words, sweep_document, tail_words
 from commtax.report.view.plan_table import page_words
-from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, config_text
+from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, command_line
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds
 from commtax.verbs import requests
@@ -27,8 +26,6 @@ from commtax.verbs.usage import timeline_of
 SHOWN = table("report/view/traffic.toml")
 CURVES: Mapping[str, Mapping[str, str]] = SHOWN["curves"]
 TIMES: Mapping[str, str] = SHOWN["times"]
-
-
 RATE = LOADS[0]
 
 
@@ -55,9 +52,7 @@ def traffic_answer(state: State) -> Record:
             words += [FLAGS.get(name, f"--{name.replace('_', '-')}"), *([] if value is True else [str(value)])]
     words += ["--sweep", f"request-rate={','.join(f'{rate:g}' for rate in rates)}"]
     words += [word for name in ("ttft", "tpot") if state[name] for word in (f"--{name}", f"{state[name]:g}ms")]
-    line = shlex.join(["commtax", "simulate", *words])
-    command = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line
-    return traffic_view(swept, state["rps"], slo) | {"command": command}
+    return traffic_view(swept, state["rps"], slo) | {"command": command_line(state, "simulate", *words)}
 
 
 def rates_of(capacity: float, asked: float) -> tuple[float, ...]:

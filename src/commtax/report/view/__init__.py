@@ -3,7 +3,6 @@
 Every figure is the library's; nothing is priced here.
 """
 
-import shlex
 from collections.abc import Mapping
 
 from commtax.catalog.programs import program_of
@@ -12,7 +11,7 @@ from commtax.ledger import Line
 from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Record, Value, record
-from commtax.report.view.state import SHORT, State, arguments, config_text, short_keys, state_of
+from commtax.report.view.state import SHORT, State, arguments, command_line, short_keys, state_of
 from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill, by_cost, price
@@ -34,7 +33,8 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
     """
     b, q = step.bill, step.bill.question
     ways = moves(q)
-    one = _one_server(step)
+    # one replica may grow where the others stand
+    one = step if int(q.plan.replicas) == 1 else ExplainedStep(price(settle(q.but(replicas=1))))
     patches = [_with_room(patch_of(c.changes, one.bill.question), q) for c in one.what_ifs]
     changes = [(c, c.delta_s / float(b.step_s), patch) for c, patch in zip(one.what_ifs, patches, strict=True)]
     return _view(
@@ -58,12 +58,6 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
     )
 
 
-def _one_server(step: ExplainedStep) -> ExplainedStep:
-    """The step of one replica, which may grow where the others stand."""
-    q = step.bill.question
-    return step if int(q.plan.replicas) == 1 else ExplainedStep(price(settle(q.but(replicas=1))))
-
-
 def _with_room(patch: Patch | None, q: Question) -> Patch | None:
     """Another size of a server is shown alone: so many of them need not have room."""
     grown = patch and int(q.plan.replicas) > 1 and any(axis in patch for axis in SIZES)
@@ -83,12 +77,13 @@ def _view(step: ExplainedStep, state: State, **tried: object) -> Record:
     hosts = f"{c.num_hosts:,} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
     pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + ("" if c.is_one_domain else f", {c.inter.name} between")
+    on = str(state_of(q)["tq"]).replace(",", ", ")  # techniques that no other key of the state tells
     return record(
         "page-view",
         step=step,
         bill=b,
         state=dict(normal(state, q).keys),
-        title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}{_beside(q)}",
+        title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}{on and f' with {on}'}",
         cluster={"gpus": c.num_gpus, "used_gpus": used, "text": f"‘{c.typed}’: {text}" if c.typed else text[0].upper() + text[1:]},
         totals=record("page-totals", step=step, bill=b, source=weakest(b), **trained),
         layer={"length_s": step.layer.length_s, "note": step.layer.note, "bars": [_bar(x, step) for x in step.layer.bars]},
@@ -96,12 +91,6 @@ def _view(step: ExplainedStep, state: State, **tried: object) -> Record:
         lesson=lesson(b),
         **tried,
     )
-
-
-def _beside(q: Question) -> str:
-    """Techniques that no other key of the state tells."""
-    on = str(state_of(q)["tq"])
-    return f" with {on.replace(',', ', ')}" if on else ""
 
 
 def normal(state: State, q: Question) -> State:
@@ -143,9 +132,7 @@ def _powers_of_two(low: int, high: int, now: int) -> list[int]:
 
 def commands(state: State, b: StepBill, command: str = "") -> Record:
     """All lines, each empty where there is none, with the reason; ``command`` is the line that asked, where the state was not."""
-    line = command or shlex.join(["commtax", "bill", *arguments(state)])
-    if state.file and not command:
-        line = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}"
+    line = command or command_line(state, "bill", *arguments(state))
     top, nccl, why = assumption(b), "", "nothing is sent"
     if top is not None:
         costs = f"{top.item.what} {top.item.op} costs {format_seconds(top.exposed_s)} of the step"

@@ -285,7 +285,8 @@ def training_front(a: TrainPlans) -> Record:
     rows = a.plans.take(drawn) if len(a.plans) else a.near
     points = [_training_point(a, rows, i, bool(len(a.plans)) and int(drawn[i]) == a.recommended) for i in range(len(rows))]
     sentence = f"{recommended_words(a)}: {a.why[0]}." if len(a.plans) else "No plan fits in memory; the nearest are shown."
-    shown = _splits(a)
+    shown = [int(i) for i in a.splits()[:TOP]] if len(a.plans) else []  # the best plan of each split, and the recommended one
+    shown += [a.recommended] if len(a.plans) and a.recommended not in shown else []
     patches = [training_patch(a, a.plans, i) for i in shown]
     return {
         **plans_document(a, TOP),
@@ -299,14 +300,6 @@ def training_front(a: TrainPlans) -> Record:
         "sides": [],
         "lost": lost_rows(a.rejected),
     }
-
-
-def _splits(a: TrainPlans) -> list[int]:
-    """The best microbatch, recomputation and schedule of each split, and the recommended plan."""
-    if not len(a.plans):
-        return []
-    first = [int(i) for i in a.splits()[:TOP]]
-    return first if a.recommended in first else [*first, a.recommended]
 
 
 def _training_point(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Record:

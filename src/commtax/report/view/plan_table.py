@@ -14,11 +14,10 @@ from commtax.planner.fleet_trials import Trial
 from commtax.planner.layouts import limit_name
 from commtax.question import Question
 from commtax.report.documents import Record, Value
+from commtax.report.fleets import statistic_key
 from commtax.spec import SERVING_AXES, Plan
 
 EMIT = re.compile(r"^emit[^:]*: ")  # the command line's name for what is asked here
-
-
 Patch = Mapping[str, Value]
 COLUMNS = table("report/view/plan_table.toml")
 SETUP: Mapping[str, Sequence[str]] = COLUMNS["setup"]
@@ -46,26 +45,13 @@ def roles(place: int, recommended: int) -> list[str]:
 def plan_table(shape: str, rows: Sequence[Record], limits: Iterable[str] = ()) -> Record:
     """Columns that some row has a figure for, and the rows. ``limits`` are statistics that have columns of their own."""
     told = COLUMNS[shape]
-    own = {_key(name): {**told["limited"], "title": _title(name)} for name in limits if _key(name) not in told}
+    titles = {name: reversed(limit_name(name).split(" ", 1)) for name in limits if statistic_key(name) not in told}
+    own = {statistic_key(name): {**told["limited"], "title": ", ".join(title)} for name, title in titles.items()}
     every = {name: one for key, column in told.items() for name, one in (own if key == "limited" else {key: column}).items()}
-    known = {key: column for key, column in every.items() if any(_values(row).get(key) is not None for row in rows)}
+    known = {key: column for key, column in every.items() if any(cast("Record", r["values"]).get(key) is not None for r in rows)}
     usual = {"figure": False, "less": False, "range": False, "minor": False}
     columns = [{"key": key, **usual, "label": column["title"], **column} for key, column in known.items()]
     return {"columns": columns, "rows": list(rows)}
-
-
-def _values(row: Record) -> Record:
-    return cast("Record", row["values"])
-
-
-def _key(statistic: str) -> str:
-    metric, which = statistic.rsplit("_", 1)
-    return f"{which}_{metric}_s"
-
-
-def _title(statistic: str) -> str:
-    which, metric = limit_name(statistic).split(" ", 1)
-    return f"{metric}, {which}"
 
 
 def _row(figures: Record, place: int, named: Sequence[str], note: str, setup: str, level: int, patch: Patch | None) -> Record:
@@ -107,19 +93,14 @@ def fleet_rows(trials: Sequence[Trial], told: Sequence[Record], recommended: int
         prompts = Plan(tp=layout.prefill_tp) if layout.apart else None
         level = int(choosing.complexity_of(layout.question.plan, prompts, layout.question.cluster))
         note, word = choosing.KINDS[level], SETUP["served"][level]
-        row = _row(figures, place, roles(place, recommended), note, word, level, _fleet_patch(trial))
+        sizes = {axis: int(getattr(layout.question.plan, axis)) for axis in SERVING_AXES} | {"rep": trial.size[0]}
+        sizes |= {"pw": trial.size[1], "ptp": layout.prefill_tp} if layout.apart else {}
+        patch = {**unusual_sizes(sizes), "ph": "decode", "c": layout.question.cluster.key}
+        row = _row(figures, place, roles(place, recommended), note, word, level, patch)
         servers = fleet_servers(trial)
         launch = plan_launch(servers.question, servers.copies, servers.prompts)
         made.append({**row, "ranges": figures["ranges_s"], "commands": launch})
     return made
-
-
-def _fleet_patch(trial: Trial) -> Patch:
-    """The servers of a fleet; what each of them has at once is not said."""
-    layout, (copies, prompts) = trial.layout, trial.size
-    sizes = {axis: int(getattr(layout.question.plan, axis)) for axis in SERVING_AXES} | {"rep": copies}
-    sizes |= {"pw": prompts, "ptp": layout.prefill_tp} if layout.apart else {}
-    return {**unusual_sizes(sizes), "ph": "decode", "c": layout.question.cluster.key}
 
 
 def unusual_sizes(sizes: Mapping[str, int]) -> dict[str, Value]:

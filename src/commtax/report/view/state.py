@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
@@ -225,13 +226,16 @@ def arguments(state: State) -> list[str]:
     return line
 
 
+def command_line(state: State, *words: str) -> str:
+    """A line of the command, and before it the config.json that it reads where the model is not of the catalogue."""
+    line = shlex.join(["commtax", *words])
+    return f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line
+
+
 def config_text(state: State) -> str:
-    """The config.json that the command line needs beside it; "" for a model of the catalogue."""
-    if not state.file:
-        return ""
-    return json.dumps(
-        parse_pasted_config(state["cfg"]) if state["cfg"] else free_config(state["h"], state["L"]), separators=(",", ":")
-    )
+    """The config.json of a model that is not of the catalogue."""
+    config = parse_pasted_config(state["cfg"]) if state["cfg"] else free_config(state["h"], state["L"])
+    return json.dumps(config, separators=(",", ":"))
 
 
 def parse(query: Iterable[tuple[str, str]], extra: tuple[Key, ...] = ()) -> State:

@@ -223,8 +223,9 @@ class Replica:
         for i in lane.prompted(chunks if steps == 1 else [(i, steps * new, past) for i, new, past in chunks]):
             if first_s[i] != first_s[i]:  # not a number yet
                 first_s[i] = seen
-            else:
-                self._token_again(i, (begin, end), seen, tokens)
+            elif self.book.thrown[i]:  # a prompt that is done again has made the next token
+                self.book.lost_s[i] += end
+                self.late.append((begin, end - begin, seen - self.book.token_s.pop(i), 1, tokens, True))
             if not lane.join(i, seen):
                 self._leave(i, end)
 
@@ -317,13 +318,6 @@ class Replica:
         lane.joined = []
         return sum(count for _, _, _, count, _, _ in late)
 
-    def _token_again(self, i: int, step: Span, seen: float, tokens: int) -> None:
-        """A prompt is done again and made the next token of a request that had been thrown out."""
-        if self.book.thrown[i]:
-            begin, end = step
-            self.book.lost_s[i] += end
-            self.late.append((begin, end - begin, seen - self.book.token_s.pop(i), 1, tokens, True))
-
     def _leave(self, i: int, now: float) -> None:
         self.book.done_s[i] = seen = now if now > self.streamed else self.streamed
         self.ended.append(now)
@@ -361,7 +355,12 @@ class Pipeline(Replica):
         turn = self.out.index(begin)
         lane, batch = self.lanes[turn], self.batches[turn]
         if batch:
-            self._complete(turn, lane, batch)
+            due, entered, seconds = batch  # what it has computed becomes true when it leaves the last stage
+            time = entered, entered + seconds
+            if due:
+                self.finish(turn, lane, due, time, 1, seconds, 0.0)
+            else:
+                self._tokens(turn, lane, time, 1, seconds, 0.0, 0)
         self.seen = begin
         if self.next < len(self.times) and self.times[self.next] <= begin:
             self._arrive()
@@ -385,14 +384,6 @@ class Pipeline(Replica):
             now = (now if now > until else until) + each
             busy[stage] = now
         self.batches[turn], self.out[turn] = (chunks, begin, now - begin), begin + (now - begin)  # to the last bit when it ends
-
-    def _complete(self, turn: int, lane: Lane, batch: Batch) -> None:
-        """What a batch has computed becomes true when it leaves the last stage."""
-        chunks, begin, seconds = batch
-        if chunks:
-            self.finish(turn, lane, chunks, (begin, begin + seconds), 1, seconds, 0.0)
-        else:
-            self._tokens(turn, lane, (begin, begin + seconds), 1, seconds, 0.0, 0)
 
     def _idle(self) -> None:
         """The next batch leaves, or a request comes and an empty lane takes it."""
