@@ -14,7 +14,7 @@ LEVEL = levels(__name__)
 BATCH = "batch"
 """The workload of which nobody waits for first tokens."""
 UNCHECKED, LATE, SLOW = "unchecked", "late", "slow"
-"""What may stand against a plan: nobody has held predictions of its kind against runs; its first tokens come too late, or others."""
+"""What may stand against a plan: nobody has held predictions of its kind against runs; its first tokens, or all, come too late."""
 
 
 def depends_on_who_waits(q: Question) -> bool:

@@ -33,7 +33,7 @@ def questions_alone(put: Question) -> Iterator[Question]:
 
 
 def alone_words(answer: ServingPlans) -> Iterator[str]:
-    """Whether to split: what each cluster gives by itself, and both, beside what is recommended on the two, at the usual point where
+    """Whether to split: what each cluster gives by itself, and both, beside what is recommended on the two, at the usual point if
     there are points; and what they are predicted to give with two pools each, where those are unchecked."""
     if not answer.alone:
         return
