@@ -249,11 +249,13 @@ class Search:
             tasks = [Task(x, most, safe=True) for x in part]
             found = self._each_told(fleet_trials.least_fleet, tasks, DETAIL)
             for trial in (found[place] for place in range(len(tasks))):
-                alike = [other.size for other in (*self.held, *self.broken) if _key(other.layout) == _key(trial.layout)]
+                alike = [other for other in (*self.held, *self.broken) if _key(other.layout) == _key(trial.layout)]
                 self.left_out -= not alike
-                if trial.size not in alike if trial.holds else not alike:
-                    (self.held if trial.holds else self.broken).append(trial)
+                same = [other for other in alike if other.holds and other.size == trial.size]
+                if trial.holds and not any(other.clear >= trial.clear for other in same):
+                    self.held = [*(other for other in self.held if other not in same), trial]
                     safe += [trial] * (trial.clear and not trial.late)
+                self.broken += [trial] * (not trial.holds and not alike)
 
     def _list_recommended(self) -> None:
         """The recommended fleet is listed too."""

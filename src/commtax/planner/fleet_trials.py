@@ -374,7 +374,7 @@ def with_growth(trial: Trial) -> Trial:
         return growth > wanted and _decide_fleet(trial.layout, trial.size, rate * (1 + growth), trial.stretch)[0] > 1
 
     grows = GROWTHS[: bisect_left(GROWTHS, most)]
-    each = ceil(len(grows) / PARTS)
+    each = max(1, ceil(len(grows) / PARTS))
     first = bisect_right(grows, trial.growth) if finely else 0
     grows = grows[first : (first // each + 1) * each] if finely else grows[::each]
     if finely or not (grows and trial.over <= EASY and not breaks(grows[-1])):
