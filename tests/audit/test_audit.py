@@ -94,12 +94,11 @@ def test_a_disabled_custom_allreduce_is_priced():
     """64 layers' worth of small all-reduces over NCCL instead of a one-shot kernel."""
     log = vllm_log.parse("W x] Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed.")
     asked = question(tp=2)
-    (found,) = [f for f in audit_log(log, asked).findings if "custom all-reduce off" in f.item]
-    assert found.predicted == pytest.approx(float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2).step_s))
-    assert found.measured == pytest.approx(float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, library="nccl").step_s))
-    assert found.measured > found.predicted
+    (found,) = [f for f in audit_log(log, asked).findings if "custom all-reduce is off" in f.item]
+    own, other = (float(commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, library=x).step_s) for x in ("", "nccl"))
+    assert (found.predicted, found.measured) == (None, None), "neither figure was measured"
     assert found.verdict == "disagree"
-    assert "per step" in found.reason
+    assert f"priced {format_seconds(other - own)} longer per step" in found.reason
     assert not [f for f in audit_log(log, question(tp=1)).findings if "custom" in f.item]
 
 

@@ -1,6 +1,7 @@
 """Is a machine still what it was: false alarms as said, planted slowdowns seen and named."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,14 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_run import shown_here
-from commtax.calibrate.drift import EVERYTHING, LEVEL, PARTS, check_drift, judge, tail
+from commtax import catalog
+from commtax.calibrate import read_runs
+from commtax.calibrate.drift import EVERYTHING, LEVEL, PARTS, _chance, check_drift, judge, tail
 from commtax.calibrate.learning import observe
+from commtax.catalog.profile import load_profile
 from commtax.judgement.suspects import LEVEL as SUSPECT
 from commtax.report.advising import part_words, show_drift
 from commtax.spec import Profile
 from commtax.verbs.foresight import Foresight
+from commtax.verbs.settling import ask
 from measured import LOADS, measured, profile
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = profile(measured(scatter=0.01))
 KERNELS = dict.fromkeys(("pace_products", "pace_decoding", "pace_prompting", "pace_small"), 1.25)
 HOST, LINK = ("host_s", "host_s_per_seq", "prompt_s", "request_s"), ("pace_latency", "pace_wire")
@@ -103,6 +109,38 @@ def test_a_check_that_could_not_see_anything_says_so():
     assert "slower without being seen" in found.reason
 
 
+@pytest.mark.parametrize(("times", "verdict"), [(1.0, "same"), (1.1, "unknown"), (1.2, "drifted"), (0.9, "unknown")])
+def test_one_run_that_is_off_by_more_than_its_range_is_never_the_same(times, verdict):
+    """The examples that ship: 10% is too little for one run to be sure of, and too much to be no change."""
+    own = load_profile((EXAMPLES / "my-box.toml",))
+    run, *_ = read_runs([EXAMPLES / "today.json"], catalog.cluster("8xh100-sxm"), known=own)
+    found = check_drift([replace(run, measured={metric: times * s for metric, s in run.measured.items()})], own)
+    outside = [one.metric for one in found.latencies if not one.low_s <= one.measured_s <= one.high_s]
+    assert (found.verdict, bool(outside)) == (verdict, times != 1)
+    if verdict == "unknown":
+        assert f"these runs are 10% {'slower' if times > 1 else 'faster'}, which chance" in found.reason
+        assert "concurrency 128 at 1024/128, 32 at 4096/1024 and 8 at 1024/512" in found.reason  # where they can be seen:
+        again, _ = observe(read_runs([EXAMPLES / "three-runs"], catalog.cluster("8xh100-sxm"), known=own), own)
+        moved = [replace(x, residual=x.residual + float(np.log(times))) for x in again]
+        assert judge(moved, own.lessons).verdict == "drifted"
+
+
+@given(st.floats(0.01, 400), st.integers(1, 4), st.integers(1, 4))
+def test_looking_along_more_directions_than_there_are_latencies_costs_no_more(square, rank, count):
+    one, held = tail(square, 1, 3.0), _chance(square, (min(rank, count), count), 3.0)
+    assert one <= held * (1 + 1e-9) or held == 1
+    assert held <= min(1.0, count * one)
+
+
+def test_a_range_of_a_latency_is_that_of_the_test():
+    """One latency, one direction: the probability at the end of its 80% range is 20%."""
+    lessons, _ = observe(measured(LOADS[:1]), OWN)
+    one = next(x for x in lessons if x.metric == "tpot")
+    (row,) = judge([one], OWN.lessons).latencies
+    ended = judge([replace(one, residual=one.residual + float(np.log(row.high_s / row.measured_s)))], OWN.lessons)
+    assert ended.probability == pytest.approx(0.2, rel=1e-3)
+
+
 def test_an_upgrade_is_held_against_what_was_calibrated():
     lessons = tuple(replace(x, deployment=replace(x.deployment, version="0.1")) for x in OWN.lessons)
     found = check_drift(measured(scatter=0.01, seed=7), replace(OWN, lessons=lessons))
@@ -159,3 +197,9 @@ def test_where_everything_is_slower_no_part_is_blamed():
     found = check_drift(runs, OWN)
     assert (found.verdict, found.moved) == ("drifted", EVERYTHING)
     assert "\neverything: all steps take 30% ± 1% longer\n" in "\n".join(shown_here(show_drift, found, OWN))
+
+
+def test_an_engine_without_a_version_is_the_one_that_the_profile_knows():
+    own = load_profile((EXAMPLES / "my-box.toml",))
+    made = [ask("qwen3-32b", "8xh100-sxm", tp=4, engine=name, profile=own).engine for name in ("vllm", None, "vllm@0.31")]
+    assert [engine.version for engine in made] == ["0.12", "0.12", "0.31"]

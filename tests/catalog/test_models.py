@@ -268,3 +268,9 @@ def test_ignored_modules_stay_plain():
 def test_unknown_quantisation_is_refused(quant):
     with pytest.raises(ValueError, match="model x"):
         from_config(config(quantization_config=quant or {"bits": 4}), "x")
+
+
+def test_an_alias_without_its_organisation_is_the_same_model():
+    assert catalog.model("deepseek-v3.1") == catalog.model("deepseek-ai/DeepSeek-V3.1")
+    assert catalog.model("deepseek-v3.1").key == "deepseek-v3"
+    assert catalog.model("deepseek-v3.1-terminus").key == "deepseek-v3.1-terminus"

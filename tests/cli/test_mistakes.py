@@ -25,6 +25,7 @@ SAID = {
     "fit --from 'vllm serve meta-llama/Llama-3.1-8B -tp 4'": "needs 4 GPUs and does not say which",
     "simulate llama-3.1-8b -c 8xh100 --disaggregated --prefill-workers 1 --decode-workers 3": "give --concurrency 3 or more",
     "simulate llama-3.1-8b -c 1xh100 --concurrency 8 --shared-prefix 0.6": "a share is --prefix-cache 60%",
+    "simulate llama-3.1-8b -c 1xh100 --concurrency 8 --speculative eagle3=5": "a technique: write --technique eagle3=5",
     "worth llama-3.1-70b -c 4xh100 eagle=3": "--technique eagle=3",
     "bill llama-3.1-8b -c 1xh100 --batch 1,64": "'1,64' is not a whole number",
     "catalog l40z": "did you mean l40s",

@@ -652,7 +652,8 @@ def test_servers_for_prompts_must_fit_too(tp, code):
     assert told in done.stdout
     assert done.stdout.count("looked at") == 1
     assert "makes no difference" not in done.stdout
-    assert run("simulate", "--from", text, "--cluster", "8xh100-sxm", "--input-len", "512").returncode == code
+    words = ("--cluster", "8xh100-sxm", "--input-len", "512", "--max-model-len", "1024")
+    assert run("simulate", "--from", text, *words).returncode == code
 
 
 def test_what_a_pasted_command_turns_off_or_forces_is_told():

@@ -1,6 +1,7 @@
 """YAML that starts servers: whatever the form, it says what the command in it says; what is not understood is named or refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -228,3 +229,19 @@ def test_hosts_of_a_training_job_are_one_job(groups):
     spec = {"pytorchReplicaSpecs": {name: {"replicas": count, "template": pod} for name, count in groups.items()}}
     read = parse("---\n" + json.dumps({"kind": "PyTorchJob", "metadata": {"name": "a"}, "spec": spec}))
     assert (read.servers.count, read.options["tp"], read.options["dp"]) == (1, 8, 4)
+
+
+def test_servers_that_do_not_start_as_pasted_end_alike_in_fit_and_simulate():
+    """The chart uses all 8 GPUs, so none idles beside the server for prompts that ``fit`` looks at."""
+    words = ("--from", str(Path(__file__).parents[2] / "examples" / "deployments" / "llm-d-values.yaml"), "-c", "8xh100")
+    fit, closed = run_here("fit", *words), run_here("simulate", *words, "--concurrency", "4")
+    timed = run_here("simulate", *words, "--request-rate", "4", "--num-prompts", "100")
+    assert (fit.returncode, closed.returncode, timed.returncode) == (1, 1, 1)
+    assert "GPUs idle" not in fit.stdout
+    assert closed.stdout.startswith("vLLM would not start")
+
+
+def test_a_rack_keeps_its_name_where_a_command_is_pasted():
+    done = run_here("fit", "--from", "vllm serve meta-llama/Llama-3.1-8B -tp 4", "-c", "gb200-nvl72")
+    assert " on gb200-nvl72 (72 GPUs" in done.stdout
+    assert "as the command needs it" not in done.stdout

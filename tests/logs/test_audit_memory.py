@@ -170,3 +170,20 @@ def test_weights_of_tensorrt_llm_are_counted_once():
     assert {item: f.verdict for item, f in weights.items()} == {"weights (4 ranks alike)": "agree", "all ranks' weights": "agree"}
     alone = trtllm_log.parse("\n".join(held.format(rank) for rank in range(4)))
     assert len(alone.weights_bytes) == 4
+
+
+def test_less_memory_for_the_cache_is_a_cause_with_its_price_and_what_to_try():
+    """A log of a version that is in the catalogue is judged by the memory model of that version, as ``fit`` is."""
+    judged = commtax.fit("llama-3.1-70b", "4xh100-sxm", tp=4, engine="vllm@0.12", advise=False)
+    left, tokens = judged.kv_bytes / GIB - 6.3, 300_000
+    asked = question("llama-3.1-70b", "4xh100-sxm", tp=4, engine="vllm@0.12")
+    lines = "x] Initializing a V1 LLM engine (v0.12.0) with config: tensor_parallel_size=4, model='m'"
+    lines += f"\nx] Available KV cache memory: {left:.2f} GiB\nx] GPU KV cache size: {tokens:,} tokens"
+    section = audit_log(vllm_log.parse(lines), asked)
+    assert next(f for f in section.findings if f.item == "KV memory left").verdict == "disagree"
+    (cause,) = section.causes
+    assert cause.said.startswith("6.30 GiB per GPU less for the KV cache than fits: room for ")
+    assert cause.change.endswith("or raise --gpu-memory-utilization by 0.08")
+    fewer = int(cause.gain.partition(" ")[0].replace(",", ""))
+    assert fewer == pytest.approx(6.3 / left * tokens, rel=1e-2)
+    assert not [note for note in section.notes if "memory model was made for" in str(note)]

@@ -52,9 +52,11 @@ def test_a_gain_within_limits_has_its_part_at_one_load_as_worth_judges_it():
     assert untried.rows.concurrency[0] > rows.concurrency[0]
     weighed = commtax.worth("llama-3.3-70b", "4xh100-sxm", tp=4, concurrency=int(rows.concurrency[0]))
     row = next(row for row in weighed.rows if row.asked == untried.techniques)
-    (line,) = [line for line in found.why if line.startswith(f"with {untried.techniques} ")]
+    alike, admitted = (line for line in found.why if line.startswith(f"with {untried.techniques} "))
     judged = f"({row.low - 1:+.0%} to {row.high - 1:+.0%}, undecided)"
-    assert f": {row.gain - 1:+.0%} {judged} at the same load, the rest by more clients that the limits then admit" in line
+    assert f" this plan has {row.gain - 1:+.0%} tokens/s at the same load {judged}" in alike
+    assert f" the limits admit {untried.rows.concurrency[0]} clients and " in admitted
+    assert f"give --technique {untried.techniques} to plan with it and to have it in --emit; --techniques auto may find" in admitted
     assert row.verdict == "undecided"
 
 
@@ -99,6 +101,14 @@ def test_whether_to_split_is_judged_by_what_counts(objective):
 def test_a_gain_at_the_same_clients_has_its_range():
     found = commtax.plan("llama-3.3-70b", "4xh100-sxm", objective="latency")
     weighed = commtax.worth("llama-3.3-70b", "4xh100-sxm", tp=4, concurrency=1)
-    (line,) = [line for line in found.why if line.startswith("with ")]
+    line, best = (line for line in found.why if line.startswith("with "))
     row = next(row for row in weighed.rows if line.startswith(f"with {row.asked} "))
-    assert f"({row.gain - 1:+.0%}), 80% range {row.low - 1:+.0%} to {row.high - 1:+.0%}," in line
+    assert f"{row.gain - 1:+.0%} tokens/s at the same load ({row.low - 1:+.0%} to {row.high - 1:+.0%})" in line
+    assert f"with {row.asked} this plan has at its best load 1 client and " in best
+
+
+def test_a_fleet_names_what_the_other_cluster_takes():
+    told = said("llama-3.2-1b", "-c", "16xh100", "-c", "32xl40s", "--request-rate", "20", "--num-prompts", "150")
+    ((other, count, usd),) = re.findall(r"the same on (\S+) takes (\d+) GPU.*?: (\$[\d.]+) per hour", told)
+    assert f" on {other}." not in told.partition("\n")[0], "not where the recommended fleet stands"
+    assert any(other in row and usd.strip("$") in row and count in row.split() for row in told.splitlines())  # a row of the table

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from commtax.catalog.checkpoints import KnownModel, StorageRule, made_of, release_of, taken_as
+from commtax.catalog.checkpoints import KnownModel, StorageRule, base_key, made_of, release_of, taken_as
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import did_you_mean, find, normal, plain_record, table
 from commtax.files import Json, JsonObject, expand_home, parse_json, read_json
@@ -112,13 +112,20 @@ def variant(name: str) -> Model | None:
 
         if hub.is_cached(name):
             return _from_hub(name, "")
-    return taken_as(name, _load_bundled(known.key), known, rule)
+    return _as_told(name, rule, known)
 
 
 def known_model(name: str) -> Model | None:
     """A bundled model by key or alias, or as a checkpoint's name alone tells; never a look at the disk or the network."""
     told = _read_name(name)
-    return taken_as(name, _load_bundled(told[1].key), told[1], told[0]) if told else bundled_model(name)
+    return _as_told(name, *told) if told else bundled_model(name)
+
+
+def _as_told(name: str, rule: StorageRule | None, known: KnownModel) -> Model:
+    """The model that a name tells; an alias without its organisation is the same model as with it."""
+    if not rule and base_key(normal(name)):
+        return _load_called(known.key, name)
+    return taken_as(name, _load_bundled(known.key), known, rule)
 
 
 def _read_name(name: str) -> tuple[StorageRule | None, KnownModel] | None:

@@ -153,9 +153,9 @@ def error_line(error: Exception, arguments: Sequence[str] = ()) -> tuple[str, in
     elif isinstance(error, OSError):
         text, code = f"{error.filename or 'the output'}: {error.strerror or error}", BAD_INPUT
     elif isinstance(error, ValueError):
-        from commtax.cli.mistakes import of_share
+        from commtax.cli.mistakes import of_value
 
-        text, code = of_share(error, list(arguments)) or str(error), BAD_INPUT
+        text, code = of_value(error, list(arguments)) or str(error), BAD_INPUT
     else:
         text, code = f"internal: {type(error).__name__}: {error}; run with --debug to see where, and please report it", FAULT
     line = escape_controls(" ".join(text.split()))

@@ -1,5 +1,7 @@
 """``commtax fit``."""
 
+from dataclasses import replace
+
 import click
 
 from commtax.catalog.loader import suggest
@@ -45,6 +47,8 @@ def _serving_fit(order: Order) -> Fit | TrainFit:
         remarks.append(f"servers for prompts, {sizes}: fit too")
         return judged
     remarks[:] = [remark for remark in remarks if not (isinstance(remark, Note) and remark.code == LOOKED_AT)]
+    q = theirs.question  # beside which other servers have the GPUs that this one leaves
+    theirs = replace(theirs, question=replace(q, notes=tuple(note for note in q.notes if note.code != "idle-gpus")))
     remarks.append(
         f"looked at: a server for prompts, {sizes}, which does not fit; those that decode do (--tp {int(judged.question.plan.tp)})"
     )

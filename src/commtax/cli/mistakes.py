@@ -43,15 +43,15 @@ def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
     return ""
 
 
-def of_share(error: ValueError, arguments: list[str]) -> str:
-    """Where a share was given for a count, the option that takes it; "" for other errors."""
+def of_value(error: ValueError, arguments: list[str]) -> str:
+    """Where a share or a technique was given for a count, the option that takes it; "" for other errors."""
     name = error.argument if isinstance(error, Refusal) else ""
     flag = table(os.path.join("cli", "mistakes.toml"))["shares"].get(name, "")
     given = _value_of(f"--{name.replace('_', '-')}", arguments)
-    if not flag or not _is_number(given.removesuffix("%")):
-        return ""
-    share = float(given.removesuffix("%")) / (100 if given.endswith("%") else 1)
-    return f"{error}; a share is {flag} {share:.0%}" if 0 < share < 1 else ""
+    if given.partition("=")[0] in techniques():
+        return f"{name}: '{given[:40]}' is a technique: write --technique {given[:40]}"
+    share = float(given.removesuffix("%")) / (100 if given.endswith("%") else 1) if _is_number(given.removesuffix("%")) else 0
+    return f"{error}; a share is {flag} {share:.0%}" if flag and 0 < share < 1 else ""
 
 
 def _of_option(error: click.NoSuchOption, verb: str, arguments: list[str]) -> str:

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from commtax import catalog
+from commtax.catalog.hosts import catalogued_hosts
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled_model, origin, variant
 from commtax.cli.options import GivenOptions, VerbSubject
@@ -170,7 +171,7 @@ def _agree_on_model(model: str, launch: Launch, remarks: list[str]) -> str:
 def expand_cluster(launch: Launch, given: GivenOptions, remarks: list[str]) -> None:
     """A chip's name alone, or that of a manifest's hosts, becomes as many hosts of it as the command needs."""
     text = str(given.cluster or launch.place.chip)
-    if not text or (given.cluster and launch.num_gpus == 1):
+    if not text or (given.cluster and launch.num_gpus == 1) or catalogued_hosts(text):  # a rack says how many it has
         return
     try:
         chip = catalog.chip(text)

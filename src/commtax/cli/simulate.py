@@ -17,7 +17,7 @@ from commtax.cli.progress import METER, STOP
 from commtax.files import check_writable, write_text
 from commtax.judgement.confidence import Estimate, JudgedLimit, judged_limits, percent
 from commtax.question import Question
-from commtax.report import closed_loop
+from commtax.report import closed_loop, tables
 from commtax.sim import arrivals
 from commtax.sim.serving.running import ServingRun
 from commtax.statement import MEANS, Note, Refusal
@@ -39,7 +39,7 @@ from commtax.verbs.timed_serving import check_single_load
 @click.command("simulate", cls=Verb)
 @verb_command("simulate", VerbSubject.LOOP)
 def simulate_command(order: Order) -> None:
-    """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: overloaded or an SLO missed."""
+    """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: overloaded, an SLO missed, or no start."""
     given, q = order.given, order.question
     if given.num_prompts is not None and given.prompts_per_client is not None:
         raise Refusal.about(prompts_per_client="give it or num_prompts, not both")
@@ -73,7 +73,12 @@ def simulate_command(order: Order) -> None:
     simulated = replace(simulated, notes=(*told, *simulated.notes))
     show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
     document = partial(closed_loop.simulation_document, judged=judged)
-    order.output.answer(document, show, simulated, code=0 if all(x.kept for x in judged) else 1)
+    order.output.answer(document, show, simulated, code=0 if all(x.kept for x in judged) and _starts(order, simulated) else 1)
+
+
+def _starts(order: Order, told: ClosedLoop | RequestsInTime) -> bool:
+    """Whether servers that were pasted start as they are, as ``fit`` judges it."""
+    return not order.launch or all(note.code != tables.OWN_LIMITS for note in told.notes)
 
 
 def _judged(simulated: ClosedLoop, slo: Slo) -> Iterator[JudgedLimit]:
@@ -207,8 +212,8 @@ def _in_time(order: Order, q: Question) -> NoReturn:
 
     o = requests.serve(settle(check_single_load(q)), _follow)
     _write(order, o)
-    told = replace(o, notes=(*([] if order.output.as_json else _means(o)), *o.notes))
-    order.output.answer(outcome_document, show_outcome, told, slo, code=1 if o.overloaded or not slo.kept(o) else 0)
+    told, kept = replace(o, notes=(*([] if order.output.as_json else _means(o)), *o.notes)), slo.kept(o) and not o.overloaded
+    order.output.answer(outcome_document, show_outcome, told, slo, code=0 if kept and _starts(order, o) else 1)
 
 
 def _slo(given: GivenOptions) -> Slo:

@@ -152,7 +152,7 @@ def apart_command(question: Question, engine: str) -> str:
             away = " --host 0.0.0.0" if name != "localhost" and not made_by.listens else ""
             lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
             at[role].append((name, PORT + number))
-            remarks += [command.remark.replace("it on every host", "lines that say NODE_RANK on all hosts of their server")]
+            remarks += [command.remark.replace("run it on every host", f"{role}: run each line on all hosts of its server")]
     remarks += [remark for seats in free.values() for remark in seats.remarks()]
     remarks = [remark for remark in dict.fromkeys(remarks) if remark]
     router = own.route(at["prefill"], at["decode"], CLIENTS, start_s(question))

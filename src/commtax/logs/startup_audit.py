@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from commtax import catalog
 from commtax.cost.memory import weights
-from commtax.evidence.finding import DISAGREE, Cause, Claim, Finding, Section
+from commtax.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
 from commtax.evidence.identity import identity_findings
 from commtax.logs import startup_facts
 from commtax.logs.crashes import Crash
@@ -20,6 +20,7 @@ from commtax.verbs.fitting import Fit, holds
 from commtax.verbs.settling import replan, settle
 
 LEVEL = levels(__name__)
+LEFT = "KV memory left"
 PRINTED_GIB, PRINTED_TIMES = 0.006 * GiB, 0.006  # half of the last digit of memory and of concurrency, in their own units
 ENGINE_MEMORY = startup_facts.STARTS["memory"]
 WORDS: Mapping[str, str] = startup_facts.STARTS["words"]
@@ -62,7 +63,7 @@ def _section(
     log: StartupLog, claim: Claim | None, findings: Sequence[Finding], name: str, notes: Iterable[Note], before: Iterable[Note] = ()
 ) -> Section:
     words = *before, startup_facts.intro(log), *startup_facts.stop_notes(log), *notes
-    found = tuple(startup_facts.causes(log, claim))
+    found = (*startup_facts.causes(log, claim), *_cache_causes(log, findings))
     return Section("log", (name,), tuple(findings), words, causes=found, facts=startup_facts.facts(log))
 
 
@@ -159,7 +160,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     if "fixed" not in log.figures and node:
         yield _node_memory_finding(log, judged, node)
     elif "fixed" not in log.figures:
-        item = "KV memory left"
+        item = LEFT
         loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
         other = (
             abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance
@@ -205,7 +206,7 @@ def _node_memory_finding(log: StartupLog, judged: Fit, node: float) -> Finding:
     """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
     share = judged.question.limits.gpu_memory_utilization
     left, why = share * node - judged.weights_bytes, f"another {ENGINE_MEMORY[log.engine]['flag']} than {share:g}, or other weights"
-    item, measured = "KV memory left", log.available_kv_bytes
+    item, measured = LEFT, log.available_kv_bytes
     found = Finding(item, left, measured, "bytes", LEVEL.node_tolerance, why, node, evidence=True)
     taken = min(claim.nbytes for claim in log.claims) / node
     near = abs(taken - share) < LEVEL.printed_share
@@ -225,7 +226,7 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 
 def _excuse_left_memory(finding: Finding, log: StartupLog, judged: Fit, said: bool, told: bool = True) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise, or took another share."""
-    made_for, difference, finding = catalog.engine(log.engine).version, finding.difference, replace(finding, evidence=True).judged()
+    made_for, difference, finding = judged.question.engine.version, finding.difference, replace(finding, evidence=True).judged()
     most = ENGINE_MEMORY[log.engine].get("other_versions", LEVEL.other_engines)
     if finding.verdict == DISAGREE and not said and (share := _likely_share(log, judged, difference or 0.0)):
         return finding.undecided(f"the log does not say its share of memory: as at {ENGINE_MEMORY[log.engine]['flag']} {share:.2f}")
@@ -258,6 +259,21 @@ def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:
     return min(1.0, share) if "of_all" in own and LEVEL.least_share <= share <= 1 + own["other_versions"] else 0.0
 
 
+def _cache_causes(log: StartupLog, findings: Iterable[Finding]) -> Iterator[Cause]:
+    """Less memory left for the cache than fits: what has no room for it, and how to have it."""
+    for found in findings:
+        missing = (found.predicted or 0.0) - (found.measured or 0.0)
+        if found.item == LEFT and found.verdict == DISAGREE and found.measured and missing > 0:
+            own, tokens = ENGINE_MEMORY[log.engine], round(missing / found.measured * (log.kv_tokens or 0))
+            room = f": room for {tokens:,} tokens fewer ({missing / (found.predicted or 1.0):.0%})" if tokens else ""
+            more = f" by {missing / found.base:.2f}" if found.base and "of_all" in own else ""
+            change = f"end what else holds memory of these GPUs (nvidia-smi lists it), or raise {own['flag']}{more}"
+            gain = f"{tokens:,} more tokens in the cache" if tokens else ""
+            yield Cause(
+                "KV memory", f"{format_bytes(missing)} per GPU less for the KV cache than fits{room}", None, None, change, gain
+            )
+
+
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     """What the step costs when NCCL does the work of the custom all-reduce that the log says is off."""
     if not log.custom_allreduce_disabled or claim.tp == 1:
@@ -265,12 +281,11 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     batch, context = claim.batch or 1, claim.context or 1024
     custom = float(claim.bill(batch=batch, context=context).step_s)
     fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
-    item = Note("custom all-reduce", f"decode step as priced with custom all-reduce off ({log.custom_allreduce_disabled})")
-    finding, cost = Finding(item, custom, fallback, "s", LEVEL.dispatch_tolerance).judged(), fallback - custom
-    reason = (
-        f"NCCL instead costs {format_seconds(cost)} per step ({cost / custom:+.1%}) at batch {batch}; neither figure was measured"
-    )
-    yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
+    cost, off = fallback - custom, Note("custom all-reduce", "custom all-reduce is off")
+    price = f"NCCL's is priced {format_seconds(cost)} longer per step ({cost / custom:+.1%}) at batch {batch}"
+    verdict = DISAGREE if cost > LEVEL.dispatch_tolerance * custom else AGREE
+    found = Finding(off, None, None, reason=f"{log.custom_allreduce_disabled}; {price}", verdict=verdict)  # nobody measured it
+    yield found.undecided(f"{price}; {claim.distrust}") if claim.distrust else found
 
 
 def _throughput_findings(usual: tuple[int, float, int] | None, claim: Claim) -> Iterator[Finding]:
@@ -285,9 +300,10 @@ def _throughput_findings(usual: tuple[int, float, int] | None, claim: Claim) -> 
 
 def _notes(log: StartupLog, asked: Question | None) -> Iterator[Note]:
     """What to know before a start is compared."""
-    made_for, quantization = catalog.engine(log.engine).version if asked else "", log.said("quantization")
-    if asked and log.version and not log.version.startswith(made_for):
-        yield Note("version", f"the log is of {ENGINES[log.engine]} {log.version}; the memory model was made for {made_for}")
+    quantization = log.said("quantization")
+    if asked and log.version and not log.version.startswith(asked.engine.version):
+        words = f"{ENGINES[log.engine]} {log.version}; the memory model was made for {asked.engine.version}"
+        yield Note("version", f"the log is of {words}")
     if log.allreduce_backends:
         yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(log.allreduce_backends)}")
     if log.backend or log.said("nccl_version"):

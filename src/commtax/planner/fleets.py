@@ -205,14 +205,16 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     # those that dollars cannot rank stand behind those that they do
     held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.distance)
-    plans = leaders_of_ranking(held, [trial.layout.question.cluster.key for trial in held], top)
-    chosen = held[recommended_place(held)] if held else None
-    plans = plans if chosen is None or any(trial is chosen for trial in plans) else (*plans, chosen)
+    keys = [trial.layout.question.cluster.key for trial in held]
+    alike = [held, *([trial for trial, at in zip(held, keys, strict=True) if at == key] for key in dict.fromkeys(keys))]
+    chosen = [ranking[recommended_place(ranking)] for ranking in alike if ranking]  # of all, then of each cluster
+    listed_ids = {id(trial) for trial in (*leaders_of_ranking(held, keys, top), *chosen)}
+    plans = tuple(trial for trial in held if id(trial) in listed_ids)
     answer = FleetPlans(
         questions=tuple(search.question for search in searches),
         objective=objective,
         plans=plans,
-        recommended=next((i for i, trial in enumerate(plans) if trial is chosen), 0),
+        recommended=next((i for i, trial in enumerate(plans) if trial is chosen[0]), 0),
         near=() if held else tuple(broken[:NEAREST]),
         rejected=tuple(_reasons(searches)),
         candidates=sum(search.count for search in searches),

@@ -56,17 +56,20 @@ def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
 
 
 def untried_gain(answer: ServingPlans) -> Iterator[str]:
-    """One sentence on those, none where none gains."""
+    """What those bring at the plan's load, then what the limits admit with them and how to have it; nothing where none gains."""
     if found := untried_techniques(answer):
-        own = _row(answer)
-        figures = f"{_load_words(found.rows)} instead of {_load_words(own)} ({found.gain - 1:+.0%}{_grown(found.rows, own)})"
-        assumed = _assumed(answer.question, found.techniques)
-        more = f"{_same_load_words(answer, found)}{assumed}; --techniques auto tries it on all plans"
-        yield f"with {found.techniques} this plan has {figures}{more}"
+        own, alike, text = _row(answer), _same_load_words(answer, found), found.techniques
+        assumed = _assumed(answer.question, text)
+        if alike:
+            yield f"with {text} this plan has {alike}{assumed}"
+        admit = "the limits admit" if answer.question.goal.times else "this plan has at its best load"
+        figures = f"{_load_words(found.rows)} instead of {_load_words(own)}{_grown(found.rows, own)}{'' if alike else assumed}"
+        have = f"give --technique {text} to plan with it and to have it in --emit"
+        yield f"with {text} {admit} {figures}; {have}; --techniques auto may find another layout with more"
 
 
 def _same_load_words(answer: ServingPlans, found: UntriedTechniques) -> str:
-    """The gain at the plan's own load with its range, as ``worth`` judges it, where more clients bring the rest."""
+    """The gain at the plan's own load with its range, as ``worth`` judges it; "" for two pools."""
     rows, i = answer.plans, answer.recommended
     clients = int(rows.concurrency[i])
     if rows.mode[i]:
@@ -77,10 +80,7 @@ def _same_load_words(answer: ServingPlans, found: UntriedTechniques) -> str:
     group = DRAFTS if DRAFTS in groups else ""
     gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(found.techniques)), group))
     unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""
-    known, limits = f"{low - 1:+.0%} to {high - 1:+.0%}{unsure}", " that the limits then admit" * bool(answer.question.goal.times)
-    if found.rows.concurrency[0] == clients:
-        return f", 80% range {known}"
-    return f": {gain - 1:+.0%} ({known}) at the same load, the rest by more clients{limits}"
+    return f"{gain - 1:+.0%} tokens/s at the same load ({low - 1:+.0%} to {high - 1:+.0%}{unsure})"
 
 
 def shared_gain(answer: ServingPlans) -> Iterator[str]:

@@ -10,7 +10,7 @@ from commtax.judgement.leading import LATE, SLOW, against, bearable_token_s, bea
 from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_lengths import COUNTED, EACH
-from commtax.planner.fleet_search import burden, simplest_place, sustained_tokens_per_s
+from commtax.planner.fleet_search import burden, recommended_place, simplest_place, sustained_tokens_per_s
 from commtax.planner.fleet_trials import Trial, longest_step, rate_of
 from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
 from commtax.planner.layouts import limit_name
@@ -84,6 +84,7 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
         lacks = f"{_placed_words(a, safer)} is safer, but {_against_words(safer, safer.late[0])}" if safer and safer.late else ""
         yield f"warning: close to {edge}: {_edge_words(best)}, and {lacks or f'no larger fleet {tried}on this cluster is safer'}"
     yield from _beaten_by(a)
+    yield from _other_clusters(a)
     yield from _dollars(a)
 
 
@@ -110,6 +111,16 @@ def _beaten_by(a: FleetPlans) -> Iterator[str]:
             lead = f"{named} is predicted {'at ' * (share > 0.005)}" if _unchecked(best) else f"the best is {named}: "
             grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
             yield f"{lead}{gain}{grows}, {doubt_words(a.question, best.layout.apart != own.layout.apart)}"
+
+
+def _other_clusters(a: FleetPlans) -> Iterator[str]:
+    """What would be recommended on each of the other clusters, and what it costs."""
+    own = a.plans[a.recommended].layout.question.cluster.key
+    for key in dict.fromkeys(q.cluster.key for q in a.questions if q.cluster.key != own):
+        if there := [trial for trial in a.plans if trial.layout.question.cluster.key == key]:
+            one = there[recommended_place(there)]
+            usd = f": {format_money(one.money.usd_per_hour)} per hour" if one.money.usd_per_hour else ""
+            yield f"the same on {key} takes {gpu_words(one)}{usd}"
 
 
 def _unchecked(trial: Trial) -> list[str]:

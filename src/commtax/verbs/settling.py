@@ -37,8 +37,8 @@ AUTO_EP = -1  # ``ep=AUTO_EP`` asks for the engine's own size, tp x dp
 def ask(model: str | spec.Model, cluster: str | spec.Cluster, **options: object) -> Settled:
     """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
 
-    A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
-    others are given. What is None is left to the engine.
+    A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine, at its version, and type are
+    used unless others are given. What is None is left to the engine.
     """
     return settle(resolve_question(model, cluster, options))
 
@@ -55,7 +55,8 @@ def resolve_question(
     named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
     if own:
         able = own.engine and phase in catalog.engine(own.engine).phases
-        named, weights = named or (own.engine if able else ""), weights or checking.dtype(own.dtype)
+        unsaid = not named or own.engine.startswith(f"{named}@")  # at the version that ran, where nobody says another
+        named, weights = own.engine if able and unsaid else named, weights or checking.dtype(own.dtype)
     sizes = {axis: given.pop(axis, 1) for axis in spec.SIZES}
     replicas = given.pop("replicas", 1)
     if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):

@@ -216,14 +216,14 @@ def plans_tell_what_techniques_bring(rng: Random) -> str | None:
         return f"{told.techniques}: plan says {told.gain:.6f}, simulate {gain:.6f}: {_asked(asked | goal)}"
     if float(loop.ttft_s) > limits[0] or float(loop.tpot_s) > limits[1]:
         return f"{told.techniques}: a limit is broken: {_asked(asked | goal)}"
-    return _less_than_searched(asked | goal, told, next(untried_gain(found)))
+    return _less_than_searched(asked | goal, told, [*untried_gain(found)][-1])
 
 
 def _less_than_searched(asked: Question, told: UntriedTechniques, said: str) -> str:
     """``--techniques auto`` finds at least what the plain answer's line says of one layout, and that line says what was priced."""
     every = commtax.plan(**asked, techniques="auto")
     best, own = float(every.plans.tokens_per_s[0]), float(told.rows.tokens_per_s[0])
-    named = f"with {told.techniques} this plan has {int(told.rows.concurrency[0]):,} client", f"{own:,.0f} tokens/s instead of"
+    named = f"with {told.techniques} ", f" {int(told.rows.concurrency[0])} client", f"{own:,.0f} tokens/s instead of"
     if not all(words in said for words in named):
         return f"{said!r} does not say {named}: {_asked(asked)}"
     return (
