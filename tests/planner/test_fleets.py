@@ -286,8 +286,48 @@ def test_where_no_fleet_holds_with_headroom_a_row_is_of_one_rate_and_what_it_wou
 
 def test_a_fleet_that_would_do_has_its_cost_per_year():
     found = plan_fleet("llama-3.1-70b", "8xh100-sxm", request_rate=10)
-    (line,) = [line for line in fleet_reasons(found) if "would do" in line]
+    line = [line for line in fleet_reasons(found) if "would do" in line][-1]
     assert f"would do for ${found.plans[0].money.usd_per_year:,.0f} per year, at" in line
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_headroom_or_confidence_is_never_cheaper_and_changes_no_capacity_and_no_growth(seed):
+    """Also that none is called safer only where a search with more confidence recommends none with more GPUs."""
+    rng = random.Random(seed)
+    model, place = rng.choice([("llama-3.1-70b", "8xh100-sxm"), ("llama-3.1-70b", "6xh100-sxm"), ("llama-3.1-8b", "4xl40s")])
+    rate = rng.uniform(*{"8xh100-sxm": (5, 14), "6xh100-sxm": (5, 12), "4xl40s": (3, 12)}[place])
+    asked = {"disaggregated": False, "margin": 0, "workload": rng.choice(["batch", ""]), "input_len": 1024, "output_len": 128}
+    asked |= {"slo": rng.choice([{}, {"p95_ttft": 3.0}]), "num_prompts": 400, "processes": 1}
+    given = [{}, {"headroom": 0.1}, {"headroom": 0.2}, {"confidence": 0.8}, {"confidence": 0.95}]
+    plain, *safer = (plan_fleet(model, place, request_rate=rate, **asked, **more) for more in given)
+    if not plain.plans:
+        assert not any(one.plans for one in safer)
+        return
+    own = plain.plans[plain.recommended]
+    called = "no larger fleet on this cluster is safer" in " ".join(fleet_reasons(plain))
+    for one in safer:
+        chosen = one.plans[one.recommended] if one.plans else None
+        assert chosen is None or chosen.gpus >= own.gpus or (own.clear, not own.late) < (chosen.clear, not chosen.late)
+        assert not (called and chosen and chosen.gpus > own.gpus)
+        for trial in one.plans:
+            for same in plain.plans:
+                if (same.layout, same.size) == (replace(trial.layout, question=same.layout.question), trial.size):
+                    assert same.capacity == pytest.approx(trial.capacity, nan_ok=True)
+    for one in safer[:2]:
+        trial = one.plans[one.recommended] if one.plans else own
+        if trial.layout.question.plan == own.layout.question.plan and trial.size == own.size:
+            assert trial.growth == pytest.approx(own.growth)
+
+
+def test_fleets_whose_tokens_come_too_slowly_lead_nobody_who_waits():
+    asked = {"request_rate": 10, "input_len": 1024, "output_len": 128}
+    found = plan_fleet("llama-3.1-70b", "8xh100-sxm", **asked)
+    own, slow = found.plans[found.recommended], [trial for trial in found.plans if trial.figures["tpot_mean"] > 0.2]
+    assert own.gpus == 8
+    assert min(trial.gpus for trial in slow if trial.clear) == 6
+    assert any("but its tokens take longer than the 200 ms each" in line for line in fleet_reasons(found))
+    batch = plan_fleet("llama-3.1-70b", "8xh100-sxm", workload="batch", **asked)
+    assert batch.plans[batch.recommended].gpus == 6
 
 
 def test_where_no_plan_holds_the_nearest_is_that_which_answers_most():

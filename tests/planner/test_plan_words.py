@@ -35,7 +35,7 @@ def test_the_runner_up_in_words_is_the_second_of_the_ranking(model, cluster, ask
 def test_a_plan_far_down_a_ranking_of_several_clusters_has_its_reason():
     words = ("llama-3.1-8b", "-c", "8xl40s", "-c", "8xh100", "--tpot", "40ms")
     told, answer = said(*words), json.loads(run_here("plan", *words, "--json").stdout)
-    place = re.search(r"plan (\d+) ranks behind plans with lower figures, since predictions of two pools inside one host", told)[1]
+    place = re.search(r"plan (\d+) ranks behind plans with worse figures, since predictions of two pools inside one host", told)[1]
     assert int(place) > 10
     assert f" {place} 2 x TP 1 for " in told
     assert any(note.startswith(f"plan {place} ranks behind") for note in answer["notes"])

@@ -11,6 +11,7 @@ from cli_run import run_here
 from commtax.judgement.margins import margin
 from commtax.planner import plan
 from commtax.planner.choosing import effort
+from commtax.planner.columns import power, request_s
 from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_use, pool_words
 from commtax.units import format_seconds
@@ -117,17 +118,26 @@ def test_two_clusters_are_compared_with_each_by_itself(mixed):
     assert not list(alone_words(alone[0]))
 
 
-def test_where_no_limit_is_given_each_cluster_is_searched_at_the_speed_of_the_balanced_plan():
-    open_ended = plan("llama-3.2-1b", "2xh100-sxm", prefill_cluster="2xl40s")
-    rows, own = open_ended.answered
-    for one in open_ended.alone:
-        assert one.question.goal.ttft_s >= rows.ttft_s[own]
-        assert one.question.goal.tpot_s >= rows.tpot_s[own]
-        assert not one.places
-    (line,) = [line for line in open_ended.why if "each cluster by itself" in line]
-    assert f" at the speed of the balanced plan, TTFT <= {format_seconds(open_ended.alone[0].question.goal.ttft_s)} and " in line
-    told = " ".join(run_here("plan", "llama-3.2-1b", "-c", "2xh100-sxm", "--prefill-cluster", "2xl40s").stdout.split())
-    assert told.count("each cluster by itself") == 1
+@pytest.mark.parametrize(
+    ("model", "place", "ahead"), [("llama-3.2-1b", "2xh100-sxm", "2xl40s"), ("llama-3.3-70b", "8xh200", "8xh100")]
+)
+def test_where_no_limit_is_given_splitting_is_judged_at_each_point_by_what_counts_there(model, place, ahead):
+    """Balanced by tokens/s over the time of a request, most tokens/s as limits judge it that bind nobody."""
+    open_ended = plan(model, place, prefill_cluster=ahead)
+    (rows, own), (balanced, *_) = open_ended.answered, alone_words(open_ended)
+    each = [(one.question, *one.answered) for one in open_ended.alone]
+    rate = sum(rows.tokens_per_s[i] for _, rows, i in each)
+    alone_s = sum(rows.tokens_per_s[i] * request_s(q, rows)[i] for q, rows, i in each) / rate
+    assert f"{rate:,.0f} tokens/s" in balanced
+    assert f", in requests of {format_seconds(alone_s)} instead of " in balanced
+    gain = rate / alone_s / power(open_ended.question, rows)[own]
+    verdict = "it is better to split prompts from decoding when users wait (balanced): "
+    assert balanced.startswith(verdict) is bool(gain < (1 + margin(open_ended.question, pools=True)) ** -2)
+    (most,) = [line for line in open_ended.why if "each cluster by itself" in line]
+    unbound = next(line for line in plan(model, place, prefill_cluster=ahead, ttft_s=1e4).why if "each cluster by itself" in line)
+    assert most.replace(" when nobody waits: ", ": ").split("; each")[0] == unbound.split("; each")[0]
+    told = " ".join(run_here("plan", model, "-c", place, "--prefill-cluster", ahead).stdout.split())
+    assert told.count("ach cluster by itself") == 2
 
 
 def test_a_place_to_start_from_says_its_range_its_fuller_pool_and_what_is_simpler():

@@ -285,6 +285,7 @@ def _with_rate(order: Order) -> list[Question]:
     slo |= {name: given[name] for name, option in taken_by("plan").items() if option.group == "Limits" and given[name]}
     q = order.question.but(**plain, offered=offered, slo=limits_of(slo), objective=given.objective or "", dtypes=dtypes)
     q = q.but(growth=given.headroom or 0.0, confidence=given.confidence, cost_of=given.cost_of, margin=given.margin)
+    q = q.but(workload=given.workload)
     put = [q.but(cluster=place) for place in (q.cluster, *order.others)]
     if sets := technique_sets_of(given.techniques):
         put = [with_techniques_at_rate(one, sets) for one in put]

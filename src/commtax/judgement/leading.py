@@ -13,8 +13,8 @@ from commtax.thresholds import levels
 LEVEL = levels(__name__)
 BATCH = "batch"
 """The workload of which nobody waits for first tokens."""
-UNCHECKED, LATE = "unchecked", "late"
-"""What may stand against a plan: nobody has held predictions of its kind against runs; its first tokens come too late."""
+UNCHECKED, LATE, SLOW = "unchecked", "late", "slow"
+"""What may stand against a plan: nobody has held predictions of its kind against runs; its first tokens, or all, come too late."""
 
 
 def depends_on_who_waits(q: Question) -> bool:
@@ -50,6 +50,19 @@ def against(q: Question, pools: float, ttft_s: float, latest_s: float) -> list[s
     """Codes of what stands against a plan."""
     met = int(standing(q, pools, ttft_s, latest_s))
     return [UNCHECKED] * (met < 2) + [LATE] * (met % 2 == 0)
+
+
+def bearable_token_s(q: Question) -> float:
+    """The mean TPOT that interactive use bears; infinite where a limit is given, or where nobody waits."""
+    return inf if q.goal.tpot_s < inf or q.goal.workload == BATCH else float(LEVEL.token_s)
+
+
+def late_codes(q: Question, ttft_s: float, tpot_s: float) -> list[str]:
+    """Codes of what interactive use does not bear at a request rate, where no limit is on a statistic of it."""
+    limited = {name.split("_")[0] for name, _ in q.goal.slo}
+    late = not limited & {"ttft", "e2e"} and ttft_s > bearable_ttft_s(q)
+    slow = not limited & {"tpot", "itl", "e2e"} and tpot_s > bearable_token_s(q)
+    return [LATE] * late + [SLOW] * slow
 
 
 def waits_mostly(q: Question, ttft_s: float, tpot_s: float) -> bool:

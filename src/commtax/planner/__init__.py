@@ -14,7 +14,7 @@ from commtax.judgement.confidence import confidence_of, margin_of
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
-from commtax.planner.each_alone import alone_words, questions_alone, usual_limits
+from commtax.planner.each_alone import alone_words, questions_alone
 from commtax.planner.exchanges import way_asked
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.ranking import best_first
@@ -106,12 +106,12 @@ def best_serving(put: Question) -> ServingPlans:
     """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
     answer = _search(put)
     if len(answer.plans):
-        speed = usual_limits([answer]) if answer.places and put.requests.prefill_cluster else {}
-        answer = replace(answer, alone=tuple(_search(one.but(**speed)) for one in questions_alone(put)))
+        answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
         answer, own = replace(answer, roomier=answer_with_room(answer, _loads_of, _search)), answer.recommended
         techniques = (*kept_settings(answer), *untried_gain(answer), *shared_gain(answer))
         (name, delivered, *others), own_length = explain(answer, own), _own_length_words(answer)
-        said = (name, delivered, *alone_words(answer), *others, *techniques, *own_length, *roomier_words(answer))
+        split = alone_words(replace(answer, places=()))  # the usual point has its own words
+        said = (name, delivered, *split, *others, *techniques, *own_length, *roomier_words(answer))
         return replace(answer, why=said)
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 

@@ -12,7 +12,7 @@ import numpy as np
 from commtax.cost.memory import on_chip
 from commtax.judgement.leading import UNCHECKED
 from commtax.judgement.margins import is_close
-from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, objective_value, request_s
+from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, objective_value, power, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.planner.reasons import AGAINST, SAID, against_codes, more_words
 from commtax.question import Question
@@ -33,11 +33,12 @@ def questions_alone(put: Question) -> Iterator[Question]:
 
 
 def alone_words(answer: ServingPlans) -> Iterator[str]:
-    """Whether to split: what each cluster gives by itself, and both, beside what is recommended on the two, of the whole or of the
-    usual point; and what they are predicted to give with two pools each, where those are unchecked."""
+    """Whether to split: what each cluster gives by itself, and both, beside what is recommended on the two, at the usual point if
+    there are points; and what they are predicted to give with two pools each, where those are unchecked."""
     if not answer.alone:
         return
-    good = [(one, one.plans, one.recommended) for one in answer.alone if len(one.plans)]
+    usual = bool(answer.places)
+    good = [(one, *(one.answered if usual else (one.plans, one.recommended))) for one in answer.alone if len(one.plans)]
     lost = [f"{one.question.cluster.key} has no plan within the limits" for one in answer.alone if not len(one.plans)]
     one_pool = ", in one pool" * all(rows.mode[i] == 0 for _, rows, i in good)
     judged = _judged(answer, good) if good else ""
@@ -61,7 +62,8 @@ def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
 
 def _unchecked_place(one: ServingPlans, rows: ServingColumns, own: int) -> int:
     """The best row with two pools, where it is ahead of the recommended one; else that."""
-    value, pools = objective_value(one.question, rows), np.flatnonzero(rows.mode == 1)[:1].tolist()
+    value = (objective_value if rows is one.plans else power)(one.question, rows)
+    pools = np.flatnonzero(rows.mode == 1)[:1].tolist()
     return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[own]), own)
 
 
@@ -96,10 +98,14 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
     if beside != own:
         best = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
         than = f"{best}, and {cheaper} than {recommended}"
-    sums = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}"
-    limits = (f"{SAID[name]} <= {format_seconds(limit)}" for name, limit in answer.alone[0].question.goal.times)
-    speed = f" at the speed of the {USUAL} plan, {' and '.join(limits)} (--ttft and --tpot set another)" * bool(answer.places)
-    return f"{_verdict(answer, more if as_many else lead)}{speed}: {sums}; "
+    sums, ratio = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}", more if as_many else lead
+    who = " when nobody waits" * any(one.places for one in answer.alone)
+    if answer.places:  # the objective there is tokens/s over the time of a request
+        alone_s = sum(float(each.tokens_per_s[i] * request_s(one.question, each)[i]) for one, each, i in good) / rate
+        pools_s, who = float(request_s(answer.question, rows)[beside]), f" when users wait ({USUAL})"
+        sums += f", in requests of {format_seconds(alone_s)} instead of {format_seconds(pools_s)}"
+        ratio = float(np.sqrt(ratio * pools_s / alone_s))  # two figures that err
+    return f"{_verdict(answer, ratio)}{who}: {sums}; "
 
 
 def _is_summed(answer: ServingPlans) -> bool:

@@ -18,7 +18,7 @@ from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
 from commtax.planner.fleet_lengths import all_requests
-from commtax.planner.fleet_trials import Task, Trial, rate_of, too_slow
+from commtax.planner.fleet_trials import Task, Trial, longest_step, rate_of, too_slow
 from commtax.planner.layouts import SLACK, Layout, candidates
 from commtax.question import Question
 from commtax.spec import Plan
@@ -32,6 +32,7 @@ LATER = 0.1  # of what layouts of a kind's first round take, for the time left: 
 START = 2.0  # fleets that take as long to simulate as a layout's steps take to price and saturate …
 DETAIL, LARGER = 2.0, 8.0  # … and as the details of a fleet take, and larger ones, or finding all layouts
 NEAREST = 5  # fleets that come nearest to the limits where none holds
+Given = TypeVar("Given")
 Made = TypeVar("Made")
 Progress = Callable[[int, int, Trial | None], None]
 """Told how many of how many layouts are done, and the best so far."""
@@ -58,8 +59,10 @@ def order(trial: Trial) -> tuple[float, bool, float, int]:
 
 
 def recommended_place(ranking: Sequence[Trial]) -> int:
-    """The place of the simplest fleet that the best beats by no more than the margin, of those that stay clear of their limits."""
-    able = [at for at, trial in enumerate(ranking) if trial.clear] or list(range(len(ranking)))
+    """The place of the simplest fleet that the best beats by no more than the margin, of those that answer in time, and of these
+    of those that stay clear of their limits."""
+    able = [at for at, trial in enumerate(ranking) if not trial.late] or list(range(len(ranking)))
+    able = [at for at in able if ranking[at].clear] or able
     return able[simplest_place([ranking[at] for at in able])]
 
 
@@ -70,6 +73,10 @@ def simplest_place(ranking: Sequence[Trial]) -> int:
     effort = np.array([complexity_of(q.plan, prompts, q.cluster) for q, prompts in zip(asked, ahead, strict=True)])
     worth = np.array([1 / burden(trial) if burden(trial) else 0.0 for trial in ranking])  # without a price there is no saying
     return simplest_served(ranking[0].layout.question, effort, worth)
+
+
+def _key(layout: Layout) -> tuple[Plan, int]:
+    return layout.question.plan, layout.prefill_tp
 
 
 def kind_of(layout: Layout) -> int:
@@ -110,7 +117,7 @@ class Search:
                 self._rounds([x for x in layouts if kind_of(x) == kind], kind)
             if not self.held:
                 self._examine()
-            self._detail()
+            self._detail(layouts)
             self.complete = True
         except KeyboardInterrupt:
             self.held.sort(key=order)
@@ -203,7 +210,7 @@ class Search:
             self.held = [trial for trial in self.broken if trial.holds]
             self.broken = [trial for trial in self.broken if not trial.holds]
 
-    def _detail(self) -> None:
+    def _detail(self, layouts: list[Layout]) -> None:
         """Growth and ranges of those that are listed first and of all that are as good as the best, larger fleets of the layouts
         of the best fleet and of the simplest within the margin, and the capacity of all listed."""
         self.held.sort(key=order)
@@ -216,12 +223,39 @@ class Search:
         self._replace_first(first, fleet_trials.with_details)
         self.held.sort(key=order)
         best, chosen = self.held[0], self.held[simplest_place(self.held)]
-        alike = (best.layout.question.plan, best.layout.prefill_tp) == (chosen.layout.question.plan, chosen.layout.prefill_tp)
-        grown = self._each_told(fleet_trials.larger_fleets, [best] if alike else [best, chosen], LARGER)
+        leaders = [best] if _key(best.layout) == _key(chosen.layout) else [best, chosen]
+        grown = self._each_told(fleet_trials.larger_fleets, leaders, LARGER)
         self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
+        self._find_safe(layouts)
         self.held.sort(key=order)
         self._list_recommended()
         self._replace_first(self.top, fleet_trials.with_capacity)
+        at = recommended_place(self.held)
+        for work in (fleet_trials.with_growth,) if self.held[at].ranges else (fleet_trials.with_details, fleet_trials.with_growth):
+            self.held[at] = self._each_told(work, [self.held[at]], DETAIL)[0]
+
+    def _find_safe(self, layouts: list[Layout]) -> None:
+        """Fleets of all layouts that answer in time and stay clear of their limits, on fewer GPUs than those that are known to."""
+        least_rate = rate_of(self.question) * longest_step(self.held[0])
+        safe = [trial for trial in self.held if trial.clear and not trial.late]
+        left = [x for x in layouts if all(_key(trial.layout) != _key(x) for trial in safe)]
+        left.sort(key=lambda x: (x.least_gpus(least_rate, SLACK), x.group))
+        for first in range(0, len(left), ROUND[ONE_POOL]):
+            bar = min(map(burden, safe), default=inf)
+            most = self._most_gpus(bar) - (bar < inf)
+            part = [x for x in left[first : first + ROUND[ONE_POOL]] if x.least_gpus(least_rate, SLACK) <= most]
+            if not part or self.question.goal.objective == "tokens":  # these are counted per GPU
+                return
+            tasks = [Task(x, most, safe=True) for x in part]
+            found = self._each_told(fleet_trials.least_fleet, tasks, DETAIL)
+            for trial in (found[place] for place in range(len(tasks))):
+                alike = [other for other in (*self.held, *self.broken) if _key(other.layout) == _key(trial.layout)]
+                self.left_out -= not alike
+                same = [other for other in alike if other.holds and other.size == trial.size]
+                if trial.holds and not any(other.clear >= trial.clear for other in same):
+                    self.held = [*(other for other in self.held if other not in same), trial]
+                    safe += [trial] * (trial.clear and not trial.late)
+                self.broken += [trial] * (not trial.holds and not alike)
 
     def _list_recommended(self) -> None:
         """The recommended fleet is listed too."""
@@ -233,7 +267,7 @@ class Search:
         first = self._each_told(known, self.held[:count], DETAIL)
         self.held[: len(first)] = [first[place] for place in range(len(first))]
 
-    def _each_told(self, work: Callable[[Trial], Made], trials: list[Trial], effort: float) -> dict[int, Made]:
+    def _each_told(self, work: Callable[[Given], Made], trials: Sequence[Given], effort: float) -> dict[int, Made]:
         """What the work, which takes so much effort, makes of each trial, by its place."""
         made = dict[int, Made]()
         for place, one in self.workers.each(work, trials):

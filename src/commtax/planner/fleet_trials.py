@@ -5,18 +5,17 @@ ones of a single stream, at the rate exactly. A run is long enough that a percen
 ``EACH`` for every copy of a fleet that is simulated whole, count after a warm-up of as many as are under way at once.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import field, replace
 from fractions import Fraction
 from functools import partial
-from math import exp, inf, isnan, nan
-
-import numpy as np
+from math import ceil, exp, inf, isnan, nan
 
 from commtax.arrays import cache_answers, cache_few_answers
 from commtax.judgement.confidence import Estimate, estimate_through
 from commtax.judgement.fleet_samples import Size
+from commtax.judgement.leading import late_codes
 from commtax.judgement.overload import longest_steps, overloaded
 from commtax.ledger import Z80
 from commtax.planner.fleet_lengths import COUNTED, all_requests, is_sampled, run_lengths, sample_of_fleet, used_size
@@ -37,19 +36,20 @@ LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 SURE = 1.1  # times what its workers of a kind answer alone: whole fleets that were simulated answered up to 1.04 times it
 TOGETHER = 0.85  # of that, at least, answer samples of two kinds: 0.86 to 0.96 where both are as busy, else more
-HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known, for samples no more finely than …
-FINEST = 0.01  # … by such a share: their runs tell rates apart no better
+GROWTHS = tuple(n / 100 for n in (*range(100), *range(100, 1000, 10), *range(1000, 10_000, 100)))  # as they are printed
+PARTS = 16  # of them that the growth is first known to
 EASY = 0.5  # times its limits, at most: what so easily holds is first tried near its capacity
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A layout, the GPUs that a fleet of it may have, and whether the growth is wanted at once."""
+    """A layout, the GPUs that a fleet of it may have, whether the growth is wanted at once, and whether the fleet must be safe."""
 
     layout: Layout
     most_gpus: int
     grows: bool = False
+    safe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,11 @@ class Trial:
     @property
     def holds(self) -> bool:
         return self.over <= 1
+
+    @property
+    def late(self) -> list[str]:
+        """Codes of what interactive use does not bear."""
+        return late_codes(self.layout.question, self.figures.get("ttft_mean", nan), self.figures.get("tpot_mean", nan))
 
     @property
     def distance(self) -> tuple[bool, float]:
@@ -179,7 +184,7 @@ def least_fleet(task: Task) -> Trial:
         if able[at] not in tried and (too_slow(layout, able[at]) or _is_overloaded(layout, able[at], longer)):
             hopeless.add(able[at])
             return False
-        return trial(at).holds
+        return trial(at).holds and not (task.safe and (trial(at).late or not stays_clear(trial(at))))
 
     at = first_size(layout, able, holds)
     if not holds(at):  # then that which answers most
@@ -189,6 +194,8 @@ def least_fleet(task: Task) -> Trial:
             most = most if overloaded(rate_of(layout.question), most) else capacity(layout, able[at])
             return Trial(layout, able[at], _overload(layout.question, most), most, {}, len(hopeless.union(tried)))
     best = replace(trial(at), simulated=len(hopeless.union(tried)))
+    if task.safe:
+        return replace(best, clear=stays_clear(best))
     return with_growth(best) if task.grows and best.holds else best
 
 
@@ -319,7 +326,7 @@ def _trial(layout: Layout, size: Size) -> Trial:
     whatever a run of some minutes says."""
     q, rate = layout.question, rate_of(layout.question)
     over, outcome = _decide_fleet(layout, size, rate)
-    stretch, longer, sigma = 1.0, None, outcome.sigma
+    stretch, longer = 1.0, None
     if (over <= 1) == (q.goal.confidence > EVEN) and q.goal.confidence != EVEN:  # else it is decided: longer steps mend no limit
         stretch = stretch_of(outcome)
         longer = run_fleet(layout, size, rate, stretch=stretch) if q.goal.slo else None
@@ -330,11 +337,12 @@ def _trial(layout: Layout, size: Size) -> Trial:
         over = _overload(q, most / stretch) if overloaded(rate, most, stretch) else over
     if q.goal.growth and over <= 1:
         outcome = run_fleet(layout, size, q.offered.request_rate)
+        stretch = stretch if stretch == 1 else stretch_of(outcome)
         longer = run_fleet(layout, size, q.offered.request_rate, stretch=stretch) if longer else None
     limited = [name for name, _ in q.goal.slo]
     sure = {name: longer.statistic(name) for name in limited} if longer else {}
     figures = {name: outcome.statistic(name) for name in dict.fromkeys((*SHOWN, *limited))}
-    return Trial(layout, size, over, most, figures, 1, stretch, sure, sigma=sigma)
+    return Trial(layout, size, over, most, figures, 1, stretch, sure, sigma=outcome.sigma)
 
 
 def stretch_of(outcome: RequestsInTime) -> float:
@@ -347,12 +355,6 @@ def with_capacity(trial: Trial) -> Trial:
     return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
 
 
-def with_confidence(trial: Trial) -> Trial:
-    """With its capacity, and how surely it keeps the limits."""
-    trial = with_capacity(trial)
-    return with_ranges(trial) if trial.figures and not trial.sure else trial
-
-
 def retry_if_able(trial: Trial) -> Trial:
     """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
     trial = with_capacity(trial)
@@ -361,26 +363,23 @@ def retry_if_able(trial: Trial) -> Trial:
 
 
 def with_growth(trial: Trial) -> Trial:
-    """With the share by which the rate may grow: halved ``HALVINGS`` times between what holds and the capacity, which does not."""
-    if trial.growth >= 0:
-        return trial
-    trial = with_capacity(trial)
-    q = trial.layout.question
-    rate, low = q.offered.request_rate, float(np.log1p(q.goal.growth))
-    high = max(low, float(np.log(trial.capacity / rate / trial.stretch)))
+    """With the share by which the rate may grow, whatever growth is asked for: roughly; the second time, as it is printed."""
+    trial, finely, q = with_capacity(trial), trial.growth >= 0, trial.layout.question
+    rate, wanted = q.offered.request_rate, q.goal.growth
+    most = max(wanted, longest_steps(rate, trial.capacity) / trial.stretch - 1)
     if not q.goal.slo:  # nothing breaks before the capacity
-        return replace(trial, growth=float(np.expm1(high)))
-    parts = next((2**n for n in range(HALVINGS) if high - low <= 2**n * FINEST * trial.sampled), 2**HALVINGS)
+        return replace(trial, growth=most)
 
-    def holds(part: int) -> bool:
-        # the whole run, with steps as long as they may be: near the limit no short look is enough
-        grown = rate * float(np.exp(low + (high - low) * part / parts))
-        return worst(q, run_fleet(trial.layout, trial.size, grown, stretch=trial.stretch)) <= 1
+    def breaks(growth: float) -> bool:
+        return growth > wanted and _decide_fleet(trial.layout, trial.size, rate * (1 + growth), trial.stretch)[0] > 1
 
-    most = parts - 1
-    if not (most and trial.over <= EASY and holds(most)):
-        most = bisect_left(range(1, parts), True, key=lambda part: not holds(part))
-    return replace(trial, growth=float(np.expm1(low + (high - low) * most / parts)))
+    grows = GROWTHS[: bisect_left(GROWTHS, most)]
+    each = max(1, ceil(len(grows) / PARTS))
+    first = bisect_right(grows, trial.growth) if finely else 0
+    grows = grows[first : (first // each + 1) * each] if finely else grows[::each]
+    if finely or not (grows and trial.over <= EASY and not breaks(grows[-1])):
+        grows = grows[: bisect_left(grows, True, key=breaks)]
+    return replace(trial, growth=max([wanted, trial.growth, *grows[-1:]]))
 
 
 def with_ranges(trial: Trial) -> Trial:
@@ -398,7 +397,7 @@ def with_ranges(trial: Trial) -> Trial:
         same = {name: part.statistic(name) for name in names}
     ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
     ranges = {name: range_between(trial.figures[name], *known) for name, known in ends.items()}
-    return replace(trial, ranges=ranges, clear=stays_clear(trial, long))
+    return replace(trial, ranges=ranges, clear=stays_clear(trial))
 
 
 def longest_step(trial: Trial) -> float:
@@ -406,14 +405,15 @@ def longest_step(trial: Trial) -> float:
     return exp(Z80 * trial.sigma)
 
 
-def stays_clear(trial: Trial, long: RequestsInTime) -> bool:
+def stays_clear(trial: Trial) -> bool:
     """Whether a fleet is one to recommend: it holds at the rate that is asked with steps at the long end of their 80 % range.
 
-    That is how wrong predictions are. ``long`` is its run with such steps; they must not overload it either, which a run of some
-    minutes need not show.
+    That is how wrong predictions are. They must not overload it either, which a run of some minutes need not show.
     """
-    q = trial.layout.question
-    return worst(q, long) <= 1 and not overloaded(q.offered.request_rate, trial.capacity, longest_step(trial))
+    q, longer = trial.layout.question, longest_step(trial)
+    if not trial.holds or overloaded(q.offered.request_rate, with_capacity(trial).capacity, longer):
+        return False
+    return not q.goal.slo or worst(q, run_fleet(trial.layout, trial.size, q.offered.request_rate, stretch=longer, most=RANGED)) <= 1
 
 
 def larger_fleets(trial: Trial) -> list[Trial]:
@@ -430,7 +430,8 @@ def larger_fleets(trial: Trial) -> list[Trial]:
         rate = q.offered.request_rate
         few = is_sampled(layout, able[at])  # then larger ones answer the same share of what their workers do
         answered = known * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
-        return answered > rate * factor and (not q.goal.slo or _decide_fleet(layout, able[at], rate, factor, RANGED)[0] <= 1)
+        crowded = overloaded(rate, answered, factor)
+        return not crowded and (not q.goal.slo or _decide_fleet(layout, able[at], rate, factor, RANGED)[0] <= 1)
 
     first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]

@@ -23,13 +23,24 @@ from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
 from commtax.planner.fleet_lengths import lengths_of_run
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_trials import Task, Trial, least_fleet, rate_of, run_fleet, stretch_of, too_slow, with_confidence
+from commtax.planner.fleet_trials import (
+    Task,
+    Trial,
+    least_fleet,
+    rate_of,
+    run_fleet,
+    stretch_of,
+    too_slow,
+    with_capacity,
+    with_ranges,
+)
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.reasons import dtype_words
 from commtax.planner.remedies import larger_clusters, to_fit
+from commtax.planner.serving_search import usual_lengths
 from commtax.planner.several_clusters import leaders_of_ranking
-from commtax.question import CONFIDENCE, EVEN, INPUT_LEN, OUTPUT_LEN, Question
+from commtax.question import CONFIDENCE, EVEN, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
@@ -120,7 +131,8 @@ def plan_fleet(
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
     if not places:
         raise Refusal.about(cluster="name one, such as 8xh100-sxm")
-    usual = PlanFleetOptions(input_len=INPUT_LEN, output_len=OUTPUT_LEN, disaggregated=True)
+    input_len, output_len = usual_lengths(options.get("workload", ""))
+    usual = PlanFleetOptions(input_len=input_len, output_len=output_len, disaggregated=True)
     plain, offered = split({**usual, **check_taken("plan_fleet", options), **ServeOptions(request_rate=request_rate)})
     plain |= CompareOptions(dtype=dtypes[0])
     put = [check_one_place(resolve_question(model, place, plain)) for place in places]
@@ -211,9 +223,15 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
     )
     if held or not answer.complete:
         return answer
-    known = dict(workers.each(with_confidence, answer.near))
+    known = dict(workers.each(_with_confidence, answer.near))
     near = tuple(known[place] for place in range(len(known)))
     return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
+
+
+def _with_confidence(trial: Trial) -> Trial:
+    """With its capacity, and how surely it keeps the limits."""
+    trial = with_capacity(trial)
+    return with_ranges(trial) if trial.figures and not trial.sure else trial
 
 
 def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
@@ -256,9 +274,10 @@ def obstacle(trial: Trial) -> str:
         return f"exceeds the limit with {gpus}: {figure}, by a quick estimate"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or overloaded(rate_of(q), most, trial.stretch):
+        about, said = ("about", " by a quick estimate") if isnan(trial.capacity) else ("at most", "")
         sure, can, asked = map(format_figure, (most / trial.stretch, most, rate_of(q)))
         surely = f", {sure} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
-        return f"is overloaded: {gpus} can answer at most {can} requests/s{surely}, and {asked} are needed"
+        return f"is overloaded: {gpus} can answer {about} {can} requests/s{said}{surely}, and {asked} are needed"
     name, limit = max(q.goal.slo, key=lambda pair: trial.sure.get(pair[0], trial.figures[pair[0]]) / pair[1])
     figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} (limit {format_seconds(limit)})"
     sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to meet it, {percent(q.goal.confidence)} required"

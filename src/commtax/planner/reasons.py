@@ -10,7 +10,7 @@ from commtax.arrays import Array, unique_values
 from commtax.catalog.hardware import is_catalogued
 from commtax.cost.legality import RULES, PlanToCheck
 from commtax.judgement.confidence import percent
-from commtax.judgement.leading import LATE, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
+from commtax.judgement.leading import LATE, SLOW, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
 from commtax.judgement.margins import is_close, margin
 from commtax.planner.choosing import KINDS, TRAINED, kinds, leading_count, training_kinds
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainPlans, objective_value, sizes_of, standing_of
@@ -33,9 +33,10 @@ SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
 AGAINST = {
     UNCHECKED: f"{UNCHECKED_POOLS} it before you rely on it",
     LATE: "its first tokens come later than the {} that interactive use bears (--ttft sets a limit, --workload batch none)",
+    SLOW: "its tokens take longer than the {} each that interactive use bears (--tpot sets a limit, --workload batch none)",
 }
 """What stands against a plan, in words."""
-AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time"}
+AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLOW: " of what answers in time"}
 """Among what a plan is the best where that stands against one that is predicted ahead."""
 
 

@@ -6,7 +6,7 @@ from math import inf, isinf
 from commtax.catalog.techniques import techniques_on
 from commtax.files import table
 from commtax.judgement.confidence import percent
-from commtax.judgement.leading import against
+from commtax.judgement.leading import LATE, SLOW, against, bearable_token_s, bearable_ttft_s
 from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_lengths import COUNTED, EACH
@@ -58,7 +58,7 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
 def fleet_sentence(a: FleetPlans) -> str:
     own, ahead = a.plans[a.recommended], a.plans[: a.recommended]
     codes = [code for trial in ahead for code in _unchecked(trial)]
-    role = role_words(len(codes) == len(ahead) and not (codes and _unchecked(own)), codes)
+    role = role_words(all(map(_unchecked, ahead)) and not (codes and _unchecked(own)), codes)
     return f"{role}: {_placed_words(a, own)}."
 
 
@@ -71,7 +71,7 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
         f"; {percent(best.kept)} likely to meet {'each' if len(q.goal.slo) > 1 else 'the'} limit" if best.kept is not None else ""
     )
     yield ", ".join(times) + sure
-    yield from (AGAINST[code] for code in _unchecked(best))
+    yield from (_against_words(best, code) for code in _unchecked(best))
     used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of capacity"
     grows = f"the rate can grow by {best.growth:.0%} before {'a limit is exceeded' if q.goal.slo else 'it may be overloaded'}"
     known = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
@@ -79,7 +79,10 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
         yield "; ".join(known)
     if best.sigma and best.growth >= 0 and not best.clear:
         edge = "its limits" if q.goal.slo else "overload"
-        yield f"warning: close to {edge}: {_edge_words(best)}, and no larger fleet on this cluster is safer"
+        safer = next((trial for trial in a.plans if trial.clear), None)  # what else stands against it?
+        tried = "tried " * (a.objective == "tokens")  # there more GPUs do not count, and they are not looked for
+        lacks = f"{_placed_words(a, safer)} is safer, but {_against_words(safer, safer.late[0])}" if safer and safer.late else ""
+        yield f"warning: close to {edge}: {_edge_words(best)}, and {lacks or f'no larger fleet {tried}on this cluster is safer'}"
     yield from _beaten_by(a)
     yield from _other_clusters(a)
     yield from _dollars(a)
@@ -95,11 +98,12 @@ def _edge_words(trial: Trial) -> str:
 def _beaten_by(a: FleetPlans) -> Iterator[str]:
     """Why neither the best fleet is recommended, nor the simplest near it where that is too close to its limits."""
     best, own, simplest = a.plans[0], a.plans[a.recommended], a.plans[simplest_place(a.plans)]
-    for one in [simplest] * (simplest is not best) + [best]:
-        if own.clear and one.ranges and not one.clear:
+    late = [trial for trial in a.plans[1 : a.recommended] if trial.clear and trial.late and trial is not simplest]
+    for one in [simplest] * (simplest is not best) + late[:1] + [best]:
+        if (own.clear and one.ranges and not one.clear) or (one.late and not own.late):
             used = "" if one.money.used is None else f", at {one.money.used:.0%} of capacity"
             usd = f" for {format_money(one.money.usd_per_year)} per year" if one.money.usd_per_year else ""
-            yield f"{_placed_words(a, one)} would do{usd}{used}; but {_edge_words(one)}"
+            yield f"{_placed_words(a, one)} would do{usd}{used}; but {_against_words(one, *one.late[:1]) or _edge_words(one)}"
         elif one is best and best is not own:
             ratio, named = burden(own) / burden(best), _placed_words(a, best)
             share = ratio - 1 if a.objective == "tokens" else 1 - 1 / ratio
@@ -120,8 +124,13 @@ def _other_clusters(a: FleetPlans) -> Iterator[str]:
 
 
 def _unchecked(trial: Trial) -> list[str]:
-    """What stands against a fleet: that nobody has held predictions of its kind against runs."""
-    return against(trial.layout.question, trial.layout.apart, 0.0, inf)
+    """What stands against a fleet: that nobody has held predictions of its kind against runs, or that users wait too long."""
+    return against(trial.layout.question, trial.layout.apart, 0.0, inf) + trial.late
+
+
+def _against_words(trial: Trial, code: str = "") -> str:
+    bearable = {LATE: bearable_ttft_s, SLOW: bearable_token_s}.get(code, bearable_ttft_s)(trial.layout.question)
+    return AGAINST[code].format(format_seconds(bearable)) if code else ""
 
 
 def _placed_words(a: FleetPlans, trial: Trial) -> str:

@@ -71,7 +71,7 @@ def show_ranked(
 def behind_notes(
     listed: Sequence[tuple[ServingPlans, ServingColumns, int]], worths: Sequence[float], at: Sequence[int]
 ) -> Iterator[str]:
-    """Which plans, ``at`` places of a ranking, stand behind others with lower figures, and why; ``worths``: what ranks them."""
+    """Which plans, ``at`` places of a ranking, stand behind others with worse figures, and why; ``worths``: what ranks them."""
     found, least = dict[str, list[str]](), inf
     for place, (a, rows, i), worth in zip(at, listed, worths, strict=True):
         for code in against_codes(a.question, rows, i) if worth > least else ():
@@ -79,7 +79,7 @@ def behind_notes(
         least = min(least, worth)
     for why, behind in found.items():
         named = f"plans {', '.join(behind[:-1])} and {behind[-1]} rank" if behind[1:] else f"plan {behind[0]} ranks"
-        yield f"{named} behind plans with lower figures, since {why}"
+        yield f"{named} behind plans with worse figures, since {why}"
 
 
 SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {

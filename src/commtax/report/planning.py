@@ -11,7 +11,6 @@ from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
 from commtax.planner.compared_types import best_of_types
-from commtax.planner.each_alone import alone_words
 from commtax.planner.money import asks_for_dollars, plan_money
 from commtax.planner.reasons import SAID, against_codes, missed_times, odds, role_words
 from commtax.planner.roomier import recommended_fit
@@ -86,8 +85,7 @@ def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
     head, *why = a.why
     clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[a.recommended]), 'client')} at once"
     say(console, f"{recommended_words(a)}: {head}{clients}.", style)
-    told = () if a.trains or not a.places else (*alone_words(a),)  # of the point to start from
-    for reason in (line for line in why if line not in told):
+    for reason in why:
         say(console, f"  {reason}")
 
 

@@ -91,8 +91,8 @@ PlanFleetOptions = TypedDict("PlanFleetOptions", {
     "technique": str, "acceptance": float, "accepted_length": float, "draft_text": str, "eager": bool, "ep_backend": str,
     "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float, "library": str, "max_model_len": int | None,
     "max_num_seqs": int | None, "max_num_batched_tokens": int | None, "gpu_memory_utilization": float | None, "burstiness": float,
-    "unique_prompts": int | None, "shared_prefix": int, "prefix_cache": float, "router": str, "seed": int, "input_len": int | str,
-    "output_len": int | str, "num_prompts": int | None, "spread": float, "disaggregated": bool,
+    "unique_prompts": int | None, "shared_prefix": int, "prefix_cache": float, "router": str, "seed": int, "workload": str,
+    "input_len": int | str, "output_len": int | str, "num_prompts": int | None, "spread": float, "disaggregated": bool,
     "prefill_cluster": str | Cluster | None, "latency_scale": float, "bandwidth_scale": Number}, total=False)
 
 PlanTrainingOptions = TypedDict("PlanTrainingOptions", {
