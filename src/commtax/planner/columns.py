@@ -10,6 +10,7 @@ from commtax.answer import Answer
 from commtax.arrays import Array, unique_values
 from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
+from commtax.cost.uneven import fullest_batch
 from commtax.judgement.confidence import Estimate
 from commtax.judgement.leading import latest_first_token_s, standing
 from commtax.planner.asked_techniques import dropped, without
@@ -332,11 +333,12 @@ class ServingPlans(SearchAnswer):
         return int(wanted.input_len + max(0, wanted.output_len // 2 - 1))
 
     def decoding(self, rows: ServingColumns) -> Array:
-        """Requests of each decode step: all that run, less those that still wait for their first token."""
+        """Requests of each decode step: all that run, less those that still wait for their first token; a pipeline's batches are as
+        full as its fullest."""
         q, wanted, seqs = self.question, self.question.requests, rows.running * 1.0
         load = drafted_load(ClosedLoopLoad(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread), q)
-        decode = np.ceil(decoding_seqs(load, seqs, step_limits(q)[0], rows.pp, q.engine))
-        return np.asarray(np.maximum(1, np.where(rows.mode == 1, np.round(seqs), decode)).astype(int))
+        decodes = np.where(rows.mode == 1, np.round(seqs), decoding_seqs(load, seqs, step_limits(q)[0], rows.pp, q.engine))
+        return np.asarray((rows.pp * np.ceil(fullest_batch(decodes, rows.pp))).astype(int))
 
 
 @dataclass(frozen=True, slots=True)
