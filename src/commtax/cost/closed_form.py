@@ -25,7 +25,7 @@ from commtax.spec import Engine, Number
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
 OUTGROWN = 1.3  # requests thrown out for each that growth leaves no room: 1 where simulated, up to 3 in published runs of vLLM
-CHEAPER = 2 / 3  # of what prompts take one by one: full steps that take less are priced whole (constants are fitted without)
+CHEAPER = 1 / 2  # of what prompts take one by one: full steps that take less are priced whole (constants are fitted without)
 LEAST_WIDTH = 0.01  # requests by which the number that the cache has room for varies
 SURELY = 30.0  # widths of spare room: no request waits
 LOGISTIC = 1.702  # the logistic function of 1.702 z is within 0.01 of the normal distribution's
