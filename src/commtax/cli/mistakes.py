@@ -48,7 +48,7 @@ def of_value(error: ValueError, arguments: list[str]) -> str:
     name = error.argument if isinstance(error, Refusal) else ""
     flag = table(os.path.join("cli", "mistakes.toml"))["shares"].get(name, "")
     given = _value_of(f"--{name.replace('_', '-')}", arguments)
-    if given.partition("=")[0] in techniques():
+    if "technique" not in name and given.partition("=")[0] in techniques():
         return f"{name}: '{given[:40]}' is a technique: write --technique {given[:40]}"
     share = float(given.removesuffix("%")) / (100 if given.endswith("%") else 1) if _is_number(given.removesuffix("%")) else 0
     return f"{error}; a share is {flag} {share:.0%}" if flag and 0 < share < 1 else ""

@@ -261,8 +261,9 @@ def _cache_causes(log: StartupLog, findings: Iterable[Finding]) -> Iterator[Caus
         if found.item == LEFT and found.verdict == DISAGREE and found.measured and missing > 0:
             own, tokens = ENGINE_MEMORY[log.engine], round(missing / found.measured * (log.kv_tokens or 0))
             room = f": room for {tokens:,} tokens fewer ({missing / (found.predicted or 1.0):.0%})" if tokens else ""
-            more = f" by {missing / found.base:.2f}" if found.base and "of_all" in own else ""
-            change = f"end what else holds memory of these GPUs (nvidia-smi lists it), or raise {own['flag']}{more}"
+            change, more = "end what else holds memory of these GPUs (nvidia-smi lists it)", missing / (found.base or missing)
+            if "of_all" in own and (log.gpu_memory_utilization or own.get("older_share", 1.0)) + more < 1:
+                change += f", or raise {own['flag']} by {more:.2f}"
             gain = f"{tokens:,} more tokens in the cache" if tokens else ""
             yield Cause(
                 "KV memory", f"{format_bytes(missing)} per GPU less for the KV cache than fits{room}", None, None, change, gain

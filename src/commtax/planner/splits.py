@@ -132,12 +132,11 @@ def split(found: Sequence[Roomy]) -> ServingColumns:
     if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
     cached = found[0].question.offered.cached_tokens(wanted.input_len)
-    load = ClosedLoopLoad(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread, cached=cached)
-    load = drafted_load(load, found[0].question)
+    plain = ClosedLoopLoad(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread, cached=cached)
     sizes = _workers(found)
     parts = list[ServingColumns]()
     for of in counting.counted(found):
-        ahead = dict[bool, PromptWorkers]()
+        ahead, load = dict[bool, PromptWorkers](), drafted_load(plain, of.question)
         for i in counting.counted(_simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist()):
             spread = bool(of.plans.ep[i] > 1)
             if spread not in ahead:

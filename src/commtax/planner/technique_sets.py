@@ -54,9 +54,10 @@ def search_with_techniques(put: Question) -> ServingPlans:
     sets = tuple(dict.fromkeys([*told, *(text for i in _leading(plain) for text in _gaining_sets(plain, i))]))[: COUNT.sets]
     if sets == told:
         return rank_found(q, found)
-    layouts, known = _layouts(plain, found.points), len(plain.exchanges)
+    known = len(plain.exchanges)
+    layouts = _layouts(plain, found.points) + tuple(x for text in {*told, sets[0]} for x in _layouts_with(put, text, plain))
     while True:  # again where a plan to run has a technique that adds too little there
-        wider = _asked(q, sets, layouts)
+        wider = _asked(q, sets, tuple(sorted(set(layouts))))
         found = found.beside(search_ways(wider, known, found.points))
         answer, known = rank_found(wider, found), len(exchanges(wider))
         if not (lean := next((text for text in _lean_sets(answer) if text not in sets), "")):
@@ -87,6 +88,15 @@ def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple
         return float(objective_value(q, at_loads(run, prompts, int(rows.concurrency[i]), index, int(rows.exchange[i])))[0])
     except ValueError:
         return 0.0
+
+
+def _layouts_with(put: Question, text: str, plain: ServingPlans) -> tuple[tuple[int, ...], ...]:
+    """The best layouts of a search whose every plan has some techniques: they are not always the best without."""
+    with_them = grounded(_asked(put.but(**changes_of(text)), (), ()))
+    if exchanges(with_them) != plain.exchanges:  # techniques that are ways to reach experts themselves
+        return ()
+    found = search_ways(with_them)
+    return _layouts(rank_briefly(with_them, found), found.points)
 
 
 def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
