@@ -137,7 +137,7 @@ def test_drafts_need_more_than_what_their_acceptance_leaves_open():
 
 
 def test_however_drafts_are_asked_for_the_best_plan_with_them_is_one():
-    """Set for all plans, as a set to try, or looked for: two pools were priced with the drafts of the first way to reach experts."""
+    """Set for all plans, as a set to try, or looked for: two pools were priced with the drafts of the first way alone."""
     asked = {"model": "deepseek-v3", "cluster": "2x8xh200-sxm", "tpot_s": 0.02, "ttft_s": 2.0}
     every = commtax.plan(**asked, technique="mtp=2")
     tried, found = (commtax.plan(**asked, techniques=words) for words in ("mtp=2", "auto"))
