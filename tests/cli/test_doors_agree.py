@@ -140,7 +140,7 @@ def test_servers_that_would_not_start_as_pasted_are_one_verdict(tmp_path, words)
     assert (judged.returncode, "131,072 tokens" in judged.stdout) == (1, True)
     done = run_here(*words, *said)
     first = " ".join(done.stdout.split())
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (words[0] == "simulate"), done.stderr
     told = "ould not start with the checkpoint's own 131,072 tokens: each GPU for prompts is 18.41 GiB short; the figures hold"
     assert f"{told} with --max-model-len {longest} or less." in first
     if words[0] != "bill":  # which takes no such length

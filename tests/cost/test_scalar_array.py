@@ -159,6 +159,7 @@ AT = {
 # About one scalar thing by nature: a whole model, a stage, a name, a message.
 SCALAR = {
     *("inventory", "copies", "num_params", "num_active_params", "mtp_params", "weight_bytes", "quantisation"),
+    "backend_of",
     *("formats", "format_of", "spellings", "stage_layers", "total_bytes", "kv_pool", "compressed_widths"),
     *("entry_bytes", "unfinished_bytes", "default_utilization", "check_stored", "fewest_microbatches", "check"),
     *("legal_values", "notes", "tokens_per_step", "acceptance_of", "with_draft_layers"),

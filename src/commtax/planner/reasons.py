@@ -124,7 +124,10 @@ def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterat
 def best_times(answer: ServingPlans, rows: ServingColumns) -> str:
     """The limits that no row keeps as surely as is wanted, each by the row that comes nearest."""
     least = {name: int(np.argmin(getattr(rows, f"sure_{name}"))) for name, _ in answer.question.goal.times}
-    broken = [odds(answer, rows, least[name], name, " at best") for name in missed_times(answer.question, rows, least)]
+    broken = list[str]()
+    for name in missed_times(answer.question, rows, least):
+        fewest = int(rows.concurrency[least[name]]) == int(rows.dp[least[name]] * rows.replicas[least[name]]) > 1
+        broken.append(odds(answer, rows, least[name], name, " at best" + ", with one client per rank" * fewest))
     return "; ".join(broken) or "TTFT and TPOT limits are never met together"
 
 

@@ -64,8 +64,8 @@ def untried_gain(answer: ServingPlans) -> Iterator[str]:
             yield f"with {text} this plan has {alike}{assumed}"
         admit = "the limits admit" if answer.question.goal.times else "this plan has at its best load"
         figures = f"{_load_words(found.rows)} instead of {_load_words(own)}{_grown(found.rows, own)}{'' if alike else assumed}"
-        have = f"give --technique {text} to plan with it and to have it in --emit"
-        yield f"with {text} {admit} {figures}; {have}; --techniques auto may find another layout with more"
+        have = f"--technique {text} plans with it and has it in --emit"
+        yield f"with {text} {admit} {figures}; --techniques auto may find another layout with more, and {have}"
 
 
 def _same_load_words(answer: ServingPlans, found: UntriedTechniques) -> str:

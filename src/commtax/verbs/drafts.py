@@ -144,7 +144,7 @@ def draft_notes(q: Question) -> Iterator[Note]:
     asked, drafts = q.techniques, q.speculative
     if not drafts:
         return
-    usual = asked.drafter and changes_of(asked.drafter).get("speculative") == drafts
+    usual = asked.drafter not in ("", "draft") and changes_of(asked.drafter).get("speculative") == drafts
     which = f", which {asked.drafter}=N sets" if usual else ""
     told = f"{asked.per_step:.2f} tokens per sequence per step with {plural(drafts, 'draft')}{which}"
     if asked.acceptance >= 0 or asked.accepted_length:
