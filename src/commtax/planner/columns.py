@@ -10,7 +10,6 @@ from commtax.answer import Answer
 from commtax.arrays import Array, unique_values
 from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
-from commtax.cost.uneven import fullest_batch
 from commtax.judgement.confidence import Estimate
 from commtax.judgement.leading import latest_first_token_s, standing
 from commtax.planner.asked_techniques import dropped, without
@@ -313,7 +312,7 @@ class ServingPlans(SearchAnswer):
 
     def step_of(self, rows: ServingColumns, i: int) -> StepBill:
         """The decode step that row ``i`` runs in the middle of its requests' lives."""
-        batch = int(self._batch(rows.take(slice(i, i + 1)))[0])
+        batch = int(self.decoding(rows.take(slice(i, i + 1)))[0])
         return price(settle(self.put(rows, i).but(batch=batch, context=self._middle)))
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
@@ -324,7 +323,7 @@ class ServingPlans(SearchAnswer):
             some = rows.take(alike)
             sizes = {axis: getattr(some, axis).astype(int) for axis in SERVING_AXES[:3]}
             put = replan(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
-            shares[alike] = price(settle(put.but(batch=self._batch(some), context=self._middle))).comm_fraction
+            shares[alike] = price(settle(put.but(batch=self.decoding(some), context=self._middle))).comm_fraction
         return shares
 
     @property
@@ -334,17 +333,10 @@ class ServingPlans(SearchAnswer):
 
     def decoding(self, rows: ServingColumns) -> Array:
         """Requests of each decode step: all that run, less those that still wait for their first token."""
-        return np.asarray(np.ceil(self._decodes(rows)).astype(int))
-
-    def _batch(self, rows: ServingColumns) -> Array:
-        """Requests whose step takes as long: as many as if all of a pipeline's batches were as full as its fullest."""
-        return np.asarray((rows.pp * np.ceil(fullest_batch(self._decodes(rows), rows.pp))).astype(int))
-
-    def _decodes(self, rows: ServingColumns) -> Array:
         q, wanted, seqs = self.question, self.question.requests, rows.running * 1.0
         load = drafted_load(ClosedLoopLoad(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread), q)
         decodes = decoding_seqs(load, seqs, step_limits(q)[0], rows.pp, q.engine)
-        return np.maximum(1.0, np.where(rows.mode == 1, np.round(seqs), decodes))
+        return np.ceil(np.maximum(1.0, np.where(rows.mode == 1, np.round(seqs), decodes))).astype(int)
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,12 +238,14 @@ class Search:
         """Fleets of all layouts that answer in time and stay clear of their limits, on fewer GPUs than those that are known to."""
         least_rate = rate_of(self.question) * longest_step(self.held[0])
         safe = [trial for trial in self.held if trial.clear and not trial.late]
+        held = {_key(trial.layout): trial.gpus for trial in sorted(self.held, key=burden, reverse=True)}
+        least = {_key(x): max(x.least_gpus(least_rate, SLACK), held.get(_key(x), 0)) for x in layouts}
         left = [x for x in layouts if all(_key(trial.layout) != _key(x) for trial in safe)]
-        left.sort(key=lambda x: (x.least_gpus(least_rate, SLACK), x.group))
+        left.sort(key=lambda x: (least[_key(x)], x.group))
         for first in range(0, len(left), ROUND[ONE_POOL]):
             bar = min(map(burden, safe), default=inf)
             most = self._most_gpus(bar) - (bar < inf)
-            part = [x for x in left[first : first + ROUND[ONE_POOL]] if x.least_gpus(least_rate, SLACK) <= most]
+            part = [x for x in left[first : first + ROUND[ONE_POOL]] if least[_key(x)] <= most]
             if not part or self.question.goal.objective == "tokens":  # these are counted per GPU
                 return
             tasks = [Task(x, most, safe=True) for x in part]

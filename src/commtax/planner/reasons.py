@@ -362,7 +362,7 @@ def more_words(ratio: float) -> str:
 
 
 def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
-    """What a decode step takes, and what other requests' prompts add to it."""
+    """What a decode step takes, and what other requests' prompts, and stages that wait for a fuller batch, add to it."""
     step = answer.step_of(rows, i)
     links = waited_links(step)
     share = (
@@ -371,7 +371,8 @@ def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
     takes = f"a decode step takes {format_seconds(float(step.step_s))}, {share}"
     more = float(rows.tpot_s[i] - step.step_s / step.question.techniques.per_step)
     stretched = not rows.mode[i] and answer.question.requests.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
-    return takes + (f"; other requests' prompts add {format_seconds(more)} per token" if stretched else "")
+    uneven = " and batches of unequal size" * int(rows.pp[i] > 1)
+    return takes + (f"; other requests' prompts{uneven} add {format_seconds(more)} per token" if stretched else "")
 
 
 def _differ_in_pools(answer: ServingPlans, i: int, j: int) -> bool:
