@@ -180,9 +180,12 @@ def least_fleet(task: Task) -> Trial:
     hopeless = set[Size]()
 
     def holds(at: int) -> bool:
-        longer = max((known.stretch for known in tried.values()), default=1.0)
-        if able[at] not in tried and (too_slow(layout, able[at]) or _is_overloaded(layout, able[at], longer)):
-            hopeless.add(able[at])
+        size, longer = able[at], max((known.stretch for known in tried.values()), default=1.0)
+        if task.safe and tried and size not in tried:  # to run it with long steps alone may say no
+            if not _holds_longer(layout, size, _most_answered(layout, size), min(map(longest_step, tried.values()))):
+                return False
+        if size not in tried and (too_slow(layout, size) or _is_overloaded(layout, size, longer)):
+            hopeless.add(size)
             return False
         return trial(at).holds and not (task.safe and (trial(at).late or not stays_clear(trial(at))))
 
@@ -410,10 +413,13 @@ def stays_clear(trial: Trial) -> bool:
 
     That is how wrong predictions are. They must not overload it either, which a run of some minutes need not show.
     """
-    q, longer = trial.layout.question, longest_step(trial)
-    if not trial.holds or overloaded(q.offered.request_rate, with_capacity(trial).capacity, longer):
-        return False
-    return not q.goal.slo or worst(q, run_fleet(trial.layout, trial.size, q.offered.request_rate, stretch=longer, most=RANGED)) <= 1
+    return trial.holds and _holds_longer(trial.layout, trial.size, with_capacity(trial).capacity, longest_step(trial))
+
+
+def _holds_longer(layout: Layout, size: Size, capacity: float, factor: float) -> bool:
+    """Whether a fleet holds at the rate that is asked with steps longer by a factor."""
+    q, rate = layout.question, layout.question.offered.request_rate
+    return not overloaded(rate, capacity, factor) and (not q.goal.slo or _decide_fleet(layout, size, rate, factor, RANGED)[0] <= 1)
 
 
 def larger_fleets(trial: Trial) -> list[Trial]:
@@ -427,11 +433,9 @@ def larger_fleets(trial: Trial) -> list[Trial]:
     known = with_capacity(trial).capacity / _most_answered(layout, trial.size)
 
     def clear(at: int) -> bool:
-        rate = q.offered.request_rate
         few = is_sampled(layout, able[at])  # then larger ones answer the same share of what their workers do
         answered = known * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
-        crowded = overloaded(rate, answered, factor)
-        return not crowded and (not q.goal.slo or _decide_fleet(layout, able[at], rate, factor, RANGED)[0] <= 1)
+        return _holds_longer(layout, able[at], answered, factor)
 
     first = 0 if trial.clear else first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]
