@@ -181,9 +181,9 @@ def least_fleet(task: Task) -> Trial:
 
     def holds(at: int) -> bool:
         size, longer = able[at], max((known.stretch for known in tried.values()), default=1.0)
-        if task.safe and tried and size not in tried:  # to run it with long steps alone may say no
-            if not _holds_longer(layout, size, _most_answered(layout, size), min(map(longest_step, tried.values()))):
-                return False
+        step = min(map(longest_step, tried.values())) if task.safe and size not in tried and tried else None
+        if step is not None and not _holds_longer(layout, size, _most_answered(layout, size), step):
+            return False  # run with long steps, which alone may say no
         if size not in tried and (too_slow(layout, size) or _is_overloaded(layout, size, longer)):
             hopeless.add(size)
             return False
