@@ -34,7 +34,7 @@ _VALUE = (  # up to the quotation mark that closes it, else to a space or a brac
 )
 _FLAG = r"--?(?:[\w-]*[_-])?(?:token|key|secret|password|passwd|credentials?)(?:=|\s+(?:-\s+)?|[\"',\s\\-]+\s)[\"'\\]*(?!-)"
 _MAY = re.compile(
-    r"hf_|sk-|AKIA|ASIA|AIza|ya29|gh[pousr]_|github_|glpat|nvapi|xox|xapp|eyJ|BEGIN |://[^\s/]*@|login |TOKEN|APIKEY"
+    r"hf_|sk-|AKIA|ASIA|AIza|ya29|gh[pousr]_|github_|glpat|nvapi|xox|xapp|eyJ|BEGIN |://[^\s/]*@|login |TOKEN(?!S)|APIKEY"
     r"|gsk_|npm_|r8_|_pat_|_v1_|k_live_|k_test_|lsv2_|pypi-|dapi|pplx-|tvly-"
     r"|(?<!inter)(?<!per)(?<!output)(?i:[_-](?:token|key)\b|secret|passw|passphrase|credential|bearer|authorization)"
 )

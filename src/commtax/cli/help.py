@@ -5,7 +5,6 @@ The words are in ``helps.toml``. Long lists of rarely used options are folded to
 
 import os
 import shlex
-import shutil
 from collections.abc import Iterable
 from typing import TypedDict, cast
 
@@ -117,7 +116,9 @@ class Formatter(click.HelpFormatter):
     """Lines break between words alone: never inside of --max-model-len or 8xh100-sxm, nor before a dash or an ellipsis."""
 
     def __init__(self, indent_increment: int = INDENT, width: int | None = None, max_width: int | None = None) -> None:
-        room = min(shutil.get_terminal_size().columns, max_width or LEAST) - 2  # click asks for 50 columns at least
+        from shutil import get_terminal_size
+
+        room = min(get_terminal_size().columns, max_width or LEAST) - 2  # click asks for 50 columns at least
         super().__init__(indent_increment, width or max(room, LEAST - 2), max_width)
 
     def write_text(self, text: str) -> None:

@@ -70,8 +70,6 @@ def plan_command(order: Order) -> None:
 
 
 def _serve(order: Order) -> NoReturn:
-    from commtax.report.front_plot import plot_front
-
     given, q = order.given, with_prices([goal_of(order)], order.given.price)[0]
     searched, speed = _time_search(lambda: best_serving(q))
     pasted = _stands(searched, order.launch) if order.launch else None
@@ -79,6 +77,8 @@ def _serve(order: Order) -> NoReturn:
         rows, own = searched.answered
         order.output.emitted = _commands(order, replace(searched, plans=rows), own) if len(searched.plans) else {}
     if given.plot and len(searched.front):
+        from commtax.report.front_plot import plot_front
+
         plot_front(searched, Path(given.plot))
     elif given.plot:
         click.echo(f"plot: no plan is good, {given.plot} is not written", err=True)

@@ -45,7 +45,10 @@ class PromptStation:
 
     def step_s(self, prompts: Number) -> Number:
         """A worker's step of so many prompts: as long as the fullest rank's, but for experts, which all ranks compute."""
-        each, (more, root) = prompts / self.ranks, self.uneven
+        each = prompts / self.ranks
+        if np.all(self.together == 1):  # nobody waits for another rank
+            return self.one_s + self.more_s * (np.maximum(1.0, each) - 1)
+        more, root = self.uneven
         longest = 1 + self.spread * (np.minimum(prompts, self.together) - 1) / (prompts + 1)  # of one prompt a rank
         fullest = np.minimum(np.maximum(longest, each + more + root * np.sqrt(each)), np.maximum(1.0, self.most))
         even, idle = np.maximum(1.0, each), self.shared * np.maximum(0.0, 1 - prompts / self.together)

@@ -51,7 +51,7 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
     most = largest_graph(tp, engine)
     if each > 1:
         counted = engine.sends.graph_counts_seqs
-        sizes, most = (sizes * each, most * each) if counted else (np.unique(-(-sizes // each) * each), most)
+        sizes, most = (sizes * each, most * each) if counted else (np.array(sorted({*(-(-sizes // each) * each).tolist()})), most)
     slot = np.searchsorted(sizes, rows)
     padded = pick(np.asarray(rows) <= most, sizes[np.minimum(slot, sizes.size - 1)], rows)
     if not engine.sends.graph_pads_prefill:

@@ -1,6 +1,7 @@
 """When memory binds, and which limits of an engine to change then: the mildest that are worth it, those that cost least first."""
 
 from collections.abc import Callable, Mapping
+from math import inf
 
 from commtax.files import table
 from commtax.judgement.starting import SEQS
@@ -44,7 +45,8 @@ def best_changes(
 ) -> Changes:
     """Return the changes that are worth it: each must add its gain to those before it, and is the mildest that gets nearly all.
 
-    No change is worth more than the ``room`` that it makes, which is known sooner. One that later ones make useless is left out.
+    No change is worth more than the ``room`` that it makes, which is known sooner, and no value more than a milder one with that
+    of its room beyond. One that later ones make useless is left out.
     Of values that get nearly all, the mildest with which a server ``starts`` as it is comes before milder ones.
 
     >>> seqs = {"seqs": (512, 64), "share": (0.95,)}
@@ -58,8 +60,12 @@ def best_changes(
     known = table("judgement/engine_limits.toml")
     kept, now, least = dict[str, float](), worth({}), 1 + known["gain"]
     for name, values in tried.items():
-        more = (value for value in values if room(kept | {name: value}) > least * room(kept))
-        found = {value: worth(kept | {name: value}) for value in more}
+        found, most = dict[float, float](), inf  # most: what the milder value is worth, for each of its room
+        for value in values:
+            size = room(kept | {name: value})
+            if size > least * room(kept) and most * size > least * now:
+                found[value] = worth(kept | {name: value})
+                most = found[value] / size
         if found and (best := max(found.values())) > now * least:
             good = [value for value, one in found.items() if one >= best * known["nearly"]]
             kept[name] = next((value for value in good if starts(kept | {name: value})), good[0])

@@ -37,7 +37,7 @@ def passed_over_plan(q: Question, keys: list[Array], every: ServingColumns) -> S
     Of the loads at which it is surely ahead, that with least against it: as rankings list the plan.
     """
     stands, worth = keys[:2]
-    first, lead = _rank_by_keys(keys[1:])[0], np.max(worth, where=stands == np.max(stands), initial=-np.inf)
+    first, lead = _first_by_keys(keys[1:]), np.max(worth, where=stands == np.max(stands), initial=-np.inf)
     ahead = np.flatnonzero(worth >= min(worth[first], lead + np.log1p(ratio_error(q))))
     families = family(every.take(ahead))
     same = ahead[families == families[np.searchsorted(ahead, first)]]
@@ -79,6 +79,14 @@ def best_rows(keys: list[Array], families: Array, least: Array) -> Array:
 def _rank_by_keys(keys: list[Array]) -> Array:
     """Indices, the largest first by the first key, then by the others."""
     return np.lexsort([-key for key in reversed(keys)])
+
+
+def _first_by_keys(keys: list[Array]) -> int:
+    """The first index of such a ranking, which needs no sorting."""
+    rows = np.arange(len(keys[0]))
+    for key in keys:
+        rows = rows[key[rows] == np.max(key[rows])]
+    return int(rows[0])
 
 
 def front_of(c: ServingColumns) -> Array:

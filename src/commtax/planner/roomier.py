@@ -24,7 +24,8 @@ def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Quest
         return None
 
     def worth(changes: Changes) -> float:
-        return float(max(objective_value(q, loads(replace(answer, question=q.but(**changes)), rows, own)), default=0.0))
+        found = loads(replace(answer, question=q.but(**changes)), rows, own) if changes else rows.take(slice(own, own + 1))
+        return float(max(objective_value(q, found), default=0.0))
 
     changes = limits_worth_changing(recommended_fit(answer), worth)
     found = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)

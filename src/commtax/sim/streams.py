@@ -1,5 +1,7 @@
 """Requests as benchmarks draw them: when they arrive, how long they are, which of them share text."""
 
+from __future__ import annotations
+
 from itertools import cycle, islice
 from math import erf, inf, isfinite, isinf, log, pi, sin, sqrt
 
