@@ -22,7 +22,7 @@ ENGINES = ("vllm", "vllm@0.11", "sglang", "trtllm")
 LIVES = 9  # requests of each client, of which the first third and the last sixth are not counted in the steady state
 FIGURES = ("tpot", "ttft", "rate")
 FAR = log(1.5)
-LEFT_OUT = {"lockstep", "ranks", "stages", "gathered", "whole-prompts", "full-cache", "near-full", "waiting", "queue"}
+LEFT_OUT = {"lockstep", "ranks", "stages", "gathered", "turns", "whole-prompts", "full-cache", "near-full", "waiting", "queue"}
 """Codes of notes that say what the closed form leaves out, or that it queues for something scarce."""
 
 

@@ -10,6 +10,7 @@ LEFT_OUT = {
     "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
     "stages": "stages wait for batches with more prompts or requests than others; how unevenly these come is left out",
     "gathered": "who ends while others are on their way comes back with them; how many prompts then meet is left out",
+    "turns": "replicas get requests in turn: fewer prompts share a step, TPOT may be longer and TTFT shorter than these means say",
     "whole-prompts": "the longest prompts wait until few enough requests decode, which these means leave out",
     "near-full": "workers for prompts or the wire are nearly full: the queue of a benchmark's first burst stays for long",
     "full-cache": "the KV cache is full at times: requests wait for it, or are preempted, more unevenly than these means say",
@@ -29,7 +30,9 @@ class Crowd:
     patient: bool = False  # … and hold prompts back until each has one
     stages: float = 1.0  # of a pipeline …
     piled: float = 1.0  # … and a step of all requests in one of its batches, over one of the fullest by chance
-    prompts: float = 0.0  # share of the time per token that goes to prompts …
+    prompts: float = 0.0  # share of the time per token that goes to prompts, …
+    together: float = 1.0  # of which so many share a step …
+    replicas: float = 1.0  # … where requests come back to where they ended, and not to each of these in turn
     way: float = 0.0  # … beside which so many steps of decodes would pass while a request is on its way through the server
     longest: float = 0.0  # tokens of the longest prompt, where prompts are not cut
     fed: float = float("inf")  # requests whose prompts are let in at once: the others hold nothing
@@ -55,6 +58,8 @@ def left_out(crowd: Crowd) -> Iterator[str]:
         yield "stages"
     if crowd.prompts > known["prompts"] and crowd.way * (crowd.clients - 1) > crowd.steps:
         yield "gathered"
+    if crowd.replicas > 1 and crowd.prompts * (crowd.together / max(1.0, crowd.together - 1) - 1) > known["turns"]:
+        yield "turns"
     if crowd.longest > crowd.budget > 0:
         yield "whole-prompts"
     if min(crowd.clients, crowd.fed) > known["filled"] * crowd.room:

@@ -226,7 +226,7 @@ def _own_length_words(answer: ServingPlans) -> list[str]:
     rows, i = answer.plans, answer.recommended
     if answer.question.limits.max_model_len or not (longest := answer.longest(rows, i)):
         return []
-    said = _own_length(answer.put(rows, i), rows.prompter(i) if rows.mode[i] else None)
+    said = "; ".join(own_limits_notes(answer.servers(rows, i), answer.question.requests.tokens))
     return [f"{said}; --emit writes --max-model-len {longest}"] if said else []
 
 

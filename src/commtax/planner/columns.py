@@ -263,16 +263,20 @@ class ServingPlans(SearchAnswer):
 
     def longest(self, rows: ServingColumns, i: int) -> int:
         """Tokens of the longest request that the servers of row ``i`` are told to take; 0: the model's own length."""
-        asked, wanted, ahead = self.put(rows, i), self.question.requests, rows.prompter(i)
+        wanted = self.question.requests
+        return length_to_start_with(self.servers(rows, i), float((1 + wanted.spread) * wanted.tokens))
+
+    def servers(self, rows: ServingColumns, i: int) -> Question:
+        """Row ``i`` as a question about what its servers hold: of one pool or both."""
+        asked, ahead = self.put(rows, i), rows.prompter(i)
         pools = asked.but(disaggregated=True, prefill_tp=ahead.tp, prefill_dp=ahead.dp)
-        servers = pools if rows.mode[i] else asked.but(disaggregated=False)
-        return length_to_start_with(servers, float((1 + wanted.spread) * wanted.tokens))
+        return pools if rows.mode[i] else asked.but(disaggregated=False)
 
     def simulation(self, rows: ServingColumns, i: int, clients: Number = 0) -> ClosedLoop:
-        """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split; at its own load or at others of the whole."""
+        """Row ``i`` as ``simulate`` has it, all copies or all workers of a split; at its own load or at others of the whole."""
         copies, clients, asked = int(rows.replicas[i]), clients if np.any(clients) else int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
-            return serve(settle(asked.but(concurrency=clients // copies, disaggregated=False)))
+            return serve(settle(asked.but(replicas=copies, concurrency=clients // copies * copies, disaggregated=False)))
         ahead = rows.prompter(i)
         workers = asked.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp, prefill_workers=ahead.replicas, decode_workers=copies)
         return serve(settle(workers.but(concurrency=clients, disaggregated=True)))

@@ -99,7 +99,7 @@ def _what_ends_it(answer: ServingPlans, i: int) -> str:
     if goal.max_concurrency is not None and clients + ranks > goal.max_concurrency:
         return "--max-concurrency leaves it"
     busier = answer.simulation(rows, i, unique_values(np.r_[clients + ranks, clients * BUSIER // ranks * ranks]))
-    rate = np.asarray(busier.tokens_per_s * (1 if rows.mode[i] else rows.replicas[i]))
+    rate = np.asarray(busier.tokens_per_s)
     if not np.any(rate > rows.tokens_per_s[i] * GROWS):
         return "its throughput peaks at"
     over = {name: np.asarray(surely(busier, name)) / limit for name, limit in goal.times}

@@ -328,8 +328,8 @@ def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
     if q.goal.times:
         return f"{gain} {unit}", longer
     clients = int(rows.concurrency[i])
-    copies = 1 if rows.mode[j] else int(rows.replicas[j])
-    rate = copies * float(answer.simulation(rows, j, max(copies, clients)).tokens_per_s)
+    least = 1 if rows.mode[j] else int(rows.replicas[j])
+    rate = float(answer.simulation(rows, j, max(least, clients)).tokens_per_s)
     same = more_words(float(value[i] / (value[j] * rate / rows.tokens_per_s[j])))
     alike = f"with the same {plural(clients, 'client')}"
     return (f"{gain} {unit} {alike}", "") if same == gain else (f"{gain} {unit} ({same} {alike})", longer)

@@ -16,7 +16,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import NO_TECHNIQUES
 from commtax.units import listed, plural
-from commtax.verbs.costly_settings import questioned
+from commtax.verbs.costly_settings import questioned, why_start_is_lost
 from commtax.verbs.drafts import accepted_as
 from commtax.verbs.settling import settle
 from commtax.verbs.worth import Scale
@@ -25,13 +25,16 @@ from commtax.verbs.worth import Scale
 def kept_settings(answer: ServingPlans) -> Iterator[str]:
     """One sentence on settings that all plans keep, and on what they cost the recommended one; none where nothing is set."""
     i, told, kept = answer.recommended, list[str](), list(questioned(answer.question))
+    lost, servers = list[str](), answer.servers(answer.plans, answer.recommended)
     for setting in kept:
         without = best_load(answer, i, setting.changes)
         if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
             load = plural(int(without.concurrency[0]), "client")
             told.append(f"{setting.flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
+            why = why_start_is_lost(servers, servers.but(**setting.changes))
+            lost += [f"; without {setting.flag} {why}"] if why else []
     if told:
-        yield f"every plan keeps what is set, and it costs; dropping {', '.join(told)} on this plan"
+        yield f"every plan keeps what is set, and it costs; dropping {', '.join(told)} on this plan{''.join(lost)}"
     elif kept:
         yield f"every plan keeps {listed([x.flag for x in kept])}; this plan loses no tokens/s by it, but others may"
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
 from commtax.planner import StandingPlan, choosing
@@ -112,7 +113,8 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
     first = range(min(top, len(a.plans)))
     behind = behind_notes([(a, a.plans, i) for i in first], objective_value(q, a.plans)[:top].tolist(), [i + 1 for i in first])
-    told = (note for note in served.notes if note.code == "own-limits" and not any(str(note) in line for line in a.why))
+    told = [note for note in served.notes if note.code == "own-limits" and not any(str(note) in line for line in a.why)]
+    told += [note for note in served.notes if note.code in LEFT_OUT]
     lengths, links = lengths_note(q), link_notes(served.question)
     said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
     return tuple(note for note in said if note not in details), tuple(details)

@@ -179,6 +179,7 @@ def _dropped_words(w: Worth) -> Iterator[str]:
         gained = ((x, spans.get(x, f"no tokens/s ({_percent(x.gain)}")) for x in weighed)
         if weighed:
             yield f"For {load}: {'; '.join(f'dropping {x.flag} gains {text}{_moved(x, now)})' for x, text in gained)}."
+    yield from (f"Without {x.flag} {x.cost}." for x in w.weighed if x.cost)
 
 
 ADVICE = {

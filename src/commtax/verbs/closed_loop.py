@@ -400,6 +400,8 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         stages=float(q.plan.pp),
         piled=float(step_bill(q, decode_workload(np.ceil(decoding), _load(q))).step_s / s.steps.decode_s) if q.plan.pp > 1 else 1.0,
         prompts=float(s.mixed_share),
+        together=float(s.steps.together),
+        replicas=1.0 if s.apart else float(q.plan.replicas),
         way=0.0 if s.apart else float(q.engine.host.request_s / s.steps.decode_s),
         fed=decoding if queued or s.apart else float("inf"),
         longest=0.0 if serves.chunked or s.apart else float(s.requests.input_len * (1 + s.requests.spread)),

@@ -15,6 +15,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.verbs.fit_advice import limit_costs, limit_flags, limits_worth_changing, with_limits
 from commtax.verbs.fitting import holds, judge, judged_by_memory
+from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.requests_weighed import RequestTimes
 from commtax.verbs.settling import Settled
 
@@ -34,7 +35,7 @@ class SettingWorth:
     tpot_s: float
     tokens_per_s: float
     fits: bool
-    cost: str = ""  # of limits: what is given up for it
+    cost: str = ""  # of limits, what is given up for it; of a setting, why servers that start with it do not without
 
     @property
     def verdict(self) -> str:
@@ -87,12 +88,19 @@ def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]
     found = []
     for one in questioned(q):
         try:
-            without = figures(q.but(**one.changes))
+            other = q.but(**one.changes)
+            without = figures(other)
         except ValueError:  # it cannot be left out here
             continue
         told = {name: without[name] for name in FIGURES}
-        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost="", **told))
+        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost=why_start_is_lost(q, other), **told))
     return tuple(sorted((x for x in found if x.fits), key=lambda x: -x.gain))
+
+
+def why_start_is_lost(now: Question, without: Question) -> str:
+    """Return why servers that start as they are do not without a setting; "" where they do, or where the same stops them now."""
+    before, after = (own_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
+    return "" if before else "; ".join(after)
 
 
 def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:

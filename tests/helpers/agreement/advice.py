@@ -40,8 +40,10 @@ def settings_that_plans_keep_cost_what_simulate_says(rng: Random) -> str | None:
     for flag, (percent, clients) in said.items():
         command = f"vllm serve {model} {' '.join(one for one in flags if one != flag)}"
         served = told_here("simulate", "--from", command, *place, *sizes, *lengths, "--concurrency", clients)
-        run = json.loads(served.document)["runs"][0] if not served.returncode else None
+        run = json.loads(served.document)["runs"][0] if served.document else None
         gain = run["tokens_per_s"] / own["tokens_per_s"] if run else math.nan
+        if (served.returncode == 1) != ("would not start" in " ".join(document["why"])):
+            return f"{flag}: simulate exits {served.returncode} without it: {model} {place} {sizes} {lengths} {limits} {flags}"
         if not _printed(gain, percent):
             return f"{flag}: the plan says {percent}%, simulate {gain:.4f}: {model} {place} {sizes} {lengths} {limits} {flags}"
         if run and (run["ttft_s"] > document["ttft_limit_s"] or run["tpot_s"] > document["tpot_limit_s"]):

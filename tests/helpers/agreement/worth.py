@@ -172,14 +172,16 @@ def pasted_settings_gain_what_simulate_says(rng: Random) -> str | None:
         return f"vllm serve {model} -tp {tp} {' '.join(flag for flag, _ in settings)}"
 
     weighed = told_here("worth", "--from", command(*pasted), *load)
-    base = _served(command(*pasted), load)
-    if weighed.returncode or not base:  # nothing is worth dropping from what does not start
+    base, starts = _served(command(*pasted), load)
+    if weighed.returncode or not starts:  # nothing is worth dropping from what does not start
         return None
     document = json.loads(weighed.document)
     told = {row["option"]: row["gain"] for row in document.get("settings", ())}
     for flag, name in pasted:
-        without = _served(command(*(one for one in pasted if one[1] != name)), load)
-        gain = without / base
+        without, still = _served(command(*(one for one in pasted if one[1] != name)), load)
+        gain, lost = without / base, f"Without {flag} vLLM would not start"
+        if name in told and still == (lost in document["verdict"]):
+            return f"{flag}: starts without it: {still}, worth says {document['verdict']!r}: {command(*pasted)} {load}"
         if is_worth_telling(gain) != (name in told) or (name in told and not math.isclose(told[name], gain, rel_tol=CLOSE)):
             return f"{flag}: simulate says {gain:.6f}, worth {told.get(name)}: {command(*pasted)} {load}"
         said = re.search(rf"dropping {re.escape(flag)} gains ([+-][\d.]+)%", document["verdict"])
@@ -190,15 +192,16 @@ def pasted_settings_gain_what_simulate_says(rng: Random) -> str | None:
         row = next((row for row in full["weighed"] if row["option"] == name), None)
         crowd = [*load[:-1], full.get("clients")]
         others = command(*(one for one in pasted if one[1] != name))
-        if row and not math.isclose(row["gain"], _served(others, crowd) / _served(command(*pasted), crowd), rel_tol=CLOSE):
+        if row and not math.isclose(row["gain"], _served(others, crowd)[0] / _served(command(*pasted), crowd)[0], rel_tol=CLOSE):
             return f"{flag}: worth on a full server {row['gain']}: {command(*pasted)} {crowd}"
     return ""
 
 
-def _served(command: str, load: list[object]) -> float:
-    """Tokens/s of a pasted command; 0 where it does not start."""
+def _served(command: str, load: list[object]) -> tuple[float, bool]:
+    """Tokens/s of a pasted command, 0 where it does not fit; and whether it starts, too, with the model's own length."""
     told = told_here("simulate", "--from", command, *load)
-    return 0.0 if told.returncode else float(json.loads(told.document)["runs"][0]["tokens_per_s"])
+    fits = not told.returncode or (told.returncode == 1 and "would not start with the checkpoint's own" in told.stdout)
+    return float(json.loads(told.document)["runs"][0]["tokens_per_s"]) if fits else 0.0, not told.returncode
 
 
 def plans_tell_what_techniques_bring(rng: Random) -> str | None:
