@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import brute
 import commtax
 from commtax.cost.schedules import most_chunks
+from commtax.cost.uneven import fullest_batch
 from commtax.launch.read_command import parse
 from commtax.planner import plan, plan_training, rank_own_plan
 from commtax.planner.choosing import complexity
@@ -63,6 +64,8 @@ def test_a_plan_is_what_simulate_says(question):
         assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
         step, seqs = a.step_of(rows, i), a.step_of(rows, i).question.work.decode_seqs
         least, most = step.step_s, step.step_s
+        if (pp := int(rows.pp[i])) > 1 and not apart:  # a token waits for the fullest batch
+            most = price(step.question.but(batch=pp * math.ceil(fullest_batch(pp * seqs, pp)))).step_s
         if apart:  # between batches that graphs hold, steps grow evenly
             least, most = (price(step.question.but(batch=n)).step_s for n in (max(1, int(seqs) // 2), int(seqs * 1.25) + 2))
         assert float(least) * (1 - 1e-6) <= float(one.steps.decode_s) <= float(most) * (1.05 if apart else 1 + 1e-6)

@@ -69,7 +69,8 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
         decode, stretch = float(s.decode_part_s), float(s.served.stretch_s)
         frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
         thrown_out = "preempted, waiting for the KV cache", float(s.tpot_s) - decode - stretch - frontend
-        token_parts = [("the decode step", decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
+        step = "the decode step" + " of the fullest batch" * (s.question.plan.pp > 1)
+        token_parts = [(step, decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
         parts["TPOT"] = token_parts, float(s.tpot_s)
     tables.say(console, "; ".join(f"{name} is mostly {_largest(*whole)}" for name, whole in parts.items()))
     _say_asked(console, s)

@@ -13,6 +13,7 @@ from commtax.verbs.settling import describe_gpus
 TableCells = tuple[list[str], list[list[str | Text]]]  # names of columns, and rows of cells
 Remarks = tuple[tuple[str, ...], tuple[str, ...]]  # notes, and those that are details
 NOTHING_S = 1e-12  # less than this is left of a difference by rounding alone
+LITTLE = 1e-6  # of a whole: a part that nobody sees in it
 MOST_REJECTED = 16
 BETWEEN = 2  # spaces between columns
 ANSWER = "bold"
@@ -69,7 +70,7 @@ def drop_empty_columns(columns: Sequence[str], rows: Iterable[Iterable[str | Tex
 
 def show_shares(console: Console, title: str, parts: Iterable[tuple[str, float]], whole: float, digits: int = 0) -> None:
     """Times that a whole is made of, those that are not nothing."""
-    rows = [(name, format_seconds(s), f"{s / whole:.{digits}%}") for name, s in parts if s > NOTHING_S]
+    rows = [(name, format_seconds(s), f"{s / whole:.{digits}%}") for name, s in parts if s > max(NOTHING_S, LITTLE * whole)]
     show_table(console, (title, ">time", ">share"), rows)
 
 
