@@ -25,8 +25,6 @@ LOG_BYTES = 128 * MiB  # a log of an engine
 PIPE_BYTES = 1024 * MiB  # what comes through a pipe
 TRACE_BYTES = 16384 * MiB  # a profiler's trace, which is read in pieces
 JSON_MEMORY_BYTES = 800 * MiB  # what the parsed objects of a file may take
-DATASET_BYTES = 2048 * MiB  # conversations: the one that most benchmarks use has 640 MB …
-DATASET_MEMORY_BYTES = 16384 * MiB  # … of text that is full of commas
 MAX_DEPTH = 64  # lists and objects inside each other
 
 _GZIP = b"\x1f\x8b"

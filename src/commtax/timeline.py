@@ -60,11 +60,6 @@ class Timeline:
         """Seconds of the whole span in which a lane does nothing."""
         return self.span_s - self.busy_s()
 
-    def uncovered(self, kind: str, *behind: str) -> list[tuple[float, float]]:
-        """When one kind runs and nothing of the others does, in order."""
-        edges = np.concatenate([[-np.inf], np.ravel(self.covered(*behind)), [np.inf]])
-        return pairs(intersect_spans(np.array(self.covered(kind)).reshape(-1, 2), edges.reshape(-1, 2)))
-
     def covered(self, *kinds: str) -> list[tuple[float, float]]:
         """When something of any of these kinds runs, on any lane, in order."""
         mask = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
@@ -105,18 +100,3 @@ def merge_spans(start_s: Column, end_s: Column) -> Column:
     first = np.concatenate([[True], start[1:] > until[:-1]])
     last = np.concatenate([first[1:], [True]])
     return np.stack([start[first], until[last]], axis=1)
-
-
-def intersect_spans(a: Column, b: Column) -> Column:
-    """When a span of both runs; the spans of each are in order and do not overlap.
-
-    >>> intersect_spans(np.array([[0.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 9.0]])).tolist()
-    [[1.0, 2.0], [3.0, 4.0]]
-    """
-    begin = np.searchsorted(b[:, 1], a[:, 0], side="right")
-    count = np.maximum(np.searchsorted(b[:, 0], a[:, 1], side="left") - begin, 0)
-    of_a = np.repeat(np.arange(len(a)), count)
-    of_b = np.arange(len(of_a)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(begin, count)
-    start, end = np.maximum(a[of_a, 0], b[of_b, 0]), np.minimum(a[of_a, 1], b[of_b, 1])
-    found: Column = np.stack([start, end], axis=1)[start < end]
-    return found

@@ -179,7 +179,6 @@ def test_timeline_sums():
     assert t.busy_s().tolist() == [3, 2]
     assert t.idle_s().tolist() == [1, 2]
     assert t.covered("comm") == [(1, 3)]
-    assert t.uncovered("comm", "comp") == [(1, 2)]
     assert t.busy_s(["comm"]).tolist() == [0, 2]
 
 

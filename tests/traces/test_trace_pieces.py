@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from commtax.audit import formats, parallel_reading, read_files
 from commtax.cli import progress
 from commtax.files import open_stream
-from commtax.timeline import intersect_spans, merge_spans
+from commtax.timeline import merge_spans
 from commtax.traces.profilers import chrome, kineto
 from commtax.traces.trace import distinct
 from each import each
@@ -347,13 +347,10 @@ def union(spans):
     return found
 
 
-@given(SPANS, SPANS)
-def test_spans_are_merged_and_crossed_as_by_hand(a, b):
-    columns = [np.array(x).reshape(-1, 2) for x in (a, b)]
-    first, second = (merge_spans(x[:, 0], x[:, 1]) for x in columns)
-    assert [tuple(row) for row in first.tolist()] == union(a)
-    met = [(max(s, t), min(e, f)) for s, e in union(a) for t, f in union(b) if max(s, t) < min(e, f)]
-    assert [tuple(row) for row in intersect_spans(first, second).tolist()] == sorted(met)
+@given(SPANS)
+def test_spans_are_merged_as_by_hand(a):
+    spans = np.array(a).reshape(-1, 2)
+    assert [tuple(row) for row in merge_spans(spans[:, 0], spans[:, 1]).tolist()] == union(a)
 
 
 def ns(microseconds):

@@ -316,8 +316,6 @@ def test_versions_have_their_own_constants():
     assert "0.12" in catalog.engine("vllm@0.13").note
     assert catalog.engine("vllm@0.5").host.host_s == catalog.engine("vllm@0.11").host.host_s
     assert catalog.engine("trtllm@1.0.0rc3").host.frontend_request_s > 0 == catalog.engine("trtllm").host.frontend_request_s
-    assert catalog.version_at("vllm", "2025-11") == "0.11"
-    assert catalog.version_at("sglang", "2025-11") == ""
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,15 @@ def _engine(row: Row) -> str:
     if runtime and version and runtime[1] == version:  # of the runtime around the engine, not of the engine
         version = names()["runtimes"].get(name, {}).get(".".join(version.split(".")[:2]), "")
     if not version and (day := re.search(r"measured=(\d{4}-\d\d)", source)):
-        version = catalog.version_at(name, day[1])
+        version = _version_at(name, day[1])
     return f"{name}@{version}" if re.fullmatch(r"v?\d+(\.\w+)*", version) else name
+
+
+def _version_at(name: str, date: str) -> str:
+    """The version of an engine that was new at a date (``2025-10``); "" where its file does not say."""
+    known = catalog.engine(name).versions
+    since = {str(table.get("since", "9999")): version for version, table in known.items()}
+    return max(((day, version) for day, version in since.items() if day <= date[: len(day)]), default=("", ""))[1]
 
 
 def _sizes(row: Row) -> dict[str, int]:

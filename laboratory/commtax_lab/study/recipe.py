@@ -21,6 +21,8 @@ Shape = tuple[int, int, int]  # prompt tokens, output tokens, iterations
 CHARACTERS_A_TOKEN = 4.0  # English text; used where a dataset has text and no tokenizer counted it
 SPREAD = 0.5  # synthetic lengths lie within this share of their mean to either side
 LONGEST = 1024  # prompt and output tokens of a dataset's request, as serving benchmarks cut them
+DATASET_BYTES = 2**31  # conversations: the one that most benchmarks use has 640 MB …
+DATASET_MEMORY_BYTES = 2**34  # … of text that is full of commas
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def lengths(run: StudyRun, dataset: str, seed: int = 0) -> list[tuple[int, int]]
 
 def dataset_lengths(path: Path) -> list[tuple[int, int]]:
     """First question and first answer of each conversation of a ShareGPT-shaped JSON file, in tokens by their characters."""
-    rows = files.read_json(path, "dataset", most=files.DATASET_BYTES, memory=files.DATASET_MEMORY_BYTES)
+    rows = files.read_json(path, "dataset", most=DATASET_BYTES, memory=DATASET_MEMORY_BYTES)
     try:
         told = [files.need_object(row).get("conversations", []) for row in files.need_list(rows)]
         turns = [[files.need_object(turn)["value"] for turn in files.need_list(talk)[:2]] for talk in told]

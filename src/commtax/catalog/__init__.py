@@ -63,10 +63,3 @@ def _check_tiered(known: Engine) -> None:
         if flat := next((name for name in constants if any(name in tier for tier in tiers)), ""):
             where = f'[versions."{version}"]'
             raise Refusal(f"engines/{known.key}: {flat} of {where} is set by tiers; write it in {where[:-1]}.tiers.*]")
-
-
-def version_at(name: str, date: str) -> str:
-    """The version of an engine that was new at a date (``2025-10``); "" where its file does not say."""
-    known = engine(name).versions
-    since = {str(table.get("since", "9999")): version for version, table in known.items()}
-    return max(((day, version) for day, version in since.items() if day <= date[: len(day)]), default=("", ""))[1]
