@@ -236,12 +236,14 @@ class Search:
         }.get(by, rate)
 
     def complexity(self, layout):
-        """How much there is to set up: the kind, then the fast domains that a copy spans, or what kind two pools are of."""
+        """How much there is to set up: the kind, the fast domains that a copy spans or the kind of two pools, and shared hosts."""
+        host, groups = self.cluster.gpus_per_host, [layout.group, math.prod(layout.ahead[:2])] if layout.ahead else [layout.group]
+        shared = sum(group % host > 0 and host % group > 0 for group in groups)
         if layout.ahead:
             tp, dp, _ = layout.ahead
             spread = dp > 1 or layout.sizes[3] > 1
-            return 6, max(self._kind((tp, 1, dp, tp * dp if spread else 1)), self._kind(layout.sizes))
-        return self._kind(layout.sizes), max(0, math.ceil(math.log2(layout.group / self.cluster.domain)))
+            return 6, max(self._kind((tp, 1, dp, tp * dp if spread else 1)), self._kind(layout.sizes)), shared
+        return self._kind(layout.sizes), max(0, math.ceil(math.log2(layout.group / self.cluster.domain))), shared
 
     def _kind(self, sizes):
         (tp, pp, dp, ep), domain = sizes, self.cluster.domain

@@ -15,10 +15,11 @@ import brute
 import commtax
 from commtax.cost.schedules import most_chunks
 from commtax.cost.uneven import fullest_batch
+from commtax.judgement.margins import margin
 from commtax.launch.read_command import parse
 from commtax.planner import plan, plan_training, rank_own_plan
-from commtax.planner.choosing import complexity
-from commtax.planner.columns import SIZED, ServingPlans, objective_value
+from commtax.planner.choosing import complexity, share_hosts
+from commtax.planner.columns import SIZED, ServingColumns, ServingPlans, objective_value
 from commtax.planner.exchanges import exchanges
 from commtax.planner.space import space
 from commtax.planner.splits import SAME
@@ -103,6 +104,19 @@ def test_the_recommended_plan_is_the_simplest_within_the_margin(question, within
         assert np.all(hard[worths * (1 + share) >= worths[0]] >= hard[a.recommended])
         kinds.append(float(hard[a.recommended]))
     assert kinds == sorted(kinds, reverse=True)
+
+
+def test_of_plans_too_close_to_call_workers_fill_hosts():
+    """In a rack of hosts of four GPUs, DP 12 is recommended though DP 9 is predicted a little ahead."""
+    a = plan("deepseek-v3", "gb200-nvl72", tpot_s=0.02)
+    near = objective_value(a.question, a.plans) * (1 + margin(a.question)) >= objective_value(a.question, a.plans)[0]
+    shared = share_hosts(a.plans, a.question.cluster)
+    assert (shared[0], shared[a.recommended]) == (1, 0)
+    assert near[a.recommended]
+    assert "experts over 9 and 36 with 32 redundant ones (DeepEP) (workers that share hosts): " in "".join(a.why)
+    rows = ServingColumns.of(8, **dict.fromkeys(ServingColumns.names(), 1))
+    rows = replace(rows, dp=np.array([1, 2, 3, 4, 6, 8, 9, 36]))
+    assert share_hosts(rows, a.question.cluster).tolist() == [0, 0, 1, 0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("model", "few", "many"), DATA["training_gains_from_gpus"])

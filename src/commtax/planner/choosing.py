@@ -44,19 +44,27 @@ def kinds(rows: ServingColumns, cluster: Cluster) -> Array:
 
 
 def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
-    """What there is to set up: a plan's kind, then the fast domains that a copy spans, or what its pools are made of."""
+    """What there is to set up: a plan's kind, the fast domains of a copy or what its pools are made of, and hosts that are shared."""
     own, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
     ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
     ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
     spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
     both = ((rows.dp > 1) & (rows.pp > 1)) / 2  # attention ranks in stages are both
-    return np.asarray(np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + both + spanned / 100))
+    made_of = np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + both + spanned / 100)
+    return np.asarray(made_of + share_hosts(rows, cluster, prompts) / 1000)
+
+
+def share_hosts(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
+    """How many pools of each plan have workers that are neither whole hosts nor an even part of one: DP 9 on hosts of four GPUs."""
+    groups, places = (rows.tp * rows.pp * rows.dp, rows.prefill_tp * rows.prefill_dp), (cluster, prompts or cluster)
+    pools = zip(groups, (place.gpus_per_host for place in places), strict=True)
+    return np.asarray(sum(np.minimum(n % host, host % np.maximum(1, n)) > 0 for n, host in pools))
 
 
 def effort(q: Question, rows: ServingColumns) -> Array:
     """The same of a search's plans, and last how many techniques are turned on."""
     turned_on = np.array([len(way.techniques.split(",")) if way.techniques else 0 for way in exchanges(q)])
-    return np.asarray(complexity(rows, q.cluster, q.requests.prefill_cluster) + turned_on[rows.exchange.astype(int)] / 1000)
+    return np.asarray(complexity(rows, q.cluster, q.requests.prefill_cluster) + turned_on[rows.exchange.astype(int)] / 10_000)
 
 
 def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:

@@ -12,7 +12,7 @@ from commtax.cost.legality import RULES, PlanToCheck
 from commtax.judgement.confidence import percent
 from commtax.judgement.leading import LATE, SLOW, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
 from commtax.judgement.margins import is_close, margin
-from commtax.planner.choosing import KINDS, TRAINED, kinds, leading_count, training_kinds
+from commtax.planner.choosing import KINDS, TRAINED, kinds, leading_count, share_hosts, training_kinds
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainPlans, objective_value, sizes_of, standing_of
 from commtax.planner.lost_ground import telling_reasons, waited_links
 from commtax.planner.money import asks_for_dollars, training_money
@@ -242,11 +242,12 @@ def compare_recommended(answer: ServingPlans) -> Iterator[str]:
     """The recommended plan beside the best and the runner-up, the next, and the best of those that are simpler, at the same load or
     limit."""
     q, rows, own = answer.question, answer.plans, answer.recommended
-    kind = kinds(rows, q.cluster)
+    kind, shared = kinds(rows, q.cluster), share_hosts(rows, q.cluster, q.requests.prefill_cluster)
     doubts = [doubt_words(q, _differ_in_pools(answer, i, own)) for i in range(min(own, 2))]
     for i, doubt in enumerate(doubts):
         role = "the runner-up" if i else f"the best{among_words(against_codes(q, answer.passed_over))}"
-        lead = f"{role} is {_name(answer, i)}{_other_kind(kind, i, own)}: {''.join(_lead_words(answer, i, own))}"
+        hosts = " (workers that share hosts)" if shared[i] > shared[own] else ""
+        lead = f"{role} is {_name(answer, i)}{_other_kind(kind, i, own) or hosts}: {''.join(_lead_words(answer, i, own))}"
         fewer = int(rows.gpus[i] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
         yield f"{lead}{dearer}, {'likewise' if i and doubt == doubts[0] else doubt}"
