@@ -58,6 +58,11 @@ class Option:
         return self.field.rpartition(".")[2] or self.name
 
     @property
+    def spellings(self) -> tuple[str, ...]:
+        """Its flags."""
+        return self.flags or (f"--{self.name.replace('_', '-')}",)
+
+    @property
     def bounded(self) -> bool:
         """Whether the table says what its values are held to."""
         return bool(self.rule or self.words) or self.least is not None or self.above is not None
@@ -161,6 +166,12 @@ def _spelled_otherwise() -> Mapping[str, str]:
     flags = {flag: name for name, option in options().items() for flag in (*option.flags, *option.spelled)}
     limits = {name: "slo" for name, option in taken_by("plan").items() if option.group == "Limits"}
     return {flag.lstrip("-").replace("-", "_"): name for flag, name in flags.items()} | limits | dict(_tables()["keywords"])
+
+
+def option_called(name: str) -> Option | None:
+    """The option of a name, or of the name that commands and engines have for it."""
+    key = name.replace("-", "_")
+    return options().get(key) or options().get(_spelled_otherwise().get(key, ""))
 
 
 def page_keys() -> Mapping[str, Entry]:

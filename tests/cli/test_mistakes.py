@@ -3,8 +3,13 @@
 import shlex
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli_run import run_here
+from commtax.catalog.techniques import technique, techniques
+from commtax.options import options
+from commtax.statement import Refusal
 
 SAID = {
     "fit lama-3.1-8b -c 8xh100-sxm": "did you mean llama-3.1-8b",
@@ -26,6 +31,8 @@ SAID = {
     "simulate llama-3.1-8b -c 8xh100 --disaggregated --prefill-workers 1 --decode-workers 3": "give --concurrency 3 or more",
     "simulate llama-3.1-8b -c 1xh100 --concurrency 8 --shared-prefix 0.6": "a share is --prefix-cache 60%",
     "simulate llama-3.1-8b -c 1xh100 --concurrency 8 --speculative eagle3=5": "a technique: write --technique eagle3=5",
+    "worth llama-3.1-8b -c 1xh100 --technique prefix-cache": "an option of simulate and plan: --prefix-cache\n",
+    "simulate llama-3.1-8b -c 1xh100 --technique prefix_caching": "an option of simulate and plan: --prefix-cache\n",
     "worth llama-3.1-70b -c 4xh100 eagle=3": "--technique eagle=3",
     "bill llama-3.1-8b -c 1xh100 --batch 1,64": "'1,64' is not a whole number",
     "catalog l40z": "did you mean l40s",
@@ -73,3 +80,10 @@ def test_what_does_not_exist_names_what_does(flag, says):
     assert done.returncode == 2
     assert says in done.stderr
     assert "--inter" not in done.stderr
+
+
+@given(st.sampled_from(sorted(name for name, one in options().items() if any("(" not in verb for verb in one.verbs))))
+def test_an_option_asked_for_as_a_technique_is_named(name):
+    if name.replace("_", "-") not in {also for one in techniques().values() for also in (one.key, *one.also)}:
+        with pytest.raises(Refusal, match=f"no technique, but an option of .*: {options()[name].spellings[0]}$"):
+            technique(name)

@@ -7,11 +7,12 @@ from functools import lru_cache
 import numpy as np
 
 from commtax.catalog.loader import plain_record, suggest
-from commtax.options import options
+from commtax.options import option_called, options
 from commtax.question import PARTS, Question
 from commtax.shipped_tables import table
 from commtax.spec import Plan, Technique
 from commtax.statement import UNSAID, Refusal
+from commtax.units import listed
 
 BOUNDS: Mapping[str, tuple[float, float, bool]] = {
     "speculative": (0, 64, True),
@@ -55,11 +56,10 @@ def technique(name: str) -> Technique:
     """A technique by key or other name, underscores as dashes."""
     known, asked = _by_name(), name.strip().lower().replace("_", "-")
     if asked not in known:
-        raise Refusal(
-            f"technique '{name[:40]}': one of {', '.join(techniques())}{suggest(asked, known)}",
-            "technique",
-            tuple(techniques()),
-        )
+        option, rule = option_called(asked), f"one of {', '.join(techniques())}{suggest(asked, known)}"
+        if option and (takers := [verb for verb in option.verbs if "(" not in verb]):
+            rule = f"no technique, but an option of {listed(takers)}: {option.spellings[0]}"
+        raise Refusal(f"technique '{name[:40]}': {rule}", "technique", tuple(techniques()))
     return known[asked]
 
 

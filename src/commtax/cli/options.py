@@ -183,10 +183,10 @@ def add_verb_options(verb: str, left_out: Container[str] = (), **others: Mapping
 def _flag(option: Option) -> Callable[[Command], Command]:
     """The option as click has it."""
     if option.name == DETAILS:
-        return click.option(*_spellings(option), is_flag=True, expose_value=False, callback=_keep_details, help=option.help)
+        return click.option(*option.spellings, is_flag=True, expose_value=False, callback=_keep_details, help=option.help)
     if option.kind == "flag":
         shown = bool(option.default)
-        return click.option(*_spellings(option), option.name, is_flag=True, default=shown, help=option.help)
+        return click.option(*option.spellings, option.name, is_flag=True, default=shown, help=option.help)
     kind = KINDS.get(option.kind)
     metavar = option.metavar if kind else option.kind
     if option.kind == JOINED:
@@ -197,15 +197,11 @@ def _flag(option: Option) -> Callable[[Command], Command]:
         given = GivenOptions(required=True)
     else:
         given = GivenOptions(default=option.default, multiple=option.multiple)
-    return click.option(*_spellings(option), option.name, type=kind, metavar=metavar, help=option.help, **given)
+    return click.option(*option.spellings, option.name, type=kind, metavar=metavar, help=option.help, **given)
 
 
 def _keep_details(context: click.Context, _param: click.Parameter, value: bool) -> None:
     context.meta[DETAILS] = value
-
-
-def _spellings(option: Option) -> tuple[str, ...]:
-    return option.flags or (f"--{option.name.replace('_', '-')}",)
 
 
 def _refused_option(option: Option, reason: str) -> Callable[[Command], Command]:
@@ -216,4 +212,4 @@ def _refused_option(option: Option, reason: str) -> Callable[[Command], Command]
             raise Refusal(f"{option.name}: {reason}", option.name)
 
     how = GivenOptions(is_flag=True) if option.kind == "flag" else GivenOptions(type=str)
-    return click.option(*_spellings(option), option.name, hidden=True, expose_value=False, callback=refuse, **how)
+    return click.option(*option.spellings, option.name, hidden=True, expose_value=False, callback=refuse, **how)

@@ -44,7 +44,7 @@ def kinds(rows: ServingColumns, cluster: Cluster) -> Array:
 
 
 def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
-    """What there is to set up: a plan's kind, the fast domains of a copy or what its pools are made of, and hosts that are shared."""
+    """What there is to set up: a plan's kind, the fast domains of a copy or what its pools are made of, and shared hosts."""
     own, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
     ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
     ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
