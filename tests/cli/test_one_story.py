@@ -172,3 +172,13 @@ def test_words_of_a_pasted_command_are_no_jargon():
         f"torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {sizes} --pipeline-model-parallel-size 4 --global-batch-size 128"
     )
     assert "communication beside compute: cp" in said("bill", "-c", "8x8xh100", "--from", f"{command} --micro-batch-size 1 --bf16")
+
+
+@pytest.mark.parametrize(
+    "line", ["bill -tp 8", "fit -tp 8", "simulate -tp 8", "worth -tp 8", "compare --plans tp8,dp8", "plan --tpot 50ms"]
+)
+def test_the_name_that_was_asked_stands_before_the_catalogues(line):
+    verb, *options = line.split()
+    shown = f"{' fits' if verb == 'fit' else ''} on 8xh200"
+    assert f"deepseek-ai/DeepSeek-V3.1 (as deepseek-v3){shown}" in said(verb, "deepseek-ai/DeepSeek-V3.1", "-c", "8xh200", *options)
+    assert f"(as deepseek-v3){shown}" not in said(verb, "deepseek-v3", "-c", "8xh200", *options)

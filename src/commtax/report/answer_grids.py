@@ -10,7 +10,7 @@ from commtax.report import plots
 from commtax.report.documents import Record, engine_name
 from commtax.report.drawing import Console
 from commtax.report.plots import no_formula, picture, style
-from commtax.report.tables import say, show_table
+from commtax.report.tables import model_words, say, show_table
 from commtax.units import format_bytes, format_rate, format_seconds
 
 FIGURES = {
@@ -62,7 +62,7 @@ def grid_document(answer: object) -> Record:
 def show_grid(console: Console, answer: object) -> None:
     rows = grid_rows(answer)
     if (q := getattr(answer, "question", None)) is not None:
-        say(console, f"{q.model.key} on {q.cluster.key}, {engine_name(q)}, {q.phase}: {len(rows):,} questions", "bold")
+        say(console, f"{model_words(q.model)} on {q.cluster.key}, {engine_name(q)}, {q.phase}: {len(rows):,} questions", "bold")
     columns = [f">{_name(name)}" for name in rows[0] if name != "legal"]
     show_table(
         console, columns, [[_cell(name, value) for name, value in row.items() if name != "legal"] for row in rows], EXPENDABLE

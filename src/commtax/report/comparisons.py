@@ -11,7 +11,7 @@ from commtax.report import plots
 from commtax.report.documents import Record, facts
 from commtax.report.drawing import Console, Text, telling
 from commtax.report.plots import no_formula, picture, style
-from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, notes, say, show_table
+from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, model_words, notes, say, show_table
 from commtax.spec import PARALLEL, SIZES, TAXES
 from commtax.units import format_rate, format_seconds, listed, plural
 from commtax.verbs.billing import StepBill
@@ -148,7 +148,7 @@ def _fixed_words(compared: Comparison) -> str:
     q = compared.question
     sizes = facts(q.plan, *SIZES[:3]) | facts(q, *STEP_AXES)
     fixed = [f"{axis} {size}" for axis, size in sizes.items() if axis not in compared.swept]
-    return ", ".join([f"{q.model.key} on {q.cluster.key}", q.phase, *fixed])
+    return ", ".join([f"{model_words(q.model)} on {q.cluster.key}", q.phase, *fixed])
 
 
 def plot_comparison(compared: Comparison, path: Path | None) -> "plots.Figure":
@@ -243,7 +243,7 @@ def show_plans(console: Console, compared: PlanTable) -> None:
     q = compared.question
     say(
         console,
-        f"{q.model.key} on {q.cluster.key}, {q.engine.key}@{q.engine.version}, {q.phase}, context {compared.context:,}",
+        f"{model_words(q.model)} on {q.cluster.key}, {q.engine.key}@{q.engine.version}, {q.phase}, context {compared.context:,}",
         "dim",
     )
     prefill = compared.phase == "prefill"

@@ -82,7 +82,7 @@ def show_fit(console: Console, judged: Fit | TrainFit) -> None:
 def fit_words(judged: Fit | TrainFit) -> str:
     asked = judged.question
     fails = "does not fit" if judged.trains or not judged.holds_one else "does not start"
-    model = f"{asked.model.key}{' training' * judged.trains} {'fits' if judged.fits else fails}"
+    model = f"{tables.model_words(asked.model)}{' training' * judged.trains} {'fits' if judged.fits else fails}"
     chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
     said = chosen if not judged.trains and judged.chosen else ""
     return f"{model} on {tables.cluster_words(asked)}{':' if judged.fits else ';'} {said}{describe_gpus(asked.plan)}"

@@ -20,7 +20,7 @@ from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
 from commtax.report.plan_tables import places, show_ranked
 from commtax.report.planning import limit_words, shorten_rejected, spread_notes
-from commtax.report.tables import ANSWER, Remarks, length_words, name_and_gpus, notes, range_80, say, show_rejected
+from commtax.report.tables import ANSWER, Remarks, length_words, model_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
 from commtax.units import format_figure, format_money, format_seconds, listed, plural
 from commtax.verbs.longest_request import own_limits_notes
@@ -46,7 +46,7 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
     on = [f"with {', '.join(named)}"] if (named := [text for _, text in techniques_on(q)]) else []
     asked = [f"{q.offered.request_rate:g} requests/s, {length_words(q)}", *on, *limits, *spare]
     goal = f"goal: {WANTED[a.objective]}, clear of {'the limits' if limits else 'overload'}"
-    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {', '.join(asked)}; {goal}", "dim")
+    say(console, f"{model_words(q.model)} on {where}, {q.engine.key}@{q.engine.version}: {', '.join(asked)}; {goal}", "dim")
     if a.plans and not q.goal.slo:
         say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan is good until it is overloaded.")
     if a.plans or a.near:

@@ -35,7 +35,7 @@ from commtax.report.plan_tables import (
     served_columns,
     show_ranked,
 )
-from commtax.report.tables import ANSWER, Remarks, length_words, notes, say, show_rejected, show_table, sized_places
+from commtax.report.tables import ANSWER, Remarks, length_words, model_words, notes, say, show_rejected, show_table, sized_places
 from commtax.report.trained_plans import (
     ranked_columns,
     run_notes,
@@ -73,7 +73,7 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
     show_own_plan(console, a, pasted)
     q = a.question
     engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
-    say(console, f"{q.model.key} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
+    say(console, f"{model_words(q.model)} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
     if open_ended:
         console.print()
         _say_recommended(console, a)
@@ -316,7 +316,7 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
         if not len(answer.plans):
             say(console, f"{_engine_key(answer)}: no plan fits in memory.", "bold red")
     work = f"{plural(q.goal.global_batch, 'sequence')} of {q.context:,} tokens per step"
-    say(console, f"{q.model.key} on {sized_places(q)}, {' or '.join(_engine_key(a) for a in answers)}: {work}", "dim")
+    say(console, f"{model_words(q.model)} on {sized_places(q)}, {' or '.join(_engine_key(a) for a in answers)}: {work}", "dim")
     if able:
         shown = [ranked_columns(a, a.plans, [a.recommended]) for a in able]
         columns = {"engine": [_engine_key(a) for a in able]} | {name: [one[name][0] for one in shown] for name in OF_ENGINES}

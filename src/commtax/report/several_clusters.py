@@ -6,14 +6,14 @@ from commtax.judgement.margins import is_close, ranges_overlap
 from commtax.planner.columns import ServingColumns
 from commtax.planner.reasons import against_codes, against_words, among_words, doubt_words, dtype_words, longer_times, role_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
-from commtax.report.documents import Record, document, facts
+from commtax.report.documents import Record, document, engine_name, facts
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes
 from commtax.report.operating_points import OPEN
 from commtax.report.plan_rows import served_rows
 from commtax.report.plan_tables import behind_notes, gpus_of, places, served_columns, show_ranked
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
-from commtax.report.tables import ANSWER, length_words, name_and_gpus, notes, say
+from commtax.report.tables import ANSWER, length_words, model_words, name_and_gpus, notes, say
 from commtax.units import format_seconds, listed, plural
 from commtax.verbs.request_streams import lengths_note
 
@@ -45,7 +45,7 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers),
         ", ".join([length_words(q), *limit_words(q)]),
     )
-    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {wanted}; goal: {RANKED[a.objective]}", "dim")
+    say(console, f"{model_words(q.model)} on {where}, {engine_name(q)}: {wanted}; goal: {RANKED[a.objective]}", "dim")
     if a.best:
         _show_ranking(console, a, top)
     counted = counted_note(q)

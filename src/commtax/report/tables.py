@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from commtax.catalog.hardware import is_catalogued
+from commtax.catalog.models import bundled_model
 from commtax.question import Question
 from commtax.report.drawing import Console, DrawnTable, Text, telling
-from commtax.spec import Cluster, Number
+from commtax.spec import Cluster, Model, Number
 from commtax.statement import Note
 from commtax.units import format_seconds, plural
 from commtax.verbs.settling import describe_gpus
@@ -137,6 +138,13 @@ def _described(place: Cluster) -> str:
     return "" if is_catalogued(place.chip) else f"; {place.chip.name} is described there, its times are assumed"
 
 
+def model_words(model: Model) -> str:
+    """The model's key, behind the name that was asked where that is of another checkpoint: ``bundled_model`` puts it first."""
+    usual, asked = bundled_model(model.key), next(iter(model.aliases), "")
+    plain = not usual or asked in usual.aliases[:1] or asked.rpartition("/")[2].lower() == model.key
+    return model.key if plain else f"{asked} (as {model.key})"
+
+
 def sized_places(q: Question) -> str:
     """Where a question runs: its cluster, or that of prompts and that of decoding."""
     if len(q.places) == 1:
@@ -147,7 +155,7 @@ def sized_places(q: Question) -> str:
 def say_asked(console: Console, asked: Question, *more: str, gpus: str = "") -> None:
     """What was asked about, in small print below the answer; ``gpus`` in other words than the plan's."""
     engine = f"{asked.engine.key}@{asked.engine.version}"
-    say(console, f"{asked.model.key} on {cluster_words(asked)}: {gpus or describe_gpus(asked.plan)}, {engine}", "dim")
+    say(console, f"{model_words(asked.model)} on {cluster_words(asked)}: {gpus or describe_gpus(asked.plan)}, {engine}", "dim")
     if more:
         say(console, ", ".join(more), "dim")
 
