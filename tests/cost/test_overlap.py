@@ -239,6 +239,17 @@ def test_the_table_of_steps_follows():
         assert table.decoding(seqs, seqs * context)[0] == pytest.approx(float(np.asarray(priced)), rel=0.01)
 
 
+def test_prompts_that_hide_exchanges_stand_in_the_table_of_steps():
+    """Their attention takes no time where all of it runs beside exchanges: not even the fixed part, which others pay."""
+    for model in ("qwen3-30b-a3b", "deepseek-v3"):
+        t = terms(model, "2x8xh200-sxm", {"dp": 16, "ep": 16, "ep_backend": "deepep_low_latency"}, "dbo")
+        table = surface.surface(t, 8192, 32, 8192)
+        for prompts, new in ((1, 300), (1, 1024), (1, 4096), (2, 1024), (4, 2048)):
+            found = table.mixing(0, 0.0, prompts * new, prompts, table.prompts_s([(0, new, 0)] * prompts))
+            priced = inference_bill(t, Workload(0, 0, prompts, prompts * new, 0), 1).step_s
+            assert found == pytest.approx(float(priced), rel=0.01 if prompts == 1 else 0.03)
+
+
 def test_two_batches_on_72_gpus_as_published():
     """SGLang's report on 72 H100: -27 % at 32 tokens per GPU; 17,777 to 22,310 tokens/s per host at 256; with drafts 1.36 times."""
     pair = TERMS["deepseek-v3", "9x8xh100-sxm", "sglang", "deepep_low_latency", "dbo"]
