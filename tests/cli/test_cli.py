@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -94,6 +95,14 @@ def test_bill_text_tells_its_defaults_and_its_sentence():
     assert held == f"· {len(whole) - len(same)} more notes with --details"
     assert whole[: len(same)] == same
     assert any("least certain" in line for line in whole[len(same) :])
+
+
+def test_a_layer_takes_what_is_left_of_its_exchanges():
+    """A drawn layer is as long as a layer of the step, also where halves of a batch hide each other's exchanges."""
+    load = ("deepseek-v3", "-c", "2x8xh200-sxm", "-dp", "16", "-ep", "--phase", "prefill", "--technique", "deepep-ll,dbo")
+    drawn = re.search(r"one layer, ([\d.]+) ms \(drawn one after the other: ([\d.]+) ms\)", run_here("bill", *load).stdout)
+    left, whole = (float(ms) / 1e3 for ms in drawn.groups())
+    assert 0.9 < 61 * left / document("bill", *load)["step_s"] < 1 < whole / left
 
 
 def test_bill_training_json():

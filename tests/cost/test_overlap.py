@@ -119,6 +119,41 @@ def test_halves_are_two_smaller_steps_less_what_hides():
     assert combine.hidden_s == pytest.approx(min(flying, combine.window_s))
 
 
+UNPADDED = {"dp": 16, "ep": 16, "eager": True, "ep_backend": "deepep_high_throughput"}
+ATTENTIONS = (
+    "deepseek-v3",
+    "deepseek-v3.2",
+    "deepseek-v4-flash",
+    "qwen3-30b-a3b",
+    "gpt-oss-120b",
+    "minimax-m3",
+    "qwen3-next-80b-a3b",
+)
+ALL_HALVED = {model: [terms(model, "2x8xh200-sxm", UNPADDED, name) for name in ("", "dbo=2")] for model in ATTENTIONS}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    model=st.sampled_from(ATTENTIONS),
+    decodes=st.integers(0, 3),
+    context=st.integers(0, 9000),
+    prompts=st.integers(1, 3),
+    new=st.integers(2, 9000),
+    past=st.integers(0, 9000),
+)
+def test_halves_have_all_of_a_step_s_arithmetic(model, decodes, context, prompts, new, past):
+    """Also of one sequence, whose prompt is cut: its second half sees its first. Halves spread over experts less evenly."""
+    work = Workload(decodes, decodes * context, prompts, prompts * new, prompts * past)
+    whole, halves = ({}, {})
+    for t, flops in zip(ALL_HALVED[model], (whole, halves), strict=True):
+        for x in step_lines(t, work):
+            key = (x.item.part, x.item.sees)
+            flops[key] = flops.get(key, 0.0) + float(x.item.count * x.flops)
+    experts = ("experts", "")
+    assert halves.pop(experts) >= whole.pop(experts)
+    assert halves == pytest.approx(whole, rel=1e-9)
+
+
 def test_kernels_that_stay_keep_multiprocessors():
     """DeepEP's normal kernels run on 20 of 132: so much of what they run beside is lost."""
     _, t = TERMS["deepseek-v3", "4x8xh200-sxm", "vllm", "deepep_high_throughput", "dbo"]
@@ -202,6 +237,17 @@ def test_the_table_of_steps_follows():
     for seqs, context in ((64, 1024.0), (128, 4096.0)):
         priced = inference_bill(t, Workload(decode_seqs=seqs, cached_tokens=seqs * context), 1).step_s
         assert table.decoding(seqs, seqs * context)[0] == pytest.approx(float(np.asarray(priced)), rel=0.01)
+
+
+def test_prompts_that_hide_exchanges_stand_in_the_table_of_steps():
+    """Their attention takes no time where all of it runs beside exchanges: not even the fixed part, which others pay."""
+    for model in ("qwen3-30b-a3b", "deepseek-v3"):
+        t = terms(model, "2x8xh200-sxm", {"dp": 16, "ep": 16, "ep_backend": "deepep_low_latency"}, "dbo")
+        table = surface.surface(t, 8192, 32, 8192)
+        for prompts, new in ((1, 300), (1, 1024), (1, 4096), (2, 1024), (4, 2048)):
+            found = table.mixing(0, 0.0, prompts * new, prompts, table.prompts_s([(0, new, 0)] * prompts))
+            priced = inference_bill(t, Workload(0, 0, prompts, prompts * new, 0), 1).step_s
+            assert found == pytest.approx(float(priced), rel=0.01 if prompts == 1 else 0.03)
 
 
 def test_two_batches_on_72_gpus_as_published():

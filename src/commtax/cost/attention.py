@@ -145,13 +145,18 @@ def _scan(
 
 def visible_tokens(s: KernelStep) -> Number:
     """Tokens that a decoding query can see: what is cached, and the new ones."""
-    return s.work.cached_tokens / np.maximum(1, s.work.decode_seqs) + s.work.rows_per_seq
+    return _per_sequence(s.work.cached_tokens, s.work.decode_seqs) + s.work.rows_per_seq
 
 
 def prompt_sizes(s: KernelStep) -> tuple[Number, Number, Number]:
     """Prompts of a step, and of each the new and the cached tokens."""
     seqs = s.work.prefill_seqs
-    return seqs, s.work.prefill_tokens / np.maximum(1, seqs), s.work.past_tokens / np.maximum(1, seqs)
+    return seqs, _per_sequence(s.work.prefill_tokens, seqs), _per_sequence(s.work.past_tokens, seqs)
+
+
+def _per_sequence(tokens: Number, seqs: Number) -> Number:
+    """Return the tokens of a whole sequence: half of one (``overlap.half_of``) has half of its pairs, and both halves have all."""
+    return tokens / pick(np.asarray(seqs) > 0, seqs, 1)
 
 
 def causal_pairs(new: Number, past: Number) -> Number:

@@ -277,13 +277,13 @@ def _mixed_steps(
 
 
 def _prompts(priced: Callable[[Workload], _Priced], new: Array, past: Array) -> tuple[Array, Array, float]:
-    """Attention of a step's only prompt and of one of many, by tokens cached and new, and what it costs once a step."""
+    """Attention of a step's only prompt and of one of many, by tokens cached and new, and what it costs once a step at least."""
     seqs = np.repeat([1.0, MANY], new.size * past.size)
     tokens, before = np.tile(new, 2 * past.size), np.tile(np.repeat(past, new.size), 2)
     step = priced(Workload(0, 0, seqs, seqs * tokens, seqs * before))
-    fixed = _broadcast(step.seeing_fixed_s, seqs.size)
-    one, many = ((step.seeing_s - fixed) / seqs).reshape(2, past.size, new.size)
-    return one, many, float(np.max(fixed[: seqs.size // 2]))
+    once = float(np.min(np.minimum(step.seeing_fixed_s, step.seeing_s)))
+    one, many = ((step.seeing_s - once) / seqs).reshape(2, past.size, new.size)
+    return one, many, once
 
 
 def _broadcast(values: Number, size: int) -> Array:

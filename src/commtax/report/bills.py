@@ -149,10 +149,11 @@ def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
             comm.append(LATENCY * latency, style="bold red")
             comm.append(WIRE * (cells - latency), style="red")
     sent = [s for s in segments if s.lane == "comm"]
-    signs = f"{COMPUTE} compute  {LATENCY} latency  {WIRE} bandwidth of collectives"
+    signs = f", to scale: {COMPUTE} compute  {LATENCY} latency  {WIRE} bandwidth of collectives"
     exposed, whole = sum(s.exposed_s for s in sent), sum(s.seconds for s in sent)
     hidden = f"; exposed {format_seconds(exposed)} of {format_seconds(whole)}" if whole else ""
-    return [compute, comm, Sketch(f"one layer, {format_seconds(total)}, to scale: {signs}{hidden}", style="dim")]
+    drawn = f" (drawn one after the other: {format_seconds(total)})" if exposed < whole else ""
+    return [compute, comm, Sketch(f"one layer, {format_seconds(total - whole + exposed)}{drawn}{signs}{hidden}", style="dim")]
 
 
 def _line_cells(x: Line, label: str, step_s: float) -> tuple[str | Text, ...]:

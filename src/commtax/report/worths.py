@@ -321,7 +321,7 @@ def _remarks(w: Worth) -> Iterator[str]:
         yield "when full: gain with as many requests running as fit, for techniques that change KV capacity"
     if w.requests.overloaded:
         yield "more requests come than can be answered: times grow with the length of the run"
-    yield from map(str, (*link_notes(w.question), *context_notes(w.question, int(w.question.requests.tokens))))
+    yield from map(str, (*w.requests.notes, *link_notes(w.question), *context_notes(w.question, int(w.question.requests.tokens))))
     for row in (*w.on, *w.here):
         if (gpus := int(w.question.vary(**changes_of(row.asked)).plan.num_gpus)) != int(w.question.plan.num_gpus):
             yield f"{row.name}: takes {gpus} GPUs instead of {int(w.question.plan.num_gpus)}; its gain is per GPU"

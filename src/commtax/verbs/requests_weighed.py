@@ -13,11 +13,13 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.cost.fused_reduce import most_fused_tokens
+from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.gains import ALIKE
 from commtax.ledger import Bill
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES
+from commtax.statement import Note
 from commtax.units import format_bytes, plural
 from commtax.verbs.billing import price
 from commtax.verbs.settling import Settled, terms_of
@@ -35,11 +37,12 @@ class RequestTimes:
     """What requests come to: means, the rate that a technique is to raise, and how many run at once."""
 
     ttft_s: float
-    tpot_s: float
+    tpot_s: float  # no number without a second token
     tokens_per_s: float
     running: float  # requests that a replica works on at once
     rate: float  # tokens/s of a closed loop; requests that come whatever happens are answered the sooner …
     overloaded: bool = False  # … unless more come than can be answered: then tokens/s count
+    notes: tuple[Note, ...] = ()  # on what these means leave out
 
     def faster(self, other: RequestTimes) -> float:
         """How many times as fast another one is."""
@@ -75,11 +78,12 @@ def requests_served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
     from commtax.verbs.closed_loop import serve  # likewise
 
     loop = serve(q)
-    rate = float(loop.tokens_per_s)
-    own = loop.bills[1:] if q.requests.output_len == 1 else loop.bills
+    rate, single = float(loop.tokens_per_s), q.requests.output_len == 1
     held = q.requests.input_len + q.requests.output_len / 2  # of those that decode: who waits for its prompt holds none
     running = min(float(loop.running), max(1.0, float(loop.kv_tokens / held)))
-    return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, running, rate), own
+    notes = tuple(note for note in loop.notes if note.code in LEFT_OUT)
+    times = RequestTimes(float(loop.ttft_s), np.nan if single else float(loop.tpot_s), rate, running, rate, notes=notes)
+    return times, loop.bills[1:] if single else loop.bills
 
 
 @dataclass(frozen=True, slots=True)
