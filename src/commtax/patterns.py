@@ -54,7 +54,7 @@ def modules(names: tuple[str, ...]) -> Modules:
         raise Refusal(f"patterns: more than {MAX_LOOKING} that look ahead; write fewer")
     return Modules(
         frozenset(name for name in others if "*" not in name),
-        PrefixPatterns(PatternParser(_match_components(_wildcards_to_regex(name))).read() for name in others if "*" in name),
+        PrefixPatterns(PatternParser(rf"(.*\.)?{_wildcards_to_regex(name)[:-1]}(\..*)?$").read() for name in others if "*" in name),
         PrefixPatterns(PatternParser(text).read() for text in expressions if not _LOOKS.match(text)),
         tuple(PatternParser(text).looking() for text in looking),
     )
@@ -102,11 +102,6 @@ def _wildcards_to_regex(name: str) -> str:
     pieces = re.split(r"(\*|\?|\[!?[^\]]+\])", name[: MAX_SIGNS + 1])
     signs = [p.replace("\\", r"\\").replace("[!", "[^") if p[:1] == "[" and len(p) > 1 else re.escape(p) for p in pieces]
     return "".join(known.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
-
-
-def _match_components(expression: str) -> str:
-    """One that stands for whole components anywhere in a dotted name."""
-    return rf"(.*\.)?{expression[:-1]}(\..*)?$"
 
 
 class PrefixPatterns:

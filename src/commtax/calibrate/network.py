@@ -227,13 +227,9 @@ def _remembered_times(place: measurements.MeasuredMachine, own: Profile) -> Time
 
     @cache
     def seconds(values: tuple[float, ...], rows: tuple[measurements.TimedCollective, ...]) -> Array:
-        return measurements.expected_seconds(rows, place, _with_network(own, np.array(values)))
+        return measurements.expected_seconds(rows, place, replace(own, network=dict(zip(CONSTANTS, values, strict=True))))
 
     return lambda values, rows: seconds(tuple(values.tolist()), tuple(rows))
-
-
-def _with_network(own: Profile, values: Array) -> Profile:
-    return replace(own, network=dict(zip(CONSTANTS, (float(v) for v in values), strict=True)))
 
 
 def _profile(found: NetworkPosterior, before: Array, place: measurements.MeasuredMachine, own: Profile) -> Profile:

@@ -72,12 +72,9 @@ def draft_step(t: PricingTerms, work: Workload) -> tuple[list[Kernel], list[Item
     if d is None or d.model is None or work.rows_per_seq == 1:
         return [], []
     passes = list(draft_passes(d, work))
-    kernels = [_of_drafter(k, p.count) for p in passes for k in _pass_kernels(t, d, d.model, p)]
+    each = ((kernel, p.count) for p in passes for kernel in _pass_kernels(t, d, d.model, p))
+    kernels = [replace(k, what=f"draft {k.what}", count=k.count * count, stage="draft") for k, count in each]
     return kernels, draft_items(d, t.plan, work, t.engine, t.settings.ep_backend, t.settings.eager)
-
-
-def _of_drafter(kernel: Kernel, count: int) -> Kernel:
-    return replace(kernel, what=f"draft {kernel.what}", count=kernel.count * count, stage="draft")
 
 
 def draft_items(

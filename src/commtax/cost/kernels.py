@@ -111,10 +111,6 @@ def _warm(kernel: Kernel, table: Table, chip: Chip) -> Kernel:
     return replace(kernel, shape=replace(seen, kept=seen.kept + fresh - from_memory(fresh, chip.l2_bytes)))
 
 
-def _activations_bytes(kernel: Kernel) -> Number:
-    return np.maximum(0.0, kernel.nbytes - kernel.n * kernel.k * kernel.weight_bytes)
-
-
 def _prompts_bytes(kernel: Kernel) -> Number:
     """All but what is cached of earlier prompts, and what a repeated measurement writes."""
     queries = kernel.batch * kernel.length * kernel.heads * kernel.head_dim * 2 * WIDE_BYTES
@@ -122,7 +118,7 @@ def _prompts_bytes(kernel: Kernel) -> Number:
     return kernel.nbytes - np.maximum(0.0, kernel.nbytes - queries) * past + (kernel.shape.written if kernel.shape else 0.0)
 
 
-FRESH = {"gemm": _activations_bytes, "prefill": _prompts_bytes}
+FRESH = {"gemm": lambda x: np.maximum(0.0, x.nbytes - x.n * x.k * x.weight_bytes), "prefill": _prompts_bytes}
 """Bytes that the kernels before and behind one leave in the cache, by form."""
 
 

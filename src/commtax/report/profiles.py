@@ -13,7 +13,7 @@ from commtax.report.drawing import Console
 from commtax.report.tables import drop_empty_columns, notes, say, show_table
 from commtax.spec import LATENCIES, Deployment, Path, Profile, RunLesson
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
-from commtax.verbs.profiles import ConstantDifference, LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
+from commtax.verbs.profiles import LatencyDifference, ProfileCoverage, ProfileDifference, constants_of
 
 UNITS = {"_s": format_seconds, "_Bps": format_rate, "_bytes": format_bytes}  # how a constant is told, by how its name ends
 
@@ -144,7 +144,8 @@ def show_difference(console: Console, found: ProfileDifference) -> None:
     if found.words:
         show_table(console, ("told", first, second), [(name, a or "-", b or "-") for name, a, b in found.words])
     if found.constants:
-        show_table(console, ("constant", *columns), map(_constant_row, found.constants))
+        moved = [(x.name, *(_value(x.name, at) for at in (x.before, x.after)), _change(x.change)) for x in found.constants]
+        show_table(console, ("constant", *columns), moved)
     for deployment, rows in groupby(found.latencies, key=lambda x: x.lesson.deployment):
         heads = ("latency", ">clients", ">prompt", ">answer", *columns)
         show_table(console, heads, map(_latency_row, rows), title=deployment_words(deployment))
@@ -167,10 +168,6 @@ def _counted(found: ProfileDifference) -> str:
 
 def _some(count: int, noun: str) -> str:
     return plural(count, noun) if noun != "latency" or count == 1 else f"{count:,} latencies"
-
-
-def _constant_row(x: ConstantDifference) -> tuple[str, ...]:
-    return x.name, _value(x.name, x.before), _value(x.name, x.after), _change(x.change)
 
 
 def _latency_row(x: LatencyDifference) -> tuple[str, ...]:

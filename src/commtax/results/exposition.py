@@ -55,7 +55,8 @@ class Exposition:
     def since(self, before: "Exposition") -> "Exposition":
         """What happened between two pages of one process."""
         totals = {name: value - before.totals.get(name, 0.0) for name, value in self.totals.items()}
-        buckets = {name: _take_off(bounds, before.buckets.get(name, {})) for name, bounds in self.buckets.items()}
+        pairs = ((name, bounds, before.buckets.get(name, {})) for name, bounds in self.buckets.items())
+        buckets = {name: {at: n - was.get(at, 0.0) for at, n in bounds.items()} for name, bounds, was in pairs}
         return replace(self, totals=totals, buckets=buckets)
 
 
@@ -65,10 +66,6 @@ class LookAtServer:
 
     at_s: float
     page: Exposition
-
-
-def _take_off(bounds: Buckets, before: Buckets) -> Buckets:
-    return {bound: value - before.get(bound, 0.0) for bound, value in bounds.items()}
 
 
 def looks_like(text: str) -> bool:

@@ -65,11 +65,8 @@ def judge_run(run: NcclTestsRun, place: Cluster, ranks: int, library: str = "", 
     except Refusal as refusal:
         return JudgedRun(run, ranks, refusal=refusal)
     rows = [(row, priced[row.nbytes]) for row in run.rows if row.nbytes in priced]
-    return JudgedRun(run, ranks, tuple(JudgedTime(row, e, _judge_row(row, e)) for row, e in rows))
-
-
-def _judge_row(row: NcclTestsRow, e: Expectation) -> str:
-    return judge_time(row.seconds, float(e.high_s), float(e.floor_s), e.is_assumed)
+    verdicts = (judge_time(row.seconds, float(e.high_s), float(e.floor_s), e.is_assumed) for row, e in rows)
+    return JudgedRun(run, ranks, tuple(JudgedTime(row, e, verdict) for (row, e), verdict in zip(rows, verdicts, strict=True)))
 
 
 def _default_ranks(run: NcclTestsRun, place: Cluster) -> int:

@@ -68,10 +68,6 @@ def _of_plans(asked: Question, figure: Callable[[Question, int, int], Number]) -
     return spread if shape else float(spread)
 
 
-def _stage_seqs(asked: Question, stage: int, pp: int) -> Number:
-    return _stage_blocks(asked, stage, pp)[0]
-
-
 def _stage_tokens(asked: Question, stage: int, pp: int) -> Number:
     blocks, pool = _stage_blocks(asked, stage, pp)
     return pool.tokens(blocks)
@@ -93,7 +89,7 @@ def in_flight_tokens(asked: Question) -> int:
 def most_seqs_to_start(asked: Question) -> Number:
     """The largest ``max_num_seqs`` that an engine starts with beside these limits; of arrays of plans. No limit where it captures
     decoding steps without a block for the state of each sequence, or captures none."""
-    return _of_plans(asked, _stage_seqs) if needs_blocks_for_states(asked) else np.inf
+    return _of_plans(asked, lambda *stage: _stage_blocks(*stage)[0]) if needs_blocks_for_states(asked) else np.inf
 
 
 def needs_blocks_for_states(asked: Question) -> bool:
