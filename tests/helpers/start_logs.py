@@ -33,7 +33,7 @@ def start_log(folder, name, kv_gib, kv_tokens):
     """The file of a start of Llama-3.3-70B at TP 4 and 0.85 of the memory, with so much of it for the cache."""
     lines = (
         "vLLM API server version 0.12.0",
-        "args: Namespace(model='meta-llama/Llama-3.3-70B-Instruct', max_model_len=32768, gpu_memory_utilization=0.85)",
+        "args: Namespace(max_model_len=32768, gpu_memory_utilization=0.85, max_num_seqs=256)",
         "Initializing a V1 LLM engine (v0.12.0) with config: model='meta-llama/Llama-3.3-70B-Instruct', tensor_parallel_size=4",
         "Model loading took 32.89 GiB memory and 61.2 seconds",
         f"Available KV cache memory: {kv_gib:.2f} GiB",
