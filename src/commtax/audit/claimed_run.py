@@ -4,7 +4,7 @@ What nobody says is taken from a start-up log or a result among the files.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from os import PathLike
@@ -112,14 +112,10 @@ def _engine(log: StartupLog) -> dict[str, str | int]:
 
 
 def _result_options(run: object) -> dict[str, str | int]:
-    return dict(_result_sizes(run)) if isinstance(run, BenchmarkRun) and run.tp else {}
-
-
-def _result_sizes(run: BenchmarkRun) -> Iterator[tuple[str, int]]:
-    yield "tp", run.tp
-    for axis in SIZES[1:]:
-        if (size := int(run.facts.get(axis, "1"))) > 1:  # tools write 1 whatever ran
-            yield axis, size
+    if not isinstance(run, BenchmarkRun) or not run.tp:
+        return {}
+    larger = {axis: size for axis in SIZES[1:] if (size := int(run.facts.get(axis, "1"))) > 1}  # tools write 1 whatever ran
+    return {"tp": run.tp, **larger}
 
 
 WORKLOAD = [f.name for f in fields(Claim)[1:4]]  # what a claim says beside its question

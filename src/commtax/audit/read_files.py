@@ -66,8 +66,8 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
         if isinstance(said, Refusal):
             passed |= dict.fromkeys(paths, said)
         else:
-            name, path = paths[0].name, str(paths[0])  # ranks of a job may lie in folders of their own
-            left += [(path if often[name] > 1 and not isinstance(one, Trace | Dump) else name, one) for one in said]
+            name, whole = paths[0].name, str(paths[0])  # ranks of a job may lie in folders of their own
+            left += [(whole if often[name] > 1 and not isinstance(one, Trace | Dump) else name, one) for one in said]
     launches = launches_in(passed, remarks := list[str]())
     for path, refusal in passed.items():
         if named[path] and path not in launches:

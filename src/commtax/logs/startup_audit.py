@@ -254,10 +254,7 @@ def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:
 
 
 def _cache_causes(log: StartupLog, findings: Iterable[Finding], judged: Fit, told: bool) -> Iterator[Cause]:
-    """Less memory left for the cache than fits: what has no room for it, and how to have it.
-
-    A larger share of memory frees none that another process holds; a server whose share is not told may have had a smaller one.
-    """
+    """Less memory left for the cache than fits, and how to have it: a larger share frees none that another process holds."""
     share, flag = judged.question.limits.gpu_memory_utilization, ENGINE_MEMORY[log.engine]["flag"]
     graphs = log.figures.get("graph_bytes", 0.0) / judged.question.cluster.chip.visible_bytes
     smaller = not told and share <= safe_share(judged.question.engine.memory.utilization_of, graphs)

@@ -76,10 +76,6 @@ class SentChange:
         """How much more of it is exposed."""
         return self.after.exposed_s - self.before.exposed_s
 
-    @property
-    def is_same(self) -> bool:
-        return self.before == self.after
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:
