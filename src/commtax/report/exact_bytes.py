@@ -131,7 +131,8 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
     s, engine = judged.question.limits, judged.question.engine
     limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
     used = f"{s.gpu_memory_utilization:.3g} of the memory of each GPU{SHARED.get(engine.memory.utilization_of, '')}"
-    limit_words = f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, graphs assumed, the rest calibrated"
+    graphs = ", graphs assumed" if judged.graph_bytes else ""
+    limit_words = f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact{graphs}, and the rest is calibrated"
     return (*_warnings(judged), limit_words)
 
 
