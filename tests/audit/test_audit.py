@@ -19,6 +19,7 @@ from commtax.evidence.finding import Claim
 from commtax.logs.engine_logs import vllm_log
 from commtax.logs.startup import StartupLog
 from commtax.logs.startup_audit import audit_log
+from commtax.report.audit_words import summary
 from commtax.results import bench
 from commtax.results.bench_audit import audit_bench, floor_s
 from commtax.traces.profilers import kineto
@@ -29,7 +30,7 @@ from commtax.verbs.settling import resolve_question
 from each import each
 from made_traces import decode_graphs
 from paths import FIXTURES, ROOT, SHARED
-from start_logs import LOGS, name, of_log
+from start_logs import LOGS, name, of_log, start_log
 from tables import tables
 
 DATA = tables(__file__)
@@ -412,3 +413,17 @@ def test_the_command_that_an_audit_names_tells_its_mean_and_range(clients):
     told = run_here("simulate", "qwen3-32b", "-c", "4xh100-sxm", "-tp", "4", "--concurrency", str(clients), *asked).stdout
     low, mean, high = (format_seconds(s) for s in (first.low, first.predicted, first.high))
     assert f"Mean TTFT {mean} ({low} to {high})" in told
+
+
+@pytest.mark.parametrize(("one", "other"), [("good", "low"), ("first/server", "second/server")], ids=["two names", "one name"])
+def test_of_several_logs_the_one_that_disagrees_is_named(tmp_path, one, other):
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+    good, low = start_log(tmp_path, one, 31.20, 408_944), start_log(tmp_path, other, 21.10, 276_560)
+    told = [str(file) if good.name == low.name else file.name for file in (good, low)]
+    first, cause, *_ = summary(commtax.audit_run(good, low, model="llama-3.3-70b", cluster="4xh100-sxm"))
+    assert f", from {told[0]} and {told[1]}: " in first
+    assert f"disagrees with the prediction: {told[1]}: KV memory left 21.10 GiB instead of" in first
+    assert cause.startswith(f"{told[1]}: ")
+    alone, *_ = summary(commtax.audit_run(low, model="llama-3.3-70b", cluster="4xh100-sxm"))
+    assert "disagrees with the prediction: KV memory left" in alone

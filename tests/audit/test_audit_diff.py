@@ -15,6 +15,7 @@ from commtax.report.audit_page import difference_page
 from commtax.statement import Note
 from commtax.traces.run_differences import FigureChange, difference
 from paths import FIXTURES
+from start_logs import start_log
 
 GEMM, RING = "void cutlass::gemm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
@@ -116,6 +117,19 @@ def test_results_without_steps():
     assert sentence(difference(bench(), bench())).startswith("no figure that both runs have")
     assert not FigureChange("count", 1.0, 9.0, "").is_worse(0.05)
     assert FigureChange("new", None, 9.0).relative is None
+
+
+@pytest.mark.parametrize("claim", [(), ("--model", "llama-3.3-70b", "--cluster", "4xh100-sxm")], ids=["logs alone", "with a model"])
+def test_less_room_for_requests_is_worse(tmp_path, claim):
+    """Two starts with the same settings, the second with a third less memory for its cache."""
+    logs = start_log(tmp_path, "a", 31.20, 408_944), start_log(tmp_path, "b", 21.10, 276_560)
+    document = json.loads(run_here("audit", "--diff", *logs, "--json", *claim).stdout)
+    memory, tokens = ("KV memory left", "KV tokens in that memory") if claim else ("KV memory per rank", "KV tokens")
+    assert (document["verdict"], document["worse"]) == ("worse", [memory, tokens, "full-length requests at once"])
+    shown = run_here("audit", "--diff", *logs, *claim)
+    assert (shown.returncode, shown.stdout.startswith("B is worse: ")) == (1, True)
+    back = run_here("audit", "--diff", *reversed(logs), *claim)
+    assert (back.returncode, back.stdout.startswith("B is better: ")) == (0, True)
 
 
 def test_document_and_page_of_a_difference():

@@ -183,7 +183,29 @@ def test_less_memory_for_the_cache_is_a_cause_with_its_price_and_what_to_try():
     assert next(f for f in section.findings if f.item == "KV memory left").verdict == "disagree"
     (cause,) = section.causes
     assert cause.said.startswith("6.30 GiB per GPU less for the KV cache than fits: room for ")
-    assert cause.change.endswith("or raise --gpu-memory-utilization by 0.08")
+    assert cause.change.endswith(", or give --gpu-memory-utilization 0.9 where the server had less"), "nobody tells its share"
     fewer = int(cause.gain.partition(" ")[0].replace(",", ""))
     assert fewer == pytest.approx(6.3 / left * tokens, rel=1e-2)
     assert not [note for note in section.notes if "memory model was made for" in str(note)]
+
+
+@pytest.mark.parametrize(
+    ("told", "graphs_gib", "advised"), [(0.0, 1.66, True), (0.0, 9.0, False), (0.85, 1.66, False), (0.95, 1.66, False)]
+)
+def test_a_share_of_memory_is_advised_where_it_may_have_been_smaller_and_graphs_fit_beside_it(told, graphs_gib, advised):
+    """Memory that another process holds is not freed by a larger share of it."""
+    limits = {"gpu_memory_utilization": told} if told else {}
+    asked = question("llama-3.1-8b", engine="vllm@0.12", **limits)
+    config = "Initializing a V1 LLM engine (v0.12.0) with config: model='m', tensor_parallel_size=1"
+    left = f"Available KV cache memory: {holds(asked.question).kv_bytes / GIB - 11:.2f} GiB"
+    lines = config, left, f"Graph capturing finished in 18 secs, took {graphs_gib} GiB"
+    (cause,) = audit_log(vllm_log.parse("\n".join(f"INFO x [y.py:1] {line}" for line in lines)), asked).causes
+    assert "nvidia-smi" in cause.change
+    assert ("--gpu-memory-utilization 0.9 " in cause.change, "--gpu" in cause.change) == (advised, advised)
+
+
+def test_what_is_assumed_of_graphs_stands_beside_what_they_took_and_is_no_verdict():
+    asked = question("llama-3.1-8b")
+    found = findings(asked, "Graph capturing finished in 18 secs, took 1.66 GiB")["memory of CUDA graphs, per rank"]
+    assert (found.predicted, found.verdict, found.evidence) == (holds(asked.question).graph_bytes, "unknown", False)
+    assert found.reason.startswith("assumed")

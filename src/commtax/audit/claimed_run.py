@@ -4,7 +4,7 @@ What nobody says is taken from a start-up log or a result among the files.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from os import PathLike
@@ -24,6 +24,7 @@ from commtax.results.bench_record import BenchmarkRun
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.thresholds import levels
+from commtax.units import listed
 from commtax.verbs.keywords import AuditRunOptions, CompareOptions
 from commtax.verbs.settling import resolve_question
 
@@ -37,10 +38,10 @@ LENGTH = ("max_model_len",)
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """Options of a serving question as files say them, and the file that says them."""
+    """Options of a serving question as files say them, and the files that say them, in words."""
 
     options: Mapping[str, str | int] = field(default_factory=dict)
-    file: str = ""
+    files: str = ""
 
     def over(self, claim: Claim, said: set[str]) -> Claim:
         """The claim, with all that nobody has ``said`` as the files have it.
@@ -59,7 +60,7 @@ class LoggedRun:
         if engine := taken.pop(ENGINE, ""):
             q = replace(q, engine=catalog.engine(str(engine)))
         guessed = "tp" not in taken and not said & {*LAYOUT} and q.cluster.num_gpus > 1
-        source = f"from {self.file}" if "tp" in taken else UNSAID if guessed else ""
+        source = f"from {self.files}" if "tp" in taken else UNSAID if guessed else ""
         return replace(claim, question=q.but(**taken), plan_source=source, guessed=guessed)
 
 
@@ -89,7 +90,8 @@ def logged_run(read: ReadFiles) -> LoggedRun:
         return LoggedRun()
     first, *others = (options for _, options in told)
     alike = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
-    return LoggedRun(alike, told[0][0]) if alike else LoggedRun()
+    names = [name for name, _ in told]
+    return LoggedRun(alike, listed(names if len(names) < 3 else [names[0], f"{len(names) - 1} more"])) if alike else LoggedRun()
 
 
 def _log_options(log: StartupLog) -> dict[str, str | int]:
@@ -110,14 +112,10 @@ def _engine(log: StartupLog) -> dict[str, str | int]:
 
 
 def _result_options(run: object) -> dict[str, str | int]:
-    return dict(_result_sizes(run)) if isinstance(run, BenchmarkRun) and run.tp else {}
-
-
-def _result_sizes(run: BenchmarkRun) -> Iterator[tuple[str, int]]:
-    yield "tp", run.tp
-    for axis in SIZES[1:]:
-        if (size := int(run.facts.get(axis, "1"))) > 1:  # tools write 1 whatever ran
-            yield axis, size
+    if not isinstance(run, BenchmarkRun) or not run.tp:
+        return {}
+    larger = {axis: size for axis in SIZES[1:] if (size := int(run.facts.get(axis, "1"))) > 1}  # tools write 1 whatever ran
+    return {"tp": run.tp, **larger}
 
 
 WORKLOAD = [f.name for f in fields(Claim)[1:4]]  # what a claim says beside its question

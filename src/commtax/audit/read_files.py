@@ -1,5 +1,6 @@
 """What was handed over, read: files, and folders with all that is in them."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -58,13 +59,15 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
         raise Refusal("file: at least one log, trace or benchmark result is needed")
     named = dict(_files(given))
     runs = _runs(named)
+    often = Counter(paths[0].name for paths in runs)
     left: list[tuple[str, object]] = []
     passed: dict[Path, Refusal] = {}
     for paths, said in zip(runs, read_runs(runs, nsys, watch, processes), strict=True):
         if isinstance(said, Refusal):
             passed |= dict.fromkeys(paths, said)
         else:
-            left += [(paths[0].name, one) for one in said]
+            name, whole = paths[0].name, str(paths[0])  # ranks of a job may lie in folders of their own
+            left += [(whole if often[name] > 1 and not isinstance(one, Trace | Dump) else name, one) for one in said]
     launches = launches_in(passed, remarks := list[str]())
     for path, refusal in passed.items():
         if named[path] and path not in launches:

@@ -22,6 +22,11 @@ def caches_are_small(share: float) -> bool:
     return bool(share < table("judgement/engine_limits.toml")["small"])
 
 
+def safe_share(utilization_of: str, uncounted: float = 0.0) -> float:
+    """Return the largest share of memory to advise: beside it is room for what engines do not count, of which so much is known."""
+    return min(float(table("judgement/engine_limits.toml")["safe_share"][utilization_of]), 1 - uncounted)
+
+
 def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[str, tuple[float, ...]]:
     """Return the values to try of each limit, mildest first, the limits whose change costs least first.
 
@@ -29,7 +34,7 @@ def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[s
     what the engine does not count.
     """
     known = table("judgement/engine_limits.toml")
-    share = float(known["safe_share"][utilization_of])
+    share = safe_share(utilization_of)
     return {
         SEQS: tuple(n for n in known[SEQS] if n < now.max_num_seqs),
         "max_num_batched_tokens": tuple(n for n in known["max_num_batched_tokens"] if chunked and n < now.max_num_batched_tokens),

@@ -7,6 +7,7 @@ from commtax import catalog
 from commtax.cost.memory import weights
 from commtax.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
 from commtax.evidence.identity import identity_findings
+from commtax.judgement.engine_limits import safe_share
 from commtax.logs import startup_facts
 from commtax.logs.crashes import Crash
 from commtax.logs.startup import StartupLog, axes_of
@@ -46,25 +47,27 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
         logged["state_slots"] = 1  # a request has its own states alone
     kv_dtype = "fp8" if startup_facts.has_8bit_cache(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype
     held = claim.question.but(**logged, kv_dtype=kv_dtype)
+    judged, told = holds(held), bool(held.limits.gpu_memory_utilization)
     findings = (
         *startup_facts.failure_findings(log),
         *_layout(log, claim),
         *identity_findings(claim, log.model, degrees={"ep": log.ep}),
         *_weights(log, claim.question),
-        *_memory(log, held),
+        *_memory(log, held, judged, told),
         *_allreduce(log, claim),
         *_throughput_findings(startup_facts.typical_load(log), claim),
-        *startup_facts.other_findings(log),
+        *startup_facts.other_findings(log, judged.graph_bytes),
     )
-    return _section(log, claim, findings, name, _notes(log, asked), notes)
+    section = _section(log, claim, findings, name, _notes(log, asked), notes)
+    return replace(section, causes=(*section.causes, *_cache_causes(log, findings, judged, told)))
 
 
 def _section(
     log: StartupLog, claim: Claim | None, findings: Sequence[Finding], name: str, notes: Iterable[Note], before: Iterable[Note] = ()
 ) -> Section:
     words = *before, startup_facts.intro(log), *startup_facts.stop_notes(log), *notes
-    found = (*startup_facts.causes(log, claim), *_cache_causes(log, findings))
-    return Section("log", (name,), tuple(findings), words, causes=found, facts=startup_facts.facts(log))
+    causes = tuple(startup_facts.causes(log, claim))
+    return Section("log", (name,), tuple(findings), words, causes=causes, facts=startup_facts.facts(log))
 
 
 def audit_crash(crash: Crash, claim: Claim | None, name: str = "log") -> Section:
@@ -136,12 +139,10 @@ def _likely(measured: float, question: Question) -> str:
     return "another model, quantisation or split than was said"
 
 
-def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
+def _memory(log: StartupLog, asked: Question, judged: Fit, told: bool) -> Iterator[Finding]:
     """KV tokens that the logged memory must hold (exact), and the memory that should have been left (a model). What is left is a
     difference of large figures, so it is judged on the memory that it is left of."""
-    judged, said = holds(asked), bool(asked.limits.gpu_memory_utilization or log.model or log.tp)
-    told = bool(asked.limits.gpu_memory_utilization)
-    unlike = "other_processes" if told else "other_share"
+    said, unlike = bool(told or log.model or log.tp), "other_processes" if told else "other_share"
     share, limits = (WORDS[words].format(ENGINE_MEMORY[log.engine]["flag"]) for words in (unlike, "other_limits"))
     if taken := log.settings.get("activations"):
         share = f"the engine counted {taken} for activations; else {share}"
@@ -160,11 +161,10 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     if "fixed" not in log.figures and node:
         yield _node_memory_finding(log, judged, node)
     elif "fixed" not in log.figures:
-        item = LEFT
         loaded = max((nbytes for _, nbytes in log.weights_bytes), default=judged.weights_bytes)
         other = abs(loaded / judged.weights_bytes - 1) > LEVEL.weights_tolerance  # judged in its own line, and not again here
         room = judged.kv_bytes + (judged.weights_bytes - loaded if other else 0.0)
-        yield _excuse_left_memory(Finding(item, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
+        yield _excuse_left_memory(Finding(LEFT, room, left, "bytes", LEVEL.left_tolerance, share, whole), log, judged, said, told)
     if left > 0:  # else it did not fit: there is nothing to count
         yield from _capacity_findings(log, asked, judged, left, tokens)
 
@@ -204,8 +204,7 @@ def _node_memory_finding(log: StartupLog, judged: Fit, node: float) -> Finding:
     """What a CPU worker leaves of its node for the cache: each of them takes its share of all of it, whatever the others do."""
     share = judged.question.limits.gpu_memory_utilization
     left, why = share * node - judged.weights_bytes, f"another {ENGINE_MEMORY[log.engine]['flag']} than {share:g}, or other weights"
-    item, measured = LEFT, log.available_kv_bytes
-    found = Finding(item, left, measured, "bytes", LEVEL.node_tolerance, why, node, evidence=True)
+    found = Finding(LEFT, left, log.available_kv_bytes, "bytes", LEVEL.node_tolerance, why, node, evidence=True)
     taken = min(claim.nbytes for claim in log.claims) / node
     near = abs(taken - share) < LEVEL.printed_share
     return found.judged() if near else found.undecided(f"its worker takes {taken:.2f} of the node")
@@ -254,20 +253,20 @@ def _likely_share(log: StartupLog, judged: Fit, difference: float) -> float:
     return min(1.0, share) if "of_all" in own and LEVEL.least_share <= share <= 1 + own["other_versions"] else 0.0
 
 
-def _cache_causes(log: StartupLog, findings: Iterable[Finding]) -> Iterator[Cause]:
-    """Less memory left for the cache than fits: what has no room for it, and how to have it."""
+def _cache_causes(log: StartupLog, findings: Iterable[Finding], judged: Fit, told: bool) -> Iterator[Cause]:
+    """Less memory left for the cache than fits, and how to have it: a larger share frees none that another process holds."""
+    share, flag = judged.question.limits.gpu_memory_utilization, ENGINE_MEMORY[log.engine]["flag"]
+    graphs = log.figures.get("graph_bytes", 0.0) / judged.question.cluster.chip.visible_bytes
+    smaller = not told and share <= safe_share(judged.question.engine.memory.utilization_of, graphs)
+    change = "find what else holds memory of these GPUs (nvidia-smi lists it), and end it"
+    change += f", or give {flag} {share:g} where the server had less" if smaller else ""
     for found in findings:
         missing = (found.predicted or 0.0) - (found.measured or 0.0)
         if found.item == LEFT and found.verdict == DISAGREE and found.measured and missing > 0:
-            own, tokens = ENGINE_MEMORY[log.engine], round(missing / found.measured * (log.kv_tokens or 0))
+            tokens = round(missing / found.measured * (log.kv_tokens or 0))
             room = f": room for {tokens:,} tokens fewer ({missing / (found.predicted or 1.0):.0%})" if tokens else ""
-            change, more = "end what else holds memory of these GPUs (nvidia-smi lists it)", missing / (found.base or missing)
-            if "of_all" in own and (log.gpu_memory_utilization or own.get("older_share", 1.0)) + more < 1:
-                change += f", or raise {own['flag']} by {more:.2f}"
-            gain = f"{tokens:,} more tokens in the cache" if tokens else ""
-            yield Cause(
-                "KV memory", f"{format_bytes(missing)} per GPU less for the KV cache than fits{room}", None, None, change, gain
-            )
+            said = f"{format_bytes(missing)} per GPU less for the KV cache than fits{room}"
+            yield Cause("KV memory", said, change=change, gain=f"{tokens:,} more tokens in the cache" if tokens else "")
 
 
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:

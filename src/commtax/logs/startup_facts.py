@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import inf
 from statistics import median
 
 from commtax.catalog.models import bundled_model
@@ -85,11 +86,12 @@ def plain_findings(log: StartupLog) -> Iterator[Finding]:
     yield from other_findings(log)
 
 
-def other_findings(log: StartupLog) -> Iterator[Finding]:
-    """What a start took besides weights and cache, and what its serving lines count."""
+def other_findings(log: StartupLog, graph_bytes: float = 0.0) -> Iterator[Finding]:
+    """What a start took besides weights and cache, graphs beside what is assumed of them, and what its serving lines count."""
     for name, (title, unit) in STARTS["taken"].items():
         if log.figures.get(name, 0.0) > 0:  # of memory that is not the GPU's alone a difference may be less than nothing
-            yield Finding(title, None, log.figures[name], unit)
+            known, why = (graph_bytes, STARTS["words"]["graphs"]) if name == "graph_bytes" and graph_bytes else (None, "")
+            yield Finding(title, known, log.figures[name], unit, inf if known else 0.0, why, told=True)
     yield from serving_findings(log)
 
 

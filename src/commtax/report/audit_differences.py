@@ -113,7 +113,7 @@ def tables(d: Difference) -> list[TableCells]:
         drop_empty_columns(("fact", "A", "B"), ((f.name, f.before or "-", f.after or "-") for f in d.facts)),
         drop_empty_columns(("typical step", *COLUMNS), (_row(c) for c in step if c.before or c.after)),
         drop_empty_columns(("measured", *COLUMNS), (_row(c) for c in d.metrics if not _is_same(c))),
-        drop_empty_columns((f"collective{unit}", *SENT), (_collective(c) for c in d.collectives if not c.is_same)),
+        drop_empty_columns((f"collective{unit}", *SENT), (_collective(c) for c in d.collectives if c.before != c.after)),
         drop_empty_columns(
             ("kernel, time per step", *COLUMNS), (_row(k, short_kernel_name(k.item)) for k in d.kernels[:MOST_KERNELS])
         ),

@@ -53,10 +53,16 @@ def headline(audited: Audit) -> str:
 
 def _disagreement(audited: Audit) -> str:
     """What disagrees, and by how much: what the files say otherwise than was said, then measured headline figures."""
-    wrong = [f for s in audited.sections if s.kind not in PLACED for f in s.findings if f.verdict == DISAGREE]
-    wrong.sort(key=lambda f: (f.code not in SAID, not f.evidence))
+    wrong = [(f, s) for s in audited.sections if s.kind not in PLACED for f in s.findings if f.verdict == DISAGREE]
+    wrong.sort(key=lambda pair: (pair[0].code not in SAID, not pair[0].evidence))
     more = [f"{len(wrong) - MOST_NAMED} more"] if len(wrong) > MOST_NAMED else []
-    return f": {', '.join([*map(_gap_words, wrong[:MOST_NAMED]), *more])}" if wrong else ""
+    named = (f"{_whose(s, audited)}{_gap_words(f)}" for f, s in wrong[:MOST_NAMED])
+    return f": {', '.join([*named, *more])}" if wrong else ""
+
+
+def _whose(section: Section, audited: Audit) -> str:
+    """The file that a section is of, before what is told of it, where others of its kind are told beside it."""
+    return f"{section.files[0]}: " if sum(s.kind == section.kind for s in audited.sections) > 1 else ""
 
 
 def _gap_words(f: Finding) -> str:
@@ -108,11 +114,10 @@ def to_blame(culprit: Culprit, audited: Audit) -> str:
 def causes(audited: Audit) -> list[Cause]:
     """Of all sections, the dearest first; those without a price stay behind them, in their order.
 
-    Of several jobs each cause says whose it is.
+    Of several files of a kind each cause says whose it is.
     """
-    several = sum(s.kind == "trace" for s in audited.sections) > 1
-    own = ((s.files[0] if several and s.kind == "trace" else "", c) for s in audited.sections for c in s.causes)
-    told = (replace(c, said=f"{file}: {c.said}") if file else c for file, c in own)
+    own = ((_whose(s, audited), c) for s in audited.sections for c in s.causes)
+    told = (replace(c, said=f"{file}{c.said}") if file else c for file, c in own)
     return sorted(told, key=lambda c: -c.cost_s if c.cost_s is not None and math.isfinite(c.cost_s) else 0.0)
 
 

@@ -131,7 +131,8 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
     s, engine = judged.question.limits, judged.question.engine
     limits = f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}"
     used = f"{s.gpu_memory_utilization:.3g} of the memory of each GPU{SHARED.get(engine.memory.utilization_of, '')}"
-    limit_words = f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact, and the rest is calibrated"
+    graphs = ", graphs assumed" if judged.graph_bytes else ""
+    limit_words = f"{engine.key}@{engine.version}: {used}, {limits}; weights and KV are exact{graphs}, and the rest is calibrated"
     return (*_warnings(judged), limit_words)
 
 
@@ -175,7 +176,7 @@ def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
     if judged.state_pool_bytes:
         yield "states", max(0.0, judged.state_pool_bytes), f"{judged.question.engine.states.state_share:g} of the KV cache"
     if judged.graph_bytes:
-        yield "CUDA graphs", judged.graph_bytes, "outside the budget"
+        yield "CUDA graphs", judged.graph_bytes, "outside the budget, assumed"
 
 
 def _warnings(judged: Fit) -> Iterator[str]:

@@ -8,17 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from commtax.evidence.finding import Audit, CollectiveRow, Finding, SentCollectives, Usage
+from commtax.files import table
 from commtax.thresholds import levels
 from commtax.traces.typical_step import typical_of_ranks
 
 LEVEL = levels(__name__)
 PARTS = {"compute": "compute_s", "exposed communication": "exposed_s", "copies": "copy_s", "idle": "idle_s"}
 """Of a step, each second once."""
-RATES = (
-    *("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tokens/s per GPU", "samples/s", "TFLOP/s per GPU"),
-    *("MFU", "logged MFU"),
-)
-"""Codes of figures that are worse when they are lower."""
+LESS_IS_WORSE = frozenset(code for codes in table("judgement/less_is_worse.toml").values() for code in codes)
 STEPS = "trace"  # the kind of sections that tell steps one by one: other figures of theirs are parts of the step
 COURSE = ("steps", "algorithms", "pid", "py", "running", "waiting", "kv usage", "preemptions")
 """Facts that a run's own course decides: they are no reason for it, and what they tell is compared elsewhere."""
@@ -33,7 +30,7 @@ class FigureChange:
     before: float | None
     after: float | None
     unit: str = "s"
-    is_rate: bool = False
+    less_is_worse: bool = False
     inside: bool = False  # of a step, which is judged as a whole
 
     @property
@@ -48,10 +45,10 @@ class FigureChange:
         return self.delta / self.before
 
     def is_worse(self, tolerance: float) -> bool:
-        """Longer, or a lower rate, by more than the tolerance. Which way other figures are worse nobody knows."""
+        """Longer, or a lower rate or less room, by more than the tolerance. Which way other figures are worse nobody knows."""
         if self.relative is None or not math.isfinite(self.relative):
             return False
-        return self.relative < -tolerance if self.is_rate else self.unit == "s" and self.relative > tolerance
+        return self.relative < -tolerance if self.less_is_worse else self.unit == "s" and self.relative > tolerance
 
     @property
     def reversed(self) -> FigureChange:
@@ -78,10 +75,6 @@ class SentChange:
     def exposed_s(self) -> float:
         """How much more of it is exposed."""
         return self.after.exposed_s - self.before.exposed_s
-
-    @property
-    def is_same(self) -> bool:
-        return self.before == self.after
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +156,7 @@ def _metrics(before: Audit, after: Audit) -> Iterator[FigureChange]:
     for key, finding in ours.items():
         if other := theirs.get(key):
             figures = finding.measured, other.measured
-            yield FigureChange(str(finding.item), *figures, finding.unit, finding.code in RATES, key[0] == STEPS)
+            yield FigureChange(str(finding.item), *figures, finding.unit, finding.code in LESS_IS_WORSE, key[0] == STEPS)
 
 
 def _measured_findings(audited: Audit) -> dict[tuple[str, str, str, int], Finding]:
