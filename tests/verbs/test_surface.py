@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.spec import Workload
 from commtax.verbs.requests import steps_of
 from commtax.verbs.settling import resolve_question, settle
-from commtax.verbs.steps import step_bill
+from commtax.verbs.steps import prompt_work, step_bill
 from each import each
 from tables import tables
 
@@ -51,6 +52,13 @@ def test_a_step_looked_up_is_the_step_priced(plan):
     error = np.abs(found / priced - 1)
     assert np.mean(error) < 0.003, (np.mean(error), np.argmax(error))
     assert np.max(error) < 0.02, [column[np.argmax(error)] for column in (*steps, priced, found)]
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 4])
+def test_each_prompt_of_a_step_has_its_own_cached_prefix(prompts):
+    asked, load = settle(resolve_question("llama-3.1-8b", "8xh100-sxm", {})), ClosedLoopLoad(8.0, 8192.0, 64.0, cached=7168.0)
+    priced = step_bill(asked, prompt_work(0.0, load, prompts * 1024.0, prompts * 1.0)).step_s
+    assert looked_up(steps_of(asked, LONGEST), 0, 0.0, prompts, 1024, 7168) == pytest.approx(float(priced), rel=0.003)
 
 
 @settings(max_examples=15)

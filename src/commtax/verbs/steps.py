@@ -43,8 +43,8 @@ def decode_workload(seqs: Number, load: ClosedLoopLoad) -> Workload:
 
 def prompt_work(beside: Number, load: ClosedLoopLoad, tokens: Number, together: Number = 1.0) -> Workload:
     """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are done."""
-    past = load.input_len - load.computed + np.maximum(0.0, load.computed - tokens) / 2
-    return Workload(beside, beside * context(load), together, tokens, past)
+    past = load.input_len - load.computed + np.maximum(0.0, load.computed - tokens / together) / 2
+    return Workload(beside, beside * context(load), together, tokens, together * past)
 
 
 def chunk_tokens(asked: Question, input_len: Number) -> Number:
