@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
+from click.core import ParameterSource
 
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import placement_by_topology
+from commtax.judgement.starting import LENGTH
 from commtax.question import OUTPUT_LEN
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.comparing import compare_question, compared_plans, replicas_in
+
+OF_REQUESTS = "belongs to whole requests of --plans; give their clients with --concurrency"
 
 
 @click.command("compare", cls=Verb)
@@ -28,6 +32,8 @@ def compare_command(order: Order) -> None:
         refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
         refuse(given, ("clients", "answer_len"), "belongs to --plans")
     refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
+    if not given.clients and click.get_current_context().get_parameter_source(LENGTH) is ParameterSource.COMMANDLINE:
+        raise Refusal(f"{LENGTH}: {OF_REQUESTS}", LENGTH)
     if given.plans:
         _plans(order)
     _compare_over(order)
@@ -61,7 +67,7 @@ def _plans(order: Order) -> NoReturn:
     links = [name for name in given.links.split(",") if name]
     clients = given.clients or []
     if given.answer_len and not clients:
-        raise Refusal.about(output_len="belongs to whole requests; give their clients with --concurrency")
+        raise Refusal.about(output_len=OF_REQUESTS)
     q = q.but(input_len=int(q.context), output_len=given.answer_len or OUTPUT_LEN)
     table = compared_plans(q, given.plans.split(","), links, batches, where, clients)
     if all(row.bill is None for row in table.rows):

@@ -116,9 +116,9 @@ ComparePlansOptions = TypedDict("ComparePlansOptions", {
     "replicas": Numbers, "phase": str, "batch": Numbers, "context": Numbers, "images": int, "image_size": str | tuple[int, int],
     "tower": str, "speculative": int, "technique": str, "dcp": Numbers, "acceptance": float, "accepted_length": float,
     "draft_text": str, "eager": bool, "ep_backend": str, "imbalance": float, "sampling": str, "slow_rank": float, "overlap": float,
-    "library": str, "micro_batch": Numbers, "zero": int | None, "hsdp": Number, "recompute": str, "schedule": str, "chunks": int,
-    "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number, "latency_scale": float,
-    "bandwidth_scale": Number, "slow_axis": str, "slow_links": float}, total=False)
+    "library": str, "max_model_len": int | None, "micro_batch": Numbers, "zero": int | None, "hsdp": Number, "recompute": str,
+    "schedule": str, "chunks": int, "async_axes": tuple[str, ...] | None, "flops": str, "microbatches": Number, "shard": Number,
+    "latency_scale": float, "bandwidth_scale": Number, "slow_axis": str, "slow_links": float}, total=False)
 
 WorthOptions = TypedDict("WorthOptions", {
     "engine": str | Engine, "profile": Profiles | None, "tp": Numbers, "pp": Numbers, "dp": Numbers, "ep": Numbers, "cp": Numbers,

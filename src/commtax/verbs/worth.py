@@ -37,6 +37,7 @@ from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_ac
 from commtax.verbs.fitting import Fit, fit_of_step, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
+from commtax.verbs.longest_request import check_lengths
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle
@@ -176,7 +177,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    asked = put.but(input_len=int(put.context)) if requests else loop_around(put)
+    asked = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
     shown = {} if requests else _step_asked(put)
     plain, usual = split_usual(asked)
     weigh = Scale(settle(plain), True, shown=shown)
