@@ -105,7 +105,8 @@ def _remedies(simulated: ClosedLoop) -> Sequence[str]:
     ahead = simulated.apart is not None and bool(np.all(np.asarray(simulated.kv_tokens) >= np.asarray(r.tokens)))
     asked, longest = (prompter(q), int(r.input_len)) if ahead else (q.plain(), int(r.tokens))
     judged = add_advice(holds(asked.but(max_model_len=longest, disaggregated=False, **dict.fromkeys(WORKERS))))
-    return [re.sub(r"(?<!\S)-tp (\d+)", r"--prefill-tp \1", one) if ahead else one for one in judged.advice]
+    own = [re.sub(r"(?<!\S)-tp (\d+)", r"--prefill-tp \1", one) for one in judged.advice if "--dcp" not in one]
+    return own if ahead else judged.advice  # prompt workers split no caches
 
 
 ONE_CLIENT = Note("load", "this is one client, because no load was given: --concurrency N or --request-rate N gives it")

@@ -16,7 +16,7 @@ from commtax.question import AUTO, OfferedRequests, Question
 from commtax.spec import SERVING_AXES, Technique
 from commtax.thresholds import thresholds
 from commtax.verbs.settling import Settled, replan
-from commtax.verbs.worth import Scale, TechniqueWorth, usual_values
+from commtax.verbs.worth import Scale, TechniqueWorth
 
 COUNT, LEVEL = thresholds(__name__)
 SEARCHED = frozenset(("ep_backend", "library", "cp"))
@@ -185,7 +185,7 @@ def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
 def sure_set(step: Settled) -> str:
     """Techniques that surely gain on a decode step, joined while the next gains on top; "" where none does."""
     scale = Scale(step, flips=False)
-    able = [one for one in _searched(DECODES) if max(map(scale.gain, usual_values(one))) > 1 + LEVEL.gain]
+    able = [one for one in _searched(DECODES) if max(map(scale.gain, one.at_usual_values)) > 1 + LEVEL.gain]
     return _joined(scale, [row for row in map(scale.row, able) if not row.refused and row.fits])
 
 

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Unpack
 
 from commtax import catalog
+from commtax.catalog.techniques import changes_of, technique
 from commtax.judgement.engine_limits import SHARE, Changes, best_changes, caches_are_small, changes_to_try
 from commtax.judgement.starting import SEQS
 from commtax.options import check_taken
@@ -113,7 +114,7 @@ def _advice(failed: Fit) -> list[str]:
     asked, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
-        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else larger_plans(failed)
+        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else plans_with_room(failed)
     roomier = failed.roomier
     changes = [limit_flags(roomier, failed)] if roomier and roomier.fits else []
     most = largest_max_num_seqs(failed)
@@ -127,11 +128,11 @@ def _advice(failed: Fit) -> list[str]:
         changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
     if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
         changes.append("--kv-dtype fp8")
-    return changes + larger_plans(failed)
+    return changes + plans_with_room(failed)
 
 
-def larger_plans(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
-    """The first larger plan that has room enough: on this cluster, on a full host of this chip, or on more such hosts."""
+def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
+    """The nearest plans that have room enough: the same with split caches, and one of as many GPUs or more, on as few as can be."""
     asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
     now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
@@ -139,15 +140,26 @@ def larger_plans(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")
     wanted = asked.plain().but(
         ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
     )
-    for place in [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
-        if place.num_gpus <= now * dp:
-            continue
-        for candidate in candidates(wanted.but(cluster=place), may=lambda t, p: t * p > now and may_fit(t, p)):
+    places = [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]
+    for place in {place.key: place for place in places if place.num_gpus >= now * dp}.values():
+        others = wanted.but(cluster=place)
+        for candidate in candidates(others, may=lambda t, p: t * p >= now and (t, p) != (plan.tp, plan.pp) and may_fit(t, p)):
             if enough(judge(candidate)):
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
                 where = "" if place.key == base.key else f" --cluster {place.key}"
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
-                return [f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
+                return [*_split_caches(asked, enough), f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
+    return _split_caches(asked, enough)
+
+
+def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[str]:
+    """The fewest ranks of tp that have room enough where they split the cache of each sequence, which changes nothing else."""
+    for text in () if asked.requests.disaggregated else technique("dcp").at_usual_values:
+        try:
+            if enough(judge(asked.but(**changes_of(text)))):
+                return [f"--{text.replace('=', ' ')}"]
+        except Refusal:
+            continue
     return []
 
 

@@ -285,7 +285,7 @@ class Scale:
         return best
 
     def _best(self, one: Technique) -> TechniqueWorth:
-        best = min((self.weigh(one, text) for text in usual_values(one)), key=_rank)
+        best = min((self.weigh(one, text) for text in one.at_usual_values), key=_rank)
         if best.refused or not self._swept:
             return best
         pays, never = pay_ranges(self._with(best.asked), self.question, self._swept)
@@ -425,15 +425,10 @@ def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[
         return []
     scale, engine = Scale(q, flips=False), program_of(q.engine).key
     tried = [one for one in techniques().values() if engine in one.flags and one.sets not in told]
-    best = [(*max((scale.gain(text), text) for text in usual_values(one)), one) for one in tried]
+    best = [(*max((scale.gain(text), text) for text in one.at_usual_values), one) for one in tried]
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
         return []
     weigh = Scale(loop_around(q), True, flips=False, shown=_step_asked(q))
     rows = sorted((weigh.weigh(one, text) for one, text in able), key=_rank)
     return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]
-
-
-def usual_values(one: Technique) -> list[str]:
-    """A technique with each of its usual values, as ``--technique`` takes it."""
-    return [f"{one.key}={value}" for value in one.usual.split()] or [one.key]
