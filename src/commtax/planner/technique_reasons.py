@@ -97,7 +97,7 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
     alike = best_load(plain, plain.recommended, changes_of(text))
     total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(own)}"
     if not len(alike):
-        yield f"{total}, which cannot keep the limits with {text}{_assumed(answer.question, text)}"
+        yield f"{total}, which cannot be had with {text} within the limits{_assumed(answer.question, text)}"
         return
     part = _worth(plain, alike) / _worth(plain, own)
     brings = (

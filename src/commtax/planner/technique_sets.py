@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.catalog.techniques import NONE, changes_of, techniques
+from commtax.catalog.techniques import NONE, changes_of, technique, techniques
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of, worst_limit_ratio
 from commtax.planner.exchanges import exchanges
 from commtax.planner.ranking import LEAST
 from commtax.planner.same_layout import at_loads
 from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
-from commtax.spec import SERVING_AXES, Technique
+from commtax.spec import CACHE_SPLIT, SERVING_AXES, Technique
 from commtax.thresholds import thresholds
 from commtax.verbs.settling import Settled, replan
 from commtax.verbs.worth import Scale, TechniqueWorth
@@ -54,6 +54,7 @@ def search_with_techniques(put: Question) -> ServingPlans:
     sets = tuple(dict.fromkeys([*told, *(text for i in _leading(plain) for text in _gaining_sets(plain, i))]))[: COUNT.sets]
     if sets == told:
         return rank_found(q, found)
+    sets = tuple(dict.fromkeys([*sets, *(text for one in sets if one not in told for text in _at_other_degrees(one))]))
     known = len(plain.exchanges)
     layouts = _layouts(plain, found.points) + tuple(x for text in {*told, sets[0]} for x in _layouts_with(put, text, plain))
     while True:  # again where a plan to run has a technique that adds too little there
@@ -63,6 +64,13 @@ def search_with_techniques(put: Question) -> ServingPlans:
         if not (lean := next((text for text in _lean_sets(answer) if text not in sets), "")):
             return answer
         sets += (lean,)
+
+
+def _at_other_degrees(text: str) -> list[str]:
+    """A set that splits caches, over as many ranks as other layouts may have: that of a leading plan has no more than its tp."""
+    split = technique(CACHE_SPLIT).at_usual_values
+    own = next((one for one in text.split(",") if one in split), "")
+    return [text.replace(own, one) for one in split] if own else []
 
 
 def _lean_sets(answer: ServingPlans) -> Iterator[str]:
