@@ -78,7 +78,7 @@ def requests_served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
     rate = float(loop.tokens_per_s)
     own = loop.bills[1:] if q.requests.output_len == 1 else loop.bills
     held = q.requests.input_len + q.requests.output_len / 2  # of those that decode: who waits for its prompt holds none
-    running = min(float(loop.running), max(1.0, float(loop.kv_tokens / held)))
+    running = min(float(loop.running), max(1.0, float(loop.kv_tokens // held)))
     return RequestTimes(float(loop.ttft_s), float(loop.tpot_s), rate, running, rate), own
 
 
