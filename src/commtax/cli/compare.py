@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
-from click.core import ParameterSource
 
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
@@ -16,8 +15,6 @@ from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.comparing import compare_question, compared_plans, replicas_in
-
-OF_REQUESTS = "belongs to whole requests of --plans; give their clients with --concurrency"
 
 
 @click.command("compare", cls=Verb)
@@ -32,8 +29,8 @@ def compare_command(order: Order) -> None:
         refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
         refuse(given, ("clients", "answer_len"), "belongs to --plans")
     refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
-    if not given.clients and click.get_current_context().get_parameter_source(LENGTH) is ParameterSource.COMMANDLINE:
-        raise Refusal(f"{LENGTH}: {OF_REQUESTS}", LENGTH)
+    if not (given.clients or order.launch):  # a pasted command says it of its server
+        refuse(given, (LENGTH,), "belongs to whole requests of --plans; give their clients with --concurrency")
     if given.plans:
         _plans(order)
     _compare_over(order)
@@ -67,7 +64,7 @@ def _plans(order: Order) -> NoReturn:
     links = [name for name in given.links.split(",") if name]
     clients = given.clients or []
     if given.answer_len and not clients:
-        raise Refusal.about(output_len=OF_REQUESTS)
+        raise Refusal.about(output_len="belongs to whole requests; give their clients with --concurrency")
     q = q.but(input_len=int(q.context), output_len=given.answer_len or OUTPUT_LEN)
     table = compared_plans(q, given.plans.split(","), links, batches, where, clients)
     if all(row.bill is None for row in table.rows):

@@ -169,9 +169,7 @@ def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
 def _worth_of_prefixes(simulated: ClosedLoop) -> Note:
     """What the same requests are without prefixes in the cache."""
     plain = serve(simulated.question.but(prefix_hit_rate=0.0))
-    times = {
-        name.upper(): (float(getattr(simulated, f"{name}_s")), float(getattr(plain, f"{name}_s"))) for name in ("ttft", "tpot")
-    }
+    times = {key.upper(): (float(getattr(simulated, f"{key}_s")), float(getattr(plain, f"{key}_s"))) for key in ("ttft", "tpot")}
     rates = float(simulated.tokens_per_s), float(plain.tokens_per_s)
     return Note("prefixes", closed_loop.saved_words(times, "output tokens/s", rates))
 

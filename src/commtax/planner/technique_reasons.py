@@ -100,10 +100,8 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
         yield f"{total}, which cannot be had with {text} within the limits{_assumed(answer.question, text)}"
         return
     part = _worth(plain, alike) / _worth(plain, own)
-    brings = (
-        f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"
-    )
-    yield f"{total}: {brings}{_assumed(answer.question, text)}"
+    gain = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"
+    yield f"{total}: {gain}{_assumed(answer.question, text)}"
 
 
 def _worth(answer: ServingPlans, rows: ServingColumns, i: int = 0) -> float:

@@ -54,7 +54,8 @@ def search_with_techniques(put: Question) -> ServingPlans:
     sets = tuple(dict.fromkeys([*told, *(text for i in _leading(plain) for text in _gaining_sets(plain, i))]))[: COUNT.sets]
     if sets == told:
         return rank_found(q, found)
-    sets = tuple(dict.fromkeys([*sets, *(text for one in sets if one not in told for text in _at_other_degrees(one))]))
+    split = technique(CACHE_SPLIT).at_usual_values  # other layouts have more ranks to split caches over than a leading plan
+    sets = tuple(dict.fromkeys([*sets, *(text.replace(one, other) for text in sets for one in split for other in split)]))
     known = len(plain.exchanges)
     layouts = _layouts(plain, found.points) + tuple(x for text in {*told, sets[0]} for x in _layouts_with(put, text, plain))
     while True:  # again where a plan to run has a technique that adds too little there
@@ -64,13 +65,6 @@ def search_with_techniques(put: Question) -> ServingPlans:
         if not (lean := next((text for text in _lean_sets(answer) if text not in sets), "")):
             return answer
         sets += (lean,)
-
-
-def _at_other_degrees(text: str) -> list[str]:
-    """A set that splits caches, over as many ranks as other layouts may have: that of a leading plan has no more than its tp."""
-    split = technique(CACHE_SPLIT).at_usual_values
-    own = next((one for one in text.split(",") if one in split), "")
-    return [text.replace(own, one) for one in split] if own else []
 
 
 def _lean_sets(answer: ServingPlans) -> Iterator[str]:

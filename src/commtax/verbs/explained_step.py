@@ -143,10 +143,8 @@ class ExplainedStep:
         else:
             work, room = (int(q.batch), int(q.context) + 1), fit_of_step(q)
             remedies = plans_with_room(room, lambda judged: judged.holds(*work))
-            left = f", of which {q.engine.name} leaves {format_bytes(room.kv_bytes)} for the cache" * (
-                m.used_bytes <= m.capacity_bytes
-            )
-            what, lacks = "This batch", f"{needed}{left}; {m.note}"
+            left = f", of which {q.engine.name} leaves {format_bytes(room.kv_bytes)} for the cache"
+            what, lacks = "This batch", f"{needed}{left * (m.used_bytes <= m.capacity_bytes)}; {m.note}"
         return f"{lacks}. {what} would fit with {', or with '.join(remedies)}." if remedies else f"{lacks}."
 
     @cached_property

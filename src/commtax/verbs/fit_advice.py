@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from operator import attrgetter
 from typing import Unpack
@@ -13,7 +14,7 @@ from commtax.judgement.engine_limits import SHARE, Changes, best_changes, caches
 from commtax.judgement.starting import SEQS
 from commtax.options import check_taken
 from commtax.records import replace
-from commtax.spec import SIZES, Cluster, Model
+from commtax.spec import CACHE_SPLIT, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_bytes, plural
 from commtax.verbs.cache_room import limits_of
@@ -61,17 +62,15 @@ def make_room(judged: Fit) -> Fit | None:
     return judge(with_limits(asked, changes)) if changes else None
 
 
-def limits_worth_changing(
-    judged: Fit, worth: Callable[[Changes], float], room: Callable[[Changes], float] | None = None
-) -> Changes:
-    """Return the engine limits that are ``worth`` changing for a replica; those with which it starts as it is come first."""
+def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: Callable[[Changes], float] | None = None) -> Changes:
+    """Return the engine limits whose ``gain`` for a replica is worth a change; those with which it starts as it is come first."""
     asked, engine = judged.question, judged.question.engine
     tried = changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked)
 
     def held(changes: Changes) -> Fit:
         return judge(with_limits(asked, changes))
 
-    return best_changes(worth, room or (lambda on: held(on).kv_tokens), tried, lambda on: held(on).fits)
+    return best_changes(gain, room or (lambda on: held(on).kv_tokens), tried, lambda on: held(on).fits)
 
 
 def with_limits(asked: Settled, changes: Changes) -> Settled:
@@ -85,10 +84,8 @@ def with_limits(asked: Settled, changes: Changes) -> Settled:
 def limit_flags(roomier: Fit, judged: Fit) -> str:
     """Return the flags of the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
     now, then = judged.question.limits, roomier.question.limits
-    names = (SEQS, "max_num_batched_tokens", SHARE)
-    return " ".join(
-        f"--{name.replace('_', '-')} {getattr(then, name):g}" for name in names if getattr(then, name) != getattr(now, name)
-    )
+    differ = (name for name in (SEQS, "max_num_batched_tokens", SHARE) if getattr(then, name) != getattr(now, name))
+    return " ".join(f"--{name.replace('_', '-')} {getattr(then, name):g}" for name in differ)
 
 
 def room_words(roomier: Fit, judged: Fit) -> str:
@@ -134,7 +131,7 @@ def _advice(failed: Fit) -> list[str]:
 def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
     """The nearest plans that have room enough: the same with split caches, and one of as many GPUs or more, on as few as can be."""
     asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
-    now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
+    own, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
     may_fit = screen(asked, spread)
     wanted = asked.plain().but(
@@ -142,8 +139,7 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
     )
     places = [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]
     for place in {place.key: place for place in places if place.num_gpus >= now * dp}.values():
-        others = wanted.but(cluster=place)
-        for candidate in candidates(others, may=lambda t, p: t * p >= now and (t, p) != (plan.tp, plan.pp) and may_fit(t, p)):
+        for candidate in candidates(wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != own and may_fit(t, p)):
             if enough(judge(candidate)):
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
                 where = "" if place.key == base.key else f" --cluster {place.key}"
@@ -154,12 +150,10 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
 
 def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[str]:
     """The fewest ranks of tp that have room enough where they split the cache of each sequence, which changes nothing else."""
-    for text in () if asked.requests.disaggregated else technique("dcp").at_usual_values:
-        try:
+    for text in () if asked.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
+        with suppress(Refusal):
             if enough(judge(asked.but(**changes_of(text)))):
                 return [f"--{text.replace('=', ' ')}"]
-        except Refusal:
-            continue
     return []
 
 
