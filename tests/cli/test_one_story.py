@@ -32,6 +32,23 @@ def test_a_step_that_does_not_fit_names_the_smallest_tp_that_does(model, cluster
     assert (json.loads(wider)["fits"], json.loads(narrower)["fits"]) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "sizes", "remedies"),
+    [
+        ("8xh200", "-tp 8", ["--dcp 4", "-tp 2 -pp 4"]),
+        ("2x8xh200", "-tp 16", ["--dcp 2", "-tp 8 -pp 2"]),
+        ("8xh200", "-tp 8 --dcp 2", ["--dcp 4", "-tp 4 -pp 2"]),
+        ("2x8xh200", "-tp 4", ["-tp 2 -pp 4"]),
+    ],
+)
+def test_a_step_that_lacks_cache_is_told_what_fits_on_its_gpus(cluster, sizes, remedies):
+    """Split caches, which change nothing else, then the layout on the fewest hosts; each fits when it is typed."""
+    asked = ("bill", "deepseek-v3", "-c", cluster, "--batch", 16, "--context", "128k", *sizes.split())
+    told = said(*asked).partition("This batch would fit with ")[2].partition(". ")[0]
+    assert [one.partition(" (")[0] for one in told.split(", or with ")] == remedies
+    assert all(json.loads(run_here(*asked, *one.split(), "--json").stdout)["fits"] for one in remedies)
+
+
 def test_compare_names_the_links_that_a_replica_runs_over():
     rows = commtax.compare_plans("deepseek-v3", "2x8xh200", ["tp16", "2xtp8", "tp8pp2"], batches=[1]).rows
     assert [row.link for row in rows] == ["nvlink4, ib-ndr", "nvlink4", "nvlink4, ib-ndr"]
@@ -108,12 +125,15 @@ def test_one_output_token_has_no_time_between_tokens_in_any_view():
 
 def test_worth_says_what_short_outputs_and_full_caches_hide():
     asked = ("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", 8, "--batch", 16, "--context", "128k")
-    told = said(*asked)
-    verdict = next(line for line in told.splitlines() if "Undecided, measure first" in line)
-    assert re.search(r"Decoding is \d\d% of .* longer outputs \(--output-len, now 128\) change the gains; .*dcp=4 \+\d\d%", verdict)
+    told = run_here(*asked).stdout
+    hint = next(line for line in told.splitlines() if line.startswith("Decoding is "))
+    assert re.search(r"\d\d% of .* longer outputs \(--output-len, now 128\) change the gains; .*dcp=4 \+\d\d%", hint)
     assert "16 requests of a replica at once instead of 5" in told
     rows = {row["technique"]: row for row in json.loads(run_here(*asked, "--json").stdout)["weighed"]}
     assert rows["dcp"]["running"] == pytest.approx(16)
+    place = ("deepseek-v3", "2x8xh200-sxm")
+    room = commtax.fit(*place, tp=16, max_model_len=128_064)
+    assert commtax.worth(*place, tp=16, batch=16, context=128_000).requests.running == int(room.max_concurrency) == 9
     assert "longer outputs" not in said(*asked, "--output-len", 2000, "--context", 1024)
     assert "Gains are for whole requests" in said("worth", "llama-3.1-8b", "-c", "1xh100", "--phase", "prefill", "--spread", 0)
 

@@ -143,3 +143,15 @@ def test_however_drafts_are_asked_for_the_best_plan_with_them_is_one():
     tried, found = (commtax.plan(**asked, techniques=words) for words in ("mtp=2", "auto"))
     assert tried.plans.tokens_per_s[0] == pytest.approx(float(every.plans.tokens_per_s[0]))
     assert found.plans.tokens_per_s[0] >= float(every.plans.tokens_per_s[0]) * (1 - 1e-9)
+
+
+def test_caches_are_split_over_as_many_ranks_as_each_layout_gains_from():
+    """The plan that leads has tp 2, whose caches two ranks can share; eight share those of TP 8, as ``worth`` advises there."""
+    load = {"input_len": 126_000, "output_len": 2000}
+    found = commtax.plan("deepseek-v3", "8xh200-sxm", **load, max_concurrency=16, techniques="auto")
+    rows = found.plans
+    whole = next(i for i in range(len(rows)) if (rows.tp[i], rows.pp[i], rows.ep[i]) == (8, 1, 1))
+    weighed = commtax.worth("deepseek-v3", "8xh200-sxm", tp=8, concurrency=16, context=126_000, output_len=2000)
+    split = next(row for row in weighed.here if row.technique.key == "dcp")
+    assert found.turned_on(rows, whole) == (split.asked,) == ("dcp=8",)
+    assert rows.tokens_per_s[whole] == pytest.approx(split.tokens_per_s, rel=0.01)

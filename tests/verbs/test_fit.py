@@ -194,6 +194,7 @@ def test_bad_questions(change, says):
         ("llama-3.1-405b", "8xh100-sxm", {}),
         ("llama-3.1-70b", "2x8xl4", {"tp": 4, "dp": 2}),
         ("deepseek-v3", "8xh100-sxm", {"tp": 8}),
+        ("deepseek-v3", "8xh200-sxm", {"tp": 8, "gpu_memory_utilization": 0.65}),
         ("qwen3-235b-a22b", "8xh100-sxm", {"tp": 4, "ep": 4}),
         ("llama-4-scout", "gb200-nvl72", {"tp": 1, "engine": "trtllm"}),
         ("llama-3.1-8b", "4x4090-pcie", {"tp": 1}),
@@ -209,9 +210,8 @@ def test_advice_works_when_it_is_typed(model, cluster, options):
     for advice in failed.advice:
         words = advice.split(" (")[0].split()
         given = dict(zip(words[::2], words[1::2], strict=True))
-        names = {"-tp": "tp", "-pp": "pp", "--dtype": "dtype", "--kv-dtype": "kv_dtype", "--max-model-len": "max_model_len",
-                 "--kv-cache-memory-bytes": "kv_cache_memory_bytes"}  # fmt: skip
-        changed = {names[k]: int(v) if v.isdigit() else v for k, v in given.items() if k != "--cluster"}
+        named = {k.strip("-").replace("-", "_"): v for k, v in given.items() if k != "--cluster"}
+        changed = {k: int(v) if v.isdigit() else float(v) if "." in v else v for k, v in named.items()}
         question = {**options, "tp": int(failed.question.plan.tp), "pp": int(failed.question.plan.pp), **changed}
         if "ep" in question:
             question["ep"] = question["tp"] * question.get("dp", 1)

@@ -28,6 +28,29 @@ def test_requests_that_are_all_too_long_are_refused(more: tuple[str, ...]) -> No
     assert run_here(*ASKED, "--input-len", "130944", "--spread", "0").returncode == 0, "the nearest valid length is valid"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "llama-3.1-8b", "--input-len", "8k"),
+        ("worth", "llama-3.1-8b", "--context", "8k", "--concurrency", "2"),
+        ("worth", "llama-3.1-8b", "--context", "8k"),
+        ("compare", "llama-3.1-8b", "--plans", "tp1,tp2", "--context", "8k", "--concurrency", "2"),
+        ("diff", "vllm serve llama-3.1-8b", "vllm serve llama-3.1-8b -tp 2", "--input-len", "8k", "--concurrency", "2"),
+    ],
+)
+def test_all_that_price_whole_requests_hold_them_to_the_limit(words: tuple[str, ...]) -> None:
+    asked = (*words, "--cluster", "2xh100", "--output-len", "100", "--max-model-len")
+    refused = run_here(*asked, "8000")
+    assert (refused.returncode, "max_model_len=8000: fewer than input_len + output_len = 8,100" in refused.stderr) == (2, True)
+    assert run_here(*asked, "8100").returncode == 0
+
+
+def test_a_comparison_of_steps_has_no_longest_request() -> None:
+    asked = ("compare", "llama-3.1-8b", "-c", "2xh100", "--plans", "tp1,tp2")
+    assert "belongs to whole requests" in run_here(*asked, "--max-model-len", "8000").stderr
+    assert run_here(*asked, "--from", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 512").returncode == 0
+
+
 def test_a_longer_limit_that_was_set_is_taken_at_its_word() -> None:
     assert "are more than the 131,072 positions" in run_here(*ASKED, "--input-len", "200000", "--max-model-len", "262144").stdout
 

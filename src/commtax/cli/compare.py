@@ -9,6 +9,7 @@ import click
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import placement_by_topology
+from commtax.judgement.starting import LENGTH
 from commtax.question import OUTPUT_LEN
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
@@ -28,6 +29,8 @@ def compare_command(order: Order) -> None:
         refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
         refuse(given, ("clients", "answer_len"), "belongs to --plans")
     refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
+    if not (given.clients or order.launch):  # a pasted command says it of its server
+        refuse(given, (LENGTH,), "belongs to whole requests of --plans; give their clients with --concurrency")
     if given.plans:
         _plans(order)
     _compare_over(order)

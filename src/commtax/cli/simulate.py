@@ -105,7 +105,8 @@ def _remedies(simulated: ClosedLoop) -> Sequence[str]:
     ahead = simulated.apart is not None and bool(np.all(np.asarray(simulated.kv_tokens) >= np.asarray(r.tokens)))
     asked, longest = (prompter(q), int(r.input_len)) if ahead else (q.plain(), int(r.tokens))
     judged = add_advice(holds(asked.but(max_model_len=longest, disaggregated=False, **dict.fromkeys(WORKERS))))
-    return [re.sub(r"(?<!\S)-tp (\d+)", r"--prefill-tp \1", one) if ahead else one for one in judged.advice]
+    own = [re.sub(r"(?<!\S)-tp (\d+)", r"--prefill-tp \1", one) for one in judged.advice if "--dcp" not in one]
+    return own if ahead else judged.advice  # prompt workers split no caches
 
 
 ONE_CLIENT = Note("load", "this is one client, because no load was given: --concurrency N or --request-rate N gives it")
@@ -168,9 +169,7 @@ def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
 def _worth_of_prefixes(simulated: ClosedLoop) -> Note:
     """What the same requests are without prefixes in the cache."""
     plain = serve(simulated.question.but(prefix_hit_rate=0.0))
-    times = {
-        name.upper(): (float(getattr(simulated, f"{name}_s")), float(getattr(plain, f"{name}_s"))) for name in ("ttft", "tpot")
-    }
+    times = {key.upper(): (float(getattr(simulated, f"{key}_s")), float(getattr(plain, f"{key}_s"))) for key in ("ttft", "tpot")}
     rates = float(simulated.tokens_per_s), float(plain.tokens_per_s)
     return Note("prefixes", closed_loop.saved_words(times, "output tokens/s", rates))
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.catalog.techniques import NONE, changes_of, techniques
+from commtax.catalog.techniques import NONE, changes_of, technique, techniques
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of, worst_limit_ratio
 from commtax.planner.exchanges import exchanges
 from commtax.planner.ranking import LEAST
 from commtax.planner.same_layout import at_loads
 from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
-from commtax.spec import SERVING_AXES, Technique
+from commtax.spec import CACHE_SPLIT, SERVING_AXES, Technique
 from commtax.thresholds import thresholds
 from commtax.verbs.settling import Settled, replan
-from commtax.verbs.worth import Scale, TechniqueWorth, usual_values
+from commtax.verbs.worth import Scale, TechniqueWorth
 
 COUNT, LEVEL = thresholds(__name__)
 SEARCHED = frozenset(("ep_backend", "library", "cp"))
@@ -54,6 +54,8 @@ def search_with_techniques(put: Question) -> ServingPlans:
     sets = tuple(dict.fromkeys([*told, *(text for i in _leading(plain) for text in _gaining_sets(plain, i))]))[: COUNT.sets]
     if sets == told:
         return rank_found(q, found)
+    split = technique(CACHE_SPLIT).at_usual_values  # other layouts have more ranks to split caches over than a leading plan
+    sets = tuple(dict.fromkeys([*sets, *(text.replace(one, other) for text in sets for one in split for other in split)]))
     known = len(plain.exchanges)
     layouts = _layouts(plain, found.points) + tuple(x for text in {*told, sets[0]} for x in _layouts_with(put, text, plain))
     while True:  # again where a plan to run has a technique that adds too little there
@@ -185,7 +187,7 @@ def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
 def sure_set(step: Settled) -> str:
     """Techniques that surely gain on a decode step, joined while the next gains on top; "" where none does."""
     scale = Scale(step, flips=False)
-    able = [one for one in _searched(DECODES) if max(map(scale.gain, usual_values(one))) > 1 + LEVEL.gain]
+    able = [one for one in _searched(DECODES) if max(map(scale.gain, one.at_usual_values)) > 1 + LEVEL.gain]
     return _joined(scale, [row for row in map(scale.row, able) if not row.refused and row.fits])
 
 

@@ -28,7 +28,7 @@ def show_worth(console: Console, w: Worth) -> None:
     """What to set, what there is now, then each technique, best first, its flag, and what cannot be had here."""
     if not w.fits:
         tables.say(console, _lacking(w), "bold red")
-    tables.say(console, _verdict(w), tables.ANSWER)
+    tables.say(console, "\n".join([_verdict(w), *_prompt_words(w)]), tables.ANSWER)
     if basis := _basis(w):
         tables.say(console, basis)
     tables.say(console, _now(w))
@@ -153,7 +153,7 @@ def _verdict(w: Worth) -> str:
         gain = f"{_percent(x.gain)}, {_percent(x.low)} to {_percent(x.high)}"
         limits = [f"Memory binds: set {x.flag} first ({gain}; {x.cost}); the gains below are without it."]
     begun = [*_dropped_words(w), *limits, *map(_set_words, w.on), *([] if kinds[gains.SET] else [none])]
-    return " ".join([*begun, *told, *_prompt_words(w), *_lost_when_full(w)])
+    return " ".join([*begun, *told, *_lost_when_full(w)])
 
 
 def _prompt_words(w: Worth) -> Iterator[str]:
@@ -336,7 +336,8 @@ def _details(w: Worth) -> Iterator[str]:
 
 def worth_document(w: Worth) -> Record:
     rows, own = (list(map(worth_row, some)) for some in (w.rows, w.on))
-    return document("worth", w.question, worth=w, bill=w.bill, verdict=_verdict(w), basis=_basis(w), rows=rows, own=own)
+    verdict = " ".join([_verdict(w), *_prompt_words(w)])
+    return document("worth", w.question, worth=w, bill=w.bill, verdict=verdict, basis=_basis(w), rows=rows, own=own)
 
 
 def worth_row(row: TechniqueWorth) -> Record:

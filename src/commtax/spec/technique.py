@@ -71,3 +71,8 @@ class Technique:
     words: Mapping[str, str] = field(default_factory=dict)  # of a value: what the field becomes for it
     lossy: bool = False  # numbers come out otherwise: quality is to be checked, and no search turns it on by itself
     source: str = ""  # where it is described
+
+    @property
+    def at_usual_values(self) -> list[str]:
+        """It with each of its usual values, as ``--technique`` takes it."""
+        return [f"{self.key}={value}" for value in self.usual.split()] or [self.key]

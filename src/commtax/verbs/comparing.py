@@ -29,6 +29,7 @@ from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.checking import check_option, share_of
 from commtax.verbs.fitting import fits, step_fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
+from commtax.verbs.longest_request import check_lengths
 from commtax.verbs.served_plans import ServedPlan, serve_plan
 from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
 
@@ -340,7 +341,7 @@ def compared_plans(
     concurrency: Sequence[int] = (),
 ) -> PlanTable:
     """The plans of a question side by side."""
-    if concurrency and put.phase != "decode":
+    if concurrency and check_lengths(put).phase != "decode":
         raise Refusal.about(concurrency="whole requests have prompts and decoding; leave phase out")
     if any(clients < 1 for clients in concurrency):
         raise Refusal.about(concurrency="whole numbers of at least 1 are needed")

@@ -12,7 +12,7 @@ from commtax.spec import SIZES, AxisName, Chip
 from commtax.units import format_bytes, format_rate, format_seconds, format_si
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, counterfactuals, thresholds, tries, verdict
-from commtax.verbs.fit_advice import larger_plans
+from commtax.verbs.fit_advice import plans_with_room
 from commtax.verbs.fitting import Fit, fit_of_step, fits
 from commtax.verbs.layer import LayerSegment, LayerTimeline, layer_of
 from commtax.verbs.settling import fabric_of
@@ -139,15 +139,13 @@ class ExplainedStep:
         m, q = self.memory, self.bill.question
         needed = f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
         if q.trains:
-            what, lacks, remedies = "It", f"{needed}, {USABLE:.0%} of it usable", list(train_holds(q).advice)
+            what, lacks, remedies = "It", f"{needed}, {USABLE:.0%} of it usable", list(train_holds(q).advice[:1])
         else:
             work, room = (int(q.batch), int(q.context) + 1), fit_of_step(q)
-            remedies = larger_plans(room, lambda judged: judged.holds(*work))
-            left = f", of which {q.engine.name} leaves {format_bytes(room.kv_bytes)} for the cache" * (
-                m.used_bytes <= m.capacity_bytes
-            )
-            what, lacks = "This batch", f"{needed}{left}; {m.note}"
-        return f"{lacks}.{''.join(f' {what} would fit with {options}.' for options in remedies[:1])}"
+            remedies = plans_with_room(room, lambda judged: judged.holds(*work))
+            left = f", of which {q.engine.name} leaves {format_bytes(room.kv_bytes)} for the cache"
+            what, lacks = "This batch", f"{needed}{left * (m.used_bytes <= m.capacity_bytes)}; {m.note}"
+        return f"{lacks}. {what} would fit with {', or with '.join(remedies)}." if remedies else f"{lacks}."
 
     @cached_property
     def thresholds(self) -> LessonInequalities | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from operator import attrgetter
 from typing import Unpack
 
 from commtax import catalog
+from commtax.catalog.techniques import changes_of, technique
 from commtax.judgement.engine_limits import SHARE, Changes, best_changes, caches_are_small, changes_to_try
 from commtax.judgement.starting import SEQS
 from commtax.options import check_taken
 from commtax.records import replace
-from commtax.spec import SIZES, Cluster, Model
+from commtax.spec import CACHE_SPLIT, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_bytes, plural
 from commtax.verbs.cache_room import limits_of
@@ -60,17 +62,15 @@ def make_room(judged: Fit) -> Fit | None:
     return judge(with_limits(asked, changes)) if changes else None
 
 
-def limits_worth_changing(
-    judged: Fit, worth: Callable[[Changes], float], room: Callable[[Changes], float] | None = None
-) -> Changes:
-    """Return the engine limits that are ``worth`` changing for a replica; those with which it starts as it is come first."""
+def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: Callable[[Changes], float] | None = None) -> Changes:
+    """Return the engine limits whose ``gain`` for a replica is worth a change; those with which it starts as it is come first."""
     asked, engine = judged.question, judged.question.engine
     tried = changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked)
 
     def held(changes: Changes) -> Fit:
         return judge(with_limits(asked, changes))
 
-    return best_changes(worth, room or (lambda on: held(on).kv_tokens), tried, lambda on: held(on).fits)
+    return best_changes(gain, room or (lambda on: held(on).kv_tokens), tried, lambda on: held(on).fits)
 
 
 def with_limits(asked: Settled, changes: Changes) -> Settled:
@@ -84,10 +84,8 @@ def with_limits(asked: Settled, changes: Changes) -> Settled:
 def limit_flags(roomier: Fit, judged: Fit) -> str:
     """Return the flags of the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
     now, then = judged.question.limits, roomier.question.limits
-    names = (SEQS, "max_num_batched_tokens", SHARE)
-    return " ".join(
-        f"--{name.replace('_', '-')} {getattr(then, name):g}" for name in names if getattr(then, name) != getattr(now, name)
-    )
+    differ = (name for name in (SEQS, "max_num_batched_tokens", SHARE) if getattr(then, name) != getattr(now, name))
+    return " ".join(f"--{name.replace('_', '-')} {getattr(then, name):g}" for name in differ)
 
 
 def room_words(roomier: Fit, judged: Fit) -> str:
@@ -113,7 +111,7 @@ def _advice(failed: Fit) -> list[str]:
     asked, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
-        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else larger_plans(failed)
+        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else plans_with_room(failed)
     roomier = failed.roomier
     changes = [limit_flags(roomier, failed)] if roomier and roomier.fits else []
     most = largest_max_num_seqs(failed)
@@ -127,27 +125,35 @@ def _advice(failed: Fit) -> list[str]:
         changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
     if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
         changes.append("--kv-dtype fp8")
-    return changes + larger_plans(failed)
+    return changes + plans_with_room(failed)
 
 
-def larger_plans(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
-    """The first larger plan that has room enough: on this cluster, on a full host of this chip, or on more such hosts."""
+def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
+    """The nearest plans that have room enough: the same with split caches, and one of as many GPUs or more, on as few as can be."""
     asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
-    now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
+    own, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
     may_fit = screen(asked, spread)
     wanted = asked.plain().but(
         ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
     )
-    for place in [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
-        if place.num_gpus <= now * dp:
-            continue
-        for candidate in candidates(wanted.but(cluster=place), may=lambda t, p: t * p > now and may_fit(t, p)):
+    places = [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]
+    for place in {place.key: place for place in places if place.num_gpus >= now * dp}.values():
+        for candidate in candidates(wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != own and may_fit(t, p)):
             if enough(judge(candidate)):
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
                 where = "" if place.key == base.key else f" --cluster {place.key}"
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
-                return [f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
+                return [*_split_caches(asked, enough), f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
+    return _split_caches(asked, enough)
+
+
+def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[str]:
+    """The fewest ranks of tp that have room enough where they split the cache of each sequence, which changes nothing else."""
+    for text in () if asked.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
+        with suppress(Refusal):
+            if enough(judge(asked.but(**changes_of(text)))):
+                return [f"--{text.replace('=', ' ')}"]
     return []
 
 

@@ -221,6 +221,7 @@ def candidates(
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
     stages = range(2, min(model.num_layers, cluster.num_gpus // groups) + 1)
     pairs = [(t, p) for t in reversed(degrees) for p in stages if t * p * groups <= cluster.num_gpus]
+    pairs.sort(key=lambda pair: -(-math.prod(pair) * groups // cluster.domain))  # in as few fast domains as have room
     for t, p in [(t, pp) for t in degrees] if pp else [(t, 1) for t in degrees] + pairs:
         if may and not may(t, p):
             continue

@@ -89,9 +89,10 @@ class CompareOptions(SharedStepOptions, total=False):
     bandwidth_scale: Number; slow_axis: str; slow_links: float; local_tokens: int
 
 class ComparePlansOptions(SharedStepOptions, total=False):
-    phase: str; batch: Numbers; context: Numbers; images: int; image_size: str | tuple[int, int]; micro_batch: Numbers
-    zero: int | None; hsdp: Number; recompute: str; schedule: str; chunks: int; async_axes: tuple[str, ...] | None; flops: str
-    microbatches: Number; shard: Number; latency_scale: float; bandwidth_scale: Number; slow_axis: str; slow_links: float
+    phase: str; batch: Numbers; context: Numbers; images: int; image_size: str | tuple[int, int]; max_model_len: int | None
+    micro_batch: Numbers; zero: int | None; hsdp: Number; recompute: str; schedule: str; chunks: int
+    async_axes: tuple[str, ...] | None; flops: str; microbatches: Number; shard: Number; latency_scale: float
+    bandwidth_scale: Number; slow_axis: str; slow_links: float
 
 class WorthOptions(SharedStepOptions, SharedLimitOptions, total=False):
     phase: str; batch: Numbers; context: Numbers; concurrency: Numbers; request_rate: float; output_len: Numbers; spread: Number

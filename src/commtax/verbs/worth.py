@@ -37,6 +37,7 @@ from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_ac
 from commtax.verbs.fitting import Fit, fit_of_step, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
+from commtax.verbs.longest_request import check_lengths
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle
@@ -176,7 +177,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    asked = put.but(input_len=int(put.context)) if requests else loop_around(put)
+    asked = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
     shown = {} if requests else _step_asked(put)
     plain, usual = split_usual(asked)
     weigh = Scale(settle(plain), True, shown=shown)
@@ -284,7 +285,7 @@ class Scale:
         return best
 
     def _best(self, one: Technique) -> TechniqueWorth:
-        best = min((self.weigh(one, text) for text in usual_values(one)), key=_rank)
+        best = min((self.weigh(one, text) for text in one.at_usual_values), key=_rank)
         if best.refused or not self._swept:
             return best
         pays, never = pay_ranges(self._with(best.asked), self.question, self._swept)
@@ -424,15 +425,10 @@ def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[
         return []
     scale, engine = Scale(q, flips=False), program_of(q.engine).key
     tried = [one for one in techniques().values() if engine in one.flags and one.sets not in told]
-    best = [(*max((scale.gain(text), text) for text in usual_values(one)), one) for one in tried]
+    best = [(*max((scale.gain(text), text) for text in one.at_usual_values), one) for one in tried]
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
         return []
     weigh = Scale(loop_around(q), True, flips=False, shown=_step_asked(q))
     rows = sorted((weigh.weigh(one, text) for one, text in able), key=_rank)
     return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]
-
-
-def usual_values(one: Technique) -> list[str]:
-    """A technique with each of its usual values, as ``--technique`` takes it."""
-    return [f"{one.key}={value}" for value in one.usual.split()] or [one.key]

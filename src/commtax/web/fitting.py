@@ -46,7 +46,7 @@ def _plainly(advice: str) -> str:
     >>> _plainly("--dtype int4 (smaller weights)"), _plainly("-tp 2 -pp 2 (4 GPUs)")
     ('weights in int4 (smaller weights)', 'TP 2 PP 2 (4 GPUs)')
     """
-    sized = re.sub(r"(?<!\S)-(tp|pp|dp|ep|cp) (\d+)", lambda found: f"{found[1].upper()} {found[2]}", advice)
+    sized = re.sub(r"(?<!\S)--?(tp|pp|dp|ep|d?cp) (\d+)", lambda found: f"{found[1].upper()} {found[2]}", advice)
     named = (
         sized.replace("--dtype ", "weights in ")
         .replace("--kv-dtype ", "KV cache in ")
