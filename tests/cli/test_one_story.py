@@ -99,6 +99,17 @@ def test_each_setting_that_was_pasted_has_its_cost_in_one_place():
     assert "cost whole requests" not in said("bill", "-c", "4xh100", "--from", PASTED.partition(" --enforce")[0])
 
 
+def test_requests_of_two_pools_are_not_weighed_as_those_of_one():
+    role = (
+        """vllm serve meta-llama/Llama-3.1-8B {} --kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_{}"}}'"""
+    )
+    pasted = "\n".join(role.format(*words) + " &" for words in (("--port 8100", "producer"), ("--max-num-seqs 8", "consumer")))
+    asked = ("--cluster", "2xh100", "--from", pasted)
+    assert "what --max-num-seqs 8 costs whole requests: commtax diff with" in said("simulate", *asked, "--concurrency", 16)
+    assert "simulate and diff price requests of two pools" in said("worth", *asked, "--concurrency", 16, code=2)
+    assert "looked at: one server that decodes" in said("worth", *asked, "--batch", 8)
+
+
 def test_a_setting_that_is_free_for_one_client_is_priced_on_a_full_server_too():
     asked = ("worth", "--from", PASTED, "--cluster", "4xh100")
     one = json.loads(run_here(*asked, "--json").stdout)

@@ -12,6 +12,7 @@ from commtax.planner.fleet_trials import Trial, capacity, rate_of, run_fleet, st
 from commtax.planner.fleets import limits_of
 from commtax.planner.layouts import Layout
 from commtax.planner.money import with_prices
+from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.loads import split
 from commtax.verbs.settling import resolve_question, settle
@@ -42,7 +43,7 @@ def best(question):
 def choice(trial):
     """What tells fleets apart."""
     plan = trial.layout.question.plan
-    return int(plan.tp), int(plan.pp), int(plan.dp), int(plan.ep), trial.layout.prefill_tp, trial.size
+    return int(plan.tp), int(plan.pp), int(plan.dp), int(plan.ep), trial.layout.ahead, trial.size
 
 
 def agree(answer, least):
@@ -73,12 +74,14 @@ def _fleets(q):
             continue
         layout = Layout(one, group, copies, np.inf)
         yield from ((layout, (n, 0)) for n in range(1, copies + 1))
-        if sizes[1:] == (1, 1, 1) and sizes[0] <= q.cluster.domain:
-            plain.append(sizes[0])
-    for tp, ahead in itertools.product(plain, plain if q.requests.output_len > 1 else []):
-        layout = Layout(q.but(tp=tp, prefill_tp=ahead), tp, 1, np.inf, ahead)
-        for copies in range(1, (q.cluster.num_gpus - ahead) // tp + 1):
-            most = most_workers(copies, tp, ahead, q.cluster)
+        if (sizes[1:] == (1, 1, 1) and sizes[0] <= q.cluster.domain) or (sizes[0] == sizes[1] == 1 and sizes[2] > 1):
+            plain.append(sizes)
+    for (tp, _, dp, ep), (ahead_tp, _, ahead_dp, _) in itertools.product(plain, plain if q.requests.output_len > 1 else []):
+        apart = q.but(tp=tp, dp=dp, ep=ep, prefill_tp=ahead_tp, prefill_dp=ahead_dp)
+        group, ahead = tp * dp, ahead_tp * ahead_dp
+        layout = Layout(apart, group, 1, np.inf, prompter(apart).plan)
+        for copies in range(1, (q.cluster.num_gpus - ahead) // group + 1):
+            most = most_workers(copies, group, ahead, q.cluster)
             yield from ((layout, (copies, workers)) for workers in range(1, most + 1))
 
 

@@ -36,6 +36,7 @@ from commtax.planner.layouts import candidates
 from commtax.report.fleets import fleet_reasons, fleet_sentence, gpu_words
 from commtax.report.planning import shorten_rejected
 from commtax.report.view.plan_table import page_words
+from commtax.spec import Plan
 from forked import run_forked
 from paths import HELPERS
 from planned import share_out
@@ -131,6 +132,23 @@ def test_the_first_fleet_of_two_kinds_that_holds_is_the_first(data):
 
     plain = next((at for at in range(len(able)) if holds(at)), len(able) - 1)
     assert first_pair(able, [n + 2 * p for n, p in able], holds) == plain
+
+
+def test_pools_that_a_closed_loop_finds_are_tried_at_a_rate():
+    """Ranks of attention too, by each way to reach experts; the best holds well below what its closed loop answers."""
+    limits = {"ttft": "2s", "tpot": "30ms"}
+    loop = commtax.plan("deepseek-v3.1", "2x8xh200-sxm", **{f"{name}_s": limit for name, limit in limits.items()})
+    assert loop.plans.mode[0] == 1
+    rate = 0.6 * float(loop.plans.tokens_per_s[0]) / 128
+    slo = {f"mean_{name}": limit for name, limit in limits.items()}
+    found = plan_fleet("deepseek-v3.1", "2x8xh200-sxm", request_rate=rate, slo=slo, num_prompts=300, processes=1)
+    layouts = [x for x in candidates(found.question, all_requests(found.question))[0] if x.ahead]
+    tried = {(x.ahead.tp, x.ahead.dp, x.question.plan.tp, x.question.plan.dp, x.way) for x in layouts}
+    rows = loop.plans.take(loop.plans.mode == 1)
+    sizes = zip(rows.prefill_tp, rows.prefill_dp, rows.tp, rows.dp, [loop.exchanges[int(by)] for by in rows.exchange], strict=True)
+    assert len(rows) > 2
+    assert set(sizes) <= tried
+    assert found.plans[0].gpus == loop.plans.gpus[0]
 
 
 def test_what_the_closed_form_thinks_too_small_is_tried_before_it_is_refused(monkeypatch):
@@ -384,7 +402,7 @@ def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictio
         assert ("warning: close to " in said) is (edge and not room)
         assert (", at 94% of capacity; but steps " in said) is (edge and room)
         assert "--" not in page_words(said)
-        pools = replace(chosen, layout=replace(chosen.layout, prefill_tp=1), size=(1, 1))
+        pools = replace(chosen, layout=replace(chosen.layout, ahead=Plan()), size=(1, 1))
         ahead = replace(found, plans=(pools, *found.plans), recommended=found.recommended + 1)
         more = " ".join(fleet_reasons(ahead))
         assert (", at 94% of capacity; but steps " in more) is (edge and room), "whatever else is ahead"

@@ -1,5 +1,6 @@
 """Two pools: which of them fills up first, what a prompt that takes longer does, and whether two clusters are better apart."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -91,6 +92,17 @@ def test_the_fuller_pool_is_named(mixed):
     loop = mixed.simulation(mixed.plans, mixed.recommended)
     assert int(used[1]) == round(100 * pool_use(loop).prompts)
     assert line.endswith("over the limit")
+
+
+def test_pools_are_as_full_as_the_servers_that_are_emitted(tmp_path):
+    """With as many sequences as those are told to run at once."""
+    asked = ("--cluster", "2x8xh200-sxm", "--ttft", "2s", "--tpot", "20ms")
+    planned = json.loads(run_here("plan", "deepseek-v3.1", *asked, "--technique", "mtp=2", "--emit", "vllm", "--json").stdout)
+    assert "--max-num-seqs" in planned["emit"]["launch"]
+    (tmp_path / "launch.sh").write_text(planned["emit"]["launch"])
+    again = json.loads(run_here("plan", "--from", tmp_path / "launch.sh", *asked, "--json").stdout)
+    shares = [re.findall(r"\d+% used; \w+ pool: \d+%", json.dumps(answer)) for answer in (planned, again)]
+    assert shares[0] == shares[1] != []
 
 
 def test_two_clusters_are_compared_with_each_by_itself(mixed):

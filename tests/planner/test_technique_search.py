@@ -155,3 +155,18 @@ def test_caches_are_split_over_as_many_ranks_as_each_layout_gains_from():
     split = next(row for row in weighed.here if row.technique.key == "dcp")
     assert found.turned_on(rows, whole) == (split.asked,) == ("dcp=8",)
     assert rows.tokens_per_s[whole] == pytest.approx(split.tokens_per_s, rel=0.01)
+
+
+def test_techniques_of_a_layout_hang_on_no_other_kind_of_plans():
+    """Plans of one pool have the best of their values, whether pools for prompts are searched beside them or not."""
+    asked = {"model": "deepseek-v3.1", "cluster": "2x8xh200-sxm", "tpot_s": 0.02, "ttft_s": 2.0}
+    every = commtax.plan(**asked, techniques="auto")
+    alone, told = (commtax.plan(**asked, techniques=words, disaggregated=False) for words in ("auto", "mtp=1,mtp=2,mtp=3"))
+    tables = [
+        [
+            (answer.layout(answer.plans, i), int(answer.plans.concurrency[i]))
+            for i in np.flatnonzero(answer.plans.mode == 0)[:10].tolist()
+        ]
+        for answer in (every, alone, told)
+    ]
+    assert tables[0] == tables[1] == tables[2]

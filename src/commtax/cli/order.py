@@ -122,7 +122,8 @@ def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Orde
         from commtax.verbs.costly_settings import questioned_flags  # not for those who paste nothing
 
         if flags := questioned_flags(asked[0], launch.options):
-            costs = f"cost{'s' * (len(flags) == 1)} whole requests: commtax worth --from … --concurrency N"
+            asks = "diff with and without, --concurrency N" if launch.servers.prefill_workers else "worth --from … --concurrency N"
+            costs = f"cost{'s' * (len(flags) == 1)} whole requests: commtax {asks}"
             output.remarks.append(f"what {' and '.join(flags)} {costs}")
     return Order(name, asked[0], output, given, launch, devices, others, tuple(asked[1:]))
 

@@ -68,15 +68,13 @@ def recommended_place(ranking: Sequence[Trial]) -> int:
 
 def simplest_place(ranking: Sequence[Trial]) -> int:
     """The place of the simplest fleet that the first beats by no more than the margin."""
-    ahead = (Plan(tp=trial.layout.prefill_tp) if trial.layout.apart else None for trial in ranking)
-    asked = [trial.layout.question for trial in ranking]
-    effort = np.array([complexity_of(q.plan, prompts, q.cluster) for q, prompts in zip(asked, ahead, strict=True)])
+    effort = np.array([complexity_of(x.question.plan, x.ahead, x.question.cluster) for x in (trial.layout for trial in ranking)])
     worth = np.array([1 / burden(trial) if burden(trial) else 0.0 for trial in ranking])  # without a price there is no saying
     return simplest_served(ranking[0].layout.question, effort, worth)
 
 
-def _key(layout: Layout) -> tuple[Plan, int]:
-    return layout.question.plan, layout.prefill_tp
+def _key(layout: Layout) -> tuple[Plan, Plan | None, str]:
+    return layout.question.plan, layout.ahead, layout.way.backend
 
 
 def kind_of(layout: Layout) -> int:
@@ -170,7 +168,7 @@ class Search:
         """What the objective counts at the least."""
         goal, rate = self.question.goal, rate_of(self.question)
         if goal.objective == "tokens":
-            each = layout.group / layout.answers + (layout.prefill_tp / layout.prompt_answers if layout.apart else 0)
+            each = layout.group / layout.answers + layout.ahead_gpus / layout.prompt_answers
             return each / slack / float(self.question.requests.output_len)
         return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
 

@@ -73,7 +73,7 @@ def no_more(size: Size, other: Size) -> bool:
 
 def able_sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
     """Fleets whose throughput may be above the rate, fewest GPUs first, of as many those with most throughput."""
-    tp, ahead = layout.group, layout.prefill_tp
+    tp, ahead = layout.group, layout.ahead_gpus
     first = int(rate / layout.answers / SLACK) + 1
     if not layout.apart:
         return [(n, 0) for n in counts(first, min(layout.most, most_gpus // tp), FINE)]
@@ -89,7 +89,7 @@ def able_sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
 def largest_size(layout: Layout, most_gpus: int) -> Size:
     """The fleet of a layout that answers most by the closed form, on no more GPUs."""
     able = able_sizes(layout, 0.0, most_gpus) if layout.apart else []
-    copies = max(1, min(layout.most, (most_gpus - layout.prefill_tp) // layout.group))
+    copies = max(1, min(layout.most, (most_gpus - layout.ahead_gpus) // layout.group))
     return max(able, key=lambda size: layout.throughput(*size), default=(copies, int(layout.apart)))
 
 

@@ -246,8 +246,8 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
     """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
-    q, degrees = layout.question, (layout.group, layout.prefill_tp)
-    each = [q.but(decode_workers=1, prefill_workers=1, tp=tp, prefill_tp=tp) for tp in degrees]
+    own = layout.question.but(decode_workers=1, prefill_workers=1)
+    each = [own.but(tp=x.tp, dp=x.dp, ep=x.ep, prefill_tp=x.tp, prefill_dp=x.dp) for x in (own.plan, layout.ahead or own.plan)]
     return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
@@ -425,7 +425,7 @@ def _holds_longer(layout: Layout, size: Size, capacity: float, factor: float) ->
 def larger_fleets(trial: Trial) -> list[Trial]:
     """The next larger fleet of a layout, and the smallest that stays clear of its limits where it is another."""
     layout, q = trial.layout, trial.layout.question
-    most, factor = 2 * trial.gpus + layout.group + layout.prefill_tp, longest_step(trial)
+    most, factor = 2 * trial.gpus + layout.group + layout.ahead_gpus, longest_step(trial)
     sizes = able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
     able = [size for size in sizes if no_more(trial.size, size) and size != trial.size]
     if not able:

@@ -46,7 +46,7 @@ from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_figure, format_seconds, listed, plural, round_up_seconds
 from commtax.verbs import checking
-from commtax.verbs.disaggregation import check_one_place
+from commtax.verbs.disaggregation import check_one_place, describe_pools
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
 from commtax.verbs.loads import split
 from commtax.verbs.settling import describe_layout, resolve_question
@@ -257,12 +257,13 @@ def _rejected_layouts(search: Search) -> Iterator[Rejected]:
         yield Rejected(plural(search.left_out, "other layout"), "not simulated: behind the others by a quick estimate")
 
 
-def words(layout: Layout) -> str:
-    """A layout by its name."""
+def words(layout: Layout, copies: int = 0, prompts: int = 0) -> str:
+    """A layout by its name, or so many of its workers: ``4 replicas x TP 4``."""
     q = layout.question
-    name = describe_layout(q.plan)
-    kinds = f"TP {layout.prefill_tp} for prompts + {name} for decoding" if layout.apart else name
-    return kinds + dtype_words(q, q.goal.dtypes.index(q.plan.weights_dtype))
+    text = describe_layout(replace(q.plan, replicas=max(1, copies)))
+    if layout.ahead:
+        text = describe_pools(q.places, (prompts, layout.ahead), (copies, q.plan), layout.way.title)
+    return text + dtype_words(q, q.goal.dtypes.index(q.plan.weights_dtype)) + without(layout.dropped)
 
 
 def obstacle(trial: Trial) -> str:
@@ -371,16 +372,5 @@ def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
         search = Search(put.but(cluster=place), workers, LISTED, progress=None)
         if search.run() and search.held:
             chosen = search.held[recommended_place(search.held)]
-            yield f"{plural(chosen.gpus, 'GPU')}, {fleet_words(chosen)} ({place.key})"
+            yield f"{plural(chosen.gpus, 'GPU')}, {words(chosen.layout, *chosen.size)} ({place.key})"
             return
-
-
-def fleet_words(trial: Trial) -> str:
-    """The workers of a fleet: ``4 replicas x TP 4``."""
-    copies, prompts = trial.size
-    layout, q = trial.layout, trial.layout.question
-    if prompts:
-        text = f"{prompts} x TP {layout.prefill_tp} for prompts + {copies} x TP {layout.group} for decoding"
-    else:
-        text = describe_layout(replace(q.plan, replicas=copies))
-    return text + dtype_words(q, q.goal.dtypes.index(q.plan.weights_dtype)) + without(layout.dropped)

@@ -6,28 +6,26 @@ itself waits for nobody, so load can only lengthen its times; a copy that answer
 under way as make that many, and tokens take as long as among these; and no fleet answers more than its copies' throughput.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil, inf
 
 import numpy as np
 
 from commtax.arrays import Array, unique_values
-from commtax.cost.closed_form import ClosedLoopLoad
 from commtax.planner.asked_techniques import dropped, refuse_unused
 from commtax.planner.columns import Rejected, ground, sizes_of
-from commtax.planner.exchanges import exchanges
+from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.reasons import dtype_words
 from commtax.planner.serving_search import grid_of, having_room
-from commtax.planner.space import Space, at_once, simulated, sizes, workers_beside
-from commtax.planner.splits import full_copy
+from commtax.planner.space import Roomy, Space, at_once, simulated, sizes, workers_beside
+from commtax.planner.splits import full_copy, load_of, prompt_sizes, prompters, simple_workers
 from commtax.question import MAX_CONCURRENCY, Question
-from commtax.records import dataclass, record_from
+from commtax.records import dataclass, record_from, replace
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import serve
-from commtax.verbs.disaggregation import cache_bytes, prompting_of
-from commtax.verbs.drafts import drafted_load
+from commtax.verbs.disaggregation import cache_bytes, prompter
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.kv_motion import carrier_of, outside_Bps
 from commtax.verbs.settling import describe_layout, replan, settle
@@ -48,18 +46,24 @@ class Layout:
     group: int  # GPUs of a copy
     most: int  # copies that the cluster holds
     answers: float  # requests/s of a copy …
-    prefill_tp: int = 0  # 0: copies compute their own prompts
-    prompt_answers: float = inf  # … and of a worker of prompts
+    ahead: Plan | None = None  # of a worker of prompts; None: copies compute their own
+    prompt_answers: float = inf  # requests/s of one
     moved_s: tuple[float, float] = (0.0, 0.0)  # that a cache keeps the links of either busy, at least, where it leaves a domain
     paces: Paces = ((), ())
     dropped: tuple[str, ...] = ()  # techniques that were asked for and it cannot have
+    way: ExpertExchange = ExpertExchange()  # that tokens reach experts by, where it is not the engine's own
 
     @property
     def apart(self) -> bool:
-        return self.prefill_tp > 0
+        return self.ahead is not None
+
+    @property
+    def ahead_gpus(self) -> int:
+        """GPUs of a worker of prompts."""
+        return int(self.ahead.num_gpus) if self.ahead else 0
 
     def gpus(self, copies: int, prompts: int = 0) -> int:
-        return self.group * copies + self.prefill_tp * prompts
+        return self.group * copies + self.ahead_gpus * prompts
 
     def throughput(self, copies: int, prompts: int = 0) -> float:
         """Requests/s of a fleet by the closed form: of the slowest of prompts, wire and decoding."""
@@ -80,23 +84,29 @@ class Layout:
 
     def least_gpus(self, rate: float, slack: float = 1.0) -> int:
         """GPUs whose throughput, times a slack, is the rate."""
-        prompts = ceil(rate / self.prompt_answers / slack) if self.apart else 0
-        return self.gpus(ceil(rate / self.answers / slack), prompts)
+        return self.gpus(ceil(rate / self.answers / slack), ceil(rate / self.prompt_answers / slack))
 
 
 def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[Rejected, ...], int]:
     """Of all types: layouts that are worth a simulation, those that are not and why, and how many plans there were."""
     longest = int(np.max(stream.input_len + stream.output_len))
     layouts, lost, count = list[Layout](), list[Rejected](), 0
+    asked, (own, *others) = q.but(input_len=longest - 1, output_len=1), [way for way in exchanges(q) if way.apart]
     for index in range(len(q.goal.dtypes)):
-        _, plans, reasons, several = having_room(q.but(input_len=longest - 1, output_len=1), index, exchanges(q)[0])
+        _, plans, reasons, several = having_room(asked, index, own)
         one = q.but(weights_dtype=q.goal.dtypes[index], disaggregated=False)
         count += several // MAX_CONCURRENCY if len(plans) else several
         lost += reasons
         if len(plans):
             kept, slow = _bearable(one, plans, stream, index)
             lost += slow
-            layouts += [*_colocated_layouts(one, kept), *(_split_layouts(one, kept, plans) if q.requests.disaggregated else ())]
+            layouts += _colocated_layouts(one, kept)
+            if q.requests.disaggregated and q.requests.output_len > 1:
+                kinds, decoding = [*zip(*(axis.tolist() for axis in sizes(plans).values()), strict=True)], [(own, kept)]
+                for way in others:
+                    _, able, *_ = having_room(asked, index, way, kinds)
+                    decoding += [(way, _bearable(one.but(**way.asked), able, stream, index)[0])] if len(able) else []
+                layouts += _split_layouts(one, decoding, prompt_sizes([Roomy(one, plans, index, 0)]))
     refuse_unused(q, [(one.question,) for one in layouts])
     return layouts, tuple(dict.fromkeys(lost)), count
 
@@ -164,30 +174,24 @@ def _paces(one: Question, plans: Space) -> list[Paces]:
     return [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]
 
 
-def _split_layouts(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
-    """Copies of one degree of tp each that decode, beside workers of prompts of one degree, inside a fast domain. Whoever computes
-    prompts alone has no time between tokens to keep: all that have room are ``able`` to."""
-    decoding, prompting, put, one = _tp_only_plans(plans, one), _tp_only_plans(able, one), one, replan(one)
-    if not len(decoding) or one.requests.output_len < 2:
-        return
-    lengths, wanted = (float(one.requests.input_len), float(one.requests.output_len)), one.requests
-    load = ClosedLoopLoad(1.0, *lengths, spread=wanted.spread, cached=one.offered.cached_tokens(lengths[0]))
-    load = drafted_load(load, one)
-    steps_of_prompts = prompting_of(settle(replan(put, tp=prompting.tp)), load, 1, prompting.kv_tokens)[0]
-    prompted = np.broadcast_to(steps_of_prompts.most_per_s(inf), len(prompting))
-    for i, tp in enumerate(decoding.tp.tolist()):
-        copy = settle(replan(put, tp=tp))  # its cache over the NIC of one GPU, while no other leaves its host
-        moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / carrier_of(copy).share)
-        answers = float(full_copy(copy, load, float(decoding.kv_tokens[i])).most_per_s(load.decodes))
-        for j, ahead in enumerate(prompting.tp.tolist()):
-            copies = np.arange(1, one.cluster.num_gpus // tp + 1)
-            most = int(np.sum(workers_beside(copies, tp, ahead, one.cluster) > 0))
-            if most:
-                asked = replan(put, tp=tp, disaggregated=True, prefill_tp=ahead)
-                left, wire = dropped(put, [asked]), (moved / ahead, moved / tp)
-                yield Layout(asked, tp, most, answers, ahead, float(prompted[j]), moved_s=wire, dropped=left)
-
-
-def _tp_only_plans(plans: Space, one: Question) -> Space:
-    """Copies that tp alone splits, inside a fast domain."""
-    return plans.take((plans.pp == 1) & (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= one.cluster.domain))
+def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space]], senders: Array) -> Iterator[Layout]:
+    """Copies that decode, of some plans by each way to reach experts, beside workers of prompts of a kind that has room: whoever
+    computes prompts alone has no time between tokens to keep."""
+    for way, plans in decoding:
+        base = put.but(**way.asked)
+        priced = replace(ground(base), what_if=base.what_if)
+        load = load_of(priced)
+        for i in simple_workers(base, plans).tolist():
+            own = sizes_of(plans, i)
+            copy = settle(replan(base, **own))  # its cache over the NIC of one GPU, while no other leaves its host
+            moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / carrier_of(copy).share)
+            answers, group = float(full_copy(copy, load, float(plans.kv_tokens[i])).most_per_s(load.decodes)), int(plans.group[i])
+            ahead = prompters(Roomy(priced, plans, 0, 0), load, senders, own["ep"] > 1)
+            prompted, places = np.broadcast_to(ahead.prompting.most_per_s(inf), ahead.group.shape), put.cluster
+            for j, several in enumerate(ahead.group.tolist()):
+                most = int(np.sum(workers_beside(np.arange(1, places.num_gpus // group + 1), group, several, places) > 0))
+                if most:
+                    kind = {f"prefill_{axis}": int(np.asarray(getattr(ahead.plan, axis))[j]) for axis in ("tp", "dp")}
+                    apart = replan(base, **own, disaggregated=True, **kind)
+                    left, wire = dropped(base, [apart]), (moved / several, moved / group)
+                    yield Layout(apart, group, most, answers, prompter(apart).plan, float(prompted[j]), wire, dropped=left, way=way)

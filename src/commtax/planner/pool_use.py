@@ -1,4 +1,5 @@
-"""How full both pools of a plan are, which fills up first, and what prompts that take longer than predicted would do.
+"""How full both pools of a plan are with as many sequences as its servers are told to run at once, which fills up first, and what
+prompts that take longer than predicted would do.
 
 A pool that is nearly full answers a small error with a long queue: requests wait longer by more than their prompts take longer.
 """
@@ -11,10 +12,13 @@ import numpy as np
 
 from commtax.cost.disaggregated_loop import disaggregated_means
 from commtax.cost.network import flow
+from commtax.judgement.admission import sequences_to_admit
 from commtax.ledger import Z80
 from commtax.planner.columns import ServingColumns, ServingPlans
+from commtax.planner.space import surely
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import ClosedLoop
+from commtax.verbs.fitting import step_limits
 
 FULL = 0.995
 
@@ -31,6 +35,18 @@ class PoolUse(NamedTuple):
     def queues(self) -> bool:
         """Whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
         return self.later > self.slower if self.prompts >= self.decoding else self.decoding * self.slower >= 1
+
+
+def admitted_sequences(searched: ServingPlans, rows: ServingColumns, i: int) -> int:
+    """Return the sequences that each rank of row ``i`` may run at once, as asked where that was said; 0: the engine's own limit.
+    TPOT is what a rank's sequences lengthen, so they are limited where as many as there is room for would break its limit."""
+    asked = searched.put(rows, i)
+    if asked.limits.max_num_seqs:
+        return asked.limits.max_num_seqs
+    ranks, most = int(rows.replicas[i] * rows.dp[i]), step_limits(asked)[1]
+    crowd = searched.simulation(rows, i, clients=most * ranks)
+    crowded = bool(surely(crowd, "tpot_s") > searched.question.goal.tpot_s)
+    return sequences_to_admit(int(rows.concurrency[i]), ranks, most, crowded, asked.engine.sends.graph_sizes)
 
 
 def pool_use(loop: ClosedLoop) -> PoolUse:
@@ -50,7 +66,8 @@ def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[s
     """Which pool of row ``i`` fills up first, where it is so full that requests queue."""
     if not rows.mode[i]:
         return
-    use = pool_use(answer.simulation(rows, i))
+    run = replace(answer, question=answer.question.but(max_num_seqs=admitted_sequences(answer, rows, i)))
+    use = pool_use(run.simulation(rows, i))
     if not use.queues:
         return
     ahead = use.prompts >= use.decoding

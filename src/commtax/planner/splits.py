@@ -131,22 +131,26 @@ def split(found: Sequence[Roomy]) -> ServingColumns:
     wanted = found[0].question.requests if found else None
     if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
-    cached = found[0].question.offered.cached_tokens(wanted.input_len)
-    plain = ClosedLoopLoad(1.0, wanted.input_len * 1.0, wanted.output_len * 1.0, spread=wanted.spread, cached=cached)
-    sizes = _workers(found)
+    sizes = prompt_sizes(found)
     parts = list[ServingColumns]()
     for of in counting.counted(found):
-        ahead, load = dict[bool, PromptWorkers](), drafted_load(plain, of.question)
-        for i in counting.counted(_simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist()):
+        ahead, load = dict[bool, PromptWorkers](), load_of(of.question)
+        for i in counting.counted(simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist()):
             spread = bool(of.plans.ep[i] > 1)
             if spread not in ahead:
-                ahead[spread] = _prompters(of, load, sizes, spread)
+                ahead[spread] = prompters(of, load, sizes, spread)
             copies = _copies(of, i, load, ahead[spread])
             parts.append(_rows(copies, of))
     return ServingColumns.joined(parts)
 
 
-def _simple_workers(base: Question, plans: Space, alone: bool) -> Array:
+def load_of(q: Question) -> ClosedLoopLoad:
+    """The requests of a question, as its drafts have them decoded."""
+    lengths, cached = (q.requests.input_len * 1.0, q.requests.output_len * 1.0), q.offered.cached_tokens(q.requests.input_len)
+    return drafted_load(ClosedLoopLoad(1.0, *lengths, spread=q.requests.spread, cached=cached), q)
+
+
+def simple_workers(base: Question, plans: Space, alone: bool = False) -> Array:
     """Workers of tp alone inside a fast domain, or of attention data parallelism alone; they leave GPUs for others, unless those
     have a cluster of their own."""
     inside = (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= base.cluster.domain)
@@ -154,18 +158,18 @@ def _simple_workers(base: Question, plans: Space, alone: bool) -> Array:
     return np.flatnonzero((plans.pp == 1) & (inside | ((plans.tp == 1) & (plans.dp > 1))) & leaves)
 
 
-def _workers(found: Sequence[Roomy]) -> Array:
+def prompt_sizes(found: Sequence[Roomy]) -> Array:
     """(tp, dp) of all workers that have room, whichever way experts are reached; on a cluster of their own of all legal ones."""
     pools, base = [(of.question, of.plans) for of in found], found[0].question
     alone = base.requests.prefill_cluster is not None
     if alone:
         ahead = where_prompts_run(base)
         pools = [(ahead, space(ahead, exchange).legal) for exchange in exchanges(base)]
-    several = [np.stack([plans.tp[plain], plans.dp[plain]]) for q, plans in pools for plain in [_simple_workers(q, plans, alone)]]
+    several = [np.stack([plans.tp[plain], plans.dp[plain]]) for q, plans in pools for plain in [simple_workers(q, plans, alone)]]
     return np.asarray(unique_values(np.concatenate(several, axis=1), axis=1))
 
 
-def _prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> PromptWorkers:
+def prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> PromptWorkers:
     """Those of all kinds that are legal and have room where decode workers spread their experts or not."""
     (tp, dp), base = sizes, of.question
     ep = tp * dp if spread else np.where(dp > 1, dp, 1)

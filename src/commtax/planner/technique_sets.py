@@ -13,7 +13,7 @@ from commtax.planner.ranking import LEAST
 from commtax.planner.same_layout import at_loads
 from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
-from commtax.spec import CACHE_SPLIT, SERVING_AXES, Technique
+from commtax.spec import SERVING_AXES, Technique
 from commtax.thresholds import thresholds
 from commtax.verbs.settling import Settled, replan
 from commtax.verbs.worth import Scale, TechniqueWorth
@@ -51,11 +51,12 @@ def search_with_techniques(put: Question) -> ServingPlans:
     q = grounded(_asked(put, told, ()))
     found = search_ways(q)
     plain = rank_briefly(q, found)
-    sets = tuple(dict.fromkeys([*told, *(text for i in _leading(plain) for text in _gaining_sets(plain, i))]))[: COUNT.sets]
+    gaining = dict.fromkeys(text for i in _leading(plain) for text in _gaining_sets(plain, i))
+    named = ((text, one) for text in gaining for one in text.split(","))  # which value is best hangs on the layout and its load
+    others = (text.replace(one, value) for text, one in named for value in technique(one.partition("=")[0]).at_usual_values)
+    sets = tuple(dict.fromkeys([*told, *gaining, *others]))[: COUNT.sets]
     if sets == told:
         return rank_found(q, found)
-    split = technique(CACHE_SPLIT).at_usual_values  # other layouts have more ranks to split caches over than a leading plan
-    sets = tuple(dict.fromkeys([*sets, *(text.replace(one, other) for text in sets for one in split for other in split)]))
     known = len(plain.exchanges)
     layouts = _layouts(plain, found.points) + tuple(x for text in {*told, sets[0]} for x in _layouts_with(put, text, plain))
     while True:  # again where a plan to run has a technique that adds too little there
@@ -109,7 +110,8 @@ def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
     loop = put.but(**limits, slo=(), objective="throughput", technique_sets=sets, offered=OfferedRequests(), num_prompts=math.inf)
     found = search_with_techniques(loop)
     rows = found.plans if len(found.plans) else found.near
-    able = [i for i, by in enumerate(rows.exchange) if not (way := found.exchanges[int(by)]).wide and way.asked["dcp"] == 1]
+    ways = [found.exchanges[int(by)] for by in rows.exchange]  # those of experts on many ranks are tried with two pools alone
+    able = [i for i, way in enumerate(ways) if (rows.mode[i] or not way.wide) and way.asked["dcp"] == 1]
     best = found.turned_on(rows, able[0]) if able else ()
     return put.but(**changes_of(",".join(best))) if best else put
 

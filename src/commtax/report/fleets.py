@@ -12,7 +12,7 @@ from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_lengths import COUNTED, EACH
 from commtax.planner.fleet_search import burden, recommended_place, simplest_place, sustained_tokens_per_s
 from commtax.planner.fleet_trials import Trial, longest_step, rate_of
-from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
+from commtax.planner.fleets import FleetPlans, obstacle, words
 from commtax.planner.layouts import limit_name
 from commtax.planner.reasons import AGAINST, doubt_words, role_words
 from commtax.report.documents import Record, document, facts, record
@@ -162,7 +162,7 @@ def _full_load_usd(trial: Trial) -> float:
 
 def gpu_words(trial: Trial) -> str:
     """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
-    return f"{plural(trial.gpus, 'GPU')} = {fleet_words(trial)}"
+    return f"{plural(trial.gpus, 'GPU')} = {words(trial.layout, *trial.size)}"
 
 
 def _range(trial: Trial, name: str) -> str:
@@ -174,7 +174,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
     limits = dict.fromkeys((*(name for name, _ in a.question.goal.slo), *SHOWN))
     columns = {
         "": places(range(len(rows)), a.recommended if rows is a.plans else None),
-        "plan": [fleet_words(t) for t in rows],
+        "plan": [words(t.layout, *t.size) for t in rows],
         **({"cluster": [t.layout.question.cluster.key for t in rows]} if several else {}),
     }
     for name in limits:
@@ -270,13 +270,14 @@ def statistic_key(name: str) -> str:
 
 
 def _row(trial: Trial) -> Record:
-    q, layout = trial.layout.question, trial.layout
+    q, layout, ahead = trial.layout.question, trial.layout, trial.layout.ahead
     return {
         "cluster": q.cluster.key,
         "mode": "disaggregated" if layout.apart else "together",
         **facts(q.plan, *SERVING_AXES),
         "replicas": trial.size[0],
-        **({"prefill_tp": layout.prefill_tp, "prefill_replicas": trial.size[1]} if layout.apart else {}),
+        **({"prefill_tp": ahead.tp, "prefill_dp": ahead.dp, "prefill_replicas": trial.size[1]} if ahead else {}),
+        **layout.way.told,
         **({"techniques": on} if (on := [text for _, text in techniques_on(q)]) else {}),
         **({"without_techniques": list(layout.dropped)} if layout.dropped else {}),
         "dtype": q.plan.weights_dtype or "as stored",

@@ -245,7 +245,7 @@ def describe_pools(places: Sequence[Cluster], prompts: Pool, decode: Pool, over:
     shared = describe_experts([ahead, own], over) if alike else ""
     where = [f" on {place.key}" for place in places] if len(places) > 1 else ["", ""]
     said = [
-        f"{count} x {describe_sizes(replace(plan, replicas=1))}{'' if alike else describe_experts([plan], over)}"
+        f"{count} x " * bool(count) + describe_sizes(replace(plan, replicas=1)) + ("" if alike else describe_experts([plan], over))
         for count, plan in pools
     ]
     kinds = (" for prompts", " for decoding")

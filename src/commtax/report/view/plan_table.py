@@ -15,7 +15,7 @@ from commtax.planner.layouts import limit_name
 from commtax.question import Question
 from commtax.report.documents import Record, Value
 from commtax.report.fleets import statistic_key
-from commtax.spec import SERVING_AXES, Plan
+from commtax.spec import SERVING_AXES
 
 EMIT = re.compile(r"^emit[^:]*: ")  # the command line's name for what is asked here
 Patch = Mapping[str, Value]
@@ -90,11 +90,10 @@ def fleet_rows(trials: Sequence[Trial], told: Sequence[Record], recommended: int
     made = list[Record]()
     for place, (trial, figures) in enumerate(zip(trials, told, strict=True)):
         layout = trial.layout
-        prompts = Plan(tp=layout.prefill_tp) if layout.apart else None
-        level = int(choosing.complexity_of(layout.question.plan, prompts, layout.question.cluster))
+        level = int(choosing.complexity_of(layout.question.plan, layout.ahead, layout.question.cluster))
         note, word = choosing.KINDS[level], SETUP["served"][level]
         sizes = {axis: int(getattr(layout.question.plan, axis)) for axis in SERVING_AXES} | {"rep": trial.size[0]}
-        sizes |= {"pw": trial.size[1], "ptp": layout.prefill_tp} if layout.apart else {}
+        sizes |= {"pw": trial.size[1], "ptp": int(layout.ahead.tp), "pdp": int(layout.ahead.dp)} if layout.ahead else {}
         patch = {**unusual_sizes(sizes), "ph": "decode", "c": layout.question.cluster.key}
         row = _row(figures, place, roles(place, recommended), note, word, level, patch)
         servers = fleet_servers(trial)
