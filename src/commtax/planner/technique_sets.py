@@ -54,7 +54,7 @@ def search_with_techniques(put: Question) -> ServingPlans:
     gaining = dict.fromkeys(text for i in _leading(plain) for text in _gaining_sets(plain, i))
     named = ((text, one) for text in gaining for one in text.split(","))  # which value is best hangs on the layout and its load
     others = (text.replace(one, value) for text, one in named for value in technique(one.partition("=")[0]).at_usual_values)
-    sets = tuple(dict.fromkeys([*told, *gaining, *others]))[: COUNT.sets]
+    sets = tuple(dict.fromkeys([*[*told, *gaining][: COUNT.sets], *others]))
     if sets == told:
         return rank_found(q, found)
     known = len(plain.exchanges)
