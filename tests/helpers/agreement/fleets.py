@@ -43,12 +43,12 @@ def _question(cluster: str, asked: dict[str, object], plan: dict[str, object]) -
 
 
 def _run(q: Question, whole: bool, each: int) -> RequestsInTime:
-    """Return a run of a question's fleet, or of its sample, of so many requests for each replica."""
+    """Return a run of a question's fleet, or of its sample, both as long: of so many requests for each replica."""
     sample = sample_of(q)
-    size = sample.whole if whole else sample.size
     count = each * max(sample.whole)
-    if not whole:
-        count = max(int(count * sample.share), int(each * max(size) / sample.decoded) if sample.decoded < 1 else 0)
+    if sample.decoded < 1:  # so that the workers followed decode as many
+        count = max(count, int(each * max(sample.size) / sample.decoded / sample.share))
+    count = count if whole else int(count * sample.share)
     part = settle(q if whole else sample.question).but(num_prompts=count, warmup=count // 5)
     stream = stream_of(part)
     fleet = replace(fleet_of(part, longest_of(stream)), decoded=Fraction(1) if whole else sample.decoded)
