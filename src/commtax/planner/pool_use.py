@@ -66,15 +66,16 @@ def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[s
     """Which pool of row ``i`` fills up first, where it is so full that requests queue."""
     if not rows.mode[i]:
         return
-    run = replace(answer, question=answer.question.but(max_num_seqs=admitted_sequences(answer, rows, i)))
-    use = pool_use(run.simulation(rows, i))
+    admitted = admitted_sequences(answer, rows, i)
+    use = pool_use(replace(answer, question=answer.question.but(max_num_seqs=admitted)).simulation(rows, i))
     if not use.queues:
         return
     ahead = use.prompts >= use.decoding
     most, least = max(use.prompts, use.decoding), min(use.prompts, use.decoding)
     pool, other = ("prompt", "decode") if ahead else ("decode", "prompt")
     what = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
-    said = f"the {pool} pool {what}{other} pool: {least:.0%})"
+    limit = f", the decode pool's at --max-num-seqs {admitted}" if admitted else ""  # what its servers are told to run at once
+    said = f"the {pool} pool {what}{other} pool: {least:.0%}{limit})"
     yield f"{said}; {_late_words(answer, use, float(rows.ttft_s[i]))}" if ahead else said
 
 

@@ -13,7 +13,7 @@ from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.spec import SERVING_AXES
-from commtax.units import format_figure, format_mean, format_seconds, format_spread, plural
+from commtax.units import format_figure, format_mean, format_seconds, plural
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import step_limits
@@ -190,8 +190,7 @@ def _say_asked(console: Console, s: ClosedLoop) -> None:
     r = s.requests
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
-    spread = f" (lengths {format_spread(r.spread)})" if r.spread else " (all of equal length)"
-    lengths = f"{int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{tables.longest_words(s.question)}"
+    lengths = f"{tables.lengths_words(r)}{tables.longest_words(s.question)}"
     hits = f", {hit:.0%} of each prompt found in the cache" if (hit := s.question.offered.prefix_hit_rate) else ""
     tables.say_asked(console, s.question, f"{clients}, {lengths}{hits}{finite}", gpus=_gpus(s))
 

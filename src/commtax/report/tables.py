@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from commtax.catalog.hardware import is_catalogued
 from commtax.catalog.models import bundled_model
-from commtax.question import Question
+from commtax.question import Question, Requests
 from commtax.report.drawing import Console, DrawnTable, Text, telling
 from commtax.spec import Cluster, Model, Number
 from commtax.statement import Note
-from commtax.units import format_seconds, plural
+from commtax.units import format_seconds, format_spread, plural
 from commtax.verbs.settling import describe_gpus
 
 TableCells = tuple[list[str], list[list[str | Text]]]  # names of columns, and rows of cells
@@ -189,6 +189,12 @@ def length_words(q: Question) -> str:
     """Mean lengths of prompts and outputs, what of a prompt is found in the cache, and the longest request where that is said."""
     cached = f" ({hit:.0%} of them cached)" if (hit := q.offered.prefix_hit_rate) else ""
     return f"{q.requests.input_len:,} tokens in{cached}, {q.requests.output_len:,} out{longest_words(q)}"
+
+
+def lengths_words(of: Requests) -> str:
+    """``1,024 tokens in and 128 out (lengths ±50%)``."""
+    spread = f"lengths {format_spread(of.spread)}" if of.spread else "all of equal length"
+    return f"{int(of.input_len):,} tokens in and {int(of.output_len):,} out ({spread})"
 
 
 def longest_words(q: Question) -> str:

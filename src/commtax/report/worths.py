@@ -53,7 +53,8 @@ def _basis(w: Worth) -> str:
     keep = f"who keep{'s' * (q.requests.concurrency == 1)} {tables.batch_words(q)} running"
     if r.running < q.batch:
         keep = f"of whose requests {r.running:,.0f} run at once in each replica"
-    return f"Gains are for whole requests: {clients}, {keep}, {_lengths(w)}; what a step alone gains is beside them."
+    lengths = tables.lengths_words(q.requests)
+    return f"Gains are for whole requests: {clients}, {keep}, {lengths}; what a step alone gains is beside them."
 
 
 def _lacking(w: Worth) -> str:
@@ -71,7 +72,7 @@ def _now(w: Worth) -> str:
     on, room = ", ".join(text for _, text in techniques_on(w.question)), f"room for {w.kv_tokens:,} KV tokens"
     now = f"now, with {on}" if on else "without the techniques below"
     if not w.of_step:
-        return f"{now}: {_load(w)}, {_lengths(w)}: {_times_text(w)}; {room}"
+        return f"{now}: {_load(w)}, {tables.lengths_words(w.question.requests)}: {_times_text(w)}; {room}"
     step = f"step {format_seconds(w.bill.step_s)}, {_rate(float(w.bill.tokens_per_s), w)}"
     return f"{now}: {_times_text(w)}; {room}; {tables.served_step(w.question)}: {step}"
 
@@ -124,11 +125,6 @@ def _left_out_name(row: TechniqueWorth) -> str:
 def _load(w: Worth) -> str:
     rate = w.question.offered.request_rate
     return f"{rate:g} requests/s" if rate else plural(int(w.question.requests.concurrency), "client")
-
-
-def _lengths(w: Worth) -> str:
-    each = w.question.requests
-    return f"{each.input_len:,.0f} tokens in, {each.output_len:,.0f} out"
 
 
 def _times_text(w: Worth) -> str:
