@@ -137,7 +137,7 @@ def test_one_output_token_has_no_time_between_tokens_in_any_view():
 def test_worth_says_what_short_outputs_and_full_caches_hide():
     asked = ("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", 8, "--batch", 16, "--context", "128k")
     told = run_here(*asked).stdout
-    hint = next(line for line in told.splitlines() if line.startswith("Decoding is "))
+    hint = next(line for line in told.splitlines() if " comes after its first token: " in line)
     assert re.search(r"\d\d% of .* longer outputs \(--output-len, now 128\) change the gains; .*dcp=4 \+\d\d%", hint)
     assert "16 requests of a replica at once instead of 5" in told
     rows = {row["technique"]: row for row in json.loads(run_here(*asked, "--json").stdout)["weighed"]}

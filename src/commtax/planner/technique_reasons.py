@@ -97,7 +97,8 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
     alike = best_load(plain, plain.recommended, changes_of(text))
     total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(own)}"
     if not len(alike):
-        yield f"{total}, which cannot be had with {text} within the limits{_assumed(answer.question, text)}"
+        limits = " within the limits" if answer.question.goal.times else ""
+        yield f"{total}: with {text} that layout has no plan{limits}{_assumed(answer.question, text)}"
         return
     part = _worth(plain, alike) / _worth(plain, own)
     gain = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"

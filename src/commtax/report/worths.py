@@ -162,7 +162,7 @@ def _prompt_words(w: Worth) -> Iterator[str]:
     rows = [x for x in w.here if w.of_step and x.advice in (gains.MEASURE, gains.NO_GAIN) and gains.is_worth_telling(x.step_gain)]
     alone = [f"{row.own} {_percent(row.step_gain)}" for row in sorted(rows, key=lambda x: -x.step_gain)[:TOLD]]
     steps = f"; on a decode step alone: {', '.join(alone)}" if alone else ""
-    yield f"Decoding is {share:.0%} of a request's time, the rest is prompts and waiting: {longer}{steps}."
+    yield f"Only {share:.0%} of a request's time comes after its first token: {longer}{steps}."
 
 
 def _dropped_words(w: Worth) -> Iterator[str]:
