@@ -65,10 +65,10 @@ def best_changes(
     known = table("judgement/engine_limits.toml")
     kept, now, least = dict[str, float](), worth({}), 1 + known["gain"]
     for name, values in tried.items():
-        found, most = dict[float, float](), inf  # most: what the milder value is worth, for each of its room
+        had, found, most = room(kept), dict[float, float](), inf  # most: what the milder value is worth, for each of its room
         for value in values:
             size = room(kept | {name: value})
-            if size > least * room(kept) and most * size > least * now:
+            if size > least * had and most * size > least * now:
                 found[value] = worth(kept | {name: value})
                 most = found[value] / size
         if found and (best := max(found.values())) > now * least:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -52,7 +53,7 @@ ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: notes are kept
 class ClosedLoop(Answer):
     """Means of a closed loop. TPOT = (E2E - TTFT) / (O - 1); TTFT counts from sending to the first token.
 
@@ -70,9 +71,14 @@ class ClosedLoop(Answer):
     served: ClosedLoopMeans
     bills: tuple[Bill, Bill]  # of a decode step and of one with prompts, line by line
     apart: Disaggregation | None = None
-    notes: tuple[Note, ...] = ()
     publisher: str = ""  # who measured the run that it is compared with: ranges are narrower where others of theirs were seen
     learnt: Mapping[str, LearntRest] = field(default_factory=dict)  # by metric, where a profile's runs tell it
+    said: tuple[Note, ...] | None = None  # all its notes; None: its own, which are made for those who read them
+
+    @cached_property
+    def notes(self) -> tuple[Note, ...]:
+        """What a reader should know."""
+        return tuple(_notes(self)) if self.said is None else self.said
 
     @property
     def state_tokens(self) -> Number:
@@ -237,13 +243,11 @@ def serve(asked: Settled) -> ClosedLoop:
 
 
 def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
-    """With the rows of a decode step, and what a reader should know."""
+    """With the rows of a decode step."""
     work = replace(decode_workload(np.ceil(fullest_batch(seqs, asked.plan.pp)), load), rows_per_seq=load.rows)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = ClosedLoop(asked, seqs, rows, *parts)
-    if asked.profile and asked.profile.lessons:
-        answer = _as_learnt(answer)
-    return replace(answer, notes=tuple(_notes(answer)))
+    return _as_learnt(answer) if asked.profile and asked.profile.lessons else answer
 
 
 def _as_learnt(answer: ClosedLoop) -> ClosedLoop:

@@ -319,10 +319,8 @@ def largest_max_num_seqs(judged: Fit) -> int:
 
 def longest_request(failed: Fit) -> int:
     """The longest request whose blocks are there; 0 if not even a short one."""
-    asked, size = failed.question, failed.question.limits.block_size
-    lengths = range(1, asked.limits.max_model_len + 1)
-    most = bisect_left(lengths, True, key=lambda length: not judge(asked.vary(max_model_len=length)).holds_one)
-    return most // size * size
+    limits = failed.question.limits
+    return min(failed.longest_request, limits.max_model_len) // limits.block_size * limits.block_size
 
 
 def reported_kv_tokens(asked: Settled) -> int:
