@@ -19,8 +19,9 @@ from commtax.cost.forms.form import DAMPED, RATES, SECONDS
 from commtax.cost.seconds_split import terms
 from commtax.files import table
 from commtax.spec import KernelHabits
+from commtax.verbs.billing import labels
 from commtax.verbs.settling import terms_of
-from commtax.verbs.why import every_why, labels, line_number, why
+from commtax.verbs.why import every_why, line_number, why
 from each import each
 from tables import tables
 

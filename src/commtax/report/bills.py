@@ -15,13 +15,12 @@ from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text, telling
 from commtax.report.worths import worth_row
 from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_tokens, plural
-from commtax.verbs.billing import StepBill, by_cost
+from commtax.verbs.billing import StepBill, by_cost, labels
 from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep
 from commtax.verbs.layer import layer_segments
-from commtax.verbs.why import labels
 
 if TYPE_CHECKING:
     from commtax.results.judged_collectives import JudgedTests, JudgedTime

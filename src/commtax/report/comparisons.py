@@ -269,8 +269,7 @@ def fastest_words(compared: PlanTable) -> str:
 
 def _show_served(console: Console, compared: PlanTable) -> None:
     """Whole requests: who serves most, and a line for each plan and load."""
-    q = compared.served[0].question.requests
-    most = f"Most tokens/s of whole requests of {lengths_words(q)}"
+    most = f"Most tokens/s of whole requests of {lengths_words(compared.served[0].question)}"
     say(console, _winners(compared, compared.served, most, "at concurrency {}"), ANSWER)
     rows: list[tuple[str | Text, ...]] = []
     for row in compared.served:

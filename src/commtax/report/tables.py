@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from commtax.catalog.hardware import is_catalogued
 from commtax.catalog.models import bundled_model
-from commtax.question import Question, Requests
+from commtax.question import Question
 from commtax.report.drawing import Console, DrawnTable, Text, telling
 from commtax.spec import Cluster, Model, Number
 from commtax.statement import Note
@@ -191,10 +191,11 @@ def length_words(q: Question) -> str:
     return f"{q.requests.input_len:,} tokens in{cached}, {q.requests.output_len:,} out{longest_words(q)}"
 
 
-def lengths_words(of: Requests) -> str:
+def lengths_words(q: Question) -> str:
     """``1,024 tokens in and 128 out (lengths ±50%)``."""
-    spread = f"lengths {format_spread(of.spread)}" if of.spread else "all of equal length"
-    return f"{int(of.input_len):,} tokens in and {int(of.output_len):,} out ({spread})"
+    each = q.requests
+    spread = f"lengths {format_spread(each.spread)}" if each.spread else "all of equal length"
+    return f"{int(each.input_len):,} tokens in and {int(each.output_len):,} out ({spread}){longest_words(q)}"
 
 
 def longest_words(q: Question) -> str:

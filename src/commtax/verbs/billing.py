@@ -182,6 +182,18 @@ def by_cost(b: StepBill) -> list[Line]:
     return sorted(b.items, key=lambda x: -float(x.exposed_s))
 
 
+def labels(b: StepBill) -> list[str]:
+    """What each line is called, the costliest first; those that are alike have a number behind."""
+    names = [_label(x) for x in by_cost(b)]
+    return [name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)]
+
+
+def _label(x: Line) -> str:
+    if x.kind == "comm":
+        return f"{x.item.axis} {x.item.what} {x.item.op}"
+    return f"{x.item.what} (recomputed)" if x.item.stage == "recompute" else x.item.what
+
+
 def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptions]) -> StepBill:
     """Price one prefill, decode or mixed step, line by line.
 

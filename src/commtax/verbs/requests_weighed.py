@@ -13,7 +13,6 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.cost.fused_reduce import most_fused_tokens
-from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.gains import ALIKE
 from commtax.ledger import Bill
 from commtax.question import STEP_AXES, Question
@@ -81,8 +80,7 @@ def requests_served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
     rate, single = float(loop.tokens_per_s), q.requests.output_len == 1
     held = q.requests.input_len + q.requests.output_len / 2  # of those that decode: who waits for its prompt holds none
     running = min(float(loop.running), max(1.0, float(loop.kv_tokens // held)))
-    notes = tuple(note for note in loop.notes if note.code in LEFT_OUT)
-    times = RequestTimes(float(loop.ttft_s), np.nan if single else float(loop.tpot_s), rate, running, rate, notes=notes)
+    times = RequestTimes(float(loop.ttft_s), np.nan if single else float(loop.tpot_s), rate, running, rate)
     return times, loop.bills[1:] if single else loop.bills
 
 

@@ -30,7 +30,7 @@ from commtax.records import dataclass
 from commtax.spec import Fabric, KernelHabits, Path, TrainingHabits
 from commtax.statement import Refusal
 from commtax.verbs import why_parts
-from commtax.verbs.billing import StepBill, by_cost
+from commtax.verbs.billing import StepBill, by_cost, labels
 from commtax.verbs.settling import terms_of
 from commtax.verbs.why_parts import Effect, Explanation, Floor, LikelyRange, PricedBy, TimePart, engine_effect, factor_effects
 
@@ -84,18 +84,6 @@ class Why(Answer):
     def explained_s(self) -> float:
         """What the parts add up to: the line's exposed seconds."""
         return self.times * sum(part.seconds for part in self.explanation.parts) - self.hidden_s
-
-
-def labels(b: StepBill) -> list[str]:
-    """What each line is called, the costliest first; those that are alike have a number behind."""
-    names = [_label(x) for x in by_cost(b)]
-    return [name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)]
-
-
-def _label(x: Line) -> str:
-    if x.kind == "comm":
-        return f"{x.item.axis} {x.item.what} {x.item.op}"
-    return f"{x.item.what} (recomputed)" if x.item.stage == "recompute" else x.item.what
 
 
 def line_number(names: Sequence[str], wanted: str) -> int:

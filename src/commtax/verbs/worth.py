@@ -22,6 +22,7 @@ from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
 from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, technique, techniques, techniques_on
+from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.gains import REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
@@ -31,6 +32,7 @@ from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs import requests_weighed
 from commtax.verbs.billing import StepBill, price
+from commtax.verbs.closed_loop import serve
 from commtax.verbs.collective_rules import check_spread
 from commtax.verbs.costly_settings import FullServer, SettingWorth, weigh_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
@@ -183,8 +185,10 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
     on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
-    q, room, times = weigh.question.but(**shown), weigh.fit.kv_tokens, weigh.requests
-    assert times
+    q, room = weigh.question.but(**shown), weigh.fit.kv_tokens
+    assert weigh.requests
+    told = () if q.offered.request_rate else (note for note in serve(weigh.question).notes if note.code in LEFT_OUT)
+    times = replace(weigh.requests, notes=tuple(told))
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     settings = weigh_settings(weigh.question, weigh.figures)
