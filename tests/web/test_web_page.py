@@ -246,6 +246,7 @@ def test_copying_a_command(visit: Callable[..., Any], address: str) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     commands = page.evaluate("fetch('api/view?' + location.search.slice(1)).then(r => r.json()).then(v => v.commands)")
     for button, line in zip(page.locator(".copy").all(), (commands["commtax"], commands["launch"], commands["nccl"]), strict=True):
+        page.bring_to_front()  # a browser lets the page in front alone write to the clipboard
         button.click()
         until(page, "document.getElementById('said').textContent === 'Copied.'")
         assert page.evaluate("navigator.clipboard.readText()") == line
