@@ -99,7 +99,7 @@ def test_adapters_and_prefixes_are_told_at_once():
         words = ("simulate", "llama-3.2-1b", "--cluster", "1xh100-sxm", *load, "--prefix-cache", "60%", "--output-len", 16)
         told = run_here(*words).stdout
         assert "Cached prefixes: +" in "\n".join(told.splitlines()[:4])
-        assert "60% of each prompt" in " ".join(told.split())
+        assert "tokens in (60% of them cached), 16" in " ".join(told.split())
     assert "--prefix-cache 60%" in run_here("worth", "llama-3.1-8b", "--cluster", "1xh100-sxm", "--shared-prefix", 9).stderr
 
 

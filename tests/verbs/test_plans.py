@@ -177,7 +177,7 @@ def test_whole_requests_are_the_first_answer_where_clients_are_given():
     said = " ".join(run(*words, "--batches", "8,256").stdout.split())
     assert "--concurrency 8,256 also compares whole requests" in said
     whole = run(*words, "--concurrency", "8,256").stdout
-    assert " ".join(whole.split()).startswith("Most tokens/s of whole requests of 1,024 tokens in and 128 out (lengths ±50%): ")
+    assert " ".join(whole.split()).startswith("Most tokens/s of whole requests of 1,024 tokens in, 128 out (lengths ±50%): ")
     assert "2xtp4 at concurrency 256" in " ".join(whole.split("plan ")[0].split())
     for wrong in (("--output-len", "64"), ("--concurrency", "0"), ("--phase", "prefill", "--concurrency", "8")):
         assert run(*words, *wrong).returncode == 2

@@ -170,7 +170,7 @@ def test_the_command_says_what_to_set_and_json_holds_every_row():
     assert "mtp=3 (+47%, TTFT 135 ms -> 199 ms), if drafts are accepted as often as with deepseek-r1." in said
     assert "Worth it only once the KV cache is full: fp8-kv (-2.3% here, +14% then), dcp=2 (-8.1% here, +8.4% then)." in said
     clients = "32 clients, who keep batch 32 per replica running"
-    assert f"Gains are for whole requests: {clients}, 1,024 tokens in and 128 out (lengths ±50%)" in said
+    assert f"Gains are for whole requests: {clients}, 1,024 tokens in, 128 out (lengths ±50%)" in said
     assert "not in vLLM: sbo (SGLang)" in told.stdout
     assert "overlap" not in told.stdout, "each reason only for those who ask for details"
     document = json.loads(run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32", "--json").stdout)

@@ -74,7 +74,7 @@ def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[s
     most, least = max(use.prompts, use.decoding), min(use.prompts, use.decoding)
     pool, other = ("prompt", "decode") if ahead else ("decode", "prompt")
     what = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
-    limit = f", the decode pool's at --max-num-seqs {admitted}" if admitted else ""  # what its servers are told to run at once
+    limit = f"; each decode rank runs at most {admitted} requests, --max-num-seqs" if admitted else ""
     said = f"the {pool} pool {what}{other} pool: {least:.0%}{limit})"
     yield f"{said}; {_late_words(answer, use, float(rows.ttft_s[i]))}" if ahead else said
 

@@ -190,8 +190,7 @@ def _say_asked(console: Console, s: ClosedLoop) -> None:
     r = s.requests
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
-    hits = f", {hit:.0%} of each prompt found in the cache" if (hit := s.question.offered.prefix_hit_rate) else ""
-    tables.say_asked(console, s.question, f"{clients}, {tables.lengths_words(s.question)}{hits}{finite}", gpus=_gpus(s))
+    tables.say_asked(console, s.question, f"{clients}, {tables.length_words(s.question, True)}{finite}", gpus=_gpus(s))
 
 
 def _gpus(s: ClosedLoop) -> str:

@@ -11,7 +11,7 @@ from commtax.report import plots
 from commtax.report.documents import Record, facts
 from commtax.report.drawing import Console, Text, telling
 from commtax.report.plots import no_formula, picture, style
-from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, lengths_words, model_words, notes, say, show_table
+from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, length_words, model_words, notes, say, show_table
 from commtax.spec import PARALLEL, SIZES, TAXES
 from commtax.units import format_rate, format_seconds, listed, plural
 from commtax.verbs.billing import StepBill
@@ -269,7 +269,7 @@ def fastest_words(compared: PlanTable) -> str:
 
 def _show_served(console: Console, compared: PlanTable) -> None:
     """Whole requests: who serves most, and a line for each plan and load."""
-    most = f"Most tokens/s of whole requests of {lengths_words(compared.served[0].question)}"
+    most = f"Most tokens/s of whole requests of {length_words(compared.served[0].question, True)}"
     say(console, _winners(compared, compared.served, most, "at concurrency {}"), ANSWER)
     rows: list[tuple[str | Text, ...]] = []
     for row in compared.served:

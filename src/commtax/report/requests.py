@@ -12,7 +12,7 @@ from commtax.judgement.overload import load_words
 from commtax.report.closed_loop import LITTLE, fixed_time_notes, host_times, saved_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
-from commtax.report.tables import ANSWER, OWN_LIMITS, longest_words, notes, say, say_asked, say_own_limits, show_table
+from commtax.report.tables import ANSWER, OWN_LIMITS, cached_words, longest_words, notes, say, say_asked, say_own_limits, show_table
 from commtax.spec.stream import Lengths
 from commtax.statement import MEANS, Note
 from commtax.units import format_figure, format_seconds, format_spread, plural
@@ -108,8 +108,7 @@ def _lengths(o: RequestsInTime) -> str:
         return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out on average"
     means = ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
     prompt, answer = (_length(own, int(mean), float(q.requests.spread)) for own, mean in means)
-    hits = f", {hit:.0%} of each prompt found in the cache" if (hit := q.offered.prefix_hit_rate) else ""
-    return f"{prompt} tokens in and {answer} out{longest_words(q)}{hits}"
+    return f"{prompt} tokens in{cached_words(q)}, {answer} out{longest_words(q)}"
 
 
 def _length(own: Lengths | None, mean: int, spread: float) -> str:

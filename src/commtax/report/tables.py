@@ -185,17 +185,16 @@ def batch_words(q: Question) -> str:
     return f"{each} ({ranks * servers} replicas{which}: {q.batch * ranks * servers:,.0f} sequences in all)"
 
 
-def length_words(q: Question) -> str:
-    """Mean lengths of prompts and outputs, what of a prompt is found in the cache, and the longest request where that is said."""
-    cached = f" ({hit:.0%} of them cached)" if (hit := q.offered.prefix_hit_rate) else ""
-    return f"{q.requests.input_len:,} tokens in{cached}, {q.requests.output_len:,} out{longest_words(q)}"
+def length_words(q: Question, spread: bool = False) -> str:
+    """Mean lengths of prompts and outputs, how far they ``spread`` where nothing else says it, and the longest request."""
+    by = f"lengths {format_spread(q.requests.spread)}" if q.requests.spread else "all of equal length"
+    varied = f" ({by})" if spread else ""
+    return f"{int(q.requests.input_len):,} tokens in{cached_words(q)}, {int(q.requests.output_len):,} out{varied}{longest_words(q)}"
 
 
-def lengths_words(q: Question) -> str:
-    """``1,024 tokens in and 128 out (lengths ±50%)``."""
-    each = q.requests
-    spread = f"lengths {format_spread(each.spread)}" if each.spread else "all of equal length"
-    return f"{int(each.input_len):,} tokens in and {int(each.output_len):,} out ({spread}){longest_words(q)}"
+def cached_words(q: Question) -> str:
+    """What of a prompt is found in the cache, where anything is."""
+    return f" ({hit:.0%} of them cached)" if (hit := q.offered.prefix_hit_rate) else ""
 
 
 def longest_words(q: Question) -> str:

@@ -53,7 +53,7 @@ def _basis(w: Worth) -> str:
     keep = f"who keep{'s' * (q.requests.concurrency == 1)} {tables.batch_words(q)} running"
     if r.running < q.batch:
         keep = f"of whose requests {r.running:,.0f} run at once in each replica"
-    return f"Gains are for whole requests: {clients}, {keep}, {tables.lengths_words(q)}; a step's own gain is beside."
+    return f"Gains are for whole requests: {clients}, {keep}, {tables.length_words(q, True)}; 'step alone' is a step's gain."
 
 
 def _lacking(w: Worth) -> str:
@@ -71,7 +71,7 @@ def _now(w: Worth) -> str:
     on, room = ", ".join(text for _, text in techniques_on(w.question)), f"room for {w.kv_tokens:,} KV tokens"
     now = f"now, with {on}" if on else "without the techniques below"
     if not w.of_step:
-        return f"{now}: {_load(w)}, {tables.lengths_words(w.question)}: {_times_text(w)}; {room}"
+        return f"{now}: {_load(w)}, {tables.length_words(w.question, True)}: {_times_text(w)}; {room}"
     step = f"step {format_seconds(w.bill.step_s)}, {_rate(float(w.bill.tokens_per_s), w)}"
     return f"{now}: {_times_text(w)}; {room}; {tables.served_step(w.question)}: {step}"
 

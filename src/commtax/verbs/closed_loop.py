@@ -73,12 +73,12 @@ class ClosedLoop(Answer):
     apart: Disaggregation | None = None
     publisher: str = ""  # who measured the run that it is compared with: ranges are narrower where others of theirs were seen
     learnt: Mapping[str, LearntRest] = field(default_factory=dict)  # by metric, where a profile's runs tell it
-    said: tuple[Note, ...] | None = None  # all its notes; None: its own, which are made for those who read them
+    given_notes: tuple[Note, ...] | None = None  # None: its own, which are made when they are read
 
     @cached_property
     def notes(self) -> tuple[Note, ...]:
         """What a reader should know."""
-        return tuple(_notes(self)) if self.said is None else self.said
+        return tuple(_notes(self)) if self.given_notes is None else self.given_notes
 
     @property
     def state_tokens(self) -> Number:
