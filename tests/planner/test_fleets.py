@@ -17,6 +17,7 @@ import brute_fleets
 import commtax
 from cli_run import run_here
 from commtax.planner.columns import Rejected
+from commtax.planner.deploying import fleet_servers
 from commtax.planner.fleet_search import burden
 from commtax.planner.fleet_sizes import first_pair, largest_size
 from commtax.planner.fleet_trials import (
@@ -453,3 +454,10 @@ def test_a_process_that_may_have_no_children_works_alone():
     process.start()
     assert answers.get(timeout=60) == [(0, 1), (1, 2)]
     process.join()
+
+
+def test_servers_take_the_longest_request_that_was_asked_for():
+    """None of 120 drawn requests has more than 1,536 tokens, and up to 1,560 were asked for: the others would be refused."""
+    load = {"request_rate": 8.0, "num_prompts": 120, "input_len": 1024, "output_len": 16}
+    found = plan_fleet("gemma-3-27b", "4xh200-sxm", slo={"p95_ttft": 0.5, "p99_itl": 0.3}, processes=1, **load)
+    assert fleet_servers(found.plans[found.recommended]).question.limits.max_model_len == 1792

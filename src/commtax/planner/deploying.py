@@ -34,6 +34,8 @@ def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
 
 
 def fleet_servers(trial: Trial) -> PlannedServers:
-    """A fleet, with room for the longest of the requests that it was simulated with."""
+    """A fleet, with room for the longest request that was asked for, drawn or not."""
     q = trial.layout.question
-    return PlannedServers(startable(q.but(max_model_len=length_to_start_with(q, longest_of(all_requests(q))))), *trial.size)
+    stated = float((1 + q.requests.spread) * q.requests.tokens) if q.offered.trace is None else 0.0
+    longest = max(longest_of(all_requests(q)), stated)
+    return PlannedServers(startable(q.but(max_model_len=length_to_start_with(q, longest))), *trial.size)
