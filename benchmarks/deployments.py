@@ -21,9 +21,9 @@ import numpy as np
 from fit_serving import ARRAYS, HOST, METRICS, Group, Pool, engine_at, file_of, folds, groups, levels
 
 from commtax import catalog
-from commtax.calibrate.measurements import MeasuredRun
 from commtax.catalog.posterior import deployment_of
 from commtax.catalog.transfer import Setting
+from commtax.runs.calibrate.measurements import MeasuredRun
 from commtax.spec import Deployment, Engine
 from commtax.verbs.closed_loop import simulate
 from commtax_lab.published.rows import publisher

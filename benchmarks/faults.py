@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 import fault_traces
 import plain_traces
-from commtax.traces.accounts import TracedJob
-from commtax.traces.blame import blame
-from commtax.traces.profilers import kineto
+from commtax.runs.traces.accounts import TracedJob
+from commtax.runs.traces.blame import blame
+from commtax.runs.traces.profilers import kineto
 
 
 def blamed(made):

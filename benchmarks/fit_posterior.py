@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from deployments import JUDGED, METRICS, Measured, deployments
 
-from commtax.calibrate.learning import doubt
 from commtax.catalog.posterior import LAYOUT, LEVELS, Beliefs, LoadPoint, Posterior, Smooth
 from commtax.ledger import Z80
+from commtax.runs.calibrate.learning import doubt
 from commtax.spec import RunLesson
 
 torch.set_default_dtype(torch.float64)

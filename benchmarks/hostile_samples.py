@@ -152,8 +152,8 @@ def _tables(folder: Path) -> None:
 def _profiles(folder: Path) -> None:
     """What ``commtax calibrate`` makes of the files above."""
     from commtax import catalog
-    from commtax.calibrate import calibrate
     from commtax.catalog.profile_files import write_profile
+    from commtax.runs.calibrate import calibrate
     from commtax.spec import Deployment, RunLesson
 
     cluster = catalog.cluster("8xh100-sxm")

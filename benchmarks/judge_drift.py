@@ -21,9 +21,9 @@ from deployments import JUDGED, METRICS, Measured, _asked
 from fit_posterior import Rows, lessons_of, read
 from judge_posterior import group, left_out
 
-from commtax.calibrate.drift import PARTS, DriftCheck, judge
-from commtax.calibrate.learning import doubt
 from commtax.catalog.posterior import Beliefs
+from commtax.runs.calibrate.drift import PARTS, DriftCheck, judge
+from commtax.runs.calibrate.learning import doubt
 from commtax.spec import Engine, RunLesson
 
 KIND = "publisher"

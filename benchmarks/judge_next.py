@@ -21,11 +21,11 @@ from deployments import JUDGED, KINDS, METRICS, Measured
 from fit_posterior import Rows, lessons_of, read
 from judge_posterior import believe, group, left_out, predict, taught
 
-from commtax.calibrate.advising import best_runs
-from commtax.calibrate.learning import doubt
 from commtax.catalog.posterior import Beliefs
 from commtax.judgement.confidence import Estimate
 from commtax.ledger import Z80
+from commtax.runs.calibrate.advising import best_runs
+from commtax.runs.calibrate.learning import doubt
 from commtax.spec import Profile
 from commtax.verbs.foresight import Foresight
 

@@ -21,10 +21,10 @@ from fit_posterior import fit, read, widened
 from fit_serving import ARRAYS
 
 from commtax import catalog
-from commtax.calibrate.learning import learn
 from commtax.catalog import posterior
 from commtax.catalog.posterior import Beliefs
 from commtax.ledger import Z80
+from commtax.runs.calibrate.learning import learn
 from commtax.spec import Profile
 from commtax.verbs.closed_loop import simulate
 

@@ -35,14 +35,14 @@ import hostile_files
 from mutated_seeds import Seed, seeds
 from rich.console import Console
 
-from commtax.audit import audit_read
-from commtax.audit.anonymising import write_anonymous
-from commtax.audit.read_files import ReadFiles, read_all
-from commtax.evidence.finding import Audit, Claim
-from commtax.report import audit_differences, audit_words, auditing
-from commtax.report.audit_page import audit_page, difference_page
+from commtax.runs.audit import audit_read
+from commtax.runs.audit.anonymising import write_anonymous
+from commtax.runs.audit.read_files import ReadFiles, read_all
+from commtax.runs.evidence.finding import Audit, Claim
+from commtax.runs.report import audit_differences, audit_words, auditing
+from commtax.runs.report.audit_page import audit_page, difference_page
+from commtax.runs.traces.run_differences import difference
 from commtax.statement import Refusal
-from commtax.traces.run_differences import difference
 from commtax.verbs.settling import resolve_question
 
 LONG_S = 20

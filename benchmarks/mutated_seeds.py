@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from commtax.audit import formats
 from commtax.files import open_stream
+from commtax.runs.audit import formats
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS / "helpers"))

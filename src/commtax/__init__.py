@@ -10,18 +10,23 @@ tpot_s=0.03)`` and ``commtax.compare(...)`` are the verbs;
 
 from __future__ import annotations
 
+from importlib import import_module
+
+from commtax.answer import register
+from commtax.homes import HOMES, fetch
+
 TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
     from commtax import napkin
-    from commtax.audit.claimed_run import audit_run
-    from commtax.evidence.finding import Audit
     from commtax.options import keywords
     from commtax.planner import plan, plan_training
     from commtax.planner.columns import ServingPlans, TrainPlans
     from commtax.planner.fleets import FleetPlans, plan_fleet
     from commtax.planner.several_clusters import SeveralPlans, plan_several
+    from commtax.runs.audit.claimed_run import audit_run
+    from commtax.runs.evidence.finding import Audit
     from commtax.sim.pipeline import PipelineRun
     from commtax.verbs.billing import StepBill, Traffic, bill, traffic, train_bill
     from commtax.verbs.closed_loop import ClosedLoop, simulate
@@ -37,40 +42,15 @@ if TYPE_CHECKING:
     from commtax.verbs.worth import Worth, worth
 
 __version__ = "0.1.0"
-_HOMES = {
-    "options": ("keywords",),
-    "planner": ("plan", "plan_training"),
-    "planner.columns": ("ServingPlans", "TrainPlans"),
-    "planner.fleets": ("FleetPlans", "plan_fleet"),
-    "planner.several_clusters": ("SeveralPlans", "plan_several"),
-    "sim.pipeline": ("PipelineRun",),
-    "verbs.billing": ("StepBill", "Traffic", "bill", "traffic", "train_bill"),
-    "verbs.pipelining": ("pipeline",),
-    "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
-    "verbs.expecting": ("Expectation", "expect"),
-    "verbs.fit_advice": ("fit",),
-    "verbs.fitting": ("Fit",),
-    "verbs.train_fitting": ("TrainFit", "train_fit"),
-    "verbs.timed_serving": ("serve",),
-    "verbs.requests": ("RequestsInTime",),
-    "verbs.closed_loop": ("ClosedLoop", "simulate"),
-    "verbs.why": ("Why", "why"),
-    "verbs.worth": ("Worth", "worth"),
-    "evidence.finding": ("Audit",),
-    "audit.claimed_run": ("audit_run",),
-}
-__all__ = ["napkin", *(name for names in _HOMES.values() for name in names)]
+__all__ = ["napkin", *(name for names in HOMES.values() for name in names)]
+register(lambda: import_module("commtax.report.answers"), {"Audit": lambda: import_module("commtax.runs.report.answers").manner()})
 
 
 def __getattr__(name: str) -> Any:
-    """Names are fetched when they are asked for: importing the package is quick, and an interrupt finds nothing half done."""
-    from importlib import import_module
-
     if name == "napkin":
         return import_module("commtax.napkin")
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"commtax.{home}"), name)
+    if name in __all__:
+        return fetch(name)
     hint = "; commtax.audit_run audits the files of a run" if name == "audit" else ""
     raise AttributeError(f"module 'commtax' has no attribute {name!r}{hint}")
 

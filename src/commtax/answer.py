@@ -1,15 +1,14 @@
 """What every answer can do beside having figures: show itself, and be handed on to tables, pictures and files.
 
-How an answer is told is known above, in ``report.answers``, which is fetched when somebody asks: whoever only wants figures
-imports nothing of it.
+``report.answers``, far above, knows how; the package registers it here, and it is fetched when somebody looks. Whoever only wants
+figures imports nothing of it.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-
 TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from types import ModuleType
     from typing import Any
 
@@ -17,8 +16,18 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def _teller() -> ModuleType:
-    return import_module("commtax.report.answers")
+manners: dict[str, Callable[[], object]] = {}
+"""How kinds of answers from wings above ``report`` are shown, by the names of their classes."""
+
+
+def register(teller: Callable[[], ModuleType], more: Mapping[str, Callable[[], object]]) -> None:
+    """Say who shows answers, and how those are shown that ``report`` does not know."""
+    global _teller
+    _teller = teller
+    manners.update(more)
+
+
+_teller: Callable[[], ModuleType]
 
 
 class Answer:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from commtax.homes import HOMES, fetch
 from commtax.records import dataclass
 from commtax.shipped_tables import table
 from commtax.statement import Refusal
@@ -135,10 +136,7 @@ def _right_keyword(function: str, name: str) -> tuple[list[str], str]:
 
 def _functions() -> Mapping[str, Callable[..., object]]:
     """The public functions by name, asked for only where something has to be refused."""
-    from importlib import import_module
-
-    package = import_module("commtax")
-    return {name: getattr(package, name) for name in package.__all__ if name.islower() and callable(getattr(package, name))}
+    return {name: fetch(name) for names in HOMES.values() for name in names if name.islower()}
 
 
 def keywords(function: str) -> dict[str, str]:

@@ -46,6 +46,14 @@ def table(path: str) -> dict[str, Any]:
     return made
 
 
+def room_table(module: str, name: str) -> Any:
+    """Return what a module has in the table of that name that its room, the nearest folder above it with one, keeps."""
+    *rooms, own = module.removeprefix("commtax.").split(".")
+    while rooms and not os.path.exists(os.path.join(PACKAGE, *rooms, name)):
+        rooms.pop()
+    return table("/".join([*rooms, name]))[own]
+
+
 @lru_cache(maxsize=1)
 def _shelf() -> Shelf:
     """All that is kept, from the first place that has any."""

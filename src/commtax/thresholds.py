@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Generic, TypeVar
 
-from commtax.files import table
+from commtax.shipped_tables import room_table
 
 Number = TypeVar("Number", int, float)
 
@@ -23,8 +23,7 @@ class Thresholds(Generic[Number]):
 
 @cache
 def _module_rows(module: str) -> Mapping[str, Mapping[str, object]]:
-    room, *_, name = module.removeprefix("commtax.").split(".")
-    rows: Mapping[str, Mapping[str, object]] = table(f"{room}/thresholds.toml")[name]
+    rows: Mapping[str, Mapping[str, object]] = room_table(module, "thresholds.toml")
     return rows
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_run import run_here
-from commtax.audit.anonymising import anonymous, write_anonymous
+from commtax.runs.audit.anonymising import anonymous, write_anonymous
+from commtax.runs.traces.profilers import kineto
 from commtax.thresholds import counts
-from commtax.traces.profilers import kineto
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED
 from tables import tables
@@ -37,8 +37,8 @@ def read_again(made):
 
 def chosen(trace, fewest=None):
     fewest = len(trace.steps) if fewest is None else fewest
-    first = max(0, (fewest - counts("audit.anonymising").most_steps) // 2)
-    return trace.steps[first : first + min(fewest, counts("audit.anonymising").most_steps)]
+    first = max(0, (fewest - counts("runs.audit.anonymising").most_steps) // 2)
+    return trace.steps[first : first + min(fewest, counts("runs.audit.anonymising").most_steps)]
 
 
 def spent(trace, steps):

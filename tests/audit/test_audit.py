@@ -11,19 +11,19 @@ import commtax
 from audited import by_item, made_steps, question
 from cli_run import run_here
 from commtax import catalog
-from commtax.audit import audit, formats
-from commtax.audit.claimed_run import UNSAID, audit_run, logged_run
-from commtax.audit.read_files import ReadFiles
-from commtax.calibrate import read_runs
-from commtax.evidence.finding import Claim
-from commtax.logs.engine_logs import vllm_log
-from commtax.logs.startup import StartupLog
-from commtax.logs.startup_audit import audit_log
-from commtax.report.audit_words import summary
-from commtax.results import bench
-from commtax.results.bench_audit import audit_bench, floor_s
-from commtax.traces.profilers import kineto
-from commtax.traces.trace_audit import audit_traces
+from commtax.runs.audit import audit, formats
+from commtax.runs.audit.claimed_run import UNSAID, audit_run, logged_run
+from commtax.runs.audit.read_files import ReadFiles
+from commtax.runs.calibrate import read_runs
+from commtax.runs.evidence.finding import Claim
+from commtax.runs.logs.engine_logs import vllm_log
+from commtax.runs.logs.startup import StartupLog
+from commtax.runs.logs.startup_audit import audit_log
+from commtax.runs.report.audit_words import summary
+from commtax.runs.results import bench
+from commtax.runs.results.bench_audit import audit_bench, floor_s
+from commtax.runs.traces.profilers import kineto
+from commtax.runs.traces.trace_audit import audit_traces
 from commtax.units import format_seconds
 from commtax.verbs import billing
 from commtax.verbs.settling import resolve_question

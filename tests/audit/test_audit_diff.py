@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from audited import LATE, line, section
 from cli_run import run_here, shown_here
-from commtax.evidence.finding import Audit, CollectiveRow, Finding, KernelRow, Section
-from commtax.report.audit_differences import difference_document, sentence, show_difference, summary
-from commtax.report.audit_page import difference_page
+from commtax.runs.evidence.finding import Audit, CollectiveRow, Finding, KernelRow, Section
+from commtax.runs.report.audit_differences import difference_document, sentence, show_difference, summary
+from commtax.runs.report.audit_page import difference_page
+from commtax.runs.traces.run_differences import FigureChange, difference
 from commtax.statement import Note
-from commtax.traces.run_differences import FigureChange, difference
 from paths import FIXTURES
 from start_logs import start_log
 

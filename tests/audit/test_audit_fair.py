@@ -7,17 +7,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
-from commtax.audit import audit
-from commtax.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim, missing_sentence
-from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
-from commtax.logs.startup_audit import audit_log
-from commtax.machines import matrices, smi_query
-from commtax.machines.topology_audit import audit_topology
-from commtax.report.audit_words import headline
-from commtax.results import collective_tests
-from commtax.results.bench_audit import audit_bench
-from commtax.results.bench_record import BenchmarkRun
-from commtax.results.expected_figures import BenchmarkLoad, load_of, predict_figures
+from commtax.runs.audit import audit
+from commtax.runs.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim, missing_sentence
+from commtax.runs.logs.engine_logs import sglang_log, trtllm_log, vllm_log
+from commtax.runs.logs.startup_audit import audit_log
+from commtax.runs.machines import matrices, smi_query
+from commtax.runs.machines.topology_audit import audit_topology
+from commtax.runs.report.audit_words import headline
+from commtax.runs.results import collective_tests
+from commtax.runs.results.bench_audit import audit_bench
+from commtax.runs.results.bench_record import BenchmarkRun
+from commtax.runs.results.expected_figures import BenchmarkLoad, load_of, predict_figures
 from commtax.verbs.fitting import holds
 from commtax.verbs.settling import resolve_question
 

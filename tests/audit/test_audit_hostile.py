@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import audit, formats
-from commtax.evidence import prefixes
-from commtax.evidence.finding import Finding, Section
-from commtax.evidence.wordings import lines_with, split_lines
-from commtax.logs import training_log
-from commtax.report.auditing import tables
-from commtax.results import nccl_tests
+from commtax.runs.audit import audit, formats
+from commtax.runs.evidence import prefixes
+from commtax.runs.evidence.finding import Finding, Section
+from commtax.runs.logs import training_log
+from commtax.runs.report.auditing import tables
+from commtax.runs.results import nccl_tests
 from commtax.statement import Refusal
+from commtax.wordings import lines_with, split_lines
 from made_nsys import Export
 
 ROW = "  1048576  262144  float  sum  -1  25.41  41.26  72.21  0  25.2  41.6  72.8  0\n"

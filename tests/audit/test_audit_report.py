@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 import browser
 from audited import LATE, line, section
 from cli_run import run_here, shown_here
-from commtax.evidence.finding import AGREE, Audit, Cause, Claim, Finding, Section, StepRow
-from commtax.report.audit_page import MOST_SHOWN, audit_page, chart, thin_intervals
-from commtax.report.audit_words import audit_document, headline
-from commtax.report.auditing import bar, show_audit
+from commtax.runs.evidence.finding import AGREE, Audit, Cause, Claim, Finding, Section, StepRow
+from commtax.runs.report.audit_page import MOST_SHOWN, audit_page, chart, thin_intervals
+from commtax.runs.report.audit_words import audit_document, headline
+from commtax.runs.report.auditing import bar, show_audit
+from commtax.runs.traces.predicted_timeline import predicted_step, priced_step
+from commtax.runs.traces.repetition import WHOLE
+from commtax.runs.traces.trace import KINDS
+from commtax.runs.traces.typical_step import length_s, mean_middle_half, typical_of_ranks
 from commtax.statement import Note
 from commtax.timeline import Timeline
-from commtax.traces.predicted_timeline import predicted_step, priced_step
-from commtax.traces.repetition import WHOLE
-from commtax.traces.trace import KINDS
-from commtax.traces.typical_step import length_s, mean_middle_half, typical_of_ranks
 from commtax.verbs.settling import resolve_question
 from commtax.web.assets import offline
 from each import each

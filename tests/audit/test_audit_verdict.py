@@ -10,16 +10,16 @@ from hypothesis import strategies as some
 
 from cli_run import run_here
 from commtax import catalog
-from commtax.audit import audit
-from commtax.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Claim, Finding, Section, missing_sentence
-from commtax.evidence.identity import other_chip, other_model
-from commtax.logs.engine_logs import vllm_log
-from commtax.logs.startup_audit import audit_log
-from commtax.report.audit_words import headline
-from commtax.results import bench
-from commtax.results.bench_audit import audit_bench
-from commtax.results.bench_record import BenchmarkRun
-from commtax.results.expected_figures import BenchmarkLoad, predict_figures
+from commtax.runs.audit import audit
+from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Claim, Finding, Section, missing_sentence
+from commtax.runs.evidence.identity import other_chip, other_model
+from commtax.runs.logs.engine_logs import vllm_log
+from commtax.runs.logs.startup_audit import audit_log
+from commtax.runs.report.audit_words import headline
+from commtax.runs.results import bench
+from commtax.runs.results.bench_audit import audit_bench
+from commtax.runs.results.bench_record import BenchmarkRun
+from commtax.runs.results.expected_figures import BenchmarkLoad, predict_figures
 from commtax.verbs.settling import resolve_question
 from each import each
 from paths import FIXTURES

@@ -9,13 +9,13 @@ import pytest
 
 from cli_run import run_here
 from commtax.catalog import config
-from commtax.evidence import prefixes
+from commtax.launch import topology
 from commtax.launch.read_command import parse as parse_launch
-from commtax.logs.engine_logs import vllm_log
-from commtax.machines import topology
-from commtax.results import bench, nccl_tests
-from commtax.traces import trace
-from commtax.traces.profilers import kineto
+from commtax.runs.evidence import prefixes
+from commtax.runs.logs.engine_logs import vllm_log
+from commtax.runs.results import bench, nccl_tests
+from commtax.runs.traces import trace
+from commtax.runs.traces.profilers import kineto
 from each import each
 from tables import tables
 

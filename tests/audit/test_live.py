@@ -20,24 +20,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from cli_run import run_here
-from commtax.audit import scraping
-from commtax.cli.server_metrics import ServerWatch
-from commtax.evidence.finding import Claim
-from commtax.report.predicted_band import FAMILIES, exposition
-from commtax.report.server_dashboard import DashboardLine, dashboard
-from commtax.report.server_words import answer_sentence, load_sentence, next_lines, state_of
-from commtax.results.exposition import LookAtServer, read_exposition
-from commtax.results.live import LooksAtServer, audit_server
+from commtax.runs.audit import scraping
+from commtax.runs.doors.exporter import MetricsExporter
+from commtax.runs.doors.server_metrics import ServerWatch
+from commtax.runs.evidence.finding import Claim
+from commtax.runs.report.predicted_band import FAMILIES, exposition
+from commtax.runs.report.server_dashboard import DashboardLine, dashboard
+from commtax.runs.report.server_words import answer_sentence, load_sentence, next_lines, state_of
+from commtax.runs.results.exposition import LookAtServer, read_exposition
+from commtax.runs.results.live import LooksAtServer, audit_server
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
-from commtax.web.exporter import MetricsExporter
 from forked import ForkedProgram
 from metrics_pages import RECORDED_APART_S, ShownPage, SimulatedServer, recorded, shown
 from paths import FIXTURES, ROOT
 
 DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 TINY = FIXTURES / "tiny-llama"
-GRAFANA = ROOT / "src" / "commtax" / "report" / "grafana_dashboard.json"
+GRAFANA = ROOT / "src" / "commtax" / "runs" / "report" / "grafana_dashboard.json"
 H100 = ("llama-3.1-8b", "2xh100-sxm")
 
 

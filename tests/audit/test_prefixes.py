@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import formats
-from commtax.calibrate import calibrate
-from commtax.evidence import prefixes
-from commtax.results import nccl_tests
+from commtax.runs.audit import formats
+from commtax.runs.calibrate import calibrate
+from commtax.runs.evidence import prefixes
+from commtax.runs.results import nccl_tests
 from made_nccl import SIZES, TRUE, noisy, output, written
 from tables import tables
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.calibrate import calibrate, learning, robust_fit
 from commtax.catalog import profile as overlay
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose
-from commtax.results import nccl_tests
+from commtax.runs.calibrate import calibrate, learning, robust_fit
+from commtax.runs.results import nccl_tests
 from commtax.spec import Algorithm
 from commtax.spec import Path as Route
 from made_nccl import SIZES, TRUE, noisy, output, seconds, written

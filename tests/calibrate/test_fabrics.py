@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.calibrate import calibrate
 from commtax.catalog import profile as overlay
 from commtax.cost.measured_curves import sigma_over
+from commtax.runs.calibrate import calibrate
 from commtax.spec import NetworkCurve
 from commtax.statement import Refusal
 from made_nccl import output, written

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.calibrate.learning import learn
-from commtax.calibrate.measurements import MeasuredRun
 from commtax.catalog.posterior import LoadPoint, Posterior, beliefs
+from commtax.runs.calibrate.learning import learn
+from commtax.runs.calibrate.measurements import MeasuredRun
 from commtax.spec import Profile
 
 CLUSTER = catalog.cluster("8xh100-sxm")

@@ -13,12 +13,12 @@ from hypothesis import strategies as some
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.calibrate import calibrate
-from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs
-from commtax.calibrate.measurement_files import read_all
-from commtax.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch, from_result, joined
 from commtax.launch.launch_options import read_pasted
-from commtax.results import bench
+from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.benchmark_runs import LabelledResult, measured_runs
+from commtax.runs.calibrate.measurement_files import read_all
+from commtax.runs.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch, from_result, joined
+from commtax.runs.results import bench
 from commtax.statement import Refusal
 from made_nccl import TRUE, noisy, output
 from paths import FIXTURES

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.calibrate import calibrate, read_runs
-from commtax.calibrate.drift import check_drift
-from commtax.calibrate.learning import learn, price_step
-from commtax.calibrate.measurements import MeasuredRun, MeasuredStep
 from commtax.catalog.posterior import Posterior
 from commtax.catalog.profile_files import parse, profile_text
+from commtax.runs.calibrate import calibrate, read_runs
+from commtax.runs.calibrate.drift import check_drift
+from commtax.runs.calibrate.learning import learn, price_step
+from commtax.runs.calibrate.measurements import MeasuredRun, MeasuredStep
+from commtax.runs.traces.work_kinds import work_of
 from commtax.spec import KERNEL_PACES, STEP_PARTS, Profile, Workload
 from commtax.statement import Refusal
-from commtax.traces.work_kinds import work_of
 from each import each
 from made_traces import decode_graphs, write
 from paths import FIXTURES, SHARED

@@ -161,7 +161,7 @@ def test_a_fault_of_ours_is_one_line_and_debug_shows_where(monkeypatch):
         def fail(*_, fault=fault, **__):
             raise fault
 
-        monkeypatch.setattr("commtax.cli.expect.expect", fail)
+        monkeypatch.setattr("commtax.runs.doors.expect.expect", fail)
         words = ("expect", "all-reduce", "-c", "8xh100-sxm")
         done = run_here(*words)
         assert done.returncode == 70

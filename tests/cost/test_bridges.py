@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.calibrate import calibrate
 from commtax.catalog import profile as overlay
 from commtax.catalog.fabric import OPS
 from commtax.cost.placement import span
-from commtax.machines.topology import Topology, place
+from commtax.launch.topology import Topology, place
 from commtax.planner import plan
 from commtax.report.view.state import state_of as controls
+from commtax.runs.calibrate import calibrate
 from commtax.spec import Path, Plan, Profile
 from commtax.verbs.disaggregation import Disaggregation, wire_of
 from commtax.verbs.settling import ask, fabric_of

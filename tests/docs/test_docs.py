@@ -15,8 +15,8 @@ import pytest
 import commtax
 import metrics_pages
 from cli_run import run_here
-from commtax.calibrate import calibrate
 from commtax.catalog.profile import load
+from commtax.runs.calibrate import calibrate
 from each import each
 from page_pictures import kept_text
 from paths import BENCHMARKS, ROOT

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from commtax.evidence.finding import Claim, CollectiveRow, Culprit, KernelRow, Section, StepRow
+from commtax.runs.evidence.finding import Claim, CollectiveRow, Culprit, KernelRow, Section, StepRow
+from commtax.runs.traces.trace import KINDS
 from commtax.timeline import Timeline
-from commtax.traces.trace import KINDS
 from commtax.verbs.settling import resolve_question
 
 DECODE = "execute_context_0(0)_generation_8(8)"

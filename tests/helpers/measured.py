@@ -3,8 +3,8 @@
 import numpy as np
 
 from commtax import catalog
-from commtax.calibrate.learning import learn
-from commtax.calibrate.measurements import MeasuredRun
+from commtax.runs.calibrate.learning import learn
+from commtax.runs.calibrate.measurements import MeasuredRun
 from commtax.spec import Profile
 from commtax.verbs.closed_loop import simulate
 

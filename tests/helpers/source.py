@@ -23,8 +23,12 @@ def place(path):
 
 
 def unit(path):
-    """The package or module of the top level that a file belongs to."""
-    return path.relative_to(SOURCE).with_suffix("").parts[0]
+    """The package or module of the top level that a file belongs to; of the wing of runs the room in it."""
+    return unit_of(path.relative_to(SOURCE).with_suffix("").parts)
+
+
+def unit_of(parts):
+    return ".".join(parts[: 2 if parts[0] == "runs" and parts[1:] != ("__init__",) else 1])
 
 
 def module_name(path):

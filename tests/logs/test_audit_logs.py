@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.audit import audit, formats
-from commtax.evidence.finding import Claim
-from commtax.logs import nccl_log
-from commtax.logs.engine_logs import sglang_log, trtllm_log, vllm_log
-from commtax.logs.nccl_audit import audit_nccl
-from commtax.logs.nccl_log import Route
-from commtax.logs.startup_audit import audit_log
-from commtax.logs.startup_facts import logged_options, typical_load
+from commtax.runs.audit import audit, formats
+from commtax.runs.evidence.finding import Claim
+from commtax.runs.logs import nccl_log
+from commtax.runs.logs.engine_logs import sglang_log, trtllm_log, vllm_log
+from commtax.runs.logs.nccl_audit import audit_nccl
+from commtax.runs.logs.nccl_log import Route
+from commtax.runs.logs.startup_audit import audit_log
+from commtax.runs.logs.startup_facts import logged_options, typical_load
 from commtax.verbs.settling import resolve_question
 from paths import FIXTURES
 from tables import tables

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.evidence.finding import Claim
-from commtax.logs.engine_logs import trtllm_log, vllm_log
-from commtax.logs.startup_audit import audit_log
+from commtax.runs.evidence.finding import Claim
+from commtax.runs.logs.engine_logs import trtllm_log, vllm_log
+from commtax.runs.logs.startup_audit import audit_log
 from commtax.thresholds import levels
 from commtax.verbs.fitting import holds
 from commtax.verbs.settling import resolve_question
@@ -78,7 +78,7 @@ def test_the_verdict_is_of_the_missing_bytes_whatever_is_left(model, missing):
     left = commtax.fit(model, "h100-sxm", tp=1, max_model_len=1024).kv_bytes + missing * GIB
     line = f"Available KV cache memory: {left / GIB:.4f} GiB"
     whole = asked.question.cluster.chip.visible_bytes
-    near = abs(missing) * GIB <= levels("logs.startup_audit").left_tolerance * whole
+    near = abs(missing) * GIB <= levels("runs.logs.startup_audit").left_tolerance * whole
     assert findings(asked, version, line)["KV memory left"].verdict == ("agree" if near else "disagree")
     without = findings(asked, line)["KV memory left"]
     assert (without.verdict == "agree") == near

@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_run import run_here
-from commtax.audit import audit, formats
 from commtax.cost.inventory import num_params
-from commtax.evidence import prefixes
-from commtax.evidence.finding import Claim
-from commtax.logs import training_log
-from commtax.logs.taxes import taxes
-from commtax.logs.training_audit import audit_training, pace
-from commtax.logs.training_log import TrainedStep
-from commtax.logs.training_plan import logged_plan
-from commtax.machines import smi
-from commtax.machines.smi_audit import audit_links, audit_monitor
-from commtax.report.audit_words import headline
-from commtax.results import collective_tests
-from commtax.results.collective_audit import audit_collectives
+from commtax.runs.audit import audit, formats
+from commtax.runs.evidence import prefixes
+from commtax.runs.evidence.finding import Claim
+from commtax.runs.logs import training_log
+from commtax.runs.logs.taxes import taxes
+from commtax.runs.logs.training_audit import audit_training, pace
+from commtax.runs.logs.training_log import TrainedStep
+from commtax.runs.logs.training_plan import logged_plan
+from commtax.runs.machines import smi
+from commtax.runs.machines.smi_audit import audit_links, audit_monitor
+from commtax.runs.report.audit_words import headline
+from commtax.runs.results import collective_tests
+from commtax.runs.results.collective_audit import audit_collectives
 from commtax.statement import Refusal
 from commtax.verbs.billing import price
 from commtax.verbs.settling import resolve_question, settle

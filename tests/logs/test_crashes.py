@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.audit import audit
-from commtax.logs import crashes
-from commtax.logs.engine_logs import vllm_log
+from commtax.runs.audit import audit
+from commtax.runs.logs import crashes
+from commtax.runs.logs.engine_logs import vllm_log
 from tables import tables
 
 DATA = tables(__file__)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import audit, formats
-from commtax.logs import flight, safe_pickle
-from commtax.logs.flight_audit import audit_flight
+from commtax.runs.audit import audit, formats
+from commtax.runs.logs import flight, safe_pickle
+from commtax.runs.logs.flight_audit import audit_flight
 from commtax.statement import Refusal
 from paths import FIXTURES
 

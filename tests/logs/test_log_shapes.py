@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.audit import audit, audit_read, formats
-from commtax.audit.read_files import ReadFiles
-from commtax.logs import crashes, flight_text, llamacpp_log, nccl_log
-from commtax.logs.engine_logs import sglang_log, vllm_log
-from commtax.logs.nccl_audit import causes as nccl_causes
-from commtax.logs.startup import Moment
-from commtax.logs.startup_audit import audit_log
-from commtax.report.audit_words import headline
+from commtax.runs.audit import audit, audit_read, formats
+from commtax.runs.audit.read_files import ReadFiles
+from commtax.runs.logs import crashes, flight_text, llamacpp_log, nccl_log
+from commtax.runs.logs.engine_logs import sglang_log, vllm_log
+from commtax.runs.logs.nccl_audit import causes as nccl_causes
+from commtax.runs.logs.startup import Moment
+from commtax.runs.logs.startup_audit import audit_log
+from commtax.runs.report.audit_words import headline
 from each import each
 from tables import tables
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from commtax.logs.engine_logs import tgi_log, vllm_log
-from commtax.logs.startup import Rank, StartupLog
-from commtax.logs.startup_audit import audit_log
+from commtax.runs.logs.engine_logs import tgi_log, vllm_log
+from commtax.runs.logs.startup import Rank, StartupLog
+from commtax.runs.logs.startup_audit import audit_log
 from each import each
 from paths import FIXTURES
 from tables import tables

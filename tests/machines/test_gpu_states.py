@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.audit import audit, formats
-from commtax.evidence.finding import Claim
-from commtax.machines import matrices, smi_query
-from commtax.machines.state_audit import audit_states
-from commtax.machines.topology_audit import audit_topology
+from commtax.runs.audit import audit, formats
+from commtax.runs.evidence.finding import Claim
+from commtax.runs.machines import matrices, smi_query
+from commtax.runs.machines.state_audit import audit_states
+from commtax.runs.machines.topology_audit import audit_topology
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
 from each import each

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.machines.topology import describe, nvlink_of, parse, pcie_of, place
+from commtax.launch.topology import describe, nvlink_of, parse, pcie_of, place
 from each import each
 from paths import FIXTURES
 from tables import tables

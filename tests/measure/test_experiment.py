@@ -13,7 +13,7 @@ import live_models
 from cli_run import run_here
 from commtax import catalog
 from commtax.cli import main
-from commtax.traces.profilers import kineto
+from commtax.runs.traces.profilers import kineto
 from commtax_lab.measure.arch import arch
 from commtax_lab.measure.comm import RankGroup
 from commtax_lab.measure.engine import LiveEngine

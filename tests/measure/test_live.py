@@ -17,13 +17,13 @@ import torch
 import live_models
 from cli_run import run_here
 from commtax import catalog
-from commtax.audit import audit
 from commtax.catalog import physics
 from commtax.cli import main
 from commtax.cost.compute import step_kernels
 from commtax.cost.forms.products import gemm
 from commtax.question import workload
-from commtax.results.nccl_tests import parse
+from commtax.runs.audit import audit
+from commtax.runs.results.nccl_tests import parse
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill

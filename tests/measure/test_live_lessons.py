@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import live_models
 from cli_run import run_here
-from commtax.calibrate import calibrate
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import write_profile
+from commtax.runs.calibrate import calibrate
 from commtax.spec import Profile
 from commtax.spec.constants import Path
 from commtax.statement import Refusal

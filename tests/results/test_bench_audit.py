@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from cli_run import run_here
-from commtax.evidence.finding import Claim
-from commtax.results import bench
-from commtax.results.bench_audit import audit_bench
-from commtax.results.bench_record import BenchmarkRun
-from commtax.results.expected_figures import BenchmarkLoad, Figure, load_of, predict_figures
+from commtax.runs.evidence.finding import Claim
+from commtax.runs.results import bench
+from commtax.runs.results.bench_audit import audit_bench
+from commtax.runs.results.bench_record import BenchmarkRun
+from commtax.runs.results.expected_figures import BenchmarkLoad, Figure, load_of, predict_figures
 from commtax.verbs.settling import resolve_question
 from each import each
 from paths import FIXTURES, SHARED

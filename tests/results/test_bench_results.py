@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from commtax.audit import formats
-from commtax.results import bench, prometheus
-from commtax.results.bench import read_damaged
+from commtax.runs.audit import formats
+from commtax.runs.results import bench, prometheus
+from commtax.runs.results.bench import read_damaged
 from commtax.statement import Refusal
 from each import each
 from paths import FIXTURES

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from cli_run import run_here
-from commtax.audit import audit
-from commtax.report.audit_words import headline
-from commtax.results import collective_tests, nccl_tests
+from commtax.runs.audit import audit
+from commtax.runs.report.audit_words import headline
+from commtax.runs.results import collective_tests, nccl_tests
 from paths import ROOT
 
 HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20\n"

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from commtax.audit import formats
-from commtax.results import bench, commands
-from commtax.results.bench_audit import audit_bench
-from commtax.results.labels import meaning
+from commtax.runs.audit import formats
+from commtax.runs.results import bench, commands
+from commtax.runs.results.bench_audit import audit_bench
+from commtax.runs.results.labels import meaning
 from commtax.statement import Refusal
 from tables import tables
 

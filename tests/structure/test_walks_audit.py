@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from commtax.audit import audit
-from commtax.evidence.finding import Claim
-from commtax.traces.profilers import kineto_events  # noqa: F401  imported late, and no part of the walk
+from commtax.runs.audit import audit
+from commtax.runs.evidence.finding import Claim
+from commtax.runs.traces.profilers import kineto_events  # noqa: F401  imported late, and no part of the walk
 from commtax.verbs.settling import resolve_question
 from paths import FIXTURES
 from paths import SOURCE as SOURCE_FOLDER

@@ -11,15 +11,15 @@ import pytest
 
 import commtax
 from cli_run import run_here
-from commtax.audit import audit
 from commtax.cost.kernel import Kernel
-from commtax.evidence.finding import Cause, Claim, Culprit
 from commtax.ledger import Item
+from commtax.runs.audit import audit
+from commtax.runs.evidence.finding import Cause, Claim, Culprit
+from commtax.runs.traces.profilers import kineto
+from commtax.runs.traces.series import Suspect
+from commtax.runs.traces.trace_audit import audit_traces
 from commtax.spec import Path
 from commtax.statement import Note, Source
-from commtax.traces.profilers import kineto
-from commtax.traces.series import Suspect
-from commtax.traces.trace_audit import audit_traces
 from commtax.verbs.layer import layer_of
 from commtax.verbs.settling import resolve_question
 from fault_traces import case

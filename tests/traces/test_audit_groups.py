@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from commtax.traces.accounts import TracedJob
-from commtax.traces.causes import microbatches
-from commtax.traces.clocks import coinciding_offset
-from commtax.traces.profilers import kineto
-from commtax.traces.trace_audit import audit_traces
+from commtax.runs.traces.accounts import TracedJob
+from commtax.runs.traces.causes import microbatches
+from commtax.runs.traces.clocks import coinciding_offset
+from commtax.runs.traces.profilers import kineto
+from commtax.runs.traces.trace_audit import audit_traces
 from fault_traces import NCCL
 from made_traces import document, event, kernel, launch
 

@@ -11,11 +11,11 @@ from audited import by_item, made_steps, question
 from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import recognise
+from commtax.runs.traces.profilers import kineto
+from commtax.runs.traces.profilers.kineto_facts import facts_of
+from commtax.runs.traces.trace import KINDS, main_span, usage
+from commtax.runs.traces.trace_audit import audit_traces
 from commtax.timeline import Timeline
-from commtax.traces.profilers import kineto
-from commtax.traces.profilers.kineto_facts import facts_of
-from commtax.traces.trace import KINDS, main_span, usage
-from commtax.traces.trace_audit import audit_traces
 from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import SHARED

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import run_here
-from commtax.audit import audit, formats
+from commtax.runs.audit import audit, formats
+from commtax.runs.traces.profilers import chrome
 from commtax.timeline import Timeline
-from commtax.traces.profilers import chrome
 
 KINDS = ("compute", "comm", "copy", "F", "decode")
 SLICE = st.tuples(st.integers(0, 2), st.integers(0, 10**7), st.integers(0, 10**5), st.integers(0, 4))

@@ -6,7 +6,7 @@ from time import perf_counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.evidence.collective_names import algorithm_of, kernel_op, operator_op
+from commtax.runs.evidence.collective_names import algorithm_of, kernel_op, operator_op
 from each import each
 from paths import FIXTURES
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import run_here
-from commtax.audit import formats
-from commtax.audit.read_files import read_all
-from commtax.traces.profilers import nccl_ranges, nsys
+from commtax.runs.audit import formats
+from commtax.runs.audit.read_files import read_all
+from commtax.runs.traces.profilers import nccl_ranges, nsys
 from made_nsys import NEW, OLD, PID, Export, counted, payload
 from made_traces import clashes, exposed, per_step
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import run_here
-from commtax.audit import audit, formats
-from commtax.audit.read_files import read_all
+from commtax.runs.audit import audit, formats
+from commtax.runs.audit.read_files import read_all
 from made_traces import clashes, per_step
 from paths import FIXTURES
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.audit import formats, parallel_reading, read_files
 from commtax.cli import progress
 from commtax.files import open_stream
+from commtax.runs.audit import formats, parallel_reading, read_files
+from commtax.runs.traces.profilers import chrome, kineto
+from commtax.runs.traces.trace import distinct
 from commtax.timeline import merge_spans
-from commtax.traces.profilers import chrome, kineto
-from commtax.traces.trace import distinct
 from each import each
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from paths import FIXTURES, SHARED

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.evidence.collective_names import call_op, kernel_op
+from commtax.runs.evidence.collective_names import call_op, kernel_op
+from commtax.runs.traces.meeting import meet
+from commtax.runs.traces.profilers import kineto
+from commtax.runs.traces.trace import graph_steps
 from commtax.timeline import Timeline
-from commtax.traces.meeting import meet
-from commtax.traces.profilers import kineto
-from commtax.traces.trace import graph_steps
 from each import each
 from made_traces import clashes, decode_graphs, document, event, exposed, kernel, launch, per_step, write
 from paths import FIXTURES, SHARED

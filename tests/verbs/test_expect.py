@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
-from commtax.results.nccl_tests import parse
+from commtax.runs.results.nccl_tests import parse
 from each import each
 from paths import ROOT
 from tables import tables

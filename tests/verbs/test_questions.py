@@ -5,8 +5,8 @@ import pytest
 import commtax
 from commtax import catalog
 from commtax.launch.read_command import parse
-from commtax.machines.topology import parse as read_topology
-from commtax.machines.topology import place
+from commtax.launch.topology import parse as read_topology
+from commtax.launch.topology import place
 from commtax.verbs.comparing import compare_plans
 from paths import ROOT
 

@@ -14,7 +14,7 @@ import commtax
 from cli_run import run_here
 from commtax.question import PARTS
 from commtax.report.requests import outcome_document
-from commtax.results import bench
+from commtax.runs.results import bench
 from commtax.sim import arrivals
 from commtax.sim.serving import figures
 from commtax.sim.streams import draw_lengths

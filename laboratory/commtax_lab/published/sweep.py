@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from commtax import catalog
-from commtax.calibrate.measurements import SHAPES, SweepRow, kernel
+from commtax.runs.calibrate.measurements import SHAPES, SweepRow, kernel
 from commtax_lab.published.rows import PublishedFigure, Row, RowQuestion, even_hash
 
 ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax_lab.study.steps

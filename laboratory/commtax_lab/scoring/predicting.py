@@ -7,12 +7,12 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import Array
-from commtax.calibrate.measurements import SweepRow
 from commtax.cost.collectives import choose, ring_factor
 from commtax.cost.collectives import price as collective_price
 from commtax.cost.placement import Span
 from commtax.cost.pricing import MEASURED, inference_bill, launched_s, spread_of
 from commtax.ledger import Bill
+from commtax.runs.calibrate.measurements import SweepRow
 from commtax.spec import Fabric, Number, Path
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill, price, train_bill

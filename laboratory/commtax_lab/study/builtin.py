@@ -9,8 +9,8 @@ from statistics import median
 
 import torch
 
-from commtax.results.bench_record import BenchmarkRun
-from commtax.traces.profilers import kineto
+from commtax.runs.results.bench_record import BenchmarkRun
+from commtax.runs.traces.profilers import kineto
 from commtax_lab.measure import launch, machine
 from commtax_lab.measure.engine import LiveEngine
 from commtax_lab.measure.generate import MeasuredJob, RunOfAllRanks, gather_results, generate, prompts, turns

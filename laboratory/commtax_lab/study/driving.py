@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from commtax.results.bench_record import METRICS, BenchmarkRun
+from commtax.runs.results.bench_record import METRICS, BenchmarkRun
+from commtax.runs.traces.meeting import meet
+from commtax.runs.traces.trace import Trace
 from commtax.spec import Model
-from commtax.traces.meeting import meet
-from commtax.traces.trace import Trace
 from commtax_lab.measure.launch import LOST_S
 from commtax_lab.study.recipe import StudyRun
 from commtax_lab.study.study_documents import AllReduces, Check, RunRecord

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from commtax.cost.collectives import ring_factor
-from commtax.evidence.finding import Claim
-from commtax.results.bench_audit import floor_s
+from commtax.runs.evidence.finding import Claim
+from commtax.runs.results.bench_audit import floor_s
 from commtax.spec import Model
 from commtax.thresholds import thresholds
 from commtax.units import format_bytes, format_rate, format_seconds
@@ -17,7 +17,7 @@ from commtax_lab.study import study_documents
 from commtax_lab.study.driving import ALL_REDUCE
 from commtax_lab.study.recipe import SPREAD, StudyRun
 
-COUNT, LEVEL = thresholds("results.bench_audit")
+COUNT, LEVEL = thresholds("runs.results.bench_audit")
 
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
 NEAR = 0.97  # of the ideal gain, or of no gain: nearer than this is the same

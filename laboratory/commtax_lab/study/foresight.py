@@ -5,10 +5,10 @@ from statistics import median
 from typing import cast
 
 from commtax import catalog
-from commtax.calibrate.learning import Learnt, learn
-from commtax.calibrate.measurements import MeasuredRun
-from commtax.calibrate.repeats import join_repeats, question_of
 from commtax.catalog import profile as overlay
+from commtax.runs.calibrate.learning import Learnt, learn
+from commtax.runs.calibrate.measurements import MeasuredRun
+from commtax.runs.calibrate.repeats import join_repeats, question_of
 from commtax.spec import Profile
 from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.keywords import SimulateOptions

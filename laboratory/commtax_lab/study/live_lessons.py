@@ -6,12 +6,12 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
-from commtax.calibrate.benchmark_runs import LabelledResult, measured_runs
-from commtax.calibrate.measurements import MeasuredRun
-from commtax.calibrate.said_deployments import SaidDeployment
 from commtax.catalog import profile as overlay
-from commtax.results import bench
-from commtax.results.bench_record import BenchmarkRun
+from commtax.runs.calibrate.benchmark_runs import LabelledResult, measured_runs
+from commtax.runs.calibrate.measurements import MeasuredRun
+from commtax.runs.calibrate.said_deployments import SaidDeployment
+from commtax.runs.results import bench
+from commtax.runs.results.bench_record import BenchmarkRun
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.units import plural

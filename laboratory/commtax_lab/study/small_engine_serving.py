@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commtax.results.bench_record import BenchmarkRun
+from commtax.runs.results.bench_record import BenchmarkRun
 from commtax_lab.measure.arch import Arch
 from commtax_lab.measure.comm import RankGroup
 from commtax_lab.measure.engine import Blocks, LiveEngine

@@ -21,10 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from commtax import catalog, files
-from commtax.logs.engine_logs import vllm_log
-from commtax.results import bench
-from commtax.results.bench_record import BenchmarkRun
-from commtax.traces.profilers import kineto
+from commtax.runs.logs.engine_logs import vllm_log
+from commtax.runs.results import bench
+from commtax.runs.results.bench_record import BenchmarkRun
+from commtax.runs.traces.profilers import kineto
 from commtax_lab import lab_table
 from commtax_lab.measure import launch, machine
 from commtax_lab.study import vllm_setup

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from commtax import catalog
-from commtax.calibrate.said_deployments import SaidDeployment
+from commtax.runs.calibrate.said_deployments import SaidDeployment
 from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.study.driving import StudyOrder

@@ -13,6 +13,7 @@ import click
 from commtax import __version__
 from commtax.cli.help import HelpContext, helps, write_overview, write_start
 from commtax.cli.signs import READABLE
+from commtax.shipped_tables import table
 from commtax.spelling import escape_controls, normalise
 from commtax.statement import Refusal
 
@@ -21,11 +22,8 @@ if TYPE_CHECKING:
 
 BAD_INPUT, FAULT = 2, 70
 LONGEST = 1_000  # signs of an error's line
-VERBS = (
-    *("audit", "bill", "calibrate", "catalog", "compare", "completion", "diff", "expect", "fit"),
-    *("pipeline", "plan", "profile", "simulate", "web", "worth"),
-)
-"""Each verb is a file of its name, with its command in it."""
+VERBS: dict[str, str] = table("cli/commands.toml")
+"""Each verb and its module, with its command in it."""
 LABORATORY = ("claims", "catalog constants", "measure", "validate")
 """Commands of the laboratory, which is a package of its own."""
 
@@ -40,7 +38,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in VERBS and cmd_name not in self.commands:
-            self.add_command(getattr(import_module(f"commtax.cli.{cmd_name}"), f"{cmd_name}_command"), cmd_name)
+            self.add_command(getattr(import_module(f"commtax.{VERBS[cmd_name]}"), f"{cmd_name}_command"), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -22,7 +22,7 @@ from commtax.verbs.settling import AUTO_EP
 
 if TYPE_CHECKING:
     from commtax.launch.launch_record import Launch, Servers
-    from commtax.machines.topology import PlacedCluster
+    from commtax.launch.topology import PlacedCluster
 
 
 LOOKED_AT = "looked-at"
@@ -202,7 +202,7 @@ def apply_topology(given: GivenOptions, remarks: list[str]) -> str:
 
 def placement_by_topology(file: str, cluster: Cluster, remarks: list[str]) -> Callable[[Plan], PlacedCluster]:
     """Where a topology lets plans lie, by their sizes: on the GPUs that suit each best."""
-    from commtax.machines import topology
+    from commtax.launch import topology
 
     seen = topology.parse(read_text(file, "topo"))
 

@@ -189,7 +189,7 @@ def nccl_command(priced: StepBill, line: Line | None = None) -> tuple[str, str]:
     top = line or max(lines, key=lambda x: float(x.exposed_s))
     ranks, size = int(top.item.ranks), max(4, int(top.item.nbytes))
     cluster, crosses = priced.question.cluster, str(top.link) == priced.question.cluster.inter.key
-    programs_of = {op: f"{name}_perf" for name, op in table("evidence/collective_names.toml")["programs"].items()}
+    programs_of = {op: f"{name}_perf" for name, op in table("launch/collective_tests.toml")["programs"].items()}
     tool, sizes = programs_of[top.item.op], f"-b {size} -e {size} -n 100 -w 20"
     remark = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
     if not crosses and ranks <= cluster.gpus_per_host:

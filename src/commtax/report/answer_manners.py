@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
+from commtax.answer import manners
 from commtax.records import dataclass
 from commtax.report.documents import Record, record
 from commtax.report.drawing import Console
 from commtax.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from commtax.evidence.finding import Audit
     from commtax.ledger import Line
     from commtax.planner.columns import ServingPlans, TrainPlans
     from commtax.planner.fleets import FleetPlans
@@ -58,7 +58,8 @@ def manner_of(answer: object) -> Manner[object]:
 
     if grids.is_grid(answer):
         return Manner(grids.show_grid, grids.grid_document, grids.grid_rows, grids.plot_grid)
-    return cast("Manner[object]", next(KINDS[one.__name__]() for one in type(answer).__mro__ if one.__name__ in KINDS))
+    known = {**KINDS, **manners}
+    return cast("Manner[object]", next(known[one.__name__]() for one in type(answer).__mro__ if one.__name__ in known))
 
 
 def _bars(
@@ -280,16 +281,6 @@ def _several() -> Manner[SeveralPlans]:
     )
 
 
-def _audit() -> Manner[Audit]:
-    from commtax.report import audit_words, auditing
-    from commtax.report.answer_plots import plot_audit
-
-    def rows(audited: Audit) -> Rows:
-        return [{"file": ", ".join(s.files)} | record("audit-finding", finding=f) for s in audited.sections for f in s.findings]
-
-    return Manner(auditing.show_audit, audit_words.audit_document, rows, plot_audit)
-
-
 def _pipeline() -> Manner[PipelineRun]:
     from commtax.report import pipelines
     from commtax.report.answer_plots import plot_pipeline
@@ -319,7 +310,6 @@ KINDS: dict[str, Callable[[], object]] = {
     "TrainPlans": _train_plans,
     "FleetPlans": _fleets,
     "SeveralPlans": _several,
-    "Audit": _audit,
     "PipelineRun": _pipeline,
 }
 """By the names of the classes: whoever shows one kind imports nothing of the others."""

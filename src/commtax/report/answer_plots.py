@@ -1,7 +1,6 @@
 """Figures of answers that no command draws: bars, latencies over clients, the boxes of a pipeline."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from commtax.statement import Refusal
 from commtax.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from commtax.evidence.finding import Audit
     from commtax.sim.pipeline import PipelineRun
 
 MOST_BARS = 15
@@ -76,19 +74,6 @@ def plot_latencies(runs: Sequence[Mapping[str, float]], title: str, path: Path |
         figure.suptitle(no_formula(fill(title, 110)), fontsize=10)
 
     return picture(path, draw, (9, 4))
-
-
-def plot_audit(audited: "Audit", path: Path | None) -> "plots.Figure":
-    """How far each figure lies from its prediction; without one, what the typical step of each file is made of."""
-    from commtax.traces.typical_step import PARTS, typical_of_ranks
-
-    off = [(f.item, f.difference) for f in audited.findings if f.difference is not None and isfinite(f.difference)]
-    if audited.claim and off:
-        return plot_bars(off, "%", "measured against predicted", path)
-    used = [u for s in audited.sections if (u := typical_of_ranks(s)) is not None]
-    names = ("compute", "exposed communication", "copies", "idle")
-    rows = [(name, getattr(u, part)) for u in used[:1] for name, part in zip(names, PARTS, strict=True)]
-    return plot_bars(rows, "s", "a typical step", path)
 
 
 def plot_pipeline(ran: "PipelineRun", path: Path | None) -> "plots.Figure":

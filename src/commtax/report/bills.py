@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from commtax.catalog.techniques import techniques_on
-from commtax.judgement.collectives import IMPOSSIBLE, PASS, judge_test
 from commtax.judgement.gains import UNDECIDED
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import Condition
 from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
-from commtax.report.drawing import Console, Sketch, Text, telling
+from commtax.report.drawing import Console, Sketch, Text
 from commtax.report.worths import worth_row
 from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_tokens, plural
 from commtax.verbs.billing import StepBill, by_cost, labels
@@ -21,9 +19,6 @@ from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep
 from commtax.verbs.layer import layer_segments
-
-if TYPE_CHECKING:
-    from commtax.results.judged_collectives import JudgedTests, JudgedTime
 from commtax.verbs.worth import TechniqueWorth
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
@@ -316,48 +311,6 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None,
     if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
         figures = f"{format_seconds(nccl.seconds)}, busbw {format_rate(nccl.busbw_Bps)} ({nccl.algorithm})"
         tables.say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
-
-
-def show_expectations(console: Console, judged: "JudgedTests") -> None:
-    """How many sizes of a file are what they should be, then each of them."""
-    times, verdict = judged.times, judged.verdict
-    found = [judge_test([time.verdict]) for time in times]
-    e, counts = times[0].expected, ", ".join(f"{found.count(word)} {word}" for word in STYLES if word in found)
-    place = f"{e.ranks} ranks of {e.cluster.key}"
-    tables.say(console, f"{verdict.upper()}: {e.op} over {place}, {plural(len(times), 'measured row')}: {counts}", STYLES[verdict])
-    for fault in judged.faults:
-        tables.say(console, f"{fault.item}: {fault.reason}")
-    if verdict != PASS:
-        _say_next(console, judged.telling)
-    columns = (">size", ">measured", ">expected", ">80% range", ">x expected", ">measured busbw", ">expected busbw", "verdict")
-    rows = [_measured_cells(time.expected, time.row.seconds, word) for time, word in zip(times, found, strict=True)]
-    tables.show_table(console, columns, rows, ("80% range", "expected", "measured"))
-    if telling(console).details:
-        for time in times:
-            show_expectation(console, time.expected, time.row.seconds)
-
-
-def _say_next(console: Console, time: "JudgedTime") -> None:
-    """The ratio at the size that tells most, and what tells why it is not what it should be."""
-    e, measured_s = time.expected, time.row.seconds
-    rates = f"{format_rate(_measured_busbw(e, measured_s))} instead of {format_rate(e.busbw_Bps)}"
-    tables.say(console, f"{format_bytes(e.nbytes)} took {measured_s / float(e.seconds):.2f} x the expected time: busbw {rates}")
-    if time.verdict == IMPOSSIBLE:
-        tables.say(console, f"{e.link} takes {format_seconds(float(e.floor_s))} at least: another size, group or cluster")
-    if measured_s > float(e.seconds):
-        way = f"{e.algorithm} over {e.link} is expected, not sockets or the host's memory"
-        tables.say(console, f"Next: NCCL_DEBUG=INFO tells which way was taken; {way}")
-
-
-def _measured_busbw(e: Expectation, measured_s: float) -> float:
-    return float(e.busbw_Bps) * float(e.seconds) / measured_s
-
-
-def _measured_cells(e: Expectation, measured_s: float, verdict: str) -> tuple[str | Text, ...]:
-    ends = f"{format_seconds(e.low_s)} to {format_seconds(e.high_s)}"
-    times = format_seconds(measured_s), format_seconds(e.seconds), ends, f"{measured_s / float(e.seconds):.2f}"
-    rates = format_rate(_measured_busbw(e, measured_s)), format_rate(e.busbw_Bps)
-    return (format_bytes(e.nbytes), *times, *rates, Text(verdict, style=STYLES[verdict]))
 
 
 STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first

@@ -4,6 +4,7 @@ catalogue with which a page begins. No web package is needed."""
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
 from urllib.parse import parse_qsl
 
 from commtax import catalog
@@ -21,9 +22,8 @@ from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.grids import GRIDS
 from commtax.verbs.settling import settle
 from commtax.verbs.why import why
-from commtax.web.dropped import dropped_answer
 from commtax.web.fitting import fit_answer, memory_answer
-from commtax.web.guard import problem
+from commtax.web.guard import HTTP, problem
 from commtax.web.pages import legal_alternative, state_glance, state_grid, state_view, state_worth
 from commtax.web.planning import fleet_answer, plan_answer, several_answer
 from commtax.web.serving_rates import traffic_answer
@@ -77,7 +77,7 @@ def write_answer(name: str, query: bytes) -> Written:
     state = None
     try:
         if name == DROPPED:
-            return 200, _written(dropped_answer(query))
+            return 200, _written(_dropped()(query))
         answer, extra = ANSWERS[name]
         state = _read_state(name, query, extra)
         return 200, _written(answer(state))
@@ -88,6 +88,14 @@ def write_answer(name: str, query: bytes) -> Written:
         return status, problem(str(refused), refused.argument, "", refused.nearest, to_json(instead))
     except (MemoryError, RecursionError):
         return 422, problem(f"{name}: too large for the page; the commtax command line takes it", name)
+
+
+@lru_cache(maxsize=1)
+def _dropped() -> Callable[[bytes], Record]:
+    """Return what judges files that are dropped on the page; it lies above, among the readers of real runs."""
+    module, _, name = HTTP["homes"][DROPPED].partition(":")
+    answer: Callable[[bytes], Record] = getattr(import_module(module), name)
+    return answer
 
 
 def _written(told: object) -> bytes:

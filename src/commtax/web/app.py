@@ -14,8 +14,7 @@ from commtax.files import table
 from commtax.report.view.state import KEYS, Key
 from commtax.web.answering import ANSWERS, DROPPED, Written, write_answer
 from commtax.web.assets import served_files
-from commtax.web.dropped import BODIES, CLAIM, NAME
-from commtax.web.guard import DROP_PATH, FILE_TYPE, HTTP, App, Guard, problem
+from commtax.web.guard import BODIES, CLAIM, DROP_PATH, FILE_TYPE, HTTP, NAME, App, Guard, problem
 
 Asker = Callable[[str, bytes], Coroutine[object, object, Written]]
 """Who answers: the name of a question and its query, as they came."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 
 from commtax.files import table
 from commtax.redaction import redact
+from commtax.report.view.state import Key
 
 Message = MutableMapping[str, object]
 Send = Callable[[Message], Awaitable[None]]
@@ -17,6 +18,16 @@ MAX_QUERY = 100 * 1024  # bytes of a query: a pasted config.json of 32 KiB with 
 MAX_FILE = 32 * 2**20  # bytes of a file that is dropped on the page
 API = "/api/"  # what computes: pages elsewhere may link to the page, and ask nothing
 DROP_PATH = f"{API}audit"
+NAME = Key("file", "file", "dropped file", "The name of the file; of several, with a slash between them.", length=8192)
+BODIES = Key("sizes", "sizes", "", "Bytes of each of several files.", length=4096, pattern="[0-9]{1,9}(,[0-9]{1,9})*")
+CLAIM = Key(
+    "claim",
+    "claim",
+    0,
+    "1: what ran is what the other keys say; 2: only where the files name their model and TP; 0: nobody says what ran.",
+    low=0,
+    high=2,
+)
 MOST_ORIGIN = 100  # signs of an origin that a refusal repeats
 FILE_TYPE = b"application/octet-stream"
 """What a dropped file is sent as. Browsers ask first before they send this for a page of another origin, and are refused."""

@@ -11,8 +11,8 @@ from commtax.launch.flags import QUIET, flags_of
 from commtax.launch.launch_options import read_pasted
 from commtax.launch.unpriced import TABLE
 from commtax.report.view.state import parse as parse_state
+from commtax.runs.doors.dropped import _launch
 from commtax.statement import Refusal
-from commtax.web.dropped import _launch
 from paths import ROOT
 
 FACTS = ("key", "chip", "num_hosts", "gpus_per_host", "domain", "intra", "inter", "nics_per_host", "bridge")

@@ -1,0 +1,215 @@
+"""``nvidia-smi topo -m``: which GPUs are joined by what, which to take together, and the link that a plan's groups then have.
+
+Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (several), PHB (through the CPU's host bridge), NODE
+(between host bridges of one socket), SYS (between sockets). Legend: https://docs.nvidia.com/multi-node-nvlink-systems and
+``nvidia-smi topo -h``.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import comb
+
+from commtax import catalog
+from commtax.files import table
+from commtax.launch.printed_matrix import NodeMatrix, grids
+from commtax.spec import Chip, Cluster, Link
+from commtax.statement import Note, Refusal
+from commtax.thresholds import counts
+
+MEANS: Mapping[str, str] = table("launch/topology.toml")["links"]
+KINDS = tuple(MEANS)
+COUNT = counts(__name__)
+Groups = tuple[tuple[int, ...], ...]
+_PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "pcie5"}  # others: pcie4
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """``links[i][j]`` joins GPU i and j (X on the diagonal), ``nics[i]`` GPU i and each network card."""
+
+    links: tuple[tuple[str, ...], ...]
+    nics: tuple[tuple[str, ...], ...] = ()
+    missing: tuple[int, ...] = ()  # GPUs whose own row was not printed: pairs of two of them are untold
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.links)
+
+    def joined(self, marks: tuple[str, ...] = ("NV",)) -> list[tuple[int, ...]]:
+        """GPUs that reach each other over NVLink or links of other marks, directly or through others; some are groups of one."""
+        left, groups = set(range(self.num_gpus)), []
+        while left:
+            group, edge = set[int](), {min(left)}
+            while edge:
+                group |= edge
+                edge = {j for i in edge for j in left - group if self.links[i][j].startswith(marks)}
+            groups.append(tuple(sorted(group)))
+            left -= group
+        return groups
+
+    def worst(self, group: Iterable[int]) -> str:
+        """The farthest kind between any two GPUs of a group; "" for one GPU."""
+        return max((self.links[i][j] for i, j in combinations(sorted(group), 2)), key=distance, default="")
+
+    def best(self, size: int, among: Iterable[int] | None = None) -> tuple[int, ...]:
+        """The group whose farthest pair is nearest, then whose pairs are nearest together; the first of equals."""
+        here = tuple(range(self.num_gpus) if among is None else sorted(among))
+        if not 1 <= size <= len(here):
+            raise Refusal(f"topo: {size} GPUs are wanted, and the matrix has {len(here)}", "topo")
+        if comb(len(here), size) > COUNT.max_choices:
+            return here[:size]
+        far = {group: [distance(self.links[i][j]) for i, j in combinations(group, 2)] for group in combinations(here, size)}
+        return min(far, key=lambda group: (max(far[group], default=0.0), sum(far[group])))
+
+    def groups(self, size: int, count: int) -> list[tuple[int, ...]]:
+        """``count`` disjoint groups, the best one first each time."""
+        left, chosen = set(range(self.num_gpus)), []
+        for _ in range(count):
+            chosen.append(self.best(size, left))
+            left -= set(chosen[-1])
+        return chosen
+
+
+def distance(kind: str) -> float:
+    """Order of kinds: more bonded NVLinks are nearer than fewer, and any nearer than PCIe.
+
+    >>> sorted(["SYS", "NV2", "PIX", "NV12"], key=distance)
+    ['NV12', 'NV2', 'PIX', 'SYS']
+    """
+    if kind.startswith("NV"):
+        return 1 / (1 + int(kind[2:] or 1))
+    return 1.0 + KINDS.index(kind) if kind in KINDS else 0.0
+
+
+def parse(text: str) -> Topology:
+    """Read the matrix out of the command's output, or out of a report that contains it; a plan needs all of it."""
+    found = [grid for grid in grids(text) if not grid.marks - set(KINDS) - {m for m in grid.marks if m.startswith("NV")}]
+    whole = [grid for grid in found if not grid.missing]
+    if not whole:
+        lacks = f"the rows of {', '.join(found[-1].nodes[i] for i in found[-1].missing[:8])} are missing" if found else ""
+        raise Refusal(f"topo: {lacks or 'no matrix of GPU0, GPU1 … found'} (paste the output of nvidia-smi topo -m)", "topo")
+    return topology_of(whole[-1])
+
+
+def topology_of(grid: NodeMatrix) -> Topology:
+    """A table of links; what its rows contradict each other in is refused."""
+    links = grid.square()
+    for i, j in combinations(range(len(links)), 2):
+        if len({row[at] for row, at in ((grid.rows.get(i, ()), j), (grid.rows.get(j, ()), i)) if at < len(row)}) > 1:
+            raise Refusal(f"topo: {grid.nodes[i]} to {grid.nodes[j]} is {links[i][j]}, and back {links[j][i]}", "topo")
+    return Topology(links, grid.beyond(), grid.missing)
+
+
+def describe(matrix: Topology) -> str:
+    """The GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
+    joined = ["+".join(map(str, g)) for g in matrix.joined() if len(g) > 1]
+    rest = sorted({kind for row in matrix.links for kind in row if kind in KINDS}, key=distance)
+    sentences = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
+    sentences += [f"{'the rest' if joined else 'GPUs'} over {' and '.join(rest)}"] if rest else []
+    return f"{matrix.num_gpus} GPUs: {'; '.join(sentences)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCluster:
+    """The cluster as a plan meets it, the groups of GPUs, and why."""
+
+    cluster: Cluster
+    groups: Groups
+    notes: tuple[Note, ...]
+
+    @property
+    def devices(self) -> str:
+        """What CUDA_VISIBLE_DEVICES should say, groups in the order of ranks."""
+        return ",".join(str(i) for group in self.groups for i in group)
+
+
+def nvlink_of(chip: Chip) -> Link:
+    """The NVLink that joins two such chips: their switched fabric, or the bridge of their generation."""
+    own = catalog.link(chip.intra)
+    if own.kind == "nvlink":
+        return own
+    for part in chip.key.split("-"):
+        try:
+            return catalog.link(f"nvlink-bridge-{part}")
+        except ValueError:
+            continue
+    raise Refusal(f"topo: the matrix shows NVLink, and {chip.key} has none; does --cluster name the right chip?", "topo")
+
+
+def pcie_of(chip: Chip) -> Link:
+    """PCIe x16 of the chip's generation."""
+    own = catalog.link(chip.intra)
+    return own if own.kind == "pcie" else catalog.link(_PCIE.get(chip.family, "pcie4"))
+
+
+def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> PlacedCluster:
+    """Lay ``replicas`` groups of ``tp`` ranks over the best GPUs of each host.
+
+    One inside link is priced for the whole plan: that of the farthest pair of any group, since a ring is as fast as its
+    slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
+    """
+    if matrix.num_gpus != cluster.gpus_per_host:
+        differ = f"the matrix has {matrix.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}"
+        raise Refusal(f"topo: {differ}; write --cluster {matrix.num_gpus}x{cluster.chip.key}", "topo")
+    size = min(tp, matrix.num_gpus)
+    groups = tuple(matrix.groups(size, min(replicas, matrix.num_gpus // size)))
+    topology = Note("topology", f"topology: {describe(matrix)}")
+    own, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
+    if tp == 1:
+        return PlacedCluster(cluster, groups, (topology,))
+    if own.kind == "nvlink" and own.switched and max(map(len, matrix.joined())) == 1:
+        lacks = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only"
+        hint = f"so {own.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
+        down = Note("no NVLink", f"{lacks}, {hint}")
+        return PlacedCluster(cluster, groups, (topology, down))
+    worst = max((matrix.worst(g) for g in groups), key=distance)
+    notes = [topology, _advice(matrix, groups, worst)]
+    if not worst.startswith("NV"):
+        notes += _slow(matrix, size, worst, slow)
+        return PlacedCluster(replace(cluster, intra=slow, nvlink_domain=1, bridge=None), groups, tuple(notes))
+    link, more = _link_with_fewest(matrix, groups, nvlink_of(cluster.chip))
+    domain = cluster.gpus_per_host if link.switched else size
+    return PlacedCluster(replace(cluster, intra=link, nvlink_domain=domain, bridge=None), groups, (*notes, *more))
+
+
+def _link_with_fewest(matrix: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
+    """The link with as many NVLinks as the GPU with the fewest has within its group; said where it has more elsewhere."""
+    least = min(_num_links(matrix, group, i, link.num_links) for group in groups for i in group)
+    if least == link.num_links:
+        return link, []
+    part = catalog.link(f"{link.key}@{least}")
+    return part, [Note("bonded", f"{least} NVLinks per GPU in these groups: priced as {part.key}, assumed")]
+
+
+def _num_links(matrix: Topology, group: tuple[int, ...], gpu: int, most: int) -> int:
+    """NVLinks of a GPU to its group. Direct ones to several peers add up, as far as a GPU has links.
+
+    Through a switch every peer shows all of them: more together than there are.
+    """
+    peers = [int(matrix.links[gpu][other][2:] or 1) for other in group if other != gpu]
+    return sum(peers) if sum(peers) <= most else min(most, max(peers))
+
+
+def _advice(matrix: Topology, groups: Groups, worst: str) -> Note:
+    """Which GPUs to show to the engine, and what the plain order would have done."""
+    named, size = ", ".join("+".join(map(str, g)) for g in groups), len(groups[0])
+    flat = [i for g in groups for i in g]
+    if flat == list(range(len(flat))):
+        return Note("order", f"TP {size} on GPUs {named}: the usual order is already the best (farthest hop {worst})")
+    plain = [range(i * size, (i + 1) * size) for i in range(len(groups))]
+    usual = max((matrix.worst(g) for g in plain), key=distance)
+    devices = ",".join(map(str, flat))
+    hops = f"farthest hop {worst}; in the usual order {usual}"
+    return Note("order", f"CUDA_VISIBLE_DEVICES={devices}: TP {size} on GPUs {named} ({hops})")
+
+
+def _slow(matrix: Topology, size: int, worst: str, link: Link) -> Iterator[Note]:
+    """Why a group is priced on PCIe although some of its pairs may have NVLink."""
+    crossed = f"the farthest hop of TP {size} crosses {MEANS[worst]} ({worst})"
+    yield Note("farthest hop", f"{crossed}: priced as {link.key}, assumed")
+    widest = max(len(g) for g in matrix.joined())
+    if 1 < widest < size:
+        copies = size // widest
+        keep = f"NVLink joins {widest} GPUs: {copies} replicas of TP {widest} keep their all-reduce on it"
+        yield Note("narrower", f"{keep} (commtax compare … --plans tp{size},tp{widest}dp{copies} --topo …)")

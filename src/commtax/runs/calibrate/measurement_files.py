@@ -1,0 +1,340 @@
+"""Files and folders into measurements: each file is recognised by what is inside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+from commtax.catalog.fabric import OPS, library
+from commtax.files import OUTPUT_BYTES, Json, JsonObject, object_of, parse_documents, read_text
+from commtax.launch.read_command import from_settings
+from commtax.runs.calibrate.benchmark_runs import (
+    LabelledResult,
+    measured_runs,
+    missing_facts,
+    name_some,
+    reason_unusable,
+    refuse_missing,
+)
+from commtax.runs.calibrate.measurements import SHAPES, MeasurementFiles, SweepRow, SweptKernel, TimedCollective
+from commtax.runs.calibrate.profiled_steps import LabelledTraces, label_jobs, measured_steps
+from commtax.runs.calibrate.profiled_steps import missing_facts as missing_in_traces
+from commtax.runs.calibrate.said_deployments import (
+    PROSE,
+    SaidDeployment,
+    from_command_lines,
+    from_launch,
+    from_log,
+    from_result,
+    from_text,
+    joined,
+    released,
+    suits,
+)
+from commtax.runs.evidence import prefixes
+from commtax.runs.logs.engine_logs import ENGINE_LOGS
+from commtax.runs.results import bench, nccl_tests
+from commtax.runs.results.bench_record import BenchmarkRun
+from commtax.runs.traces.profilers.readers import holds_events, read_traces
+from commtax.runs.traces.trace import Trace
+from commtax.spec import Cluster, Profile
+from commtax.statement import Refusal
+from commtax.thresholds import counts
+from commtax.units import MAX_COUNT, format_bytes
+
+COUNT = counts(__name__)
+UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
+SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """What one file holds: rows, results of benchmarks, and what it says of the deployment that they are of."""
+
+    name: str
+    rows: MeasurementFiles = field(default_factory=MeasurementFiles)
+    results: tuple[BenchmarkRun, ...] = ()
+    launch: SaidDeployment | None = None
+    is_log: bool = False
+    told: tuple[SaidDeployment | None, ...] = ()  # by each result, of its own server
+    traces: tuple[Trace, ...] = ()  # of profilers
+
+
+Group = tuple[list[ReadFile], tuple[SaidDeployment, ...]]
+"""Files of one deployment, and what stands in the folders above it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMeasurements:
+    """All files that were named, and those of folders: rows of collectives and kernels, and results with what is said of them."""
+
+    rows: MeasurementFiles
+    results: tuple[LabelledResult, ...] = ()
+    traces: tuple[LabelledTraces, ...] = ()
+
+    def laid_out_as(self, known: Profile) -> FoundMeasurements:
+        """The same with the one layout that a profile's runs have, where nobody says another; what stays open is asked for."""
+        results = tuple(replace(one, said=one.said.laid_out_as(known)) for one in self.results)
+        refuse_missing({one.label: ["tp"] for one in results if "tp" not in one.said.options and not reason_unusable(one)})
+        return replace(self, results=results)
+
+    def refuse_missing(self, lacking: Sequence[str] = ()) -> None:
+        """Ask for all that no file says; ``lacking`` are options of the whole call that nobody gave."""
+        of_results = {one.label: missing_facts(one) for one in self.results}
+        refuse_missing({**of_results, **{one.label: missing_in_traces(one) for one in self.traces}}, lacking)
+
+    def at(self, cluster: Cluster) -> MeasurementFiles:
+        """All that was measured, as it was on a machine."""
+        return self.rows + measured_runs(self.results, cluster) + measured_steps(self.traces, cluster)
+
+
+def read_all(
+    paths: Sequence[Path], library_key: str, said: Sequence[SaidDeployment] = (), profiled: Sequence[SaidDeployment] = ()
+) -> FoundMeasurements:
+    """All measurements of files and folders; ``said`` holds for every benchmark and trace among them, ``profiled`` for traces
+    alone, the library for nccl-tests.
+
+    A folder is a deployment: results in it, and in folders below, are of the launches that stand in it. Files that are named one
+    by one are told apart by what they say.
+    """
+    alone: list[Group] = [([read(path, library_key) for path in paths if not path.is_dir()], ())]
+    places = [alone, *(_read_folder(path, path.name, library_key) for path in paths if path.is_dir())]
+    groups = [group for place in map(_without_repeats, places) for group in place]
+    rows = sum((file.rows for files, _ in groups for file in files), MeasurementFiles())
+    results = tuple(one for files, above in groups for one in _label_results(files, said, above))
+    traces = tuple(one for files, above in groups for one in _label_traces(files, (*said, *profiled), above))
+    launches = [launch for files, _ in groups for file in files if (launch := file.launch)]
+    notes = dict.fromkeys(note for launch in (*said, *launches) for note in launch.notes)
+    return FoundMeasurements(rows + MeasurementFiles(notes=tuple(notes)), results, traces)
+
+
+def _without_repeats(groups: list[Group]) -> list[Group]:
+    """Without what logs printed of results, where files of results stand beside them: those hold it, too."""
+    if not any(file.results for files, _ in groups for file in files if not file.is_log):
+        return groups
+    return [([replace(file, results=()) if file.is_log else file for file in files], above) for files, above in groups]
+
+
+def read(path: Path, library_key: str) -> ReadFile:
+    if (traces := read_traces(path)) is not None:
+        return ReadFile(path.name, traces=tuple(traces))
+    if found := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, library_key):
+        return found
+    raise Refusal(
+        f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
+        "kernels), results of vllm bench, sglang.bench_serving, trtllm-bench, AIPerf, GenAI-Perf or GuideLLM, traces of "
+        "profilers, launch commands and logs of their servers"
+    )
+
+
+def _read_folder(path: Path, name: str, library_key: str, above: tuple[SaidDeployment, ...] = (), depth: int = 1) -> list[Group]:
+    """The files of a folder, and of those below it; what is neither measured nor launched is left out, and said."""
+    inside = sorted(islice(path.iterdir(), COUNT.most_files + 1))
+    if len(inside) > COUNT.most_files:
+        raise Refusal(f"'{path}' holds more than {COUNT.most_files:,} files; name the ones that were measured")
+    files, others = [], list[str]()
+    for file in (one for one in inside if one.is_file() and not one.name.startswith(".")):
+        found = _read_if_text(file, f"{name}/{file.name}", library_key)
+        files += [found] if found else []
+        others += [] if found else [f"{name}/{file.name}"]
+    note = (f"not recognised, and left out: {name_some(others)}",) if others else ()
+    files += [ReadFile(name, MeasurementFiles(notes=note))] if note else []
+    own = tuple(launch for file in files if (launch := file.launch)) or above
+    below = [one for one in inside if one.is_dir() and not one.is_symlink() and not one.name.startswith(".")]
+    deeper = [_read_folder(one, f"{name}/{one.name}", library_key, own, depth + 1) for one in below if depth < COUNT.deepest]
+    return [(files, above), *(group for groups in deeper for group in groups)]
+
+
+def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
+    """A file of a folder; None where it is nothing that is read here. JSON that is cut off or damaged is refused."""
+    if path.suffix in PROSE:
+        return None
+    if (traces := _traces_if_any(path)) is not None:
+        return ReadFile(name, traces=tuple(traces))
+    try:
+        text = read_text(path, "file", most=OUTPUT_BYTES)
+    except Refusal:  # a picture, an archive, weights
+        return None
+    if _is_json(text):
+        documents = parse_documents(text, f"'{name}'")
+        known = any(isinstance(one, dict) and (_is_own_row(one) or _is_result(one)) for one in documents)
+        return recognise(text, name, library_key) if known else None
+    return recognise(text, name, library_key)
+
+
+def _traces_if_any(path: Path) -> list[Trace] | None:
+    """The traces of a file of a folder. One that is damaged is refused; what only looks like one may be anything."""
+    try:
+        return read_traces(path)
+    except Refusal:
+        if holds_events(path):
+            raise
+        return None
+
+
+def _is_json(text: str) -> bool:
+    return prefixes.strip_prefixes(text)[:99].lstrip()[:1] in ("{", "[")
+
+
+def _is_own_row(row: JsonObject) -> bool:
+    """Whether ``commtax measure`` wrote it."""
+    return isinstance(row.get("rows"), list) or {"time_us", "size_bytes"} <= row.keys() or row.get("kind") in (*SHAPES, *UNUSED)
+
+
+def _is_result(row: JsonObject) -> bool:
+    """Whether a benchmark's client wrote it."""
+    try:
+        return bool(bench.parse(json.dumps(row)))
+    except Refusal:
+        return False
+
+
+def recognise(text: str, name: str, library_key: str) -> ReadFile | None:
+    """What a text holds, by what is inside it; None where it is nothing that is read here."""
+    if _is_json(text):
+        return _json(prefixes.strip_prefixes(text), name, library_key)
+    if runs := nccl_tests.parse_all(text, name):
+        return ReadFile(name, sum((_nccl_tests(run, name, library_key) for run in runs), MeasurementFiles()))
+    written = prefixes.strip_prefixes(prefixes.unpack_docker(text))
+    log = next((log.parse(written) for log in ENGINE_LOGS if log.looks_like(written)), None)
+    printed = bench.looks_like_text(text)
+    results = _printed_results(text, name, refuse=log is None) if printed else ()
+    if log:
+        lines = from_command_lines(written, name)
+        return ReadFile(name, results=results, launch=joined(filter(None, (lines, from_log(log, name)))), is_log=True)
+    launch = from_command_lines(text, name) if results else from_text(text, name)
+    return ReadFile(name, results=results, launch=launch) if results or launch else None
+
+
+def _printed_results(text: str, name: str, refuse: bool) -> tuple[BenchmarkRun, ...]:
+    """Results that a text prints; a log may hold words of a title, and no result."""
+    try:
+        return bench.parse_text(text, name)
+    except Refusal:
+        if refuse:
+            raise
+        return ()
+
+
+def _label_results(
+    files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
+) -> Iterator[LabelledResult]:
+    launches = [launch for file in files if (launch := file.launch)] or list(above)
+    for file in files:
+        for number, result in enumerate(file.results, 1):
+            label = f"{file.name}: run {number}" if len(file.results) > 1 else file.name
+            told = file.told[number - 1] if file.told else None
+            own = joined(filter(None, (from_result(result, label), told)))
+            yield LabelledResult(label, result, joined((*said, *_launches_of(own, launches), own)))
+
+
+def _label_traces(
+    files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
+) -> Iterator[LabelledTraces]:
+    """Traces, those of one job together, with what is said of their deployment."""
+    launches = [launch for file in files if (launch := file.launch)] or list(above)
+    for label, traces in label_jobs([(file.name, trace) for file in files for trace in file.traces]):
+        own = SaidDeployment(f"'{label}'")
+        yield LabelledTraces(label, traces, joined((*said, *_launches_of(own, launches), own)))
+
+
+def _launches_of(own: SaidDeployment, launches: Sequence[SaidDeployment]) -> Sequence[SaidDeployment]:
+    """Of the launches beside a result those that it can be of; they must agree with each other, or one alone with it."""
+    fitting = [launch for launch in launches if suits(launch, own)]
+    if len(fitting) < 2:
+        return fitting or launches
+    try:
+        return [joined(fitting)]
+    except Refusal as refusal:
+        unclear = f"{own.source} does not say which it is of; a folder for each deployment tells them apart"
+        raise Refusal(f"{refusal}: {unclear}", refusal.argument) from None
+
+
+def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, library_key: str) -> MeasurementFiles:
+    """Out of place and in place are two timings of one size; rows with wrong values are no measurements."""
+    if not run.op or run.op not in OPS:
+        raise Refusal(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")
+    if run.ranks < 2:
+        raise Refusal(f"'{name}': does not say how many ranks took part: neither its list ('#  Rank  0 …') nor its bandwidths do")
+    rows: list[TimedCollective] = []
+    refused: list[str] = []
+    for row in run.rows:
+        label = f"{name}: {run.op} of {format_bytes(row.nbytes)} over {run.ranks} ranks"
+        if row.wrong:
+            refused.append(f"{label}: {row.wrong:,} wrong values, no measurement")
+            continue
+        for seconds, how in ((row.seconds, ""), (row.in_place_s, " in place")):
+            if seconds is not None and not math.isnan(seconds):
+                rows.append(TimedCollective(library_key, run.op, run.ranks, row.nbytes, _time(seconds, label), label + how))
+    return MeasurementFiles(collectives=tuple(rows), refused=tuple(refused))
+
+
+def _json(text: str, name: str, library_key: str) -> ReadFile:
+    """A document, a list of them, or one a line; lines of several kinds may be mixed."""
+    documents = parse_documents(text, f"'{name}'")
+    rows = [document for document in documents if isinstance(document, dict)]
+    if not rows or len(rows) < len(documents):
+        raise Refusal(f"'{name}': JSON without measurements")
+    ours = MeasurementFiles()
+    others = []
+    for number, row in enumerate(rows, 1):
+        if isinstance(held := row.get("rows"), list):  # measure collectives --json
+            ours += _json("\n".join(json.dumps(r) for r in held), name, library_key).rows
+        elif "time_us" in row and "size_bytes" in row:
+            ours += _collective(row, f"{name}: row {number}")
+        elif row.get("kind") in (*SHAPES, *UNUSED):
+            ours += _kernel(row, f"{name}: row {number}")
+        else:
+            others.append(row)
+    if not any("server_info" in row for row in others):
+        return ReadFile(name, ours, bench.parse(json.dumps(others), name) if others else ())
+    told = [(one, _server_info(row, name)) for row in others for one in bench.parse(json.dumps(row), name)]
+    return ReadFile(name, ours, tuple(one for one, _ in told), told=tuple(info for _, info in told))
+
+
+def _server_info(row: JsonObject, name: str) -> SaidDeployment | None:
+    """What an SGLang server told the client of itself, where the client keeps it in its result."""
+    info = {key: str(value) for key, value in object_of(row.get("server_info")).items() if isinstance(value, (str, int, float))}
+    return from_launch(from_settings("sglang", info, released(info.get("version", ""))), f"'{name}'") if info else None
+
+
+def _collective(row: JsonObject, label: str) -> MeasurementFiles:
+    """A line of ``measure collectives --output``."""
+    op, ranks, nbytes = str(row.get("op")), _count(row, "ranks", label), _count(row, "size_bytes", label)
+    if op not in OPS:
+        raise Refusal(f"'{label}': collective {op!r} is none of {', '.join(OPS)}")
+    label = f"{label}, {op} of {format_bytes(nbytes)} over {ranks} ranks"
+    if row.get("wrong"):
+        return MeasurementFiles(refused=(f"{label}: {row['wrong']} wrong values, no measurement",))
+    key = library(str(row.get("impl", "nccl"))).key
+    return MeasurementFiles((TimedCollective(key, op, ranks, nbytes, _time(row["time_us"], label, 1e-6), label),))
+
+
+def _kernel(row: JsonObject, label: str) -> MeasurementFiles:
+    """A line of ``python -m commtax_lab.study.kernels``."""
+    kind = str(row["kind"])
+    if kind in UNUSED:
+        return MeasurementFiles()
+    shape = " x ".join(str(row[k]) for k in ("m", "n", "k", "batch", "length", "heads", "rows", "width") if k in row)
+    label = f"{label}, {kind} {row.get('op', row.get('dtype', ''))} {shape}"
+    for key in SHAPES[kind]:
+        _count(row, key, label)
+    return MeasurementFiles(kernels=(SweptKernel(cast(SweepRow, row), _time(row.get("median_s"), label), label),))
+
+
+def _count(row: JsonObject, key: str, label: str) -> int:
+    value = row.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+        raise Refusal(f"'{label}': {key}={repr(value)[:40]}, a whole number of at least 1 (and at most 2^48) is needed")
+    return value
+
+
+def _time(value: Json, label: str, unit: float = 1.0) -> float:
+    if not isinstance(value, (int, float)) or not SHORTEST_S / unit <= value < LONGEST_S / unit:  # any whole number compares
+        raise Refusal(f"'{label}': a time of {repr(value)[:40]} is no measurement")
+    return float(value) * unit

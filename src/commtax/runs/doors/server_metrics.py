@@ -1,0 +1,197 @@
+"""``commtax audit --metrics``: a running server beside its prediction, once or again and again."""
+
+import json
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from commtax import catalog
+from commtax.cli.options import GivenOptions
+from commtax.cli.order import refuse
+from commtax.cli.output import Output
+from commtax.cli.progress import tell
+from commtax.files import write_text
+from commtax.runs.audit.scraping import MetricsPage
+from commtax.runs.doors.claim_options import claim_of
+from commtax.runs.evidence.finding import DISAGREE, FAULT, UNKNOWN, Claim
+from commtax.runs.report import server_words
+from commtax.runs.report.audit_words import audit_document
+from commtax.runs.results.exposition import Exposition, LookAtServer
+from commtax.runs.results.live import LooksAtServer, MetricsWindow, ServerAudit, audit_server
+from commtax.spec import Model
+from commtax.statement import Note, Refusal
+from commtax.units import format_seconds
+from commtax.verbs.checking import number
+
+SHORTEST_S, LONGEST_S = 0.1, 86_400.0  # between two looks, and of a window
+USUAL_EVERY_S, USUAL_WINDOW_S = 15.0, 60.0
+MOST_KEPT = 32  # looks that the dashboard shows
+NO_VERDICT = 3
+
+
+def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions, claimed: bool) -> NoReturn:
+    """Look at a server, compare, and tell: once, over a window, or until Ctrl-C."""
+    if files:
+        raise Refusal.about(metrics="give a server or files, not both")
+    refuse(given, ("diff", "anonymise", "html", "baseline"), "belongs to files, not to --metrics")
+    refuse(given, () if claimed else ("tolerance",), "belongs to a comparison: say with --model what runs")
+    span_s, every_s = (
+        None if given[name] is None else float(number(given[name], name, SHORTEST_S, LONGEST_S, " s"))
+        for name in ("window", "every")
+    )
+    page = MetricsPage(str(given.metrics), given.header or ())
+    if given.grafana:
+        from importlib.resources import files as shipped
+
+        write_text(
+            given.grafana,
+            (shipped("commtax") / "runs" / "report" / "grafana_dashboard.json").read_text(encoding="utf-8"),
+            "grafana",
+        )
+        output.remarks.append(Note("grafana", f"{given.grafana}: import it in Grafana (Dashboards, New, Import)"))
+    if given.export_prometheus and every_s is None:
+        every_s = USUAL_EVERY_S
+    first = page.fetch()
+    claim = claim_of(output, given, lambda: _model_named(first.page)) if claimed else None
+    watch = ServerWatch(page, claim, span_s or max(USUAL_WINDOW_S, every_s or 0.0))
+    if every_s is not None:
+        _follow(watch, first, every_s, output, str(given.export_prometheus or ""))
+    if span_s is not None:
+        watch.remember(first)
+        end, told = time.monotonic() + span_s, sys.stderr.isatty()
+        while (left := end - time.monotonic()) > 0:
+            if told:
+                tell(f"the second look comes in {left:.0f} s")
+            time.sleep(min(left, 1.0) if told else left)
+        if told:
+            tell()
+    seen = watch.look(first if span_s is None else None)
+    verdict = seen.audited.verdict
+    code = 1 if verdict in (DISAGREE, FAULT) else NO_VERDICT if claimed and verdict == UNKNOWN else 0
+    output.answer(lambda s: audit_document(s.audited), server_words.show_server, seen, code=code)
+
+
+def _model_named(page: Exposition) -> Model:
+    """The model that the server names itself, where the catalogue knows it."""
+    try:
+        return catalog.model(page.model)
+    except ValueError:
+        said = f"the server calls it '{page.model[:80]}'" if page.model else "the server does not name it"
+        raise Refusal(f"model: name what runs with --model; {said}, which is no model of the catalogue", "model") from None
+
+
+class ServerWatch:
+    def __init__(self, page: MetricsPage, claim: Claim | None, window_s: float) -> None:
+        self.page, self.claim = page, claim
+        self.looks, self.failures, self.last_s = 0, 0, 0.0
+        self.history: deque[ServerAudit] = deque(maxlen=MOST_KEPT)
+        self.trouble = ""
+        self._kept = LooksAtServer(window_s)
+
+    def remember(self, look: LookAtServer) -> MetricsWindow:
+        """What happened up to this look."""
+        self.last_s = time.time()
+        return self._kept.add(look)
+
+    def look(self, look: LookAtServer | None = None) -> ServerAudit:
+        """Fetch, compare, remember; a refusal where nobody answers."""
+        self.looks += 1
+        seen = audit_server(self.remember(look or self.page.fetch()), self.claim, self.page.url)
+        self.trouble = ""
+        self.history.append(seen)
+        return seen
+
+    def try_look(self) -> ServerAudit | None:
+        """The same of a server that has answered before: one that does not is told, and looked at again."""
+        try:
+            return self.look()
+        except Refusal as refusal:
+            self.failures += 1
+            self.trouble = str(refusal)
+            return None
+
+    def exposition(self) -> str:
+        from commtax.runs.report.predicted_band import exposition
+
+        last = None if self.trouble or not self.history else self.history[-1]
+        return exposition(last, self.looks, self.failures, self.last_s)
+
+
+Show = Callable[[ServerAudit | None], None]  # told of each look; None where it failed
+
+
+def _follow(watch: ServerWatch, first: LookAtServer, every_s: float, output: Output, export: str) -> NoReturn:
+    """Look again and again, until Ctrl-C."""
+    exporter = None
+    if export:
+        from commtax.runs.doors.exporter import MetricsExporter
+
+        exporter = MetricsExporter(export, watch.exposition)
+        open_to = "" if exporter.is_local else ", reachable from other machines"
+        output.remarks.append(f"predicted band for Prometheus at {exporter.url}{open_to}")
+    for remark in output.remarks:
+        click.echo(f"· {remark}", err=True)
+    try:
+        with _ended_by_signal(), _shown(watch, every_s, output.as_json, exporter.url if exporter else "") as show:
+            show(watch.look(first))
+            due = time.monotonic() + every_s
+            while True:
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = max(due, time.monotonic() - every_s) + every_s  # looks that were missed are not made up for
+                show(watch.try_look())
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if exporter:
+            exporter.close()
+    sys.stdout.flush()
+    sys.exit(0)
+
+
+@contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """An ordinary end by another process is as clean as Ctrl-C: the terminal gets its cursor back."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _shown(watch: ServerWatch, every_s: float, as_json: bool, exported: str) -> Iterator[Show]:
+    """Where looks are told: a dashboard on a terminal, else a line or a document each."""
+    if as_json or not sys.stdout.isatty():
+        yield lambda seen: _tell_line(watch, seen, as_json)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    from commtax.runs.report.server_dashboard import DashboardLine, dashboard
+
+    screen = Console(highlight=False, markup=False, emoji=False)
+    with Live(console=screen, auto_refresh=False) as live:
+
+        def draw(_seen: ServerAudit | None) -> None:
+            line = DashboardLine(watch.page.url, time.strftime("%H:%M:%S"), format_seconds(every_s), watch.trouble, exported)
+            live.update(dashboard(watch.history, line, screen.width), refresh=True)
+
+        yield draw
+
+
+def _tell_line(watch: ServerWatch, seen: ServerAudit | None, as_json: bool) -> None:
+    """One line for each look, so that others can read along."""
+    if seen is None:
+        click.echo(watch.trouble, err=True)
+    elif as_json:
+        click.echo(json.dumps(audit_document(seen.audited), ensure_ascii=False, allow_nan=False))
+    else:
+        click.echo(f"{time.strftime('%H:%M:%S')} {server_words.answer_sentence(seen)} [{server_words.load_sentence(seen)}]")
+    sys.stdout.flush()

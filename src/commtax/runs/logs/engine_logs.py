@@ -1,0 +1,309 @@
+"""Logs of serving engines, each by a table of its wordings (``vllm_log.toml`` …) and the few things that only it does.
+
+Wordings changed over the versions; all of them are read, whatever prefixes, colours and interleaved ranks surround them. Of several
+starts in one file the last counts. Memory is counted in GiB whatever the unit says.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from commtax.runs.logs import crashes, startup
+from commtax.runs.logs.startup import STALLED, Moment, Rank, StartupFacts, StartupLog, Wordings, axes_of, lines, number
+from commtax.thresholds import counts
+from commtax.units import GiB
+
+COUNT = counts("runs.logs.startup")
+Introduced = tuple[str, str, bool]  # a process's name, what tells its runs apart, and whether a line introduces it
+
+
+class _EngineReading:
+    """One log of one engine, line by line; an engine adds who speaks, what its own lines say, and what follows from all of them."""
+
+    tells_failure = True
+
+    def __init__(self, says: Wordings, text: str) -> None:
+        self.wordings, self.says, self.text, self.heard = says, says.patterns, text, StartupFacts()
+
+    def introduced(self) -> Iterator[Introduced]:
+        """Of each line, whether a process begins with it."""
+        return iter(())
+
+    def worker(self, line: str) -> str:
+        raise NotImplementedError
+
+    def take(self, worker: str, line: str) -> None:
+        self.wordings.hear(self.heard, worker, line)
+
+    def finish(self) -> None:
+        """What follows from all lines."""
+
+    def read(self, engine: str) -> StartupLog:
+        first = startup.last_start_line(self.introduced)
+        for line in filter(self.wordings.says, islice(lines(self.text), first, None)):
+            self.take(self.worker(line), line)
+        self.finish()
+        if self.tells_failure:
+            self.heard.fail(islice(lines(self.text), first, None) if crashes.may_hold_error(self.text) else ())
+        return self.heard.record(engine)
+
+
+class _Vllm(_EngineReading):
+    """What it loaded, how much KV cache it kept, and how it laid out its ranks."""
+
+    def __init__(self, says: Wordings, text: str) -> None:
+        super().__init__(says, text)
+        self.workers: set[tuple[str, int]] = set()  # coordinates in their names
+
+    def introduced(self) -> Iterator[Introduced]:
+        for line in lines(self.text):
+            starts = (" LLM engine" in line or "vLLM API server" in line) and bool(self.says.start.search(line))
+            yield (*self._process(line), True) if starts else ("", "", False)
+
+    def _process(self, line: str) -> tuple[str, str]:
+        """Name and pid of the process that wrote a line, where it says them."""
+        named = [inside for inside in self.says.brackets.findall(line[:2000]) if self.says.worker.match(inside)]
+        worker = next((name for name in named if "Worker" in name), named[0] if named else "")  # Ray's stand behind their engine
+        match = self.says.pid.search(worker)
+        return worker.split(" pid=")[0].split(",")[0], match[1] if match else ""
+
+    def worker(self, line: str) -> str:
+        """``TP1``, ``DP0_TP1``, ``rank 0`` from a worker's name; its pid where it has no number (old versions)."""
+        who, pid = self._process(line)
+        if match := self.says.coordinates.search(who):
+            return match[0]
+        if match := re.search(r"rank=(\d+)", who):
+            return f"rank {match[1]}"
+        return f"pid {pid}" if pid and "Worker" in who else "rank 0"
+
+    def take(self, worker: str, line: str) -> None:
+        self.workers |= axes_of(worker).items()
+        super().take(worker, line)
+        self._claimed(worker, line)
+        self._layout(line)
+        self._served(line)
+        self._stalled(worker, line)
+
+    def finish(self) -> None:
+        """Weights, where only the account of all memory has them, and ranks, where only the names of workers tell them."""
+        heard, workers = self.heard, self.workers
+        if used := heard.figures.get("used_weights_bytes"):
+            heard.figures.setdefault("weights_bytes", used)
+        if loaded := heard.figures.get("weights_s"):  # of several, the model's: a drafter is loaded after it
+            heard.figures.setdefault("loading_s", list(dict(reversed(loaded)).items()))
+        for name in ("loading_s", "compile_s", "init_s", "preempted", STALLED):
+            heard.slowest(name)
+        if not heard.ranks and workers:
+            heard.ranks = {0: Rank(0, **{axis: max(at for name, at in workers if name == axis) for axis, _ in workers})}
+
+    def _layout(self, line: str) -> None:
+        """Ranks, groups, backends, and requests of full length."""
+        heard, facts, says = self.heard, self.heard.facts, self.says
+        if max(len(heard.ranks), len(heard.concurrency)) >= COUNT.most_moments:
+            return
+        if match := says.concurrency.search(line):
+            heard.concurrency.append((int(number(match[1])), number(match[2])))
+        if match := says.rank.search(line):
+            heard.ranks[int(match[1])] = Rank(int(match[1]), **axes_of(match[3]))
+            facts["world_size"] = int(match[2])
+        if (match := says.world.search(line)) and (backend := says.backend.search(line, match.end())):
+            heard.ranks.setdefault(int(match[2]), Rank(int(match[2])))
+            facts |= {"world_size": int(match[1]), "backend": backend[1]}
+        if (match := says.backends.search(line)) and (group := says.group.search(line, match.end() - 1)) and group[1] == "tp":
+            facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", match[1]))
+
+    def _claimed(self, worker: str, line: str) -> None:
+        """What a CPU's worker takes of its node, each for itself."""
+        found = self.says.claim.search(line) if "requested memory" in line else None
+        if found and all(x.count(".") < 2 for x in found.group(1, 3)):
+            claims = self.heard.facts.setdefault("claims", {})
+            if len(claims) < COUNT.most_moments:
+                claims[worker] = startup.ClaimedMemory(int(found[2]), float(found[3]) * GiB, float(found[1]) * GiB)
+
+    def _stalled(self, worker: str, line: str) -> None:
+        """How long processes have waited for others by the end of the log: what is done or ready after it was worth the wait."""
+        figures = self.heard.figures
+        if match := self.says.stalled.search(line):
+            waited = dict(figures.get(STALLED, ()))
+            figures[STALLED] = [*(waited | {worker: waited.get(worker, 0.0) + float(match[1])}).items()]
+        elif STALLED in figures:
+            works = "generation throughput: 0.0 " not in line and self.says.moment.search(line)
+            if "startup complete" in line or works:
+                del figures[STALLED]
+
+    def _served(self, line: str) -> None:
+        """A line that a serving engine writes every few seconds; those of an idle one say nothing."""
+        if "generation throughput" not in line or len(self.heard.moments) >= COUNT.most_moments:
+            return
+        keys = dict[str, float]()
+        for found in self.says.moment.finditer(line):
+            key, value = filter(None, found.groups())
+            keys.setdefault("Waiting" if key == "Pending" else key, float(value))  # of the GPU's cache before the host's
+        rate, running, waiting = (keys.get(key) for key in ("generation", "Running", "Waiting"))
+        if running is None or not (rate or running or waiting):
+            return
+        usage, hits = (keys[key] / 100 if key in keys else None for key in ("KV cache usage", "Prefix cache hit rate"))
+        prompts, waits = keys.get("prompt", 0.0), None if waiting is None else int(waiting)
+        self.heard.moments.append(Moment(int(running), waits, rate or 0.0, usage, prompt_tokens_per_s=prompts, prefix_hits=hits))
+
+
+class _Sglang(_EngineReading):
+    """The start, and the lines that its scheduler writes while it serves. A speculative model's cache has as many tokens as that of
+    the model it helps, and is no part of it; a cache for windows has fewer, and is."""
+
+    def __init__(self, says: Wordings, text: str) -> None:
+        super().__init__(says, text)
+        self.pools: dict[str, dict[int, float]] = {}
+        self.resumed: set[str] = set()
+
+    def introduced(self) -> Iterator[Introduced]:
+        """Which host's server printed its arguments: that it did so again is another start."""
+        for at, line in enumerate(lines(self.text)):
+            starts = "server_args=ServerArgs(" in line
+            node = self.says.node.search(line) if starts else None
+            yield (node[1] if node else "0"), str(at), starts
+
+    def worker(self, line: str) -> str:
+        match = self.says.worker.match(line)
+        return match[1].strip().replace(" ", "_") if match else "rank 0"
+
+    def take(self, worker: str, line: str) -> None:
+        if "Load weight" in line and any(worker == who for who, _ in self.heard.figures.get("weights_bytes", ())):
+            return  # a drafter is loaded after the model that it helps
+        super().take(worker, line)
+        if match := self.says.cache.search(line):  # the first pool of as many tokens is the model's own
+            nbytes = sum(float(size) for size in self.says.size.findall(match[2])) * GiB
+            self.pools.setdefault(worker, {}).setdefault(int(match[1]), nbytes)
+        self._served(worker, line)
+
+    def finish(self) -> None:
+        """The cache of the worker that has least."""
+        heard = self.heard
+        if held := [(sum(pool.values()), max(pool)) for pool in self.pools.values()]:
+            heard.note("available_kv_bytes", "", min(held)[0])
+            heard.figures.setdefault("kv_tokens", [("", min(held)[1])])
+        workers = dict.fromkeys(worker for noted in heard.figures.values() for worker, _ in noted)
+        heard.ranks = {at: Rank(at, **axes) for at, worker in enumerate(workers) if (axes := axes_of(worker))}
+        heard.slowest("loading_s")
+        if retracted := heard.figures.get("preempted"):  # each line counts those of its own step
+            heard.figures["preempted"] = [("", sum(count for _, count in retracted))]
+        if heard.settings.get("enable_dp_attention") == "True":  # replicas share the ranks that tp counts
+            heard.facts["tp"] = max(1, heard.facts.get("tp", 1) // max(1, heard.facts.get("dp", 1)))
+
+    def _served(self, worker: str, line: str) -> None:
+        """A batch as the scheduler counts it; the first decode line after nothing ran counts the pause too, and says nothing."""
+        match = self.says.batch.search(line)
+        if not match or len(self.heard.moments) >= COUNT.most_moments:
+            return
+        said: dict[str, str] = dict(reversed(self.says.count.findall(line, match.end())))  # of a full cache before that of windows
+        if match[1] == "Prefill":
+            if "#running-req: 0," in line:  # nothing else ran
+                self.resumed.add(worker)
+            self._counted(said, prompts=_figure(said, "input throughput (token/s)") or 0.0)
+        elif worker in self.resumed:
+            self.resumed.discard(worker)
+        elif (rate := _figure(said, "gen throughput (token/s)")) is not None:
+            self._counted(said, rate, graph={"True": True, "False": False}.get(said.get("cuda graph", "")))
+
+    def _counted(self, said: dict[str, str], rate: float = 0.0, prompts: float = 0.0, graph: bool | None = None) -> None:
+        """One line's counts; what runs is that of the line before, where a terminal cut it out of the line."""
+        tokens = _figure(said, "#token") or _figure(said, "#full token")
+        running, waiting, begun = (_figure(said, name) for name in ("#running-req", "#queue-req", "#new-seq"))
+        if running is None and waiting is not None and self.heard.moments:
+            running = self.heard.moments[-1].running
+        if running is not None:
+            waits, cached = None if waiting is None else int(waiting), int(tokens) if tokens else None
+            share = _figure(said, "token usage")
+            self.heard.moments.append(Moment(int(running), waits, rate, share, cached, graph, prompts, let_in=int(begun or 0)))
+
+
+def _figure(said: dict[str, str], name: str) -> float | None:
+    value = said.get(name, "").rstrip(".")
+    return number(value) if value.replace(".", "", 1).isdecimal() else None
+
+
+class _Trtllm(_EngineReading):
+    """The start of the PyTorch backend and of compiled engines, and the lines of its iterations. The cache is allocated twice,
+    small while memory is profiled and then for good: the last allocation counts."""
+
+    def introduced(self) -> Iterator[Introduced]:
+        """Every process names the version once, before the cache is allocated."""
+        run = 0
+        for line in lines(self.text):
+            run += bool(self.says.allocated.search(line))
+            yield "", str(run), "TensorRT-LLM version: " in line
+
+    def worker(self, line: str) -> str:
+        """The rank that a line names; engines are loaded one rank after the other, and each says so without its number."""
+        if match := self.says.rank.search(line):
+            return f"rank {match[1] or match[2]}"
+        loaded = len(self.heard.figures.get("weights_bytes", ())) if "Loaded engine size: " in line else 0
+        return f"rank {loaded % max(1, self.heard.facts.get('world_size', 1))}"
+
+    def take(self, worker: str, line: str) -> None:
+        super().take(worker, line)
+        if match := self.says.allocated.search(line):
+            self.heard.figures["available_kv_bytes"] = [("", number(match[1]) * GiB)]
+            self.heard.figures["kv_tokens"] = [("", int(match[2]))]
+        if match := self.says.world.search(line):
+            self.heard.facts["world_size"] = int(match[1])
+        self._served(line)
+
+    def _served(self, line: str) -> None:
+        """An iteration that decodes alone."""
+        step = self.says.step.search(line) if len(self.heard.moments) < COUNT.most_moments else None
+        states = self.says.states.search(line, step.end()) if step else None
+        if not step or not states or int(states[1]) or not int(states[2]) or number(step[1]) <= 0:
+            return
+        tokens, scheduled = int(states[2]), self.says.scheduled.search(line)
+        self.heard.moments.append(Moment(int(scheduled[1]) if scheduled else tokens, 0, tokens / number(step[1]) * 1e3))
+
+
+class _Tgi(_EngineReading):
+    """How many shards its launcher starts, which are tensor-parallel ranks, and whether the start ends."""
+
+    tells_failure = False
+
+    def worker(self, line: str) -> str:  # noqa: ARG002
+        return ""
+
+    def take(self, worker: str, line: str) -> None:
+        super().take(worker, line)
+        if (match := self.says.shard.search(line)) and len(self.heard.ranks) < COUNT.most_moments:
+            self.heard.ranks[int(match[1])] = Rank(int(match[1]), tp=int(match[1]))
+        if match := self.says.shards.search(line):
+            self.heard.facts["tp"] = int(match[1])
+
+
+class EngineLog:
+    """The reader of one engine's logs; ``described`` as users read it."""
+
+    def __init__(self, engine: str, reading: type[_EngineReading], described: str) -> None:
+        self.engine, self.described = engine, described
+        self._reading, self._wordings = reading, Wordings(f"runs/logs/{engine}_log.toml")
+
+    def looks_like(self, text: str) -> bool:
+        return self._wordings.fits(text)
+
+    def parse(self, text: str) -> StartupLog:
+        """Read a log.
+
+        >>> log = vllm_log.parse("(Worker_TP1 pid=7) INFO 11-15 04:59:15 [x.py:1] Model loading took 7.51 GiB memory")
+        >>> log.weights_bytes[0][0], round(log.weights_bytes[0][1] / 2**30, 2)
+        ('TP1', 7.51)
+        >>> log = sglang_log.parse("[12:29:21 TP1] KV Cache is allocated. #tokens: 46611, K size: 1.42 GB, V size: 1.42 GB")
+        >>> log.kv_tokens, round(log.available_kv_bytes / 2**30, 2)
+        (46611, 2.84)
+        >>> trtllm_log.parse("[TensorRT-LLM] Allocated 1.01 GiB for max tokens in paged KV cache (8256).").kv_tokens
+        8256
+        >>> log = tgi_log.parse("INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank=1")
+        >>> log.ranks[0].tp, log.stops
+        (1, True)
+        """
+        return self._reading(self._wordings, text).read(self.engine)
+
+
+vllm_log, sglang_log = EngineLog("vllm", _Vllm, "a vLLM log"), EngineLog("sglang", _Sglang, "an SGLang log")
+trtllm_log = EngineLog("trtllm", _Trtllm, "a TensorRT-LLM log")
+tgi_log = EngineLog("tgi", _Tgi, "a start of Text Generation Inference")
+ENGINE_LOGS = (vllm_log, sglang_log, trtllm_log)  # logs that tell how their engine ended, too

@@ -1,0 +1,352 @@
+"""A training log: its pace, how steady its steps were, and why its MFU is what it is where model and GPUs are known."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from commtax.question import PHASES, Question
+from commtax.runs.evidence.finding import Cause, Claim, Finding, Section, reason_assumed
+from commtax.runs.evidence.identity import identity_findings
+from commtax.runs.logs.taxes import tax_causes, tax_sentence, taxes
+from commtax.runs.logs.training_log import TrainedStep, TrainingLog
+from commtax.runs.logs.training_plan import LoggedPlan, logged_plan
+from commtax.spec import AXES, PARALLEL, SIZES
+from commtax.statement import Note, Refusal
+from commtax.thresholds import levels, thresholds
+from commtax.timeline import Column
+from commtax.units import format_seconds, plural
+from commtax.verbs.billing import StepBill, price
+from commtax.verbs.keywords import CompareOptions
+from commtax.verbs.settling import resolve_question, settle
+
+COUNT, LEVEL = thresholds(__name__)
+
+DEVIATION = 1.4826  # of a normal distribution over its median absolute deviation
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Since this iteration steps take longer than before."""
+
+    since: int
+    before_s: float
+    after_s: float
+
+    @property
+    def factor(self) -> float:
+        return self.after_s / self.before_s
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds of steps at the usual batch. ``deviation`` is relative; ``slow`` are single steps, with their excess."""
+
+    usual_s: float
+    deviation: float
+    counted: int
+    warm_up: tuple[TrainedStep, ...] = ()
+    slow: tuple[tuple[int, float], ...] = ()  # iteration and its seconds
+    shift: Shift | None = None
+    slow_share: float = 0.0  # of all time that slow steps took beyond the usual
+    period: int = 0  # iterations between slow steps, where they come regularly
+
+
+def pace(steps: Sequence[TrainedStep]) -> Pace | None:
+    """The pace of the steps whose time is known; None where there is none."""
+    timed = [s for s in steps if s.step_s]
+    if not timed:
+        return None
+    batches = [s.batch for s in timed if s.batch]
+    usual_batch = median(batches) if batches else 0.0
+    seconds = [float(s.step_s or 0.0) * (usual_batch / s.batch if s.batch and usual_batch else 1.0) for s in timed]
+    first = _warm(seconds)
+    indices, kept = [s.index for s in timed[first:]], seconds[first:]
+    usual = median(kept)
+    shift, split = _shift(indices, kept)
+    sides = [kept[:split], kept[split:]] if shift else [kept]
+    usuals = [each for each, side in [(median(side), side) for side in sides] for _ in side]
+    slow = [(i, s, u) for i, s, u in zip(indices, kept, usuals, strict=True) if s >= LEVEL.slow * u]
+    deviation = DEVIATION * median(abs(s / u - 1) for s, u in zip(kept, usuals, strict=True))
+    # Iterations between slow steps that come at whole multiples of one number; 0 where they do not
+    gaps = [b - a for a, b in pairwise([i for i, _, _ in slow])]
+    common = math.gcd(*gaps) if len(gaps) > 1 else 0
+    return Pace(
+        usual_s=usual,
+        deviation=deviation,
+        counted=len(kept),
+        warm_up=tuple(timed[:first]),
+        slow=tuple((i, s) for i, s, _ in slow),
+        shift=shift,
+        slow_share=sum(s - u for _, s, u in slow) / sum(kept),
+        period=common if common > 1 and common == min(gaps) else 0,
+    )
+
+
+def _warm(seconds: Sequence[float]) -> int:
+    """How many of the first steps are warm-up."""
+    usual, first = median(seconds), 0
+    while first < len(seconds) * LEVEL.most_warm_up - 1 and seconds[first] > LEVEL.warm_up * usual:
+        first += 1
+    return first
+
+
+def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | None, int]:
+    """The one place from which on steps take longer, by least squares of smoothed logarithms; judged by medians."""
+    n = len(seconds)
+    if n < 2 * COUNT.least_side:
+        return None, n
+    logs = np.log(_running_medians(seconds))
+    sums, squares = np.cumsum(logs), np.cumsum(logs**2)
+    at = np.arange(COUNT.least_side, n - COUNT.least_side + 1)
+    left = squares[at - 1] - sums[at - 1] ** 2 / at
+    right = (squares[-1] - squares[at - 1]) - (sums[-1] - sums[at - 1]) ** 2 / (n - at)
+    split = int(at[int(np.argmin(left + right))])
+    before, after = seconds[:split], seconds[split:]
+    low, high = median(before), median(after)
+    noise = max(DEVIATION * median(abs(s - m) for s in side) / m for side, m in ((before, low), (after, high)))
+    if high / low < LEVEL.shifted or math.log(high / low) < LEVEL.shift_noise * noise:
+        return None, n
+    return Shift(indices[split], low, high), split
+
+
+def _running_medians(seconds: Sequence[float]) -> Column:
+    given = np.array(seconds, dtype=float)
+    if len(given) < 2 * COUNT.smoothed:
+        return given
+    half = COUNT.smoothed // 2
+    padded = np.concatenate([given[:half], given, given[-half:]])
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, COUNT.smoothed), axis=1))
+
+
+OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
+COMPARED = ("params_dtype", "transformer_impl", "optimizer")  # arguments that two runs may differ in beside their plans
+BATCH_NAMES = ("global_batch_size", "train_batch_size")  # Megatron's and DeepSpeed's
+MEMORY_MODEL = "a model of what is allocated: allocators and libraries take more"
+
+
+def audit_training(log: TrainingLog, claim: Claim | None, name: str = "log") -> Section:
+    """What happened step by step; with a claim (or where the log itself tells enough) whether it should have."""
+    told, went = logged_plan(log), pace(log.steps)
+    priced, why = _price_step(log, told, claim)
+    notes = [*log.notes, *told.notes, *_notes(log, went)]
+    findings, causes = list(_figures(log, went, priced, claim)), list(_pace_causes(log, went))
+    if priced is not None and (measured := _step_s(log, went, priced)):
+        found, mfu = taxes(priced, measured), _mfu(priced, measured)
+        notes.append(Note("taxes", tax_sentence(found, measured, mfu)))
+        notes.append(Note("mfu", f"MFU counts {priced.mfu_definition}"))
+        causes += tax_causes(priced, found, measured, mfu)
+    elif why:
+        notes.append(Note("not-priced", why))
+    plan = list(_plan(log, told, claim)) if claim else []
+    causes.sort(key=lambda c: -(c.share or 0.0))
+    return Section("training", (name,), (*plan, *findings), tuple(notes), causes=tuple(causes), facts=_facts(log, told))
+
+
+def _price_step(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> tuple[StepBill | None, str]:
+    """The step of the run, or why it has no price."""
+    model = claim.question.model if claim else told.model
+    cluster = claim.question.cluster if claim else told.cluster
+    if model is None or not cluster:
+        lacks = [what for what, there in (("the model (--model)", model), ("the GPUs (--cluster)", cluster)) if not there]
+        return None, f"the log does not tell {' and '.join(lacks)}: the MFU is not explained"
+    options = _options(log, told, claim)
+    if "batch" not in options or "context" not in options:
+        return None, "the log does not tell the batch and the length of its sequences: say --global-batch and --context"
+    try:
+        return price(settle(resolve_question(model, cluster, options))), ""
+    except Refusal as refusal:
+        return None, f"the logged plan has no price here: {refusal}"
+
+
+def _options(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> dict[str, object]:
+    """The options of the training question: what the user says, else what the log says."""
+    options: dict[str, object] = {k: v for k, v in told.options.items() if v is not None}
+    asked = claim.question if claim else None
+    options |= _given_options(asked) if asked else {}
+    if claim and claim.context:
+        options["context"] = claim.context
+    *inner, dp = (_whole(options.get(axis, 0)) for axis in AXES)
+    if not dp and asked:  # replicas that nobody counts follow from the GPUs
+        dp = (told.gpus or asked.cluster.num_gpus) // math.prod(size or 1 for size in inner)
+    dp = max(1, dp)
+    over_all = options.pop("global_batch", 0) or (asked.goal.global_batch if asked else 0) or _batch(log)
+    if over_all:
+        options["batch"] = batch = max(1, _whole(over_all) // dp)
+        options["micro_batch"] = min(_whole(options.get("micro_batch", 1)), batch)
+    elif claim and claim.batch:
+        options["batch"] = claim.batch
+    engine = asked.engine.key if asked and asked.trains and asked.engine.key != PHASES["train"].engine else told.engine
+    return {**options, **CompareOptions(dp=dp, phase="train", engine=engine, profile=asked.profile if asked else None)}
+
+
+def _given_options(asked: Question) -> dict[str, object]:
+    """What of the question is not as it is when nobody says anything."""
+    plain = Question(asked.model, asked.cluster, asked.engine)
+    said: dict[str, object] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
+    for name in ("recompute", "schedule", "chunks"):
+        said |= {name: value} if (value := getattr(asked.plan, name)) != getattr(plain.plan, name) else {}
+    usual, plan = asked.engine.trains, asked.plan
+    said |= CompareOptions(dtype=plan.weights_dtype) if plan.weights_dtype else {}
+    said |= CompareOptions(sequence_parallel=True) if plan.sequence_parallel and not usual.sequence_parallel else {}
+    said |= CompareOptions(micro_batch=asked.micro_batch) if asked.micro_batch != 1 else {}
+    said |= CompareOptions(global_batch=asked.goal.global_batch) if asked.goal.global_batch else {}
+    said |= CompareOptions(zero=plan.zero) if plan.zero != usual.zero else {}
+    said |= CompareOptions(eager=True) if asked.what_if.eager else {}
+    return said
+
+
+def _whole(value: object) -> int:
+    return int(value) if isinstance(value, (int, float, str)) else 0
+
+
+def _batch(log: TrainingLog) -> float:
+    batches = [s.batch for s in log.steps if s.batch]
+    return median(batches) if batches else 0.0
+
+
+def _logged_batch(log: TrainingLog) -> float:
+    """The global batch of the arguments, where no step's line has it."""
+    said = next((log.arguments[name] for name in BATCH_NAMES if name in log.arguments), "")
+    return float(said) if said.isdecimal() and len(said) < 16 else 0.0
+
+
+def _mfu(priced: StepBill, measured_s: float) -> float:
+    """The MFU of the measured step, by the FLOPs that the price counts."""
+    return float(priced.mfu) * float(priced.step_s) / measured_s
+
+
+def _rate(log: TrainingLog, went: Pace | None, figure: str) -> float | None:
+    """The median of a figure over the steps that count; None where no line says."""
+    warm = {s.index for s in went.warm_up} if went else set[int]()
+    steps = [s for s in log.steps if s.index not in warm and (s.step_s or went is None)]
+    values = [v for s in steps if (v := getattr(s, figure))]
+    return median(values) if values else None
+
+
+def _step_s(log: TrainingLog, went: Pace | None, priced: StepBill | None) -> float | None:
+    """Seconds of the usual step: as logged, else as the tokens of a second tell them for the batch that is priced."""
+    if went:
+        return went.usual_s
+    rate = _rate(log, went, "tokens_per_s")
+    return float(priced.tokens) / float(priced.num_gpus) / rate if priced and rate else None
+
+
+def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim: Claim | None) -> Iterator[Finding]:
+    """Step time, rates, utilisation and memory, beside their prices where there are any."""
+    tolerance = claim.tolerance if claim else levels("runs.evidence.finding").seconds_tolerance
+    step_s, measured = float(priced.step_s) if priced else None, _step_s(log, went, priced)
+    figures = ("tokens_per_s", "samples_per_s", "flops_per_s", "mfu")
+    tokens_per_s, samples_per_s, flops_per_s, mfu = (_rate(log, went, figure) for figure in figures)
+    if went and went.counted > 1:
+        yield Finding("spread of steps", None, went.deviation, "share", reason=f"over {plural(went.counted, 'logged step')}")
+    if measured:
+        step = Finding("step", step_s, measured, "s", tolerance, OTHER_RUN if priced else "", evidence=bool(priced))
+        yield _seconds(step, priced)
+    if priced and measured:
+        tokens = float(priced.tokens) / float(priced.num_gpus)
+        yield Finding("tokens/s per GPU", tokens / float(priced.step_s), tokens_per_s or tokens / measured, "", tolerance)
+        why = "by the FLOPs that the price counts"
+        yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", tolerance, why)
+    elif tokens_per_s:
+        yield Finding("tokens/s per GPU", None, tokens_per_s)
+    if batch := _batch(log) or _logged_batch(log):
+        yield Finding("global batch, sequences", None, batch)
+    if samples_per_s:
+        yield Finding("samples/s", None, samples_per_s)
+    if flops_per_s:
+        ours = flops_per_s * measured / step_s / 1e12 if step_s and measured else None
+        yield Finding("TFLOP/s per GPU", ours, flops_per_s / 1e12, "", tolerance, "as the program counts them")
+    if mfu:
+        yield Finding("logged MFU", None, mfu, "share", reason="as the program counts it")
+    yield from _clocks(log, measured)
+    held = [*log.memory_bytes.values(), *(s.memory_bytes for s in log.steps if s.memory_bytes)]
+    if held:
+        ours = float(priced.memory_bytes_per_rank) if priced else None
+        yield Finding("memory of the fullest rank", ours, max(held), "bytes", tolerance, MEMORY_MODEL if priced else "")
+
+
+def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
+    """The program's own clocks that take a part of the step, the longest first; some are inside of others."""
+    told = [t for t in log.timers if not step_s or LEVEL.small * step_s <= t.high_s <= step_s * (1 + LEVEL.uneven)]
+    again = {t.name.removesuffix("_microstep") for t in told if t.name.endswith("_microstep")}  # the same over a whole step
+    for timer in sorted((t for t in told if t.name not in again), key=lambda t: -t.high_s)[: COUNT.most_clocks]:
+        share = f"{timer.high_s / step_s:.1%} of the step" if step_s else ""
+        yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share, of=timer.name)
+
+
+def _seconds(finding: Finding, priced: StepBill | None) -> Finding:
+    """Decided only where the price rests on measurements."""
+    why = reason_assumed(priced) if priced else ""
+    return finding.unsure(why) if why else finding.judged()
+
+
+def _plan(log: TrainingLog, told: LoggedPlan, claim: Claim) -> Iterator[Finding]:
+    """Model, chip and sizes that the user says against those that the log says."""
+    yield from identity_findings(claim, told.model.key if told.model else "", " ".join(log.facts.get("device", ())))
+    for axis in SIZES:
+        said, logged = int(getattr(claim.plan, axis)), told.options.get(axis)
+        if said != 1 and logged is not None:
+            yield Finding(PARALLEL[axis].title, said, _whole(logged), reason=f"the run was started with {axis} {logged}").judged()
+
+
+def _pace_causes(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
+    if went and (shift := went.shift):
+        now, then = format_seconds(shift.after_s), format_seconds(shift.before_s)
+        said = f"since iteration {shift.since:,} a step takes {now} instead of {then}"
+        cost = shift.after_s - shift.before_s
+        what = "look at what changed then: clocks, a host, the data, the checkpoint's disk"
+        yield Cause("slower-since", f"{said} ({shift.factor - 1:+.0%})", cost, cost / shift.after_s, what)
+    if went and went.slow:
+        some = ", ".join(f"{i:,}" for i, _ in went.slow[:5])
+        worst = max(s for _, s in went.slow)
+        often = f", every {went.period:,} iterations" if went.period else ""
+        said = f"{plural(len(went.slow), 'step')} took up to {format_seconds(worst)} (iterations {some}{often})"
+        what = "checkpoints or evaluation: write them beside training" if went.period else "a late rank, the data or a retry"
+        yield Cause("slow-steps", f"{said}: {went.slow_share:.1%} of the time", None, went.slow_share, what)
+    for code, what in (("skipped", "skipped (its loss scale was too high)"), ("nan", "lost to values that are no numbers")):
+        lost = sum(getattr(s, code) or 0.0 for s in log.steps)
+        if lost:
+            yield Cause(code, f"{plural(lost, 'iteration')} {what}")
+    yield from _uneven(log, went)
+
+
+def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
+    """Clocks of the program that ranks disagree on."""
+    if went is None:
+        return
+    for timer in sorted(log.timers, key=lambda t: t.low_s - t.high_s):
+        apart = timer.high_s - timer.low_s
+        if apart >= LEVEL.uneven * went.usual_s and not timer.name.endswith("setup"):
+            low, high = format_seconds(timer.low_s), format_seconds(timer.high_s)
+            said = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
+            what = "stages of unequal work, or a slow rank: compare ranks of one stage"
+            yield Cause("uneven-ranks", said, apart, apart / went.usual_s, what)
+            return
+
+
+def _notes(log: TrainingLog, went: Pace | None) -> Iterator[Note]:
+    first, last = (log.steps[0].index, log.steps[-1].index) if log.steps else (0, 0)
+    of = f" of {log.last:,}" if log.last else ""
+    yield Note("steps", f"{plural(len(log.steps), 'logged step')}, iterations {first:,} to {last:,}{of}")
+    if log.program == "deepspeed clocks":
+        yield Note("micro-steps", "a step is one micro-batch of a rank here, as DeepSpeed's clocks sum up")
+    if went and went.warm_up:
+        took = format_seconds(max(s.step_s or 0.0 for s in went.warm_up))
+        yield Note("warm-up", f"{plural(len(went.warm_up), 'first step')} left out as warm-up (up to {took})")
+    if log.last and last < log.last:
+        yield Note("partial", f"the log ends at iteration {last:,} of {log.last:,}")
+    if log.restarts:
+        yield Note("restarts", f"the run started again {plural(log.restarts, 'time')}; its longest part is told")
+
+
+def _facts(log: TrainingLog, told: LoggedPlan) -> dict[str, str]:
+    facts = {"program": log.program, "engine": told.engine}
+    facts |= {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in told.options.items()}
+    facts |= {"model": told.model.key} if told.model else {}
+    facts |= {name: " ".join(words) for name, words in log.facts.items() if name in ("device", "model", "sharded", "peak")}
+    facts |= {"gpus": str(told.gpus)} if told.gpus else {}
+    return facts | {name: log.arguments[name] for name in COMPARED if name in log.arguments}

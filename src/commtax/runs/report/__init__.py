@@ -1,0 +1,1 @@
+"""What audits and calibrations found, in words, tables and pages."""

@@ -1,0 +1,31 @@
+"""How an audit is shown where it is an answer in Python: on a screen, as a document, as rows, as a figure."""
+
+from math import isfinite
+from pathlib import Path
+
+from commtax.report.answer_manners import Manner, Rows
+from commtax.report.answer_plots import plot_bars
+from commtax.report.documents import record
+from commtax.report.plots import Figure
+from commtax.runs.evidence.finding import Audit
+from commtax.runs.report.audit_words import audit_document
+from commtax.runs.report.auditing import show_audit
+from commtax.runs.traces.typical_step import PARTS, typical_of_ranks
+
+
+def manner() -> Manner[Audit]:
+    def rows(audited: Audit) -> Rows:
+        return [{"file": ", ".join(s.files)} | record("audit-finding", finding=f) for s in audited.sections for f in s.findings]
+
+    return Manner(show_audit, audit_document, rows, plot_audit)
+
+
+def plot_audit(audited: Audit, path: Path | None) -> Figure:
+    """How far each figure lies from its prediction; without one, what the typical step of each file is made of."""
+    off = [(f.item, f.difference) for f in audited.findings if f.difference is not None and isfinite(f.difference)]
+    if audited.claim and off:
+        return plot_bars(off, "%", "measured against predicted", path)
+    used = [u for s in audited.sections if (u := typical_of_ranks(s)) is not None]
+    names = ("compute", "exposed communication", "copies", "idle")
+    rows = [(name, getattr(u, part)) for u in used[:1] for name, part in zip(names, PARTS, strict=True)]
+    return plot_bars(rows, "s", "a typical step", path)

@@ -1,0 +1,150 @@
+"""An audit, or two runs, as a page: verdict, causes, steps in time on one axis, and the tables of the terminal."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from commtax.report.documents import Record
+from commtax.report.tables import TableCells
+from commtax.runs.evidence.finding import Audit, Section
+from commtax.runs.report import audit_differences as differences
+from commtax.runs.report import audit_words as words
+from commtax.runs.report import auditing
+from commtax.runs.traces.predicted_timeline import predicted_step, priced_step
+from commtax.runs.traces.run_differences import Difference
+from commtax.timeline import Timeline
+from commtax.units import format_seconds
+
+MOST_SHOWN = 8_000  # intervals of a picture: those that are nearer than can be seen are drawn as one
+MOST_LANES = 16
+MOST_JOBS = 4  # whose steps are drawn
+NAME = 160  # signs of an interval's name
+FINEST = 4096  # parts of a picture's width below which two intervals are one
+
+
+def audit_page(audited: Audit, command: str) -> Record:
+    causes = words.other_causes(audited)[: words.MOST_CAUSES]
+    return {
+        "kind": "audit",
+        "command": command,
+        "title": words.headline(audited),
+        "ran": " ".join(words.job_lines(audited)),
+        "verdict": audited.verdict,
+        "culprit": " ".join(words.culprit_lines(audited)),
+        "causes": [{"said": c.said, "price": words.cost_words(c), "rest": words.change_lines(c), "share": c.share} for c in causes],
+        "charts": list(_charts(audited)),
+        "tables": [table for s in audited.sections for table in _tables(audited, s)],
+        "notes": [n for s in audited.sections for n in (words.title(s), *words.remarks(s), *words.told_facts(s))]
+        + list(audited.notes),
+    }
+
+
+def _tables(audited: Audit, section: Section) -> list[Record]:
+    """Of a section, the first with its name where there are several."""
+    tables = [_table(t) for t in auditing.tables(section, audited.claim is not None)]
+    return [{"title": words.title(section), **tables[0]}, *tables[1:]] if tables and len(audited.sections) > 1 else tables
+
+
+def difference_page(d: Difference, command: str) -> Record:
+    first, *others = differences.summary(d)
+    both = (("A", d.before), ("B", d.after))
+    charts = [chart(s.measured, f"{name}, measured") for name, run in both if (s := _timed_section(run)) and s.measured]
+    return {
+        "kind": "diff",
+        "command": command,
+        "title": first,
+        "verdict": "disagree" if d.worse else "agree",
+        "culprit": " ".join(others),
+        "causes": [],
+        "charts": charts,
+        "tables": [_table(t) for t in differences.tables(d)],
+        "notes": list(differences.remarks(d)),
+    }
+
+
+def _table(table: TableCells) -> Record:
+    columns, rows = table
+    heads = [{"name": name.lstrip(">"), "number": name.startswith(">")} for name in columns]
+    return {"columns": heads, "rows": [[str(cell) for cell in row] for row in rows]}
+
+
+def _timed_section(audited: Audit) -> Section | None:
+    """The section whose step is drawn."""
+    return next((s for s in audited.sections if s.measured is not None), None)
+
+
+def _charts(audited: Audit) -> Iterator[Record]:
+    """The measured step above the predicted one; of several jobs a step of each of the first, and no prediction."""
+    section = _timed_section(audited)
+    if section is None or section.measured is None:
+        return
+    timed = [(s.files[0], s.measured) for s in audited.sections if s.measured is not None]
+    if len(timed) > 1:
+        yield from (chart(measured, f"{file}, measured") for file, measured in timed[:MOST_JOBS])
+        return
+    yield chart(section.measured, "measured")
+    if audited.claim is not None and not audited.claim.question.trains:
+        b = priced_step(audited.claim, section)
+        q = b.question
+        yield chart(predicted_step(b), f"predicted: {q.phase}, batch {int(q.batch)}, {int(q.context):,} tokens")
+
+
+def chart(timeline: Timeline, name: str) -> Record:
+    """A timeline's busiest lanes as columns of whole nanoseconds from its own beginning, each name once."""
+    begin = timeline.begin_s
+    busy = np.bincount(timeline.lane, weights=timeline.end_s - timeline.start_s, minlength=len(timeline.lanes))
+    used = np.unique(timeline.lane)
+    lanes = sorted(used[np.argsort(-busy[used], kind="stable")][:MOST_LANES].tolist())
+    shown = {lane: row for row, lane in enumerate(lanes)}
+    rows = thin_intervals([(shown[r[0]], *r[1:]) for r in _rows(timeline, begin) if r[0] in shown])
+    names = list(dict.fromkeys(r[4] for r in rows))
+    place = {text: number for number, text in enumerate(names)}
+    left_out = f" ({len(used) - len(lanes)} lanes more)" if len(used) > len(lanes) else ""
+    return {
+        "name": f"{name}, {format_seconds(timeline.span_s)}{left_out}",
+        "length": round(timeline.span_s * 1e9),
+        "lanes": [timeline.lanes[i] for i in lanes],
+        "kinds": timeline.kinds,
+        "names": names,
+        **{key: [r[at] for r in rows] for at, key in enumerate(("lane", "start", "duration", "kind_of"))},
+        "name_of": [place[r[4]] for r in rows],
+    }
+
+
+Interval = tuple[int, int, int, int, str]  # lane, start and duration in nanoseconds, kind, name
+
+
+def _rows(timeline: Timeline, begin: float) -> Iterator[Interval]:
+    order = np.lexsort((timeline.start_s, timeline.lane))
+    for i in order.tolist():
+        start, end = (round((float(x) - begin) * 1e9) for x in (timeline.start_s[i], timeline.end_s[i]))
+        yield int(timeline.lane[i]), start, end - start, int(timeline.kind[i]), timeline.name[i][:NAME]
+
+
+def thin_intervals(rows: Sequence[Interval], most: int = MOST_SHOWN) -> list[Interval]:
+    """The same picture of at most so many intervals: neighbours of one kind that no eye parts become one."""
+    span = max((r[1] + r[2] for r in rows), default=0)
+    gap, shown = max(1, span // FINEST), list(rows)
+    by_kind = sorted(rows, key=lambda r: (r[0], r[3], r[1]))
+    while len(shown) > max(most, len({(r[0], r[3]) for r in rows})):
+        shown, gap = list(_join_intervals(by_kind, gap)), gap * 2
+    return shown
+
+
+def _join_intervals(rows: Iterable[Interval], gap: int) -> Iterator[Interval]:
+    held: Interval | None = None
+    count = 1
+    for row in rows:
+        if held and held[0] == row[0] and held[3] == row[3] and row[1] - (held[1] + held[2]) < gap and held[2] < gap * 4:
+            count += 1
+            held = (held[0], held[1], max(held[2], row[1] + row[2] - held[1]), held[3], held[4])
+            continue
+        if held:
+            yield _label_count(held, count)
+        held, count = row, 1
+    if held:
+        yield _label_count(held, count)
+
+
+def _label_count(row: Interval, count: int) -> Interval:
+    return row if count == 1 else (*row[:4], f"{count} intervals")

@@ -1,0 +1,113 @@
+"""A running server beside its prediction, in sentences and on a terminal."""
+
+from collections.abc import Iterator
+
+from commtax.files import table
+from commtax.report.drawing import Console
+from commtax.report.tables import notes, say
+from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Finding, missing_sentence
+from commtax.runs.report import auditing
+from commtax.runs.report.audit_words import cause_sentence, causes, outcome_sentence, remarks, told_facts, value_text
+from commtax.runs.results.live import BINDS, IDLE, ServerAudit
+from commtax.units import format_figure, format_mean, format_seconds
+
+WORDS = table("report/words.toml")["server"]
+OF_A_TOKEN = ("tpot_mean", "itl_mean")
+SLOWER, FASTER, OTHER = "slower", "faster", "other"
+STYLES = {AGREE: "bold green", SLOWER: "bold red", FASTER: "bold", OTHER: "bold red", UNKNOWN: "bold", IDLE: "bold"}
+
+
+def state_of(seen: ServerAudit) -> str:
+    """Agree, slower, faster, other (another plan than was said), unknown or idle."""
+    if seen.window.idle:
+        return IDLE
+    off = [f for f in seen.findings if f.verdict == DISAGREE]
+    if not off:
+        return AGREE if seen.audited.verdict == AGREE else UNKNOWN
+    timed = [f for f in off if f.evidence and f.difference]
+    if not timed:
+        return OTHER
+    f = _furthest(timed)
+    is_longer_or_higher = (f.difference or 0.0) > 0
+    return SLOWER if is_longer_or_higher == (f.unit == "s") else FASTER
+
+
+def _furthest(findings: list[Finding]) -> Finding:
+    return max(findings, key=lambda f: abs(f.difference or 0.0))
+
+
+def answer_sentence(seen: ServerAudit) -> str:
+    """What ran, and whether it is as fast as predicted; without a claim, how it goes."""
+    claim = seen.audited.claim
+    if claim is None and not seen.window.idle:
+        return f"{seen.run.model or 'server'}: {outcome_sentence(seen.audited)}"
+    name = f"{claim.question.model.key} on {claim.question.cluster.key}, TP {claim.tp}" if claim else seen.run.model or "server"
+    return f"{name}: {WORDS['states'][state_of(seen)]}{_furthest_words(seen)}"
+
+
+def _furthest_words(seen: ServerAudit) -> str:
+    """The figure that decides: the furthest one that disagrees, else the time of a token."""
+    off = [f for f in seen.findings if f.verdict == DISAGREE and f.evidence and f.difference]
+    near = [f for f in seen.findings if f.verdict == AGREE and f.evidence]
+    usual = next((f for f in near if f.code in OF_A_TOKEN), near[0] if near else None)
+    told = _furthest(off) if off else usual
+    if told is None or told.predicted is None or state_of(seen) == UNKNOWN:
+        return ""
+    measured, predicted = (value_text(value, told.unit) for value in (told.measured, told.predicted))
+    if not off and told.low is not None and told.high is not None and not told.low <= (told.measured or 0.0) <= told.high:
+        return f": {told.item} is {measured}, within {told.tolerance:.0%} of the predicted {predicted}"
+    if not off or not told.measured or not told.predicted:
+        return f": {told.item} is {measured} ({range_text(told)} predicted)"
+    return f": {told.item} is {measured}, {told.measured / told.predicted:.2f} times the predicted {predicted} ({range_text(told)})"
+
+
+def range_text(f: Finding) -> str:
+    """The range of a prediction, or the prediction alone where it has none.
+
+    >>> range_text(Finding("TPOT", 0.02, 0.03, "s", low=0.015, high=0.025))
+    '15 to 25 ms'
+    """
+    if f.low is None or f.high is None:
+        return value_text(f.predicted, f.unit)
+    low, high = value_text(f.low, f.unit), value_text(f.high, f.unit)
+    same = low.rpartition(" ")[2] == high.rpartition(" ")[2] and " " in low
+    return f"{low.rpartition(' ')[0] if same else low} to {high}"
+
+
+def load_sentence(seen: ServerAudit) -> str:
+    """The load that was found in the metrics, and over which time."""
+    run, parts = seen.run, list[str]()
+    if there := run.facts.get("mean concurrency"):
+        parts.append(f"{there} requests in flight on average")
+    elif run.concurrency:
+        parts.append(f"{run.concurrency:.0f} requests in flight, as was said")
+    if run.input_len and run.output_len:
+        parts.append(f"{format_mean(run.input_len)} tokens in, {format_mean(run.output_len)} out")
+    if run.requests_per_s:
+        parts.append(f"{format_figure(run.requests_per_s)} requests/s")
+    if run.hit_rate:
+        parts.append(f"{run.hit_rate:.0%} of the prompt tokens cached")
+    if run.accepted > 1:
+        parts.append(f"{run.accepted:.2f} tokens per step")
+    span = seen.window.seconds
+    return f"{'; '.join(parts) or 'no load'} ({'since its start' if span is None else f'last {format_seconds(span)}'})"
+
+
+def next_lines(seen: ServerAudit) -> Iterator[str]:
+    """What to look at next: the dearest causes, else what is missing for a verdict; and what binds a step."""
+    found = [cause_sentence(cause) for cause in causes(seen.audited)]
+    yield from found[:2]
+    if not found and not seen.window.idle and (why := missing_sentence(seen.audited)):
+        yield f"to judge it: {why}"
+    yield from (str(n) for s in seen.audited.sections for n in s.notes if n.code == BINDS)
+
+
+def show_server(console: Console, seen: ServerAudit) -> None:
+    """The answer in a few lines, then every figure."""
+    say(console, answer_sentence(seen), STYLES[state_of(seen)])
+    say(console, load_sentence(seen))
+    for line in next_lines(seen):
+        say(console, line)
+    for section in seen.audited.sections:
+        auditing.show_section(console, section, seen.audited.claim is not None)
+        notes(console, (text for text in remarks(section) if getattr(text, "code", "") != BINDS), told_facts(section))

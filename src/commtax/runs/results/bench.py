@@ -1,0 +1,269 @@
+"""Results of benchmarks, told apart by what they hold; seconds inside.
+
+JSON, JSON lines and CSV: ``vllm bench latency|throughput|serve`` and its sweeps, ``sglang.bench_serving``, ``bench_one_batch`` and
+``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM, InferenceX. Text: what those and trtllm-bench print, MLPerf's summary, a
+server's ``/metrics``.
+
+Which keys are there differs by tool and version; a key that is missing leaves None. TPOT is (E2E - TTFT) / (output - 1) in all of
+them; ITL is the list of gaps between chunks of a stream, which may hold several tokens. Of JSON that ends too early, or
+is damaged somewhere, all is read that is whole before that place.
+"""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from statistics import fmean, median, pstdev
+
+from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
+from commtax.runs.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
+from commtax.runs.results import trtllm_bench as trtllm
+from commtax.runs.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_of, thirds_of
+from commtax.statement import Note, Refusal
+from commtax.thresholds import counts
+from commtax.wordings import split_lines
+
+_DECODER = json.JSONDecoder()
+_SPACE = " \n\r\t"
+
+
+COUNT = counts(__name__)
+KEYS = tuple(f'"{key}"'.encode() for key in (*TABLE["told_by"], *inferencex.KEYS))
+_LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_throughput)": ', re.M)  # with which a result begins
+COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
+NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
+
+SPECIAL = (mlperf, prometheus, batch_benchmarks, trtllm)  # readers of what single tools print; ``printed`` reads all others
+
+
+def looks_like_data(head: bytes) -> bool:
+    """Whether JSON begins with a key of a result."""
+    return any(key in head for key in KEYS) or runs.are_labels(head)
+
+
+def looks_like_text(text: str) -> bool:
+    """Whether a text holds any printed result, summary, page of metrics or table of commas."""
+    known = any(reader.looks_like(text) for reader in (*SPECIAL, printed))
+    return known or aiperf.is_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
+
+
+def read(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
+    """All results of a file of any of these kinds."""
+    return parse(text, name) if text.lstrip()[:1] in ("{", "[") or not looks_like_text(text) else parse_text(text, name)
+
+
+def parse_text(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
+    """All results that a text holds, kind by kind."""
+    try:
+        found = list(islice(_find_results(text), COUNT.most_results + 1))
+    except csv.Error as error:
+        raise Refusal(f"benchmark '{name}': a row of its table is damaged ({error!s:.80})") from None
+    return _check_results(found, name, "a benchmark's title, but no figure of it found")
+
+
+def _find_results(text: str) -> Iterator[BenchmarkRun]:
+    if aiperf.is_csv(text):
+        yield from aiperf.from_csv(text)
+    elif _is_sweep(text):
+        rows = csv.DictReader((line for line in split_lines(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
+        for row in rows:
+            d: JsonObject = {
+                key: value if (n := number(value)) is None else n for key, value in row.items() if isinstance(key, str)
+            }
+            if any(number(d.get(column)) is not None for column in COLUMNS):
+                yield _serve(d)
+    else:
+        special = [module for module in SPECIAL if module.looks_like(text)]
+        if printed.TITLE in text or not special:
+            yield from printed.parse(text)
+        for module in special:
+            yield from module.parse(text)
+        # Results that stand as JSON in lines of their own among others, as a client's output has them.
+        for match in _LINE.finditer(text):
+            end = text.find("\n", match.start())
+            line = text[match.start() : end if end >= 0 else None]
+            with suppress(Refusal, TypeError, AttributeError, ValueError, OverflowError):  # a line that is cut off
+                yield from (one for d in parse_documents(line, "line") if isinstance(d, dict) for one in _results_of_document(d))
+
+
+def parse(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
+    """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
+    documents, cut = _documents(text, f"benchmark '{name}'")
+    try:
+        every = (one for d in documents if isinstance(d, dict) for one in _results_of_document(d))
+        found = list(islice(every, COUNT.most_results + 1))
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise Refusal(f"benchmark '{name}': a field has the wrong form ({error!s:.80})") from None
+    first = next((d for d in documents if isinstance(d, dict)), {})
+    keys = f"; its own: {', '.join(str(key)[:30] for key in list(first)[:8])}" if first else ""
+    results = _check_results(found, name, f"{NOTHING}{keys}")
+    return (*results[:-1], replace(results[-1], notes=(*results[-1].notes, cut))) if cut else results
+
+
+def _check_results(found: list[BenchmarkRun], name: str, nothing: str) -> tuple[BenchmarkRun, ...]:
+    if not found:
+        raise Refusal(f"benchmark '{name}': {nothing}")
+    if len(found) > COUNT.most_results:
+        raise Refusal(f"benchmark '{name}': more than {COUNT.most_results:,} results; split it")
+    if not all(math.isfinite(x) and x >= 0 for b in found for stats in b.stats.values() for x in stats.values()):
+        raise Refusal(f"benchmark '{name}': a time is negative or not a number")
+    return tuple(found)
+
+
+def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
+    """The documents of a text, and from where on it is missing where it is cut off."""
+    try:
+        return parse_documents(text, name), None
+    except Refusal:
+        if memory_of(text) > JSON_MEMORY_BYTES:
+            raise
+        whole: list[Json] = []
+        for line in (line for line in split_lines(text) if line.strip()):
+            try:
+                whole += parse_documents(line, name)
+            except Refusal:
+                break
+        if whole and isinstance(whole[0], dict):
+            return whole, Note("partial", f"result {len(whole) + 1} is cut off or no JSON: those before it are read")
+        value, last = read_damaged(text)
+        if not value:
+            raise
+        note = Note("partial", f"cut off or damaged after its key '{last[:40]}': what is whole before it is read")
+        return value if isinstance(value, list) else [value], note
+
+
+def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
+    if guidellm.is_document(d):
+        yield from guidellm.from_document(d)
+    elif "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first
+        yield _serve(d)
+    elif "latencies" in d or "avg_latency" in d:
+        each = tuple(map(need_number, need_list(d.get("latencies", []))))
+        if not each and "avg_latency" not in d:
+            raise Refusal("latencies is empty")
+        stats: dict[str, float] = {"mean": need_number(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
+        stats |= {f"p{key}": need_number(value) for key, value in need_object(d.get("percentiles") or {}).items()}
+        if each or "p50" in stats:
+            stats["median"] = median(each) if each else stats["p50"]
+        yield result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
+    elif "elapsed_time" in d and "tokens_per_second" in d:  # prompt and output tokens are counted together
+        yield result("vllm", "throughput", d, request_rate=math.inf)
+    elif inferencex.is_document(d):
+        yield inferencex.from_document(d)
+    elif aiperf.is_document(d):
+        yield aiperf.from_document(d)
+    elif batch_benchmarks.is_batch(d):
+        yield batch_benchmarks.from_batch(d)
+    else:
+        yield from runs.of_document(d)
+
+
+def _serve(d: JsonObject) -> BenchmarkRun:
+    """``*_ms`` statistics; ``ttfts``, ``itls`` and ``latencies`` of single requests, where they are kept, in seconds."""
+    stats: dict[str, dict[str, float]] = {}
+    for key, value in d.items():
+        statistic, _, metric = key.removesuffix("_ms").partition("_")
+        metric = TABLE["metrics"].get(metric, metric)
+        if key.endswith("_ms") and isinstance(value, (int, float)) and metric in METRICS:
+            stats.setdefault(metric, {})[statistic] = float(value) * 1e-3
+    gaps = [need_number(x) for row in need_list(d.get("itls") or []) for x in (row if isinstance(row, list) else [row])]
+    ttfts = [need_number(x) for x in need_list(d.get("ttfts") or []) if x]
+    whole = [need_number(x) for x in need_list(d.get("latencies") or [])]
+    details = {"ttft": ttfts, "itl": gaps, "e2el": whole}
+    for metric, values in details.items():
+        if values and metric not in stats:
+            stats[metric] = {"mean": fmean(values), "median": median(values)}
+    if thirds := thirds_of(details["ttft"]):
+        stats["ttft"] |= thirds
+    backend = str(d.get("backend") or "")
+    sglang = "accept_length" in d or "mean_e2e_latency_ms" in d or backend.startswith("sglang")
+    lengths = d.get("output_lens")
+    answers = [need_number(n) for n in lengths if n] if isinstance(lengths, list) else []
+    peak = number(d.get("max_concurrent_requests", d.get("peak_concurrency")))
+    facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
+    said = next((value for key in TABLE["engine_version"] if isinstance(value := d.get(key), str)), "")
+    facts |= {"version": said[: COUNT.most_version]} if said else {}
+    facts |= {key: value[: COUNT.most_version] for key in ("engine", "precision") if isinstance(value := d.get(key), str) and value}
+    tool, drawn = ("sglang", _drawn_spread(d)) if sglang else ("vllm", None)
+    spread = spread_of(fmean(answers), pstdev(answers)) if answers else drawn
+    return result(tool, "serve", d, stats, spread=spread, facts=facts)
+
+
+def _drawn_spread(d: JsonObject) -> float | None:
+    """SGLang draws random lengths evenly from a share of the longest up to all of it."""
+    ratio = number(d.get("random_range_ratio")) if str(d.get("dataset_name", "")).startswith("random") else None
+    return (1 - ratio) / (1 + ratio) if ratio is not None and 0 <= ratio <= 1 else None
+
+
+def _is_sweep(text: str) -> bool:
+    header = text[:20000].lstrip().partition("\n")[0].strip()
+    return "," in header and any(column in header.split(",") for column in COLUMNS)
+
+
+def read_damaged(text: str) -> tuple[Json, str]:
+    """The value of a text as far as it goes, and the last key before the end; None where nothing is readable.
+
+    >>> read_damaged('{"a": 1, "b": [{"c": 2, "d": {"e": 3}}, {"f": 4, "g": "ha')
+    ({'a': 1, 'b': [{'c': 2, 'd': {'e': 3}}, {'f': 4}]}, 'f')
+    """
+    last = [""]
+    begin = _skip_space(text, 0)
+    value, _ = _value(text, begin, last, COUNT.depth) if text[begin : begin + 1] in ("{", "[") else (None, -1)
+    return value, last[0]
+
+
+def _value(text: str, at: int, last: list[str], depth: int) -> tuple[Json, int]:
+    """A value and where it ends; -1 where it does not."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        opened = text[at : at + 1]
+        if depth and opened in ("{", "["):
+            return (_object if opened == "{" else _list)(text, at + 1, last, depth - 1), -1
+        return None, -1
+    if end == len(text) and text[at : at + 1] not in ("{", "[", '"'):  # a number may have had more digits
+        return None, -1
+    return value, end
+
+
+def _object(text: str, at: int, last: list[str], depth: int) -> JsonObject:
+    held: JsonObject = {}
+    while at > 0:
+        key, at = _value(text, _skip_space(text, at), last, 0)
+        colon = _skip_space(text, at)
+        if at < 0 or not isinstance(key, str) or text[colon : colon + 1] != ":":
+            break
+        value, at = _value(text, _skip_space(text, colon + 1), last, depth)
+        if at < 0 and not value:
+            break
+        held[key] = value
+        last[0] = key if at > 0 else last[0]
+        at = _after_comma(text, at)
+    return held
+
+
+def _list(text: str, at: int, last: list[str], depth: int) -> list[Json]:
+    held: list[Json] = []
+    while at > 0:
+        value, at = _value(text, _skip_space(text, at), last, depth)
+        if at > 0 or value:
+            held.append(value)
+        at = _after_comma(text, at)
+    return held
+
+
+def _after_comma(text: str, at: int) -> int:
+    """Behind the comma that follows; -1 where none does."""
+    at = _skip_space(text, at) if at > 0 else at
+    return at + 1 if at > 0 and text[at : at + 1] == "," else -1
+
+
+def _skip_space(text: str, at: int) -> int:
+    """Where the next sign is that is no space."""
+    while 0 <= at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at

@@ -1,0 +1,264 @@
+"""nccl-tests and rccl-tests against what the links should carry: peak, latency, dips, wrong values."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import mean, median
+
+from commtax import catalog
+from commtax.catalog.foreign_names import find_device_chip
+from commtax.judgement.collectives import ASSUMED, FAIL, IMPOSSIBLE, telling_time
+from commtax.runs.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
+from commtax.runs.results.collective_tests import CollectiveTests
+from commtax.runs.results.judged_collectives import JudgedRun, JudgedTime, judge_run, missing_words, test_faults, wrong_sizes
+from commtax.runs.results.nccl_tests import NcclTestsRow, NcclTestsRun
+from commtax.spec import Cluster
+from commtax.statement import Note, Refusal
+from commtax.thresholds import thresholds
+from commtax.units import format_bytes, format_rate, format_seconds, plural
+
+COUNT, LEVEL = thresholds(__name__)
+
+AVERAGE = "average bus bandwidth, GB/s"
+DEBUG = "NCCL_DEBUG=INFO shows the rings, and whether P2P and NVLS are used"
+LOOK = {
+    "nvlink": f"nvidia-smi nvlink -s shows links that are down; {DEBUG}",
+    "xgmi": "amd-smi topology and amd-smi xgmi show links that are down; NCCL_DEBUG=INFO shows the rings",
+    "pcie": f"nvidia-smi topo -m shows what lies between the GPUs; {DEBUG}",
+}
+"""Where to look next at links of a kind that carry less than they should."""
+LOOK_BETWEEN = (
+    "ib_write_bw between two hosts shows what one NIC carries; NCCL_DEBUG=INFO shows which NICs are used, and GPUDirect RDMA"
+)
+
+
+def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
+    """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
+    place = claim.question.cluster if claim else named_place(tests)
+    assumed = not claim and not (place and _links_told(place))
+    findings: list[Finding] = [*test_faults(tests, place)]
+    causes: list[Cause] = [*_shared_gpu_causes(tests)]
+    times: list[tuple[str, JudgedTime]] = []
+    for number, run in enumerate(tests.runs, 1):
+        ranks = run.ranks or tests.ranks
+        label = f"run {number}: " if len(tests.runs) > 1 else ""
+        moved = ranks != 1 and any(r.busbw_Bps for r in run.rows)  # one rank sends nothing, and its times are none of a link
+        judged = judge_run(run, place, ranks, profile=claim.question.profile if claim else None) if place and run.op else None
+        if judged:
+            ranks = judged.ranks
+            times += [(f"{label}{run.op}", time) for time in judged.times]
+        told = (*_reached_bandwidth(run, ranks, place), *_expected_findings(run, judged, bool(place), assumed))
+        findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
+        causes += (*_wrong(run, label), *(_faults(run, label) if moved else ()))
+        causes += [*_far_below(run, ranks, place, label)] or _slow(run, told, ranks, place, label)
+    findings += _average(tests)
+    causes += _separate_processes(tests)
+    where = claim.question.cluster.key if claim else place.key if place else "…"
+    notes = [*_cut_off_notes(tests)]
+    sound = not causes and not any(f.verdict == DISAGREE for f in findings)  # else a fault would become the machine's own
+    if tests.runs and sound and not tests.shared and not name.endswith(".json"):  # calibrate reads what is printed
+        lays = f"commtax calibrate {name} --cluster {where} lays these measurements over the catalogue"
+        more = "to calibrate commtax, measure sizes that are mostly latency and mostly bytes as well, such as -b 8 -e 1G"
+        notes.append(Note("calibrate", lays if all(map(_has_both_sides, tests.runs)) else more))
+    if place and not claim and tests.runs:
+        notes.append(Note("place", f"{place.key} is taken from the devices' names"))
+    if place and tests.runs:
+        notes += _headline(times, "" if claim else place.key, assumed)
+    return Section("collectives", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=_facts(tests))
+
+
+def _has_both_sides(run: NcclTestsRun) -> bool:
+    """Whether the smallest size is mostly latency and the largest mostly bytes: times that grow little there, and much here."""
+    timed = sorted((row.nbytes, row.seconds) for row in run.rows if row.seconds and row.nbytes)
+    if len(timed) < 2:
+        return False
+    (least, first), (second, other) = timed[:2]
+    (before, late), (most, last) = timed[-2:]
+    return other / first <= (1 + second / least) / 2 and last / late >= 2 / (1 + before / most)
+
+
+def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) -> Iterator[Note]:
+    """The largest size that is too slow; on a cluster that is a guess, the largest of all beside what is predicted for that.
+    ``named``: the cluster as its devices' names tell it, where nobody said one."""
+    if times:
+        op, time = times[telling_time([t.row.nbytes for _, t in times], ["" if assumed else t.verdict for _, t in times])]
+        ratio = f"{time.row.seconds / float(time.expected.seconds):.2f} x"
+        guess = f"{ratio} what is predicted for {named}; names do not tell links: give --cluster to judge it"
+        sure = f"{ratio} the time that it should{f' on {named}' if named else ''}"
+        if assumed or time.verdict == FAIL:
+            yield Note("headline", f"{op} of {format_bytes(time.row.nbytes)} took {guess if assumed else sure}")
+
+
+def _cut_off_notes(tests: CollectiveTests) -> Iterator[Note]:
+    for test in tests.cut:
+        yield Note("partial", f"{test.op or 'a test'} is cut off: {missing_words(test)}")
+    if not tests.runs and not tests.cut:
+        yield Note("partial", "no row of a test's table is in this text: it tells no measurement")
+
+
+def named_place(tests: CollectiveTests) -> Cluster | None:
+    """Hosts of the chip that all devices are."""
+    chips = {find_device_chip(device) for device in tests.devices}
+    if len(chips) != 1 or "" in chips or not tests.ranks or tests.shared:
+        return None
+    hosts = max(1, len(tests.hosts))
+    each = -(-max(tests.ranks, *(run.ranks for run in tests.runs), 0) // hosts)
+    try:
+        return catalog.cluster(f"{hosts}x{each}x{chips.pop()}" if hosts > 1 else f"{each}x{chips.pop()}")
+    except Refusal:
+        return None
+
+
+def _links_told(place: Cluster) -> bool:
+    """Whether the name of a chip tells what joins these: all reach each other over links that it is sold with."""
+    inside = place.intra
+    return (
+        place.is_one_domain and place.bridge is None and inside.kind in ("nvlink", "xgmi") and bool(inside.switched or inside.mesh)
+    )
+
+
+def _reached_bandwidth(run: NcclTestsRun, ranks: int, place: Cluster | None) -> Iterator[Finding]:
+    """The best bandwidth, as a share of the link too, and the time of small tensors."""
+    if not run.rows:
+        return
+    best = max(run.rows, key=lambda r: r.busbw_Bps)
+    of = f"{run.op or 'collective'} over {plural(ranks, 'rank')}" if ranks else run.op or "collective"
+    item, why = Note("peak", f"{of}: best bus bandwidth, GB/s"), f"at {format_bytes(best.nbytes)}"
+    yield Finding(item, None, best.busbw_Bps / 1e9, reason=why, told=True)
+    if place and 1 < ranks <= place.domain:
+        rate = place.intra.bandwidth_Bps
+        why = f"of {format_rate(rate)} ({place.intra.key}); switches that reduce go beyond it"
+        item = Note("link", f"{of}: best bus bandwidth over the link's rate")
+        yield Finding(item, None, best.busbw_Bps / rate, "share", reason=why, told=True)
+    again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
+    if _in_place_Bps(again) > best.busbw_Bps * (1 + LEVEL.rounded):
+        why = f"at {format_bytes(again.nbytes)}"
+        yield Finding(Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why, told=True)
+    small = [r.seconds for r in run.rows if r.nbytes <= COUNT.small_bytes]
+    if small:
+        yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
+
+
+def _expected_findings(run: NcclTestsRun, judged: JudgedRun | None, placed: bool, assumed: bool) -> Iterator[Finding]:
+    """Each size against the catalogue's range for this cluster; not judged where the cluster is a guess."""
+    if judged is None or judged.refusal:
+        why = str(judged.refusal) if judged else "the text does not tell which collective it is" if placed else ""
+        yield from (_timed_finding(row, run.op, why) for row in run.rows[: COUNT.most_told])
+    else:
+        yield from (_compare_time(time, run.op, assumed) for time in judged.times)
+
+
+def _compare_time(time: JudgedTime, op: str, assumed: bool) -> Finding:
+    """Slower than the range disagrees, inside or faster agrees; nothing does where nobody measured such a collective."""
+    item, wanted = Note("size", f"{op} of {format_bytes(time.row.nbytes)}"), time.expected
+    finding = Finding(item, float(wanted.seconds), time.row.seconds, "s", float(wanted.spread), evidence=True)
+    if assumed:
+        return finding.undecided("the cluster is taken from the devices' names")
+    if time.verdict == IMPOSSIBLE:
+        why = f"{wanted.link} takes {format_seconds(float(wanted.floor_s))} at least: another size, group or cluster"
+        return replace(finding.unsure(why), impossible=True)
+    if time.verdict == ASSUMED:
+        return finding.undecided(f"{wanted.source}")
+    slower = f"slower than {wanted.algorithm} over {wanted.link} should be ({format_seconds(float(wanted.high_s))} at most)"
+    return replace(finding, verdict=DISAGREE, reason=slower) if time.verdict == FAIL else replace(finding, verdict=AGREE)
+
+
+def _timed_finding(row: NcclTestsRow, op: str, why: str) -> Finding:
+    return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s", reason=why)
+
+
+def _wrong(run: NcclTestsRun, label: str) -> Iterator[Cause]:
+    wrong = sum(r.wrong for r in run.rows)
+    if wrong:
+        yield Cause(
+            "wrong-values", f"{label}{wrong:,} wrong values (at {wrong_sizes(run)})", change="a broken link, GPU or library"
+        )
+
+
+def _faults(run: NcclTestsRun, label: str) -> Iterator[Cause]:
+    if dip := _dip(run.rows):
+        before, at = dip
+        said = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
+        said += f" to {format_rate(at.busbw_Bps)} at {format_bytes(at.nbytes)}"
+        what = "another protocol or algorithm takes over there: NCCL_DEBUG_SUBSYS=TUNING tells which"
+        yield Cause("dip", said, share=1 - at.busbw_Bps / before.busbw_Bps, change=what)
+    large = [r for r in run.rows if r.nbytes >= COUNT.large_bytes and r.in_place_s and r.seconds]
+    ratio = median(r.in_place_s / r.seconds for r in large if r.in_place_s) if large else 1.0
+    if abs(ratio - 1) > LEVEL.apart:
+        yield Cause("in-place", f"{label}in place takes {ratio:.2f} times as long as out of place")
+
+
+def _separate_processes(tests: CollectiveTests) -> Iterator[Cause]:
+    """Processes that do not know of each other: each tests its own GPUs, whatever the launcher was told."""
+    if tests.alone:
+        said = f"{tests.alone} processes call themselves the same rank: each runs the test alone, and nothing is sent between them"
+        yield Cause("alone", said, change="build the tests with MPI=1 and the MPI that starts them")
+
+
+def _shared_gpu_causes(tests: CollectiveTests) -> Iterator[Cause]:
+    if tests.shared:
+        said = f"{plural(len(tests.shared), 'GPU')} shared by several ranks: what was measured is no link between GPUs"
+        yield Cause("shared GPU", said, change="one rank for each GPU: CUDA_VISIBLE_DEVICES by local rank, or --gpus-per-task")
+
+
+def _far_below(run: NcclTestsRun, ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
+    """Large tensors that reach only a small part of what the link between the GPUs of one host carries."""
+    best = max((r.busbw_Bps for r in run.rows if r.nbytes >= COUNT.bandwidth_bytes), default=0.0)
+    share = best / place.intra.bandwidth_Bps if place and 2 <= ranks <= place.domain else 1.0
+    if not place or not 0 < share < LEVEL.far_below:
+        return
+    said = f"{label}large tensors reach {format_rate(best)}, {share:.1%} of {place.intra.key}"
+    what = "NCCL_DEBUG=INFO tells which way was taken: sockets or the host's memory instead of the link"
+    yield Cause("far below", said, share=1 - share, change=what)
+
+
+def _slow(run: NcclTestsRun, told: tuple[Finding, ...], ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
+    """The largest tensor that is slower than it should be, by what it ought to reach, and where to look next."""
+    ought = {f.measured: f.predicted for f in told if f.code == "size" and f.verdict == DISAGREE and f.predicted}
+    rows = [r for r in run.rows if r.nbytes >= COUNT.bandwidth_bytes and ought.get(r.seconds)]
+    if not place:
+        return
+    for row in sorted(rows, key=lambda r: r.nbytes)[-1:]:
+        share = (ought[row.seconds] or 0.0) / row.seconds
+        reached, usual = format_rate(row.busbw_Bps), format_rate(row.busbw_Bps / share)
+        said = f"{label}{format_bytes(row.nbytes)} reaches {reached} of bus bandwidth where {usual} is to be expected"
+        look = LOOK.get(place.intra.kind, DEBUG) if ranks <= place.domain else LOOK_BETWEEN
+        yield Cause("slow link", said, share=1 - share, change=look)
+
+
+def _dip(rows: tuple[NcclTestsRow, ...]) -> tuple[NcclTestsRow, NcclTestsRow] | None:
+    """The deepest fall below what smaller tensors reached; both, or None."""
+    best, worst, deepest = None, None, 1.0
+    for row in sorted(rows, key=lambda r: r.nbytes):
+        left = row.busbw_Bps / best.busbw_Bps if best and best.busbw_Bps else 1.0
+        if best and left < LEVEL.dip * deepest:
+            worst, deepest = (best, row), left
+        if best is None or row.busbw_Bps > best.busbw_Bps:
+            best = row
+    return worst
+
+
+def _average(tests: CollectiveTests) -> Iterator[Finding]:
+    """Each printed average, and whether its rows make it: a check of the text, and no verdict on the network."""
+    if len(tests.averages_Bps) != len(tests.runs):
+        for number, printed in enumerate(tests.averages_Bps, 1):
+            yield Finding(Note(AVERAGE, f"test {number}: {AVERAGE}"), None, printed / 1e9)
+        return
+    for number, (run, printed) in enumerate(zip(tests.runs, tests.averages_Bps, strict=True), 1):
+        label = f"run {number}: " if len(tests.runs) > 1 else ""
+        ours = mean(b for r in run.rows for b in (r.busbw_Bps, *([_in_place_Bps(r)] if r.in_place_s else [])))
+        ours *= len(run.rows) / (len(run.rows) + run.empty)
+        item = Note(AVERAGE, f"{label}{AVERAGE}")
+        whole = abs(printed - ours) <= LEVEL.rounded * ours
+        why = "as printed: the mean of these rows" if whole else "as printed; rows are missing in this text"
+        yield Finding(item, None, printed / 1e9, reason=why, told=True)
+
+
+def _in_place_Bps(row: NcclTestsRow) -> float:
+    """Bus bandwidth in place, by its time."""
+    return row.busbw_Bps * row.seconds / row.in_place_s if row.in_place_s else 0.0
+
+
+def _facts(tests: CollectiveTests) -> dict[str, str]:
+    counted = {"hosts": str(len(tests.hosts)), "ranks": str(tests.ranks)}
+    facts = {"devices": ", ".join(tests.devices), **counted, "version": tests.version}
+    return {name: value for name, value in facts.items() if value and value != "0"}

@@ -1,0 +1,322 @@
+"""How the ranks of a job spent their steps, side by side: compute, wire and waiting, idle time, each second once.
+
+Ranks that meet take equally long for a step, so that whoever waits least is the one the others wait for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from commtax.runs.traces.coverage import DeviceCoverage, device_coverage
+from commtax.runs.traces.meeting import MESSAGE, Meetings, meet, spans
+from commtax.runs.traces.repetition import REPEATED, WHOLE, between_collectives, likeliest, repeated_steps, with_steps
+from commtax.runs.traces.trace import Trace, TraceStep
+from commtax.thresholds import levels
+from commtax.timeline import Column
+
+LEVEL = levels(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Seconds of each rank (rows) in each step (columns); ``begin_s`` is the job's time, or the trace's own of a single one."""
+
+    begin_s: Column
+    total_s: Column
+    compute_s: Column
+    wire_s: Column  # exposed communication but for waiting
+    wait_s: Column  # exposed
+    hidden_s: Column  # wire under compute
+    copy_s: Column
+    idle_s: Column
+    host_s: Column  # no compute, and no collective whose end was waited for: idle, whether communication runs or not
+    starved_s: Column  # waiting in messages whose other end was done before
+
+    @property
+    def step_s(self) -> float:
+        """A typical step."""
+        return float(np.median(self.total_s)) if self.total_s.size else 0.0
+
+    def usual(self, name: str) -> Column:
+        """Of each rank the mean over the middle half of its steps by length, as the typical step that is shown (``typical``)."""
+        count = self.total_s.shape[1]
+        kept = np.argsort(self.total_s, axis=1, kind="stable")[:, count // 4 : count - count // 4]
+        return np.asarray(np.take_along_axis(getattr(self, name), kept, axis=1).mean(axis=1))
+
+    @property
+    def usual_s(self) -> float:
+        """The length of such a step, the mean of the ranks."""
+        return float(self.usual("total_s").mean()) if self.total_s.size else 0.0
+
+    def together(self, most: int) -> tuple[Accounts, Column]:
+        """At most so many columns, of consecutive steps together; and the first step of each."""
+        count = self.total_s.shape[1]
+        size = max(1, -(-count // most))
+        first = np.arange(0, count - count % size or count, size)
+        sums = {f.name: sum_columns(getattr(self, f.name), first) for f in fields(self)}
+        return replace(self, **{**sums, "begin_s": self.begin_s[:, first]}), first
+
+
+def sum_columns(rows: Column, first: Column) -> Column:
+    """Columns put together from each first one on; those at the end that make no whole bundle are left out."""
+    size = int(first[1] - first[0]) if len(first) > 1 else rows.shape[1]
+    return np.add.reduceat(rows[:, : int(first[-1]) + size if len(first) else 0], first, axis=1)
+
+
+@dataclass(frozen=True)  # without slots: what is asked often is kept
+class TracedJob:
+    """The ranks of one job with their steps, in order, and what they met in (None: one rank alone)."""
+
+    traces: tuple[Trace, ...]
+    meetings: Meetings | None
+
+    @staticmethod
+    def of(traces: Sequence[Trace]) -> TracedJob:
+        """All traces with steps: what somebody named, what repeats, or all of a trace as one."""
+        ordered = tuple(sorted(traces, key=lambda t: t.rank))
+        met = meet(ordered) if len(ordered) > 1 else None
+        if not all(t.steps for t in ordered):
+            ordered = _with_common_steps(ordered, met)
+        ordered = _extend_steps(ordered)
+        return TracedJob(ordered, replace(met, traces=ordered) if met else None)
+
+    def job_s(self, place: int, own_s: Column) -> Column:
+        """The job's time, from its first event, of moments of one trace."""
+        return self.meetings.job_s(place, own_s) if self.meetings else own_s - self.traces[place].begin_s
+
+    @cached_property
+    def covered(self) -> tuple[DeviceCoverage, ...]:
+        return tuple(device_coverage(t.timeline) for t in self.traces)
+
+    @cached_property
+    def windows(self) -> tuple[tuple[Column, Column], ...]:
+        """Begins and ends of each rank's steps, none in another."""
+        found = []
+        for t in self.traces:
+            begin, end = np.array([s.start_s for s in t.steps]), np.array([s.end_s for s in t.steps])
+            found.append((begin, np.minimum(end, np.append(begin[1:], [np.inf] * min(1, len(begin))))))
+        return tuple(found)
+
+    def step_of(self, place: int, at_s: Column) -> Column:
+        """The step of one rank that holds each moment; -1: before the first."""
+        return np.searchsorted(self.windows[place][0], at_s, side="right") - 1
+
+    @cached_property
+    def waiting(self) -> tuple[Column, ...]:
+        """Of each rank's collectives the seconds before the last of their ranks came; nan where their others are not here."""
+        found = [np.full(len(t.collectives), np.nan) for t in self.traces]
+        if (met := self.meetings) is not None:
+            waited = met.seconds - met.wire_s[met.of]
+            for place, own in enumerate(found):
+                mine = met.place == place
+                own[met.index[mine]] = waited[mine]
+        return tuple(found)
+
+    @cached_property
+    def alone(self) -> tuple[Column, ...]:
+        """Of messages whose other end was not found: what is beyond the quickest."""
+        lengths, loose, took = [], [], [np.zeros(0)]
+        for trace, waited in zip(self.traces, self.waiting, strict=True):
+            start, end = spans(trace)
+            message = np.array([c.op == MESSAGE for c in trace.collectives], dtype=bool)
+            lengths.append(end - start)
+            loose.append(message & np.isnan(waited) if len(self.traces) > 1 else np.zeros(len(start), dtype=bool))
+            took.append((end - start - np.nan_to_num(waited))[message])  # the wire of those that met, all of those that did not
+        every = np.concatenate(took)
+        quickest = float(np.quantile(every, LEVEL.quickest)) if len(every) else 0.0
+        return tuple(np.where(m, np.maximum(0.0, x - quickest), np.nan) for x, m in zip(lengths, loose, strict=True))
+
+    @cached_property
+    def named(self) -> bool:
+        """Whether somebody said where steps begin: what only repeats may be a layer or a microbatch, and begin anywhere in it."""
+        return not any(s.name in (REPEATED, WHOLE) for t in self.traces for s in t.steps[:1])
+
+    @cached_property
+    def gathered(self) -> bool:
+        """Whether all ranks share collectives, which tell the clocks of all."""
+        met = self.meetings
+        if met is None or not len(met.first):
+            return False
+        message = np.array([c.op == MESSAGE for c in met.calls], dtype=bool)[met.of]
+        return len(np.unique(met.place[~message])) == len(self.traces)
+
+    @cached_property
+    def synchronised(self) -> bool:
+        """Whether the ranks' clocks are known: they share collectives, or their own clocks show most messages at both ends.
+
+        Microbatches repeat: messages alone would agree with clocks that differ by one as well.
+        """
+        if self.gathered or self.meetings is None:
+            return self.gathered
+        sent = sum(c.op == MESSAGE for t in self.traces for c in t.collectives)
+        paired = sum(2 for c in self.meetings.calls if c.op == MESSAGE)
+        return paired >= LEVEL.paired * max(1, sent) and all(abs(c.offset_s) <= LEVEL.clocks_s for c in self.meetings.clocks)
+
+    @cached_property
+    def common(self) -> tuple[Column, ...]:
+        """Of each rank the indices of steps that all ranks have, those of one moment in one place."""
+        shifts = self._shifts()
+        first = max(shifts)
+        last = min(s + len(t.steps) for s, t in zip(shifts, self.traces, strict=True))
+        steps = np.arange(first, max(first, last))
+        kept = self._usual(steps - shifts[0])
+        return tuple(steps[kept] - s for s in shifts)
+
+    def _shifts(self) -> list[int]:
+        """What is added to a rank's step numbers to get the first rank's, by what they met in; nothing where that is not known."""
+        met, shifts = self.meetings, np.zeros(len(self.traces), dtype=int)
+        if met is None or not self.synchronised:
+            return shifts.tolist()
+        order = np.argsort(met.place, kind="stable")
+        rows = np.concatenate([[0], np.cumsum(np.bincount(met.place, minlength=len(self.traces)))])
+        at = np.zeros(len(met.place), dtype=int)
+        lead = met.first[met.of]
+        for place, trace in enumerate(self.traces):  # the first of a collective's ranks comes before all others
+            mine = order[rows[place] : rows[place + 1]]
+            at[mine] = self.step_of(place, spans(trace)[0][met.index[mine]])
+            led = mine[lead[mine] != mine]
+            if len(led):
+                shifts[place] = int(np.median(at[lead[led]] + shifts[met.place[lead[led]]] - at[led]))
+        return shifts.tolist()
+
+    def _usual(self, steps: Column) -> Column:
+        """Which of the first rank's steps have as many collectives as most of them."""
+        if not len(steps):
+            return np.zeros(0, dtype=bool)
+        held = self.step_of(0, spans(self.traces[0])[0])
+        counts = np.bincount(held[held >= 0], minlength=int(steps[-1]) + 1)[steps]
+        values, times = np.unique(counts, return_counts=True)
+        if times.max() < LEVEL.usual * len(steps):
+            return np.ones(len(steps), dtype=bool)
+        usual = values[np.argmax(times)]
+        return np.asarray(np.abs(counts - usual) <= max(1.0, LEVEL.like * usual))
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """All ranks' steps that they have in common."""
+        rows = [self._account(place) for place in range(len(self.traces))]
+        pairs = list(zip(rows, self.common, strict=True))
+        return Accounts(*(np.array([getattr(row, f.name)[steps] for row, steps in pairs]) for f in fields(Accounts)))
+
+    @cached_property
+    def _phased(self) -> Column:
+        """Which common steps are of the commonest phase: an engine's prompts and tokens are not of one length."""
+        phases = [self.traces[0].steps[at].phase for at in self.common[0].tolist()]
+        usual = Counter(phases).most_common(1)[0][0] if phases else ""
+        return np.array([phase == usual for phase in phases], dtype=bool)
+
+    @cached_property
+    def usual(self) -> tuple[Column, ...]:
+        """Of each rank the indices of the steps that are like most: what is told of a step is told of these."""
+        return tuple(steps[self._phased] for steps in self.common)
+
+    @cached_property
+    def typical(self) -> Accounts:
+        """All ranks' usual steps."""
+        return Accounts(*(getattr(self.accounts, f.name)[:, self._phased] for f in fields(Accounts)))
+
+    def _account(self, place: int) -> Accounts:
+        """One rank's, of all its steps."""
+        ran, (begin, end) = self.covered[place], self.windows[place]
+        compute, exposed, under, copy, anything = ran.spent(begin, end)
+        start, finish = spans(self.traces[place])
+        alone = np.nan_to_num(self.alone[place])
+        waited = np.where(np.isnan(self.waiting[place]), alone, self.waiting[place])
+        # Without waiting it would have ended so much earlier: what is exposed of it is waiting first.
+        shown = np.minimum(waited, finish - start - ran.compute.within(start, finish))
+        wait = np.minimum(exposed, self._summed(place, start, start + waited, shown))
+        hidden = np.maximum(0.0, self._summed(place, start, finish, finish - start - waited) - (exposed - wait))
+        hidden = np.minimum(hidden, under)  # no more than lies under compute
+        idle, host = np.maximum(0.0, end - begin - anything), self._summed(place, *self._pauses(place, finish))
+        begun, starved = self.job_s(place, begin), self._summed(place, start, finish, alone)
+        return Accounts(begun, end - begin, compute, exposed - wait, wait, hidden, copy, idle, host, starved)
+
+    def _summed(self, place: int, start: Column, end: Column, seconds: Column) -> Column:
+        """Seconds of spans in each step, shared by time between the steps in which a span begins and ends."""
+        begin, until = self.windows[place]
+        first, last = self.step_of(place, start), self.step_of(place, end)
+        length = np.maximum(end - start, 1e-12)
+        share = np.where(first == last, 1.0, np.clip((until[np.maximum(first, 0)] - start) / length, 0.0, 1.0))
+        rest = np.where(first == last, 0.0, np.clip((end - begin[np.maximum(last, 0)]) / length, 0.0, 1.0 - share))
+        inside = np.append(share * seconds, rest * seconds)
+        at = np.append(first, last)
+        return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
+
+    def _pauses(self, place: int, ends: Column) -> tuple[Column, Column, Column]:
+        """When compute pauses, and for how long of that no collective's end explains it. A pause that ends soon behind a collective
+        has waited for it, and is the host's from there on; any other is the host's."""
+        ran = self.covered[place]
+        since, length = ran.compute.gaps
+        until, ordered = since + length, np.concatenate([[-np.inf], np.sort(ends)])
+        ended = ordered[np.searchsorted(ordered, until + LEVEL.soon_s, side="right") - 1]
+        behind = until - np.clip(ended, since, until)
+        behind = np.where(behind <= np.maximum(LEVEL.launch_s, LEVEL.launch_share * length), behind, length)
+        return since, until, np.maximum(behind, length - ran.comm.within(since, until))
+
+    def paused_within(self, place: int) -> Column:
+        """Of each common step those pauses of one rank that lie inside it and that nothing it receives explains.
+
+        Between steps a stage idles while others drain.
+        """
+        since, until, free = self._pauses(place, spans(self.traces[place])[1])
+        inside = (self.step_of(place, since) == self.step_of(place, until)) & ~self._for_input(place, since, until)
+        return self._summed(place, since[inside], until[inside], free[inside])[self.common[place]]
+
+    def _for_input(self, place: int, since: Column, until: Column) -> Column:
+        """Which pauses end soon behind a message for which nobody waited when it began: it may be one that had to come first."""
+        start, end = spans(self.traces[place])
+        messages = np.flatnonzero([c.op == MESSAGE for c in self.traces[place].collectives])
+        messages = messages[np.argsort(end[messages], kind="stable")]
+        at = np.searchsorted(end[messages], until + LEVEL.soon_s, side="right") - 1
+        if not len(messages) or self.meetings is None:
+            return np.zeros(len(since), dtype=bool)
+        last = messages[np.maximum(at, 0)]
+        soon = until - end[last] <= np.maximum(LEVEL.launch_s, LEVEL.launch_share * (until - since))
+        # How long the other ends of a rank's collectives had waited when it came to them; nan where they are not here.
+        found, met = np.full(len(self.traces[place].collectives), np.nan), self.meetings
+        if met is not None and len(met.first):
+            mine = met.place == place
+            earliest = np.minimum.reduceat(met.start_s, met.first)
+            found[met.index[mine]] = met.start_s[mine] - earliest[met.of[mine]]
+        awaited = found[last] > LEVEL.awaited * (start[last] - since)
+        return np.asarray((at >= 0) & soon & (start[last] > since) & ~awaited)
+
+
+def _extend_steps(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
+    """Steps that last until the next, but where all ranks rest between the same two: for one alone the others wait."""
+    rests = [tuple(a.end_s < b.start_s for a, b in pairwise(t.steps)) for t in traces]
+    if len(set(rests)) == 1:
+        return traces
+    alike = len(set(map(len, rests))) == 1
+    kept = [all(of_ranks) for of_ranks in zip(*rests, strict=True)] if alike else [False] * max(map(len, rests))
+    return tuple(replace(t, steps=tuple(_extend_to_next(t.steps, kept))) for t in traces)
+
+
+def _extend_to_next(steps: Sequence[TraceStep], rests: Sequence[bool]) -> Iterator[TraceStep]:
+    """Each step until the next, but where a rest follows."""
+    for (step, following), rest in zip(pairwise(steps), rests, strict=False):
+        yield step if rest else replace(step, end_s=following.start_s)
+    yield from steps[-1:]
+
+
+def _with_common_steps(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ...]:
+    """Traces with one rank's steps, at the same moments of the job: those that its names tell, else those that repeat."""
+    named = next((place for place, t in enumerate(traces) if t.steps), None)
+    found = [(place, steps) for place, t in enumerate(traces) for steps in repeated_steps(t)] if named is None else []
+    chosen = likeliest([steps for _, steps in found])
+    lead = named if named is not None else next((place for place, steps in found if steps is chosen), 0)
+    steps = list(traces[lead].steps) or chosen or (between_collectives(traces[lead]) if met else [])
+    if not steps or met is None:
+        return tuple(
+            t if t.steps else with_steps(t, steps or [TraceStep(0, WHOLE, t.timeline.begin_s, t.timeline.finish_s)]) for t in traces
+        )
+    moments = met.job_s(lead, np.array([(s.start_s, s.end_s) for s in steps]))
+    own = [met.own_s(place, moments).tolist() for place in range(len(traces))]
+    moved = ([replace(s, start_s=b, end_s=e) for s, (b, e) in zip(steps, at, strict=True)] for at in own)
+    return tuple(t if t.steps else with_steps(t, there) for t, there in zip(traces, moved, strict=True))

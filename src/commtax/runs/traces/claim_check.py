@@ -1,0 +1,292 @@
+"""Profiler traces of a job against what was claimed: what is sent (counts and bytes, exactly) and what it should take (seconds)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
+from commtax.runs.evidence.collective_names import UNNAMED
+from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Usage
+from commtax.runs.traces.accounts import TracedJob
+from commtax.runs.traces.repetition import REPEATED, WHOLE
+from commtax.runs.traces.trace import Collective, Device, Trace, TraceStep, middle
+from commtax.statement import Note
+from commtax.thresholds import thresholds
+from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs.billing import StepBill, question_traffic
+from commtax.verbs.settling import settle
+
+NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
+COUNT, LEVEL = thresholds(__name__)
+TRAINING = "training (a backward pass or an optimizer ran): only serving steps are compared"
+NO_DEVICE = "timed on the host; includes profiler overhead"
+GUESSED = "steps were found by repetition, and what repeats may be a layer"
+OWN_STAGE = "a rank of a pipeline holds its own stage's only"
+
+
+@dataclass(frozen=True, slots=True)
+class _Workload:
+    """The steps that are compared and what ran in them."""
+
+    phase: str
+    batch: int
+    context: int
+    named: bool  # by the trace, not by the user
+
+    def __str__(self) -> str:
+        tokens = f"{self.context} {'cached' if self.phase == 'decode' else 'prompt'} tokens"
+        return f"batch {self.batch} ({'as its steps are named' if self.named else 'as was said'}), {tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """A job, of each of its ranks the steps that are compared, and how a typical one of them was spent."""
+
+    job: TracedJob
+    chosen: Sequence[list[TraceStep]]
+    usage: tuple[tuple[int, Usage], ...]
+
+    @property
+    def first(self) -> Trace:
+        return self.job.traces[0]
+
+    @property
+    def step_s(self) -> float:
+        """The length of a typical step, the mean of the ranks."""
+        return float(np.mean([used.total_s for _, used in self.usage]))
+
+    @property
+    def exposed_s(self) -> float:
+        """Of the rank that waits least."""
+        return min(u.exposed_s for _, u in self.usage)
+
+
+Told = tuple[tuple[Finding, ...], tuple[Note, ...], tuple[tuple[int, Usage], ...]]
+"""Findings, notes, and how each rank's typical step was spent."""
+
+
+def compare_with_claim(given: TracedJob, claim: Claim) -> Told:
+    """What a job's traces say beside what was claimed."""
+    head = given.traces[0]
+    # A trace may hold an engine's steps beside those that train, and then the former are compared.
+    trains = head.training and not any(s.phase not in ("", "train") for s in head.steps)
+    work = _workload(head, claim)
+    chosen = [[s for s in t.steps if s.name != WHOLE and (trains or _is_of_workload(s, work))] for t in given.traces]
+    shown = ((t, middle(steps)) for t, steps in zip(given.traces, chosen, strict=True))
+    job = _Steps(given, chosen, tuple((t.rank, t.usage(steps).of(len(steps))) for t, steps in shown if steps))
+    place = [_chip(head.device, claim)] if head.device else []
+    place += [_world(head.world, claim)] if head.world and not head.training else []
+    wrong = tuple(f for f in place if f.verdict != AGREE)  # where no step agrees, the right chip alone is no agreement of the run
+    if not chosen[0]:
+        why = TRAINING if trains else f"no {work.phase} steps of {plural(work.batch, 'sequence')} in the trace"
+        return (*wrong, Finding("steps", None, None, reason=why)), (), ()
+    spent = job.usage if head.on_device else ()
+    if trains:
+        return (*wrong, *_training_findings(job)), (Note("steps", plural(len(chosen[0]), "training step")),), spent
+    said = Note("steps", f"{plural(len(chosen[0]), work.phase + ' step')} of {work}")
+    priced = claim.bill(work.phase, work.batch, work.context)
+    trusted = head.on_device or claim.distrust
+    timed = (f if trusted else f.undecided(NO_DEVICE) for f in _seconds(job, priced, claim))
+    found = [*_traffic_findings(job, work, claim), *timed, *waiting_findings(given, chosen, claim.tp)]
+    if chosen[0][0].name == REPEATED:
+        found = [f.undecided(GUESSED) if f.verdict == DISAGREE else f for f in found]
+    ran = place if any(f.verdict == AGREE for f in found) else wrong
+    return (*ran, *found), (said,), spent
+
+
+def _training_findings(job: _Steps) -> Iterator[Finding]:
+    """Steps with a backward pass or an optimizer are no serving steps: they are shown, and not compared."""
+    yield Finding("training step", None, job.step_s, "s", reason=TRAINING)
+    yield Finding("exposed communication per step", None, job.exposed_s, "s", reason=TRAINING)
+    yield from (f.undecided(f.reason) for f in waiting_findings(job.job, job.chosen, 1))
+
+
+def _workload(trace: Trace, claim: Claim) -> _Workload:
+    """The user's words, else the commonest decode step (or the commonest step at all) of the trace."""
+    described = [s for s in trace.steps if s.phase not in ("", "train")]
+    context = claim.context or 1024
+    if not described:
+        return _Workload(claim.question.phase, claim.batch or 1, context, False)
+    pool = [s for s in described if s.phase == claim.question.phase] or described
+    phase = pool[0].phase
+    if phase != "decode":
+        common = Counter((s.prefill_seqs, s.prefill_tokens) for s in pool if s.phase == phase).most_common(1)[0][0]
+        length = claim.context or (common[1] // common[0] if common[0] and common[1] else context)
+        return _Workload(phase, claim.batch or max(1, common[0]), length, True)
+    batch = claim.batch or Counter(s.decode_seqs for s in pool).most_common(1)[0][0]
+    return _Workload(phase, batch, context, True)
+
+
+def _is_of_workload(step: TraceStep, work: _Workload) -> bool:
+    if not step.phase:
+        return True
+    size = step.decode_seqs if step.phase == "decode" else step.prefill_seqs
+    return step.phase == work.phase and (step.phase == "mixed" or size == work.batch)
+
+
+def _traffic_findings(job: _Steps, work: _Workload, claim: Claim) -> Iterator[Finding]:
+    """How many collectives a step has, and how many bytes they hold."""
+    step = claim.question.but(phase=work.phase, batch=work.batch, context=work.context)
+    lines = [i for i in question_traffic(settle(step)).items if i.is_sent]
+    measured = {c.op for t in job.job.traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
+    steps = [(t, s) for t, steps in zip(job.job.traces, job.chosen, strict=True) for s in steps]
+    kinds = [("", measured)] if UNNAMED in measured else [(op, {op}) for op in sorted({i.op for i in lines} | measured)]
+    for op, taken in kinds:
+        issued = [i for i in lines if not op or i.op == op]
+        per_step = [[c for c in t.collectives if c.step == s.index and c.op in taken] for t, s in steps]
+        count = float(sum(i.count for i in issued))
+        findings = [_count(op or "collectives", count, [len(p) for p in per_step], work.phase, job.first)]
+        if op and any(per_step) and issued:
+            findings.append(_bytes(op, float(sum(i.count * i.nbytes for i in issued)), per_step))
+        yield from (f.undecided(OWN_STAGE) if int(claim.plan.pp) > 1 else f for f in findings)
+    groups = {c.ranks for t in job.job.traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
+    if len(groups) == 1:
+        yield Finding("ranks of an all-reduce", claim.tp, groups.pop(), reason="another group than tensor parallelism's").judged()
+
+
+def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trace) -> Finding:
+    least, most = min(counts), max(counts)
+    reason = f"steps differ: {least} to {most}" if least != most else "other collectives than this plan issues"
+    if most == 0 and trace.issued.get(op):
+        reason = "the host called some, and none ran on the device"
+    elif most == 0:
+        reason = "none in the trace: TP was not applied, or kernels under a name that is not known"
+    item = Note("count", f"{op.removesuffix('s')}s per {phase} step")
+    finding = Finding(item, predicted, median(counts), reason=reason, of=op).judged()
+    return finding if least == most else replace(finding, verdict=DISAGREE, reason=reason)
+
+
+def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
+    sizes = [[c.nbytes for c in step] for step in steps]
+    item = Note("bytes", f"{op} bytes per step")
+    if any(n is None for step in sizes for n in step):
+        graph = any(c.graph for step in steps for c in step)
+        why = "kernels replayed from a CUDA graph carry no size" if graph else "the trace has no message sizes (record_shapes)"
+        return Finding(item, predicted, None, "bytes", reason=why, of=op)
+    sums = [sum(n for n in step if n is not None) for step in sizes]
+    why = "other rows (padding, batch) or another type than was said"
+    return Finding(item, predicted, median(sums), "bytes", reason=why, of=op).judged()
+
+
+def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
+    for op in sorted({x.item.op for x in priced.items if x.kind == "comm"}):
+        lines = [x for x in priced.items if x.kind == "comm" and x.item.op == op]
+        yield from _one(op, float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines)), job, claim)
+    idle, step_s = job.usage[0][1].idle_share, float(priced.step_s)
+    why = "profiling itself, host time, or other hardware than was said"
+    if idle > LEVEL.idle_share and job.first.on_device:
+        why = f"the device idles {idle:.0%} of it: host time, profiling included"
+    measured = job.step_s
+    if measured < step_s:
+        why = "a smaller model, batch or context than was said, or other hardware"
+    yield claim.seconds(Note("step", f"{priced.question.phase} step"), step_s, measured, why)
+    why = "other collectives, links or sizes than was said, or waiting"
+    predicted = float(priced.comm_fraction) * step_s
+    yield claim.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)
+
+
+def both_means(op: str, met: bool, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
+    """What the median of a kind of collectives is called, and their mean beside it where a few take far longer than the others."""
+    how = "shortest over ranks" if met else "one rank, waiting included"
+    mean, usual = float(np.mean(seconds or [0.0])), float(np.median(seconds or [0.0]))
+    if max(mean, usual) <= LEVEL.uneven * min(mean, usual):
+        return Note("collective", f"one {op} ({how})"), None
+    other = Finding(Note("collective mean", f"one {op}, mean ({how})"), None, mean, "s", of=op)
+    return Note("collective", f"one {op}, median ({how})"), other
+
+
+def _one(op: str, predicted: float, job: _Steps, claim: Claim) -> Iterator[Finding]:
+    """One collective: the least over ranks is the wire, where every rank of its group is here; else the wire is at most that."""
+    met, steps, ranks = job.job.meetings, {s.index for s in job.chosen[0]}, len(job.job.traces)
+    own = [c for c in job.first.collectives if c.op == op and c.step in steps]
+    times = [c.seconds for c in own]
+    if met:
+        times = [wire for c, wire in zip(met.calls, met.wire_s.tolist(), strict=True) if c.op == op and c.step in steps]
+    measured = median(times) if times else None
+    why = "another path, link or size than was said" if times else "none in these steps"
+    item, mean = both_means(op, met is not None, times)
+    finding = replace(claim.seconds(item, predicted, measured, why), of=op)
+    group = _group(own, claim.tp)
+    if finding.verdict == DISAGREE and group > ranks and (measured or 0.0) > predicted:
+        finding = finding.undecided(f"{ranks} of its {group} ranks here: the time may hold waiting for the others")
+    yield from (finding, *([mean] if mean else []))
+
+
+def waiting_findings(job: TracedJob, chosen: Sequence[Sequence[TraceStep]], tp: int) -> Iterator[Finding]:
+    """Waiting is not transfer: who comes last, and what the others lose."""
+    met, steps = job.meetings, chosen[0]
+    if met is None:
+        return
+    if not len(met.first):
+        yield Finding("waiting for the slowest rank", 0.0, None, "share", reason="no collective could be matched over the ranks")
+        return
+    waited = [_waited_seconds(job, place, of_rank) for place, of_rank in enumerate(chosen)]
+    worst = max(waited) / sum(s.seconds for s in steps)
+    shown = list(zip(met.ranks, waited, strict=True))
+    if len(shown) > COUNT.most_ranks:
+        shown = sorted(shown, key=lambda r: -r[1])[: COUNT.most_ranks]
+    each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in shown)
+    matched = f"{plural(len(met.first), 'collective')} matched by {'time' if met.by_clock else 'order'}"
+    lost = f", {met.unmatched} not" if met.unmatched else ""
+    reason = f"rank {met.ranks[waited.index(min(waited))]} arrives last; waits per step: {each}; {matched}{lost}"
+    verdict = AGREE if worst <= LEVEL.waiting_share else DISAGREE if job.traces[0].on_device else UNKNOWN
+    group = _group(job.traces[0].collectives, tp)
+    if verdict == AGREE and group > len(job.traces):
+        verdict, reason = UNKNOWN, f"{len(job.traces)} of {group} ranks here: others may arrive later still; {reason}"
+    item = "waiting for the slowest rank, share of the step"
+    yield Finding(item, 0.0, worst, "share", LEVEL.waiting_share, reason, verdict=verdict)
+
+
+def _waited_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> float:
+    kept = {s.index for s in steps}
+    inside = np.fromiter((c.step in kept for c in job.traces[place].collectives), bool, len(job.traces[place].collectives))
+    return float(np.nansum(job.waiting[place][inside])) if inside.any() else 0.0
+
+
+def _group(collectives: Iterable[Collective], tp: int) -> int:
+    """Ranks that meet, as the trace tells them or else as was said."""
+    return max((c.ranks for c in collectives), default=0) or tp
+
+
+def _chip(device: Device, claim: Claim) -> Finding:
+    known, possible = claim.question.cluster.chip, recognise(device.name, device.memory_bytes, device.num_sms)
+    item = Note("chip", f"memory of {device.name or 'its device'}")
+    finding = Finding(item, known.visible_bytes, device.memory_bytes, "bytes", MEMORY_SPREAD).judged()
+    if known.key in possible:
+        return replace(finding, verdict=AGREE)
+    if possible:
+        return replace(finding, verdict=DISAGREE, reason=f"the trace is of {' or '.join(possible)}, not of {known.key}")
+    if not is_like(known, device.memory_bytes, device.num_sms):
+        return replace(finding, verdict=DISAGREE, reason=f"{_sizes(device, ' and ')} are not those of {known.key}")
+    return finding.undecided(f"as large as {known.key}, under a name that the catalogue does not know")
+
+
+def _sizes(device: Device, joined: str) -> str:
+    return f"{format_bytes(device.memory_bytes)}{joined}{device.num_sms} multiprocessors"
+
+
+def _world(world: int, claim: Claim) -> Finding:
+    """Ranks of the job; a whole multiple of the plan may be replicas, or a trainer's job around an engine."""
+    one = claim.tp * int(claim.plan.pp)
+    whole = int(claim.plan.num_gpus)
+    worlds = {one, one * int(claim.plan.dp), whole // int(claim.plan.dp), whole}
+    predicted = world if world in worlds else one
+    finding = Finding("ranks in the job", predicted, world, reason="more or fewer processes than the plan has").judged()
+    if finding.verdict == DISAGREE and world % one == 0:
+        return finding.undecided(f"{world // one} times the plan's: replicas, or a larger job around it")
+    return finding
+
+
+def place_notes(traces: Sequence[Trace]) -> Iterator[Note]:
+    device, world, here = traces[0].device, traces[0].world, len(traces)
+    if device:
+        present = f"devices of its host: {device.count} x {device.name or 'a device without a name'} ({_sizes(device, ', ')})"
+        known = recognise(device.name, device.memory_bytes, device.num_sms)
+        yield Note("devices", f"{present}: {' or '.join(known) or 'not in the catalogue'}")
+    if world > here:
+        ranks = ", ".join(str(t.rank) for t in traces[:8]) + (" …" if here > 8 else "")
+        present = f"{here} of the job's {world} ranks {'is' if here == 1 else 'are'} here ({ranks})"
+        yield Note("absent ranks", f"{present}: waiting for the others cannot be told from transfer")

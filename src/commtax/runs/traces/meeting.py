@@ -1,0 +1,398 @@
+"""Collectives of several ranks, each found on all of its ranks, with the ranks' clocks aligned by them.
+
+Of a collective that several ranks have, the shortest time is the wire, the rest is waiting for the last. They are matched by
+process group and order, where the groups are told; else ranks whose collectives end together make a group. Lists that differ are
+matched by the clock, or by the shift at which they end together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from commtax.runs.traces.clocks import Clock, align_clocks
+from commtax.runs.traces.trace import Collective, Trace
+from commtax.statement import Refusal
+from commtax.thresholds import thresholds
+from commtax.timeline import Column
+
+MESSAGE = "send-recv"
+COUNT, LEVEL = thresholds(__name__)
+TICK_S = 1e-9  # of a profiler's clock
+Key = tuple[str, str, tuple[int, ...], int, int]
+
+
+@dataclass(frozen=True)  # without slots: what is asked often is kept
+class Meetings:
+    """Collectives that several ranks' traces hold, as columns: a row for each rank of each, rows of one side by side.
+
+    ``by_clock``: all ranks were in each of them at one moment of their own clocks; ``start_s`` and ``end_s`` are of the aligned
+    clocks, from the job's first event.
+    """
+
+    ranks: tuple[int, ...]
+    traces: tuple[Trace, ...]
+    place: Column  # of a row: index into ``ranks``
+    index: Column  # of a row: into its trace's collectives
+    first: Column  # row at which each collective begins
+    clocks: tuple[Clock, ...]
+    shifts: tuple[float, ...]  # from each trace's own zero to its clock
+    unmatched: int
+    by_clock: bool
+
+    def job_s(self, place: int, own_s: Column) -> Column:
+        """The job's time of moments of one trace."""
+        return self.clocks[place].job_s(np.asarray(own_s) + self.shifts[place]) - self.zero_s
+
+    def own_s(self, place: int, job_s: Column) -> Column:
+        """Moments of the job in one trace's own time."""
+        return self.clocks[place].own_s(job_s + self.zero_s) - self.shifts[place]
+
+    @cached_property
+    def zero_s(self) -> float:
+        begins = [c.job_s(np.array(t.begin_s + s)) for t, c, s in zip(self.traces, self.clocks, self.shifts, strict=True)]
+        return float(min(begins))
+
+    @cached_property
+    def _spans(self) -> tuple[Column, Column, Column]:
+        """Start and end on the job's clock, and own duration, of each row."""
+        start, end, lasted = (np.zeros(len(self.place)) for _ in range(3))
+        for place, trace in enumerate(self.traces):
+            mine = self.place == place
+            begin, finish = spans(trace)
+            rows = self.index[mine]
+            start[mine], end[mine] = self.job_s(place, begin[rows]), self.job_s(place, finish[rows])
+            lasted[mine] = finish[rows] - begin[rows]
+        return start, end, lasted
+
+    @property
+    def start_s(self) -> Column:
+        return self._spans[0]
+
+    @property
+    def end_s(self) -> Column:
+        return self._spans[1]
+
+    @property
+    def seconds(self) -> Column:
+        """How long each row lasted."""
+        return self._spans[2]
+
+    @property
+    def sizes(self) -> Column:
+        """Ranks of each collective that are here."""
+        return np.diff(np.append(self.first, len(self.place)))
+
+    @cached_property
+    def of(self) -> Column:
+        """The collective that each row belongs to."""
+        return np.repeat(np.arange(len(self.first)), self.sizes)
+
+    @cached_property
+    def wire_s(self) -> Column:
+        """Of each collective the least over its ranks: one that comes late finds the others waiting."""
+        return np.minimum.reduceat(self.seconds, self.first) if len(self.first) else np.zeros(0)
+
+    @cached_property
+    def calls(self) -> list[Collective]:
+        """Each collective as the first of its ranks saw it."""
+        pairs = zip(self.place[self.first].tolist(), self.index[self.first].tolist(), strict=True)
+        return [self.traces[place].collectives[index] for place, index in pairs]
+
+    @cached_property
+    def lanes(self) -> list[int]:
+        """Of each collective its lane on the first of its ranks, counted among the lanes of its kind."""
+        counted = [_lanes(t) for t in self.traces]
+        return [counted[p][i] for p, i in zip(self.place[self.first].tolist(), self.index[self.first].tolist(), strict=True)]
+
+
+def spans(trace: Trace) -> tuple[Column, Column]:
+    """Starts and ends of a trace's collectives."""
+    count = len(trace.collectives)
+    start = np.fromiter((c.start_s for c in trace.collectives), float, count)
+    return start, np.fromiter((c.end_s for c in trace.collectives), float, count)
+
+
+def meet(traces: Sequence[Trace]) -> Meetings:
+    """Match the collectives of all ranks, and align the ranks' clocks by them."""
+    if len(traces) < 2:
+        raise Refusal("traces: at least two ranks are needed to tell the wire from waiting", "traces")
+    if len({t.rank for t in traces}) < len(traces):
+        raise Refusal(f"traces: ranks {', '.join(str(t.rank) for t in traces)}: each rank once", "traces")
+    ordered = tuple(sorted(traces, key=lambda t: t.rank))
+    exchanged = _is_exchange(ordered)
+    lists = [_RankCollectives.of(t, (t.origin_ns - ordered[0].origin_ns) * 1e-9, exchanged) for t in ordered]
+    keys = dict.fromkeys(key for x in lists for key in x.keyed)
+    matches = [rows for key in keys for rows in _match_key(lists, key)]
+    together: dict[tuple[int, int], tuple[Column, Column]] = {}
+    for places, rows in matches:
+        for other in range(1, len(places)):
+            pair = (places[0], places[other])
+            ends = lists[pair[0]].end[rows[:, 0]], lists[pair[1]].end[rows[:, other]]
+            before = together.get(pair)
+            together[pair] = ends if before is None else (np.append(before[0], ends[0]), np.append(before[1], ends[1]))
+    messages = [np.flatnonzero([c.op == MESSAGE and not exchanged for c in t.collectives]) for t in ordered]
+    clocks = align_clocks(len(lists), together, [x.end[m] for x, m in zip(lists, messages, strict=True)])
+    matches = _join_whole_job(ordered, lists, [part for match in matches for part in _split_match(lists, match, clocks)], clocks)
+    matches += _messages(lists, messages, clocks, _Places.of(ordered, matches))
+    return _join_matches(ordered, lists, matches, clocks)
+
+
+def _is_exchange(traces: Sequence[Trace]) -> bool:
+    """Whether messages are exchanges of all ranks (an all-to-all whose kernels are called so): as many on each, ending together."""
+    ends = [np.array([c.end_s for c in t.collectives if c.op == MESSAGE]) for t in traces]
+    if len(ends) < 3 or len({len(e) for e in ends}) > 1 or len(ends[0]) < 3:
+        return False
+    return bool(_distances(ends).max() <= LEVEL.noise_s + LEVEL.shifted * float(np.mean(np.abs(np.diff(ends[0])))))
+
+
+def _join_matches(ordered: tuple[Trace, ...], lists: list[_RankCollectives], matches: list[_Rows], clocks: list[Clock]) -> Meetings:
+    """Rows of all matches, in the order in which their first ranks saw them."""
+    places = [np.tile(np.array(p, dtype=int), len(rows)) for p, rows in matches]
+    each = [np.full(len(rows), len(p), dtype=int) for p, rows in matches]
+    flat = [rows.ravel() for _, rows in matches]
+    place, index, sizes = (np.concatenate([np.zeros(0, dtype=int), *parts]) for parts in (places, flat, each))
+    first = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(int) if len(sizes) else np.zeros(0, dtype=int)
+    order = np.lexsort((index[first], place[first]))
+    taken = np.concatenate([np.arange(first[m], first[m] + sizes[m]) for m in order]) if len(order) else np.zeros(0, dtype=int)
+    starts = np.concatenate([[0], np.cumsum(sizes[order])])[:-1].astype(int) if len(order) else first
+    counts = [len(x.start) for x in lists]
+    base = np.concatenate([[0], np.cumsum(counts)])[:-1]
+    at = base[place[taken]] + index[taken] if len(taken) else taken
+    begin, end = np.concatenate([x.start for x in lists])[at], np.concatenate([x.end for x in lists])[at]  # on the own clocks
+    inside = bool(len(starts)) and bool(np.all(np.maximum.reduceat(begin, starts) < np.minimum.reduceat(end, starts)))
+    lost = max(counts) - int(np.bincount(place, minlength=len(lists))[int(np.argmax(counts))])
+    shifts, ranks = tuple(x.shift for x in lists), tuple(t.rank for t in ordered)
+    return Meetings(ranks, ordered, place[taken], index[taken], starts, tuple(clocks), shifts, lost, inside)
+
+
+def _split_match(lists: list[_RankCollectives], match: _Rows, clocks: list[Clock]) -> Iterator[_Rows]:
+    """A match as it is, where its group was told or ends together on the aligned clocks; else those that do."""
+    places, rows = match
+    if len(places) < 3 or len(rows) < 2 or lists[places[0]].told[rows[0, 0]]:
+        yield match
+        return
+    ends = np.column_stack([clocks[p].job_s(lists[p].end[rows[:, i]]) for i, p in enumerate(places)])
+    lasted = np.median([lists[p].end[rows[:, i]] - lists[p].start[rows[:, i]] for i, p in enumerate(places)])
+    left = list(range(len(places)))
+    while left:
+        apart = np.median(np.abs(ends[:, left] - ends[:, left[:1]]), axis=0)
+        group = [i for i, far in zip(left, apart.tolist(), strict=True) if far <= max(LEVEL.paired_s, LEVEL.parted * lasted)]
+        left = [i for i in left if i not in group]
+        if len(group) > 1:
+            yield tuple(places[i] for i in group), rows[:, group]
+
+
+def _join_whole_job(
+    traces: Sequence[Trace], lists: list[_RankCollectives], matches: list[_Rows], clocks: list[Clock]
+) -> list[_Rows]:
+    """Matches, and as one what is of all ranks though nobody told so: it ends at one moment in all groups, and is very long."""
+    by_op: dict[str, list[int]] = {}
+    for at, (places, rows) in enumerate(matches):
+        if not lists[places[0]].told[rows[0, 0]]:
+            by_op.setdefault(traces[places[0]].collectives[rows[0, 0]].op, []).append(at)
+    for own in (own for own in by_op.values() if len(own) > 1):
+        groups = [matches[at] for at in own]
+        every = [p for places, _ in groups for p in places]
+        if sorted(every) != list(range(len(traces))):
+            continue
+        ends = [clocks[places[0]].job_s(lists[places[0]].end[rows[:, 0]]) for places, rows in groups]
+        wires = [np.min([(x := lists[p]).end[r] - x.start[r] for p, r in zip(g, at.T, strict=True)], axis=0) for g, at in groups]
+        orders = [np.argsort(e, kind="stable") for e in ends]
+        near = [order[_nearest(ends[0], e[order])] for e, order in zip(ends, orders, strict=True)]
+        apart = np.max([np.abs(e[n] - ends[0]) for e, n in zip(ends, near, strict=True)], axis=0)
+        long = np.max([w[n] > LEVEL.long * np.median(w) for w, n in zip(wires, near, strict=True)], axis=0)
+        of_all = np.flatnonzero((apart <= LEVEL.paired_s) & long)
+        if not len(of_all) or any(len(np.unique(n[of_all])) < len(of_all) for n in near):
+            continue
+        together = np.column_stack([rows[n[of_all]] for (_, rows), n in zip(groups, near, strict=True)])
+        for at, (places, rows), n in zip(own, groups, near, strict=True):
+            matches[at] = places, np.delete(rows, n[of_all], axis=0)
+        matches.append((tuple(range(len(traces))), together[:, np.argsort(every)]))
+    return [match for match in matches if len(match[1])]
+
+
+_Rows = tuple[tuple[int, ...], Column]  # places of ranks, and for each collective the index on each of them
+
+
+@dataclass(frozen=True, slots=True)
+class _RankCollectives:
+    """One rank's collectives as columns, on its own clock but from a common zero."""
+
+    rank: int
+    start: Column
+    end: Column
+    signs: Column  # of what kind and size
+    told: Column  # whether its group's members are
+    shift: float
+    keyed: dict[Key, Column]  # by group and kind: their indices, in order
+
+    @staticmethod
+    def of(trace: Trace, shift: float, exchanged: bool = False) -> _RankCollectives:
+        start, end = spans(trace)
+        keyed: dict[Key, list[int]] = {}
+        lanes = _lanes(trace)
+        for i, c in enumerate(trace.collectives):
+            if exchanged or c.op != MESSAGE:
+                lane = -1 if c.members or c.group else lanes[i]
+                keyed.setdefault((c.op, c.group, c.members, c.ranks, lane), []).append(i)
+        sizes = (-1.0 if c.nbytes is None or c.op == "all-to-all" else c.nbytes for c in trace.collectives)
+        signs = np.fromiter(sizes, float, len(start))
+        told = np.fromiter((len(c.members) > 1 for c in trace.collectives), bool, len(start))
+        return _RankCollectives(
+            trace.rank, start + shift, end + shift, signs, told, shift, {k: np.array(v) for k, v in keyed.items()}
+        )
+
+
+def _lanes(trace: Trace) -> list[int]:
+    """Of each collective the stream it ran on, counted as streams begin to have one of its kind; threads of a host tell nothing."""
+    begun: dict[str, dict[int, int]] = {}
+    return [(of_op := begun.setdefault(c.op, {})).setdefault(c.lane, len(of_op)) for c in trace.collectives]
+
+
+def _match_key(lists: Sequence[_RankCollectives], key: Key) -> Iterator[_Rows]:
+    """Collectives under one key, for each group of ranks that shares them."""
+    places = [p for p, x in enumerate(lists) if key in x.keyed]
+    for group in _groups(lists, key, places):
+        # Indices of each collective on all ranks of its group: (collectives, ranks).
+        base = lists[group[0]].keyed[key]
+        columns, kept = [np.arange(len(base))], np.ones(len(base), dtype=bool)
+        for place in group[1:]:
+            ours, theirs = _two(lists[group[0]], base, lists[place], lists[place].keyed[key])
+            column = np.full(len(base), -1)
+            column[ours] = theirs
+            kept &= column >= 0
+            columns.append(column)
+        chosen = [lists[p].keyed[key][column[kept]] for p, column in zip(group, columns, strict=True)]
+        rows = np.column_stack(chosen)
+        if len(rows):
+            yield tuple(group), rows
+
+
+def _groups(lists: Sequence[_RankCollectives], key: Key, places: list[int]) -> Iterable[list[int]]:
+    """Places of ranks that share the collectives under a key: all of them where members are told, else those that end together."""
+    _, _, members, size, _ = key
+    if len(places) < 2 or len(members) > 1:
+        return [places] if len(places) > 1 else []
+    if len(places) == 2 or size == len(places):
+        return [places]
+    apart = _distances([lists[p].end[lists[p].keyed[key]] for p in places])
+    nearest = np.where(np.eye(len(places), dtype=bool), np.inf, apart).min(axis=1)
+    near = apart <= LEVEL.apart_times * np.maximum(TICK_S, np.minimum(nearest[:, None], nearest[None, :]))
+    if near.all() and 0 < size < len(places):
+        return [g for i in range(0, len(places), size) if len(g := places[i : i + size]) > 1]
+    left, found = list(range(len(places))), []
+    while left:
+        group = [i for i in left if near[left[0], i]]
+        found.append([places[i] for i in group])
+        left = [i for i in left if i not in group]
+    return [g for g in found if len(g) > 1]
+
+
+def _distances(ends: list[Column]) -> Column:
+    """How differently the time between two collectives goes by on each two ranks. Offsets of clocks do not matter: where ranks
+    share collectives, these times are the same."""
+    count = min(COUNT.sampled, *(len(e) for e in ends))
+    steps = np.array([np.diff(e[-count:]) for e in ends]) if count > 1 else np.zeros((len(ends), 1))
+    return np.array([np.abs(steps - own).mean(axis=1) for own in steps])
+
+
+def _two(a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column) -> tuple[Column, Column]:
+    """Positions in two lists that are the same collective."""
+    alike = len(ours) == len(theirs) and bool(np.all(a.signs[ours] == b.signs[theirs]))
+    if alike and np.mean(np.maximum(a.start[ours], b.start[theirs]) < np.minimum(a.end[ours], b.end[theirs])) >= LEVEL.together:
+        return np.arange(len(ours)), np.arange(len(ours))
+    shifted = _shift_lists(a, ours, b, theirs, alike)
+    if shifted is not None:
+        return shifted
+    order = np.argsort(b.end[theirs], kind="stable")
+    forth = _nearest(a.end[ours], b.end[theirs][order])
+    partner = order[forth]
+    back = np.argsort(a.end[ours], kind="stable")
+    mutual = back[_nearest(b.end[theirs][partner], a.end[ours][back])] == np.arange(len(ours))
+    starts, ends = np.maximum(a.start[ours], b.start[theirs[partner]]), np.minimum(a.end[ours], b.end[theirs[partner]])
+    kept = np.flatnonzero(mutual & (starts < ends))
+    return kept, partner[kept]
+
+
+def _shift_lists(
+    a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column, alike: bool
+) -> tuple[Column, Column] | None:
+    """Lists moved against each other until kinds and sizes agree and the ends are at a constant distance; None where none fits."""
+    m, n = len(ours), len(theirs)
+    least = max(1, min(m, n) // 2)
+    usual = float(np.mean(np.abs(np.diff(a.end[ours])))) if m > 1 else 0.0
+    found: list[tuple[float, int]] = []
+    for shift in sorted(range(-(n - least), m - least + 1), key=lambda d: (abs(d), abs(d - (m - n))))[: COUNT.shifts]:
+        lo, hi = max(0, shift), min(m, n + shift)
+        i, j = ours[lo:hi], theirs[lo - shift : hi - shift]
+        if not np.array_equal(a.signs[i], b.signs[j]):
+            continue
+        spread = float(np.mean(np.abs(np.diff(a.end[i] - b.end[j])))) if len(i) > 1 else 0.0
+        if spread <= LEVEL.noise_s + usual * (LEVEL.ordered if alike and shift == 0 else LEVEL.shifted):
+            found.append((spread, shift))
+    if not found:
+        return None
+    best = min(found)[0]
+    shift = next(shift for spread, shift in found if spread <= 1.5 * best + LEVEL.apart_s)  # the least that is as good as any
+    lo, hi = max(0, shift), min(m, n + shift)
+    return np.arange(lo, hi), np.arange(lo - shift, hi - shift)
+
+
+def _nearest(at: Column, among: Column) -> Column:
+    """Index of the value in order that is nearest to each."""
+    right = np.clip(np.searchsorted(among, at), 1, max(1, len(among) - 1))
+    if len(among) == 1:
+        return np.zeros(len(at), dtype=int)
+    return np.where(at - among[right - 1] <= among[right] - at, right - 1, right)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where messages can go between: each rank's stage and its place in it, and of each rank's messages the pair that is told."""
+
+    stage: Column
+    position: Column
+    pair: list[Column]  # a number for each two ranks; -1: not told
+
+    @staticmethod
+    def of(traces: Sequence[Trace], matches: Sequence[_Rows]) -> _Places:
+        """Stages are consecutive ranks: those that share collectives, and all between them; unless that left a single stage."""
+        apart = np.ones(len(traces) - 1, dtype=bool)
+        for places, _ in sorted(matches, key=lambda m: -len(m[1])):
+            joined = apart.copy()
+            joined[min(places) : max(places)] = False
+            apart = joined if joined.any() else apart
+        stage = np.concatenate([[0], np.cumsum(apart)])
+        begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        numbers: dict[tuple[int, ...], int] = {}
+        told = [[numbers.setdefault(c.members, len(numbers)) if len(c.members) == 2 else -1 for c in t.collectives] for t in traces]
+        return _Places(stage, np.arange(len(traces)) - begins[stage], [np.array(of_rank, dtype=int) for of_rank in told])
+
+
+def _messages(lists: Sequence[_RankCollectives], indices: Sequence[Column], clocks: Sequence[Clock], where: _Places) -> list[_Rows]:
+    """Messages whose two ends end together on the aligned clocks: of several at one moment, neighbours by stage."""
+    place = np.concatenate([np.full(len(x), p) for p, x in enumerate(indices)]) if indices else np.zeros(0, dtype=int)
+    if not len(place):
+        return []
+    index = np.concatenate(list(indices)).astype(int)
+    end = np.concatenate([c.job_s(x.end[i]) for x, i, c in zip(lists, indices, clocks, strict=True)])
+    order = np.argsort(end, kind="stable")
+    moments = np.cumsum(np.concatenate([[0], np.diff(end[order]) > LEVEL.paired_s]))
+    pair = np.concatenate([told[i] for told, i in zip(where.pair, indices, strict=True)])
+    stage, position = where.stage[place], where.position[place]
+    order = order[np.lexsort((stage[order], position[order], pair[order], moments))]
+    moments = np.sort(moments)
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    at = 0
+    while at + 1 < len(order):
+        a, b = order[at], order[at + 1]
+        able = place[a] != place[b] if pair[a] >= 0 else stage[a] != stage[b]
+        if moments[at] == moments[at + 1] and pair[a] == pair[b] and able:
+            found.setdefault((int(place[a]), int(place[b])), []).append((int(index[a]), int(index[b])))
+            at += 1
+        at += 1
+    return [(pair, np.array(rows)) for pair, rows in found.items()]

@@ -1,0 +1,280 @@
+"""What is kept of a trace while it is read: columns of numbers, and each name once.
+
+Of a device's events, of the calls that launched them and of the host's collectives; of the host's other operations as long as no
+device shows, since without one their leaves are what is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+
+from commtax.files import Json, JsonObject, MiB, need_object, need_whole
+from commtax.runs.evidence.collective_names import is_call, operator_op, shared_memory_op
+from commtax.runs.traces import trace
+from commtax.runs.traces.profilers.kineto_facts import TABLE, EventFacts, facts_of
+from commtax.statement import Refusal
+from commtax.thresholds import counts
+from commtax.timeline import Column
+
+T = TypeVar("T")
+KERNEL, COPY, LAUNCH, ANNOTATION, OPERATOR, OTHER = range(6)  # what an event is, by its category
+CALL, TORCH_CALL, RECORD, SHARED, OWN, WORK, STEP = range(7)
+"""What a host's event is: a process group's record, torch's call around it, its metadata, shared memory, an engine's operator."""
+UNTOLD = -(2**63)  # no correlation
+COUNT = counts(__name__)
+MOST_NAMES = 512 * MiB
+WRONG = (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError, RecursionError)
+"""What an event of the wrong form ends in."""
+_ROLE, _TRAINS, _GRADIENT = 15, 16, 32  # of a host's event, that it runs in training alone, and that it accumulates a gradient
+_OF_COLLECTIVES = ("Collective name", "In msg nelems", "Group size")
+_CATEGORIES: Mapping[str, Sequence[str]] = TABLE["categories"]
+COPY_KERNELS, WAIT_KERNELS, _LAUNCH_ENDS = (tuple(_CATEGORIES[of]) for of in ("copy_kernels", "wait_kernels", "launch_ends"))
+_KINDS = {"kernel": KERNEL, "copy": COPY, "launch": LAUNCH, "annotation": ANNOTATION, "operator": OPERATOR}
+
+LARGE_US = 2.0**43  # from here on a float does not hold microseconds with all three digits behind the point
+LATEST_NS, EARLIEST_NS, LONGEST_NS = 2**62, -(2**60), 2**60  # so that differences fit in eight bytes; 2**62 is the year 2116
+
+
+def ns(microseconds: object) -> int:
+    """Nanoseconds from microseconds, whether whole, with a fraction, or with a fraction kept as text.
+
+    >>> ns(5), ns("1712195495527376.234"), ns(-5.25)
+    (5000, 1712195495527376234, -5250)
+    """
+    if isinstance(microseconds, int):
+        return microseconds * 1000
+    text = str(microseconds)
+    value = float(text)
+    if -LARGE_US < value < LARGE_US:
+        whole = math.floor(value)
+        return whole * 1000 + round((value - whole) * 1000)
+    whole_text, point, fraction = text.partition(".")
+    if not point or "e" in fraction or "E" in fraction:
+        return round(value * 1000) if "e" in text or "E" in text else int(text) * 1000
+    return int(whole_text) * 1000 + (-1 if whole_text.startswith("-") else 1) * round(float(f"0.{fraction}") * 1000)
+
+
+def span(ts: object, dur: object) -> tuple[int, int]:
+    """Start and end; a time that no clock shows is a ``ValueError``."""
+    start, lasting = ns(ts), max(0, ns(dur))
+    if not EARLIEST_NS < start < LATEST_NS or lasting >= LONGEST_NS:
+        raise ValueError("a time beyond any clock")
+    return start, start + lasting
+
+
+def all_ns(microseconds: Column) -> Column:
+    """As ``ns`` for floats that hold all digits."""
+    whole = np.floor(microseconds)
+    found: Column = (whole * 1000).astype(np.int64) + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return found
+
+
+class _Roles(dict[str, int]):
+    """Roles by name, of annotations or of operators; each name is looked at once."""
+
+    def __init__(self, of_operators: bool) -> None:
+        self._of_operators = of_operators
+
+    def __missing__(self, name: str) -> int:
+        self[name] = role = _role(name, self._of_operators)
+        return role
+
+
+class NumberedThings(dict[object, int]):
+    """Things numbered in the order in which they came; ``signs``: what their text takes."""
+
+    signs = 0
+
+    def __missing__(self, thing: object) -> int:
+        self.signs += len(thing) + 100 if isinstance(thing, str) else 200
+        self[thing] = number = len(self)
+        return number
+
+
+class Rows:
+    """Columns that grow: whole numbers of eight bytes (q), four (i) or one (b)."""
+
+    def __init__(self, **kinds: str) -> None:
+        self._columns = {name: array(kind) for name, kind in kinds.items()}
+        self._loose: list[tuple[int, ...]] = []
+        self.add = self._loose.append  # one row; rows become columns when they are settled
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()))) + len(self._loose)
+
+    def extend(self, *columns: Column | list[int]) -> None:
+        """Many rows, or none of them where a number does not fit."""
+        given = [
+            array(held.typecode, column.tobytes() if isinstance(column, np.ndarray) else column)
+            for held, column in zip(self._columns.values(), columns, strict=True)
+        ]
+        self.settle()
+        for held, column in zip(self._columns.values(), given, strict=True):
+            held.extend(column)
+
+    def settle(self) -> None:
+        for column, values in zip(self._columns.values(), zip(*self._loose, strict=True), strict=False):
+            column.extend(values)
+        self._loose.clear()
+
+    def taken(self) -> dict[str, Column]:
+        """All columns; what grew is empty afterwards."""
+        self.settle()
+        done = {name: np.array(column, dtype=column.typecode) for name, column in self._columns.items()}
+        self.clear()
+        return done
+
+    def clear(self) -> None:
+        self._loose.clear()
+        for column in self._columns.values():
+            del column[:]
+
+
+class Columns:
+    """The events of one trace."""
+
+    def __init__(self, name: str) -> None:
+        self.file = name
+        self.names, self.threads, self.lanes, self.facts = NumberedThings(), NumberedThings(), NumberedThings(), NumberedThings()
+        self.facts[EventFacts()] = 0
+        self.device = Rows(start="q", end="q", name="i", lane="i", correlation="q", facts="i", copies="b")
+        self.launches = Rows(start="q", end="q", name="i", thread="i", correlation="q")
+        self.host = Rows(start="q", end="q", name="i", thread="i", role="b", facts="i")
+        self.work = Rows(start="q", end="q", name="i", thread="i")
+        self.trained = Rows(start="q")
+        self.complete = self.wrong = self.gradients = 0
+        self.on_device = False
+        self.origin_ns: int | None = None
+        self._roles = {ANNOTATION: _Roles(False), OPERATOR: _Roles(True)}
+
+    @staticmethod
+    @lru_cache(maxsize=10_000)
+    def kind_of(category: str) -> int:
+        """The kind of an event by its category."""
+        small = category.lower()
+        kind = next((code for name, code in _KINDS.items() if small in _CATEGORIES[name]), OTHER)
+        return LAUNCH if kind == OTHER and small.endswith(_LAUNCH_ENDS) else kind
+
+    def begun(self, start: int | None, events: int = 1) -> None:
+        """So many complete events, the first of which begins then."""
+        self.complete += events
+        if start is not None:
+            self.origin_ns = start if self.origin_ns is None else min(start, self.origin_ns)
+
+    def take(self, event: Json) -> None:
+        """An event as JSON has it: what is no complete event is passed over, what has the wrong form is counted."""
+        if not isinstance(event, dict) or event.get("ph", "X" if event.get("dur") else "") != "X":
+            return
+        kind = KERNEL  # until it is known
+        try:
+            category: object = event.get("cat") or ""
+            kind = self.kind_of(category)
+            start, end = span(event["ts"], event.get("dur", 0) if kind != OTHER else 0)
+            if kind != OTHER:
+                if event["name"] is None:
+                    raise ValueError("an event without a name")
+                self.place(kind, str(event["name"]), start, end, event.get("pid"), event.get("tid"), event.get("args"))
+        except WRONG:
+            self.wrong += kind != OTHER
+            self.complete += kind == OTHER
+        else:
+            self.begun(start)
+
+    def place(self, kind: int, name: str, start: int, end: int, pid: object, tid: object, told: Json) -> None:
+        """An event whose arguments are told as JSON has them."""
+        args = told if isinstance(told, dict) else need_object(told or {})
+        if kind in (ANNOTATION, OPERATOR):
+            self.all_hosted(kind, [name], np.array([start]), np.array([end]), [tid], self.told, [args])
+        elif kind == LAUNCH:
+            if args.get("correlation") is not None:
+                correlation = correlation_of(args["correlation"])
+                self.launches.add((start, end, self.names[name], self.threads[tid], correlation))
+        elif kind != OTHER:
+            device, stream = args.get("device"), args.get("stream")
+            # The device as it is told, then device and stream as they are shown: process and thread where those are not told.
+            place = device, pid if device is None else device, tid if stream is None else stream
+            facts = self.told(name, args) if any(key in args for key in _OF_COLLECTIVES) else 0
+            correlation = correlation_of(args.get("correlation"))
+            self.found_device()
+            self.device.add((start, end, self.names[name], self.lanes[place], correlation, facts, kind == COPY))
+
+    def found_device(self) -> None:
+        """From now on what the host computes is not asked for."""
+        self.on_device = True
+        self.work.clear()
+
+    def all_hosted(
+        self,
+        kind: int,
+        names: Sequence[str],
+        starts: Column,
+        ends: Column,
+        tids: Sequence[object],
+        told: Callable[[str, T], int],
+        args: Sequence[T],
+    ) -> None:
+        """A host's events of one kind; what arguments tell is asked for where an event is a collective's."""
+        roles_of, number_of = self._roles[kind], self.names
+        numbers = [number_of[name] for name in names]
+        roles = np.array([roles_of[name] for name in names])
+        threads = [self.threads[thread] for thread in tids]
+        collective = np.flatnonzero(roles & _ROLE < WORK).tolist()
+        facts = [told(names[i], args[i]) for i in collective]
+        self.trained.extend(starts[roles >= _TRAINS])
+        self.gradients += int(np.count_nonzero(roles & _GRADIENT))
+        kept = [*collective, *np.flatnonzero(roles & _ROLE == STEP).tolist()]
+        facts += [0] * (len(kept) - len(facts))
+        picked = [[numbers[i] for i in kept], [threads[i] for i in kept], (roles[kept] & _ROLE).tolist() if kept else []]
+        self.host.extend(starts[kept] if kept else [], ends[kept] if kept else [], *picked, facts)
+        if kind == OPERATOR and not self.on_device:
+            work = np.flatnonzero(roles & _ROLE == WORK)
+            self.work.extend(starts[work], ends[work], *([column[i] for i in work.tolist()] for column in (numbers, threads)))
+
+    def told(self, name: str, args: JsonObject) -> int:
+        """The number of what an event's arguments tell of a collective."""
+        return self.facts[facts_of(name, args)]
+
+    def judge_size(self) -> None:
+        """Refuse what would take more memory than an answer may."""
+        kept = (self.device, self.launches, self.host, self.work, self.trained)
+        for one in kept:
+            one.settle()
+        rows = sum(map(len, kept))
+        if self.names.signs > MOST_NAMES:
+            raise Refusal(f"trace '{self.file}': more than {MOST_NAMES // MiB} MiB of different names", "trace")
+        if rows > COUNT.most_rows:
+            told = f"more than {COUNT.most_rows:,} device events, launches and collectives"
+            raise Refusal(f"trace '{self.file}': {told}, which is more than is kept; profile fewer steps", "trace")
+
+
+def correlation_of(told: Json) -> int:
+    """The number that links a device's event to its launch."""
+    if told is None:
+        return UNTOLD
+    number = told if isinstance(told, int) else need_whole(told)
+    if not UNTOLD < number < -UNTOLD:
+        raise ValueError("a correlation beyond eight bytes")
+    return number
+
+
+def _role(name: str, is_op: bool) -> int:
+    """What a host's event is by its name; 16 more where it runs in training alone, and 32 where it accumulates a gradient."""
+    trains = (_TRAINS if trace.trains(name) else 0) + (_GRADIENT if trace.accumulates(name) else 0)
+    step = not is_op and trace.names_step(name)
+    if is_call(name):
+        return CALL + trains
+    if not is_op:
+        return (STEP if step else WORK) + trains
+    if name.startswith("c10d::"):
+        return TORCH_CALL + trains
+    if name == "record_param_comms":
+        return RECORD + trains
+    if "shm_" in name and shared_memory_op(name):
+        return SHARED + trains
+    return (OWN if "::" in name and operator_op(name) else WORK) + trains

@@ -1,0 +1,268 @@
+"""Traces of Nsight Systems: the SQLite database that ``nsys export`` writes, or the report itself where ``nsys`` is installed.
+
+A file may hold many processes and GPUs: each process on each of its GPUs is a trace of its own. Correlation numbers begin anew in
+every process. Columns as in exports of the versions 2019 to 2026 (schemas up to 3.30): of a kernel ``start``, ``end``,
+``deviceId``, ``streamId``, ``correlationId``, ``demangledName``, ``shortName``, and later ``globalPid``, ``graphNodeId``; calls of
+runtime and driver are in one table. Where graphs are traced whole (``--cuda-graph-trace=graph``) nothing inside them is seen.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from commtax.files import FileStream, JsonObject
+from commtax.runs.traces.profilers import nccl_ranges
+from commtax.runs.traces.profilers.kineto import assemble
+from commtax.runs.traces.profilers.nccl_ranges import UNNUMBERED, device_event, host_event, launched_unseen, names_rank, step_name
+from commtax.runs.traces.profilers.nsys_database import HEADER, PROCESS, Database, Row, database, path_on_disk
+from commtax.runs.traces.trace import Trace
+from commtax.statement import Note, Refusal
+from commtax.thresholds import levels
+from commtax.units import plural
+
+REPORTS = (".nsys-rep", ".qdrep")
+LEVEL = levels(__name__)
+KERNEL, GRAPH, COPY, SET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET"))
+CALLS = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
+NVTX, SYSTEM, COPY_KINDS = "NVTX_EVENTS", "TARGET_INFO_SYSTEM_ENV", "ENUM_CUDA_MEMCPY_OPER"
+NAMES = ("demangledName", "shortName", "mangledName")
+STRINGS = [*((KERNEL, name) for name in NAMES), *((table, "nameId") for table in CALLS), (NVTX, "textId")]
+ROCPD = "rocpd_"  # with which the tables of rocprofv3's database begin
+_NCCL = re.compile(r"nccl([A-Z]\w{1,60})")
+_OPERATOR = re.compile(r"([\w.]{1,100}(?:::[\w.]{1,100}){1,4}), (?:op_id|seq)")  # torch.autograd.profiler.emit_nvtx
+
+
+def looks_like(head: bytes) -> bool:
+    """Whether a file is an SQLite database; which one, its tables tell."""
+    return head.startswith(HEADER)
+
+
+def read_report(path: Path, program: str = "nsys") -> list[Trace]:
+    """The traces of a report, exported by Nsight Systems itself."""
+    found = shutil.which(program)
+    wanted = f"{program} export --type sqlite -o {path.stem}.sqlite {path.name}"
+    if found is None:
+        raise Refusal(f"trace '{path.name}': a report of Nsight Systems, and no program '{program}' here; run: {wanted}", "nsys")
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "export.sqlite"
+        command = [found, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(out), str(path)]
+        try:
+            ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LEVEL.export_s, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Refusal(f"trace '{path.name}': '{program}' could not be run ({error}); run: {wanted}", "nsys") from None
+        if ran.returncode or not out.is_file():
+            said = (ran.stderr or ran.stdout).decode(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing"]
+            raise Refusal(f"trace '{path.name}': '{program} export' failed ({said[0][:200]})", "nsys")
+        with database(out, path.name) as opened:
+            return _traces(opened, path.name)
+
+
+def read(stream: FileStream) -> list[Trace]:
+    """The traces of an export, one of each process on each of its GPUs."""
+    with path_on_disk(stream) as place, database(place, stream.path.name) as opened:
+        return _traces(opened, stream.path.name)
+
+
+def _traces(opened: Database, name: str) -> list[Trace]:
+    _judge(opened, name)
+    export = _Export(opened)
+    traces = (export.trace(place, number, name) for number, place in enumerate(export.places))
+    found = [t for t in traces if t]
+    if not found:
+        why = f" ({opened.broken})" if opened.broken else ""
+        raise Refusal(f"trace '{name}': an export of Nsight Systems without a kernel or a graph{why}", "trace")
+    return found
+
+
+def _judge(opened: Database, name: str) -> None:
+    """Refuse what is no such export, and say what it is."""
+    there = [" ".join(table.split()) for table in sorted(opened.tables)]
+    if any(t.startswith(ROCPD) for t in there):
+        convert = f"rocpd convert --output-format csv -i {name}"
+        raise Refusal(f"trace '{name}': rocprofv3's own database, which is not read; convert it: {convert}", "trace")
+    if not opened.has("StringIds", "id", "value") or not (opened.has(KERNEL) or opened.has(GRAPH)):
+        found = f"{', '.join(there[:6])}{' …' if len(there) > 6 else ''}" or "no table"
+        wanted = f"{KERNEL} (or {GRAPH}) and StringIds, as nsys export --type sqlite writes them"
+        raise Refusal(f"trace '{name}': an SQLite database without the tables {wanted}; found {found}", "trace")
+    for table in (KERNEL, GRAPH):
+        if opened.has(table) and not opened.has(table, "start", "end"):
+            columns = " ".join(", ".join(sorted(opened.tables[table])[:8]).split())
+            raise Refusal(f"trace '{name}': {table} has no columns start and end; found {columns}", "trace")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process on a GPU: -1 where an export does not say which process."""
+
+    process: int
+    device: int
+
+    @property
+    def pid(self) -> int:
+        return self.process % PROCESS if self.process >= 0 else -1
+
+
+def _is_timed(row: Row) -> bool:
+    return isinstance(row[0], int) and isinstance(row[1], int)
+
+
+class _Export:
+    """What an export says, process by process."""
+
+    def __init__(self, opened: Database) -> None:
+        self._database = opened
+        self._text = opened.strings(STRINGS)
+        self._copies: dict[object, object] = {}
+        if opened.has(COPY_KINDS, "id", "label"):
+            self._copies = dict(opened.rows(f"SELECT id, label FROM {COPY_KINDS}"))
+        self._schemas = nccl_ranges.schemas(opened)
+
+    def _process(self, table: str) -> str:
+        """The process of a row, as SQL."""
+        column = self._database.column(table, "globalPid", "globalTid", other="")
+        return f"ifnull({column} / {PROCESS}, -1)" if column else "-1"
+
+    def _device(self, table: str) -> str:
+        return f"ifnull({self._database.column(table, 'deviceId', other='0')}, 0)"
+
+    @cached_property
+    def places(self) -> list[GpuProcess]:
+        """All that ran something, by GPU and process."""
+        tables = [table for table in (KERNEL, GRAPH) if self._database.has(table)]
+        asked = [f"SELECT DISTINCT {self._process(t)}, {self._device(t)} FROM {t}" for t in tables]
+        rows = self._database.rows(" UNION ".join(asked))
+        pairs = {GpuProcess(p, d) for p, d in rows if isinstance(p, int) and isinstance(d, int)}
+        real = {p for p in pairs if p.device < 2**31 - 1}  # a graph that begins on the host names no GPU
+        return sorted(real, key=lambda p: (self._gpu(p), p.process))
+
+    def _gpu(self, place: GpuProcess) -> int:
+        """Which GPU of the host a process means: with some of them hidden it counts those that it sees."""
+        if place.pid < 0:
+            return place.device
+        where = f"cudaId = {place.device} AND pid = {place.pid}"
+        row = self._database.first("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid", where=where)
+        return row[0] if row and isinstance(row[0], int) else place.device
+
+    def trace(self, place: GpuProcess, number: int, name: str) -> Trace | None:
+        """One process on one GPU; None where nothing in it has a time."""
+        ran = self._on_device(place)
+        first = next(ran, None)
+        if first is None:
+            return None
+        calls = self._nccl(place)
+        known = nccl_ranges.place(calls)
+        head: JsonObject = {"deviceProperties": list(self._gpus(place)), "baseTimeNanoseconds": self._began_ns}
+        if known:
+            head["distributedInfo"] = {"rank": known[0], "world_size": known[1]}
+        elif len(self.places) > 1:
+            head["distributedInfo"] = {"rank": number}
+        others = self._launches(place), self._ranges(place), nccl_ranges.events(calls)
+        made = assemble(head, chain([first], ran, *others), name)
+        told = known or (names_rank(name) and len(self.places) == 1)
+        notes = (*made.notes, *([] if told else [UNNUMBERED]), *self._notes(place))
+        return replace(made, host=self._host, notes=notes, partial=self._database.broken)
+
+    @cached_property
+    def _began_ns(self) -> int:
+        row = self._database.first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
+        return row[0] if row and isinstance(row[0], int) else 0
+
+    @cached_property
+    def _host(self) -> str:
+        row = self._database.first(SYSTEM, "value", "name", where="name = 'Hostname'")
+        return str(row[0]) if row else ""
+
+    def _gpus(self, place: GpuProcess) -> Iterator[JsonObject]:
+        """The GPUs as the PyTorch profiler describes them, the process's own under its own number."""
+        table, own = "TARGET_INFO_GPU", self._gpu(place)
+        if not self._database.has(table, "id", "name"):
+            return
+        memory, cores = (self._database.column(table, column) for column in ("totalMemory", "smCount"))
+        for number, name, nbytes, sms in self._database.rows(f"SELECT id, name, {memory}, {cores} FROM {table}"):
+            shown = place.device if number == own else f"gpu {number}"
+            yield {"id": shown, "name": name, "totalGlobalMem": nbytes, "numSms": sms or 0}
+
+    def _on_device(self, place: GpuProcess) -> Iterator[JsonObject]:
+        """Kernels, graphs that were traced whole as one kernel each, and copies."""
+        for start, end, stream, correlation, *names in self._timed(KERNEL, place, *NAMES):
+            name = next((self._text[n] for n in names if n in self._text), "kernel without a name")
+            yield device_event("kernel", name, (start, end), place.device, stream, correlation)
+        for start, end, stream, correlation, number in self._timed(GRAPH, place, "graphId"):
+            yield device_event("kernel", f"CUDA graph {number}", (start, end), place.device, stream, correlation)
+        for start, end, stream, correlation, kind in self._timed(COPY, place, "copyKind"):
+            name = f"Memcpy {self._copies.get(kind, kind)}"
+            yield device_event("gpu_memcpy", name, (start, end), place.device, stream, correlation)
+        for start, end, stream, correlation in self._timed(SET, place):
+            yield device_event("gpu_memset", "Memset", (start, end), place.device, stream, correlation)
+
+    def _timed(self, table: str, place: GpuProcess, *columns: str) -> Iterator[Row]:
+        """Rows of a process on a GPU with stream and correlation, that have a beginning and an end: 0 where nobody measured it."""
+        if not self._database.has(table, "start", "end"):
+            return iter(())
+        wanted = ", ".join(self._database.column(table, c) for c in ("start", "end", "streamId", "correlationId", *columns))
+        asked = f"SELECT {wanted} FROM {table} WHERE {self._process(table)} = ? AND {self._device(table)} = ?"
+        return (row for row in self._database.rows(asked, place.process, place.device) if _is_timed(row) and row[1] > 0)
+
+    def _hosted(self, table: str, place: GpuProcess, columns: str) -> Iterator[Row]:
+        """Rows of a process's threads that have a beginning and an end."""
+        if not self._database.has(table, "start", "end"):
+            return iter(())
+        asked = f'SELECT start, "end", {self._database.column(table, "globalTid")}, {columns} FROM {table}'
+        where = "" if place.process < 0 else f" WHERE {self._process(table)} = {place.process}"
+        return filter(_is_timed, self._database.rows(asked + where))
+
+    def _launches(self, place: GpuProcess) -> Iterator[JsonObject]:
+        """Calls of runtime and driver; where none were traced, a kernel or graph is taken for launched when it began."""
+        called = False
+        for table in CALLS:
+            if not self._database.has(table, "correlationId", "nameId"):
+                continue
+            for start, end, thread, correlation, name in self._hosted(table, place, "correlationId, nameId"):
+                called = True
+                yield host_event("cuda_runtime", self._text.get(name, "call"), (start, end), thread, correlation=correlation)
+        if called or not self._database.has(KERNEL, "correlationId"):
+            return
+        of_place = f"{self._process(KERNEL)} = {place.process} AND {self._device(KERNEL)} = {place.device}"
+        node = self._database.column(KERNEL, "graphNodeId")
+        asked = f"SELECT min(start), correlationId, max({node}) FROM {KERNEL} WHERE {of_place} GROUP BY correlationId"
+        for start, correlation, of_graph in (row for row in self._database.rows(asked) if isinstance(row[0], int)):
+            yield launched_unseen(start, correlation, "GraphLaunch" if of_graph else "launch")
+
+    def _named(self, place: GpuProcess) -> Iterator[tuple[str, int, int, int, object]]:
+        """Ranges that the program named: name, beginning, end, thread and payload."""
+        if not self._database.has(NVTX):
+            return
+        text, number = (self._database.column(NVTX, column) for column in ("text", "textId"))
+        payload = "CAST(binaryData AS BLOB)" if self._database.has(NVTX, "binaryData") else "NULL"
+        for start, end, thread, plain, registered, raw in self._hosted(NVTX, place, f"{text}, {number}, {payload}"):
+            if name := plain or self._text.get(registered, ""):
+                yield str(name), start, end, thread, raw
+
+    def _ranges(self, place: GpuProcess) -> Iterator[JsonObject]:
+        """Annotations, and operators where torch was told to name them."""
+        for name, start, end, thread, _ in self._named(place):
+            if operator := _OPERATOR.match(name):
+                yield host_event("cpu_op", operator[1], (start, end), thread)
+            elif not _NCCL.fullmatch(name):
+                yield host_event("user_annotation", step_name(name), (start, end), thread)
+
+    def _nccl(self, place: GpuProcess) -> list[nccl_ranges.NcclCall]:
+        found = []
+        for name, start, end, thread, raw in self._named(place):
+            if match := _NCCL.fullmatch(name):
+                found.append(nccl_ranges.NcclCall(match[1], start, end, thread, nccl_ranges.payload_of(raw, self._schemas)))
+        return found
+
+    def _notes(self, place: GpuProcess) -> Iterator[Note]:
+        whole = sum(1 for _ in self._timed(GRAPH, place))
+        if whole:
+            again = "their collectives are not seen; nsys profile --cuda-graph-trace=node shows them"
+            yield Note("whole graphs", f"{plural(whole, 'CUDA graph launch')} traced whole: {again}")
+        if self._database.broken:
+            yield Note("partial", f"the database breaks off ({self._database.broken}): what follows is missing")

@@ -1,0 +1,217 @@
+"""Two runs beside each other: what changed from one to the other, and what that has to do with how long a step takes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from commtax.files import table
+from commtax.runs.evidence.finding import Audit, CollectiveRow, Finding, SentCollectives, Usage
+from commtax.runs.traces.typical_step import typical_of_ranks
+from commtax.thresholds import levels
+
+LEVEL = levels(__name__)
+PARTS = {"compute": "compute_s", "exposed communication": "exposed_s", "copies": "copy_s", "idle": "idle_s"}
+"""Of a step, each second once."""
+LESS_IS_WORSE = frozenset(code for codes in table("judgement/less_is_worse.toml").values() for code in codes)
+STEPS = "trace"  # the kind of sections that tell steps one by one: other figures of theirs are parts of the step
+COURSE = ("steps", "algorithms", "pid", "py", "running", "waiting", "kv usage", "preemptions")
+"""Facts that a run's own course decides: they are no reason for it, and what they tell is compared elsewhere."""
+SAME_S = 1e-9  # what a profiler's clock resolves
+
+
+@dataclass(frozen=True, slots=True)
+class FigureChange:
+    """One figure of both runs; None where a run has none. ``unit`` is as in ``Finding``."""
+
+    item: str
+    before: float | None
+    after: float | None
+    unit: str = "s"
+    less_is_worse: bool = False
+    inside: bool = False  # of a step, which is judged as a whole
+
+    @property
+    def delta(self) -> float:
+        return (self.after or 0.0) - (self.before or 0.0)
+
+    @property
+    def relative(self) -> float | None:
+        """Of the first run; None where one side is missing or the first is nothing."""
+        if self.before is None or self.after is None or not self.before:
+            return None if self.delta else 0.0
+        return self.delta / self.before
+
+    def is_worse(self, tolerance: float) -> bool:
+        """Longer, or a lower rate or less room, by more than the tolerance. Which way other figures are worse nobody knows."""
+        if self.relative is None or not math.isfinite(self.relative):
+            return False
+        return self.relative < -tolerance if self.less_is_worse else self.unit == "s" and self.relative > tolerance
+
+    @property
+    def reversed(self) -> FigureChange:
+        return replace(self, before=self.after, after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class FactChange:
+    """A version, a flag, a host …; "" where a run does not tell it."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class SentChange:
+    op: str
+    ranks: int
+    before: SentCollectives
+    after: SentCollectives
+
+    @property
+    def exposed_s(self) -> float:
+        """How much more of it is exposed."""
+        return self.after.exposed_s - self.before.exposed_s
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Everything that changed. ``per_step``: collectives are those of one step."""
+
+    before: Audit
+    after: Audit
+    tolerance: float
+    facts: tuple[FactChange, ...]
+    told: int  # facts that both tell
+    step: FigureChange | None  # None where one of the runs tells no step
+    parts: tuple[FigureChange, ...]
+    hidden: FigureChange | None
+    metrics: tuple[FigureChange, ...]
+    collectives: tuple[SentChange, ...]
+    kernels: tuple[FigureChange, ...]  # most moved first
+    per_step: bool
+
+    @property
+    def worse(self) -> tuple[FigureChange, ...]:
+        """Steps and metrics that are worse in the second run by more than the tolerance."""
+        judged = (self.step, *(m for m in self.metrics if not m.inside)) if self.step else self.metrics
+        return tuple(c for c in judged if c.is_worse(self.tolerance))
+
+    @property
+    def noteworthy(self) -> list[FigureChange]:
+        """Parts of the step that moved most, the dearest first."""
+        moved = sum(abs(p.delta) for p in self.parts)
+        kept = [p for p in self.parts if abs(p.delta) >= max(SAME_S, LEVEL.noteworthy * moved)]
+        return sorted(kept, key=lambda p: -abs(p.delta))
+
+
+def difference(before: Audit, after: Audit, tolerance: float = LEVEL.tolerance) -> Difference:
+    """The second run against the first."""
+    a, b = _step(before), _step(after)
+    ours, theirs = _facts(before), _facts(after)
+    facts = [FactChange(name, ours.get(name, ""), theirs.get(name, "")) for name in dict.fromkeys((*ours, *theirs))]
+    both = a is not None and b is not None
+    return Difference(
+        before,
+        after,
+        tolerance,
+        tuple(f for f in facts if ours.get(f.name) != theirs.get(f.name)),
+        len(ours.keys() & theirs.keys()),
+        FigureChange("step", a.total_s, b.total_s) if a and b else None,
+        tuple(FigureChange(name, getattr(a, field), getattr(b, field)) for name, field in PARTS.items()) if both else (),
+        FigureChange("hidden communication", a.hidden_s, b.hidden_s) if a and b else None,
+        tuple(_metrics(before, after)),
+        tuple(_collectives(before, after, (_steps(before), _steps(after)) if both else (1, 1))),
+        tuple(_kernels(before, after)),
+        both,
+    )
+
+
+def _step(audited: Audit) -> Usage | None:
+    return next((used for s in audited.sections if (used := typical_of_ranks(s))), None)
+
+
+def _steps(audited: Audit) -> int:
+    """Steps of one rank; 1 where they are not told one by one."""
+    told = next((s.steps for s in audited.sections if s.steps), ())
+    return max(Counter(row.rank for row in told).values(), default=1)
+
+
+def _facts(audited: Audit) -> dict[str, str]:
+    """By name; values of several files that differ stand beside each other."""
+    found: dict[str, dict[str, None]] = {}
+    for section in audited.sections:
+        for name, value in section.facts.items():
+            if name not in COURSE:
+                found.setdefault(name, {})[value] = None
+    return {name: ", ".join(values) for name, values in found.items()}
+
+
+def _metrics(before: Audit, after: Audit) -> Iterator[FigureChange]:
+    """Measured figures that both runs have, by kind of file, by code, by what they are of, and by their order under that."""
+    ours, theirs = _measured_findings(before), _measured_findings(after)
+    for key, finding in ours.items():
+        if other := theirs.get(key):
+            figures = finding.measured, other.measured
+            yield FigureChange(str(finding.item), *figures, finding.unit, finding.code in LESS_IS_WORSE, key[0] == STEPS)
+
+
+def _measured_findings(audited: Audit) -> dict[tuple[str, str, str, int], Finding]:
+    found: dict[tuple[str, str, str, int], Finding] = {}
+    met: Counter[tuple[str, str, str]] = Counter()
+    for section in audited.sections:
+        for finding in section.findings:
+            key = section.kind, finding.code, finding.of
+            if finding.measured is not None and math.isfinite(finding.measured):
+                found[*key, met[key]] = finding
+            met[key] += 1
+    return found
+
+
+def _collectives(before: Audit, after: Audit, steps: tuple[int, int]) -> Iterator[SentChange]:
+    """By kind and size of the group: names of groups differ from run to run."""
+    ours, theirs = (_sent_by_kind(run, count) for run, count in zip((before, after), steps, strict=True))
+    changes = [
+        SentChange(*key, ours.get(key, SentCollectives()), theirs.get(key, SentCollectives()))
+        for key in dict.fromkeys((*ours, *theirs))
+    ]
+    yield from sorted(changes, key=lambda c: -abs(c.exposed_s))
+
+
+def _sent_by_kind(audited: Audit, steps: int) -> dict[tuple[str, int], SentCollectives]:
+    """What a step holds as its sections tell it, else the rows of all steps over their number."""
+    told = [s.sent for s in audited.sections if s.sent is not None]
+    if told:
+        return dict(told[0])
+    rows: dict[tuple[str, int], list[CollectiveRow]] = defaultdict(list)
+    for section in audited.sections:
+        for row in section.collectives:
+            rows[row.op, row.ranks].append(row)
+    return {key: _sum_rows(alike, steps) for key, alike in rows.items()}
+
+
+def _sum_rows(rows: Sequence[CollectiveRow], steps: int) -> SentCollectives:
+    sizes = [r.nbytes for r in rows]
+    known = None if any(n is None for n in sizes) else float(sum(n for n in sizes if n is not None)) / steps
+    count, wire, wait, hidden = (sum(getattr(r, name) for r in rows) / steps for name in ("count", "wire_s", "wait_s", "hidden_s"))
+    algorithms = tuple(dict.fromkeys(r.algorithm for r in sorted(rows, key=lambda r: -r.wire_s) if r.algorithm))
+    return SentCollectives(count, known, wire, wait, hidden, algorithms)
+
+
+def _kernels(before: Audit, after: Audit) -> Iterator[FigureChange]:
+    """Seconds a step under each name, most moved first; None where a run has no such kernel."""
+    ours, theirs = _by_name(before), _by_name(after)
+    if not ours or not theirs:
+        return
+    changes = (FigureChange(name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs)))
+    yield from sorted((c for c in changes if abs(c.delta) >= SAME_S), key=lambda c: -abs(c.delta))
+
+
+def _by_name(audited: Audit) -> dict[str, float]:
+    seconds: dict[str, float] = defaultdict(float)
+    for row in (row for section in audited.sections for row in section.kernels):
+        seconds[row.name] += row.seconds
+    return dict(seconds)

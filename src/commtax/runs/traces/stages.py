@@ -1,0 +1,180 @@
+"""Pipelines: stages do different work and hand it on, so that each is compared with its own past, and with those that feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from commtax.runs.traces.accounts import Accounts, TracedJob, sum_columns
+from commtax.runs.traces.meeting import MESSAGE
+from commtax.runs.traces.series import Suspect, dearest, of_others, rise
+from commtax.thresholds import levels
+from commtax.timeline import Column
+
+LEVEL = levels(__name__)
+
+
+def is_pipeline(job: TracedJob) -> bool:
+    """Whether ranks hand work on by messages."""
+    met = job.meetings
+    if met is None or any(size > 2 for size, c in zip(met.sizes.tolist(), met.calls, strict=True) if c.op == MESSAGE):
+        return False
+    messages = sum(c.op == MESSAGE for t in job.traces for c in t.collectives)
+    return len(job.traces) > 1 and messages > LEVEL.messages * sum(len(t.collectives) for t in job.traces)
+
+
+def stages(job: TracedJob) -> list[list[int]]:
+    """Places of ranks that do the same work: those that share collectives which not all ranks share; in order."""
+    met, count = job.meetings, len(job.traces)
+    groups = [{p} for p in range(count)]
+    if met is not None:
+        ends = np.append(met.first, len(met.place))
+        shared = {tuple(met.place[a:b].tolist()) for a, b, c in zip(ends[:-1], ends[1:], met.calls, strict=True) if c.op != MESSAGE}
+        for places in shared:
+            if len(places) < count:
+                joined = set().union(*(g for g in groups if g & set(places)))
+                groups = [g for g in groups if not g & joined] + [joined]
+    return sorted(sorted(g) for g in groups)
+
+
+def slow_stages(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
+    """A stage that computes longer than it did, or whose kernels take longer than the same kernels of all other stages."""
+    step_s, usual = accounts.step_s, np.median(accounts.compute_s, axis=1, keepdims=True)
+    own = accounts.compute_s / np.maximum(usual, 1e-12)
+    relative = own - of_others(own)
+    pace = _paces(job)
+    for place, rank in enumerate(t.rank for t in job.traces):
+        found = rise(relative[place], LEVEL.slower, changed=True)
+        if found is not None:
+            computed = accounts.compute_s[place]
+            cost = float(np.median(computed[found.since :]) - np.median(computed[: found.since])) / step_s
+            said = f"rank {rank} computes for {found.grown:.0%} longer than it did"
+            yield Suspect("slow rank", place, cost, found.since, said)
+        others = np.delete(pace, place)
+        alike = len(others) and np.all(np.abs(others - np.median(others)) < LEVEL.alike)
+        if found is None and alike and pace[place] > 1 + LEVEL.slower:
+            cost = float(np.median(accounts.compute_s[place])) * (1 - 1 / pace[place]) / step_s
+            said = f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages"
+            yield Suspect("slow rank", place, cost, 0, said)
+
+
+def _paces(job: TracedJob) -> Column:
+    """How long each rank's kernels take, beside the same kernels of the other ranks (median over names, by time)."""
+    mine = [_lengths(job, place) for place in range(len(job.traces))]
+    shared = set.intersection(*(set(m) for m in mine)) if mine else set()
+    pace = np.ones(len(mine))
+    for place, own in enumerate(mine):
+        ratios = [own[n][0] / max(1e-12, float(np.median([m[n][0] for i, m in enumerate(mine) if i != place]))) for n in shared]
+        weights = np.array([own[n][1] for n in shared])
+        if ratios and len(mine) > 1:
+            order = np.argsort(ratios)
+            pace[place] = np.array(ratios)[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]
+    return pace
+
+
+def _lengths(job: TracedJob, place: int) -> dict[str, tuple[float, float]]:
+    """Of each kernel's name its median time, and all of it together."""
+    line = job.traces[place].timeline
+    mask = np.flatnonzero(line.kind == line.kinds.index("compute"))
+    codes: dict[str, int] = {}
+    code = np.fromiter((codes.setdefault(line.name[i], len(codes)) for i in mask.tolist()), int, len(mask))
+    length = (line.end_s - line.start_s)[mask]
+    order = np.lexsort((length, code))
+    counts = np.bincount(code, minlength=len(codes))
+    first = np.concatenate([[0], np.cumsum(counts)])[:-1]
+    middle, sums = length[order][first + counts // 2], np.bincount(code, weights=length, minlength=len(codes))
+    return {name: (float(middle[i]), float(sums[i])) for name, i in codes.items()}
+
+
+def starved_stages(job: TracedJob, accounts: Accounts, first: Column, explained: bool) -> Iterator[Suspect]:
+    """A stage whose input comes late: what feeds it idles, its own host asks late, or what was sent does not arrive.
+
+    Between steps a stage idles while others fill or drain the pipeline: pauses there are held against it only where they grow and
+    nothing else explains them (``explained``: something does, such as a slow link).
+    """
+    step_s = accounts.step_s
+    if not step_s > 0:
+        return
+    if not job.synchronised:
+        yield from [] if explained else _late_handovers(job, accounts, first)
+        return
+    changed = not (job.gathered or job.named)  # else what is so from the beginning on may be the schedule
+    late = list(_undelivered_messages(job, accounts.starved_s / step_s, accounts.compute_s / step_s, changed))
+    within = np.array([job.paused_within(place) for place in range(len(job.traces))])
+    idle = sum_columns(within, first) / step_s
+    late += _late_feeders(job, idle, changed)
+    if not late and not explained:
+        late = list(_late_handovers(job, accounts, first))
+    if not late and not explained:
+        late = list(_late_feeders(job, accounts.host_s / step_s, changed=True))
+    yield from late
+
+
+def _late_feeders(job: TracedJob, idle: Column, changed: bool) -> Iterator[Suspect]:
+    """The stage behind the one that idles most before it sends; itself where it idles before it receives."""
+    worst = dearest(rise(x, changed=changed) for x in idle - of_others(idle))
+    if worst is None:
+        return
+    place, level = worst[0], worst[1].grown
+    rank, last = job.traces[place].rank, len(job.traces) - 1
+    partner = _partner_behind_pauses(job, place)
+    starving = place + 1 if partner > place and place < last else place
+    said = f"rank {rank} is idle for {level:.0%} of each step before it takes what it is sent"
+    if starving != place:
+        behind = f"rank {job.traces[starving].rank} waits for rank {rank}"
+        said = f"{behind}, which is idle for {level:.0%} of each step before it hands over"
+    yield Suspect("starved stage", starving, level, worst[1].since, said)
+
+
+def _partner_behind_pauses(job: TracedJob, place: int) -> int:
+    """Who is at the other end of the messages right behind a rank's long pauses; itself where nobody is known."""
+    met, (begin, length) = job.meetings, job.covered[place].anything.gaps
+    if met is None or not len(length):
+        return place
+    after = (begin + length)[length > LEVEL.long_pause * np.quantile(length, 0.95)]
+    rows = np.flatnonzero(met.place == place)
+    calls = job.traces[place].collectives
+    starts = np.array([calls[i].start_s for i in met.index[rows].tolist()])
+    hits = rows[np.isin(np.round(starts * 1e9), np.round(after * 1e9))]
+    hits = hits[[calls[i].op == MESSAGE for i in met.index[hits].tolist()]] if len(hits) else hits
+    others = [int(met.place[r + 1] if met.first[met.of[r]] == r else met.place[r - 1]) for r in hits.tolist()]
+    return int(np.median(others)) if others else place + 1
+
+
+def _undelivered_messages(job: TracedJob, starving: Column, computed: Column, changed: bool) -> Iterator[Suspect]:
+    """The first stage, in order, that waits long for messages whose senders are done; later ones wait for it in turn."""
+    messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
+    # Each waits longer than the one before it by the microbatch that fills the pipeline.
+    ahead = np.vstack([starving[:1], (starving + computed / max(1.0, min(messages)))[:-1]])
+    found = [(place, r) for place, x in enumerate(starving - ahead) if (r := rise(x, changed=changed)) is not None]
+    most = max((r.grown for _, r in found), default=0.0)
+    for place, r in [(place, r) for place, r in found if r.grown >= LEVEL.first * most][:1]:
+        said = f"rank {job.traces[place].rank} waits {r.grown:.0%} of each step for input that was sent long before"
+        yield Suspect("starved stage", place, r.grown, r.since, said)
+
+
+def _late_handovers(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Suspect]:
+    """The stage that begins later behind the one before it than it did; what is so from the beginning on may be the schedule. Each
+    rank's own clock serves, since an offset is the same in all steps."""
+    groups = stages(job)
+    begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
+    hops = sum_columns(np.diff(begun, axis=0), first) / accounts.step_s
+    worst = dearest(rise(x, changed=True) for x in hops)
+    if worst is None:
+        return
+    at, r = worst
+    level = r.grown
+    grown = np.median(hops[:, r.since :], axis=1) - np.median(hops[:, : r.since], axis=1)
+    if np.any(np.delete(grown, at) > LEVEL.first * level):
+        return
+    place, rank, feeder = groups[at + 1][0], job.traces[groups[at + 1][0]].rank, job.traces[groups[at][0]].rank
+    said = f"rank {rank} begins {level:.0%} of a step later behind rank {feeder} than it did; that computes as fast as before"
+    yield Suspect("starved stage", place, level, r.since, said)
+
+
+def _first_compute(job: TracedJob, place: int) -> Column:
+    line, (begin, _) = job.traces[place].timeline, job.windows[place]
+    starts = np.sort(line.start_s[line.kind == line.kinds.index("compute")])
+    at = np.searchsorted(starts, begin[job.common[place]])
+    return starts[np.minimum(at, len(starts) - 1)] if len(starts) else begin[job.common[place]]

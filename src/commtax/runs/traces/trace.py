@@ -1,0 +1,322 @@
+"""What a profiler's trace of one rank says, whoever wrote it: a timeline, the collectives in it, and the steps they belong to.
+
+A step is what somebody named (the profiler, vLLM, SGLang), or what repeats (CUDA graph launches).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from commtax.runs.evidence.finding import Usage
+from commtax.runs.traces.coverage import device_coverage
+from commtax.statement import Note
+from commtax.thresholds import levels
+from commtax.timeline import Column, Timeline
+from commtax.wordings import patterns
+
+KINDS = ("compute", "comm", "copy", "wait")  # what a lane does; one that waits for an event does nothing
+Span = tuple[float, float]
+Spans = Sequence[Span] | Column  # starts and ends, as tuples or as rows of two
+EVER: Span = (-math.inf, math.inf)
+SAYS = patterns(__name__)
+_BACKWARD = "autograd::engine::evaluate_function"
+_TRAINING = ("Optimizer.step", "Optimizer.zero_grad", _BACKWARD)
+LEVEL = levels(__name__)
+_SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "decode"}
+
+
+def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
+    begin, end = np.array(windows, dtype=float).reshape(-1, 2).T
+    *spent, _ = device_coverage(timeline).spent(begin, end)
+    return Usage(*(float(np.sum(seconds)) for seconds in (end - begin, *spent)))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU as its driver describes it; "" and 0 where it does not. ``count``: as many alike are in the host."""
+
+    name: str = ""
+    memory_bytes: float = 0.0
+    num_sms: int = 0
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective as one rank saw it. ``nbytes`` is the full tensor (as in ``ledger.Item``); None where nothing tells it."""
+
+    op: str
+    nbytes: float | None
+    ranks: int  # 0: not told
+    start_s: float
+    end_s: float
+    name: str
+    step: int = -1  # index into the trace's steps; -1: in none
+    graph: bool = False  # replayed from a CUDA graph
+    group: str = ""  # its process group as the trace calls it
+    members: tuple[int, ...] = ()  # ranks of that group, where they are listed
+    algorithm: str = ""  # ring, tree, nvls, one-shot …, with the protocol, where the kernel's name tells it
+    lane: int = -1  # index into the timeline's lanes
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One rank's trace. Times are seconds since ``origin_ns``; ``issued`` counts collectives that the host called, by kind."""
+
+    rank: int
+    world: int
+    origin_ns: int
+    on_device: bool
+    timeline: Timeline
+    collectives: tuple[Collective, ...]
+    steps: tuple[TraceStep, ...]
+    issued: Mapping[str, int]
+    device: Device | None = None
+    training: bool = False  # something of training ran, in a step or not
+    notes: tuple[Note, ...] = ()
+    host: str = ""  # where it ran, where the file or its name tells it
+    partial: str = ""  # why the file was not read to its end
+    replayed: float = 0.0  # of its kernels the share that came from graphs
+    gradients: int = 0  # that were accumulated, each parameter's in each pass
+
+    @property
+    def begin_s(self) -> float:
+        """When its first step or work begins."""
+        return min([self.timeline.begin_s, *(s.start_s for s in self.steps[:1])])
+
+    def usage(self, steps: Sequence[TraceStep]) -> Usage:
+        """How some of the steps (the whole trace where there are none) were spent."""
+        return usage(self.timeline, [(s.start_s, s.end_s) for s in steps] or [(self.timeline.begin_s, self.timeline.finish_s)])
+
+
+def holding(spans: Spans, moments: Column) -> Column:
+    """Which of the spans, in order, holds each moment; -1: none does.
+
+    >>> holding([(0.0, 1.0), (2.0, 3.0)], np.array([0.5, 1.0, 2.0])).tolist()
+    [0, -1, 1]
+    """
+    if not len(spans) or not len(moments):
+        return np.full(len(moments), -1)
+    edges = np.asarray(spans)
+    last = np.searchsorted(edges[:, 0], moments, side="right") - 1
+    return np.where((last >= 0) & (moments < edges[last, 1]), last, -1)
+
+
+def timeline_of(rows: Sequence[tuple[str, float, float, str, str]], kinds: tuple[str, ...] = KINDS) -> Timeline:
+    """Rows of lane, start, end, kind and name as columns."""
+    lane, start, end, kind, name = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+    lanes = tuple(dict.fromkeys(lane))
+    codes = {name: i for i, name in enumerate(lanes)}
+    return Timeline(
+        lane=np.array([codes[x] for x in lane], dtype=int),
+        start_s=np.array(start, dtype=float),
+        end_s=np.array(end, dtype=float),
+        kind=np.array([kinds.index(k) for k in kind], dtype=int),
+        name=name,
+        lanes=lanes,
+        kinds=kinds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One step: its window (the device's, where there is one), the host's window, and what ran, where the name tells it."""
+
+    index: int
+    name: str
+    start_s: float
+    end_s: float
+    host: Span = EVER  # a replayed graph has no window of its own
+    phase: str = ""  # decode | prefill | mixed | train | "": not told
+    decode_seqs: int = 0
+    prefill_seqs: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0  # that sequences which decode see, all together …
+    past_tokens: int = 0  # … and prompts before their own; 0: not told
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[TraceStep]:
+    """Steps from annotations: the profiler's own if there are any, else the engine's (vLLM's before SGLang's).
+
+    >>> step = named_steps([("execute_context_0(0)_generation_4(4)", 0.0, 1.0)])[0]
+    >>> step.phase, step.decode_seqs
+    ('decode', 4)
+    """
+    for pattern in (SAYS.profiler, SAYS.vllm, SAYS.vllm_old, SAYS.sglang):
+        named = sorted((a for a in annotations if pattern.match(a[0])), key=lambda a: a[1])
+        if named:
+            return number_steps(
+                extend_steps([_describe_batch(TraceStep(0, name, start, end, (start, end))) for name, start, end in named])
+            )
+    return []
+
+
+def names_step(name: str) -> bool:
+    """Whether an annotation is somebody's name of a step.
+
+    >>> names_step("ProfilerStep#3"), names_step("forward")
+    (True, False)
+    """
+    return any(pattern.match(name) for pattern in (SAYS.profiler, SAYS.vllm, SAYS.vllm_old, SAYS.sglang))
+
+
+def trains(name: str) -> bool:
+    """Whether a host event runs in training alone: the backward pass, or the optimizer.
+
+    >>> trains("Optimizer.step#AdamW.step"), trains("autograd::engine::evaluate_function: MmBackward0"), trains("aten::mm")
+    (True, True, False)
+    """
+    return name.startswith(_TRAINING)
+
+
+def accumulates(name: str) -> bool:
+    """Whether a host event adds up the gradient of one parameter.
+
+    >>> accumulates("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")
+    True
+    """
+    return name.startswith(_BACKWARD) and name.endswith("AccumulateGrad")
+
+
+def mark_training(steps: Sequence[TraceStep], moments: Sequence[float] | Column) -> list[TraceStep]:
+    """Steps that nobody described and in whose host window something of training ran; replays have none, and any moment counts."""
+    at = np.sort(np.asarray(moments, dtype=float))
+    begin, end = (np.searchsorted(at, [step.host[i] for step in steps]) for i in (0, 1))
+    return [
+        replace(s, phase="train") if not s.phase and last > first else s
+        for s, first, last in zip(steps, begin.tolist(), end.tolist(), strict=True)
+    ]
+
+
+def main_span(spans: Spans, host_s: Callable[[float, float], float] = lambda *_: 0.0) -> tuple[float, float, int]:
+    """From the first start to the last end of what belongs together, and how many are set apart from it.
+
+    Strays stand behind (or, where an engine plans ahead, before) a pause that is long beside the step and far longer than they are.
+    ``host_s`` tells how much of a pause was the host's own time, which is a step's too.
+
+    >>> main_span([(0.0, 4.0), (5.0, 9.0), (500.0, 501.0)])
+    (0.0, 9.0, 1)
+    """
+    given = np.asarray(spans, dtype=float).reshape(-1, 2)
+    ordered = given[np.lexsort((given[:, 1], given[:, 0]))]
+    start, end = ordered[:, 0], ordered[:, 1]
+    until, before = np.maximum.accumulate(end), np.cumsum(end - start)
+    total = before[-1]
+    pause = start[1:] - until[:-1]
+    least = np.maximum(total * LEVEL.stray_pause, np.minimum(before, total - before)[:-1] * LEVEL.stray_times)
+    long = np.flatnonzero(pause > least).tolist()
+    cuts = [i + 1 for i in long if pause[i] - host_s(float(until[i]), float(start[i + 1])) > least[i]]
+    groups = [0, *cuts]
+    kept = int(np.argmax(np.add.reduceat(end - start, groups)))
+    first, last = groups[kept], [*cuts, len(ordered)][kept]
+    return float(start[first]), float(end[first:last].max()), len(ordered) - (last - first)
+
+
+def middle(steps: Sequence[TraceStep]) -> list[TraceStep]:
+    """The middle half by length: a typical step is their mean."""
+    quarter = len(steps) // 4
+    return sorted(steps, key=lambda s: s.seconds)[quarter : len(steps) - quarter]
+
+
+def extend_steps(steps: Sequence[TraceStep]) -> list[TraceStep]:
+    """A step lasts until the next starts (sampling, scheduling and loading of data are part of it), unless device and host both
+    rest for longer than the step took."""
+    found = []
+    for step, following in pairwise(steps):
+        on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf  # not known of replays
+        rests = min(following.start_s - step.end_s, on_host) > step.seconds
+        found.append(step if rests else replace(step, end_s=following.start_s))
+    return [*found, *steps[-1:]]
+
+
+def number_steps(steps: Iterable[TraceStep]) -> list[TraceStep]:
+    return [replace(s, index=i) for i, s in enumerate(s for s in steps if s.phase != "empty")]
+
+
+def _describe_batch(step: TraceStep) -> TraceStep:
+    if match := SAYS.vllm.match(step.name) or SAYS.vllm_old.match(step.name):
+        prefills, decodes = int(match["prefills"]), int(match["decodes"])
+        told = match.groupdict()
+        tokens, seen = _tokens(told.get("tokens", ""))
+        cached = _tokens(told.get("decoded", ""))[1]
+        phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "empty"
+        step = replace(step, phase=phase, decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)
+        return replace(step, cached_tokens=cached, past_tokens=max(0, seen - tokens))
+    if match := SAYS.sglang.match(step.name):
+        phase, size = _SGLANG_PHASES.get(match[1], ""), int(match[2])
+        if phase == "decode":
+            return replace(step, phase=phase, decode_seqs=size)
+        return replace(step, phase=phase, prefill_seqs=size, prefill_tokens=int(match[3] or 0))
+    return step
+
+
+def _tokens(said: str) -> tuple[int, int]:
+    """New tokens, and all that their queries see; 0 where that is not told.
+
+    >>> _tokens("128"), _tokens("sq8155sk8430sqsq7475785sqsk7671310")
+    ((128, 0), (8155, 8430))
+    """
+    new = re.match(r"(?:sq)?(\d{1,12}+)(?!\d)(?:sk(\d{1,12}+)(?!\d))?", said)
+    return (int(new[1]), int(new[2] or 0)) if new else (0, 0)
+
+
+def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> list[TraceStep]:
+    """Steps from replayed graphs: (launch, kernels, start, end) of each; the shortest period that repeats is one step.
+
+    A whole step in one graph has period 1; a graph for each piece of the model has as many as the model has pieces.
+    """
+    replays = sorted(launches, key=lambda r: r[0])
+    length = period([names for _, names, _, _ in replays])
+    if not length:
+        return []
+    groups = [replays[i : i + length] for i in range(0, len(replays) - length + 1, length)]
+    steps = [TraceStep(i, "graph replay", g[0][2], max(r[3] for r in g)) for i, g in enumerate(groups)]
+    return number_steps(extend_steps(steps))
+
+
+def period(signs: Sequence[object]) -> int:
+    """The smallest period with which a sequence repeats at least once in full; 0 if there is none."""
+    borders = [0] * len(signs)  # how much of the beginning ends here (Knuth, Morris and Pratt)
+    for at in range(1, len(signs)):
+        length = borders[at - 1]
+        while length and signs[at] != signs[length]:
+            length = borders[length - 1]
+        borders[at] = length + (signs[at] == signs[length])
+    length = len(signs) - borders[-1] if signs else 0
+    return length if length <= len(signs) // 2 else 0
+
+
+def distinct(traces: Sequence[Trace]) -> list[Trace]:
+    """The traces, numbered in their order where two have the same rank, and then with a note."""
+    ranks = [t.rank for t in traces]
+    if len(set(ranks)) == len(ranks):
+        return list(traces)
+    said = f"ranks are numbered as the files were given: they tell {_listed(ranks)}"
+    return [_numbered(trace, rank, said) for rank, trace in enumerate(traces)]
+
+
+def _listed(ranks: Iterable[int], most: int = 8) -> str:
+    first, *_ = words = [str(rank) for rank in ranks]
+    return f"rank {first} each" if len(set(words)) == 1 else ", ".join(words[:most]) + (" …" if len(words) > most else "")
+
+
+def _numbered(trace: Trace, rank: int, said: str) -> Trace:
+    """The trace as another rank's, its lanes too."""
+    own = f"rank {trace.rank} "
+    lanes = tuple(f"rank {rank} {lane.removeprefix(own)}" if lane.startswith(own) else lane for lane in trace.timeline.lanes)
+    notes = (*trace.notes, Note("numbered ranks", said))
+    return replace(trace, rank=rank, timeline=replace(trace.timeline, lanes=lanes), notes=notes)
