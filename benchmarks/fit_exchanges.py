@@ -21,7 +21,7 @@ from fit_kernels import FOLDER
 
 from commtax import catalog
 from commtax.catalog import physics
-from commtax.cost.forms.modules import exchange
+from commtax.cost.layer_forms import exchange
 from commtax.verbs.expecting import expect
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.tables import read

@@ -20,7 +20,7 @@ import numpy as np
 from fit_kernels import FOLDER
 
 from commtax.catalog.kernel_constants import reference, rescale_to_chip
-from commtax.cost.forms.experts import experts, routing
+from commtax.cost.layer_forms import experts, routing
 from commtax.spec import Chip
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.spellings import dtype_named

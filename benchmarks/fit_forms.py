@@ -17,8 +17,7 @@ import numpy as np
 
 import commtax
 from commtax.catalog.kernel_constants import reference, rescale_to_chip
-from commtax.cost.forms import CHIP_FORMS
-from commtax.cost.forms.linear import convolution, encoder_attention, scan
+from commtax.cost.layer_forms import CHIP_FORMS, chunked_scan, convolution, encoder_attention
 from commtax.spec import Chip
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.kernel_kinds import linear, streams
@@ -138,7 +137,7 @@ def median(form: str, c: Constants, rows: Chosen) -> float:
 
 
 def starts(form: str) -> list[dict[str, float]]:
-    by_function = {convolution: "conv", scan: "scan", encoder_attention: "encoder"}
+    by_function = {convolution: "conv", chunked_scan: "scan", encoder_attention: "encoder"}
     name = "blocks" if form == "conv-blocks" else by_function.get(CHIP_FORMS[form], "rows" if form in BY_ROWS else "stream")
     return STARTS[name]
 

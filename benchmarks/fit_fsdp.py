@@ -23,8 +23,8 @@ import numpy as np
 
 from commtax.cost import train_kernels
 from commtax.cost import training as steps
+from commtax.cost.inventory import ROWWISE
 from commtax.cost.kernel import PricingTerms
-from commtax.cost.tensors import ROWWISE
 from commtax.spec import TrainStep
 from commtax.verbs.settling import resolve_question, settle, terms_of
 from commtax_lab.published import training

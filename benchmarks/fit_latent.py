@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from latent_store import FAMILIES, Constants, Store
 
-from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds, table_of
+from commtax.cost.layer_forms import EAGER
 from commtax.spec import Chip
 from commtax.statement import Refusal
 from commtax_lab.published import kernel_tables as kernel_tables

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import commtax
 from commtax import catalog
-from commtax.cost.forms import latent, modules
+from commtax.cost import layer_forms
 from commtax.spec import Chip, KernelConstants
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
 FAMILIES = {"ampere": ("a100_sxm",), "ada": ("l40s",), "hopper": ("h100_sxm",), "blackwell": ("b200_sxm", "b300_sxm", "gb200")}
-FORMS = {**latent.FORMS, **modules.MEASURED}
+FORMS = {**layer_forms.LATENT_FORMS, **layer_forms.MEASURED}
 Constants = dict[str, float]
 _SHARES = {"eb": 0.7, "ep": 0.5}
 START: dict[str, Constants] = {

@@ -15,7 +15,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import profile as overlay
-from commtax.cost.measured_curves import sigma_over
+from commtax.cost.collectives import sigma_over
 from commtax.runs.calibrate import calibrate
 from commtax.spec import NetworkCurve
 from commtax.statement import Refusal

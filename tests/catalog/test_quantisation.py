@@ -15,11 +15,10 @@ from commtax.catalog.checkpoints import rules
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import origin, variant
 from commtax.catalog.quantisation import quantisation_of_config
-from commtax.cost.inventory import EXPERTS, format_of, formats, inventory, num_params
+from commtax.cost.inventory import EXPERTS, format_of, formats, inventory, num_params, total_bytes
 from commtax.cost.kernel import KernelStep
 from commtax.cost.kernels import table_of
 from commtax.cost.legality import codes
-from commtax.cost.tensors import total_bytes
 from commtax.cost.traffic import dispatched_bytes
 from commtax.spec import Plan, Workload
 from commtax.statement import Refusal

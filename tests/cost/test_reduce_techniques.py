@@ -11,7 +11,7 @@ import commtax
 from commtax import catalog
 from commtax.catalog.fabric import fusion, library
 from commtax.cost.collectives import choose, path_parts
-from commtax.cost.fused_reduce import FUSED_FORM, FUSED_OP, fused_fabric, most_fused_bytes
+from commtax.cost.overlap import FUSED_FORM, FUSED_OP, fused_fabric, most_fused_bytes
 from commtax.statement import Refusal
 from each import each
 

@@ -20,14 +20,13 @@ from commtax.catalog.motion import carrier
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.collectives import Crossing, PathChoice
 from commtax.cost.compute import Placing, step_kernels
-from commtax.cost.forms.form import Table
-from commtax.cost.inventory import Tensor, inventory
+from commtax.cost.forms import Table
+from commtax.cost.inventory import HeldTensor, Tensor, inventory
 from commtax.cost.kernel import Kernel, KernelStep, PricingTerms
 from commtax.cost.kernels import KernelFactors
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, flow, nodes_to
 from commtax.cost.network import QueueNetwork as Stations
 from commtax.cost.placement import Span
-from commtax.cost.tensors import HeldTensor
 from commtax.ledger import Item, Line
 from commtax.question import WhatIf
 from commtax.spec import (

@@ -12,7 +12,7 @@ import commtax
 from commtax import catalog
 from commtax.cost.inventory import num_params
 from commtax.cost.memory import activations, microbatches_in_flight, training_memory
-from commtax.cost.train_traffic import training_items
+from commtax.cost.training import training_items
 from commtax.spec import Plan, TrainStep
 from each import each
 from strategies import questions

@@ -20,7 +20,7 @@ from commtax import catalog
 from commtax.catalog import physics
 from commtax.cli import main
 from commtax.cost.compute import step_kernels
-from commtax.cost.forms.products import gemm
+from commtax.cost.forms import gemm
 from commtax.question import workload
 from commtax.runs.audit import audit
 from commtax.runs.results.nccl_tests import parse

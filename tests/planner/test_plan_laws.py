@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import brute
 import commtax
+from commtax.cost.closed_form import fullest_batch
 from commtax.cost.schedules import most_chunks
-from commtax.cost.uneven import fullest_batch
 from commtax.judgement.margins import margin
 from commtax.launch.read_command import parse
 from commtax.planner import plan, plan_training, rank_own_plan

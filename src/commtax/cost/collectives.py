@@ -5,7 +5,10 @@ The constants come from ``Path`` records, which are data.
 
 A group over several domains has a stage inside each, and what crosses the NICs between them. NCCL packs that in one of three ways,
 and so does the price: small tensors at once with a flag beside each word (LL), in lines of 128 bytes (LL128), or in a pipeline of
-long messages that takes time to fill (Simple). Constants are ``Protocol`` records and those of the network's ``Link``.
+long messages that takes time to fill (Simple). Constants are ``Protocol`` records and those of the network's ``Link``. What a
+machine's own collectives took over these constants is read between measured sizes and ranks (``NetworkCurve``).
+
+Change an algorithm's equation here; constants are in ``catalog/libraries``.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +18,10 @@ from typing import get_args
 import numpy as np
 
 from commtax.arrays import Array, holds_anywhere, pick, spread, unique_with_places
-from commtax.cost.forms.modules import copying_slowness, sms_by_expert
-from commtax.cost.measured_curves import factor_over
+from commtax.cost.layer_forms import copying_slowness, sms_by_expert
 from commtax.cost.placement import Span
 from commtax.records import dataclass, replace
-from commtax.spec import Algorithm, Cluster, Condition, ExchangePath, Fabric, Link, Network, Number, Path, Protocol
+from commtax.spec import Algorithm, Cluster, Condition, ExchangePath, Fabric, Link, Network, NetworkCurve, Number, Path, Protocol
 
 Parts = tuple[Number, Number]
 
@@ -391,3 +393,39 @@ def for_experts(fabric: Fabric, experts: int, num_sms: int) -> Fabric:
         return {op: tuple(map(tuned, some)) for op, some in paths.items()}
 
     return replace(fabric, paths=every(fabric.paths), network_paths=every(fabric.network_paths))
+
+
+def curve_of(network: Network, op: str) -> NetworkCurve | None:
+    return next((curve for curve in network.curves if curve.op == op), None)
+
+
+def factor_over(network: Network, op: str, nbytes: Number, ranks: Number) -> Number:
+    """How many times as long as the constants say a collective takes; 1 where nobody measured it."""
+    curve = curve_of(network, op)
+    return np.exp(_between(np.log(curve.factor), curve, nbytes, ranks)) if curve else 1.0
+
+
+def sigma_over(curve: NetworkCurve, nbytes: Number, ranks: Number, domain: int) -> Number:
+    """Deviation of the logarithm: more, the farther size, ranks and hosts are from those that were measured."""
+    knots = np.log2(curve.nbytes)
+    knot, share = _place(knots, np.log2(np.maximum(nbytes, 1)))
+    octaves = np.append(np.diff(knots), 0.0)[knot] * share * (1 - share)  # of a walk that is known at both ends
+    away = np.min([np.abs(np.log2(np.maximum(ranks, 1) / seen)) for seen in curve.ranks], axis=0)
+    reshaped = abs(np.log2(domain / curve.domain)) if curve.domain else 0.0
+    more = octaves * curve.drift**2 + away * curve.grown**2 + reshaped * curve.reshaped**2
+    return np.asarray(np.sqrt(_between(np.square(curve.sigma), curve, nbytes, ranks) + more))[()]
+
+
+def _between(rows: Array, curve: NetworkCurve, nbytes: Number, ranks: Number) -> Number:
+    """The value at a size and a number of ranks: straight lines over logarithms; beyond the ends what stands there."""
+    size, size_share = _place(np.log2(curve.nbytes), np.log2(np.maximum(nbytes, 1)))
+    group, group_share = _place(np.log2(curve.ranks), np.log2(np.maximum(ranks, 1)))
+    later, larger = np.minimum(size + 1, len(curve.nbytes) - 1), np.minimum(group + 1, len(curve.ranks) - 1)
+    few, many = (rows[at, size] * (1 - size_share) + rows[at, later] * size_share for at in (group, larger))
+    return np.asarray(few * (1 - group_share) + many * group_share)[()]
+
+
+def _place(knots: Array, at: Number) -> tuple[Array, Array]:
+    """The last knot that is not beyond, and the share of the way to the next."""
+    place = np.asarray(np.interp(at, knots, np.arange(len(knots))))
+    return place.astype(int), place % 1

@@ -3,8 +3,7 @@
 import math
 from typing import Any
 
-from commtax.cost.inventory import format_of
-from commtax.cost.tensors import quantisation
+from commtax.cost.inventory import format_of, quantisation
 from commtax.ledger import Part, Place, Stage
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.records import dataclass, replace

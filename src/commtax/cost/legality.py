@@ -7,10 +7,9 @@ import numpy as np
 
 from commtax import spec
 from commtax.arrays import Array, cache_answers, holds_anywhere, pick, spread, unique_with_places
-from commtax.cost.inventory import EXPERTS, format_of
+from commtax.cost.inventory import EXPERTS, format_of, quantisation, stage_layers
 from commtax.cost.placement import expert_ranks
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
-from commtax.cost.tensors import quantisation, stage_layers
 from commtax.records import Condition, dataclass, replace
 from commtax.shipped_tables import table
 from commtax.statement import Note, Refusal

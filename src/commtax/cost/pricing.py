@@ -13,14 +13,13 @@ import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
 from commtax.cost import overlap
-from commtax.cost.collectives import Parts, PathChoice, for_experts, price
+from commtax.cost.collectives import Parts, PathChoice, curve_of, for_experts, price, sigma_over
 from commtax.cost.compute import EXCHANGED, step_kernels
 from commtax.cost.context_parallel import own_prompts
-from commtax.cost.forms.experts import AROUND
-from commtax.cost.fused_reduce import FUSED_FORM, FUSED_OP, fuse, fused_fabric
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
-from commtax.cost.measured_curves import curve_of, sigma_over
+from commtax.cost.layer_forms import AROUND
+from commtax.cost.overlap import FUSED_FORM, FUSED_OP, fuse, fused_fabric
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import BULK, expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via

@@ -12,9 +12,8 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.context_parallel import own_prompts, split_cache_items, split_prompt_items
-from commtax.cost.inventory import EXPERTS, format_of
+from commtax.cost.inventory import EXPERTS, format_of, quantisation
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
-from commtax.cost.tensors import quantisation
 from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Condition, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
 

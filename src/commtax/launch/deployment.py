@@ -9,7 +9,7 @@ import shlex
 from dataclasses import replace
 
 from commtax.catalog.programs import program_of
-from commtax.cost.tensors import total_bytes
+from commtax.cost.inventory import total_bytes
 from commtax.files import table
 from commtax.launch.flags import command_of
 from commtax.launch.jobs import EVERY_HOST, MASTER, Address, Command, LaunchJob, checkpoint_remark, model_id, start_s

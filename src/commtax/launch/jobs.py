@@ -8,7 +8,7 @@ from commtax import catalog
 from commtax.catalog.programs import program
 from commtax.catalog.technique_flags import WrittenFlags, is_carrier, place_value, untold_fields, written_flags
 from commtax.catalog.techniques import techniques_on
-from commtax.cost.tensors import total_bytes
+from commtax.cost.inventory import total_bytes
 from commtax.files import table
 from commtax.launch.flags import SaidValues, Value, flags_of
 from commtax.question import Question

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtax.cost.disaggregated_loop import disaggregated_means
-from commtax.cost.network import flow
+from commtax.cost.network import disaggregated_means, flow
 from commtax.judgement.admission import sequences_to_admit
 from commtax.ledger import Z80
 from commtax.planner.columns import ServingColumns, ServingPlans

@@ -12,8 +12,7 @@ from commtax import counting
 from commtax.arrays import Array, spread, unique_values
 from commtax.cost import legality
 from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, running_requests
-from commtax.cost.disaggregated_loop import disaggregated_means
-from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, flow, prompt_wait_s
+from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, disaggregated_means, flow, prompt_wait_s
 from commtax.judgement.leading import latest_first_token_s
 from commtax.judgement.margins import margin
 from commtax.planner.columns import NO_SERVING, ColumnTable, ServingColumns, mean_cached_tokens

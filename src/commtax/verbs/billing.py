@@ -423,7 +423,7 @@ def question_traffic(q: Settled) -> Traffic:
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     if q.trains:
-        from commtax.cost.train_traffic import training_items
+        from commtax.cost.training import training_items
 
         return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
     how, sent_as = q.what_if, q.techniques.dispatch_dtype

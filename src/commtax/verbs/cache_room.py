@@ -9,7 +9,7 @@ import numpy as np
 from commtax.arrays import cache_answers, pick, unique_values
 from commtax.cost import memory
 from commtax.cost.caches import KvPool
-from commtax.cost.tensors import stage_layers
+from commtax.cost.inventory import stage_layers
 from commtax.question import Limits, Question
 from commtax.spec import Number
 from commtax.verbs.drafts import drafter_of, stage_pool

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from commtax.cost.inventory import ROWWISE
 from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import TRAINING, most_chunks, passes_of
-from commtax.cost.tensors import ROWWISE
 from commtax.options import Option
 from commtax.question import Question
 from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, NO_TECHNIQUES, TAXES, Chip, Engine, Number, Plan

@@ -14,11 +14,9 @@ from commtax.arrays import cache_answers, pick
 from commtax.catalog.transfer import Setting, is_measured
 from commtax.catalog.transfer import sigma as transferred_sigma
 from commtax.cost import closed_form as loop
-from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
-from commtax.cost.disaggregated_loop import disaggregated_means
-from commtax.cost.network import STATIONS, flow, load_share
+from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps, fullest_batch
+from commtax.cost.network import STATIONS, disaggregated_means, flow, load_share
 from commtax.cost.traffic import padded_rows
-from commtax.cost.uneven import fullest_batch
 from commtax.judgement.closed_loops import LEFT_OUT, Crowd, left_out
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken

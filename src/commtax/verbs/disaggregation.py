@@ -7,13 +7,11 @@ import numpy as np
 from commtax.arrays import Array, cache_answers, pick
 from commtax.catalog.programs import program_of
 from commtax.cost import closed_form as loop
-from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
-from commtax.cost.closed_form import ClosedLoopLoad, prompt_passes
-from commtax.cost.kv_motion import hidden_s, pieces_sent, posted_pieces
+from commtax.cost.caches import hidden_s, kv_bytes_per_token, pieces_sent, posted_pieces, state_bytes_per_sequence
+from commtax.cost.closed_form import ClosedLoopLoad, fullest_batch, prompt_passes
 from commtax.cost.memory import on_chip
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
 from commtax.cost.traffic import BULK
-from commtax.cost.uneven import fullest_batch
 from commtax.ledger import Bill
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, replace

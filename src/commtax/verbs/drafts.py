@@ -11,8 +11,8 @@ from commtax.catalog.technique_misses import DRAFTS, missed
 from commtax.catalog.techniques import changes_of
 from commtax.cost.caches import KvPool, kv_pool
 from commtax.cost.drafting import acceptance_of, tokens_per_step
+from commtax.cost.inventory import stage_layers
 from commtax.cost.memory import with_draft_layers
-from commtax.cost.tensors import stage_layers
 from commtax.question import Question
 from commtax.spec import Drafter
 from commtax.statement import OTHER_ENGINES, UNSAID, Note, Refusal

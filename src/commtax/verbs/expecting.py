@@ -11,9 +11,9 @@ from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import GivenProfiles
 from commtax.catalog.techniques import changes_of
 from commtax.cost.collectives import price, ring_factor
-from commtax.cost.fused_reduce import AUTO, FUSED_OP, fused_fabric
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds as kernel_seconds
+from commtax.cost.overlap import AUTO, FUSED_OP, fused_fabric
 from commtax.cost.placement import Span
 from commtax.cost.pricing import launched_s, source_of, spread_of
 from commtax.judgement.collectives import judge_test, judge_time

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from commtax.cost.tensors import fullest_layers
+from commtax.cost.inventory import fullest_layers
 from commtax.ledger import PLACES, Line, Part
 from commtax.records import dataclass
 from commtax.verbs.billing import StepBill

@@ -6,8 +6,7 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.catalog.motion import host_Bps, tier
-from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
-from commtax.cost.kv_motion import loading_s
+from commtax.cost.caches import kv_bytes_per_token, loading_s, state_bytes_per_sequence
 from commtax.cost.pricing import inference_bill
 from commtax.question import Question
 from commtax.records import dataclass

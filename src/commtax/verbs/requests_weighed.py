@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost.fused_reduce import most_fused_tokens
+from commtax.cost.overlap import most_fused_tokens
 from commtax.judgement.gains import ALIKE
 from commtax.ledger import Bill
 from commtax.question import STEP_AXES, Question

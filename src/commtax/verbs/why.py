@@ -15,14 +15,12 @@ from commtax.catalog.effects import engine_number, mechanisms
 from commtax.catalog.fabric import source_title
 from commtax.catalog.loader import table as catalogue_table
 from commtax.cost import kernels
-from commtax.cost.collectives import ALGORITHMS, cross_domains
-from commtax.cost.forms import equation
-from commtax.cost.forms.form import equation_of
+from commtax.cost.collectives import ALGORITHMS, cross_domains, factor_over
+from commtax.cost.forms import equation_of
 from commtax.cost.kernel import Kernel, PricingTerms
-from commtax.cost.kernels import Factor
-from commtax.cost.measured_curves import factor_over
+from commtax.cost.kernels import CARRIERS, Factor, terms
+from commtax.cost.layer_forms import equation
 from commtax.cost.pricing import Pricer, all_reduce_share, host_parts, in_step, scaled_s
-from commtax.cost.seconds_split import CARRIERS, terms
 from commtax.cost.training import Kernels, scales
 from commtax.ledger import Z80, Line
 from commtax.question import Question
