@@ -18,8 +18,8 @@ from commtax.catalog.quantisation import quantisation_of_config
 from commtax.cost.inventory import EXPERTS, format_of, formats, inventory, num_params, total_bytes
 from commtax.cost.kernel import KernelStep
 from commtax.cost.kernels import table_of
-from commtax.cost.legality import codes
 from commtax.cost.traffic import dispatched_bytes
+from commtax.rules.legality import codes
 from commtax.spec import Plan, Workload
 from commtax.statement import Refusal
 from each import each

@@ -24,6 +24,7 @@ ROWS = [
     {"planner"},
     {"launch"},
     {"verbs"},
+    {"rules"},
     {"sim"},
     {"napkin"},
     {"cost", "catalog"},

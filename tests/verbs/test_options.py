@@ -16,9 +16,10 @@ from cli_run import run_here
 from commtax.cli.options import GROUPS, KINDS
 from commtax.options import options, page_keys, refused_by, taken_by
 from commtax.question import PARTS, Question
+from commtax.rules import questions
 from commtax.spec import SIZES
 from commtax.statement import Refusal
-from commtax.verbs import checking, keywords
+from commtax.verbs import keywords
 from each import each
 from paths import ROOT
 
@@ -179,8 +180,8 @@ def test_the_page_says_options():
 @pytest.fixture
 def settled(monkeypatch):
     """Questions that were settled, as they were put."""
-    seen, check = [], checking.check_step
-    monkeypatch.setattr(checking, "check_step", lambda q: (seen.append(q), check(q)))
+    seen, check = [], questions.check_step
+    monkeypatch.setattr(questions, "check_step", lambda q: (seen.append(q), check(q)))
     return seen
 
 

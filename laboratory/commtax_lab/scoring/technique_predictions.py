@@ -11,11 +11,11 @@ from commtax import catalog
 from commtax.cost.pricing import Pricer
 from commtax.cost.traffic import expected_destinations
 from commtax.options import check_taken
+from commtax.rules.drafts import need_accepted
 from commtax.statement import Refusal
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop
-from commtax.verbs.drafts import need_accepted
 from commtax.verbs.expecting import expect
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import resolve_question, settle, terms_of

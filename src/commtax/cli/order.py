@@ -18,11 +18,11 @@ from commtax.cli.pasting import apply_topology, fill_from_command
 from commtax.options import taken_by
 from commtax.question import Limits, Question
 from commtax.records import dataclass, record_from
+from commtax.rules.questions import share_of
 from commtax.spec import Cluster, Model, Profile
 from commtax.statement import COSTLY, STRANGE, Refusal
 from commtax.units import plural
 from commtax.verbs.billing import StepBill
-from commtax.verbs.checking import share_of
 from commtax.verbs.loads import offered_options, split
 from commtax.verbs.settling import resolve_question
 

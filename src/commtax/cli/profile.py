@@ -11,9 +11,9 @@ from commtax.cli.options import GivenOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of
 from commtax.cli.output import Output
 from commtax.report import profiles
+from commtax.rules.values import dtype as dtype_of
 from commtax.spec import Profile
 from commtax.statement import Refusal
-from commtax.verbs.checking import dtype as dtype_of
 from commtax.verbs.profiles import AskedOfProfile, coverage, difference
 
 TELLS_NOTHING = 1  # the exit code of a profile that tells nothing of what is asked

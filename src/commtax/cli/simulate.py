@@ -18,12 +18,12 @@ from commtax.files import check_writable, write_text
 from commtax.judgement.confidence import Estimate, JudgedLimit, judged_limits, percent
 from commtax.question import Question
 from commtax.report import closed_loop, tables
+from commtax.rules.values import number, positive
 from commtax.sim import arrivals
 from commtax.sim.serving.running import ServingRun
 from commtax.statement import MEANS, Note, Refusal
 from commtax.units import format_seconds, parse_seconds, plural
 from commtax.verbs import requests
-from commtax.verbs.checking import number, positive
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.disaggregation import WORKERS, check_pools, prompter
 from commtax.verbs.explain import LARGE, LAYOUTS, attention_layouts

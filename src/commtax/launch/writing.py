@@ -15,11 +15,11 @@ from commtax.launch.flags import command_of, flags_of
 from commtax.launch.jobs import MASTER, PORT, Address, LaunchJob, checkpoint_remark, model_id, start_s
 from commtax.ledger import Line
 from commtax.question import Question
+from commtax.rules.questions import spread_within_limit
 from commtax.spec import Cluster, Plan, Program
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax.verbs.billing import StepBill
-from commtax.verbs.checking import spread_within_limit
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.longest_request import startable
 

@@ -27,9 +27,9 @@ from commtax.planner.technique_reasons import kept_settings, shared_gain, untrie
 from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import dataclass, record_from
+from commtax.rules import values
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
-from commtax.verbs import checking
 from commtax.verbs.billing import price
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
@@ -94,7 +94,7 @@ def plan(
         raise Refusal.about(cluster="plans are searched on one; commtax.plan_several takes several")
     input_len, output_len = serving_search.usual_lengths(options.get("workload", ""))
     usual = PlanOptions(disaggregated=True, input_len=input_len, output_len=output_len)
-    limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
+    limits = {"ttft_s": values.seconds(ttft_s, "ttft_s"), "tpot_s": values.seconds(tpot_s, "tpot_s")}
     put = resolve_question(model, cluster, {**usual, **check_taken("plan", options), **CompareOptions(dtype=dtypes[0])})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)

@@ -17,12 +17,12 @@ from commtax.planner.exchanges import ExpertExchange, exchanges
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import Question
 from commtax.records import dataclass, record_from
+from commtax.rules.drafts import drafted_load
 from commtax.spec import SERVING_AXES, SIZES, Number, Plan
 from commtax.units import plural
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.disaggregation import describe_pools, prompter
-from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.longest_request import length_to_start_with
 from commtax.verbs.settling import describe_layout, replan, settle

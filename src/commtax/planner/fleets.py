@@ -42,10 +42,10 @@ from commtax.planner.serving_search import usual_lengths
 from commtax.planner.several_clusters import leaders_of_ranking
 from commtax.question import CONFIDENCE, EVEN, Question
 from commtax.records import dataclass
+from commtax.rules import values
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_figure, format_seconds, listed, plural, round_up_seconds
-from commtax.verbs import checking
 from commtax.verbs.disaggregation import check_one_place, describe_pools
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
 from commtax.verbs.loads import split
@@ -150,7 +150,7 @@ def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
         if which not in STATISTICS or metric not in METRICS:
             known = f"{', '.join(STATISTICS)} of {', '.join(METRICS)}, such as p95_ttft"
             raise Refusal.of(f"not a statistic; there are {known}", ("p95_ttft",), slo=name)
-        limits.append((f"{metric}_{which}", checking.seconds(value, name)))
+        limits.append((f"{metric}_{which}", values.seconds(value, name)))
     return tuple(sorted(limits))
 
 

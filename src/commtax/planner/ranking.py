@@ -11,7 +11,7 @@ from commtax.planner import columns
 from commtax.planner.columns import NO_SERVING, ServingColumns
 from commtax.planner.exchanges import exchanges
 from commtax.question import PARTS, Question
-from commtax.verbs.drafts import accepted_width, with_accepted_tokens
+from commtax.rules.drafts import accepted_width, with_accepted_tokens
 
 LEAST = 0.01  # share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag
 FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))

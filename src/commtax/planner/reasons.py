@@ -8,7 +8,6 @@ import numpy as np
 
 from commtax.arrays import Array, unique_values
 from commtax.catalog.hardware import is_catalogued
-from commtax.cost.legality import RULES, PlanToCheck
 from commtax.judgement.confidence import percent
 from commtax.judgement.leading import LATE, SLOW, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
 from commtax.judgement.margins import is_close, margin
@@ -21,6 +20,7 @@ from commtax.planner.ranking import family
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.records import record_from
+from commtax.rules.legality import RULES, PlanToCheck
 from commtax.spec import Plan
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
 from commtax.verbs.disaggregation import UNCHECKED as UNCHECKED_POOLS

@@ -25,9 +25,9 @@ from commtax.planner.space import Roomy, Space, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import INPUT_LEN, MAX_CONCURRENCY, OUTPUT_LEN, Question
 from commtax.records import dataclass
+from commtax.rules.values import positive
 from commtax.spec import NO_TECHNIQUES, SERVING_AXES
 from commtax.statement import Refusal
-from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
 from commtax.verbs.longest_request import check_lengths, starts

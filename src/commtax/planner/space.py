@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost import legality
 from commtax.cost.traffic import ONE_DOMAIN
 from commtax.judgement.confidence import Estimate
 from commtax.planner.columns import ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import ExpertExchange
 from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
+from commtax.rules import legality
 from commtax.spec import SERVING_AXES, Cluster, Number, Plan
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.fitting import state_places, state_tokens

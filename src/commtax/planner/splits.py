@@ -10,7 +10,6 @@ import numpy as np
 
 from commtax import counting
 from commtax.arrays import Array, spread, unique_values
-from commtax.cost import legality
 from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, running_requests
 from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, disaggregated_means, flow, prompt_wait_s
 from commtax.judgement.leading import latest_first_token_s
@@ -21,11 +20,12 @@ from commtax.planner.money import paid
 from commtax.planner.space import Roomy, Space, most_each, replicas, space, surely, workers_beside
 from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass, replace
+from commtax.rules import legality
+from commtax.rules.drafts import drafted_load
 from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
 from commtax.verbs.closed_loop import ClosedLoop, serve
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
-from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.longest_request import starts
 from commtax.verbs.settling import replan, settle

@@ -14,10 +14,10 @@ from commtax.planner.same_layout import best_load
 from commtax.planner.technique_sets import sure_set
 from commtax.question import Question
 from commtax.records import dataclass
+from commtax.rules.drafts import accepted_as
 from commtax.spec import NO_TECHNIQUES
 from commtax.units import listed, plural
 from commtax.verbs.costly_settings import questioned, why_start_is_lost
-from commtax.verbs.drafts import accepted_as
 from commtax.verbs.settling import settle
 from commtax.verbs.worth import Scale
 

@@ -16,9 +16,9 @@ from commtax.judgement.margins import margin
 from commtax.planner.choosing import simplest, training_kinds
 from commtax.planner.columns import SIZED, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
+from commtax.rules.values import positive
 from commtax.spec import Engine, Model
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.checking import positive
 from commtax.verbs.settling import settle
 
 MICRO = (1, 2, 4, 8)

@@ -12,9 +12,9 @@ from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text
 from commtax.report.worths import worth_row
+from commtax.rules.drafts import is_accepted_known
 from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_tokens, plural
 from commtax.verbs.billing import StepBill, by_cost, labels
-from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep

@@ -12,11 +12,11 @@ from commtax.report.documents import Record, facts
 from commtax.report.drawing import Console, Text, telling
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, length_words, model_words, notes, say, show_table
+from commtax.rules.drafts import is_accepted_known
 from commtax.spec import PARALLEL, SIZES, TAXES
 from commtax.units import format_rate, format_seconds, listed, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
-from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
 from commtax.verbs.served_plans import ServedPlan
 

@@ -22,9 +22,9 @@ from commtax.ledger import Z80, Bill, Item, Line
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Limits, Question
 from commtax.records import dataclass, replace
+from commtax.rules.questions import LOOKING, check_arithmetic, check_pictures
 from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
-from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 from commtax.verbs.settling import Settled, context_notes, copies_cache, link_notes, resolve_question, settle, terms_of
 
@@ -285,7 +285,7 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         yield Note("copied-cache", f"{read}, also what no sequence uses (sgl-project/sglang issue 35291; {none})")
     yield from _spread_notes(q, rows)
     if q.speculative:
-        from commtax.verbs.drafts import draft_notes  # not for those who draft nothing
+        from commtax.rules.drafts import draft_notes  # not for those who draft nothing
 
         yield from draft_notes(q)
 
@@ -431,7 +431,7 @@ def question_traffic(q: Settled) -> Traffic:
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=backend, eager=how.eager, dispatch_dtype=sent_as)
     if q.speculative:
         from commtax.cost.drafting import draft_items  # not for those who draft nothing
-        from commtax.verbs.drafts import drafter_of
+        from commtax.rules.drafts import drafter_of
 
         items += draft_items(drafter_of(q), q.plan, q.work, q.engine, backend, how.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))

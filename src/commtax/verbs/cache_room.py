@@ -11,8 +11,8 @@ from commtax.cost import memory
 from commtax.cost.caches import KvPool
 from commtax.cost.inventory import stage_layers
 from commtax.question import Limits, Question
+from commtax.rules.drafts import drafter_of, stage_pool
 from commtax.spec import Number
-from commtax.verbs.drafts import drafter_of, stage_pool
 
 
 def limits_of(asked: Question) -> Limits:

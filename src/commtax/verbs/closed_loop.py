@@ -22,13 +22,13 @@ from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import Question, Requests
 from commtax.records import dataclass, replace
+from commtax.rules import questions
+from commtax.rules.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
+from commtax.rules.values import positive
 from commtax.spec import SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
-from commtax.verbs import checking
-from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
-from commtax.verbs.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
 from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_motion import check_sides
@@ -226,7 +226,7 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
 @cache_answers
 def serve(asked: Settled) -> ClosedLoop:
     """The closed loop of a question."""
-    checking.check_pictures(asked, asked.requests.input_len)
+    questions.check_pictures(asked, asked.requests.input_len)
     need_accepted(asked)
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known

@@ -22,11 +22,12 @@ from commtax.options import check_taken
 from commtax.options import options as options_known
 from commtax.question import INPUT_LEN, OUTPUT_LEN, STEP_AXES, Question
 from commtax.records import dataclass, record_from
+from commtax.rules.questions import share_of
+from commtax.rules.values import check_option
 from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
-from commtax.verbs.checking import check_option, share_of
 from commtax.verbs.fitting import fits, step_fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
 from commtax.verbs.longest_request import check_lengths

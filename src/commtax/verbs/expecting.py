@@ -20,9 +20,9 @@ from commtax.judgement.collectives import judge_test, judge_time
 from commtax.options import check_taken
 from commtax.question import PHASES
 from commtax.records import dataclass
+from commtax.rules.values import positive
 from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal, Source
-from commtax.verbs.checking import positive
 from commtax.verbs.keywords import ExpectOptions
 
 NCCL, RCCL = "nccl", "rccl"  # whose collectives are measured by nccl-tests, and so what a measurement is judged by
@@ -136,7 +136,7 @@ def expect(
     else:
         whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
     if technique and not algorithm and catalog.library(library).alone and not whole.kernels:
-        from commtax.verbs.collective_rules import no_kernels  # not for those who ask for no technique
+        from commtax.rules.techniques import no_kernels  # not for those who ask for no technique
 
         raise no_kernels(library, place)
     priced = _expectation(op, op if algorithm else SUMMED.get(op, op), nbytes, size, place, whole, eager)

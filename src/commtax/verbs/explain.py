@@ -12,11 +12,11 @@ from commtax.cost.training import dp_token_threshold, tp_tax
 from commtax.ledger import Line
 from commtax.question import Changes, Question
 from commtax.records import dataclass
+from commtax.rules.drafts import is_accepted_known
 from commtax.spec import DTYPE_BYTES, TAXES, Cluster
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price, with_collectives
-from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
 from commtax.verbs.requests_weighed import loop_around, requests_served
 from commtax.verbs.settling import changed

@@ -18,12 +18,12 @@ from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, st
 from commtax.judgement.starting import LENGTH, stopped_by
 from commtax.question import Question
 from commtax.records import dataclass, replace
+from commtax.rules.drafts import stage_pool
 from commtax.spec import SIZES, Condition, Model, Number, Profile
 from commtax.statement import Refusal
 from commtax.verbs import cache_room
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.cache_room import cache_tokens as cache_tokens
-from commtax.verbs.drafts import stage_pool
 from commtax.verbs.settling import AUTO_EP, Settled, replan, settle
 
 

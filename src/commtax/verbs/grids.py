@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from commtax import catalog
-from commtax.cost.legality import legal_values
 from commtax.question import Question
 from commtax.records import dataclass
+from commtax.rules.legality import legal_values
 from commtax.spec import Cluster
 from commtax.statement import Refusal
 from commtax.verbs.billing import StepBill, price

@@ -10,9 +10,9 @@ import numpy as np
 from commtax.catalog.distributions import lengths
 from commtax.options import Option, taken_by
 from commtax.question import OfferedRequests
+from commtax.rules.values import check_option, positive
 from commtax.spec.stream import Lengths, RequestStream
 from commtax.statement import Refusal
-from commtax.verbs.checking import check_option, positive
 
 MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
 MOST_RATE = 1e6  # requests/s

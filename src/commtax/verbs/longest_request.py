@@ -11,11 +11,11 @@ from commtax.arrays import cache_answers
 from commtax.judgement import starting
 from commtax.question import Question
 from commtax.records import replace
+from commtax.rules.questions import longest_taken
 from commtax.spec import SIZES, Condition, Number
 from commtax.statement import Note, Refusal
 from commtax.units import format_bytes
 from commtax.verbs.cache_room import cache_tokens, full_length_requests, most_seqs_to_start, needs_blocks_for_states
-from commtax.verbs.checking import longest_taken
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import add_advice
 from commtax.verbs.fitting import Fit, holds, judged_by_memory, largest_max_num_seqs, longest_request

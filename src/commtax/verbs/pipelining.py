@@ -7,9 +7,9 @@ from typing import Unpack
 
 from commtax.cost.schedules import DEFAULT, SCHEDULES
 from commtax.options import check_taken
+from commtax.rules.values import positive
 from commtax.sim.pipeline import Durations, PipelineRun
 from commtax.statement import Refusal
-from commtax.verbs.checking import positive
 from commtax.verbs.keywords import PipelineOptions
 
 MAX_CELLS = 150_000  # cells that are simulated: a few seconds and a few hundred megabytes

@@ -7,11 +7,11 @@ from math import inf, isfinite
 import numpy as np
 
 from commtax.question import SPREAD, Question
+from commtax.rules.questions import longest_taken
 from commtax.sim.streams import draw_stream
 from commtax.spec.stream import Lengths, RequestStream
 from commtax.statement import Note
 from commtax.units import format_spread, plural
-from commtax.verbs.checking import longest_taken
 from commtax.verbs.fitting import block_tokens
 
 PROMPTS = 1000  # requests of a run, where nobody says

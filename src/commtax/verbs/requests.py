@@ -22,6 +22,7 @@ from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
 from commtax.question import OfferedRequests, Question
 from commtax.records import dataclass
+from commtax.rules.drafts import draft_notes, need_accepted
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Moves, ServingRun, Workers, run
@@ -30,7 +31,6 @@ from commtax.statement import Note, Refusal
 from commtax.verbs.closed_loop import ClosedLoop, spread_share
 from commtax.verbs.closed_loop import serve as closed_loop
 from commtax.verbs.disaggregation import Disaggregation, lone_ranks, pool_notes, prompter, prompting_of, wire_of
-from commtax.verbs.drafts import draft_notes, need_accepted
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.fleet_samples import serving_sample
 from commtax.verbs.kv_motion import carrier_of, check_sides

@@ -13,7 +13,6 @@ from commtax.arrays import cache_answers
 from commtax.catalog import transfer
 from commtax.catalog.loader import suggest
 from commtax.catalog.transfer import Setting
-from commtax.cost import legality
 from commtax.cost.caches import with_states
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.memory import check_stored, on_chip
@@ -23,9 +22,9 @@ from commtax.options import Option
 from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
 from commtax.records import dataclass, recast, replace
+from commtax.rules import legality, questions, values
+from commtax.rules.values import check_number
 from commtax.statement import Note, Refusal
-from commtax.verbs import checking
-from commtax.verbs.checking import check_number
 from commtax.verbs.keywords import Profiles
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
@@ -56,7 +55,7 @@ def resolve_question(
     if own:
         able = own.engine and phase in catalog.engine(own.engine).phases
         unsaid = not named or own.engine.startswith(f"{named}@")  # at the version that ran, where nobody says another
-        named, weights = own.engine if able and unsaid else named, weights or checking.dtype(own.dtype)
+        named, weights = own.engine if able and unsaid else named, weights or values.dtype(own.dtype)
     sizes = {axis: given.pop(axis, 1) for axis in spec.SIZES}
     replicas = given.pop("replicas", 1)
     if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
@@ -98,9 +97,9 @@ def _with_techniques(q: Question) -> Question:
     """The question with the tokens that drafts yield; overlaps and drafters that cannot be had here are refused."""
     if q.techniques is spec.NO_TECHNIQUES and not q.speculative:
         return q
-    from commtax.verbs import drafts, overlap_rules  # not for those who ask for none
+    from commtax.rules import drafts, techniques  # not for those who ask for none
 
-    overlap_rules.check_overlap(q)
+    techniques.check_overlap(q)
     drafts.check_drafts(q)
     return drafts.with_accepted_tokens(q)
 
@@ -118,7 +117,7 @@ def _field(name: str, value: object) -> tuple[str, object]:
     """The field that an option becomes, and its value, held to what the table says of it."""
     option = known_options().get(name) or Option(name)
     if option.bounded and option.part != "goal":
-        value = checking.check_option(value, option)
+        value = values.check_option(value, option)
     return option.key, check_number(value, name) if option.type == "Numbers" else value
 
 
@@ -153,9 +152,9 @@ def changed(asked: Settled, *changes: tuple[str, object]) -> Settled:
 def settle(put: Question) -> Settled:
     """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
     q = put
-    checking.check_step(q)
+    questions.check_step(q)
     _check_techniques(q)
-    q = q.but(spread=checking.spread_within_limit(q))
+    q = q.but(spread=questions.spread_within_limit(q))
     cluster, engine, own = q.cluster, q.engine, q.profile
     if own:
         from commtax.catalog import profile as overlay  # not for those who have none
@@ -167,7 +166,7 @@ def settle(put: Question) -> Settled:
     if own and own.lessons and not q.trains:
         engine = overlay.learnt_engine(own, engine, cluster.chip, q.model, q.plan)
     if q.techniques.async_scheduling:
-        from commtax.verbs.overlap_rules import with_schedule  # not for those who ask for none
+        from commtax.rules.techniques import with_schedule  # not for those who ask for none
 
         engine = with_schedule(q.techniques, engine)
     if q.limits.state_slots:
@@ -178,15 +177,15 @@ def settle(put: Question) -> Settled:
     if q.limits.recurrent_dtype:
         model = with_states(model, q.limits.recurrent_dtype)
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
-    checking.check_kinds(q.plan, engine, cluster.chip)
+    questions.check_kinds(q.plan, engine, cluster.chip)
     q, plan = _with_techniques(q), q.plan
     if any(np.ndim(getattr(plan, name)) for name in spec.COUNTED):
-        checking.check_run(q)
+        questions.check_run(q)
         q = replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
     else:
         legality.check(model, cluster, plan, engine)
-        checking.check_run(q)
-        remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
+        questions.check_run(q)
+        remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *questions.chosen_chunks(q, put.plan.chunks))
         told = overlay.remarks(own, cluster, engine, q.model.key, int(plan.tp)) if own else ()
         q = replace(q, notes=(*remarks, *told), codes=0)
     return recast(q, Settled)
@@ -196,7 +195,7 @@ def replan(put: Question, **changes: object) -> Question:
     """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
     q = put.but(**changes)
     if q.techniques is not spec.NO_TECHNIQUES:
-        from commtax.verbs.overlap_rules import without_idle_overlap  # not for those who ask for none
+        from commtax.rules.techniques import without_idle_overlap  # not for those who ask for none
 
         q = without_idle_overlap(q)
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance or q.techniques.balanced):
@@ -278,7 +277,7 @@ def terms_of(q: Question) -> PricingTerms:
         kernels = catalog.with_shared_latents(kernels, chip)
     drafter, copied_tokens = None, cast(spec.Number, 0.0)
     if q.speculative:
-        from commtax.verbs.drafts import drafter_of  # not for those who draft nothing
+        from commtax.rules.drafts import drafter_of  # not for those who draft nothing
 
         drafter = drafter_of(q)
     if copies_cache(q):

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from commtax.cost.legality import codes
 from commtax.options import page_keys
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass, replace, with_fields
+from commtax.rules.legality import codes
+from commtax.rules.questions import check_kinds, check_lengths
 from commtax.spec import AXES, SIZES
 from commtax.statement import Refusal
-from commtax.verbs.checking import check_kinds, check_lengths
 
 SERVERS = "replicas"  # servers side by side, each with all other sizes
 GIVES_WAY = {

@@ -9,8 +9,8 @@ import numpy as np
 from commtax.judgement.confidence import probability_of
 from commtax.question import Question
 from commtax.records import dataclass
+from commtax.rules.values import number
 from commtax.statement import Refusal
-from commtax.verbs.checking import number
 from commtax.verbs.loads import LOADS, MOST_RATE
 from commtax.verbs.requests import RequestsInTime, serve
 from commtax.verbs.settling import settle

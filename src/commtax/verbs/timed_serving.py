@@ -9,10 +9,10 @@ import numpy as np
 
 from commtax.options import check_taken, taken_by
 from commtax.question import OfferedRequests, Question
+from commtax.rules.values import positive
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs import requests
-from commtax.verbs.checking import positive
 from commtax.verbs.disaggregation import check_apart, check_pools, prompter
 from commtax.verbs.keywords import ServeOptions
 from commtax.verbs.loads import split

@@ -8,13 +8,12 @@ from itertools import groupby, product
 from typing import ClassVar, Literal, Unpack
 
 from commtax.answer import Answer
-from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.options import check_taken
 from commtax.question import Changes
 from commtax.records import dataclass
+from commtax.rules import legality, values
 from commtax.spec import Cluster, Model
-from commtax.verbs import checking
 from commtax.verbs.billing import USABLE, price
 from commtax.verbs.fitting import check_memory
 from commtax.verbs.keywords import TrainFitOptions
@@ -61,7 +60,7 @@ def train_fit(
     >>> judged.fits, f"{judged.memory.total / 2**30:.0f} GiB"
     (True, '38 GiB')
     """
-    checking.share(gpu_memory_utilization, "gpu_memory_utilization")
+    values.share(gpu_memory_utilization, "gpu_memory_utilization")
     put = resolve_question(model, cluster, check_taken("train_fit", options), "train")
     return train_holds(settle(put.but(gpu_memory_utilization=gpu_memory_utilization)))
 

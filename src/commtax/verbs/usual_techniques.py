@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from commtax.catalog.techniques import changes_of, default_of, field_value, techniques_on
 from commtax.question import Question
 from commtax.records import dataclass
+from commtax.rules.techniques import is_on_already, on_since
 from commtax.spec import Technique
 from commtax.statement import ALREADY_ON, Refusal
-from commtax.verbs.collective_rules import is_on_already, on_since
 from commtax.verbs.settling import settle
 
 ALREADY = re.compile(r"^(technique '[\w-]{1,60}': )?already on: ")

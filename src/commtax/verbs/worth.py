@@ -28,14 +28,14 @@ from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
+from commtax.rules.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
+from commtax.rules.techniques import check_spread
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs import requests_weighed
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import serve
-from commtax.verbs.collective_rules import check_spread
 from commtax.verbs.costly_settings import FullServer, SettingWorth, weigh_settings, worthwhile_limits
-from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
 from commtax.verbs.fitting import Fit, fit_of_step, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS

@@ -18,6 +18,7 @@ from commtax.cli.order import refuse
 from commtax.cli.output import Output
 from commtax.cli.progress import tell
 from commtax.files import write_text
+from commtax.rules.values import number
 from commtax.runs.audit.scraping import MetricsPage
 from commtax.runs.doors.claim_options import claim_of
 from commtax.runs.evidence.finding import DISAGREE, FAULT, UNKNOWN, Claim
@@ -28,7 +29,6 @@ from commtax.runs.results.live import LooksAtServer, MetricsWindow, ServerAudit,
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
 from commtax.units import format_seconds
-from commtax.verbs.checking import number
 
 SHORTEST_S, LONGEST_S = 0.1, 86_400.0  # between two looks, and of a window
 USUAL_EVERY_S, USUAL_WINDOW_S = 15.0, 60.0

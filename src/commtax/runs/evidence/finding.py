@@ -9,13 +9,13 @@ from functools import cached_property
 
 from commtax.answer import Answer
 from commtax.question import Question
+from commtax.rules.values import positive
 from commtax.spec import Plan
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts, levels
 from commtax.timeline import Timeline
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.checking import positive
 from commtax.verbs.settling import settle
 
 HEADLINES = "step, time of a token, throughput, memory or time of a collective"
