@@ -57,11 +57,11 @@ def _step(reading: TechniqueReading, options: Options) -> float:
 
 def _loop(reading: TechniqueReading, options: Options) -> float:
     asked = resolve_question(reading.model, reading.cluster, check_taken("simulate", options))
-    return _figure(closed_loop.serve(settle(asked)), reading.figure)
+    return _figure(closed_loop.price_closed_loop(settle(asked)), reading.figure)
 
 
 def _requests(reading: TechniqueReading, options: Options) -> float:
-    ran = requests.serve(settle(requests_question(reading.model, reading.cluster, check_taken("serve", options))))
+    ran = requests.run_requests(settle(requests_question(reading.model, reading.cluster, check_taken("serve", options))))
     return _figure(ran, reading.figure) if "per_s" in reading.figure else ran.statistic(reading.figure)
 
 

@@ -24,7 +24,7 @@ from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass, replace
 from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
-from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
 from commtax.verbs.drafts import drafted_load
 from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
@@ -188,7 +188,7 @@ def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
     """How many times as long TTFT of a request alone is with the confidence that is wanted."""
     if not len(kv) or asked.goal.ttft_s == np.inf:
         return np.ones(len(kv))
-    alone = serve(settle(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False)))
+    alone = price_closed_loop(settle(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False)))
     if base.requests.prefill_cluster:  # ranges are those of both chips, whichever does what
         alone = replace(alone, question=alone.question.but(prefill_cluster=base.cluster))
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)

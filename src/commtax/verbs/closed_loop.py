@@ -222,11 +222,11 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
     where ``prefill_cluster`` names one. ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     For requests at a rate and their percentiles: ``commtax.serve``.
     """
-    return serve(settle(check_lengths(resolve_question(model, cluster, check_taken("simulate", options)))))
+    return price_closed_loop(settle(check_lengths(resolve_question(model, cluster, check_taken("simulate", options)))))
 
 
 @cache_answers
-def serve(asked: Settled) -> ClosedLoop:
+def price_closed_loop(asked: Settled) -> ClosedLoop:
     """The closed loop of a question."""
     checking.check_pictures(asked, asked.requests.input_len)
     need_accepted(asked)

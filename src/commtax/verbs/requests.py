@@ -27,8 +27,7 @@ from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Moves, ServingRun, Workers, run
 from commtax.spec.stream import RequestStream
 from commtax.statement import Note, Refusal
-from commtax.verbs.closed_loop import ClosedLoop, spread_share
-from commtax.verbs.closed_loop import serve as closed_loop
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop, spread_share
 from commtax.verbs.disaggregation import Disaggregation, lone_ranks, pool_notes, prompter, prompting_of, wire_of
 from commtax.verbs.drafts import draft_notes, need_accepted
 from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
@@ -154,7 +153,7 @@ class RequestsInTime(Answer):
         seqs = max(1.0, float(np.round(self.mean_running)))
         like = self.simulated.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
         mean = [max(1, round(float(np.mean(lengths)))) for lengths in (self.stream.input_len, self.stream.output_len)]
-        return closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
+        return price_closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
 
     @cached_property
     def sigma(self) -> float:
@@ -277,7 +276,7 @@ class RequestsInTime(Answer):
         equal = q.requests.spread < spread and not (q.offered.inputs or q.offered.outputs)
         if not (self.closed and equal and any(note.code == "lockstep" for note in self.alike.notes)):
             return None
-        return serve(q.but(spread=spread, num_prompts=min(q.requests.num_prompts, q.offered.warmup + RANGED)))
+        return run_requests(q.but(spread=spread, num_prompts=min(q.requests.num_prompts, q.offered.warmup + RANGED)))
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
         """Whether a share of the requests have both times below their limits."""
@@ -330,7 +329,7 @@ def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
     return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
 
-def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
+def run_requests(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
     """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
     need_accepted(asked)
     sample = serving_sample(asked.plain())

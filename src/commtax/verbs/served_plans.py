@@ -2,7 +2,7 @@
 
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.verbs.closed_loop import serve
+from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.longest_request import why_it_does_not_start
 from commtax.verbs.settling import settle
 
@@ -36,7 +36,7 @@ def serve_plan(q: Question, name: str, link: str, clients: int) -> ServedPlan:
     """The closed loop of all servers, as ``simulate`` has it."""
     where = name, link, clients, int(q.plan.all_gpus), q
     try:
-        loop = serve(settle(q.but(concurrency=clients)))
+        loop = price_closed_loop(settle(q.but(concurrency=clients)))
     except ValueError as error:
         return ServedPlan(*where, refused=str(error))
     room = bool(loop.kv_tokens >= q.requests.tokens + loop.state_tokens) and not why_it_does_not_start(loop.question)

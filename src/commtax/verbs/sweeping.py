@@ -12,7 +12,7 @@ from commtax.records import dataclass
 from commtax.statement import Refusal
 from commtax.verbs.checking import number
 from commtax.verbs.loads import LOADS, MOST_RATE
-from commtax.verbs.requests import RequestsInTime, serve
+from commtax.verbs.requests import RequestsInTime, run_requests
 from commtax.verbs.settling import settle
 from commtax.verbs.timed_serving import check_single_load
 
@@ -106,7 +106,7 @@ def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -
     """Every point simulated; where requests are the same, what they could be answered at is found once."""
     outcomes: list[RequestsInTime] = []
     for question in questions:
-        o = serve(settle(question))
+        o = run_requests(settle(question))
         if outcomes and np.array_equal(outcomes[0].stream.output_len, o.stream.output_len):
             vars(o)["capacity"] = max(outcomes[0].capacity, o.requests_per_s)
         outcomes.append(o)

@@ -33,7 +33,7 @@ def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOpt
     One of ``request_rate``, ``concurrency`` and ``trace`` says when they come. Lengths are numbers, which vary by ``spread`` of
     their mean to either side, or distributions. The same ``seed`` gives the same bytes.
     """
-    return requests.serve(settle(requests_question(model, cluster, check_taken("serve", options))))
+    return requests.run_requests(settle(requests_question(model, cluster, check_taken("serve", options))))
 
 
 def requests_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:

@@ -32,7 +32,7 @@ from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs import requests_weighed
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.closed_loop import serve
+from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.collective_rules import check_spread
 from commtax.verbs.costly_settings import FullServer, SettingWorth, weigh_settings, worthwhile_limits
 from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
@@ -187,7 +187,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
     q, room = weigh.question.but(**shown), weigh.fit.kv_tokens
     assert weigh.requests
-    told = () if q.offered.request_rate else (note for note in serve(weigh.question).notes if note.code in LEFT_OUT)
+    told = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
     times = replace(weigh.requests, notes=tuple(told))
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))

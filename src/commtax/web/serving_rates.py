@@ -42,7 +42,7 @@ def traffic_answer(state: State) -> Record:
         said |= ServeOptions(prefill_workers=state["pw"], prefill_tp=state["ptp"], prefill_dp=state["pdp"])
     asked = {**said, **ServeOptions(input_len=state["il"], output_len=state["ol"])}
     one = requests_question(q.model, q.cluster, {**asked, RATE: state["rps"] or 1.0})
-    rates = rates_of(requests.serve(settle(one)).capacity, state["rps"])
+    rates = rates_of(requests.run_requests(settle(one)).capacity, state["rps"])
     swept = sweep(RATE, rates, [question_at(one, RATE, rate) for rate in rates])
     slo = Slo(**{f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")})
     words = [state.file or state["m"], "--cluster", state["c"]]
