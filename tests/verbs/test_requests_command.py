@@ -22,14 +22,10 @@ from commtax.spelling import normalise
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import price_closed_loop as closed_loop
-from commtax.verbs.loads import split
-from commtax.verbs.request_streams import _lengths
-from commtax.verbs.requests import run_requests
+from commtax.verbs.examining import Slo, first_tokens, gaps, points, question_at, slo_of, sweep, timeline_of, usage_of
+from commtax.verbs.loads import _lengths, split
+from commtax.verbs.requests import requests_question, run_requests
 from commtax.verbs.settling import settle
-from commtax.verbs.sweeping import Slo, points, question_at, slo_of, sweep
-from commtax.verbs.tails import first_tokens, gaps
-from commtax.verbs.timed_serving import requests_question
-from commtax.verbs.usage import timeline_of, usage_of
 from each import each
 from tables import tables
 

@@ -17,9 +17,8 @@ from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.drafts import need_accepted
 from commtax.verbs.expecting import expect
-from commtax.verbs.requests import RequestsInTime
+from commtax.verbs.requests import RequestsInTime, requests_question
 from commtax.verbs.settling import resolve_question, settle, terms_of
-from commtax.verbs.timed_serving import requests_question
 from commtax_lab.published.collective_rows import Curve
 from commtax_lab.published.technique_rows import Options, TechniqueReading, load_of
 from commtax_lab.scoring.predicting import curve_seconds

@@ -26,14 +26,12 @@ from commtax.verbs import requests
 from commtax.verbs.checking import number, positive
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import WORKERS, check_pools, prompter
+from commtax.verbs.examining import SPELLED, Slo, points, question_at, slo_of, sweep
 from commtax.verbs.explain import LARGE, LAYOUTS, attention_layouts
-from commtax.verbs.fit_advice import add_advice
+from commtax.verbs.fit_advice import add_advice, check_lengths
 from commtax.verbs.fitting import holds
-from commtax.verbs.longest_request import check_lengths
-from commtax.verbs.requests import RequestsInTime
+from commtax.verbs.requests import RequestsInTime, check_single_load
 from commtax.verbs.settling import settle
-from commtax.verbs.sweeping import SPELLED, Slo, points, question_at, slo_of, sweep
-from commtax.verbs.timed_serving import check_single_load
 
 
 @click.command("simulate", cls=Verb)
@@ -256,7 +254,7 @@ def _write(order: Order, o: RequestsInTime) -> None:
     if given.save:
         arrivals.write(o.as_sent, given.save, o.results, "save")
     if given.timeline:
-        from commtax.verbs.usage import timeline_of
+        from commtax.verbs.examining import timeline_of
 
         shown, left_out = timeline_of(o)
         write_text(given.timeline, shown.to_chrome(), "timeline")

@@ -23,8 +23,8 @@ from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import describe_pools, prompter
 from commtax.verbs.drafts import drafted_load
+from commtax.verbs.fit_advice import length_to_start_with
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.longest_request import length_to_start_with
 from commtax.verbs.settling import describe_layout, replan, settle
 
 

@@ -24,8 +24,8 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import RunLesson
 from commtax.thresholds import thresholds
-from commtax.verbs.closed_loop import price_closed_loop
-from commtax.verbs.foresight import Foresight, imagined, lessons_of
+from commtax.verbs.closed_loop import imagined, price_closed_loop
+from commtax.verbs.profiles import Foresight, lessons_of
 from commtax.verbs.settling import settle
 
 COUNT, LEVEL = thresholds(__name__)

@@ -27,7 +27,7 @@ from commtax.units import format_seconds
 from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.disaggregation import cache_bytes, prompter
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.kv_motion import carrier_of, outside_Bps
+from commtax.verbs.kv_caches import carrier_of, outside_Bps
 from commtax.verbs.settling import describe_layout, replan, settle
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding

@@ -12,8 +12,8 @@ from commtax.question import Question
 from commtax.spec import SERVING_AXES, Number, Plan
 from commtax.statement import Refusal
 from commtax.verbs.closed_loop import price_closed_loop
-from commtax.verbs.fitting import cache_tokens
-from commtax.verbs.longest_request import why_it_does_not_start
+from commtax.verbs.fit_advice import why_it_does_not_start
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.settling import settle
 
 

@@ -27,8 +27,9 @@ from commtax.units import plural
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
 from commtax.verbs.drafts import drafted_load
-from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.longest_request import starts
+from commtax.verbs.fit_advice import starts
+from commtax.verbs.fitting import state_places, state_tokens, step_limits
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.settling import replan, settle
 from commtax.verbs.steps import decode_workload, step_bill
 

@@ -15,10 +15,9 @@ from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, leng
 from commtax.spec import PARALLEL, SIZES, TAXES
 from commtax.units import format_rate, format_seconds, listed, plural
 from commtax.verbs.billing import StepBill
-from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
+from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable, ServedPlan
 from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
-from commtax.verbs.served_plans import ServedPlan
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 4  # break-evens that are told at first

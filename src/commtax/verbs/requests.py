@@ -3,12 +3,15 @@
 The engine's scheduler is simulated step by step, each step as long as the cost model prices it.
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from math import ceil, inf, nan
+from typing import Unpack
 
 import numpy as np
 
@@ -20,24 +23,35 @@ from commtax.counting import counted
 from commtax.judgement.closed_loops import unlocked_spread
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
+from commtax.options import check_taken, taken_by
 from commtax.question import OfferedRequests, Question
 from commtax.records import dataclass
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Moves, ServingRun, Workers, run
+from commtax.spec import Cluster, Model
 from commtax.spec.stream import RequestStream
 from commtax.statement import Note, Refusal
+from commtax.verbs.checking import positive
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop, spread_share
-from commtax.verbs.disaggregation import Disaggregation, lone_ranks, pool_notes, prompter, prompting_of, wire_of
+from commtax.verbs.disaggregation import (
+    Disaggregation,
+    check_apart,
+    check_pools,
+    lone_ranks,
+    pool_notes,
+    prompter,
+    prompting_of,
+    wire_of,
+)
 from commtax.verbs.drafts import draft_notes, need_accepted
-from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.fleet_samples import serving_sample
-from commtax.verbs.kv_motion import carrier_of, check_sides
-from commtax.verbs.loads import first_requests
-from commtax.verbs.longest_request import own_limits_notes
+from commtax.verbs.fit_advice import check_lengths, check_starts, own_limits_notes
+from commtax.verbs.fitting import block_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.keywords import ServeOptions
+from commtax.verbs.kv_caches import cache_tokens, carrier_of, check_sides
+from commtax.verbs.loads import PROMPTS, first_requests, length_notes, longest_of, serving_sample, split, stream_of
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
-from commtax.verbs.request_streams import length_notes, longest_of, stream_of
-from commtax.verbs.settling import Settled, link_notes, settle, terms_of
+from commtax.verbs.settling import Settled, link_notes, resolve_question, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
 COMPARED = 1000  # requests whose prompts are compared
@@ -161,7 +175,7 @@ class RequestsInTime(Answer):
         return float(self.alike.sigma_of("tpot_s"))
 
     @cached_property
-    def step_ends(self) -> list["RequestsInTime"]:
+    def step_ends(self) -> list[RequestsInTime]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are in between."""
         part = first_requests(self.stream, self.simulated.offered.warmup + _limit_requests(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
@@ -169,7 +183,7 @@ class RequestsInTime(Answer):
         return [self if known and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
 
     @cached_property
-    def ends(self) -> list["RequestsInTime"]:
+    def ends(self) -> list[RequestsInTime]:
         """The same with what comes before a first token and is no step, as far off as first tokens of the closed loop may be:
         the server's fixed time, and the way of a cache to another worker.
 
@@ -180,11 +194,11 @@ class RequestsInTime(Answer):
         fixed = float(served.request_s + served.moved_s)
         return [replace(short, late_s=fixed * (1 / factor - 1)), same, replace(long, late_s=fixed * (factor - 1))]
 
-    def _again(self, stream: RequestStream, factor: float) -> "RequestsInTime":
+    def _again(self, stream: RequestStream, factor: float) -> RequestsInTime:
         fleet = self.fleet if factor == 1 else self.fleet.scaled(factor)
         return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.simulated.offered.prefix_hit_rate))
 
-    def range_of(self, name: str, ends: list["RequestsInTime"] | None = None) -> tuple[float, float]:
+    def range_of(self, name: str, ends: list[RequestsInTime] | None = None) -> tuple[float, float]:
         """The 80 % range: the figure with steps and first tokens as early and as late as they may be, in lockstep and out of it."""
         value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in ends or self.ends)
@@ -250,7 +264,7 @@ class RequestsInTime(Answer):
         return max(flooded, self.requests_per_s)
 
     @cached_property
-    def without_prefixes(self) -> "tuple[RequestsInTime, RequestsInTime] | None":
+    def without_prefixes(self) -> tuple[RequestsInTime, RequestsInTime] | None:
         """The first of these requests, as they are and with nothing of a prompt in the cache; None where nothing is anyway."""
         if not self.question.offered.prefix_hit_rate and self.stream.prefixes is None:
             return None
@@ -270,7 +284,7 @@ class RequestsInTime(Answer):
         return not self.question.offered.request_rate and self.question.offered.trace is None
 
     @cached_property
-    def out_of_lockstep(self) -> "RequestsInTime | None":
+    def out_of_lockstep(self) -> RequestsInTime | None:
         """The first of these requests, where all start and end together, as they are when servers have left that lockstep."""
         q, spread = self.question, unlocked_spread()
         equal = q.requests.spread < spread and not (q.offered.inputs or q.offered.outputs)
@@ -446,3 +460,52 @@ def steps_of(asked: Question, longest: int) -> Surface:
 @cache_few_answers
 def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest, asked.speculative)
+
+
+def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> RequestsInTime:
+    """What becomes of requests that come in time: each one's times, in ``columns`` or ``to_frame()``, and what they add up to.
+
+    >>> import commtax
+    >>> served = commtax.serve("llama-3.2-1b", "1xh100-sxm", request_rate=4, num_prompts=60, input_len=512, output_len=32)
+    >>> served.overloaded, served.statistic("ttft_p99") < 0.1
+    (False, True)
+
+    One of ``request_rate``, ``concurrency`` and ``trace`` says when they come. Lengths are numbers, which vary by ``spread`` of
+    their mean to either side, or distributions. The same ``seed`` gives the same bytes.
+    """
+    return run_requests(settle(requests_question(model, cluster, check_taken("serve", options))))
+
+
+def requests_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
+    """The question of options that say what is offered, checked as far as that goes before anything is priced."""
+    plain, offered = split(options)
+    if not (offered.request_rate or "concurrency" in plain or offered.trace is not None):
+        raise Refusal.about(request_rate="say when requests come: request_rate, concurrency (a closed loop) or a trace")
+    return check_single_load(resolve_question(model, cluster, plain).but(offered=offered))
+
+
+def check_single_load(q: Question) -> Question:
+    """One plan, one load, numbers that are some."""
+    for name, option in taken_by("serve()").items():
+        if option.part in ("plan", "requests") and np.ndim(getattr(getattr(q, option.part), option.key)):
+            several = option.part == "plan"
+            rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
+            raise Refusal(f"{name}: {rule}", name)
+    check_apart(q)
+    if q.requests.disaggregated:
+        ahead = settle(prompter(q).but(offered=OfferedRequests())).plan
+        check_pools(q, ahead, (q.requests.prefill_workers, q.requests.decode_workers))
+    check_lengths(q)
+    check_starts(q)
+    if q.requests.kv_tokens is not None:
+        positive(kv_tokens=q.requests.kv_tokens)
+    # As far as their number is known beforehand: those that come within a time are not counted.
+    most = float(PROMPTS) if np.isinf(q.offered.duration_s) else np.inf
+    if q.offered.trace is not None:
+        most = len(q.offered.trace)
+    elif np.isfinite(q.requests.num_prompts):
+        most = float(q.requests.num_prompts)
+    if q.offered.warmup >= most:
+        rule = f"the first {q.offered.warmup:,} of {most:,.0f} requests would be left out of all figures"
+        raise Refusal.of(f"{rule}; nearest valid: {most - 1:.0f}", (int(most - 1),), warmup=q.offered.warmup)
+    return q

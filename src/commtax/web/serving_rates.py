@@ -15,13 +15,11 @@ from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, command
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds
 from commtax.verbs import requests
+from commtax.verbs.examining import NEEDED, RequestSweep, Slo, question_at, sweep, timeline_of
 from commtax.verbs.keywords import ServeOptions
 from commtax.verbs.loads import LOADS
-from commtax.verbs.requests import RequestsInTime
+from commtax.verbs.requests import RequestsInTime, requests_question
 from commtax.verbs.settling import settle
-from commtax.verbs.sweeping import NEEDED, RequestSweep, Slo, question_at, sweep
-from commtax.verbs.timed_serving import requests_question
-from commtax.verbs.usage import timeline_of
 
 SHOWN = table("report/view/traffic.toml")
 CURVES: Mapping[str, Mapping[str, str]] = SHOWN["curves"]

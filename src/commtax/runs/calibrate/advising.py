@@ -19,10 +19,10 @@ from commtax.records import dataclass
 from commtax.spec import RunLesson
 from commtax.statement import Refusal
 from commtax.thresholds import thresholds
-from commtax.verbs.closed_loop import price_closed_loop
+from commtax.verbs.closed_loop import imagined, price_closed_loop
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.foresight import Foresight, imagined, lessons_of
 from commtax.verbs.keywords import SimulateOptions
+from commtax.verbs.profiles import Foresight, lessons_of
 from commtax.verbs.settling import Settled, settle
 
 COUNT, LEVEL = thresholds(__name__)

@@ -18,7 +18,7 @@ from commtax.thresholds import thresholds
 from commtax.units import format_seconds
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.closed_loop import ClosedLoop
-from commtax.verbs.request_streams import PROMPTS
+from commtax.verbs.loads import PROMPTS
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import settle
 
