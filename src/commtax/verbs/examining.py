@@ -49,7 +49,7 @@ class EngineUsage:
     kv_peak: float
     waiting_peak: int  # requests in an engine's queue
     preemptions: int
-    preempted: int  # requests that were thrown out at least once
+    preempted: int  # requests that were preempted at least once
     hit_rate: float  # share of all prompt tokens that were in the cache
 
 
@@ -60,7 +60,7 @@ def usage_of(o: RequestsInTime) -> EngineUsage:
     total = max(float(seconds.sum()), 1e-12)
     lanes = workers.count * (workers.stages if workers.stages > 1 else workers.ranks)
     in_use = 1 - log["free"] / max(1, workers.rules.blocks)
-    thrown = o.columns["preemptions"]
+    preemptions = o.columns["preemptions"]
     return EngineUsage(
         busy=min(1.0, total / (lanes * max(o.duration_s, 1e-12))),
         mean_batch=o.mean_running,
@@ -69,8 +69,8 @@ def usage_of(o: RequestsInTime) -> EngineUsage:
         kv_mean=float(in_use @ seconds) / total,
         kv_peak=float(in_use.max(initial=0.0)),
         waiting_peak=int(log["waiting"].max(initial=0)),
-        preemptions=round(thrown.sum() / o.share),
-        preempted=round((thrown > 0).sum() / o.share),
+        preemptions=round(preemptions.sum() / o.share),
+        preempted=round((preemptions > 0).sum() / o.share),
         hit_rate=float(o.columns["cached_tokens"].sum() / sum(o.ran.book.input_len)),
     )
 
@@ -177,8 +177,8 @@ class Gaps:
     tokens: float  # … with so many prompt tokens in the mean
     behind: float  # share without prompts of their own that had to wait for another stage's or rank's
     stalled: float  # share that waited before their step: for prompts that go first, or for stages
-    thrown: float  # share of those whose requests had been thrown out of the cache
-    preempted: int  # requests that were thrown out of the cache …
+    thrown: float  # share of those whose requests had been preempted
+    preempted: int  # requests that were preempted …
     lost_s: float  # … and waited for their next token this long in the mean
 
 
@@ -227,7 +227,7 @@ def _life(o: RequestsInTime, i: int, logs: Mapping[int, Columns]) -> Iterator[tu
     yield "moved", moved
     yield "own", first - started - moved
     rules = (o.fleet.prompts or o.fleet.workers).rules
-    seen = min(started, sent + rules.way_s + rules.door_s)
+    seen = min(started, sent + rules.delivery_s + rules.frontend_s)
     yield "way", seen - sent
     if o.fleet.prompts:  # whose workers do nothing else
         yield "prompts", started - seen
@@ -257,8 +257,8 @@ def gaps(o: RequestsInTime) -> Gaps:
     """What the slowest times between tokens are."""
     limit = o.statistic("itl_p99")
     mixed, late = o.log["tokens"] > 0, figures.rows(o.late, o.late["gap_s"] >= limit)
-    again = late["thrown"] > 0
-    usual = figures.rows(o.late, o.late["thrown"] == 0)
+    again = late["preempted"] > 0
+    usual = figures.rows(o.late, o.late["preempted"] == 0)
     parts = [[figures.rows(log, (log["tokens"] > 0) == prompts) for log in (o.log, usual)] for prompts in (True, False)]
     slow = [float(counts[seconds >= limit].sum()) for seconds, counts in (figures.gaps(*part) for part in parts)]
     total = max(1.0, sum(slow) + float(late["requests"][again].sum()))

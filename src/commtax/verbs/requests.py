@@ -395,7 +395,9 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
     prompts = _workers(ahead, longest)
     count = prompts.count * int(both.workers or 1)
     prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=count)
-    rules = replace(workers.rules, way_s=0.0, door_s=0.0, patience=0)  # ranks wait for each other's prompts, of which none come
+    rules = replace(
+        workers.rules, delivery_s=0.0, frontend_s=0.0, patience=0
+    )  # ranks wait for each other's prompts, of which none come
     workers = replace(workers, rules=rules, count=int(both.copies) * workers.count)
     return Fleet(workers, asked.offered.router, prompts, _moves(asked, both))
 
@@ -443,8 +445,8 @@ def _rules(asked: Question, longest: int) -> Rules:
         Rules.of(serves, tokens, int(min(seqs, places)), int(room) // block, block),
         states=states,
         ahead=serves.ahead and bool(asked.plan.pp == 1),  # with one batch in flight, the next is decided while it runs
-        way_s=host.request_s + loading - loading / ranks,
-        door_s=host.frontend_request_s + loading / ranks,  # a rank loads one prefix after the other
+        delivery_s=host.request_s + loading - loading / ranks,
+        frontend_s=host.frontend_request_s + loading / ranks,  # a rank loads one prefix after the other
         token_s=host.frontend_token_s,
     )
 
