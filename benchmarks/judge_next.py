@@ -27,7 +27,7 @@ from commtax.ledger import Z80
 from commtax.runs.calibrate.advising import best_runs
 from commtax.runs.calibrate.learning import doubt
 from commtax.spec import Profile
-from commtax.verbs.foresight import Foresight
+from commtax.verbs.profiles import Foresight
 
 DRAWS = 24
 SHOWN = 3

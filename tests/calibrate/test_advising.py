@@ -10,8 +10,8 @@ from commtax.runs.calibrate.advising import advise, best_runs
 from commtax.runs.report.advising import advised_words
 from commtax.spec import Profile
 from commtax.statement import Refusal
-from commtax.verbs.closed_loop import simulate
-from commtax.verbs.foresight import Foresight, imagined
+from commtax.verbs.closed_loop import imagined, simulate
+from commtax.verbs.profiles import Foresight
 from commtax.verbs.settling import resolve_question
 from measured import CLUSTER, MODEL, measured, profile
 

@@ -17,7 +17,7 @@ from commtax.runs.calibrate.drift import EVERYTHING, LEVEL, PARTS, _chance, chec
 from commtax.runs.calibrate.learning import observe
 from commtax.runs.report.advising import part_words, show_drift
 from commtax.spec import Profile
-from commtax.verbs.foresight import Foresight
+from commtax.verbs.profiles import Foresight
 from commtax.verbs.settling import ask
 from measured import LOADS, measured, profile
 

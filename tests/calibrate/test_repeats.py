@@ -16,8 +16,8 @@ from commtax.runs.calibrate.learning import learn
 from commtax.runs.calibrate.measurements import MeasuredRun
 from commtax.runs.calibrate.repeats import join_repeats
 from commtax.spec import Profile
-from commtax.verbs.closed_loop import simulate
-from commtax.verbs.foresight import Foresight, imagined
+from commtax.verbs.closed_loop import imagined, simulate
+from commtax.verbs.profiles import Foresight
 
 CLUSTER, MODEL, BLANK = catalog.cluster("8xh100-sxm"), "llama-3.1-8b", Profile("box")
 OPTIONS = {"engine": "vllm@0.18", "tp": 2, "input_len": 1024, "output_len": 256, "spread": 0.0}

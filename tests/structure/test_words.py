@@ -20,7 +20,7 @@ from commtax.runs.traces.series import Suspect
 from commtax.runs.traces.trace_audit import audit_traces
 from commtax.spec import Path
 from commtax.statement import Note, Source
-from commtax.verbs.layer import layer_of
+from commtax.verbs.explained_step import layer_of
 from commtax.verbs.settling import resolve_question
 from fault_traces import case
 from paths import FIXTURES

@@ -21,15 +21,11 @@ from commtax.sim.streams import draw_lengths
 from commtax.spelling import normalise
 from commtax.statement import Refusal
 from commtax.units import format_seconds
-from commtax.verbs.closed_loop import serve as closed_loop
-from commtax.verbs.loads import split
-from commtax.verbs.request_streams import _lengths
-from commtax.verbs.requests import serve
+from commtax.verbs.closed_loop import price_closed_loop as closed_loop
+from commtax.verbs.examining import Slo, first_tokens, gaps, points, question_at, slo_of, sweep, timeline_of, usage_of
+from commtax.verbs.loads import _lengths, split
+from commtax.verbs.requests import requests_question, run_requests
 from commtax.verbs.settling import settle
-from commtax.verbs.sweeping import Slo, points, question_at, slo_of, sweep
-from commtax.verbs.tails import first_tokens, gaps
-from commtax.verbs.timed_serving import requests_question
-from commtax.verbs.usage import timeline_of, usage_of
 from each import each
 from tables import tables
 
@@ -372,13 +368,13 @@ def test_who_watches_may_stop_a_run_and_has_what_was_answered():
         return watch
 
     asked = settle(requests_question(MODEL, PLACE, {"request_rate": 10, "num_prompts": 200, **LENGTHS}))
-    o = serve(asked, stop_after(50))
+    o = run_requests(asked, stop_after(50))
     assert o.ran.stopped
     assert 50 <= len(o.stream) < 60
     assert o.notes[0].code == "interrupted"
     assert isfinite(o.statistic("ttft_p99"))
     with pytest.raises(KeyboardInterrupt):
-        serve(asked, stopped)
+        run_requests(asked, stopped)
 
 
 def test_a_pasted_benchmark_is_simulated():

@@ -20,7 +20,7 @@ from commtax.ledger import hidden_s
 from commtax.sim.pipeline import Durations, run
 from commtax.verbs.explain import causes, thresholds, verdict
 from commtax.verbs.fitting import fits
-from commtax.verbs.unsaid_options import completed_plans
+from commtax.verbs.train_fitting import completed_plans
 from commtax_lab.published.training import question
 from each import each
 from paths import SHARED

@@ -12,7 +12,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, question_traffic
 from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.longest_request import own_limits_notes
+from commtax.verbs.fit_advice import own_limits_notes
 from commtax.verbs.settling import settle
 
 TIMED = [name for name, option in taken_by("bill").items() if option.part == "what_if" and name not in taken_by("traffic()")]

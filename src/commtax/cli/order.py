@@ -48,7 +48,7 @@ class Order:
     def commands(self, priced: StepBill) -> dict[str, str]:
         """The launch of a step and what checks it, for the engine or the place that ``--emit`` names."""
         from commtax.launch.writing import nccl_command
-        from commtax.verbs.longest_request import length_to_start_with, startable
+        from commtax.verbs.fit_advice import length_to_start_with, startable
 
         q = priced.question
         if q.trains:
@@ -119,7 +119,7 @@ def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Orde
     asked = [question_from_options(known, place, own, GivenOptions(given | {"engine": one}), about) for one in engines]
     given.engine = engines[0]
     if launch and launch.phase == "serve" and verb not in WEIGHING:
-        from commtax.verbs.costly_settings import questioned_flags  # not for those who paste nothing
+        from commtax.verbs.worth import questioned_flags  # not for those who paste nothing
 
         if flags := questioned_flags(asked[0], launch.options):
             asks = "diff with and without, --concurrency N" if launch.servers.prefill_workers else "worth --from … --concurrency N"

@@ -19,7 +19,7 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Chip, Program
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.longest_request import startable
+from commtax.verbs.fit_advice import startable
 
 FACTS = table("launch/deployments.toml")
 WHY: dict[str, str] = FACTS["why"]

@@ -21,7 +21,7 @@ from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax.verbs.billing import StepBill
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.longest_request import startable
+from commtax.verbs.fit_advice import startable
 
 CLIENTS = 8000  # the port that clients ask
 RATED = 1000  # requests of a benchmark at a rate, or those of a minute

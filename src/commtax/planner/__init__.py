@@ -32,8 +32,8 @@ from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs.billing import price
 from commtax.verbs.disaggregation import describe_pools
+from commtax.verbs.fit_advice import own_limits_notes
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
-from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
 
 

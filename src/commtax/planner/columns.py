@@ -21,10 +21,10 @@ from commtax.rules.drafts import drafted_load
 from commtax.spec import SERVING_AXES, SIZES, Number, Plan
 from commtax.units import plural
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import describe_pools, prompter
+from commtax.verbs.fit_advice import length_to_start_with
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.longest_request import length_to_start_with
 from commtax.verbs.settling import describe_layout, replan, settle
 
 
@@ -276,10 +276,12 @@ class ServingPlans(SearchAnswer):
         """Row ``i`` as ``simulate`` has it, all copies or all workers of a split; at its own load or at others of the whole."""
         copies, clients, asked = int(rows.replicas[i]), clients if np.any(clients) else int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
-            return serve(settle(asked.but(replicas=copies, concurrency=clients // copies * copies, disaggregated=False)))
+            return price_closed_loop(
+                settle(asked.but(replicas=copies, concurrency=clients // copies * copies, disaggregated=False))
+            )
         ahead = rows.prompter(i)
         workers = asked.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp, prefill_workers=ahead.replicas, decode_workers=copies)
-        return serve(settle(workers.but(concurrency=clients, disaggregated=True)))
+        return price_closed_loop(settle(workers.but(concurrency=clients, disaggregated=True)))
 
     def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:
         """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
@@ -296,7 +298,7 @@ class ServingPlans(SearchAnswer):
             some = rows.take(alike)
             sizes = {axis: getattr(some, axis).astype(int) for axis in SERVING_AXES}
             put = replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
-            priced = serve(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
+            priced = price_closed_loop(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
             ends = (getattr(some, name) * np.broadcast_to(end / getattr(priced, name), len(alike)) for end in priced.range_of(name))
             found |= dict(zip(alike.tolist(), zip(*ends, strict=True), strict=True))
         return [found[i] for i in range(len(rows))]

@@ -24,8 +24,8 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import RunLesson
 from commtax.thresholds import thresholds
-from commtax.verbs.closed_loop import serve
-from commtax.verbs.foresight import Foresight, imagined, lessons_of
+from commtax.verbs.closed_loop import imagined, price_closed_loop
+from commtax.verbs.profiles import Foresight, lessons_of
 from commtax.verbs.settling import settle
 
 COUNT, LEVEL = thresholds(__name__)
@@ -193,7 +193,7 @@ def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
     unit = copies if shared else 1
     loads = sorted({max(1, round(listed * share / unit)) * unit for share in LOADS})
     if shared:
-        priced = [serve(settle(asked.but(concurrency=np.array(loads) // copies, disaggregated=False)))]
+        priced = [price_closed_loop(settle(asked.but(concurrency=np.array(loads) // copies, disaggregated=False)))]
     else:
         priced = [answer.simulation(rows, i, clients) for clients in loads]
     latencies = tuple(lesson for one in priced for lesson in imagined(one))

@@ -6,8 +6,8 @@ from commtax.planner.fleet_trials import Trial
 from commtax.planner.pool_use import admitted_sequences
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.verbs.longest_request import length_to_start_with, startable
-from commtax.verbs.request_streams import longest_of
+from commtax.verbs.fit_advice import length_to_start_with, startable
+from commtax.verbs.loads import longest_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from commtax.planner.layouts import Layout
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
-from commtax.verbs.fleet_samples import Sample, sample_of, used_of, workers_of
-from commtax.verbs.request_streams import stream_of
+from commtax.verbs.loads import Sample, sample_of, stream_of, used_of, workers_of
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run

@@ -1,6 +1,6 @@
 """One layout under a rate, by simulation of the fleet: how many copies hold the limits, and how far the rate may grow.
 
-Of a large fleet a few copies stand for all (``verbs/fleet_samples.py``). All fleets of a question see the same requests: the first
+Of a large fleet a few copies stand for all (``verbs/loads.py``). All fleets of a question see the same requests: the first
 ones of a single stream, at the rate exactly. A run is long enough that a percentile means something: ``COUNTED`` requests, and
 ``EACH`` for every copy of a fleet that is simulated whole, count after a warm-up of as many as are under way at once.
 """
@@ -26,8 +26,7 @@ from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
-from commtax.verbs.loads import first_requests
-from commtax.verbs.request_streams import longest_of
+from commtax.verbs.loads import first_requests, longest_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
 from commtax.verbs.settling import Settled, settle
 

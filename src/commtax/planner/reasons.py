@@ -25,8 +25,8 @@ from commtax.spec import Plan
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
 from commtax.verbs.disaggregation import UNCHECKED as UNCHECKED_POOLS
 from commtax.verbs.explain import verdict
+from commtax.verbs.fit_advice import lack_words
 from commtax.verbs.fitting import holds, judged_by_memory
-from commtax.verbs.longest_request import lack_words
 from commtax.verbs.settling import describe_layout, replan
 
 SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}

@@ -11,9 +11,9 @@ from commtax.planner.space import Roomy, Space, figures, most_each
 from commtax.question import Question
 from commtax.spec import SERVING_AXES, Number, Plan
 from commtax.statement import Refusal
-from commtax.verbs.closed_loop import serve
-from commtax.verbs.fitting import cache_tokens
-from commtax.verbs.longest_request import why_it_does_not_start
+from commtax.verbs.closed_loop import price_closed_loop
+from commtax.verbs.fit_advice import why_it_does_not_start
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.settling import settle
 
 
@@ -38,7 +38,7 @@ def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: 
         tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
         put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
         put = put.but(disaggregated=True)
-        s = serve(settle(put))
+        s = price_closed_loop(settle(put))
         held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
         _check_room(put, held)
         sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}

@@ -29,8 +29,9 @@ from commtax.rules.values import positive
 from commtax.spec import NO_TECHNIQUES, SERVING_AXES
 from commtax.statement import Refusal
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
-from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
-from commtax.verbs.longest_request import check_lengths, starts
+from commtax.verbs.fit_advice import check_lengths, starts
+from commtax.verbs.fitting import state_places, state_tokens
+from commtax.verbs.kv_caches import cache_tokens
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}

@@ -15,7 +15,7 @@ from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
 from commtax.rules import legality
 from commtax.spec import SERVING_AXES, Cluster, Number, Plan
-from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.fitting import state_places, state_tokens
 from commtax.verbs.settling import replan, settle
 
@@ -179,7 +179,9 @@ def at_once(base: Question, plans: Space) -> Array:
 
 def simulated(base: Question, s: Space, clients: Array) -> ClosedLoop:
     """One copy of each plan under its load."""
-    return serve(settle(replan(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False)))
+    return price_closed_loop(
+        settle(replan(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
+    )
 
 
 def columns(grid: Space, load: Array, priced: ClosedLoop, dtype: int, exchange: int) -> ServingColumns:

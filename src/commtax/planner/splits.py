@@ -24,10 +24,11 @@ from commtax.rules import legality
 from commtax.rules.drafts import drafted_load
 from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
-from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
-from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.longest_request import starts
+from commtax.verbs.fit_advice import starts
+from commtax.verbs.fitting import state_places, state_tokens, step_limits
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.settling import replan, settle
 from commtax.verbs.steps import decode_workload, step_bill
 
@@ -187,7 +188,7 @@ def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
     """How many times as long TTFT of a request alone is with the confidence that is wanted."""
     if not len(kv) or asked.goal.ttft_s == np.inf:
         return np.ones(len(kv))
-    alone = serve(settle(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False)))
+    alone = price_closed_loop(settle(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False)))
     if base.requests.prefill_cluster:  # ranges are those of both chips, whichever does what
         alone = replace(alone, question=alone.question.but(prefill_cluster=base.cluster))
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)

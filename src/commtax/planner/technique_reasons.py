@@ -17,9 +17,8 @@ from commtax.records import dataclass
 from commtax.rules.drafts import accepted_as
 from commtax.spec import NO_TECHNIQUES
 from commtax.units import listed, plural
-from commtax.verbs.costly_settings import questioned, why_start_is_lost
 from commtax.verbs.settling import settle
-from commtax.verbs.worth import Scale
+from commtax.verbs.worth import Scale, questioned, why_start_is_lost
 
 
 def kept_settings(answer: ServingPlans) -> Iterator[str]:

@@ -161,7 +161,7 @@ def _closed_loop() -> Manner[ClosedLoop]:
 def _requests() -> Manner[RequestsInTime]:
     from commtax.report import requests
     from commtax.report.request_sweeps import plot_outcome
-    from commtax.verbs.sweeping import Slo
+    from commtax.verbs.examining import Slo
 
     return Manner(
         lambda console, o: requests.show_outcome(console, o, Slo()),
@@ -225,7 +225,7 @@ def _worth() -> Manner[Worth]:
 def _serving_plans() -> Manner[ServingPlans]:
     from commtax.report import front_plot, plan_rows, planning
     from commtax.report.answer_pages import layer_picture
-    from commtax.verbs.layer import layer_of
+    from commtax.verbs.explained_step import layer_of
 
     return Manner(
         lambda console, a: planning.show_plans(console, a, TOP),
@@ -239,7 +239,7 @@ def _serving_plans() -> Manner[ServingPlans]:
 def _train_plans() -> Manner[TrainPlans]:
     from commtax.report import plan_rows, planning
     from commtax.report.answer_pages import layer_picture
-    from commtax.verbs.layer import layer_of
+    from commtax.verbs.explained_step import layer_of
 
     def speeds(a: TrainPlans) -> list[BarRow]:
         return [(a.whole_words(a.plans, i), float(a.plans.mfu[i])) for i in range(min(TOP, len(a.plans)))]

@@ -17,8 +17,7 @@ from commtax.units import DAY_S, format_bytes, format_duration, format_rate, for
 from commtax.verbs.billing import StepBill, by_cost, labels
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
-from commtax.verbs.explained_step import HELD, ExplainedStep
-from commtax.verbs.layer import layer_segments
+from commtax.verbs.explained_step import HELD, ExplainedStep, layer_segments
 from commtax.verbs.worth import TechniqueWorth
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
@@ -246,7 +245,7 @@ def _inequalities(step: ExplainedStep) -> Iterator[str]:
 
 
 def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
-    from commtax.verbs.unsaid_options import completed_plans  # not for those who measured nothing
+    from commtax.verbs.train_fitting import completed_plans  # not for those who measured nothing
 
     likely, predicted = causes(b, measured_mfu), float(b.mfu)
     if completed := completed_plans(b, measured_mfu):

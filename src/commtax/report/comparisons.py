@@ -16,9 +16,8 @@ from commtax.rules.drafts import is_accepted_known
 from commtax.spec import PARALLEL, SIZES, TAXES
 from commtax.units import format_rate, format_seconds, listed, plural
 from commtax.verbs.billing import StepBill
-from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
+from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable, ServedPlan
 from commtax.verbs.fitting import fits
-from commtax.verbs.served_plans import ServedPlan
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 4  # break-evens that are told at first

@@ -10,9 +10,8 @@ from commtax.report.drawing import Console
 from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.billing import Traffic
 from commtax.verbs.explained_step import HELD
-from commtax.verbs.fit_advice import limit_costs, limit_flags, room_words, without_adapters
+from commtax.verbs.fit_advice import lack_words, limit_costs, limit_flags, room_words, without_adapters
 from commtax.verbs.fitting import Fit
-from commtax.verbs.longest_request import lack_words
 from commtax.verbs.settling import describe_gpus
 from commtax.verbs.train_fitting import TrainFit
 

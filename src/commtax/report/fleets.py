@@ -23,7 +23,7 @@ from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.spec import SERVING_AXES
 from commtax.units import format_figure, format_money, format_seconds, listed, plural
-from commtax.verbs.longest_request import own_limits_notes
+from commtax.verbs.fit_advice import own_limits_notes
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 GAIN = {"gpus": "fewer GPUs", "cost": "fewer dollars per hour", "tokens": "more sustained tokens/s per GPU"}

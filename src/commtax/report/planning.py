@@ -46,7 +46,7 @@ from commtax.report.trained_plans import (
 )
 from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
-from commtax.verbs.request_streams import lengths_note
+from commtax.verbs.loads import lengths_note
 from commtax.verbs.settling import link_notes
 
 WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left

@@ -12,9 +12,9 @@ from commtax.report.requests import fleet_words, rate_words, remarks
 from commtax.report.tables import ANSWER, notes, say, say_asked, say_own_limits, show_table
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds, plural
+from commtax.verbs.examining import RequestSweep, Slo
 from commtax.verbs.loads import LOADS
 from commtax.verbs.requests import RequestsInTime
-from commtax.verbs.sweeping import RequestSweep, Slo
 
 EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "tokens/s out")
 

@@ -17,11 +17,9 @@ from commtax.spec.stream import Lengths
 from commtax.statement import MEANS, Note
 from commtax.units import format_figure, format_seconds, format_spread, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
+from commtax.verbs.examining import NEEDED, UPPER, EngineUsage, FirstTokens, Gaps, RequestSweep, Slo, first_tokens, gaps, usage_of
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import describe_gpus
-from commtax.verbs.sweeping import NEEDED, UPPER, RequestSweep, Slo
-from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps
-from commtax.verbs.usage import EngineUsage, usage_of
 
 WORDS = table("report/words.toml")["requests"]
 METRICS = WORDS["metrics"]

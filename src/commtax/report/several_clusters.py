@@ -15,7 +15,7 @@ from commtax.report.plan_tables import behind_notes, gpus_of, places, served_col
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
 from commtax.report.tables import ANSWER, length_words, model_words, name_and_gpus, notes, say
 from commtax.units import format_seconds, listed, plural
-from commtax.verbs.request_streams import lengths_note
+from commtax.verbs.loads import lengths_note
 
 EXPENDABLE = ("/GPU", "likely", "clients", "$/hour", "tokens/s")
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}

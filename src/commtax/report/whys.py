@@ -6,8 +6,7 @@ from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
 from commtax.report.tables import ANSWER, notes, range_80, say, say_asked, show_table
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
-from commtax.verbs.why import Why
-from commtax.verbs.why_parts import Effect, Explanation, Floor, TimePart
+from commtax.verbs.why import Effect, Explanation, Floor, TimePart, Why
 
 
 def why_document(w: Why) -> Record:

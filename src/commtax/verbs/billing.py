@@ -14,6 +14,8 @@ from commtax import catalog
 from commtax.answer import Answer
 from commtax.arrays import cache_answers, pick
 from commtax.cost.compute import Placing, busiest_rank
+from commtax.cost.kernel import Kernel
+from commtax.cost.kernels import pace_of
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
 from commtax.cost.pricing import Pricer, backend_of, comm_lines, expose_lines, in_step, inference_bill
@@ -23,11 +25,12 @@ from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Limits, Question
 from commtax.records import dataclass, replace
 from commtax.rules.questions import LOOKING, check_arithmetic, check_pictures
-from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
+from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Engine, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 from commtax.verbs.settling import Settled, context_notes, copies_cache, link_notes, resolve_question, settle, terms_of
 
+LEAST_S = 1e-12
 USABLE = 0.95  # share of the chip's memory that a training run can use
 
 
@@ -247,9 +250,9 @@ def _price_question(q: Settled) -> StepBill:
     else:
         plain = inference_bill(terms, q.work, q.tokens)
         if q.phase == "decode" and q.profile and q.profile.lessons:
-            from commtax.verbs.learnt import learnt_step_sigma  # not for those who have no profile
+            from commtax.verbs.profiles import learnt_step_sigma  # not for those who have no profile
 
-            plain = replace(plain, known_sigma=learnt_step_sigma(q, plain), measured=True)
+            plain = replace(plain, known_sigma=learnt_step_sigma(q, step_shares(plain, q.engine, q.batch)), measured=True)
     rows = _rows(q)
     notes = (*q.notes, *_step_notes(q, rows), *link_notes(q), *_untaken(plain, q))
     return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma, measured=plain.measured)
@@ -325,6 +328,27 @@ def _untaken(plain: Bill, q: Question) -> list[Note]:
         return []
     instead = f"--library {next(iter(own.libraries))} prices with it"
     return [Note("profile", f"none of these collectives takes a path of profile {own.name}: {instead}")]
+
+
+def step_shares(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False) -> dict[str, Number]:
+    """Shares of a step by the constant that they go by."""
+    return {name: part / bill.step_s for name, part in step_seconds(bill, engine, seqs, prompts).items()}
+
+
+def step_seconds(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False) -> dict[str, Number]:
+    """Seconds of a step by the constant that they go by."""
+    host = engine.host
+    seconds: dict[str, Number] = {"host_s": host.host_s, "host_s_per_seq": host.host_s_per_seq * seqs}
+    seconds["prompt_s"] = host.prompt_s if prompts else 0.0
+    for line in bill.lines:
+        if line.kind == "compute" and isinstance(line.priced_from, Kernel):
+            name = pace_of(line.priced_from)
+            seconds[name] = seconds.get(name, 0.0) + line.exposed_s
+        elif line.kind == "comm":
+            left = line.exposed_s / np.maximum(line.each_s, LEAST_S)
+            for name, part in (("pace_latency", line.fixed_s), ("pace_wire", line.moving_s)):
+                seconds[name] = seconds.get(name, 0.0) + left * part
+    return seconds
 
 
 def with_collectives(priced: StepBill, **changes: object) -> StepBill:

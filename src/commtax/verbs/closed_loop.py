@@ -1,4 +1,7 @@
-"""Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``."""
+"""Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``.
+
+Beside its means: how much each constant has to do with a latency, and what a profile's runs tell of it beyond the constants.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +28,29 @@ from commtax.records import dataclass, replace
 from commtax.rules import questions
 from commtax.rules.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
 from commtax.rules.values import positive
-from commtax.spec import SIZES, Cluster, Condition, Model, Number
+from commtax.spec import LATENCIES, SIZES, Cluster, Condition, Model, Number, RunLesson
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
+from commtax.verbs.billing import LEAST_S, step_shares
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
-from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.fit_advice import check_lengths, own_limits_notes, why_it_does_not_start
+from commtax.verbs.fitting import reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
-from commtax.verbs.kv_motion import check_sides
-from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
+from commtax.verbs.kv_caches import cache_tokens, check_sides
+from commtax.verbs.loads import lengths_note
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
-from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
-from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
 from commtax.verbs.steps import chunk_tokens, decode_workload, padding_notes, prompt_work, spread_s, step_bill
 
 if TYPE_CHECKING:
-    from commtax.verbs.learnt import LearntRest
+    from commtax.verbs.profiles import LearntRest
 
 QUEUES = (
     "a queue of prompts stands before their workers",
     "a queue of caches stands before the wire",
     "a queue stands before the workers that decode",
 )
+Slopes = Mapping[str, Number]
 ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
@@ -150,10 +154,7 @@ class ClosedLoop(Answer):
     @property
     def slopes(self) -> Mapping[str, Slopes]:
         """How much each constant has to do with TPOT and TTFT."""
-        q, decodes = self.question, np.maximum(0.0, self.requests.output_len - 1)
-        return latency_slopes(
-            PricedLoop(q.engine, self.steps, self.served, self.bills, self.running, decodes, self.apart is not None)
-        )
+        return latency_slopes(self)
 
     @property
     def measured_here(self) -> bool:
@@ -220,11 +221,11 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
     where ``prefill_cluster`` names one. ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     For requests at a rate and their percentiles: ``commtax.serve``.
     """
-    return serve(settle(check_lengths(resolve_question(model, cluster, check_taken("simulate", options)))))
+    return price_closed_loop(settle(check_lengths(resolve_question(model, cluster, check_taken("simulate", options)))))
 
 
 @cache_answers
-def serve(asked: Settled) -> ClosedLoop:
+def price_closed_loop(asked: Settled) -> ClosedLoop:
     """The closed loop of a question."""
     questions.check_pictures(asked, asked.requests.input_len)
     need_accepted(asked)
@@ -251,7 +252,7 @@ def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> 
 def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
     """With what the constants do not explain of a deployment's measured latencies, and how sure they are now."""
     from commtax.catalog.posterior import LoadPoint  # not for those who have no profile
-    from commtax.verbs.learnt import learnt_rest
+    from commtax.verbs.profiles import learnt_rest
 
     q, wanted = answer.question, answer.requests
     at = LoadPoint(wanted.concurrency, wanted.input_len, wanted.output_len)
@@ -411,3 +412,62 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         load=float(load_share(net, passed)) if net and passed and not passed.queued else 0.0,
     )
     yield from (Note(code, f"{LEFT_OUT[code]}; simulate with --num-prompts to see it") for code in left_out(running))
+
+
+def latency_slopes(s: ClosedLoop) -> dict[str, Slopes]:
+    """Return d ln(latency) / d ln(constant) of ``tpot`` and ``ttft``, by the names of an engine's constants.
+
+    TPOT and TTFT are sums of a decode step D, of a step with prompts P, and of what prompts add to shared steps, P - D. The steps
+    are sums of lines, and each line goes by one constant, so nothing is priced again.
+    """
+    engine, served, decodes = s.question.engine, s.served, np.maximum(0.0, s.requests.output_len - 1)
+    decode, prompt = (step_shares(bill, engine, s.running, prompts) for bill, prompts in zip(s.bills, (False, True), strict=True))
+    first, stretched = _added(served.ahead_s, s), _added(served.stretch_s, s)
+    each = stretched | {"decode": stretched["decode"] + served.tpot_s - served.stretch_s}
+    own = {
+        "prompt": first["prompt"] + served.prefill_s,
+        "decode": first["decode"] + served.boundary_s,
+        "request": first["request"] + served.request_s,
+    }
+    life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + decodes * served.tpot_s
+    waited = served.slot_s / np.maximum(LEAST_S, life)
+    first_token_parts = {name: part + waited * (part + decodes * each[name]) for name, part in own.items()}
+    # Who waits for a slot waits for whole lives of requests.
+    parts = {"tpot": (each, served.tpot_s), "ttft": (first_token_parts, served.ttft_s)}
+    return {
+        metric: {
+            name: (part["decode"] * decode.get(name, 0.0) + part["prompt"] * prompt.get(name, 0.0)) / whole
+            for name in dict.fromkeys([*decode, *prompt])
+        }
+        | {"request_s": part["request"] / whole, "pace_prompt_steps": part["prompt"] / whole}
+        for metric, (part, whole) in parts.items()
+    }
+
+
+def _added(seconds: Number, s: ClosedLoop) -> dict[str, Number]:
+    """Return seconds that go as P - D does, or as P where prompts run in steps of their own, by what they go with."""
+    beside = 0.0 if s.apart or s.question.engine.serves.prefill_first else s.steps.decode_s
+    added = np.maximum(LEAST_S, s.steps.prompt_s - beside)
+    return {"prompt": seconds * s.steps.prompt_s / added, "decode": -seconds * beside / added, "request": 0.0 * seconds}
+
+
+def imagined(answer: ClosedLoop) -> list[RunLesson]:
+    """The latencies of an answer as lessons that nobody has measured: those of its loads one after the other, TPOT then TTFT."""
+    from commtax.catalog.posterior import deployment_of  # not for those who have no profile
+
+    q, wanted, slopes = answer.question, answer.requests, answer.slopes
+    where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, answer.apart is not None)
+    loads = np.broadcast_arrays(*(np.atleast_1d(x) for x in (wanted.concurrency, wanted.input_len, wanted.output_len)))
+    count = len(loads[0])
+
+    def at(value: object, i: int) -> float:
+        return float(np.broadcast_to(np.asarray(value, float), count)[i])
+
+    made = []
+    for i in range(count):
+        clients, prompt, output = (float(x[i]) for x in loads)
+        for metric in LATENCIES:
+            seconds = at(getattr(answer, f"{metric}_s"), i)
+            own = {name: at(slope, i) for name, slope in slopes[metric].items()}
+            made.append(RunLesson(where, metric, clients, prompt, output, seconds, seconds, 0.0, own))
+    return made

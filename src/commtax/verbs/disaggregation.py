@@ -18,7 +18,7 @@ from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Note, Refusal
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.kv_motion import carrier_of, outside_Bps
+from commtax.verbs.kv_caches import carrier_of, outside_Bps
 from commtax.verbs.settling import Settled, describe_experts, describe_sizes, replan
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 

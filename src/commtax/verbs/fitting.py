@@ -21,9 +21,17 @@ from commtax.records import dataclass, replace
 from commtax.rules.drafts import stage_pool
 from commtax.spec import SIZES, Condition, Model, Number, Profile
 from commtax.statement import Refusal
-from commtax.verbs import cache_room
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.cache_room import cache_tokens as cache_tokens
+from commtax.verbs.kv_caches import (
+    bytes_left_for_cache,
+    cache_blocks,
+    different_stages,
+    in_flight_tokens,
+    limits_of,
+    needs_blocks_for_states,
+    stage_contents,
+)
+from commtax.verbs.kv_caches import cache_tokens as cache_tokens
 from commtax.verbs.settling import AUTO_EP, Settled, replan, settle
 
 
@@ -82,7 +90,7 @@ class Fit(Answer):
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request that the cache holds, with its states; 0 where it holds none."""
-        step, pool = cache_room.in_flight_tokens(self.question), self.pool
+        step, pool = in_flight_tokens(self.question), self.pool
         if not self.holds_one and pool.places(pool.tokens(self.kv_blocks)) < 1:
             return 0
         lengths = range(1, int(pool.tokens(self.kv_blocks)) * len(pool.groups) + 1)
@@ -109,7 +117,7 @@ class Fit(Answer):
     @property
     def stopped_by(self) -> str:
         """The limit with which a server does not start, as options are named; "" where it starts."""
-        most = self.kv_blocks if cache_room.needs_blocks_for_states(self.question) else math.inf
+        most = self.kv_blocks if needs_blocks_for_states(self.question) else math.inf
         return stopped_by(self.max_concurrency, self.question.limits.max_num_seqs, most)
 
     @property
@@ -139,7 +147,7 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
     """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
     asked = settle(replan(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
     check_memory(asked)
-    asked = replace(asked, limits=cache_room.limits_of(asked))
+    asked = replace(asked, limits=limits_of(asked))
     put = replace(put, limits=asked.limits)
     if chosen:
         return judge(asked)
@@ -167,7 +175,7 @@ def screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
     block = room.block_size * int(asked.plan.dcp)
-    flight = cache_room.in_flight_tokens(asked)
+    flight = in_flight_tokens(asked)
     wanted = min(int(CacheGroup(block, window).blocks(room.max_model_len, flight)) for window in windows)
     total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
@@ -187,7 +195,7 @@ def screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
         fullest, end, deepest = (
-            cache_room.bytes_left_for_cache(one, held, peak) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
+            bytes_left_for_cache(one, held, peak) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
         )
         return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
@@ -234,7 +242,7 @@ def candidates(
 def judge(asked: Settled) -> Fit:
     """Memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
     pp = int(asked.plan.pp)
-    stages = cache_room.different_stages(asked, pp)
+    stages = different_stages(asked, pp)
     return min((_stage(asked, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
@@ -263,7 +271,7 @@ def _worst_of_stages(asked: Question, figure: Callable[[KvPool], Number], worst:
     many = np.asarray(plan.pp)
 
     def of(pp: int) -> Number:
-        return reduce(worst, (figure(stage_pool(asked, stage, pp, size)) for stage in cache_room.different_stages(asked, pp)))
+        return reduce(worst, (figure(stage_pool(asked, stage, pp, size)) for stage in different_stages(asked, pp)))
 
     first, *others = unique_values(many).astype(int).tolist()
     return reduce(lambda found, pp: np.where(many == pp, of(pp), found), others, of(first))
@@ -277,10 +285,10 @@ def step_limits(asked: Question) -> tuple[int, int]:
 
 def _stage(asked: Settled, stage: int, pp: int) -> Fit:
     engine, room, total = asked.engine, asked.limits, asked.cluster.chip.visible_bytes
-    lines, peak, pool = cache_room.stage_contents(asked, stage, pp)
-    kv_bytes, over, blocks = cache_room.cache_blocks(asked, float(sum(w.nbytes for w in lines)), peak, pool)
-    wanted = int(pool.blocks_per_request(room.max_model_len, cache_room.in_flight_tokens(asked)))
-    seqs = room.max_num_seqs if cache_room.needs_blocks_for_states(asked) else 0
+    lines, peak, pool = stage_contents(asked, stage, pp)
+    kv_bytes, over, blocks = cache_blocks(asked, float(sum(w.nbytes for w in lines)), peak, pool)
+    wanted = int(pool.blocks_per_request(room.max_model_len, in_flight_tokens(asked)))
+    seqs = room.max_num_seqs if needs_blocks_for_states(asked) else 0
     one_state = float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0  # the cache beside a place for one
     concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
     if engine.states.tokens_at_full_length and len(pool.groups) > 1:  # groups keep different tokens
@@ -311,7 +319,7 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
 def largest_max_num_seqs(judged: Fit) -> int:
     """The largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
     asked = judged.question
-    if not cache_room.needs_blocks_for_states(asked):
+    if not needs_blocks_for_states(asked):
         return asked.limits.max_num_seqs
     counts = range(1, asked.limits.max_num_seqs + 1)
     return bisect_left(counts, True, key=lambda seqs: judge(asked.vary(max_num_seqs=seqs)).kv_blocks < seqs)
@@ -325,14 +333,14 @@ def longest_request(failed: Fit) -> int:
 
 def reported_kv_tokens(asked: Settled) -> int:
     """KV tokens of a replica of one plan, as an engine's log and ``fit`` count them."""
-    return judge(replace(asked, limits=cache_room.limits_of(asked))).kv_tokens
+    return judge(replace(asked, limits=limits_of(asked))).kv_tokens
 
 
 def fit_of_step(q: Settled) -> Fit:
     """What a rank of a served plan holds, judged for requests of its own length; its KV tokens are those that ``fit`` tells."""
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
-    usual, length = replace(plain, limits=cache_room.limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
+    usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
     judged = judge(replace(usual, limits=replace(usual.limits, max_model_len=length)))
     return replace(judged, kv_tokens=reported_kv_tokens(plain)) if len(judged.pool.groups) > 1 else judged
 

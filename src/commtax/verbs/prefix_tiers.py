@@ -13,7 +13,7 @@ from commtax.records import dataclass
 from commtax.spec import Number, Workload
 from commtax.statement import UNSAID, Note, Refusal
 from commtax.units import format_seconds
-from commtax.verbs.kv_motion import check_moving, outside_Bps
+from commtax.verbs.kv_caches import check_moving, outside_Bps
 from commtax.verbs.settling import terms_of
 
 LENGTHS = 2.0 ** np.arange(4, 18)  # prefixes that are looked at for where loading begins to pay

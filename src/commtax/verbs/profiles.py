@@ -1,18 +1,29 @@
-"""Profiles beside each other and beside a question: what changed from one to the next, and what one tells of what is asked."""
+"""What machines' profiles say: how two differ, what one covers of a question, and what its runs teach of latencies.
+
+What is left after a run does not depend on what it will show, only on where it is made (``catalog/posterior.py``): so runs can be
+weighed before any is made. A run shows TPOT and TTFT at its load.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from typing import NamedTuple, Self
 
+import numpy as np
+
+from commtax.arrays import Array
 from commtax.catalog import physics
+from commtax.catalog.posterior import Beliefs, LoadPoint, Posterior, deployment_of, posterior_of, student_over_normal
 from commtax.catalog.profile import measured_cluster, other_chip, same_link, tells_of
 from commtax.catalog.profile_files import check_paths, path_rows
 from commtax.catalog.profile_joining import tells_chip
 from commtax.catalog.profile_lessons import Topic, run_topics
+from commtax.ledger import Z80
+from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Cluster, Engine, Model, Path, Profile, RunLesson
+from commtax.spec import Cluster, Engine, Model, Number, Path, Profile, RunLesson
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +203,108 @@ def _topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
         **{axis: str(size) for axis, size in asked.sizes.items()},
     }
     yield from (topic for topic in run_topics(own.lessons, wanted) if topic.name != "chip")
+
+
+Slopes = Mapping[str, Number]
+
+
+class LearntRest(NamedTuple):
+    """What no constant explains of a latency: a logarithm; and how sure the whole is, as standard deviations of logarithms."""
+
+    log: Number
+    sigma: Number
+    scale: float  # errors over the usual ones
+    scatter: Number  # of runs of one load
+
+    def sigma_beside(self, catalogue: Number) -> Number:
+        """The deviation, no wider than it was before anything was learnt: but for runs that err, or scatter, more than is usual."""
+        return np.minimum(self.sigma, np.hypot(max(1.0, self.scale) * catalogue, self.scatter))
+
+
+def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: bool = False) -> LearntRest:
+    """Of one latency, by the profile of a question that has one."""
+    assert q.profile
+    asked = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
+    post = posterior_of(q.profile)
+    return LearntRest(*post.rest(asked, metric, at, slopes), post.scale(metric), post.scatter(asked, metric))
+
+
+def learnt_step_sigma(q: Question, shares: Slopes) -> Number:
+    """Return the deviation of a decode step, as of the time per token of so many clients: what no constant explains is unsure."""
+    at = LoadPoint(q.batch * q.plan.dp, q.context, np.ones_like(q.context))
+    rest = learnt_rest(q, "tpot", at, shares)
+    return np.hypot(rest.sigma, rest.log)
+
+
+class Foresight:
+    """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance.
+
+    Deviations are ``scale`` times the usual ones, and ranges wider by the tails of so many degrees of ``freedom``, each latency's
+    own.
+    """
+
+    def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), known: Beliefs | None = None) -> None:
+        every, told = Posterior([*learnt, *latencies], known), len(learnt)
+        whole, noise = every.covariance, every.noise
+        self.latencies, self.noise = tuple(latencies), noise[told:]
+        self.mean, self.covariance = np.zeros(len(latencies)), whole[told:, told:]
+        seen = Posterior(learnt, known)
+        self.scale, self.freedom = (np.array([one(x.metric) for x in latencies]) for one in (seen.scale, seen.freedom))
+        if told:
+            gain = whole[told:, :told] @ np.linalg.inv(whole[:told, :told] + np.diag(noise[:told] ** 2))
+            self.mean = gain @ seen.residuals
+            self.covariance = self.covariance - gain @ whole[:told, told:]
+            more = [max(0.0, float(seen.scatter(x.deployment, x.metric)) ** 2 - x.scatter**2) / x.repeats for x in latencies]
+            self.noise = np.sqrt(self.noise**2 + np.array(more) / self._widening**2)
+
+    def after(self, runs: Sequence[int]) -> Array:
+        """The covariance that is left once these latencies are measured."""
+        return np.asarray(self.covariance - self._gain(runs) @ self.covariance[list(runs)])
+
+    def _gain(self, runs: Sequence[int]) -> Array:
+        which = list(runs)
+        told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
+        return np.asarray(self.covariance[:, which] @ np.linalg.inv(told))
+
+    def shown(self, runs: Sequence[int]) -> Self:
+        """The same with those measured, as far as it is known what is left: where the means will lie is not."""
+        other = type(self).__new__(type(self))
+        more = Counter(self.latencies[i].metric for i in runs)
+        freedom = self.freedom + [more[x.metric] for x in self.latencies]
+        other.__dict__ |= self.__dict__ | {"covariance": self.after(runs), "freedom": freedom}
+        return other
+
+    def sigma_after(self, runs: Sequence[int], which: Sequence[int]) -> Array:
+        """Standard deviations of some latencies once others are measured: as ``shown`` has them, with the tails of now.
+
+        Every run takes as much of the tails, so they tell no run from another.
+        """
+        asked, seen = list(which), list(runs)
+        cross = self.covariance[np.ix_(asked, seen)]
+        told = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
+        left = np.diag(self.covariance)[asked] - ((cross @ told) * cross).sum(axis=1)
+        return np.asarray(self._widening[asked] * np.sqrt(np.maximum(0.0, left) + self.noise[asked] ** 2))
+
+    def learnable(self, runs: Sequence[int]) -> Array:
+        """A root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
+        which = list(runs)
+        told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
+        return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(told)))
+
+    @property
+    def _widening(self) -> Array:
+        return np.asarray(self.scale * student_over_normal(self.freedom))
+
+    @property
+    def sigma(self) -> Array:
+        """Standard deviations of the latencies as they will be measured: with the scatter of a run."""
+        return np.asarray(self._widening * np.sqrt(np.maximum(0.0, np.diag(self.covariance)) + self.noise**2))
+
+    @property
+    def half_widths(self) -> Array:
+        """Of the 80 % ranges, as factors less 1."""
+        return np.asarray(np.expm1(Z80 * self.sigma))
+
+
+def lessons_of(own: Profile | None) -> tuple[RunLesson, ...]:
+    return own.lessons if own else ()

@@ -3,12 +3,15 @@
 The engine's scheduler is simulated step by step, each step as long as the cost model prices it.
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from math import ceil, inf, nan
+from typing import Unpack
 
 import numpy as np
 
@@ -20,25 +23,35 @@ from commtax.counting import counted
 from commtax.judgement.closed_loops import unlocked_spread
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
+from commtax.options import check_taken, taken_by
 from commtax.question import OfferedRequests, Question
 from commtax.records import dataclass
 from commtax.rules.drafts import draft_notes, need_accepted
+from commtax.rules.values import positive
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Moves, ServingRun, Workers, run
+from commtax.spec import Cluster, Model
 from commtax.spec.stream import RequestStream
 from commtax.statement import Note, Refusal
-from commtax.verbs.closed_loop import ClosedLoop, spread_share
-from commtax.verbs.closed_loop import serve as closed_loop
-from commtax.verbs.disaggregation import Disaggregation, lone_ranks, pool_notes, prompter, prompting_of, wire_of
-from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.fleet_samples import serving_sample
-from commtax.verbs.kv_motion import carrier_of, check_sides
-from commtax.verbs.loads import first_requests
-from commtax.verbs.longest_request import own_limits_notes
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop, spread_share
+from commtax.verbs.disaggregation import (
+    Disaggregation,
+    check_apart,
+    check_pools,
+    lone_ranks,
+    pool_notes,
+    prompter,
+    prompting_of,
+    wire_of,
+)
+from commtax.verbs.fit_advice import check_lengths, check_starts, own_limits_notes
+from commtax.verbs.fitting import block_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.keywords import ServeOptions
+from commtax.verbs.kv_caches import cache_tokens, carrier_of, check_sides
+from commtax.verbs.loads import PROMPTS, first_requests, length_notes, longest_of, serving_sample, split, stream_of
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
-from commtax.verbs.request_streams import length_notes, longest_of, stream_of
-from commtax.verbs.settling import Settled, link_notes, settle, terms_of
+from commtax.verbs.settling import Settled, link_notes, resolve_question, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
 COMPARED = 1000  # requests whose prompts are compared
@@ -154,7 +167,7 @@ class RequestsInTime(Answer):
         seqs = max(1.0, float(np.round(self.mean_running)))
         like = self.simulated.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
         mean = [max(1, round(float(np.mean(lengths)))) for lengths in (self.stream.input_len, self.stream.output_len)]
-        return closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
+        return price_closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
 
     @cached_property
     def sigma(self) -> float:
@@ -162,7 +175,7 @@ class RequestsInTime(Answer):
         return float(self.alike.sigma_of("tpot_s"))
 
     @cached_property
-    def step_ends(self) -> list["RequestsInTime"]:
+    def step_ends(self) -> list[RequestsInTime]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are in between."""
         part = first_requests(self.stream, self.simulated.offered.warmup + _limit_requests(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
@@ -170,7 +183,7 @@ class RequestsInTime(Answer):
         return [self if known and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
 
     @cached_property
-    def ends(self) -> list["RequestsInTime"]:
+    def ends(self) -> list[RequestsInTime]:
         """The same with what comes before a first token and is no step, as far off as first tokens of the closed loop may be:
         the server's fixed time, and the way of a cache to another worker.
 
@@ -181,11 +194,11 @@ class RequestsInTime(Answer):
         fixed = float(served.request_s + served.moved_s)
         return [replace(short, late_s=fixed * (1 / factor - 1)), same, replace(long, late_s=fixed * (factor - 1))]
 
-    def _again(self, stream: RequestStream, factor: float) -> "RequestsInTime":
+    def _again(self, stream: RequestStream, factor: float) -> RequestsInTime:
         fleet = self.fleet if factor == 1 else self.fleet.scaled(factor)
         return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.simulated.offered.prefix_hit_rate))
 
-    def range_of(self, name: str, ends: list["RequestsInTime"] | None = None) -> tuple[float, float]:
+    def range_of(self, name: str, ends: list[RequestsInTime] | None = None) -> tuple[float, float]:
         """The 80 % range: the figure with steps and first tokens as early and as late as they may be, in lockstep and out of it."""
         value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in ends or self.ends)
@@ -251,7 +264,7 @@ class RequestsInTime(Answer):
         return max(flooded, self.requests_per_s)
 
     @cached_property
-    def without_prefixes(self) -> "tuple[RequestsInTime, RequestsInTime] | None":
+    def without_prefixes(self) -> tuple[RequestsInTime, RequestsInTime] | None:
         """The first of these requests, as they are and with nothing of a prompt in the cache; None where nothing is anyway."""
         if not self.question.offered.prefix_hit_rate and self.stream.prefixes is None:
             return None
@@ -271,13 +284,13 @@ class RequestsInTime(Answer):
         return not self.question.offered.request_rate and self.question.offered.trace is None
 
     @cached_property
-    def out_of_lockstep(self) -> "RequestsInTime | None":
+    def out_of_lockstep(self) -> RequestsInTime | None:
         """The first of these requests, where all start and end together, as they are when servers have left that lockstep."""
         q, spread = self.question, unlocked_spread()
         equal = q.requests.spread < spread and not (q.offered.inputs or q.offered.outputs)
         if not (self.closed and equal and any(note.code == "lockstep" for note in self.alike.notes)):
             return None
-        return serve(q.but(spread=spread, num_prompts=min(q.requests.num_prompts, q.offered.warmup + RANGED)))
+        return run_requests(q.but(spread=spread, num_prompts=min(q.requests.num_prompts, q.offered.warmup + RANGED)))
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
         """Whether a share of the requests have both times below their limits."""
@@ -330,7 +343,7 @@ def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
     return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
 
-def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
+def run_requests(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
     """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
     need_accepted(asked)
     sample = serving_sample(asked.plain())
@@ -382,7 +395,9 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
     prompts = _workers(ahead, longest)
     count = prompts.count * int(both.workers or 1)
     prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=count)
-    rules = replace(workers.rules, way_s=0.0, door_s=0.0, patience=0)  # ranks wait for each other's prompts, of which none come
+    rules = replace(
+        workers.rules, delivery_s=0.0, frontend_s=0.0, patience=0
+    )  # ranks wait for each other's prompts, of which none come
     workers = replace(workers, rules=rules, count=int(both.copies) * workers.count)
     return Fleet(workers, asked.offered.router, prompts, _moves(asked, both))
 
@@ -430,8 +445,8 @@ def _rules(asked: Question, longest: int) -> Rules:
         Rules.of(serves, tokens, int(min(seqs, places)), int(room) // block, block),
         states=states,
         ahead=serves.ahead and bool(asked.plan.pp == 1),  # with one batch in flight, the next is decided while it runs
-        way_s=host.request_s + loading - loading / ranks,
-        door_s=host.frontend_request_s + loading / ranks,  # a rank loads one prefix after the other
+        delivery_s=host.request_s + loading - loading / ranks,
+        frontend_s=host.frontend_request_s + loading / ranks,  # a rank loads one prefix after the other
         token_s=host.frontend_token_s,
     )
 
@@ -447,3 +462,52 @@ def steps_of(asked: Question, longest: int) -> Surface:
 @cache_few_answers
 def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest, asked.speculative)
+
+
+def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> RequestsInTime:
+    """What becomes of requests that come in time: each one's times, in ``columns`` or ``to_frame()``, and what they add up to.
+
+    >>> import commtax
+    >>> served = commtax.serve("llama-3.2-1b", "1xh100-sxm", request_rate=4, num_prompts=60, input_len=512, output_len=32)
+    >>> served.overloaded, served.statistic("ttft_p99") < 0.1
+    (False, True)
+
+    One of ``request_rate``, ``concurrency`` and ``trace`` says when they come. Lengths are numbers, which vary by ``spread`` of
+    their mean to either side, or distributions. The same ``seed`` gives the same bytes.
+    """
+    return run_requests(settle(requests_question(model, cluster, check_taken("serve", options))))
+
+
+def requests_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
+    """The question of options that say what is offered, checked as far as that goes before anything is priced."""
+    plain, offered = split(options)
+    if not (offered.request_rate or "concurrency" in plain or offered.trace is not None):
+        raise Refusal.about(request_rate="say when requests come: request_rate, concurrency (a closed loop) or a trace")
+    return check_single_load(resolve_question(model, cluster, plain).but(offered=offered))
+
+
+def check_single_load(q: Question) -> Question:
+    """One plan, one load, numbers that are some."""
+    for name, option in taken_by("serve()").items():
+        if option.part in ("plan", "requests") and np.ndim(getattr(getattr(q, option.part), option.key)):
+            several = option.part == "plan"
+            rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
+            raise Refusal(f"{name}: {rule}", name)
+    check_apart(q)
+    if q.requests.disaggregated:
+        ahead = settle(prompter(q).but(offered=OfferedRequests())).plan
+        check_pools(q, ahead, (q.requests.prefill_workers, q.requests.decode_workers))
+    check_lengths(q)
+    check_starts(q)
+    if q.requests.kv_tokens is not None:
+        positive(kv_tokens=q.requests.kv_tokens)
+    # As far as their number is known beforehand: those that come within a time are not counted.
+    most = float(PROMPTS) if np.isinf(q.offered.duration_s) else np.inf
+    if q.offered.trace is not None:
+        most = len(q.offered.trace)
+    elif np.isfinite(q.requests.num_prompts):
+        most = float(q.requests.num_prompts)
+    if q.offered.warmup >= most:
+        rule = f"the first {q.offered.warmup:,} of {most:,.0f} requests would be left out of all figures"
+        raise Refusal.of(f"{rule}; nearest valid: {most - 1:.0f}", (int(most - 1),), warmup=q.offered.warmup)
+    return q

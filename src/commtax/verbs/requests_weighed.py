@@ -70,13 +70,13 @@ def requests_served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
     if q.offered.request_rate:
         from commtax.verbs import requests  # not for those who ask about a step
 
-        timed = requests.serve(q)
+        timed = requests.run_requests(q)
         ttft, tpot, e2e = (timed.statistic(f"{name}_mean") for name in ("ttft", "tpot", "e2e"))
         running = q.offered.request_rate * e2e / replicas_of(q)  # Little's law
         return RequestTimes(ttft, tpot, float(timed.tokens_per_s), running, 1 / e2e, bool(timed.overloaded)), ()
-    from commtax.verbs.closed_loop import serve  # likewise
+    from commtax.verbs.closed_loop import price_closed_loop  # likewise
 
-    loop = serve(q)
+    loop = price_closed_loop(q)
     rate, single = float(loop.tokens_per_s), q.requests.output_len == 1
     held = q.requests.input_len + q.requests.output_len / 2  # of those that decode: who waits for its prompt holds none
     running = min(float(loop.running), max(1.0, float(loop.kv_tokens // held)))
@@ -112,11 +112,11 @@ def replicas_of(q: Question) -> int:
 
 def rate_over(q: Settled, axis: str, grid: Array) -> Array:
     """Return the tokens/s per GPU of a closed loop along one axis."""
-    from commtax.verbs.closed_loop import serve  # not for those who ask about a step
+    from commtax.verbs.closed_loop import price_closed_loop  # not for those who ask about a step
 
     clients = grid if axis == CLIENTS else grid * replicas_of(q)
     looped = q.but(input_len=grid) if axis == PROMPT else q.but(concurrency=clients)
-    return np.asarray(serve(looped).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
+    return np.asarray(price_closed_loop(looped).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
 
 
 def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:

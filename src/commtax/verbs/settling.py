@@ -88,7 +88,7 @@ def resolve_question(
 def _check_techniques(q: Question, put: bool = False) -> None:
     """Techniques that move caches; as it was ``put``, whether anything moves at all."""
     if q.techniques.kv_transfer or q.techniques.kv_tier:
-        from commtax.verbs.kv_motion import check_motion, check_moving  # not for those who move none
+        from commtax.verbs.kv_caches import check_motion, check_moving  # not for those who move none
 
         (check_moving if put else check_motion)(q)
 
@@ -281,7 +281,7 @@ def terms_of(q: Question) -> PricingTerms:
 
         drafter = drafter_of(q)
     if copies_cache(q):
-        from commtax.verbs.cache_room import cache_tokens  # not for those whose kernels read a cache as it is
+        from commtax.verbs.kv_caches import cache_tokens  # not for those whose kernels read a cache as it is
 
         copied_tokens = cache_tokens(q)
     known = (*_known_spread(q), drafter, copied_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack
@@ -18,32 +18,193 @@ import numpy as np
 
 from commtax import counting
 from commtax.answer import Answer
-from commtax.catalog.programs import program_of
+from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
-from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, technique, techniques, techniques_on
+from commtax.catalog.techniques import (
+    asked_techniques,
+    changes_of,
+    default_of,
+    field_value,
+    is_default,
+    technique,
+    techniques,
+    techniques_on,
+)
+from commtax.files import table
 from commtax.judgement.closed_loops import LEFT_OUT
+from commtax.judgement.engine_limits import caches_are_small
 from commtax.judgement.gains import REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
 from commtax.ledger import Z80, Bill
-from commtax.options import check_taken
+from commtax.options import check_taken, options
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.rules.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
-from commtax.rules.techniques import check_spread
+from commtax.rules.techniques import check_spread, is_on_already, on_since
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
 from commtax.verbs import requests_weighed
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.closed_loop import serve
-from commtax.verbs.costly_settings import FullServer, SettingWorth, weigh_settings, worthwhile_limits
-from commtax.verbs.fitting import Fit, fit_of_step, step_limits
+from commtax.verbs.closed_loop import price_closed_loop
+from commtax.verbs.fit_advice import check_lengths, limit_costs, limit_flags, limits_worth_changing, own_limits_notes, with_limits
+from commtax.verbs.fitting import Fit, fit_of_step, holds, judge, judged_by_memory, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
-from commtax.verbs.longest_request import check_lengths
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle
-from commtax.verbs.usual_techniques import UsualTechnique, split_usual
+
+ALREADY = re.compile(r"^(technique '[\w-]{1,60}': )?already on: ")
+"""What a refusal begins with that a sentence about the technique has said already."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsualTechnique:
+    """One that was asked about and is on anyway: what it changes, since when it is on, and what is said to those who set it."""
+
+    technique: Technique
+    asked: str
+    changes: Mapping[str, object]
+    since: str  # a version, or that all known ones have it
+    why: str
+    separable: bool  # whether the engine can be priced without it: its other times hold it, and tables of libraries too
+
+
+def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
+    """The question without what its engine has on anyway, and that."""
+    try:
+        settle(put)
+        return put, []
+    except Refusal as refused:
+        if refused.kind != ALREADY_ON:
+            raise
+    own = {text: {name: field_value(put, name) for name in changes_of(text)} for _, text in techniques_on(put)}
+    bare = put.but(**{name: default_of(name) for changes in own.values() for name in changes})
+    found = [
+        UsualTechnique(one, text, own[text], *told) for one, text in techniques_on(put) if (told := _told(bare, one, own[text]))
+    ]
+    return put.but(**{name: default_of(name) for usual in found for name in usual.changes}), found
+
+
+def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
+    """Since when a technique is on anyway, how that is said, and whether it can be priced; None where it can be set."""
+    try:
+        settle(bare.but(**changes))
+    except Refusal as refused:
+        if refused.kind == ALREADY_ON:
+            own_kernel = is_on_already(bare, one.key)
+            version = on_since(bare, one.key) if own_kernel else one.always.get(bare.engine.key, "")
+            name = bare.engine.name
+            since = f"in {name} since {version}" if version else f"in every version of {name} known here"
+            return since, ALREADY.sub("", str(refused)), own_kernel and "library" not in changes
+    return None
+
+
+FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingWorth:
+    """What whole requests gain where a setting is dropped, and the engine's own stands in its place; or where limits are set."""
+
+    option: str
+    flag: str  # as the engine's command has it
+    gain: float
+    low: float
+    high: float
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    fits: bool
+    cost: str = ""  # of limits, what is given up for it; of a setting, why servers that start with it do not without
+
+    @property
+    def verdict(self) -> str:
+        return verdict_on_gain(self.gain, self.low, self.high, self.fits)
+
+    @property
+    def costs(self) -> bool:
+        """Whether requests gain something without it."""
+        return is_worth_telling(self.gain)
+
+
+@dataclass(frozen=True, slots=True)
+class FullServer:
+    """The same settings with as many clients as memory and the engine have room for."""
+
+    clients: int
+    requests: RequestTimes
+    weighed: tuple[SettingWorth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionedSetting:
+    """A setting that an engine would not have by itself, and what leaves it to the engine."""
+
+    option: str
+    flag: str  # as the engine's command has it
+    changes: Mapping[str, object]
+
+
+def questioned(q: Question) -> Iterator[QuestionedSetting]:
+    """What a question sets away from the engine's own, and may pay for; not what techniques set."""
+    told = {name for _, text in techniques_on(q) for name in changes_of(text)}
+    for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
+        value = None if option.key in told else field_value(q, option.key)
+        if not is_default(option.key, value):
+            yield QuestionedSetting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
+
+
+def questioned_flags(q: Question, pasted: Mapping[str, object]) -> list[str]:
+    """The settings of a pasted command that are questioned, as the engine's command has them, whatever the question takes of it."""
+    names = [name for name in table("verbs/costly_settings.toml")["options"] if pasted.get(name)]
+    return [_flag(q, name, pasted[name]) for name in names if not is_default(options()[name].key, pasted[name])]
+
+
+def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
+    """The questioned settings that can be left out, those first without which requests gain most.
+
+    ``figures``: what requests come to with another question, beside this one.
+    """
+    found = []
+    for one in questioned(q):
+        try:
+            other = q.but(**one.changes)
+            without = figures(other)
+        except ValueError:  # it cannot be left out here
+            continue
+        told = {name: without[name] for name in FIGURES}
+        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost=why_start_is_lost(q, other), **told))
+    return tuple(sorted((x for x in found if x.fits), key=lambda x: -x.gain))
+
+
+def why_start_is_lost(now: Question, without: Question) -> str:
+    """Return why servers that start as they are do not without a setting; "" where they do, or where the same stops them now."""
+    before, after = (own_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
+    return "" if before else "; ".join(after)
+
+
+def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:
+    """Engine limits that requests gain by where caches are small; None where none is worth it."""
+    judged = holds(judged_by_memory(q.plain()))
+    if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
+        return None
+    changes = limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
+    if not changes:
+        return None
+    roomier, found = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
+    told = {name: found[name] for name in FIGURES}
+    return SettingWorth(",".join(changes), limit_flags(roomier, judged), fits=True, cost=limit_costs(roomier, judged), **told)
+
+
+def _flag(q: Question, name: str, value: object) -> str:
+    """A setting as the engine's command has it, else as our own option."""
+    sections = [one for one in flag_table(program_of(q.engine).key).values() if isinstance(one, dict)]
+    if value == "nccl" and any("plain_nccl" in one for one in sections):  # a switch of theirs
+        name, value = "plain_nccl", True
+    word = next((one[name].split()[0] for one in sections if isinstance(one.get(name), str)), name.replace("_", "-"))
+    return f"--{word}" if value is True else f"--{word} {value}"
+
 
 MOST_TOLD = 3  # gains that a bill tells of
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
@@ -187,7 +348,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
     q, room = weigh.question.but(**shown), weigh.fit.kv_tokens
     assert weigh.requests
-    told = () if q.offered.request_rate else (note for note in serve(weigh.question).notes if note.code in LEFT_OUT)
+    told = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
     times = replace(weigh.requests, notes=tuple(told))
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))

@@ -19,8 +19,8 @@ from commtax.report.view.state import Key, RefusedError, State, parse, refusal
 from commtax.report.whys import why_view
 from commtax.verbs.billing import price
 from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.grids import GRIDS
 from commtax.verbs.settling import settle
+from commtax.verbs.slider_moves import GRIDS
 from commtax.verbs.why import why
 from commtax.web.fitting import fit_answer, memory_answer
 from commtax.web.guard import HTTP, problem

@@ -13,9 +13,8 @@ from commtax.report.whys import why_view
 from commtax.report.worths import pays_text, worth_document, worth_row
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.grids import GRIDS, Cell, HeatGrid, grid
 from commtax.verbs.settling import settle
-from commtax.verbs.slider_moves import PARTS, nearest_legal_plan
+from commtax.verbs.slider_moves import GRIDS, PARTS, Cell, HeatGrid, grid, nearest_legal_plan
 from commtax.verbs.why import every_why
 from commtax.verbs.worth import Worth, worth_of
 

@@ -7,7 +7,7 @@ import commtax
 from commtax.judgement.starting import SEQS
 from commtax.options import taken_by
 from commtax.report.documents import to_json
-from commtax.verbs.longest_request import startable, told_max_num_seqs, why_it_does_not_start
+from commtax.verbs.fit_advice import startable, told_max_num_seqs, why_it_does_not_start
 from laws import HOSTS, Law
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gpt-oss-20b", "gemma-3-27b", "qwen3.5-27b", "qwen3.5-35b-a3b")

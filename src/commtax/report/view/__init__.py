@@ -15,8 +15,7 @@ from commtax.report.view.state import SHORT, State, arguments, command_line, sho
 from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill, by_cost, price
-from commtax.verbs.explained_step import ExplainedStep, formula, lesson, share_formula, source
-from commtax.verbs.layer import Bar
+from commtax.verbs.explained_step import Bar, ExplainedStep, formula, lesson, share_formula, source
 from commtax.verbs.settling import describe_gpus, settle
 from commtax.verbs.slider_moves import moves
 

@@ -43,7 +43,7 @@ from commtax.report.view.plan_table import (
 )
 from commtax.spec import SERVING_AXES, SIZES
 from commtax.units import format_bytes, format_figure, format_seconds, plural
-from commtax.verbs.request_streams import lengths_note
+from commtax.verbs.loads import lengths_note
 
 TOP = 20
 MOST = 60

@@ -22,11 +22,10 @@ from commtax.runs.calibrate.repeats import distinct_runs, join_repeats, question
 from commtax.spec import KERNEL_PACES, STEP_PARTS, Deployment, Profile, RunLesson
 from commtax.thresholds import thresholds
 from commtax.units import format_seconds
-from commtax.verbs.billing import price
+from commtax.verbs.billing import price, step_seconds
 from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.settling import Settled, resolve_question, settle, terms_of
-from commtax.verbs.slopes import step_seconds
 
 COUNT, LEVEL = thresholds(__name__)
 

@@ -18,7 +18,7 @@ from commtax.thresholds import thresholds
 from commtax.units import format_seconds
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.closed_loop import ClosedLoop
-from commtax.verbs.request_streams import PROMPTS
+from commtax.verbs.loads import PROMPTS
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import settle
 
@@ -196,13 +196,13 @@ def predict_figures(load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
     put = put.but(prefix_hit_rate=load.hit_rate, burstiness=load.burstiness)
     asked = settle(put.but(concurrency=min(load.clients or 1, count)))
     if load.rate is not None:
-        timed = requests.serve(asked.but(request_rate=load.rate, max_in_flight=float(load.clients or math.inf)))
+        timed = requests.run_requests(asked.but(request_rate=load.rate, max_in_flight=float(load.clients or math.inf)))
         _refuse_growing(load, timed.overloaded)
         figures = dict(_simulated_figures(timed, float(timed.alike.sigma_of("ttft_s"))))
         return ExpectedFigures(load, figures, _simulated_terms(timed, load), max(1.0, timed.mean_running))
     _refuse_growing(load, load.clients == load.count)
-    timed = requests.serve(asked)
-    closed = closed_loop.serve(asked.but(prefix_hit_rate=0.0, burstiness=1.0))
+    timed = requests.run_requests(asked)
+    closed = closed_loop.price_closed_loop(asked.but(prefix_hit_rate=0.0, burstiness=1.0))
     figures = dict(_simulated_figures(timed, float(closed.sigma_of("ttft_s"))))
     if claim.question.what_if != AS_IT_IS or load.hit_rate or load.clients == load.count:  # what the closed form does not know
         return ExpectedFigures(load, figures, _simulated_terms(timed, load), max(1.0, timed.mean_running))
@@ -230,7 +230,10 @@ def _around_mean(simulated: Figures, means: Figures, metric: str, statistic: str
 def _steady_first_s(closed: ClosedLoop) -> dict[float, float]:
     """First tokens of the same clients without a beginning at which all of them ask: at their lengths, and at usual ones."""
     spreads = dict.fromkeys((float(closed.requests.spread), SPREAD))
-    return {spread: float(closed_loop.serve(closed.question.but(num_prompts=math.inf, spread=spread)).ttft_s) for spread in spreads}
+    return {
+        spread: float(closed_loop.price_closed_loop(closed.question.but(num_prompts=math.inf, spread=spread)).ttft_s)
+        for spread in spreads
+    }
 
 
 def load_words(predicted: ExpectedFigures) -> str:

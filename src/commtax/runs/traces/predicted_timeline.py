@@ -8,7 +8,7 @@ from commtax.runs.evidence.finding import Claim, Section
 from commtax.runs.traces.trace import KINDS, named_steps, timeline_of
 from commtax.timeline import Timeline
 from commtax.verbs.billing import StepBill
-from commtax.verbs.layer import ENDS, layer_of
+from commtax.verbs.explained_step import ENDS, layer_of
 
 BEFORE = ("tower", "embedding")  # of the parts that no layer has, those that run before the first
 HOST = "host"

@@ -37,8 +37,8 @@ class Rules:
     gathering: int = 0  # … and after which they do when each of them has one
     spread: float = 0.0  # share of a prompt's seconds that is all ranks' work, whosever prompt it is: its experts
     prompts_only: bool = False  # decoding happens elsewhere
-    way_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
-    door_s: float = 0.0  # the front end takes this long for a request, one after the other …
+    delivery_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
+    frontend_s: float = 0.0  # the front end takes this long for a request, one after the other …
     token_s: float = 0.0  # … and for a token that it streams
 
     @classmethod
@@ -77,23 +77,23 @@ class Book:
     started_s: list[float] = field(default_factory=list)  # its first step begins
     first_s: list[float] = field(default_factory=list)
     done_s: list[float] = field(default_factory=list)
-    elsewhere: list[bool] = field(default_factory=list)  # its prompt was computed by another worker than decodes it …
-    moved_s: list[float] = field(default_factory=list)  # … and its cache moved this long, waiting for the link included
+    prefilled_elsewhere: list[bool] = field(default_factory=list)  # its prompt was computed by another worker than decodes it …
+    transfer_s: list[float] = field(default_factory=list)  # … and its cache moved this long, waiting for the link included
     cached: list[int] = field(default_factory=list)  # prompt tokens that were in the cache when it started
-    thrown: list[int] = field(default_factory=list)  # times that it was thrown out of the cache
-    lost_s: list[float] = field(default_factory=list)  # between being thrown out and its next token
-    token_s: dict[int, float] = field(default_factory=dict)  # of those who are thrown out: when their last token came
+    preemptions: list[int] = field(default_factory=list)  # times that it was preempted
+    preempted_s: list[float] = field(default_factory=list)  # between a preemption and the next token
+    last_token_s: dict[int, float] = field(default_factory=dict)  # of preempted requests: when their last token came
     served_by: list[int] = field(default_factory=list)
-    goal: list[int] = field(default_factory=list)  # tokens to compute before its next token
+    target: list[int] = field(default_factory=list)  # tokens to compute before its next token
     left: list[int] = field(default_factory=list)  # tokens that it still makes, that one included
 
     def __post_init__(self) -> None:
         size = len(self.arrival_s)
         for name in ("sent_s", "started_s", "first_s", "done_s"):
             setattr(self, name, [nan] * size)
-        self.elsewhere, self.moved_s, self.lost_s = [False] * size, [0.0] * size, [0.0] * size
-        self.cached, self.thrown, self.served_by = [0] * size, [0] * size, [0] * size
-        self.goal, self.left = list(self.input_len), list(self.output_len)
+        self.prefilled_elsewhere, self.transfer_s, self.preempted_s = [False] * size, [0.0] * size, [0.0] * size
+        self.cached, self.preemptions, self.served_by = [0] * size, [0] * size, [0] * size
+        self.target, self.left = list(self.input_len), list(self.output_len)
 
     def only(self, rows: Sequence[int]) -> "Book":
         """The book of some of its requests."""

@@ -42,7 +42,7 @@ class LateTokens(NamedTuple):
     gap_s: float
     requests: int
     tokens: int  # of prompts in that step
-    thrown: bool  # their requests had been thrown out of the cache, and were computed again
+    preempted: bool  # their requests had been preempted, and were computed again
 
 
 class Replica:
@@ -68,27 +68,27 @@ class Replica:
         self.ended: list[float] = []  # when requests left
         self.on_done: Callable[[int, float], None] | None = None
 
-    def offer(self, i: int, now: float) -> None:
+    def submit(self, i: int, now: float) -> None:
         """A request is sent to this engine, or its cache has come from where its prompt was computed."""
         book = self.book
         book.served_by[i] = self.number
         if book.sent_s[i] != book.sent_s[i]:  # not a number yet
             book.sent_s[i] = now
-        self.door = max(self.door, now) + self.rules.door_s
-        seen = self.door + self.rules.way_s
+        self.door = max(self.door, now) + self.rules.frontend_s
+        seen = self.door + self.rules.delivery_s
         self.times.append(seen)
         self.coming.append(i)
         if self.clock == inf:
             self._idle()
 
-    def offer_all(self, requests: Iterable[tuple[float, int]]) -> None:
+    def submit_all(self, requests: Iterable[tuple[float, int]]) -> None:
         """Many, each at its time, before anything has run."""
-        book, number, door, door_s, way_s = self.book, self.number, self.door, self.rules.door_s, self.rules.way_s
+        book, number, door, frontend_s, delivery_s = self.book, self.number, self.door, self.rules.frontend_s, self.rules.delivery_s
         for now, i in requests:
             book.served_by[i] = number
             book.sent_s[i] = now
-            door = (door if door > now else now) + door_s
-            self.times.append(door + way_s)
+            door = (door if door > now else now) + frontend_s
+            self.times.append(door + delivery_s)
             self.coming.append(i)
         self.door = door
         if self.times:
@@ -98,7 +98,7 @@ class Replica:
         """Requests that were sent here and are not answered."""
         return len(self.coming) - bisect_right(self.ended, now)
 
-    def knows(self, i: int) -> int:
+    def cached_blocks(self, i: int) -> int:
         """Blocks of a prompt that are in its cache."""
         ids = self.book.prefixes[i] if self.book.prefixes else ()
         if len(self.pools) == 1 and self.pools[0].prefixes:
@@ -111,7 +111,7 @@ class Replica:
         while (now := self.clock) < until and (enough == inf or len(ended) < enough):
             step(now, until)
 
-    def go_on(self, until: float) -> None:
+    def run_to_answer(self, until: float) -> None:
         """Steps up to the next answer, which may bring a request to another engine, or that begin before ``until``."""
         answers = len(self.ended)
         while self.clock < until and len(self.ended) == answers:
@@ -133,14 +133,14 @@ class Replica:
             self._step_ranks(begin, until)
             return
         lane = self.lanes[0]
-        chunks = lane.form(begin)
+        chunks = lane.schedule(begin)
         if rules.stint > 1:
             self.undecided = rules.stint
         if chunks:
             self._prompt_alone(begin, until, lane, chunks)
             return
         if rules.prefill_first:
-            lane.secure(begin)
+            lane.allocate_next(begin)
         if lane.seqs:
             self._decode_alone(begin, until, lane)
         else:
@@ -151,7 +151,7 @@ class Replica:
         if self._patience() and self._decodes(begin, secured=False):
             self._decode(begin, until)
             return
-        chunks = [lane.form(begin) for lane in self.lanes]
+        chunks = [lane.schedule(begin) for lane in self.lanes]
         self.undecided = self.rules.stint if self.rules.stint > 1 else 0
         if any(chunks):
             self._mixed(begin, chunks)
@@ -185,7 +185,7 @@ class Replica:
         """Whether a lane has requests that decode, once they have their blocks: prompts that go first do not look for these."""
         if not secured:
             for lane in self.lanes:
-                lane.secure(begin)
+                lane.allocate_next(begin)
         return any(lane.seqs for lane in self.lanes)
 
     def _mixed(self, begin: float, chunks: list[list[Chunk]]) -> None:
@@ -205,7 +205,7 @@ class Replica:
         first, more, steps = lane.prompt_pace(chunks)
         if steps > 1:
             steps = min(steps, self._undisturbed(begin, until, first, more))
-            steps = steps if self.rules.prefill_first else lane.fits(steps)
+            steps = steps if self.rules.prefill_first else lane.steps_with_blocks(steps)
         end = begin + (steps * first + more * steps * (steps - 1) / 2)
         self._pass(end - first - more * (steps - 1) if steps > 1 else begin, end)
         self.finish(0, lane, chunks, (begin, end), steps, first, more)
@@ -214,7 +214,7 @@ class Replica:
         """One lane's part of steps with prompts, each of which computes as much of them."""
         tokens, (begin, end) = tokens_of(chunks), time
         if self.rules.prefill_first or not lane.seqs:
-            self.log.append((begin, steps, 0, first, more, 0, 1.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
+            self.log.append((begin, steps, 0, first, more, 0, 1.0, tokens, len(lane.pool.waiting), lane.pool.free_blocks, number))
             if self.streams:
                 self._stream(begin, 0)
         else:
@@ -223,9 +223,9 @@ class Replica:
         for i in lane.prompted(chunks if steps == 1 else [(i, steps * new, past) for i, new, past in chunks]):
             if first_s[i] != first_s[i]:  # not a number yet
                 first_s[i] = seen
-            elif self.book.thrown[i]:  # a prompt that is done again has made the next token
-                self.book.lost_s[i] += end
-                self.late.append((begin, end - begin, seen - self.book.token_s.pop(i), 1, tokens, True))
+            elif self.book.preemptions[i]:  # a prompt that is done again has made the next token
+                self.book.preempted_s[i] += end
+                self.late.append((begin, end - begin, seen - self.book.last_token_s.pop(i), 1, tokens, True))
             if not lane.join(i, seen):
                 self._leave(i, end)
 
@@ -250,7 +250,7 @@ class Replica:
         paces = [lane.pace() for _, lane in working]
         first, more, steps = longest(paces) if len(paces) > 1 else paces[0]
         steps = min(steps, self._undisturbed(begin, until, first, more))
-        steps = min(lane.fits(steps) for _, lane in working)
+        steps = min(lane.steps_with_blocks(steps) for _, lane in working)
         self.undecided = max(0, self.undecided - steps)
         self.passed += steps
         end = begin + (steps * first + more * steps * (steps - 1) / 2)
@@ -261,7 +261,7 @@ class Replica:
     def _decode_alone(self, begin: float, until: float, lane: Lane) -> None:
         first, more, steps = lane.pace()
         if steps > 1:
-            steps = lane.fits(min(steps, self._undisturbed(begin, until, first, more)))
+            steps = lane.steps_with_blocks(min(steps, self._undisturbed(begin, until, first, more)))
         if self.undecided:
             self.undecided = max(0, self.undecided - steps)
         self.passed += steps
@@ -301,7 +301,7 @@ class Replica:
             seen = max(end, self.streamed)
             stretch = (seen - due) / (end - begin)
         late = self._waited(lane, begin, due, first * stretch, tokens) if lane.joined or lane.last_s < due else 0
-        self.log.append((begin, steps, lane.seqs, first, more, late, stretch, tokens, len(pool.waiting), pool.free, number))
+        self.log.append((begin, steps, lane.seqs, first, more, late, stretch, tokens, len(pool.waiting), pool.free_blocks, number))
         lane.last_s = seen
         for i in lane.decoded(steps):
             self._leave(i, max(end, self.clock))  # nobody leaves in the middle of a step
@@ -365,11 +365,11 @@ class Pipeline(Replica):
         if self.next < len(self.times) and self.times[self.next] <= begin:
             self._arrive()
         lane.prompts, self.following = [*self.following, *lane.prompts], []
-        chunks = lane.form(begin)
+        chunks = lane.schedule(begin)
         if self.rules.follows:
             self.following = lane.hand_on(chunks)
         if not chunks and self.rules.prefill_first:
-            lane.secure(begin)
+            lane.allocate_next(begin)
         if chunks or lane.seqs:
             self._enter(turn, lane, chunks, begin)
         else:
@@ -390,7 +390,7 @@ class Pipeline(Replica):
         pool = self.pools[0]
         if inf in self.out:
             empty = self.out.index(inf)
-            admits = pool.waiting and pool.running < self.rules.seqs and pool.needed(pool.waiting[0], 1) <= pool.free
+            admits = pool.waiting and pool.running < self.rules.seqs and pool.needed(pool.waiting[0], 1) <= pool.free_blocks
             if self.following or admits:
                 self.out[empty] = self.clock
             elif self.next < len(self.times):

@@ -43,11 +43,11 @@ def run_alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
             clients.answered(now)
         while clients.pending:
             at, i = heappop(clients.pending)
-            replica.offer(i, at)
+            replica.submit(i, at)
 
     if clients.cap < inf:
         replica.on_done = send
-    replica.offer_all(sorted(clients.pending))
+    replica.submit_all(sorted(clients.pending))
     clients.pending = []
     replica.run(enough=enough)
 
@@ -68,7 +68,7 @@ def run_together(
         behind = min(engines, key=lambda engine: engine.clock)
         if behind.clock < now:
             others = min((e.clock for e in engines if e is not behind), default=inf)
-            behind.go_on(min(now, max(others, nextafter(behind.clock, inf))))
+            behind.run_to_answer(min(now, max(others, nextafter(behind.clock, inf))))
         elif now < inf:
             _, i = heappop(clients.pending)
             send(i, now)
@@ -132,9 +132,9 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
     def known(i: int, now: float) -> Replica:
         first = prefixes[i][:1] if prefixes else ()
         able = homes.setdefault(first, [])  # no other engine knows any of it
-        if len(able) == 1 and able[0].knows(i):
+        if len(able) == 1 and able[0].cached_blocks(i):
             return able[0]
-        blocks = [engine.knows(i) for engine in able]
+        blocks = [engine.cached_blocks(i) for engine in able]
         most = max(blocks, default=0)
         chosen = least_of([engine for engine, own in zip(able, blocks, strict=True) if own == most] if most else engines, now)
         if first and chosen not in able:
@@ -225,7 +225,7 @@ def run(
     requests were computed elsewhere up to their first token.
     """
     book = book_of(stream, hit_rate, fleet.workers.rules.block)
-    book.elsewhere = [prompted] * len(stream)
+    book.prefilled_elsewhere = [prompted] * len(stream)
     engines = fleet.workers.build(book)
     ran = ServingRun(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
     if watch is None:
@@ -255,7 +255,7 @@ def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float = 
     if clients.cap < inf:
         for engine in engines:
             engine.on_done = lambda _, now: clients.answered(now)
-    run_together(engines, clients, lambda i, now: route(i, now).offer(i, now), clients.cap < inf)
+    run_together(engines, clients, lambda i, now: route(i, now).submit(i, now), clients.cap < inf)
 
 
 def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float, enough: float) -> None:
@@ -274,10 +274,10 @@ def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines:
             wire.leaves(i, book.served_by[i] - len(engines), now, (i + 1) * part // whole > i * part // whole)
 
     def send(i: int, now: float) -> None:
-        if book.elsewhere[i]:
+        if book.prefilled_elsewhere[i]:
             wire.comes(i, now)
         else:
-            enter(i, now).offer(i, now)
+            enter(i, now).submit(i, now)
 
     for engine in before:
         engine.on_done = prompted
@@ -311,7 +311,7 @@ class _Wire:
         begin = max(self.sent[worker], now - _seconds(self.moves.early_s, tokens))
         self.sent[worker] = begin + _seconds(self.moves.out_s, tokens)
         there = max(self.sent[worker], begin + _seconds(self.moves.alone_s, tokens))
-        self.book.elsewhere[i], self.book.moved_s[i] = True, there - now
+        self.book.prefilled_elsewhere[i], self.book.transfer_s[i] = True, there - now
         if comes:
             heappush(self.pending, (there, i))
         else:
@@ -322,15 +322,15 @@ class _Wire:
         if i in self.target:
             number = self.target.pop(i)
             self.coming[number] -= 1
-            self.engines[number].offer(i, now)
+            self.engines[number].submit(i, now)
             return
         loads = [engine.load(now) + more for engine, more in zip(self.engines, self.coming, strict=True)]
         number = loads.index(min(loads))
         busy = _seconds(self.moves.in_s, self.book.input_len[i])
         self.taken[number] = there = max(self.taken[number], now - busy) + busy  # it came in while it was sent
         if there <= now:
-            self.engines[number].offer(i, now)
+            self.engines[number].submit(i, now)
             return
         self.target[i], self.coming[number] = number, self.coming[number] + 1
-        self.book.moved_s[i] += there - now
+        self.book.transfer_s[i] += there - now
         heappush(self.pending, (there, i))
