@@ -1,18 +1,25 @@
 """Tables of plans: their places and the mark of the recommended one, their GPUs, and cells of serving plans."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
+import numpy as np
+
 from commtax.judgement.confidence import percent
 from commtax.judgement.leading import latest_first_token_s
+from commtax.planner import choosing
 from commtax.planner import columns as planned
-from commtax.planner.columns import ColumnTable, ServingColumns, ServingPlans
+from commtax.planner.columns import SIZED, ColumnTable, ServingColumns, ServingPlans, TrainColumns, TrainPlans
+from commtax.planner.money import training_money
 from commtax.planner.reasons import AGAINST, against_codes, dtype_words
-from commtax.report.documents import Record
+from commtax.planner.training_search import BUDGET
+from commtax.report.documents import Record, facts
 from commtax.report.drawing import Console
-from commtax.report.money import million
-from commtax.report.tables import say, show_table
-from commtax.units import format_seconds, plural
+from commtax.report.money import million, price_notes
+from commtax.report.tables import Remarks, say, show_table
+from commtax.spec import KINDS
+from commtax.units import DAY_S, format_bytes, format_duration, format_money, format_seconds, format_tokens, plural
 
 MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
 EXPENDABLE = ("KV free", "comm", "/user", "microbatch", "bubble", "memory", "/GPU", "80% range", "range", "kind", "$/M", "likely")
@@ -116,3 +123,116 @@ def tpot_cell(a: ServingPlans, rows: ServingColumns, i: int) -> str:
 def facts_at(rows: ColumnTable, i: int, *names: str) -> Record:
     """Some columns of one row under their own names."""
     return {name: getattr(rows, name)[i] for name in names}
+
+
+CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")
+"""Columns of a search that no table shows: codes, and times with a margin that limits were held against."""
+
+
+def served_rows(a: ServingPlans) -> list[Record]:
+    """Every good plan, best first; ranges and dollars per month are in the document."""
+    rows, q, usd = a.plans, a.question, a.usd_per_million_tokens(a.plans)
+    kinds, figures = choosing.kinds(rows, q.cluster), [name for name in rows.names() if name not in CODED]
+    return [
+        {
+            "plan": a.gpu_words(rows, i),
+            "recommended": i == a.recommended,
+            "mode": "disaggregated" if rows.mode[i] else "together",
+            "kind": choosing.KINDS[int(kinds[i])],
+            "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
+            **facts_at(rows, i, *figures, "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
+            "usd_per_million_tokens": usd[i] if q.goal.usd_per_gpu_hour else None,
+            **a.exchanges[int(rows.exchange[i])].told,
+        }
+        for i in range(len(rows))
+    ]
+
+
+def trained_rows(a: TrainPlans) -> list[Record]:
+    """Every plan that fits, fastest first."""
+    rows = a.plans
+    return [
+        {"plan": a.gpu_words(rows, i), "recommended": i == a.recommended, "kind": a.kind_words(rows, i), **trained_figures(rows, i)}
+        for i in range(len(rows))
+    ]
+
+
+TRAINED = (*SIZED, "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
+"""Sizes of a plan, and its figures."""
+
+
+def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:
+    """The ranking of splits, or the nearest plans; what is left to remark."""
+    if not len(a.plans):
+        if len(a.near):
+            _show_ranked_training(console, a, a.near, NEAREST)
+        return tuple(run_notes(a) if len(a.near) else ()), ()
+    splits = a.splits()
+    _show_ranked_training(console, a, a.plans.take(splits), top, int(np.flatnonzero(splits == a.recommended)[0]))
+    listed = f"--top N --json lists the first N of all {len(a.plans):,} that fit"
+    best = f"the best microbatch, recomputation and schedule of each split; {listed}"
+    return (best, *run_notes(a)), ()
+
+
+def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
+    first = rows_to_show(rows, top, recommended)
+    columns = {"": places(first, recommended), **ranked_columns(a, rows, first)}
+    show_ranked(console, columns, [int(rows.gpus[i]) for i in first], EXPENDABLE, a.question.gpus_there)
+
+
+def untrained_words(a: TrainPlans) -> list[str]:
+    """What is missing; a rank's share shrinks with the GPUs, or a little slower."""
+    if not len(a.near):
+        return ["No plan is legal."]
+    least, budget = float(a.near.memory_bytes[0]), BUDGET * a.question.cluster.chip.visible_bytes
+    gpus = math.ceil(int(a.near.gpus[0]) * least / budget)
+    short = f"{format_bytes(least)} per rank at least, of {format_bytes(budget)}"
+    return [f"No plan fits in memory: {short}.", f"It would take about {gpus:,} GPUs."]
+
+
+def ranked_columns(a: TrainPlans, rows: TrainColumns, first: list[int]) -> dict[str, list[str]]:
+    steps = [a.step_of(rows, i) for i in first]
+    rates = [a.tokens_per_s(rows, i) for i in first]
+    runs = [training_money(a.question, int(rows.gpus[i]), rate) for i, rate in zip(first, rates, strict=True)]
+    return {
+        "plan": [a.layout(rows, i) for i in first],
+        ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
+        "kind": [a.kind_words(rows, i) for i in first],
+        ">step": [format_seconds(rows.step_s[i]) for i in first],
+        ">80% range": [f"{format_seconds(b.low_s)}-{format_seconds(b.high_s)}" for b in steps],
+        ">tokens/s": [f"{rate:,.0f}" for rate in rates],
+        ">takes": [format_duration(run.days * DAY_S) for run in runs],
+        ">costs": ["" if run.usd is None else format_money(run.usd) for run in runs],
+        ">MFU": [f"{rows.mfu[i]:.1%}" for i in first],
+        ">bubble": [f"{rows.bubble_fraction[i]:.1%}" for i in first],
+        ">comm": [f"{rows.exposed_comm_fraction[i]:.1%}" for i in first],
+        ">memory": [format_bytes(rows.memory_bytes[i]) for i in first],
+    }
+
+
+def run_words(a: TrainPlans) -> str:
+    """The run's tokens: ``15T``.
+
+    >>> from types import SimpleNamespace as Any
+    >>> run_words(Any(question=Any(goal=Any(train_tokens=1.5e12))))
+    '1.5T'
+    """
+    return format_tokens(a.question.goal.train_tokens)
+
+
+def run_notes(a: TrainPlans) -> list[str]:
+    run = f"time and dollars are those of {run_words(a)} tokens (--tokens), of steps without a pause"
+    return [f"{run}; {'; '.join(price_notes([a.question]))}"]
+
+
+def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
+    b, rate = a.step_of(rows, i), a.tokens_per_s(rows, i)
+    run = training_money(a.question, int(rows.gpus[i]), rate)
+    figures = trained_figures(rows, i)
+    figures |= {"step_low_s": b.low_s, "step_high_s": b.high_s, "tokens_per_s": rate, "tokens_per_s_per_gpu": rate / rows.gpus[i]}
+    figures |= {"days": run.days, "usd": run.usd, "usd_per_gpu_hour": run.usd_per_gpu_hour or None}
+    return figures | facts(a.kinds[int(rows.kind[i])].plan, *KINDS) | {"verdict": a.gpu_words(rows, i)}
+
+
+def trained_figures(rows: TrainColumns, i: int) -> Record:
+    return facts_at(rows, i, *TRAINED) | {"memory_bytes": round(float(rows.memory_bytes[i]))}

@@ -9,10 +9,8 @@ from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
 from commtax.report.documents import Record, document, engine_name, facts
 from commtax.report.drawing import Console
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes
-from commtax.report.operating_points import OPEN
-from commtax.report.plan_rows import served_rows
-from commtax.report.plan_tables import behind_notes, gpus_of, places, served_columns, show_ranked
-from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
+from commtax.report.plan_tables import behind_notes, gpus_of, places, served_columns, served_rows, show_ranked
+from commtax.report.planning import DEFINITION, OPEN, WANTED, limit_words, plans_document, served_row
 from commtax.report.tables import ANSWER, length_words, model_words, name_and_gpus, notes, say
 from commtax.units import format_seconds, listed, plural
 from commtax.verbs.request_streams import lengths_note
