@@ -1,29 +1,27 @@
 """Tables of plans: their places and the mark of the recommended one, their GPUs, and cells of serving plans."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
-from commtax.judgement.confidence import percent
 from commtax.judgement.leading import latest_first_token_s
 from commtax.planner import choosing
-from commtax.planner import columns as planned
-from commtax.planner.columns import SIZED, ColumnTable, ServingColumns, ServingPlans, TrainColumns, TrainPlans
-from commtax.planner.money import training_money
+from commtax.planner.columns import ColumnTable, ServingColumns, ServingPlans, TrainColumns, TrainPlans, request_s
+from commtax.planner.money import plan_money, training_money
 from commtax.planner.reasons import AGAINST, against_codes, dtype_words
 from commtax.planner.training_search import BUDGET
-from commtax.report.documents import Record, facts
+from commtax.report.documents import Record, facts, record
 from commtax.report.drawing import Console
-from commtax.report.money import million, price_notes
+from commtax.report.figures import figure_table
+from commtax.report.money import price_notes
 from commtax.report.tables import Remarks, say, show_table
-from commtax.spec import KINDS
-from commtax.units import DAY_S, format_bytes, format_duration, format_money, format_seconds, format_tokens, plural
+from commtax.spec import Number
+from commtax.units import format_bytes, format_seconds, format_tokens, plural
 
 MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
-EXPENDABLE = ("KV free", "comm", "/user", "microbatch", "bubble", "memory", "/GPU", "80% range", "range", "kind", "$/M", "likely")
-"""Columns of plans that a narrow screen can do without, the least important first."""
 NEAREST = 5  # plans that are shown where none is good
 
 
@@ -89,40 +87,78 @@ def behind_notes(
         yield f"{named} behind plans with worse figures, since {why}"
 
 
-SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {
-    "plan": lambda a, rows, i: a.layout(rows, i) + dtype_words(a.question, int(rows.dtype[i])),
-    ">clients": lambda _, rows, i: f"{int(rows.concurrency[i]):,}",
-    ">TTFT": lambda _, rows, i: format_seconds(rows.ttft_s[i]),
-    ">TPOT": lambda a, rows, i: tpot_cell(a, rows, i),
-    ">likely": lambda a, rows, i: percent(a.kept(rows, i)),
-    ">request": lambda a, rows, i: format_seconds(planned.request_s(a.question, rows)[i]),
-    ">tokens/s": lambda _, rows, i: f"{rows.tokens_per_s[i]:,.0f}",
-    ">/GPU": lambda _, rows, i: f"{rows.tokens_per_s_per_gpu[i]:,.0f}",
-    ">/user": lambda a, rows, i: f"{rows.tokens_per_s_per_user[i]:,.0f}" if a.question.requests.output_len > 1 else "–",
-    ">$/M": lambda a, rows, i: million(a.usd_per_million_tokens(rows)[i]) if a.question.goal.usd_per_gpu_hour else "",
-    ">KV free": lambda _, rows, i: f"{rows.kv_headroom[i]:.0%}",
-}
-"""Cells of a serving plan, by the names of their columns."""
+class PlanRow:
+    """A row of columns, each of them an attribute."""
+
+    def __init__(self, rows: ColumnTable, i: int) -> None:
+        self._rows, self._i = rows, i
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._rows, name)[self._i]
 
 
-def served_columns(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], *names: str) -> dict[str, list[str]]:
-    """Some columns of some plans; how likely limits hold only where there are any."""
-    limited = any(a.question.goal.times for a, _, _ in listed)
-    return {name: [SERVED[name](*one) for one in listed] for name in names if limited or name != ">likely"}
+class Ends(NamedTuple):
+    """The ends of an 80% range, where there is one."""
+
+    low: Number | None
+    high: Number | None
+
+
+def served_things(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
+    """Return what documents and tables of serving plans are made of; without a second token there is no time between tokens."""
+    q, row, decodes = a.question, PlanRow(rows, i), a.question.requests.output_len > 1
+    return {
+        "row": row,
+        "mode": "disaggregated" if rows.mode[i] else "together",
+        "idle_gpus": q.gpus_there - rows.gpus[i],
+        "prompts": row if rows.mode[i] else None,
+        "exchange": lambda: a.exchange_of(rows, i).told,
+        "techniques": lambda: list(a.turned_on(rows, i)),
+        "dropped": lambda: list(a.dropped(rows, i)),
+        "kind": lambda: choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), q.cluster)[0])],
+        "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
+        "decoded": row if decodes else None,
+        "ttft": lambda: Ends(*a.range_of(rows, i, "ttft_s")),
+        "tpot": lambda: Ends(*a.range_of(rows, i, "tpot_s")) if decodes else None,
+        "kept": lambda: a.kept(rows, i) if q.goal.times else None,
+        "request_s": lambda: request_s(q, rows)[i],
+        "money": plan_money(q, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i])),
+        "usd": lambda: a.usd_per_million_tokens(rows)[i] if q.goal.usd_per_gpu_hour else None,
+        "step": lambda: a.step_of(rows, i),
+        "verdict": lambda: a.gpu_words(rows, i),
+    }
+
+
+def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
+    return record("plan-serving", **served_things(a, rows, i))
+
+
+def trained_things(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
+    """Return what documents and tables of training plans are made of."""
+    rate = a.tokens_per_s(rows, i)
+    return {
+        "row": PlanRow(rows, i),
+        "kind": a.kind_words(rows, i),
+        "step": lambda: a.step_of(rows, i),
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": rate / rows.gpus[i],
+        "run": training_money(a.question, int(rows.gpus[i]), rate),
+        "way": lambda: a.kinds[int(rows.kind[i])].plan,
+        "verdict": a.gpu_words(rows, i),
+    }
+
+
+def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
+    return record("plan-training", **trained_things(a, rows, i))
+
+
+def plan_names(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[str]:
+    """Return plans in words, with the type of their weights where several were compared."""
+    return [a.layout(rows, i) + dtype_words(a.question, int(rows.dtype[i])) for a, rows, i in listed]
 
 
 def gpus_of(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[int]:
     return [int(rows.gpus[i]) for _, rows, i in listed]
-
-
-def tpot_cell(a: ServingPlans, rows: ServingColumns, i: int) -> str:
-    """Without a second token there is no time between tokens."""
-    return format_seconds(rows.tpot_s[i]) if a.question.requests.output_len > 1 else "–"
-
-
-def facts_at(rows: ColumnTable, i: int, *names: str) -> Record:
-    """Some columns of one row under their own names."""
-    return {name: getattr(rows, name)[i] for name in names}
 
 
 CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")
@@ -140,7 +176,7 @@ def served_rows(a: ServingPlans) -> list[Record]:
             "mode": "disaggregated" if rows.mode[i] else "together",
             "kind": choosing.KINDS[int(kinds[i])],
             "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
-            **facts_at(rows, i, *figures, "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
+            **facts(PlanRow(rows, i), *figures, "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
             "usd_per_million_tokens": usd[i] if q.goal.usd_per_gpu_hour else None,
             **a.exchanges[int(rows.exchange[i])].told,
         }
@@ -152,13 +188,14 @@ def trained_rows(a: TrainPlans) -> list[Record]:
     """Every plan that fits, fastest first."""
     rows = a.plans
     return [
-        {"plan": a.gpu_words(rows, i), "recommended": i == a.recommended, "kind": a.kind_words(rows, i), **trained_figures(rows, i)}
+        {
+            "plan": a.gpu_words(rows, i),
+            "recommended": i == a.recommended,
+            "kind": a.kind_words(rows, i),
+            **record("plan-training-sizes", row=PlanRow(rows, i)),
+        }
         for i in range(len(rows))
     ]
-
-
-TRAINED = (*SIZED, "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
-"""Sizes of a plan, and its figures."""
 
 
 def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:
@@ -175,9 +212,10 @@ def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:
 
 
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
-    first = rows_to_show(rows, top, recommended)
-    columns = {"": places(first, recommended), **ranked_columns(a, rows, first)}
-    show_ranked(console, columns, [int(rows.gpus[i]) for i in first], EXPENDABLE, a.question.gpus_there)
+    first, shown = rows_to_show(rows, top, recommended), figure_table("training")
+    columns = {"": places(first, recommended), "plan": [a.layout(rows, i) for i in first]}
+    columns |= shown.cells([trained_things(a, rows, i) for i in first])
+    show_ranked(console, columns, [int(rows.gpus[i]) for i in first], shown.spare_headings(), a.question.gpus_there)
 
 
 def untrained_words(a: TrainPlans) -> list[str]:
@@ -188,26 +226,6 @@ def untrained_words(a: TrainPlans) -> list[str]:
     gpus = math.ceil(int(a.near.gpus[0]) * least / budget)
     short = f"{format_bytes(least)} per rank at least, of {format_bytes(budget)}"
     return [f"No plan fits in memory: {short}.", f"It would take about {gpus:,} GPUs."]
-
-
-def ranked_columns(a: TrainPlans, rows: TrainColumns, first: list[int]) -> dict[str, list[str]]:
-    steps = [a.step_of(rows, i) for i in first]
-    rates = [a.tokens_per_s(rows, i) for i in first]
-    runs = [training_money(a.question, int(rows.gpus[i]), rate) for i, rate in zip(first, rates, strict=True)]
-    return {
-        "plan": [a.layout(rows, i) for i in first],
-        ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
-        "kind": [a.kind_words(rows, i) for i in first],
-        ">step": [format_seconds(rows.step_s[i]) for i in first],
-        ">80% range": [f"{format_seconds(b.low_s)}-{format_seconds(b.high_s)}" for b in steps],
-        ">tokens/s": [f"{rate:,.0f}" for rate in rates],
-        ">takes": [format_duration(run.days * DAY_S) for run in runs],
-        ">costs": ["" if run.usd is None else format_money(run.usd) for run in runs],
-        ">MFU": [f"{rows.mfu[i]:.1%}" for i in first],
-        ">bubble": [f"{rows.bubble_fraction[i]:.1%}" for i in first],
-        ">comm": [f"{rows.exposed_comm_fraction[i]:.1%}" for i in first],
-        ">memory": [format_bytes(rows.memory_bytes[i]) for i in first],
-    }
 
 
 def run_words(a: TrainPlans) -> str:
@@ -223,16 +241,3 @@ def run_words(a: TrainPlans) -> str:
 def run_notes(a: TrainPlans) -> list[str]:
     run = f"time and dollars are those of {run_words(a)} tokens (--tokens), of steps without a pause"
     return [f"{run}; {'; '.join(price_notes([a.question]))}"]
-
-
-def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
-    b, rate = a.step_of(rows, i), a.tokens_per_s(rows, i)
-    run = training_money(a.question, int(rows.gpus[i]), rate)
-    figures = trained_figures(rows, i)
-    figures |= {"step_low_s": b.low_s, "step_high_s": b.high_s, "tokens_per_s": rate, "tokens_per_s_per_gpu": rate / rows.gpus[i]}
-    figures |= {"days": run.days, "usd": run.usd, "usd_per_gpu_hour": run.usd_per_gpu_hour or None}
-    return figures | facts(a.kinds[int(rows.kind[i])].plan, *KINDS) | {"verdict": a.gpu_words(rows, i)}
-
-
-def trained_figures(rows: TrainColumns, i: int) -> Record:
-    return facts_at(rows, i, *TRAINED) | {"memory_bytes": round(float(rows.memory_bytes[i]))}

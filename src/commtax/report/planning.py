@@ -26,7 +26,7 @@ from commtax.planner.columns import (
 )
 from commtax.planner.compared_types import best_of_types
 from commtax.planner.each_alone import alone_words
-from commtax.planner.money import asks_for_dollars, plan_money
+from commtax.planner.money import asks_for_dollars
 from commtax.planner.pool_use import pool_words
 from commtax.planner.ranking import FAMILY
 from commtax.planner.reasons import (
@@ -47,27 +47,27 @@ from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Sketch
 from commtax.report.exact_bytes import roomier_record
-from commtax.report.money import counted_note, plan_notes, spent_record
+from commtax.report.figures import figure_table
+from commtax.report.money import counted_note, plan_notes
 from commtax.report.plan_tables import (
-    EXPENDABLE,
     MARK,
     NEAREST,
+    PlanRow,
     behind_notes,
-    facts_at,
     gpus_of,
     places,
-    ranked_columns,
+    plan_names,
     rows_to_show,
     run_notes,
-    served_columns,
+    served_row,
+    served_things,
     show_ranked,
     show_training_plans,
-    trained_figures,
     trained_row,
+    trained_things,
     untrained_words,
 )
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, notes, say, show_rejected, show_table, sized_places
-from commtax.spec import SERVING_AXES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.disaggregation import UNCHECKED
 from commtax.verbs.request_streams import lengths_note
@@ -170,17 +170,16 @@ DEFINITION = (
 
 
 def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
-    own = a.recommended if rows is a.plans else None
-    first, q = rows_to_show(rows, top, own), a.question
-    shown = rows.take(np.array(first, dtype=int))
-    listed, timed = [(a, rows, i) for i in first], [">request"] if q.goal.objective == "latency" else []
-    aim, columns = WANTED[q.goal.objective] if a.places else "", {"": places(first, own)}
-    columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">likely", *timed, ">tokens/s")
-    columns[">range"] = [f"{low:,.0f}-{high:,.0f}" for low, high in a.ranges(shown, "tokens_per_s")]
-    columns |= served_columns(listed, ">/GPU", ">/user", ">$/M")
-    columns[">comm"] = [f"{share:.0%}" for share in a.comm_fractions(shown)]
-    expendable = [name for name in EXPENDABLE if name != "$/M" or not asks_for_dollars(q)]
-    show_ranked(console, columns | served_columns(listed, ">KV free"), gpus_of(listed), expendable, q.gpus_there, aim)
+    own, q, shown = a.recommended if rows is a.plans else None, a.question, figure_table("serving")
+    first = rows_to_show(rows, top, own)
+    some, listed = rows.take(np.array(first, dtype=int)), [(a, rows, i) for i in first]
+    priced = {"tokens_per_s.range": a.ranges(some, "tokens_per_s"), "exposed_comm_fraction": a.comm_fractions(some).tolist()}
+    asked = {"limits_kept_with": bool(q.goal.times), "request_s": q.goal.objective == "latency"}
+    cells = shown.cells([served_things(*one) for one in listed], [key for key, on in asked.items() if not on], priced)
+    needed = ["usd_per_million_tokens"] if asks_for_dollars(q) else []
+    aim = WANTED[q.goal.objective] if a.places else ""
+    columns = {"": places(first, own), "plan": plan_names(listed), **cells}
+    show_ranked(console, columns, gpus_of(listed), shown.spare_headings(needed), q.gpus_there, aim)
 
 
 def nothing_words(a: Plans) -> list[str]:
@@ -255,36 +254,10 @@ def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Reco
 def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
     rows, figures = pasted.rows, Record()
     if isinstance(rows, TrainColumns):
-        figures = trained_figures(rows, 0) if len(rows) else {}
+        figures = record("plan-training-sizes", row=PlanRow(rows, 0)) if len(rows) else {}
     elif isinstance(a, ServingPlans):
         figures = served_row(a, rows, 0) if len(rows) else {}
     return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}
-
-
-def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
-    """One plan; without a second token there is no time between tokens."""
-    ranges = {metric: zip(("low", "high"), a.range_of(rows, i, f"{metric}_s"), strict=True) for metric in ("tpot", "ttft")}
-    between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchange_of(rows, i)
-    return {
-        "mode": "disaggregated" if rows.mode[i] else "together",
-        **facts_at(rows, i, *SERVING_AXES, "replicas", "gpus", "concurrency"),
-        "idle_gpus": a.question.gpus_there - rows.gpus[i],
-        **(facts_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
-        **exchange.told,
-        **({"techniques": list(on)} if (on := a.turned_on(rows, i)) else {}),
-        **({"without_techniques": list(left)} if (left := a.dropped(rows, i)) else {}),
-        "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
-        "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
-        **facts_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
-        **{f"{metric}_{end}_s": seconds for metric, ends in ranges.items() for end, seconds in ends},
-        "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
-        **facts_at(rows, i, "tokens_per_s_per_user"),
-        **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
-        **spent_record(plan_money(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))),
-        "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,
-        "exposed_comm_fraction": a.step_of(rows, i).comm_fraction,
-        "verdict": a.gpu_words(rows, i),
-    }
 
 
 def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
@@ -324,10 +297,6 @@ def _marked(a: ServingPlans) -> dict[str, tuple[str, ServingColumns, int]]:
     return {name[0].upper(): (name, point.plans, point.recommended) for name, point in named}
 
 
-OF_ENGINES = (">step", ">80% range", ">tokens/s", ">takes", ">costs", ">MFU", ">comm", ">memory")
-"""Columns of plans that are shown; the plans themselves stand in the sentences above."""
-
-
 def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> None:
     """Which engine, with which plan, and by how much; then each engine's own plan in a row."""
     q, able = answers[0].question, fastest_first(answers)
@@ -342,9 +311,10 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
     work = f"{plural(q.goal.global_batch, 'sequence')} of {q.context:,} tokens per step"
     say(console, f"{model_words(q.model)} on {sized_places(q)}, {' or '.join(_engine_key(a) for a in answers)}: {work}", "dim")
     if able:
-        shown = [ranked_columns(a, a.plans, [a.recommended]) for a in able]
-        columns = {"engine": [_engine_key(a) for a in able]} | {name: [one[name][0] for one in shown] for name in OF_ENGINES}
-        show_table(console, list(columns), zip(*columns.values(), strict=True), EXPENDABLE)
+        shown = figure_table("engines")
+        columns = {"engine": [_engine_key(a) for a in able]}
+        columns |= shown.cells([trained_things(a, a.plans, a.recommended) for a in able])
+        show_table(console, list(columns), zip(*columns.values(), strict=True), shown.spare_headings())
     notes(console, [*(run_notes(able[0]) if able else []), "why other plans of an engine lost: name it alone"])
 
 
@@ -444,8 +414,9 @@ def show_points(console: Console, a: ServingPlans) -> None:
         say(console, f"  {line}")
     listed = [(a, point.plans, point.recommended) for point in a.places]
     columns = {"point": [point_name(a, point) for point in a.places]}
-    columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">tokens/s", ">$/M")
-    show_ranked(console, columns, gpus_of(listed), ("$/M",), a.question.gpus_there)
+    shown = figure_table("points")
+    columns |= {"plan": plan_names(listed), **shown.cells([served_things(*one) for one in listed])}
+    show_ranked(console, columns, gpus_of(listed), shown.spare_headings(), a.question.gpus_there)
     for point in a.places:
         say(console, f"  {point_name(a, point)}: when {point.when}", "dim")
     console.print()

@@ -19,14 +19,13 @@ from commtax.question import Question
 from commtax.report.documents import Record, Value
 from commtax.report.fleets import fleet_reasons, fleet_sentence, fleets_document, gpu_words
 from commtax.report.money import page_note
-from commtax.report.plan_tables import run_notes, trained_row
+from commtax.report.plan_tables import run_notes, served_row, trained_row
 from commtax.report.planning import (
     OPEN,
     plans_document,
     point_name,
     question_words,
     recommended_words,
-    served_row,
     shorten_rejected,
     start_sentence,
 )
@@ -55,10 +54,10 @@ from commtax.report.view.plan_table import (
 )
 from commtax.spec import SERVING_AXES, SIZES
 from commtax.units import format_bytes, format_figure, format_seconds, plural
+from commtax.verbs.request_streams import lengths_note
 
 if TYPE_CHECKING:
     from commtax.report.plots import Figure
-from commtax.verbs.request_streams import lengths_note
 
 TOP = 20
 MOST = 60
@@ -81,7 +80,7 @@ def serving_front(a: ServingPlans) -> Record:
         "sentence": _serving_sentence(a),
         **USER_AND_GPU,
         "marks": limit_marks(a),
-        "table": plan_table("served", _ranked_rows(a, told)),
+        "table": plan_table("serving", _ranked_rows(a, told)),
         "points": [_point_card(a, point) for point in a.places],
         "sides": [],
         "lost": lost_rows(shorten_rejected(a.rejected)),
@@ -131,7 +130,7 @@ def several_front(s: SeveralPlans) -> Record:
     plans = [(one.answer, one.row) for one in listed]
     named = [["recommended"] * _is_same(one, chosen) + ["best"] * _is_same(one, best) for one in listed]
     patches = [_placed_patch(one.answer, one.row) for one in listed]
-    table = plan_table("served", served_rows(plans, rows_of(told), named, patches))
+    table = plan_table("serving", served_rows(plans, rows_of(told), named, patches))
     name, *figures = several_sentence(chosen).split("; ", 1) if chosen else [""]
     lost = [
         replace(one, family=f"{one.family} on {a.question.cluster.key}") for a in s.answers for one in shorten_rejected(a.rejected)
@@ -311,7 +310,7 @@ def training_front(a: TrainPlans) -> Record:
         "x_title": "memory per GPU, GiB",
         "y_title": "MFU, %",
         "marks": [],
-        "table": plan_table("trained", trained_rows(a, [trained_row(a, a.plans, i) for i in shown], shown, patches)),
+        "table": plan_table("training", trained_rows(a, [trained_row(a, a.plans, i) for i in shown], shown, patches)),
         "sides": [],
         "lost": lost_rows(a.rejected),
     }
