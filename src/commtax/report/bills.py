@@ -10,6 +10,7 @@ from commtax.question import Question
 from commtax.records import Condition
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text
+from commtax.report.figures import figure_table
 from commtax.report.tables import (
     ANSWER,
     NOTHING_SENT,
@@ -53,14 +54,14 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
         say(console, step.lacking, "bold red")
     say_own_limits(console, b.notes)
     say(console, step.verdict, ANSWER)
-    modes = [text for text, on in _modes(q) if on]
+    modes, beside = [text for text, on in _modes(q) if on], figure_table("step").words({"bill": b})
     if q.trains:
-        _trained_totals(console, step, num_tokens)
+        _trained_totals(console, step, num_tokens, beside)
     else:
         kv = "fits" if step.memory.fits else "does not fit in memory with this batch and context (see commtax fit)"
         sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
         whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-        say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}")
+        say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {'; '.join([_rates(b), *beside, kv])}")
     say_asked(console, q, _trained_step(q) if q.trains else served_step(q), *modes)
     remarks, details = _show_trained(console, step, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
@@ -234,7 +235,7 @@ def _fate(x: Line) -> Text:
     return Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "")
 
 
-def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float) -> None:
+def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float, beside: list[str]) -> None:
     b = step.bill
     hours = f"{format_tokens(b.gpu_hours(num_tokens))} GPU-hours"
     days = f"; {format_tokens(num_tokens)} tokens take {format_duration(b.days(num_tokens) * DAY_S)}, {hours}" if num_tokens else ""
@@ -242,7 +243,7 @@ def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float) ->
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
     whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-    say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {rates}")
+    say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {'; '.join([rates, *beside])}")
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
     held = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"

@@ -61,7 +61,7 @@ def record(name: str, /, **things: object) -> Record:
     return values
 
 
-def value_of(name: str, key: str, things: Record) -> object:
+def value_of(name: str, key: str, things: Mapping[str, object]) -> object:
     """Return the value of one key of a record, None where the record does without it."""
     path, way = _mapping(name)[key]
     value = way(look_up(path, things))
@@ -73,7 +73,7 @@ def facts(thing: object, *names: str) -> Record:
     return {name: getattr(thing, name) for name in names}
 
 
-def look_up(path: str, things: Record) -> object:
+def look_up(path: str, things: Mapping[str, object]) -> object:
     if path.startswith("= "):
         return path[2:]
     first, *names = path.split(".")

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from functools import cache, lru_cache
+from functools import cache
+from math import isnan
 from typing import Any
 
 from commtax.files import table
 from commtax.judgement.confidence import percent
 from commtax.records import dataclass, record_from, replace
-from commtax.report.documents import Record, look_up, value_of
-from commtax.units import DAY_S, format_bytes, format_duration, format_money, format_seconds
+from commtax.report.documents import Record, facts, look_up, value_of
+from commtax.report.drawing import Console
+from commtax.report.tables import show_table
+from commtax.units import DAY_S, format_bytes, format_duration, format_mean, format_money, format_seconds
 
 
 def million(usd: float | None) -> str:
@@ -22,6 +25,7 @@ UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "days": (lambda value, _: format_duration(value * DAY_S), "–"),
     "rate": (lambda value, digits: f"{value:,.{digits}f}", "–"),
     "count": (lambda value, _: f"{int(value):,}", "–"),
+    "mean": (lambda value, _: format_mean(value), "–"),
     "share": (lambda value, digits: f"{value:.{digits}%}", ""),
     "growth": (lambda value, _: f"{value:+.0%}", ""),
     "odds": (lambda value, _: percent(value), ""),
@@ -31,7 +35,7 @@ UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "text": (lambda value, _: str(value), ""),
 }
 """How a terminal writes a figure of each unit, from its value and digits, and what stands for none."""
-PAGE_UNITS = {"odds": "share", "growth": "share", "money": "usd"}
+PAGE_UNITS = {"mean": "count", "odds": "share", "growth": "share", "money": "usd"}
 """Units that the page writes as others."""
 NONE: Mapping[str, Sequence[object]] = {}
 RANGE = ".range"  # behind a key: the 80% range of that figure
@@ -49,8 +53,12 @@ class Figure:
     column: str = ""
     digits: int = 0
     less: bool = False
-    blank: bool = False  # nothing stands where there is no value
+    none: str | None = None
     at: str = ""
+
+    @property
+    def page_unit(self) -> str:
+        return PAGE_UNITS.get(self.unit, self.unit)
 
     @property
     def heading(self) -> str:
@@ -60,17 +68,18 @@ class Figure:
     def write(self, value: object) -> str:
         """Write a value as a terminal does, a range of two as one."""
         write, nothing = UNITS[self.unit]
-        if isinstance(value, tuple):
-            return "-".join(write(end, self.digits) for end in value)
-        return ("" if self.blank else nothing) if value is None else write(value, self.digits)
+        ends = value if isinstance(value, tuple) else (value,)
+        if any(end is None or (isinstance(end, float) and isnan(end)) for end in ends):
+            return nothing if self.none is None else self.none
+        return "-".join(write(end, self.digits) for end in ends)
 
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
     """The figures that a table lists."""
 
-    record: str
-    columns: tuple[str, ...]
+    record: str = ""
+    columns: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
     page: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
@@ -88,7 +97,7 @@ class FigureTable:
         return ">80% range" if self.figure(key.removesuffix(RANGE)).unit == "seconds" else ">range"
 
     def cells(
-        self, rows: Sequence[Record], left_out: Iterable[str] = (), known: Mapping[str, Sequence[object]] = NONE
+        self, rows: Sequence[Mapping[str, object]], left_out: Iterable[str] = (), known: Mapping[str, Sequence[object]] = NONE
     ) -> dict[str, list[str]]:
         """Return the columns of a terminal. Rows are what values are looked up in; of ``known`` figures they are there already."""
         found = {key: known.get(key) or [self._value(key, row) for row in rows] for key in self.columns if key not in left_out}
@@ -96,19 +105,37 @@ class FigureTable:
             self.heading(key): [self.figure(key.removesuffix(RANGE)).write(one) for one in values] for key, values in found.items()
         }
 
+    def show(self, console: Console, rows: Sequence[Mapping[str, object]], title: str = "") -> None:
+        """Show the rows as a table."""
+        cells = ([self.figure(key.removesuffix(RANGE)).write(self._value(key, row)) for key in self.columns] for row in rows)
+        show_table(console, list(map(self.heading, self.columns)), cells, self.spare_headings(), title)
+
+    def words(self, things: Record) -> list[str]:
+        """Return the figures as parts of a sentence, those that have a value."""
+        found = ((self.figure(key), self._value(key, things)) for key in self.columns)
+        return [f"{one.name} {one.write(value)}" for one, value in found if value is not None]
+
+    def large_figures(self, things: Record) -> list[Record]:
+        """Return the figures that the page shows above a table, and how it writes them."""
+        found = ((self.figure(key), self._value(key, things)) for key in self.large)
+        return [facts(one, "key", "name", "help") | {"kind": one.page_unit, "value": value} for one, value in found]
+
     def spare_headings(self, left_out: Iterable[str] = ()) -> list[str]:
         """The names of columns that a narrow terminal does without."""
         return [self.heading(key).lstrip(">") for key in self.spare if key not in left_out]
 
-    def _value(self, key: str, row: Record) -> object:
+    def _value(self, key: str, row: Mapping[str, object]) -> object:
+        """Look a value up: by the record of the table, or in rows that are such records."""
         if key.endswith(RANGE):
             stem = key.removesuffix(RANGE).removesuffix("_s")
-            return tuple(value_of(self.record, f"{stem}_{end}_s", row) for end in ("low", "high"))
-        path = self.figure(key).at
+            return tuple(self._value(f"{stem}_{end}_s", row) for end in ("low", "high"))
+        if not self.record:
+            return row[key]
+        path = figures()[key].at if key in figures() else ""
         return look_up(path, row) if path else value_of(self.record, key, row)
 
 
-@lru_cache(maxsize=1)
+@cache
 def figures() -> Mapping[str, Figure]:
     """Every figure by its key."""
     listed = table("report/figures.toml")["figures"]

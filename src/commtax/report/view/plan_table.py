@@ -14,7 +14,7 @@ from commtax.planner.fleet_trials import Trial
 from commtax.planner.layouts import limit_name
 from commtax.question import Question
 from commtax.report.documents import Record, Value
-from commtax.report.figures import PAGE_UNITS, FigureTable, figure_table
+from commtax.report.figures import FigureTable, figure_table
 from commtax.report.fleets import statistic_key
 from commtax.spec import SERVING_AXES
 
@@ -65,7 +65,7 @@ def page_column(shown: FigureTable, key: str, other: str, title: str) -> Record:
         "minor": key in shown.minor,
         "label": title or one.name,
         "title": title or one.title or one.name,
-        "kind": PAGE_UNITS.get(one.unit, one.unit),
+        "kind": one.page_unit,
         "help": one.help,
     }
 
