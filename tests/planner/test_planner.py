@@ -13,7 +13,7 @@ import commtax
 from commtax import catalog
 from commtax.judgement.leading import training_leads
 from commtax.planner import plan, plan_training, rank_own_plan, serving_search
-from commtax.report.pasted_plans import beside_recommended
+from commtax.report.planning import beside_recommended
 from commtax.spec import SERVING_AXES, Plan
 from commtax.verbs.fitting import fits
 from commtax.verbs.kv_caches import cache_tokens

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.answer import Answer
-from commtax.report.answer_manners import KINDS
-from commtax.report.answers import HEIGHT, WIDTH, to_rows
+from commtax.report.answers import HEIGHT, KINDS, WIDTH, to_rows
 from commtax.statement import Refusal
 from commtax.verbs.explained_step import ExplainedStep
 from each import each

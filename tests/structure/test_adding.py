@@ -38,7 +38,7 @@ WORKED = {
     for heading, body in re.findall(r"(?ms)^## (.*?)$(.*?)(?=^#|\Z)", (ROOT / "CONTRIBUTING.md").read_text())
     if "```diff" in body
 }
-MOST_FILES = {"A chip": 1, "An option": 3, "A technique": 4, "An engine": 4, "A file format": 3}
+MOST_FILES = {"A chip": 1, "An option": 3, "A figure": 6, "A technique": 4, "An engine": 4, "A file format": 3}
 RUN = """
 import shlex, sys
 from cli_run import run_here

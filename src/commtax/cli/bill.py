@@ -42,7 +42,7 @@ def bill_command(order: Order) -> None:
 
         write_page(given.html, bill_page, explained)
     if given.why:
-        from commtax.report.whys import show_why, why_document
+        from commtax.report.bills import show_why, why_document
         from commtax.verbs.why import why
 
         order.output.answer(why_document, show_why, why(explained.bill, given.why))

@@ -77,7 +77,7 @@ def _serve(order: Order) -> NoReturn:
         rows, own = searched.answered
         order.output.emitted = _commands(order, replace(searched, plans=rows), own) if len(searched.plans) else {}
     if given.plot and len(searched.front):
-        from commtax.report.front_plot import plot_front
+        from commtax.report.view.pictures import plot_front
 
         plot_front(searched, Path(given.plot))
     elif given.plot:

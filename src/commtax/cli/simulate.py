@@ -262,14 +262,13 @@ def _write(order: Order, o: RequestsInTime) -> None:
             text = f"{given.timeline}: the first {len(shown.lane):,} slices; {left_out:,} later ones are left out"
             order.output.remarks.append(Note("timeline", text))
     if given.plot:
-        from commtax.report.request_sweeps import plot_outcome
+        from commtax.report.requests import plot_outcome
 
         plot_outcome(o, Path(given.plot))
 
 
 def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, ...]) -> NoReturn:
-    from commtax.report.request_sweeps import plot_sweep, show_sweep
-    from commtax.report.requests import sweep_document
+    from commtax.report.requests import plot_sweep, show_sweep, sweep_document
 
     given = order.given
     for file in ("timeline", "save"):

@@ -12,6 +12,7 @@ from commtax.judgement.confidence import JudgedLimit
 from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
+from commtax.report.figures import figure_table
 from commtax.spec import SERVING_AXES
 from commtax.units import format_figure, format_mean, format_seconds, plural
 from commtax.verbs.closed_loop import ClosedLoop
@@ -58,7 +59,9 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
         f"{name} {format_seconds(getattr(s, f))} ({ends_words(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s"))
     )
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
-    tables.say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", tables.ANSWER)
+    rates = [f"{s.tokens_per_s:,.0f} output tokens/s", f"{s.requests_per_s:,.2f} requests/s"]
+    rates += figure_table("run").words({"simulation": s})
+    tables.say(console, f"{times}; {', '.join(rates)}", tables.ANSWER)
     _say_first(console, s)
     found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
     handover_s = s.question.engine.host.handover_s * (float(np.exp(s.learnt["ttft"].log)) if s.learnt else 1.0)
@@ -149,9 +152,7 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
     tables.say(console, span_words, tables.ANSWER)
     _say_first(console, s)
     _say_asked(console, s)
-    times = (">TPOT", ">80% range", ">TTFT", ">80% range", ">E2E")
-    columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">prompts in TPOT")
-    tables.show_table(console, columns, map(_run_cells, runs), ("running", "prompts in TPOT", "E2E", "requests/s", "80% range"))
+    figure_table("runs").show(console, runs)
     tables.notes(console, *_remarks(s))
 
 
@@ -159,16 +160,6 @@ def _say_first(console: Console, s: ClosedLoop) -> None:
     """The notes that belong to the answer itself."""
     for note in (note for note in s.notes if note.code in TOLD_FIRST):
         tables.say(console, note)
-
-
-def _run_cells(run: Run) -> tuple[str, ...]:
-    """Without a second token there is no time between tokens."""
-    mean, low, high = (run[f"tpot{end}_s"] for end in ("", "_low", "_high"))
-    between = ("–", "–") if not math.isfinite(mean) else (format_seconds(mean), f"{format_seconds(low)}-{format_seconds(high)}")
-    first = (format_seconds(run["ttft_s"]), f"{format_seconds(run['ttft_low_s'])}-{format_seconds(run['ttft_high_s'])}")
-    mixed = "–" if not math.isfinite(run["mixed_share"]) else f"{run['mixed_share']:.0%}"
-    rates = (format_seconds(run["e2e_s"]), f"{run['tokens_per_s']:,.0f}", f"{run['requests_per_s']:,.2f}", mixed)
-    return (f"{run['concurrency']:,.0f}", format_mean(run["running"]), *between, *first, *rates)
 
 
 def _say_unfit(console: Console, s: ClosedLoop) -> None:

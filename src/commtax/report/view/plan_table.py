@@ -14,13 +14,13 @@ from commtax.planner.fleet_trials import Trial
 from commtax.planner.layouts import limit_name
 from commtax.question import Question
 from commtax.report.documents import Record, Value
+from commtax.report.figures import FigureTable, figure_table
 from commtax.report.fleets import statistic_key
 from commtax.spec import SERVING_AXES
 
 EMIT = re.compile(r"^emit[^:]*: ")  # the command line's name for what is asked here
 Patch = Mapping[str, Value]
-COLUMNS = table("report/view/plan_table.toml")
-SETUP: Mapping[str, Sequence[str]] = COLUMNS["setup"]
+SETUP: Mapping[str, Sequence[str]] = table("report/figures.toml")["setup"]
 FLAG = re.compile(r" \(--[a-z][^)]*\)|; --[a-z-]+[^;)]*(?=\))|; --[a-z]+ [^;]*$")
 """A hint at an option of the command line, which a page has none of."""
 
@@ -42,16 +42,32 @@ def roles(place: int, recommended: int) -> list[str]:
     return ["recommended"] * (place == recommended) + ["best"] * (place == 0)
 
 
-def plan_table(shape: str, rows: Sequence[Record], limits: Iterable[str] = ()) -> Record:
+def plan_table(name: str, rows: Sequence[Record], limits: Iterable[str] = ()) -> Record:
     """Columns that some row has a figure for, and the rows. ``limits`` are statistics that have columns of their own."""
-    told = COLUMNS[shape]
-    titles = {name: reversed(limit_name(name).split(" ", 1)) for name in limits if statistic_key(name) not in told}
-    own = {statistic_key(name): {**told["limited"], "title": ", ".join(title)} for name, title in titles.items()}
-    every = {name: one for key, column in told.items() for name, one in (own if key == "limited" else {key: column}).items()}
-    known = {key: column for key, column in every.items() if any(cast("Record", r["values"]).get(key) is not None for r in rows)}
-    usual = {"figure": False, "less": False, "range": False, "minor": False}
-    columns = [{"key": key, **usual, "label": column["title"], **column} for key, column in known.items()]
+    shown, columns = figure_table(name), list[Record]()
+    titles = {name: reversed(limit_name(name).split(" ", 1)) for name in limits if statistic_key(name) not in shown.page}
+    own = {statistic_key(name): ", ".join(title) for name, title in titles.items()}
+    for key in shown.page:
+        for other, title in own.items() if key == "limited" else [(key, "")]:
+            if any(cast("Record", row["values"]).get(other) is not None for row in rows):
+                columns.append(page_column(shown, key, other, title))
     return {"columns": columns, "rows": list(rows)}
+
+
+def page_column(shown: FigureTable, key: str, other: str, title: str) -> Record:
+    """Return a figure as the page's scripts take it; ``other`` is its key here, under a ``title`` of its own."""
+    one = shown.figure(key)
+    return {
+        "key": other,
+        "figure": key in shown.large,
+        "less": one.less,
+        "range": key in shown.ranges,
+        "minor": key in shown.minor,
+        "label": title or one.name,
+        "title": title or one.title or one.name,
+        "kind": one.page_unit,
+        "help": one.help,
+    }
 
 
 def _row(figures: Record, place: int, named: Sequence[str], note: str, setup: str, level: int, patch: Patch | None) -> Record:

@@ -3,10 +3,9 @@
 from math import isfinite
 from pathlib import Path
 
-from commtax.report.answer_manners import Manner, Rows
-from commtax.report.answer_plots import plot_bars
+from commtax.report.answers import Manner, Rows
 from commtax.report.documents import record
-from commtax.report.plots import Figure
+from commtax.report.plots import Figure, plot_bars
 from commtax.runs.evidence.finding import Audit
 from commtax.runs.report.audit_words import audit_document
 from commtax.runs.report.auditing import show_audit
