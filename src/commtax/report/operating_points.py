@@ -5,10 +5,10 @@ from math import isinf
 
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import ratio_error
-from commtax.planner.choosing import KINDS, kinds
+from commtax.planner.alternatives import alone_words
 from commtax.planner.columns import USUAL, OperatingPoint, ServingPlans
-from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_words
+from commtax.planner.ranking import KINDS, kinds
 from commtax.planner.reasons import delivers, doubt_words, dtype_words
 from commtax.report.drawing import Console
 from commtax.report.plan_tables import gpus_of, served_columns, show_ranked

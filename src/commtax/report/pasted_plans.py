@@ -2,7 +2,8 @@
 
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
-from commtax.planner import StandingPlan, choosing
+from commtax.planner import StandingPlan
+from commtax.planner import ranking as choosing
 from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value, power
 from commtax.planner.ranking import FAMILY
 from commtax.planner.reasons import against_words

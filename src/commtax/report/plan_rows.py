@@ -1,6 +1,6 @@
 """All plans of a search as rows for tables: words where the search has codes."""
 
-from commtax.planner import choosing
+from commtax.planner import ranking as choosing
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.report.documents import Record
 from commtax.report.plan_tables import facts_at

@@ -9,12 +9,12 @@ import numpy as np
 from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin
-from commtax.planner import StandingPlan, choosing
+from commtax.planner import StandingPlan
+from commtax.planner import ranking as choosing
+from commtax.planner.alternatives import best_of_types, recommended_fit
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
-from commtax.planner.compared_types import best_of_types
 from commtax.planner.money import asks_for_dollars, plan_money
 from commtax.planner.reasons import SAID, against_codes, missed_times, odds, role_words
-from commtax.planner.roomier import recommended_fit
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, record
