@@ -16,12 +16,11 @@ from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
 from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag_name, flags_of
 from commtax.launch.launch_record import BENCHMARKS, LOAD, Launch, LaunchPlace, make_launch
-from commtax.launch.manifest import DescribedServer, is_manifest, server_settings
+from commtax.launch.manifest import DescribedServer, is_manifest, server_settings, settings_of
 from commtax.launch.manifest import read as read_manifest
-from commtax.launch.misspelt import refuse_misspelt
 from commtax.launch.read_techniques import recognise
-from commtax.launch.settings_file import settings_of
 from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
+from commtax.launch.unread import refuse_misspelt
 from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 

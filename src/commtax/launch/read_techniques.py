@@ -6,8 +6,7 @@ from functools import cache
 from commtax.catalog.technique_flags import FlagWord, flag_words
 from commtax.catalog.techniques import default_of, techniques
 from commtax.launch.flags import QUIET, RULES, FlagReading, FlagTable, SaidWord, Value, command_of, flags_of
-from commtax.launch.misspelt import nearest_flags
-from commtax.launch.unpriced import would_change
+from commtax.launch.unread import nearest_flags, would_change
 from commtax.options import options
 from commtax.records import dataclass
 from commtax.spec import Technique

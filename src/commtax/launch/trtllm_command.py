@@ -7,7 +7,7 @@ from commtax.files import JsonObject
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.launch.launch_record import group_attention
-from commtax.launch.settings_file import settings_lines
+from commtax.launch.manifest import settings_lines
 
 FLAGS = flags_of("trtllm")
 

@@ -4,8 +4,8 @@ and chips and model have a use for it."""
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog.loader import version_parts
 from commtax.catalog.techniques import technique
-from commtax.catalog.versions import parts
 from commtax.cost.traffic import ONE_DOMAIN
 from commtax.question import Question
 from commtax.spec import Cluster, Engine
@@ -43,7 +43,7 @@ def on_since(q: Question, key: str) -> str:
     """The oldest version from which on an engine is known to use a technique by itself here; "": all that are known do."""
     newest = catalog.engine(q.engine.key)
     since = newest.version
-    for version in sorted((*newest.versions, newest.version), key=parts, reverse=True):
+    for version in sorted((*newest.versions, newest.version), key=version_parts, reverse=True):
         if not is_on_already(q, key, catalog.engine(f"{newest.key}@{version}")):
             return since
         since = version

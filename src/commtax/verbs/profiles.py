@@ -8,9 +8,7 @@ from dataclasses import field
 
 from commtax.catalog import physics
 from commtax.catalog.profile import measured_cluster, other_chip, same_link, tells_of
-from commtax.catalog.profile_files import check_paths, path_rows
-from commtax.catalog.profile_joining import tells_chip
-from commtax.catalog.profile_lessons import Topic, run_topics
+from commtax.catalog.profile_files import Topic, check_paths, path_rows, run_topics, tells_chip
 from commtax.records import dataclass
 from commtax.spec import Cluster, Engine, Model, Path, Profile, RunLesson
 

@@ -20,8 +20,18 @@ from commtax import counting
 from commtax.answer import Answer
 from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import flag_text, who_has
-from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
-from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, technique, techniques, techniques_on
+from commtax.catalog.techniques import (
+    DRAFTS,
+    asked_techniques,
+    changes_of,
+    default_of,
+    field_value,
+    kind_of,
+    missed,
+    technique,
+    techniques,
+    techniques_on,
+)
 from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.gains import REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
 from commtax.ledger import Z80, Bill

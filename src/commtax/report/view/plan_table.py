@@ -6,7 +6,7 @@ from typing import cast
 
 from commtax.catalog.programs import program_of
 from commtax.files import table
-from commtax.launch.forms import start_commands
+from commtax.launch.deployment import start_commands
 from commtax.planner import ranking as choosing
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.deploying import fleet_servers, servers_of
