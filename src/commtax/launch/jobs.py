@@ -11,7 +11,7 @@ from commtax.catalog.technique_flags import WrittenFlags, is_carrier, place_valu
 from commtax.catalog.techniques import techniques_on
 from commtax.cost.tensors import total_bytes
 from commtax.files import table
-from commtax.launch.flags import RULES, TORCHRUN, FlagReading, SaidValues, Value, flags_of
+from commtax.launch.flags import COMMON, RULES, TORCHRUN, FlagReading, SaidValues, Value, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
 from commtax.spec import Model, Plan, Technique
@@ -144,7 +144,7 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     facts |= SaidValues(gpu_memory_utilization=float(limits.gpu_memory_utilization), lora=bool(plan.lora_rank))
     facts |= SaidValues(lora_rank=plan.lora_rank, max_loras=plan.max_loras if plan.lora_rank else 0, eplb=bool(plan.redundant))
     facts |= SaidValues(redundant_experts=int(plan.redundant), eager=how.eager, graphs="")
-    facts |= SaidValues(plain_nccl=how.library == "nccl", tower="data" if whole else "", tower_data=whole)
+    facts |= SaidValues(plain_nccl=how.library == COMMON["plain_library"], tower="data" if whole else "", tower_data=whole)
     own_flags = flags_of(job.engine)
     told = {name for one in job.techniques for name in (*one.sets, *(taken.strip("?") for taken in one.takes))}
     told |= {"eplb"} if "balanced" in told else set()

@@ -211,6 +211,7 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
     hosts = hosts or _number(node.get("workerSpec"), "pipelineParallelSize")
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
+    chips = [label for name in PRODUCTS if isinstance(label := object_of(node.get("nodeSelector")).get(name), str)]
     counted += [_number(deploy, "replicas")] if "replicas" in (deploy := object_of(node.get("deploy"))) else []
     return replace(
         around,
@@ -222,14 +223,8 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
         ordered=around.ordered or node.get("kind") == "StatefulSet",
         hosts=hosts or around.hosts,
         gpus=_gpus(node) or around.gpus,
-        chip=_chip(node) or around.chip,
+        chip=next(iter(chips), "") or around.chip,
     )
-
-
-def _chip(node: JsonObject) -> str:
-    """The GPU that hosts are selected by."""
-    chosen = object_of(node.get("nodeSelector"))
-    return next((label for name in PRODUCTS if isinstance(label := chosen.get(name), str)), "")
 
 
 def _name(node: JsonObject, key: str) -> str:
@@ -381,19 +376,13 @@ def settings_of(text: str) -> Iterator[tuple[str, str]]:
         value = re.sub(r"(?:^|\s)#.*", "", match[3]).strip()
         path = ".".join([*(key for _, key in above), match[2]])
         above.append((indent, match[2]))
-        if value:
-            yield from _ends(path, _flow(value))
-
-
-def _flow(value: str) -> object:
-    """What stands in one line: keys in braces, or the text itself."""
-    if not value.startswith("{"):
-        return value.strip("\"'")
-    try:
-        found = load_documents(value, "")
-    except Refusal:
-        return value
-    return found[0] if found else value
+        if value.startswith("{"):  # keys in one line
+            try:
+                yield from _ends(path, next(iter(load_documents(value, "")), value))
+            except Refusal:
+                yield path, value
+        elif value:
+            yield path, value.strip("\"'")
 
 
 def _ends(path: str, value: object) -> Iterator[tuple[str, str]]:
@@ -402,18 +391,3 @@ def _ends(path: str, value: object) -> Iterator[tuple[str, str]]:
             yield from _ends(f"{path}.{key}", below)
     else:
         yield path, str(value)
-
-
-def settings_lines(tree: Mapping[str, object], indent: str = "") -> Iterator[str]:
-    """Settings as YAML.
-
-    >>> list(settings_lines({"a": {"b": 1}, "c": True, "d": None}))
-    ['a:', '  b: 1', 'c: true', 'd: null']
-    """
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield f"{indent}{key}:"
-            yield from settings_lines(value, indent + "  ")
-        else:
-            word = str(value).lower() if isinstance(value, bool) else "null" if value is None else value
-            yield f"{indent}{key}: {word}"

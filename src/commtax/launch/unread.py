@@ -37,18 +37,13 @@ def unread_remarks(engine: str, unread: Iterable[str], where: str = "answer") ->
     """
     kinds: dict[str, list[str]] = {STRANGE: [], COSTLY: [], "": []}
     for word in unread:
-        key = _key(engine, word)
+        name = re.split(r"[=\s]", word, maxsplit=1)[0]
+        key = usual_key(flags_of(engine), flag_name(name)) if name.startswith("-") else f"${name}"  # a flag's path, or a variable
         phrase = would_change(engine, key)
         kind = STRANGE if not phrase else COSTLY if MAY_COST & {key, key.partition(".")[0]} else ""
         kinds[kind].append(f"{word} ({phrase})" if phrase else word)
     says = {STRANGE: "not understood, and not in", COSTLY: "may cost, and not in", "": "not in"}
     return [Note(kind, f"{says[kind]} the {where}: {', '.join(words)}") for kind, words in kinds.items() if words]
-
-
-def _key(engine: str, word: str) -> str:
-    """The path of a flag, or a variable's name, of what was written."""
-    name = re.split(r"[=\s]", word, maxsplit=1)[0]
-    return usual_key(flags_of(engine), flag_name(name)) if name.startswith("-") else f"${name}"
 
 
 MISSPELT = "misspelt"  # the kind of such refusals
