@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.checkpoints import rules
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import origin, variant
-from commtax.catalog.quantisation import quantisation_of_config
+from commtax.catalog.quantisation import quantisation_of_config, rules
 from commtax.cost.inventory import EXPERTS, format_of, formats, inventory, num_params, total_bytes
 from commtax.cost.kernel import KernelStep
 from commtax.cost.kernels import table_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
-from commtax.planner.compared_types import best_of_types
+from commtax.planner.alternatives import best_of_types
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.reasons import with_names_of_their_own
 from commtax.report.comparisons import fastest_words, flip_words

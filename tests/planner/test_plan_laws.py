@@ -18,9 +18,9 @@ from commtax.cost.schedules import most_chunks
 from commtax.judgement.margins import margin
 from commtax.launch.read_command import parse
 from commtax.planner import plan, plan_training, rank_own_plan
-from commtax.planner.choosing import complexity, share_hosts
 from commtax.planner.columns import SIZED, ServingColumns, ServingPlans, objective_value
 from commtax.planner.exchanges import exchanges
+from commtax.planner.ranking import complexity, share_hosts
 from commtax.planner.space import space
 from commtax.planner.splits import SAME
 from commtax.planner.training_search import BUDGET

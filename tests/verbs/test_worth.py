@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here as run
 from commtax.catalog.technique_flags import is_carrier
-from commtax.catalog.technique_misses import kind_of, missed
-from commtax.catalog.techniques import changes_of, technique, techniques, techniques_on
+from commtax.catalog.techniques import changes_of, kind_of, missed, technique, techniques, techniques_on
 from commtax.judgement.gains import ALIKE
 from commtax.statement import Refusal
 from commtax.verbs.fitting import fit_of_step

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from commtax.catalog.loader import plain_record, stems
+from commtax.catalog.loader import nearest_version, plain_record, stems
 from commtax.catalog.loader import table as facts
-from commtax.catalog.versions import nearest
 from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import ENGINE_PARTS, Engine
@@ -51,6 +50,6 @@ def citation_of(engine: Engine, name: str) -> str:
     """Where an engine's file has a number from."""
     newest = [str(facts("engines", engine.key)["version"])] if engine.key in stems("engines") else []
     known = [*engine.versions, *newest]
-    near = nearest(engine.version, known) if known else ""
+    near = nearest_version(engine.version, known) if known else ""
     own = engine.sources.get(f"versions.{near}.{name}") or engine.sources.get(name)
     return f"{own.title} ({own.date})" if own and own.date else own.title if own else ""

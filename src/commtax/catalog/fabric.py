@@ -12,8 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from commtax.catalog.hardware import link as link_of
-from commtax.catalog.loader import Table, find, plain_record, stems, suggest, table
-from commtax.catalog.versions import is_same_version, nearest, parts
+from commtax.catalog.loader import Table, find, is_same_version, nearest_version, plain_record, stems, suggest, table, version_parts
 from commtax.records import dataclass, replace
 from commtax.spec import Chip, Cluster, ExchangePath, Fabric, Link, Network, Path, Protocol, Spread
 from commtax.statement import Note, Refusal, Source
@@ -130,7 +129,7 @@ class Library:
         for who in (family, self.kin.get(family), self.kin.get(kind)):
             if own := tuple(r for r in self.path if who in r.families and kind in r.links):
                 known = {r.version for r in own if r.version}
-                wanted = nearest(version or max(known, key=parts), known) if known else ""
+                wanted = nearest_version(version or max(known, key=version_parts), known) if known else ""
                 return tuple(r for r in own if r.version in ("", wanted))
         return ()
 
@@ -308,7 +307,8 @@ def _source_inside(asked: Library, cluster: Cluster, version: str) -> Source:
         return Source("transferred", f"transferred from {asked.key} on {chip.family} in other hosts", f"{asked.key} {chip.key}")
     if not version or not known or any(is_same_version(version, one) for one in known):
         return CALIBRATED
-    return Source("transferred", f"transferred from {asked.key} {max(known, key=parts)} to {version}", f"{asked.key} {version}")
+    newest = max(known, key=version_parts)
+    return Source("transferred", f"transferred from {asked.key} {newest} to {version}", f"{asked.key} {version}")
 
 
 def _source_between(key: str, network: Network, link: Link) -> Source:

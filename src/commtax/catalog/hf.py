@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from commtax.catalog.families.parts import ARCHITECTURES
-from commtax.catalog.fields import Fields
+from commtax.catalog.families.parts import ARCHITECTURES, Fields
 from commtax.catalog.loader import stems, suggest, table
 from commtax.catalog.quantisation import quantisation_of_config
 from commtax.spec import Model

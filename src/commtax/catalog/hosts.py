@@ -83,7 +83,7 @@ def parse_counts(text: str) -> Cluster:
 
 def _read_spelling(text: str, name: str) -> Cluster:
     """The hosts that people mean who write something else than counts and a known ``name``; refused where that is in doubt."""
-    from commtax.catalog.spelled_clusters import usual_spellings  # names of the catalogue need no second reading
+    from commtax.catalog.foreign_names import usual_spellings  # names of the catalogue need no second reading
 
     meant = usual_spellings(text)
     if len(meant) == 1:

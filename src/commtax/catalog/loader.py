@@ -217,3 +217,25 @@ def check_measured(text: str, argument: str) -> None:
     what = next((one["what"] for one in made if re.fullmatch(one["pattern"], name)), "")
     if what:
         raise Refusal(f"{argument} '{text[:60]}': {what}, {INSTEAD}", argument)
+
+
+def version_parts(version: str) -> tuple[int, ...]:
+    """The numbers of a version: ``1.0.0rc3`` is 1, 0, 0."""
+    return tuple(int(number[0]) for part in version.removeprefix("v").split(".") if (number := re.match(r"\d{1,9}", part)))
+
+
+def nearest_version(version: str, known: Iterable[str]) -> str:
+    """The newest known version that is not newer, else the oldest.
+
+    >>> nearest_version("0.5.12", ["0.5.10", "0.5.14"]), nearest_version("0.4", ["0.5.10", "0.5.14"])
+    ('0.5.10', '0.5.10')
+    """
+    wanted, measured = version_parts(version), sorted(known, key=version_parts)
+    older = [v for v in measured if version_parts(v) <= wanted]
+    return older[-1] if older else measured[0]
+
+
+def is_same_version(version: str, measured: str) -> bool:
+    """Whether one of them is the other, or says less of it: 0.5 and 0.5.14."""
+    one, other = version_parts(version), version_parts(measured)
+    return one[: len(other)] == other[: len(one)]

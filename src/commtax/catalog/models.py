@@ -8,9 +8,9 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from commtax.catalog.checkpoints import KnownModel, StorageRule, base_key, made_of, release_of, taken_as
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import did_you_mean, find, normal, plain_record, table
+from commtax.catalog.quantisation import KnownModel, StorageRule, base_key, made_of, release_of, taken_as
 from commtax.files import Json, JsonObject, expand_home, parse_json, read_json
 from commtax.records import dataclass
 from commtax.spec import Citation, Model

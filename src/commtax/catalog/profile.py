@@ -11,12 +11,10 @@ from commtax.catalog import physics
 from commtax.catalog.fabric import fabric, library, with_pairs
 from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.posterior import deployment_of, posterior_of
-from commtax.catalog.profile_files import check_paths
+from commtax.catalog.profile_files import NO_FACTS, check_paths, run_topics, runs_of, tells_chip
 from commtax.catalog.profile_files import load as load
 from commtax.catalog.profile_files import load_profile as load_profile
 from commtax.catalog.profile_files import parse as parse
-from commtax.catalog.profile_joining import NO_FACTS, tells_chip
-from commtax.catalog.profile_lessons import run_topics, runs_of
 from commtax.records import with_fields
 from commtax.spec import Chip, Cluster, Engine, Model, Plan, Profile
 from commtax.spec.constants import Fabric, KernelConstants, Spread

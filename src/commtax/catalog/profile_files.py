@@ -2,14 +2,25 @@
 
 ``commtax_profile = 2``, ``name``, ``written`` (the day), ``engine`` and ``dtype`` that were measured, the host's times (``host_s``
 …), and tables ``chip``, ``network``, ``links``, ``sources``, ``kernels.tables``, lists ``libraries``, ``network_curves`` and
-``deployment`` (see ``profile_lessons``): every part may be left out. Version 1, which is JSON and has neither curves nor
-deployments, is still read.
+``deployment``: every part may be left out. Version 1, which is JSON and has neither curves nor deployments, is still read.
+
+``[[deployment]]`` has engine, version, chip, family, model, dtype, tp … ``[[deployment.run]]`` label, clients, lengths, and tables
+``tpot`` and ``ttft`` of measured_s, catalogue_s, residual, noise, repeats, scatter and slopes. Of a profiled step, ``products``,
+``attention`` … ``host`` instead (``spec.STEP_PARTS``): clients are the sequences in it, and input_len what they see.
+
+Several profiles become one where they are laid over each other in order: a host's, a fabric's, an engine's. What was fitted
+together stays together. Constants by name (chip, kernels, libraries) are taken one by one, those of the network and the host as a
+whole; what runs taught is joined.
 """
+
+from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
+from functools import reduce
+from itertools import islice
 from pathlib import Path as File
 from typing import cast, get_args
 
@@ -19,15 +30,211 @@ from commtax.catalog.fabric import OPS
 from commtax.catalog.loader import suggest
 from commtax.catalog.physics import TableView
 from commtax.catalog.posterior import Change, move_words, moves_of
-from commtax.catalog.profile_joining import join
-from commtax.catalog.profile_lessons import deployment_rows, read_lessons, runs_of
 from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
-from commtax.records import record_from
-from commtax.spec import DTYPE_BYTES, ChipFacts, Deployment, Link, NetworkCurve, Path, Profile
+from commtax.records import dataclass, record_from
+from commtax.spec import DTYPE_BYTES, LATENCIES, MEASURED, ChipFacts, Deployment, Link, NetworkCurve, Path, Profile, RunLesson
 from commtax.spec.constants import Algorithm
+from commtax.spec.engine import HostTime, Paces
 from commtax.statement import Refusal, Source
-from commtax.toml_text import shorten_all, write_toml
-from commtax.units import plural
+from commtax.toml_text import shorten, shorten_all, write_toml
+from commtax.units import listed, plural
+
+SLOPES = frozenset(f.name for kind in (HostTime, Paces) for f in fields(kind) if f.type == "float")
+"""Constants that a lesson may blame."""
+_TEXTS = tuple(f.name for f in fields(Deployment) if f.type == "str")
+_SWITCHES = tuple(f.name for f in fields(Deployment) if f.type == "bool")
+_LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not MISSING}  # what a deployment that does not say it is
+_UNSAID = {f.name: f.default for f in fields(RunLesson) if f.name in physics.LATENCY and f.default is not MISSING}
+"""What a latency that does not say it has."""
+MOST = 1_000  # latencies of a profile: what they teach together takes time with the third power of their number
+
+
+@dataclass(frozen=True, slots=True)
+class TaughtRun:
+    """One run or profiled step of a deployment: its times by metric, in the order of ``MEASURED``."""
+
+    deployment: Deployment
+    lessons: Mapping[str, RunLesson]
+
+    @property
+    def first(self) -> RunLesson:
+        return next(iter(self.lessons.values()))
+
+
+def read_lessons(rows: Iterable[object]) -> tuple[RunLesson, ...]:
+    """Lessons of a document's deployments; what cannot be is refused by key and rule."""
+    found = tuple(islice(_read_deployments(rows), MOST + 1))
+    if len(found) > MOST:
+        raise Refusal(f"deployment: more than the {MOST:,} latencies that are learnt from; leave some out", "deployment")
+    return found
+
+
+def _read_deployments(rows: Iterable[object]) -> Iterator[RunLesson]:
+    for index, row in enumerate(rows):
+        part = TableView.of(row, f"deployment[{index}]", "a table of a deployment")
+        part.check_known({*(f.name for f in fields(Deployment)), "run"})
+        facts: dict[str, object] = {key: part.text(key) for key in _TEXTS}
+        facts |= {key: int(size) for key, size in part.some(physics.DEPLOYMENT).items()}
+        facts |= {key: part.switch(key) for key in _SWITCHES if key in part.table}
+        deployment = record_from(Deployment, facts)
+        if not part.rows("run"):
+            raise Refusal(f"{part.where} lacks run", part.named("run"))
+        for i, run in enumerate(part.rows("run")):
+            yield from _read_run(TableView.of(run, f"{part.where}.run[{i}]", "a table of a run"), deployment)
+
+
+def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
+    part.check_known({"label", *physics.RUN, *MEASURED})
+    asked = part.all_of(physics.RUN)
+    if not any(metric in part.table for metric in MEASURED):
+        raise Refusal(f"{part.where} lacks {' or '.join(LATENCIES)}", part.where)
+    for metric in MEASURED:
+        if metric in part.table:
+            told = part.part(metric)
+            told.check_known({*physics.LATENCY, "slopes"})
+            needed = {key: rule for key, rule in physics.LATENCY.items() if key not in _UNSAID}
+            facts: dict[str, object] = {**asked, **told.all_of(needed), **told.some(physics.LATENCY), "label": part.text("label")}
+            yield record_from(
+                RunLesson, {**facts, "deployment": deployment, "metric": metric, "slopes": _slopes(told.part("slopes"))}
+            )
+
+
+def _slopes(part: TableView) -> dict[str, float]:
+    unknown = next((key for key in part.table if key not in SLOPES), "")
+    if unknown:
+        raise Refusal(f"unknown key '{part.named(unknown)}'{suggest(unknown, SLOPES)}", part.named(unknown))
+    return part.numbers(dict.fromkeys(part.table, physics.SLOPE))
+
+
+def runs_of(lessons: Iterable[RunLesson]) -> list[TaughtRun]:
+    """Lessons of one run together: of one deployment, label and load. A run has one latency of each metric."""
+    found: dict[tuple[object, ...], list[dict[str, RunLesson]]] = {}
+    for lesson in lessons:
+        load = (shorten(getattr(lesson, key)) for key in physics.RUN)
+        runs = found.setdefault((lesson.deployment, lesson.label, *load), [])
+        run = next((run for run in runs if lesson.metric not in run), None)
+        if run is None:
+            runs.append(run := {})
+        run[lesson.metric] = lesson
+    every = [{metric: run[metric] for metric in MEASURED if metric in run} for runs in found.values() for run in runs]
+    return [TaughtRun(next(iter(run.values())).deployment, run) for run in every]
+
+
+def deployment_rows(lessons: Iterable[RunLesson]) -> list[dict[str, object]]:
+    """Deployments as they are written, each with its runs; sizes of 1 go without saying."""
+    by: dict[Deployment, list[dict[str, object]]] = {}
+    for run in runs_of(lessons):
+        first = run.first
+        label = {"label": first.label} if first.label else {}
+        load = {key: getattr(first, key) for key in physics.RUN}
+        run_row = {**label, **load, **{metric: _latency_row(lesson) for metric, lesson in run.lessons.items()}}
+        by.setdefault(run.deployment, []).append(run_row)
+    return [{**_deployment_row(deployment), "run": runs} for deployment, runs in by.items()]
+
+
+def _deployment_row(deployment: Deployment) -> dict[str, object]:
+    said = {f.name: getattr(deployment, f.name) for f in fields(Deployment)}
+    return {key: value for key, value in said.items() if key == "tp" or (value != _LEFT_OUT.get(key) and value != "")}
+
+
+def _latency_row(lesson: RunLesson) -> dict[str, object]:
+    every = {key: getattr(lesson, key) for key in physics.LATENCY}
+    told = {key: value for key, value in every.items() if key not in _UNSAID or shorten(value) != _UNSAID[key]}
+    return {**told, **({"slopes": dict(lesson.slopes)} if lesson.slopes else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One thing that is asked, and what was measured of its kind."""
+
+    name: str
+    asked: str
+    seen: tuple[str, ...]
+
+    @property
+    def told(self) -> bool:
+        return self.asked in self.seen
+
+    @property
+    def unseen(self) -> str:
+        """What was asked and not seen, in words: ``tp 8 (seen 2 and 4)``."""
+        return f"{self.name} {self.asked}" + (f" (seen {listed(self.seen)})" if self.seen else "")
+
+
+def run_topics(lessons: Iterable[RunLesson], wanted: Mapping[str, str]) -> Iterator[Topic]:
+    """Facts of a deployment that are asked for, beside what its runs had: those that are alike in all facts before."""
+    runs = list(dict.fromkeys(lesson.deployment for lesson in lessons))
+    for name, value in wanted.items():
+        if value and runs:
+            had = {getattr(run, name) for run in runs}
+            yield Topic(name, value, tuple(str(x) for x in sorted(had) if x != ""))
+            runs = [run for run in runs if str(getattr(run, name)) == value] or runs
+
+
+NO_FACTS = ("key", "name")  # what a chip is called is no fact of it
+
+
+def join(profiles: Sequence[Profile]) -> Profile:
+    return reduce(lay_over, profiles)
+
+
+def tells_chip(own: Profile) -> bool:
+    """Whether it holds facts of a chip, which hold of no other."""
+    return bool(set(own.chip) - set(NO_FACTS))
+
+
+def lay_over(first: Profile, second: Profile) -> Profile:
+    """The first with what the second holds in the place of its own."""
+    # The links that the joined collectives were measured on: whoever's they are says so.
+    inside = second if second.libraries or not first.libraries else first
+    across = second if second.network or not first.network else first
+    both = {**first.links, **second.links}
+    told = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
+    # Host times with the engine that they are of, and the lessons of both.
+    kept, other = (second, first) if second.host else (first, second)
+    engine = kept.engine if kept.host else second.engine or first.engine
+    host = kept.host or other.host
+    joined_runs = replace(
+        first, host=host, engine=engine, dtype=second.dtype or first.dtype, lessons=distinct([*first.lessons, *second.lessons])
+    )
+    return replace(
+        joined_runs,
+        name=f"{first.name} + {second.name}",
+        chip=_joined_chip(first, second),
+        tables={**first.tables, **second.tables},
+        libraries=_joined_libraries(first, second),
+        network=second.network or first.network,
+        curves=second.curves if second.network else first.curves,
+        links={which: told[which] or link for which, link in both.items()},
+        sources={**first.sources, **second.sources},
+        written=max(first.written, second.written),
+    )
+
+
+def distinct(lessons: Sequence[RunLesson]) -> tuple[RunLesson, ...]:
+    """Lessons in their order, equal ones once."""
+    by = {(replace(x, slopes={}).__repr__(), tuple(sorted(x.slopes.items()))): x for x in reversed(lessons)}
+    return tuple(reversed(by.values()))
+
+
+def _joined_chip(first: Profile, second: Profile) -> ChipFacts:
+    """Facts of one chip; where only one of them tells some, the chip is that one's."""
+    keys = [own.chip.get("key", "") for own in (first, second)]
+    telling = [own for own in (first, second) if tells_chip(own) or own.tables]
+    if all(keys) and keys[0] != keys[1]:
+        if len(telling) == 2:
+            raise Refusal(f"profiles '{first.name}' and '{second.name}' tell of two chips, {keys[0]} and {keys[1]}", "profile")
+        return (telling or [second])[0].chip
+    rates = {**first.chip.get("flops_per_s", {}), **second.chip.get("flops_per_s", {})}
+    return cast(ChipFacts, {**first.chip, **second.chip, **({"flops_per_s": rates} if rates else {})})
+
+
+def _joined_libraries(first: Profile, second: Profile) -> Mapping[str, tuple[Path, ...]]:
+    """Collectives of both by library, the later one's first; where they were measured on two links, the later one's alone."""
+    told = {own.links["intra"] for own in (first, second) if own.libraries and "intra" in own.links}
+    if len(told) > 1:
+        return second.libraries or first.libraries
+    return {**second.libraries, **{name: paths for name, paths in first.libraries.items() if name not in second.libraries}}
 
 
 def _curve(row: object, where: str) -> NetworkCurve:

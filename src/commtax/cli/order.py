@@ -62,7 +62,7 @@ class Order:
 
     def launched(self, q: Question, copies: int = 1, prompts: int = 0) -> dict[str, str]:
         """What starts a plan, all of its servers, and the benchmark that would check it."""
-        from commtax.launch.forms import start_commands
+        from commtax.launch.deployment import start_commands
 
         return start_commands(q, self.given.emit, copies, prompts, self.devices)
 

@@ -54,7 +54,7 @@ def plan_command(order: Order) -> None:
     if given.phase not in ("serve", "train"):
         raise Refusal.of(f"serve or train{suggest(given.phase, ('serve', 'train'))}", phase=given.phase)
     if given.emit:
-        from commtax.launch.forms import emitted_words
+        from commtax.launch.deployment import emitted_words
 
         able = emitted_words(order.question.trains)
         if order.given.emit not in able:

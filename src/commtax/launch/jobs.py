@@ -1,6 +1,7 @@
-"""A job, the command of one of its servers, and what any engine is told."""
+"""A job, the command of one of its servers, what any engine is told; and torchrun, which starts training jobs."""
 
 import math
+import re
 import shlex
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from commtax.catalog.technique_flags import WrittenFlags, is_carrier, place_valu
 from commtax.catalog.techniques import techniques_on
 from commtax.cost.inventory import total_bytes
 from commtax.files import table
-from commtax.launch.flags import SaidValues, Value, flags_of
+from commtax.launch.flags import COMMON, RULES, TORCHRUN, FlagReading, SaidValues, Value, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
 from commtax.spec import Model, Plan, Technique
@@ -143,7 +144,7 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     facts |= SaidValues(gpu_memory_utilization=float(limits.gpu_memory_utilization), lora=bool(plan.lora_rank))
     facts |= SaidValues(lora_rank=plan.lora_rank, max_loras=plan.max_loras if plan.lora_rank else 0, eplb=bool(plan.redundant))
     facts |= SaidValues(redundant_experts=int(plan.redundant), eager=how.eager, graphs="")
-    facts |= SaidValues(plain_nccl=how.library == "nccl", tower="data" if whole else "", tower_data=whole)
+    facts |= SaidValues(plain_nccl=how.library == COMMON["plain_library"], tower="data" if whole else "", tower_data=whole)
     own_flags = flags_of(job.engine)
     told = {name for one in job.techniques for name in (*one.sets, *(taken.strip("?") for taken in one.takes))}
     told |= {"eplb"} if "balanced" in told else set()
@@ -159,3 +160,36 @@ def checkpoint_remark(job: LaunchJob) -> list[str]:
     if wanted in ("", stored) or (wanted in made and not quant):
         return []
     return [f"# needs a checkpoint in {wanted}: put its name for {model_id(model)}, which is in {stored}"]
+
+
+def count_ranks(reading: FlagReading) -> None:
+    """Hosts and replicas of a torchrun job; elastic jobs (1:4) count their most hosts."""
+    values, world = reading.values, 1
+    for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
+        text = str(values.get(name, "1")).split(":")[-1]
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+            raise Refusal(f"from: '{flag} {text}': {RULES['int']}", "from")
+        values[name] = int(text)
+        world *= int(text)
+    inner = int(values.tp or 1) * int(values.pp or 1) * int(values.cp or 1)
+    if world % inner:
+        raise Refusal(f"from: tp x pp x cp = {inner} does not divide the {world} GPUs of --nnodes x --nproc-per-node", "from")
+    values.dp = world // inner
+
+
+def start(job: LaunchJob) -> str:
+    """The words before the script."""
+    per = min(job.gpus, job.question.cluster.gpus_per_host)
+    if job.gpus % per:
+        raise Refusal(f"emit: {job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each", "emit")
+    start = ["torchrun", *TORCHRUN.spell(gpus_per_node=per, nnodes=above_one(job.hosts))]
+    return " ".join(start + [f"--node-rank $NODE_RANK --master-addr {job.address} --master-port 29500"] * (job.hosts > 1))
+
+
+def global_batch(job: LaunchJob) -> int:
+    return int(job.plan.microbatches) * int(job.question.micro_batch) * int(job.plan.dp)
+
+
+def further_axes(plan: Plan) -> SaidValues:
+    """The axes beyond tensors, stages and replicas, where they split anything."""
+    return SaidValues(cp=above_one(plan.cp), ep=above_one(plan.ep))

@@ -1,18 +1,18 @@
 """What a launch means in our options: the model by a name that the catalogue may know, the plan, servers beside each other."""
 
 import os
+from collections.abc import Iterable
 
 from commtax import catalog
-from commtax.catalog.checkpoints import base_key
-from commtax.catalog.loader import normal
+from commtax.catalog.loader import normal, stems
 from commtax.catalog.models import bundled_model, origin, variant
 from commtax.catalog.programs import program
+from commtax.catalog.quantisation import base_key
 from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.techniques import technique
 from commtax.files import ELSEWHERE, expand_home, read_text
 from commtax.launch.flags import COMMON, SaidValues
 from commtax.launch.launch_record import AUTO_EP, PRICED_WHOLE, Launch
-from commtax.launch.model_sizes import model_with
 from commtax.launch.read_command import parse
 from commtax.spec import Model
 from commtax.statement import Refusal
@@ -110,3 +110,23 @@ def usual_model_name(name: str, remarks: list[str]) -> str:
     if not variant(last):
         return name
     return last if name.startswith(ELSEWHERE) or name.count("/") > 1 else name
+
+
+def sizes_of(model: Model) -> dict[str, int]:
+    """What a command may say of a model, by our names."""
+    attention, ffn, experts = model.attention, model.feed_forward, model.experts
+    sizes = {"layers": model.num_layers, "hidden": model.hidden, "heads": attention.num_heads, "kv_heads": attention.num_kv_heads}
+    return {**sizes, "width": ffn.intermediate, "experts": experts.num_experts if experts else 0, "vocab": model.vocab}
+
+
+def model_with(shape: Iterable[tuple[str, int]]) -> str:
+    """The first bundled model that agrees in every size that is told; "" where none does.
+
+    >>> model_with([("layers", 32), ("hidden", 4096), ("experts", 8), ("width", 14336)])
+    'mixtral-8x7b'
+    """
+    told = dict(shape)
+    for key in stems("models"):  # those with a file of their own first
+        if all(value == told.get(name, value) for name, value in sizes_of(catalog.model(key)).items()):
+            return key
+    return ""

@@ -1,8 +1,7 @@
 """Servers that YAML describes: manifests of Kubernetes and Compose, values of charts, settings of an engine.
 
 Whatever the kind of a document, a server is a container that starts one; what it is told outside its words (replicas, hosts,
-GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean.
-"""
+GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean."""
 
 import json
 import re
@@ -212,6 +211,7 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
     hosts = hosts or _number(node.get("workerSpec"), "pipelineParallelSize")
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
+    chips = [label for name in PRODUCTS if isinstance(label := object_of(node.get("nodeSelector")).get(name), str)]
     counted += [_number(deploy, "replicas")] if "replicas" in (deploy := object_of(node.get("deploy"))) else []
     return replace(
         around,
@@ -223,14 +223,8 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
         ordered=around.ordered or node.get("kind") == "StatefulSet",
         hosts=hosts or around.hosts,
         gpus=_gpus(node) or around.gpus,
-        chip=_chip(node) or around.chip,
+        chip=next(iter(chips), "") or around.chip,
     )
-
-
-def _chip(node: JsonObject) -> str:
-    """The GPU that hosts are selected by."""
-    chosen = object_of(node.get("nodeSelector"))
-    return next((label for name in PRODUCTS if isinstance(label := chosen.get(name), str)), "")
 
 
 def _name(node: JsonObject, key: str) -> str:
@@ -361,3 +355,39 @@ def _gpus(node: JsonObject) -> int:
         ids = device.get("device_ids") if isinstance(device, dict) else None
         asked += [len(",".join(map(str, ids)).split(","))] if isinstance(ids, list) else [_number(device, "count")]
     return next((n for n in asked if n), 0)
+
+
+LINE = re.compile(r"([ \t]*+)([\w-]++)[ \t]*+:(.*)")
+
+
+def settings_of(text: str) -> Iterator[tuple[str, str]]:
+    """Paths of settings and what they say; a place that somebody is to fill in is no YAML, so that lines are read by themselves.
+
+    >>> list(settings_of("a:\\n  b:\\n    c: 1  # one\\n  d: {e: 2}\\nf: null"))
+    [('a.b.c', '1'), ('a.d.e', '2'), ('f', 'null')]
+    """
+    above: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        match = LINE.match(line)
+        if not match:
+            continue
+        indent = len(match[1])
+        above = [(deep, key) for deep, key in above if deep < indent]
+        value = re.sub(r"(?:^|\s)#.*", "", match[3]).strip()
+        path = ".".join([*(key for _, key in above), match[2]])
+        above.append((indent, match[2]))
+        if value.startswith("{"):  # keys in one line
+            try:
+                yield from _ends(path, next(iter(load_documents(value, "")), value))
+            except Refusal:
+                yield path, value
+        elif value:
+            yield path, value.strip("\"'")
+
+
+def _ends(path: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from _ends(f"{path}.{key}", below)
+    else:
+        yield path, str(value)

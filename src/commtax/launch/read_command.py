@@ -15,13 +15,12 @@ from commtax.catalog.foreign_names import find_device_chip
 from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
 from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag_name, flags_of
-from commtax.launch.launch_record import BENCHMARKS, LOAD, Launch, LaunchPlace, make_launch
-from commtax.launch.manifest import DescribedServer, is_manifest, server_settings
+from commtax.launch.launch_record import LOAD, Launch, LaunchPlace, make_launch
+from commtax.launch.manifest import DescribedServer, is_manifest, server_settings, settings_of
 from commtax.launch.manifest import read as read_manifest
-from commtax.launch.misspelt import refuse_misspelt
 from commtax.launch.read_techniques import recognise
-from commtax.launch.settings_file import settings_of
 from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
+from commtax.launch.unread import refuse_misspelt
 from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 
@@ -174,7 +173,7 @@ def _read(
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
     loose = reading.take(args, flags_of(engine))
-    model = str(reading.values.model) or next((w for w in loose if w not in BENCHMARKS), "")
+    model = str(reading.values.model) or next((w for w in loose if w not in COMMON["subcommands"]), "")
     if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
         reading.values["model"] = told["model"]
     own = flags_of(engine)
@@ -206,7 +205,7 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
 
 
 def _srun(before: list[str]) -> int:
-    """Hosts that a job launcher in front names."""
+    """Return how many hosts a job launcher in front names; 0 where none does."""
     text = " ".join(before)
     called = re.search(r"\b(?:srun|salloc)\b", text)
     nodes = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None

@@ -5,9 +5,8 @@ from functools import cache
 
 from commtax.catalog.technique_flags import FlagWord, flag_words
 from commtax.catalog.techniques import default_of, techniques
-from commtax.launch.flags import QUIET, RULES, FlagReading, FlagTable, SaidWord, Value, command_of, flags_of
-from commtax.launch.misspelt import nearest_flags
-from commtax.launch.unpriced import would_change
+from commtax.launch.flags import QUIET, RULES, FlagReading, SaidWord, Value, command_of, flags_of
+from commtax.launch.unread import nearest_flags, would_change
 from commtax.options import options
 from commtax.records import dataclass
 from commtax.spec import Technique
@@ -45,7 +44,8 @@ def recognise(engine: str, reading: FlagReading) -> None:
     if not own.asked:
         return
     command_of(engine).complete(reading)
-    said = {key: _usual_word(own, key, word) for key, word in reading.said.items()}
+    words = {key: {theirs.lower(): ours for theirs, ours in own.words.get(key, {}).items()} for key in reading.said}
+    said = {key: SaidWord(words[key].get(word.value.lower(), word.value), word.written) for key, word in reading.said.items()}
     found = sorted((one for t in techniques().values() if (one := _asked(t, engine, said, reading))), key=lambda one: one.fixed)
     fields: Fields = {}
     for one in found:  # the one that more words ask for wins
@@ -73,12 +73,6 @@ def _own_options() -> Mapping[str, str]:
 def _is_told_by_option(one: Technique, name: str) -> bool:
     """Whether a field is one that may be left out behind a technique's name, and has an option of its own."""
     return name in _own_options() and (f"{name}?" in one.takes or name == "slots")
-
-
-def _usual_word(own: FlagTable, key: str, word: SaidWord) -> SaidWord:
-    """A value by the word that tables have for it."""
-    words = {theirs.lower(): ours for theirs, ours in own.words.get(key, {}).items()}
-    return SaidWord(words.get(word.value.lower(), word.value), word.written)
 
 
 def _asked(one: Technique, engine: str, said: Mapping[str, SaidWord], reading: FlagReading) -> AskedTechnique | None:

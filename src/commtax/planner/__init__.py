@@ -13,15 +13,14 @@ import numpy as np
 from commtax.judgement.confidence import confidence_of, margin_of
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
+from commtax.planner.alternatives import alone_words, answer_with_room, questions_alone, roomier_words
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
-from commtax.planner.each_alone import alone_words, questions_alone
 from commtax.planner.exchanges import way_asked
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.ranking import best_first
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
-from commtax.planner.roomier import answer_with_room, roomier_words
-from commtax.planner.same_layout import at_loads
+from commtax.planner.serving_search import at_loads
 from commtax.planner.space import WIDE
 from commtax.planner.technique_reasons import kept_settings, shared_gain, untried_gain
 from commtax.planner.technique_sets import search_with_techniques, technique_sets_of

@@ -12,8 +12,7 @@ from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
 from commtax.judgement.confidence import Estimate
 from commtax.judgement.leading import latest_first_token_s, standing
-from commtax.planner.asked_techniques import dropped, without
-from commtax.planner.exchanges import ExpertExchange, exchanges
+from commtax.planner.exchanges import ExpertExchange, dropped, exchanges, without
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import Question
 from commtax.records import dataclass, record_from

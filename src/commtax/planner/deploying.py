@@ -1,7 +1,7 @@
 """A plan that was found as the servers that run it."""
 
 from commtax.planner.columns import ServingPlans
-from commtax.planner.fleet_lengths import all_requests
+from commtax.planner.fleet_sizes import all_requests
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.pool_use import admitted_sequences
 from commtax.question import Question

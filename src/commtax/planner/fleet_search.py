@@ -14,12 +14,12 @@ import numpy as np
 from commtax import counting
 from commtax.judgement.margins import margin
 from commtax.planner import fleet_trials
-from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
-from commtax.planner.fleet_lengths import all_requests
+from commtax.planner.fleet_sizes import all_requests
 from commtax.planner.fleet_trials import Task, Trial, longest_step, rate_of, too_slow
 from commtax.planner.layouts import SLACK, Layout, candidates
+from commtax.planner.ranking import complexity_of, simplest_served
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal

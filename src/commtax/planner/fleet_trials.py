@@ -18,8 +18,18 @@ from commtax.judgement.fleet_samples import Size
 from commtax.judgement.leading import late_codes
 from commtax.judgement.overload import longest_steps, overloaded
 from commtax.ledger import Z80
-from commtax.planner.fleet_lengths import COUNTED, all_requests, is_sampled, run_lengths, sample_of_fleet, used_size
-from commtax.planner.fleet_sizes import able_sizes, first_size, largest_size, no_more
+from commtax.planner.fleet_sizes import (
+    COUNTED,
+    able_sizes,
+    all_requests,
+    first_size,
+    is_sampled,
+    largest_size,
+    no_more,
+    run_lengths,
+    sample_of_fleet,
+    used_size,
+)
 from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question

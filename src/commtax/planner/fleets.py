@@ -18,11 +18,11 @@ from commtax.counting import counted
 from commtax.judgement.confidence import confidence_of, margin_of, percent
 from commtax.judgement.overload import overloaded
 from commtax.options import check_taken
-from commtax.planner.asked_techniques import without
 from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
-from commtax.planner.fleet_lengths import lengths_of_run
+from commtax.planner.exchanges import without
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
+from commtax.planner.fleet_sizes import lengths_of_run
 from commtax.planner.fleet_trials import (
     Task,
     Trial,

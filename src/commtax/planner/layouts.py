@@ -12,9 +12,8 @@ from math import ceil, inf
 import numpy as np
 
 from commtax.arrays import Array, unique_values
-from commtax.planner.asked_techniques import dropped, refuse_unused
 from commtax.planner.columns import Rejected, ground, sizes_of
-from commtax.planner.exchanges import ExpertExchange, exchanges
+from commtax.planner.exchanges import ExpertExchange, dropped, exchanges, refuse_unused
 from commtax.planner.reasons import dtype_words
 from commtax.planner.serving_search import grid_of, having_room
 from commtax.planner.space import Roomy, Space, at_once, simulated, sizes, workers_beside

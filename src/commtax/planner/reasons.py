@@ -11,12 +11,11 @@ from commtax.catalog.hardware import is_catalogued
 from commtax.judgement.confidence import percent
 from commtax.judgement.leading import LATE, SLOW, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
 from commtax.judgement.margins import is_close, margin
-from commtax.planner.choosing import KINDS, TRAINED, kinds, leading_count, share_hosts, training_kinds
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainPlans, objective_value, sizes_of, standing_of
 from commtax.planner.lost_ground import telling_reasons, waited_links
 from commtax.planner.money import asks_for_dollars, training_money
 from commtax.planner.pool_use import pool_words
-from commtax.planner.ranking import family
+from commtax.planner.ranking import KINDS, TRAINED, family, kinds, leading_count, share_hosts, training_kinds
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.records import record_from

@@ -1,11 +1,10 @@
 """Serving plans: price the whole grid of plans x concurrency at once, keep what meets the limits, rank, and say why.
 
-Splits of a cluster into workers for prompts and workers that decode are plans beside the others.
-"""
+Splits of a cluster into workers for prompts and workers that decode are plans beside the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -16,22 +15,33 @@ from commtax.arrays import Array, unique_values
 from commtax.judgement.leading import bearable_ttft_s, depends_on_who_waits, latest_first_token_s, standing
 from commtax.judgement.margins import margin
 from commtax.planner import columns, money, reasons
-from commtax.planner.asked_techniques import refuse_unused
-from commtax.planner.choosing import effort, leading_count, recommended_row, simplest_served
 from commtax.planner.columns import NO_SERVING, OperatingPoint, Rejected, ServingColumns, ServingPlans
-from commtax.planner.exchanges import ExpertExchange, exchanges
-from commtax.planner.ranking import best_first, best_rows, family, front_of, least_gains, passed_over_plan
-from commtax.planner.space import Roomy, Space, most_each, sizes, space
+from commtax.planner.exchanges import ExpertExchange, exchanges, refuse_unused
+from commtax.planner.ranking import (
+    best_first,
+    best_rows,
+    effort,
+    family,
+    front_of,
+    leading_count,
+    least_gains,
+    passed_over_plan,
+    recommended_row,
+    simplest_served,
+)
+from commtax.planner.space import Roomy, Space, figures, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import INPUT_LEN, MAX_CONCURRENCY, OUTPUT_LEN, Question
 from commtax.records import dataclass
 from commtax.rules.values import positive
-from commtax.spec import NO_TECHNIQUES, SERVING_AXES
+from commtax.spec import NO_TECHNIQUES, SERVING_AXES, Number, Plan
 from commtax.statement import Refusal
+from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
-from commtax.verbs.fit_advice import check_lengths, starts
+from commtax.verbs.fit_advice import check_lengths, starts, why_it_does_not_start
 from commtax.verbs.fitting import state_places, state_tokens
 from commtax.verbs.kv_caches import cache_tokens
+from commtax.verbs.settling import settle
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
@@ -381,3 +391,54 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
         simplest = simplest_served(q, effort(q, every.take(lead)), value[lead], power)
         own = recommended_row(q, plans) if name == "most" else simplest
         yield OperatingPoint(name, PLACES[name], plans, own, passed_over_plan(q, keys, every))
+
+
+def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> ServingColumns:
+    """Row ``i``'s layout with its question changed, at the best load within the limits; none where it cannot be had."""
+    rows = answer.plans
+    run = answer.put(rows, i).but(replicas=int(rows.replicas[i]), **changes)
+    prompts = rows.prompter(i) if rows.mode[i] else None
+    try:
+        every = at_loads(run, prompts, 0, int(rows.dtype[i]), int(rows.exchange[i]))
+    except ValueError:
+        return rows.take(slice(0))
+    return best_first(answer.question, every)[0].take(slice(1))
+
+
+def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: int) -> ServingColumns:
+    """Copies of a plan at ``clients`` of the whole, or at all their loads; ``prompts``: with workers of their own for those."""
+    if prompts:
+        plan, copies = run.plan, int(run.plan.replicas)
+        ranks = copies * int(plan.dp)
+        loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
+        tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
+        put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
+        put = put.but(disaggregated=True)
+        s = price_closed_loop(settle(put))
+        held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
+        _check_room(put, held)
+        sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}
+        sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
+        sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
+        return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
+    return _of_one_pool(run, clients, index, by)
+
+
+def _of_one_pool(run: Question, clients: int, index: int, by: int) -> ServingColumns:
+    base = settle(run).plain()
+    kv = float(np.max(cache_tokens(base)))
+    _check_room(base.but(disaggregated=False), kv)
+    copies = int(run.plan.replicas)
+    one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVING_AXES}, replicas=copies, codes=0, kv_tokens=kv)
+    of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
+    if clients:  # at that load, whatever the cache holds
+        return of.at(np.array([0]), np.array([max(1, round(clients / (copies * int(run.plan.dp))))]))
+    every, most = search(of), run.goal.max_concurrency
+    return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
+
+
+def _check_room(q: Question, kv: float) -> None:
+    if kv < q.requests.tokens:
+        raise Refusal(f"does not fit: the KV cache of a replica holds {kv:,.0f} tokens, less than one request")
+    if why := why_it_does_not_start(q):
+        raise Refusal(f"does not fit: {why}")

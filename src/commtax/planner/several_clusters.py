@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 from commtax import counting
 from commtax.answer import Answer
 from commtax.planner import best_serving, plan
+from commtax.planner.alternatives import usual_limits
 from commtax.planner.columns import ServingPlans, request_s, standing_of
-from commtax.planner.each_alone import usual_limits
 from commtax.planner.money import Money, Prices, plan_money, price_per_cluster
 from commtax.question import Question
 from commtax.records import dataclass

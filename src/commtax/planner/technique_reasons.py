@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from math import log
 from operator import itemgetter
 
-from commtax.catalog.technique_misses import DRAFTS
-from commtax.catalog.techniques import changes_of, technique
+from commtax.catalog.techniques import DRAFTS, changes_of, technique
 from commtax.judgement.gains import UNDECIDED, is_worth_telling, verdict_on_gain
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value
 from commtax.planner.ranking import least_gain
 from commtax.planner.reasons import grown_times
-from commtax.planner.same_layout import best_load
+from commtax.planner.serving_search import best_load
 from commtax.planner.technique_sets import sure_set
 from commtax.question import Question
 from commtax.records import dataclass

@@ -10,8 +10,7 @@ from commtax.catalog.techniques import NONE, changes_of, technique, techniques
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of, worst_limit_ratio
 from commtax.planner.exchanges import exchanges
 from commtax.planner.ranking import LEAST
-from commtax.planner.same_layout import at_loads
-from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
+from commtax.planner.serving_search import at_loads, grounded, rank_briefly, rank_found, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
 from commtax.spec import SERVING_AXES, Technique
 from commtax.thresholds import thresholds

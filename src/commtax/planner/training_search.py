@@ -13,8 +13,8 @@ from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.judgement.leading import training_leads
 from commtax.judgement.margins import margin
-from commtax.planner.choosing import simplest, training_kinds
 from commtax.planner.columns import SIZED, Rejected, TrainColumns, TrainPlans
+from commtax.planner.ranking import simplest, training_kinds
 from commtax.question import Question
 from commtax.rules.values import positive
 from commtax.spec import Engine, Model

@@ -9,8 +9,8 @@ from commtax.judgement.confidence import percent
 from commtax.judgement.leading import LATE, SLOW, against, bearable_token_s, bearable_ttft_s
 from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
-from commtax.planner.fleet_lengths import COUNTED, EACH
 from commtax.planner.fleet_search import burden, recommended_place, simplest_place, sustained_tokens_per_s
+from commtax.planner.fleet_sizes import COUNTED, EACH
 from commtax.planner.fleet_trials import Trial, longest_step, rate_of
 from commtax.planner.fleets import FleetPlans, obstacle, words
 from commtax.planner.layouts import limit_name

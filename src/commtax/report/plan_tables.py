@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commtax.judgement.leading import latest_first_token_s
-from commtax.planner import choosing
+from commtax.planner import ranking
 from commtax.planner.columns import ColumnTable, ServingColumns, ServingPlans, TrainColumns, TrainPlans, request_s
 from commtax.planner.money import plan_money, training_money
 from commtax.planner.reasons import AGAINST, against_codes, dtype_words
@@ -115,7 +115,7 @@ def served_things(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
         "exchange": lambda: a.exchange_of(rows, i).told,
         "techniques": lambda: list(a.turned_on(rows, i)),
         "dropped": lambda: list(a.dropped(rows, i)),
-        "kind": lambda: choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), q.cluster)[0])],
+        "kind": lambda: ranking.KINDS[int(ranking.kinds(rows.take(slice(i, i + 1)), q.cluster)[0])],
         "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
         "decoded": row if decodes else None,
         "ttft": lambda: Ends(*a.range_of(rows, i, "ttft_s")),
@@ -168,13 +168,13 @@ CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")
 def served_rows(a: ServingPlans) -> list[Record]:
     """Every good plan, best first; ranges and dollars per month are in the document."""
     rows, q, usd = a.plans, a.question, a.usd_per_million_tokens(a.plans)
-    kinds, figures = choosing.kinds(rows, q.cluster), [name for name in rows.names() if name not in CODED]
+    kinds, figures = ranking.kinds(rows, q.cluster), [name for name in rows.names() if name not in CODED]
     return [
         {
             "plan": a.gpu_words(rows, i),
             "recommended": i == a.recommended,
             "mode": "disaggregated" if rows.mode[i] else "together",
-            "kind": choosing.KINDS[int(kinds[i])],
+            "kind": ranking.KINDS[int(kinds[i])],
             "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
             **facts(PlanRow(rows, i), *figures, "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
             "usd_per_million_tokens": usd[i] if q.goal.usd_per_gpu_hour else None,

@@ -11,8 +11,8 @@ import numpy as np
 from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin, ratio_error
-from commtax.planner import StandingPlan, choosing
-from commtax.planner.choosing import KINDS, kinds
+from commtax.planner import StandingPlan, ranking
+from commtax.planner.alternatives import alone_words, best_of_types, recommended_fit
 from commtax.planner.columns import (
     USUAL,
     OperatingPoint,
@@ -24,11 +24,9 @@ from commtax.planner.columns import (
     objective_value,
     power,
 )
-from commtax.planner.compared_types import best_of_types
-from commtax.planner.each_alone import alone_words
 from commtax.planner.money import asks_for_dollars
 from commtax.planner.pool_use import pool_words
-from commtax.planner.ranking import FAMILY
+from commtax.planner.ranking import FAMILY, KINDS, kinds
 from commtax.planner.reasons import (
     SAID,
     against_codes,
@@ -40,7 +38,6 @@ from commtax.planner.reasons import (
     odds,
     role_words,
 )
-from commtax.planner.roomier import recommended_fit
 from commtax.planner.serving_search import power_margin
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
@@ -515,7 +512,7 @@ def _why_keep(q: Question, theirs: ServingColumns, r: ServingColumns) -> str:
     """Why a plan that is better than the recommended one is not recommended itself, and what to do about it."""
     if doubts := against_words(q, r):
         return f", but {doubts}"
-    own, simple = (float(choosing.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
+    own, simple = (float(ranking.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
     return f"{', which is simpler' if simple < own else ''}: if it runs, keep it"
 
 

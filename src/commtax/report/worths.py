@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from math import isnan
 
 from commtax.catalog.programs import program
-from commtax.catalog.technique_misses import DRAFTS
-from commtax.catalog.techniques import changes_of, techniques_on
+from commtax.catalog.techniques import DRAFTS, changes_of, techniques_on
 from commtax.judgement import gains
 from commtax.report import tables
 from commtax.report.documents import Record, document, record

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from commtax.catalog.technique_misses import DRAFTS, missed
-from commtax.catalog.techniques import changes_of
+from commtax.catalog.techniques import DRAFTS, changes_of, missed
 from commtax.cost.caches import KvPool, kv_pool
 from commtax.cost.drafting import acceptance_of, tokens_per_step
 from commtax.cost.inventory import stage_layers

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog.loader import version_parts
 from commtax.catalog.technique_flags import who_has
 from commtax.catalog.techniques import technique
-from commtax.catalog.versions import parts
 from commtax.cost.placement import expert_ranks
 from commtax.cost.traffic import AG_RS, BULK, DEEPEP_LL, ONE_DOMAIN
 from commtax.question import Question
@@ -30,7 +30,7 @@ def with_schedule(asked: Techniques, engine: Engine) -> Engine:
 def _unasked_since(engine: Engine, key: str) -> str:
     """The version since which an engine does it unasked; "": this one does not."""
     since = technique(key).always.get(engine.key, "")
-    return since if since and parts(engine.version) >= parts(since) else ""
+    return since if since and version_parts(engine.version) >= version_parts(since) else ""
 
 
 def without_idle_overlap(q: Question) -> Question:
@@ -202,7 +202,7 @@ def on_since(q: Question, key: str) -> str:
     """The oldest version from which on an engine is known to use a technique by itself here; "": all that are known do."""
     newest = catalog.engine(q.engine.key)
     since = newest.version
-    for version in sorted((*newest.versions, newest.version), key=parts, reverse=True):
+    for version in sorted((*newest.versions, newest.version), key=version_parts, reverse=True):
         if not is_on_already(q, key, catalog.engine(f"{newest.key}@{version}")):
             return since
         since = version

@@ -17,9 +17,7 @@ from commtax.arrays import Array
 from commtax.catalog import physics
 from commtax.catalog.posterior import Beliefs, LoadPoint, Posterior, deployment_of, posterior_of, student_over_normal
 from commtax.catalog.profile import measured_cluster, other_chip, same_link, tells_of
-from commtax.catalog.profile_files import check_paths, path_rows
-from commtax.catalog.profile_joining import tells_chip
-from commtax.catalog.profile_lessons import Topic, run_topics
+from commtax.catalog.profile_files import Topic, check_paths, path_rows, run_topics, tells_chip
 from commtax.ledger import Z80
 from commtax.question import Question
 from commtax.records import dataclass

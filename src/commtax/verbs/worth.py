@@ -20,13 +20,15 @@ from commtax import counting
 from commtax.answer import Answer
 from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.technique_flags import flag_text, who_has
-from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
 from commtax.catalog.techniques import (
+    DRAFTS,
     asked_techniques,
     changes_of,
     default_of,
     field_value,
     is_default,
+    kind_of,
+    missed,
     technique,
     techniques,
     techniques_on,

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import chosen_layers, decoder, family, fine_experts, mlp, with_prediction_layers
-from commtax.catalog.fields import Fields
+from commtax.catalog.families.parts import Fields, chosen_layers, decoder, family, fine_experts, mlp, with_prediction_layers
 from commtax.spec import Attention, Block, Compressed, Extra, Hyper, Indexer, Latent, Model
 
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import decoder, family, heads, layers, mlp, text_of, windowed_layers
+from commtax.catalog.families.parts import Fields, decoder, family, heads, layers, mlp, text_of, windowed_layers
 from commtax.catalog.families.vision import gemma4_tower, register_vision, siglip, with_tower
-from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
 from commtax.statement import Note
 

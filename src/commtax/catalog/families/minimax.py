@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from commtax.catalog.families.deepseek import routed_layers
-from commtax.catalog.families.parts import decoder, experts, family, heads, layers
+from commtax.catalog.families.parts import Fields, decoder, experts, family, heads, layers
 from commtax.catalog.families.vision import minimax_tower, register_vision
-from commtax.catalog.fields import Fields
 from commtax.spec import Block, Indexer, Mlp, Model
 
 

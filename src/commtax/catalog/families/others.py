@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from commtax.catalog.families import parts
 from commtax.catalog.families.deepseek import routed_layers
+from commtax.catalog.families.parts import Fields
 from commtax.catalog.families.vision import register_vision, step_tower
-from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from commtax.catalog.families.parts import Reader, family, text_of
-from commtax.catalog.fields import Fields
+from commtax.catalog.families.parts import Fields, Reader, family, text_of
 from commtax.records import dataclass
 from commtax.spec import Model, Tower, TowerTensor
 from commtax.statement import Note

@@ -6,8 +6,8 @@ from typing import cast
 
 from commtax.catalog.programs import program_of
 from commtax.files import table
-from commtax.launch.forms import start_commands
-from commtax.planner import choosing
+from commtax.launch.deployment import start_commands
+from commtax.planner import ranking
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.fleet_trials import Trial
@@ -92,8 +92,8 @@ def served_rows(
     made = list[Record]()
     for place, ((a, i), figures) in enumerate(zip(plans, told, strict=True)):
         one = a.plans.take(slice(i, i + 1))
-        level = int(choosing.kinds(one, a.question.cluster)[0])
-        row = _row(figures, place, named[place], choosing.KINDS[level], SETUP["served"][level], level, patches[place])
+        level = int(ranking.kinds(one, a.question.cluster)[0])
+        row = _row(figures, place, named[place], ranking.KINDS[level], SETUP["served"][level], level, patches[place])
         ranges = {f"{name}_s": [figures[f"{name}_low_s"], figures[f"{name}_high_s"]] for name in ("ttft", "tpot")}
         tokens = {"tokens_per_s": list(a.range_of(a.plans, i, "tokens_per_s"))}
         servers = servers_of(a, i)
@@ -106,8 +106,8 @@ def fleet_rows(trials: Sequence[Trial], told: Sequence[Record], recommended: int
     made = list[Record]()
     for place, (trial, figures) in enumerate(zip(trials, told, strict=True)):
         layout = trial.layout
-        level = int(choosing.complexity_of(layout.question.plan, layout.ahead, layout.question.cluster))
-        note, word = choosing.KINDS[level], SETUP["served"][level]
+        level = int(ranking.complexity_of(layout.question.plan, layout.ahead, layout.question.cluster))
+        note, word = ranking.KINDS[level], SETUP["served"][level]
         sizes = {axis: int(getattr(layout.question.plan, axis)) for axis in SERVING_AXES} | {"rep": trial.size[0]}
         sizes |= {"pw": trial.size[1], "ptp": int(layout.ahead.tp), "pdp": int(layout.ahead.dp)} if layout.ahead else {}
         patch = {**unusual_sizes(sizes), "ph": "decode", "c": layout.question.cluster.key}
@@ -124,12 +124,12 @@ def unusual_sizes(sizes: Mapping[str, int]) -> dict[str, Value]:
 
 
 def trained_rows(a: TrainPlans, told: Sequence[Record], shown: Sequence[int], patches: Sequence[Patch]) -> list[Record]:
-    levels, made = choosing.training_kinds(a.plans, a.question) % len(choosing.TRAINED), list[Record]()
+    levels, made = ranking.training_kinds(a.plans, a.question) % len(ranking.TRAINED), list[Record]()
     capacity = float(a.question.cluster.chip.visible_bytes)
     for (place, i), figures in zip(enumerate(shown), told, strict=True):
         level = int(levels[i])
         how = f"microbatch {int(a.plans.micro_batch[i])}, {a.kind_words(a.plans, i)}"
-        note = f"{choosing.TRAINED[level]}; {how}"
+        note = f"{ranking.TRAINED[level]}; {how}"
         free = {"memory_free": capacity - float(a.plans.memory_bytes[i])}
         named = roles(i, a.recommended)
         row = _row({**figures, **free}, place, named, note, SETUP["trained"][level], level, patches[place])

@@ -19,7 +19,7 @@ from commtax.launch.launch_record import AUTO_EP, Launch
 from commtax.launch.manifest import is_manifest
 from commtax.launch.read_command import NothingLaunchedError, from_settings, parse
 from commtax.launch.shell import MAX_SIGNS
-from commtax.launch.unpriced import unread_remarks
+from commtax.launch.unread import unread_remarks
 from commtax.options import taken_by
 from commtax.records import record_from
 from commtax.runs.evidence.identity import names_of, other_model

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl
 
-from commtax.catalog.checkpoints import base_key
 from commtax.catalog.loader import normal
 from commtax.catalog.models import known_model
+from commtax.catalog.quantisation import base_key
 from commtax.files import decode_text
 from commtax.launch.launch_options import implied_options, options_of
-from commtax.launch.misspelt import MISSPELT
 from commtax.launch.read_command import parse as parse_launch
+from commtax.launch.unread import MISSPELT
 from commtax.report.documents import Record, Value
 from commtax.report.view.plan_table import page_words, unusual_sizes
 from commtax.report.view.state import KEYS, SHORT, RefusedError, State, parse

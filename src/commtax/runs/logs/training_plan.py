@@ -10,7 +10,7 @@ from commtax.catalog.foreign_names import find_device_chip, model_key
 from commtax.catalog.hf import from_config
 from commtax.files import table
 from commtax.launch.flags import flags_of
-from commtax.launch.model_sizes import model_with
+from commtax.launch.launch_options import model_with
 from commtax.launch.read_command import parse
 from commtax.records import record_from
 from commtax.runs.logs.training_log import TrainingLog, mesh

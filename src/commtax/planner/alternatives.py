@@ -1,22 +1,26 @@
-"""Prompts on one cluster and decoding on another, beside each of the two by itself: is it a good idea?
+"""What stands beside an answer: each of two clusters by itself, other types of weights, engine limits that make more room.
 
 Clusters that each serve whole requests, in one pool or in two of their own, can share the requests between them: pools that span
 both have to beat the sum of both.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from commtax.cost.memory import on_chip
+from commtax.judgement.engine_limits import Changes, memory_binds
 from commtax.judgement.leading import UNCHECKED
 from commtax.judgement.margins import is_close
-from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, objective_value, power, request_s
+from commtax.planner.columns import NO_SERVING, USUAL, ServingColumns, ServingPlans, objective_value, power, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
-from commtax.planner.reasons import AGAINST, SAID, against_codes, more_words
+from commtax.planner.reasons import AGAINST, SAID, against_codes, distance_words, more_words
 from commtax.question import Question
+from commtax.spec import DTYPE_BYTES
 from commtax.units import format_money, format_seconds, plural, round_up_seconds
+from commtax.verbs.fit_advice import limit_costs, limit_flags, limits_worth_changing, room_words
+from commtax.verbs.fitting import Fit, holds, judged_by_memory
 
 Placed = tuple[ServingPlans, ServingColumns, int]
 """A row of some plans of an answer."""
@@ -129,3 +133,69 @@ def _sum_words(answer: ServingPlans, good: Sequence[Placed]) -> str:
 
 def _usd(per_million_tokens: float) -> str:
     return f"{format_money(per_million_tokens)} per million"
+
+
+def best_of_types(answer: ServingPlans) -> Iterator[str]:
+    """A line for each type that was asked for, the best first; and that smaller ones change what a model says."""
+    dtypes, rows = answer.question.goal.dtypes, answer.plans
+    if len(dtypes) < 2:
+        return
+    first = {index: int(places[0]) for index in range(len(dtypes)) if len(places := np.flatnonzero(rows.dtype == index))}
+    for index, i in sorted(first.items(), key=lambda pair: pair[1]):
+        behind = f" ({distance_words(answer, i).removesuffix(' tokens/s')})" if i else ""
+        rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s{behind} at TTFT {format_seconds(rows.ttft_s[i])}"
+        tpot = f" and TPOT {format_seconds(rows.tpot_s[i])}" if answer.question.requests.output_len > 1 else ""
+        yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {rate}{tpot}"
+    for index in (index for index in range(len(dtypes)) if index not in first):
+        lost = [r for r in answer.rejected if r.dtype == index]
+        yield f"none in {_name(dtypes[index])}: {f'{lost[-1].family} {lost[-1].reason}' if lost else 'no plan is good'}"
+    model = answer.question.model
+    stored = DTYPE_BYTES.get(model.quant.dtype if model.quant else model.dtype, 2.0)
+    if smaller := [name for name in dtypes if name and DTYPE_BYTES.get(name, stored) < stored]:
+        yield f"weights in {' and '.join(smaller)} change the model's answers: accuracy is not predicted"
+
+
+def _name(dtype: str) -> str:
+    return dtype or "its own type"
+
+
+Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
+"""The good loads of one row's plan as an answer's question has it, best first."""
+
+
+def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Question], ServingPlans]) -> ServingPlans | None:
+    """Return the answer with the engine limits that gain most; None where memory does not bind, or no limit gains enough.
+
+    Limits are sought for the recommended plan alone; what they bring is what the whole search answers with them.
+    """
+    rows, own, q = answer.plans, answer.recommended, answer.question
+    if rows.mode[own] or not memory_binds(float(rows.kv_headroom[own])):
+        return None
+
+    def worth(changes: Changes) -> float:
+        found = loads(replace(answer, question=q.but(**changes)), rows, own) if changes else rows.take(slice(own, own + 1))
+        return float(max(objective_value(q, found), default=0.0))
+
+    changes = limits_worth_changing(recommended_fit(answer), worth)
+    found = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
+    return found if len(found.plans) else None
+
+
+def recommended_fit(answer: ServingPlans) -> Fit:
+    """Return what a replica of the recommended plan holds, as ``fit`` judges it."""
+    return holds(judged_by_memory(answer.put(answer.plans, answer.recommended)).but(disaggregated=False))
+
+
+def roomier_words(answer: ServingPlans) -> list[str]:
+    """Return what engine limits bring where memory binds, and what they cost; nothing where none were found."""
+    found = answer.roomier
+    if not found:
+        return []
+    now, then, i, j = answer.plans, found.plans, answer.recommended, found.recommended
+    fits = recommended_fit(found), recommended_fit(answer)
+    where = "" if found.layout(then, j) == answer.layout(now, i) else f"{found.gpu_words(then, j)}, "
+    gain = float(then.tokens_per_s[j] / now.tokens_per_s[i]) - 1
+    ttft, tpot = (format_seconds(float(seconds[j])) for seconds in (then.ttft_s, then.tpot_s))
+    figures = f"{plural(int(then.concurrency[j]), 'client')}, {then.tokens_per_s[j]:,.0f} tokens/s ({gain:+.0%})"
+    left_out = f"give {limit_flags(*fits)} to plan with this and to have it in --emit"
+    return [f"memory binds: {room_words(*fits)}, {where}{figures}, TTFT {ttft}, TPOT {tpot} ({limit_costs(*fits)}); {left_out}"]

@@ -1,14 +1,50 @@
-"""Flags that no engine has and that resemble one which changes the answer: refused, as the engine would not start with them."""
+"""Flags that no price has: what each would have changed, where that is well known (``unpriced.toml``); and flags that no engine has
+and that resemble one that changes the answer, which are refused, as the engine would not start with them."""
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from commtax.catalog.programs import program, programs
 from commtax.catalog.technique_flags import flag_words
 from commtax.catalog.techniques import techniques
-from commtax.launch.flags import COMMON, DASHES, QUIET, flag_name, flags_of
-from commtax.launch.unpriced import TABLE
-from commtax.statement import Refusal
+from commtax.files import table
+from commtax.launch.flags import COMMON, DASHES, QUIET, flag_name, flags_of, usual_key
+from commtax.statement import COSTLY, STRANGE, Note, Refusal
+
+TABLE = {
+    section: {name: str(phrase) for names, phrase in rows.items() for name in names.split()}
+    for section, rows in table("launch/unpriced.toml").items()
+}
+MAY_COST = frozenset(TABLE["costly"]["settings"].split())
+
+
+def would_change(engine: str, key: str) -> str:
+    """What a flag or variable would have changed; "" where that is not known. What stands below it is told by it."""
+    for known in (TABLE.get(engine, {}), TABLE["any"]):
+        parts = key.split(".")
+        for size in range(len(parts), 0, -1):
+            if phrase := known.get(".".join(parts[:size])):
+                return phrase
+    return ""
+
+
+def unread_remarks(engine: str, unread: Iterable[str], where: str = "answer") -> list[str]:
+    """Return what is said of words that are not in an answer: those that mean nothing to us, those that may cost, then others.
+
+    >>> unread_remarks("vllm", ["--foo 3", "--cpu-offload-gb 4"])[1]
+    'may cost, and not in the answer: --cpu-offload-gb 4 (weights in host memory, sent to the GPU in every step)'
+    """
+    kinds: dict[str, list[str]] = {STRANGE: [], COSTLY: [], "": []}
+    for word in unread:
+        name = re.split(r"[=\s]", word, maxsplit=1)[0]
+        key = usual_key(flags_of(engine), flag_name(name)) if name.startswith("-") else f"${name}"  # a flag's path, or a variable
+        phrase = would_change(engine, key)
+        kind = STRANGE if not phrase else COSTLY if MAY_COST & {key, key.partition(".")[0]} else ""
+        kinds[kind].append(f"{word} ({phrase})" if phrase else word)
+    says = {STRANGE: "not understood, and not in", COSTLY: "may cost, and not in", "": "not in"}
+    return [Note(kind, f"{says[kind]} the {where}: {', '.join(words)}") for kind, words in kinds.items() if words]
+
 
 MISSPELT = "misspelt"  # the kind of such refusals
 SHORT, LONG = 3, 8  # letters of names in which a slip of the keys alone is one, and from which two mistakes are
