@@ -14,8 +14,8 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.launch.launch_options import read_pasted
-from commtax.runs.calibrate import calibrate
-from commtax.runs.calibrate.benchmark_runs import LabelledResult, measured_runs
+from commtax.runs.calibrate.calibration import calibrate
+from commtax.runs.calibrate.engine_runs import LabelledResult, measured_runs
 from commtax.runs.calibrate.measurement_files import read_all
 from commtax.runs.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch, from_result, joined
 from commtax.runs.results import bench

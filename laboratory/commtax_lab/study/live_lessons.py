@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from commtax.catalog import profile as overlay
-from commtax.runs.calibrate.benchmark_runs import LabelledResult, measured_runs
+from commtax.runs.calibrate.engine_runs import LabelledResult, measured_runs
 from commtax.runs.calibrate.measurements import MeasuredRun
 from commtax.runs.calibrate.said_deployments import SaidDeployment
 from commtax.runs.results import bench

@@ -18,8 +18,8 @@ from commtax.runs.audit import audit_read
 from commtax.runs.audit.read_files import ReadFiles, model_of, place_of, read_all
 from commtax.runs.calibrate.said_deployments import SaidDeployment, joined
 from commtax.runs.evidence.finding import Audit, Claim
-from commtax.runs.logs.startup import StartupLog
-from commtax.runs.logs.startup_facts import logged_options
+from commtax.runs.logs.engine_logs import StartupLog
+from commtax.runs.logs.startup_audit import logged_options
 from commtax.runs.results.bench_record import BenchmarkRun
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal

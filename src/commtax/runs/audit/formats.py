@@ -9,25 +9,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Protocol
 
 from commtax.files import LOG_BYTES, FileStream, Watch, decode_text, open_stream, table
 from commtax.redaction import redact
 from commtax.runs.evidence import prefixes
 from commtax.runs.evidence.finding import Section
-from commtax.runs.logs import crashes, flight, flight_text, llamacpp_log, nccl_log, training_log
-from commtax.runs.logs.engine_logs import ENGINE_LOGS, tgi_log
+from commtax.runs.logs import crashes, flight, llamacpp_log, nccl_log, training_log
+from commtax.runs.logs.engine_logs import ENGINE_LOGS, StartupLog, lines, tgi_log
 from commtax.runs.logs.flight_audit import audit_analysis, audit_flight
 from commtax.runs.logs.llamacpp_log import audit_timings
 from commtax.runs.logs.nccl_audit import audit_nccl
-from commtax.runs.logs.startup import StartupLog, lines
 from commtax.runs.logs.startup_audit import audit_crash, audit_log
 from commtax.runs.logs.training_audit import audit_training
-from commtax.runs.machines import matrices, smi, smi_query
-from commtax.runs.machines.smi_audit import audit_links, audit_monitor
-from commtax.runs.machines.state_audit import audit_states
-from commtax.runs.machines.topology_audit import audit_topology
-from commtax.runs.results import bench, collective_json, collective_tests
+from commtax.runs.machines import smi, topology
+from commtax.runs.machines.smi_audit import audit_links, audit_monitor, audit_states
+from commtax.runs.machines.topology import audit_topology
+from commtax.runs.results import bench, collective_tests
 from commtax.runs.results.bench_audit import audit_bench
 from commtax.runs.results.collective_audit import audit_collectives
 from commtax.runs.traces.profilers.readers import READERS, TraceReader
@@ -204,6 +203,8 @@ def _text_format(
     return Format(kind, described, record, audit, fits, read, **more)
 
 
+ANALYSES = SimpleNamespace(looks_like=flight.looks_like_analysis, parse=flight.parse_analysis)
+STATES = SimpleNamespace(looks_like=smi.looks_like_states, parse=smi.parse_states)
 DATA = (
     *map(_trace, READERS),
     Format(
@@ -217,8 +218,8 @@ DATA = (
     ),
     _collectives(
         "the JSON of nccl-tests or rccl-tests",
-        lambda s: s.is_json and collective_json.looks_like(s.head),
-        lambda s: collective_tests.parse(collective_json.text_of_json(s.text, s.path.name), s.path.name),
+        lambda s: s.is_json and collective_tests.looks_like_json(s.head),
+        lambda s: collective_tests.parse(collective_tests.text_of_json(s.text, s.path.name), s.path.name),
     ),
     _bench("a benchmark result", lambda s: s.is_json and bench.looks_like_data(s.head), lambda s: bench.parse(s.text, str(s.path))),
 )
@@ -235,7 +236,14 @@ TEXTS = (
     ),
     _text_format("log", "a log of llama.cpp", llamacpp_log.Timings, audit_timings, llamacpp_log, raw=True),
     _text_format("log", "a log of NCCL, RCCL or PyTorch's watchdog", nccl_log.NcclLog, audit_nccl, nccl_log, together=True),
-    _text_format("flight", "an analysis of flight recorders", flight_text.Analysis, audit_analysis, flight_text, raw=True),
+    _text_format(
+        "flight",
+        "an analysis of flight recorders",
+        flight.Analysis,
+        audit_analysis,
+        SimpleNamespace(looks_like=flight.looks_like_analysis, parse=flight.parse_analysis),
+        raw=True,
+    ),
     _bench("a printed benchmark result", lambda s: bench.looks_like_text(s.raw), lambda s: bench.parse_text(s.raw, str(s.path))),
     _text_format("training", "a training log", training_log.TrainingLog, audit_training, training_log),
     _collectives(
@@ -261,8 +269,15 @@ TEXTS = (
         lambda s: s.crash,
         by_place=True,
     ),
-    _text_format("state", "states of GPUs", smi_query.States, audit_states, smi_query, by_place=True),
-    _text_format("topology", "a matrix of GPUs", matrices.Matrices, audit_topology, matrices, by_place=True),
+    _text_format(
+        "state",
+        "states of GPUs",
+        smi.States,
+        audit_states,
+        SimpleNamespace(looks_like=smi.looks_like_states, parse=smi.parse_states),
+        by_place=True,
+    ),
+    _text_format("topology", "a matrix of GPUs", topology.Matrices, audit_topology, topology, by_place=True),
 )
 """Of which a text has all that fit."""
 BY_RECORD = {one.record: one for one in (*DATA, *TEXTS)}

@@ -13,17 +13,19 @@ from typing import cast
 from commtax.catalog.fabric import OPS, library
 from commtax.files import OUTPUT_BYTES, Json, JsonObject, object_of, parse_documents, read_text
 from commtax.launch.read_command import from_settings
-from commtax.runs.calibrate.benchmark_runs import (
+from commtax.runs.calibrate.engine_runs import (
     LabelledResult,
+    LabelledTraces,
+    label_jobs,
     measured_runs,
+    measured_steps,
     missing_facts,
     name_some,
     reason_unusable,
     refuse_missing,
 )
+from commtax.runs.calibrate.engine_runs import missing_step_facts as missing_in_traces
 from commtax.runs.calibrate.measurements import SHAPES, MeasurementFiles, SweepRow, SweptKernel, TimedCollective
-from commtax.runs.calibrate.profiled_steps import LabelledTraces, label_jobs, measured_steps
-from commtax.runs.calibrate.profiled_steps import missing_facts as missing_in_traces
 from commtax.runs.calibrate.said_deployments import (
     PROSE,
     SaidDeployment,
@@ -38,7 +40,7 @@ from commtax.runs.calibrate.said_deployments import (
 )
 from commtax.runs.evidence import prefixes
 from commtax.runs.logs.engine_logs import ENGINE_LOGS
-from commtax.runs.results import bench, nccl_tests
+from commtax.runs.results import bench, collective_tests
 from commtax.runs.results.bench_record import BenchmarkRun
 from commtax.runs.traces.profilers.readers import holds_events, read_traces
 from commtax.runs.traces.trace import Trace
@@ -198,7 +200,7 @@ def recognise(text: str, name: str, library_key: str) -> ReadFile | None:
     """What a text holds, by what is inside it; None where it is nothing that is read here."""
     if _is_json(text):
         return _json(prefixes.strip_prefixes(text), name, library_key)
-    if runs := nccl_tests.parse_all(text, name):
+    if runs := collective_tests.parse_all(text, name):
         return ReadFile(name, sum((_nccl_tests(run, name, library_key) for run in runs), MeasurementFiles()))
     written = prefixes.strip_prefixes(prefixes.unpack_docker(text))
     log = next((log.parse(written) for log in ENGINE_LOGS if log.looks_like(written)), None)
@@ -255,7 +257,7 @@ def _launches_of(own: SaidDeployment, launches: Sequence[SaidDeployment]) -> Seq
         raise Refusal(f"{refusal}: {unclear}", refusal.argument) from None
 
 
-def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, library_key: str) -> MeasurementFiles:
+def _nccl_tests(run: collective_tests.NcclTestsRun, name: str, library_key: str) -> MeasurementFiles:
     """Out of place and in place are two timings of one size; rows with wrong values are no measurements."""
     if not run.op or run.op not in OPS:
         raise Refusal(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")

@@ -23,11 +23,11 @@ from commtax.launch.unpriced import unread_remarks
 from commtax.options import taken_by
 from commtax.records import record_from
 from commtax.runs.evidence.identity import names_of, other_model
-from commtax.runs.logs.startup import StartupLog
-from commtax.runs.logs.startup_facts import CPU, logged_options
+from commtax.runs.logs.engine_logs import StartupLog
+from commtax.runs.logs.startup_audit import CPU, logged_options
 from commtax.runs.results.bench_record import BenchmarkRun
-from commtax.runs.results.commands import is_command
-from commtax.runs.results.inferencex import APART
+from commtax.runs.results.printed_runs import is_command
+from commtax.runs.results.tool_documents import APART
 from commtax.spec import Profile
 from commtax.statement import Refusal
 from commtax.thresholds import levels

@@ -72,7 +72,7 @@ def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoR
     unjudged = NO_VERDICT if claimed and findings.verdict == UNKNOWN else 0
     code = 1 if findings.verdict in (DISAGREE, FAULT) else unjudged
     if markdown:
-        from commtax.runs.report.audit_markdown import audit_markdown
+        from commtax.runs.report.audit_page import audit_markdown
 
         click.echo(audit_markdown(audit_words.audit_document(findings)), nl=False)
         raise SystemExit(code)

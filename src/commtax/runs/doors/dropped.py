@@ -25,7 +25,7 @@ from commtax.runs.audit import audit_read
 from commtax.runs.audit.formats import BY_RECORD, read
 from commtax.runs.audit.read_files import ANY, ReadFiles, gather, model_of, place_of
 from commtax.runs.evidence.finding import UNKNOWN, Audit, Claim
-from commtax.runs.logs.startup import StartupLog
+from commtax.runs.logs.engine_logs import StartupLog
 from commtax.runs.report.audit_page import audit_page
 from commtax.runs.report.audit_words import audit_document
 from commtax.runs.results.bench_record import BenchmarkRun

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from commtax.files import table
-from commtax.runs.logs.startup import lines
+from commtax.runs.logs.engine_logs import lines
 from commtax.thresholds import counts
 from commtax.wordings import patterns
 

@@ -9,10 +9,10 @@ from commtax.files import table
 from commtax.report.documents import Record, record, to_object
 from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Finding, Section, Usage, missing_sentence
 from commtax.runs.evidence.identity import known_as
-from commtax.runs.logs.startup_facts import AXES
+from commtax.runs.logs.startup_audit import AXES
 from commtax.runs.results.bench_audit import RESULTS
-from commtax.runs.traces.repetition import WHOLE as WHOLE_TRACE
-from commtax.runs.traces.typical_step import PARTS, by_rank, typical_of_ranks, usual_phase
+from commtax.runs.traces.accounts import WHOLE as WHOLE_TRACE
+from commtax.runs.traces.run_differences import STEP_PARTS, by_rank, typical_of_ranks, usual_phase
 from commtax.units import format_bytes, format_seconds, plural
 
 WORDS = table("report/words.toml")["audit"]
@@ -214,7 +214,7 @@ def has_no_device(section: Section) -> bool:
 
 def binding_words(used: Usage, words: Mapping[str, str]) -> str:
     """The part of a step that most of it is."""
-    most = max(PARTS, key=lambda name: getattr(used, name))
+    most = max(STEP_PARTS, key=lambda name: getattr(used, name))
     return f"{words[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing was timed"
 
 

@@ -1,6 +1,7 @@
 """How the ranks of a job spent their steps, side by side: compute, wire and waiting, idle time, each second once.
 
-Ranks that meet take equally long for a step, so that whoever waits least is the one the others wait for.
+Ranks that meet take equally long for a step, so that whoever waits least is the one the others wait for. Steps without a name are
+found by what repeats.
 """
 
 from __future__ import annotations
@@ -13,14 +14,138 @@ from itertools import pairwise
 
 import numpy as np
 
-from commtax.runs.traces.coverage import DeviceCoverage, device_coverage
 from commtax.runs.traces.meeting import MESSAGE, Meetings, meet, spans
-from commtax.runs.traces.repetition import REPEATED, WHOLE, between_collectives, likeliest, repeated_steps, with_steps
-from commtax.runs.traces.trace import Trace, TraceStep
-from commtax.thresholds import levels
-from commtax.timeline import Column
+from commtax.runs.traces.trace import Trace, TraceStep, holding, period
+from commtax.thresholds import thresholds
+from commtax.timeline import Column, Timeline, merge_spans
 
-LEVEL = levels(__name__)
+COUNT, LEVEL = thresholds(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Spans in order, none over another, as their edges; ``sums`` is how much is covered until each edge."""
+
+    edges: Column
+    sums: Column
+
+    def within(self, begin_s: Column, end_s: Column) -> Column:
+        """Covered seconds of each window: those before a moment grow inside a span and rest between."""
+        if not len(self.edges):
+            return np.zeros(np.shape(end_s))
+        return np.interp(end_s, self.edges, self.sums) - np.interp(begin_s, self.edges, self.sums)
+
+    def seconds(self, begin_s: float, end_s: float) -> float:
+        return float(self.within(np.array(begin_s), np.array(end_s)))
+
+    @property
+    def gaps(self) -> tuple[Column, Column]:
+        """When each pause between two spans begins, and how long it is."""
+        return self.edges[1:-1:2], self.edges[2::2] - self.edges[1:-1:2]
+
+
+def coverage(start_s: Column, end_s: Column) -> Coverage:
+    """What any of the spans covers."""
+    spans = merge_spans(start_s, end_s)
+    sums = np.concatenate([[0.0], np.cumsum(spans[:, 1] - spans[:, 0])])
+    return Coverage(spans.ravel(), np.repeat(sums, 2)[1:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCoverage:
+    """What one rank's device did: under compute, under compute or communication, and under anything but waiting."""
+
+    compute: Coverage
+    comm: Coverage
+    either: Coverage
+    anything: Coverage
+
+    def spent(self, begin_s: Column, end_s: Column) -> tuple[Column, Column, Column, Column, Column]:
+        """Seconds of each window: of compute, of communication exposed and hidden under it, of copies, and with anything at all."""
+        compute, comm, either, anything = (c.within(begin_s, end_s) for c in (self.compute, self.comm, self.either, self.anything))
+        exposed, hidden, copy = (np.maximum(0.0, x) for x in (either - compute, comm + compute - either, anything - either))
+        return compute, exposed, hidden, copy, anything
+
+
+def device_coverage(timeline: Timeline) -> DeviceCoverage:
+    """All four of a timeline with the kinds compute, comm and copy; a stream that waits for another is not busy."""
+
+    def of(*kinds: str) -> Coverage:
+        mask = np.isin(timeline.kind, [timeline.kinds.index(k) for k in kinds if k in timeline.kinds])
+        return coverage(timeline.start_s[mask], timeline.end_s[mask])
+
+    return DeviceCoverage(of("compute"), of("comm"), of("compute", "comm"), of("compute", "comm", "copy"))
+
+
+REPEATED = "repetition"
+WHOLE = "whole trace"
+
+
+def repeated_steps(trace: Trace) -> list[list[TraceStep]]:
+    """Steps by the period of the busiest lane's names, and by that of the collectives' kinds and sizes, where they have one."""
+    line = trace.timeline
+    if not len(line.start_s):
+        return []
+    busiest = int(np.argmax(np.bincount(line.lane[line.kind != line.kinds.index("copy")], minlength=len(line.lanes))))
+    chosen = np.flatnonzero(line.lane == busiest)
+    chosen = chosen[np.argsort(line.start_s[chosen], kind="stable")]
+    called = sorted(trace.collectives, key=lambda c: c.start_s)
+    seen = [
+        ([line.name[i] for i in chosen.tolist()], line.start_s[chosen]),
+        ([f"{c.op} {c.nbytes} {c.group}" for c in called], np.array([c.start_s for c in called])),
+    ]
+    return [_steps(starts, length, line.finish_s) for names, starts in seen if (length := period_of(names)) > 1]
+
+
+def between_collectives(trace: Trace) -> list[TraceStep]:
+    """From each collective to the next: beats by which ranks can be compared where all kernels are alike."""
+    starts = np.sort([c.start_s for c in trace.collectives])
+    return _steps(starts, 1, trace.timeline.finish_s) if len(starts) >= COUNT.fewest else []
+
+
+def likeliest(found: Sequence[list[TraceStep]]) -> list[TraceStep]:
+    """Of several the fewest, since layers repeat as well as steps do; but not so few that chance has made them."""
+    enough = [steps for steps in found if len(steps) >= COUNT.fewest] or list(found)
+    return min(enough, key=len, default=[])
+
+
+def with_steps(trace: Trace, steps: Sequence[TraceStep]) -> Trace:
+    """The trace with these steps, and its collectives in them."""
+    steps = [replace(s, phase="train") for s in steps] if trace.training else list(steps)
+    at = holding([(s.start_s, s.end_s) for s in steps], np.array([c.start_s for c in trace.collectives]))
+    collectives = tuple(replace(c, step=i) for c, i in zip(trace.collectives, at.tolist(), strict=True))
+    return replace(trace, steps=tuple(steps), collectives=collectives)
+
+
+def _steps(starts: Column, length: int, finish_s: float) -> list[TraceStep]:
+    """Whole periods: each lasts until the next begins."""
+    begins = starts[::length].tolist()
+    count = len(starts) // length
+    ends = [*begins[1:], finish_s][:count]
+    return [TraceStep(i, REPEATED, b, e) for i, (b, e) in enumerate(zip(begins[:count], ends, strict=True))]
+
+
+def period_of(names: Sequence[str]) -> int:
+    """After how many names all of them come again (some may differ); 0 where they do not.
+
+    >>> period_of(["a", "b", "b", "c"] * 3 + ["a"]), period_of(["a", "b", "c"])
+    (4, 0)
+    """
+    codes: dict[str, int] = {}
+    signs = np.fromiter((codes.setdefault(n, len(codes)) for n in names), int, len(names))
+    if len(signs) <= COUNT.exact and (exact := period(signs.tolist())):
+        return exact
+    # The distance at which the rarest regular name comes again, if nearly all others do too.
+    counts = np.bincount(signs, minlength=len(codes))
+    for code in np.argsort(counts, kind="stable")[: COUNT.rare].tolist():
+        if counts[code] < COUNT.fewest:
+            continue
+        apart = np.diff(np.flatnonzero(signs == code))
+        length = int(np.median(apart))
+        regular = float(np.mean(apart == length)) >= LEVEL.regular
+        if regular and 1 < length <= len(signs) // 2 and float(np.mean(signs[length:] == signs[:-length])) >= LEVEL.period_like:
+            return length
+    return 0
 
 
 @dataclass(frozen=True, slots=True)

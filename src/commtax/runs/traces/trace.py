@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from commtax.runs.evidence.finding import Usage
-from commtax.runs.traces.coverage import device_coverage
+from commtax.runs.traces.accounts import device_coverage
 from commtax.statement import Note
 from commtax.thresholds import levels
 from commtax.timeline import Column, Timeline

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from commtax.files import Json, JsonObject
 from commtax.runs.evidence.collective_names import call_op
-from commtax.runs.traces.profilers.nsys_database import Database
+from commtax.runs.traces.profilers.nsys import Database
 from commtax.statement import Note
 from commtax.thresholds import counts
 
