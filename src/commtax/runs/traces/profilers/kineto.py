@@ -21,7 +21,6 @@ import numpy as np
 from commtax.files import TRACE_BYTES, FileStream, Json, JsonObject, list_of, need_number, need_whole, object_of, open_stream
 from commtax.runs.evidence.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
 from commtax.runs.traces import trace
-from commtax.runs.traces.accounts import Coverage, coverage
 from commtax.runs.traces.profilers.columns import (
     CALL,
     COPY_KERNELS,
@@ -37,7 +36,7 @@ from commtax.runs.traces.profilers.columns import (
     EventFacts,
 )
 from commtax.runs.traces.profilers.json_pieces import ListedObjects
-from commtax.runs.traces.trace import Collective, Device, Span, Trace, TraceStep, holding
+from commtax.runs.traces.trace import Collective, Coverage, Device, Span, Trace, TraceStep, coverage, holding
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts, thresholds
 from commtax.timeline import Column, Timeline, pairs
