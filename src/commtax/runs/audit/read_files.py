@@ -1,34 +1,25 @@
 """What was handed over, read: files, and folders with all that is in them; large ones at once, those of one job together."""
 
-import multiprocessing
+from __future__ import annotations
+
 import os
 import re
-import signal
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from commtax import catalog
 from commtax.catalog.hardware import recognise
 from commtax.catalog.models import known_model
 from commtax.files import Watch
 from commtax.runs.audit import formats
-from commtax.runs.audit.formats import BY_RECORD
-from commtax.runs.calibrate.said_deployments import SaidDeployment, launches_in
+from commtax.runs.audit.formats import kind_of
 from commtax.runs.evidence.identity import names_of
 from commtax.runs.logs.engine_logs import StartupLog
-from commtax.runs.logs.flight import Dump
-from commtax.runs.logs.training_audit import logged_plan
-from commtax.runs.logs.training_log import TrainingLog
-from commtax.runs.machines.smi import Links
-from commtax.runs.results.bench_record import BenchmarkRun
-from commtax.runs.traces.profilers import rocprof
 from commtax.runs.traces.trace import Trace, distinct
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
@@ -36,7 +27,14 @@ from commtax.thresholds import thresholds
 from commtax.units import plural
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from multiprocessing.sharedctypes import Synchronized
+
+    from commtax.runs.audit.reported_deployments import ReportedDeployment
+    from commtax.runs.logs.flight import Dump
+    from commtax.runs.logs.training_log import TrainingLog
+    from commtax.runs.machines.smi import Links
+    from commtax.runs.results.bench_record import BenchmarkRun
 
 COUNT, LEVEL = thresholds(__name__)
 
@@ -140,7 +138,7 @@ def _group_files(files: Files, key: Callable[[tuple[int, JobSigns]], Hashable]) 
     return groups
 
 
-_counted: "Synchronized[int]"  # bytes that all processes have read, in each of them
+_counted: Synchronized[int]  # bytes that all processes have read, in each of them
 Run = Sequence[Path]  # files that are read together
 Said = list[object] | Refusal  # what they say, or why they say nothing
 
@@ -155,6 +153,10 @@ def read_runs(runs: Sequence[Run], nsys: str, watch: Watch | None = None, proces
 
 
 def _read_in_processes(runs: Sequence[Run], nsys: str, watch: Watch | None, count: int) -> list[Said]:
+    import multiprocessing  # here, because most runs need no second process
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
     context = multiprocessing.get_context("spawn")  # another thread of this process may hold what a fork would need
     counter = context.Value("Q", 0)
     before = set(multiprocessing.active_children())
@@ -174,8 +176,10 @@ def _read_in_processes(runs: Sequence[Run], nsys: str, watch: Watch | None, coun
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _attend(tasks: set[Future[Said]], counter: "Synchronized[int]", watch: Watch | None) -> None:
+def _attend(tasks: set[Future[Said]], counter: Synchronized[int], watch: Watch | None) -> None:
     """Wait until all are done or one has failed, and tell how far they are."""
+    from concurrent.futures import wait
+
     told = 0
     while tasks:
         done, tasks = wait(tasks, timeout=LEVEL.every_s)
@@ -187,8 +191,10 @@ def _attend(tasks: set[Future[Said]], counter: "Synchronized[int]", watch: Watch
             return
 
 
-def _begin(counter: "Synchronized[int]") -> None:
+def _begin(counter: Synchronized[int]) -> None:
     """In a process of the pool: an interrupt is for the one that started it."""
+    import signal
+
     global _counted
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _counted = counter
@@ -196,7 +202,11 @@ def _begin(counter: "Synchronized[int]") -> None:
 
 def _read(run: Run, nsys: str, watch: Watch | None) -> Said:
     try:
-        return formats.read(run[0], nsys, watch) if len(run) == 1 else list(rocprof.read_tables(run))
+        if len(run) == 1:
+            return formats.read(run[0], nsys, watch)
+        from commtax.runs.traces.profilers import rocprof
+
+        return list(rocprof.read_tables(run))
     except Refusal as refusal:
         return refusal
 
@@ -221,6 +231,7 @@ def _cores() -> int:
 
 
 ANY = "any model"
+JOBS = ("trace", "flight")  # kinds of which each rank of a job leaves a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +245,7 @@ class ReadFiles:
     left: tuple[tuple[str, object], ...]
     notes: tuple[Note, ...] = ()
     jobs: tuple[Sequence[tuple[str, Trace | Dump]], ...] = ()
-    launches: tuple[SaidDeployment, ...] = ()
+    launches: tuple[ReportedDeployment, ...] = ()
 
     @property
     def traces(self) -> list[tuple[str, Trace]]:
@@ -258,8 +269,8 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
             passed |= dict.fromkeys(paths, said)
         else:
             name, whole = paths[0].name, str(paths[0])  # ranks of a job may lie in folders of their own
-            left += [(whole if often[name] > 1 and not isinstance(one, Trace | Dump) else name, one) for one in said]
-    launches = launches_in(passed, remarks := list[str]())
+            left += [(whole if often[name] > 1 and kind_of(one).kind not in JOBS else name, one) for one in said]
+    launches, remarks = _launches(passed) if passed else ({}, [])
     for path, refusal in passed.items():
         if named[path] and path not in launches:
             raise refusal
@@ -278,7 +289,7 @@ def gather(found: Sequence[tuple[str, object]], passed: Sequence[str] = ()) -> R
     """What files say, each with the name of its file, put together by jobs; ``passed`` are those that say nothing."""
     joined, notes = _join_counters(list(found)), tuple(_passed_over(passed))
     traces = [(name, said) for name, said in joined if isinstance(said, Trace)]
-    dumps = [(name, said) for name, said in joined if isinstance(said, Dump)]
+    dumps = [(name, cast("Dump", said)) for name, said in joined if kind_of(said).kind == "flight" and kind_of(said).together]
     jobs: list[list[tuple[str, Trace | Dump]]] = []
     for job in by_job([trace_signs(t) for _, t in traces], [n for n, _ in traces]):
         ranked = distinct([traces[at][1] for at in job])
@@ -289,23 +300,39 @@ def gather(found: Sequence[tuple[str, object]], passed: Sequence[str] = ()) -> R
     return ReadFiles(tuple(left), notes, (*jobs, *recorded))
 
 
+def _launches(paths: Iterable[Path]) -> tuple[dict[Path, ReportedDeployment], list[str]]:
+    """Return what scripts and YAML beside a run start, and remarks on commands that cannot be read."""
+    from commtax.runs.audit.reported_deployments import launches_in
+
+    remarks = list[str]()
+    return launches_in(paths, remarks), remarks
+
+
 def _runs(files: Iterable[Path]) -> list[list[Path]]:
     """Files that are read together, in order: the tables of one run of rocprofv3; each of all others alone."""
     found: dict[str, list[Path]] = {}
     for path in files:
-        found.setdefault(rocprof.run_of(path) or str(path), []).append(path)
+        found.setdefault(_run_of_tables(path) or str(path), []).append(path)
     return list(found.values())
+
+
+def _run_of_tables(path: Path) -> str:
+    if not path.name.endswith((".csv", ".csv.gz")):
+        return ""
+    from commtax.runs.traces.profilers.rocprof import run_of
+
+    return run_of(path)
 
 
 def _join_counters(left: list[tuple[str, object]]) -> list[tuple[str, object]]:
     """Counters of links that several files hold, first to last, as one record: their difference is what was carried."""
-    counters = [(name, said) for name, said in left if isinstance(said, Links)]
+    counters = [(name, cast("Links", said)) for name, said in left if kind_of(said).kind == "links"]
     if len(counters) < 2:
         return left
     names, seen = ", ".join(name for name, _ in counters), counters[0][1]
     for _, later in counters[1:]:
         seen = seen.and_then(later)
-    return [*((name, said) for name, said in left if not isinstance(said, Links)), (names, seen)]
+    return [*((name, said) for name, said in left if kind_of(said).kind != "links"), (names, seen)]
 
 
 def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
@@ -330,16 +357,22 @@ def _passed_over(names: Sequence[str]) -> Iterator[Note]:
 
 def model_of(read: ReadFiles) -> Model:
     """The model that the first log or benchmark result tells; any where no file asks for one."""
-    told = (logged_plan(said).model for _, said in read.left if isinstance(said, TrainingLog))
-    runs = (run for _, said in read.left if isinstance(said, tuple) for run in said if isinstance(run, BenchmarkRun))
+    told = (_trained_model(cast("TrainingLog", said)) for _, said in read.left if kind_of(said).kind == "training")
+    runs = (cast("BenchmarkRun", run) for _, said in read.left if isinstance(said, tuple) for run in said)
     measured = (known_model(run.model) for run in runs if run.model)
     started = (known_model(name) for _, said in read.left if isinstance(said, StartupLog) for name in names_of(said.model) if name)
     launched = (known_model(said.model) for said in read.launches if said.model)
     if model := next(filter(None, chain(told, measured, started, launched)), None):
         return model
-    if all(BY_RECORD[type(said)].by_place for _, said in read.left):
+    if all(kind_of(said).by_place for _, said in read.left):
         return replace(catalog.model(next(iter(catalog.keys("models")))), key=ANY)
     raise Refusal("model: name what ran with --model; the files do not tell it", "model")
+
+
+def _trained_model(log: TrainingLog) -> Model | None:
+    from commtax.runs.logs.training_audit import logged_plan
+
+    return logged_plan(log).model
 
 
 def place_of(read: ReadFiles) -> str:

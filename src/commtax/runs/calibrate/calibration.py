@@ -13,12 +13,12 @@ from commtax import catalog
 from commtax.catalog.profile_files import GivenProfiles, document, load_profile, parse
 from commtax.launch.launch_options import read_pasted
 from commtax.question import PHASES
+from commtax.runs.audit.reported_deployments import KnownLoad, ReportedDeployment, from_launch
 from commtax.runs.calibrate.collective_fits import fit_inside, fit_network
 from commtax.runs.calibrate.kernel_fits import fit_tables
 from commtax.runs.calibrate.learning import fit_engine
 from commtax.runs.calibrate.measurement_files import read_all
 from commtax.runs.calibrate.measurements import Calibration, Measured, MeasuredMachine, MeasurementFiles, ProfilePart, TooFewError
-from commtax.runs.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch
 from commtax.spec import Cluster, Engine, Profile
 from commtax.statement import Refusal
 from commtax.verbs.keywords import BillOptions, SimulateOptions
@@ -80,7 +80,7 @@ def read_runs(
     runs are where nobody says how; a layout that neither tells is asked for.
     """
     said = _said(model, tp, engine, launch, KnownLoad())
-    profiled = SaidDeployment("the command line", load=KnownLoad(input_len=context, batch=batch))
+    profiled = ReportedDeployment("the command line", load=KnownLoad(input_len=context, batch=batch))
     read = read_all([File(file) for file in files], catalog.library("nccl").key, said, [profiled])
     if known:
         read = read.laid_out_as(known)
@@ -97,12 +97,12 @@ def _refuse_unused(given: Mapping[str, object]) -> None:
             raise Refusal(f"{option}: belongs to benchmarks of an engine, and no file holds one", option)
 
 
-def _said(model: str, tp: int, engine: str, launch: str, load: KnownLoad) -> list[SaidDeployment]:
+def _said(model: str, tp: int, engine: str, launch: str, load: KnownLoad) -> list[ReportedDeployment]:
     """What holds for every benchmark: options, and a command that was pasted."""
     options: dict[str, object] = {"tp": tp} if tp else {}
     if engine:  # by its key, as files name it
         options["engine"] = "@".join((catalog.engine(engine).key, *engine.split("@")[1:]))
-    given = SaidDeployment("the command line", model, options, load)
+    given = ReportedDeployment("the command line", model, options, load)
     return [given, *([from_launch(read_pasted(launch, model), "--from")] if launch else [])]
 
 

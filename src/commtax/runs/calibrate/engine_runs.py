@@ -13,8 +13,8 @@ from commtax.files import table
 from commtax.judgement.overload import falls_behind
 from commtax.options import taken_by
 from commtax.question import PHASES
+from commtax.runs.audit.reported_deployments import ReportedDeployment, client_engine
 from commtax.runs.calibrate.measurements import MeasuredRun, MeasuredStep, MeasurementFiles
-from commtax.runs.calibrate.said_deployments import SaidDeployment, client_engine
 from commtax.runs.evidence.identity import another_chip
 from commtax.runs.results.bench_record import HARDWARE, BenchmarkRun
 from commtax.runs.results.expected_figures import come_at_once
@@ -45,7 +45,7 @@ class LabelledResult:
 
     label: str
     result: BenchmarkRun
-    said: SaidDeployment
+    said: ReportedDeployment
 
     @property
     def is_batch(self) -> bool:
@@ -254,7 +254,7 @@ def _deployment(one: LabelledResult, cluster: Cluster) -> dict[str, object]:
     return options
 
 
-def deployment_options(label: str, said: SaidDeployment, usual_engine: str, stored: str = "") -> dict[str, object]:
+def deployment_options(label: str, said: ReportedDeployment, usual_engine: str, stored: str = "") -> dict[str, object]:
     """Options of a deployment as was said; ``stored`` is the number format of weights where nobody says it."""
     engine, version = said.engine
     engine = engine or usual_engine
@@ -307,7 +307,7 @@ class LabelledTraces:
 
     label: str
     traces: tuple[Trace, ...]
-    said: SaidDeployment
+    said: ReportedDeployment
 
 
 def label_jobs(files: Sequence[tuple[str, Trace]]) -> list[tuple[str, tuple[Trace, ...]]]:

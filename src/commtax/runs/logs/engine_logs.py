@@ -564,3 +564,13 @@ vllm_log, sglang_log = EngineLog("vllm", _Vllm, "a vLLM log"), EngineLog("sglang
 trtllm_log = EngineLog("trtllm", _Trtllm, "a TensorRT-LLM log")
 tgi_log = EngineLog("tgi", _Tgi, "a start of Text Generation Inference")
 ENGINE_LOGS = (vllm_log, sglang_log, trtllm_log)  # logs that tell how their engine ended, too
+
+
+def crash_of(raw: str, text: str) -> crashes.Crash | None:
+    """Return the error with which a program ended that is no engine: the readers of engines report theirs themselves.
+
+    ``text`` is ``raw`` without what launchers wrote before its lines.
+    """
+    if not crashes.may_hold_error(raw) or any(engine.looks_like(text) for engine in ENGINE_LOGS):
+        return None
+    return crashes.find(lines(raw))

@@ -108,11 +108,6 @@ class NcclLog:
         return self.routes[route].bit_count()
 
 
-def looks_like(text: str) -> bool:
-    """Whether a text holds lines of NCCL or of its watchdog."""
-    return any(sign in text for sign in _TABLE["signs"])
-
-
 def parse(text: str) -> NcclLog:
     """Read a log.
 

@@ -7,12 +7,23 @@ from dataclasses import asdict, replace
 
 from commtax.files import table
 from commtax.report.documents import Record, record, to_object
-from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Finding, Section, Usage, missing_sentence
+from commtax.runs.evidence.finding import (
+    AGREE,
+    DISAGREE,
+    RESULTS,
+    UNKNOWN,
+    Audit,
+    Cause,
+    Culprit,
+    Finding,
+    Section,
+    Usage,
+    missing_sentence,
+)
 from commtax.runs.evidence.identity import known_as
-from commtax.runs.logs.startup_audit import AXES
-from commtax.runs.results.bench_audit import RESULTS
-from commtax.runs.traces.accounts import WHOLE as WHOLE_TRACE
 from commtax.runs.traces.run_differences import STEP_PARTS, by_rank, typical_of_ranks, usual_phase
+from commtax.runs.traces.trace import WHOLE as WHOLE_TRACE
+from commtax.spec import PARALLEL, SERVING_AXES
 from commtax.units import format_bytes, format_seconds, plural
 
 WORDS = table("report/words.toml")["audit"]
@@ -24,7 +35,9 @@ TIMED = ("bench", "collectives")  # … that hold little but times, which are ne
 SOUND = "nothing in it is off"
 MOST_FIGURES = 3
 MOST_NAMED = 2  # that disagree, in the first line
-SAID = frozenset(("model", "chip", *AXES, *AXES.values()))  # codes of what files say of the run itself, not of its speed
+SAID = frozenset(
+    ("model", "chip", *SERVING_AXES, *(PARALLEL[axis].title for axis in SERVING_AXES))
+)  # codes of what files say of the run itself, not of its speed
 WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
 JOBS = ("trace", "flight")  # kinds of sections that tell who is to blame by themselves

@@ -11,7 +11,7 @@ from commtax.catalog.programs import programs
 from commtax.cost.train_kernels import forward_flops
 from commtax.files import table
 from commtax.judgement.overload import falls_behind
-from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Finding, Section
+from commtax.runs.evidence.finding import AGREE, DISAGREE, RESULTS, UNKNOWN, Cause, Claim, Finding, Section
 from commtax.runs.evidence.identity import identity_findings
 from commtax.runs.results import expected_figures
 from commtax.runs.results.bench_record import HARDWARE, BenchmarkRun
@@ -30,7 +30,6 @@ from commtax.units import format_bytes, format_figure, format_seconds, plural
 from commtax.verbs.fitting import holds
 
 COUNT, LEVEL = thresholds(__name__)
-RESULTS = "results"  # a fact of a file with several
 WORDS = table("runs/results/words.toml")
 TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "beside", "slow", "why"))
 STATISTICS = ("mean", "median", "p99")

@@ -4,6 +4,8 @@ Two things tell how many ranks took part: the list of ranks, of which a text may
 What agrees with both is taken; what contradicts itself is refused. JSON is read as the text that the same programs print.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re
@@ -216,6 +218,11 @@ def looks_like_json(head: bytes) -> bool:
     return any(key in head for key in _KEYS) and (b'"out_of_place"' in head or b'"inPlace"' in head)
 
 
+def parse_json(text: str, name: str) -> CollectiveTests:
+    """Return the tests of a JSON document."""
+    return parse(text_of_json(text, name), name)
+
+
 def text_of_json(text: str, name: str) -> str:
     """Header, devices, rows and end as far as they are told."""
     try:
@@ -307,7 +314,7 @@ class CollectiveTests:
     version: str = ""
     alone: int = 0  # processes of one table that all call themselves the same rank
     averages_Bps: tuple[float, ...] = ()  # in order
-    cut: tuple["BegunTest", ...] = ()  # tests that were begun and of which the end is not there
+    cut: tuple[BegunTest, ...] = ()  # tests that were begun and of which the end is not there
 
 
 @dataclass(slots=True)

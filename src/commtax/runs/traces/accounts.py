@@ -16,15 +16,22 @@ import numpy as np
 
 from commtax.runs.evidence.finding import CollectiveRow, KernelRow, SentCollectives, StepRow
 from commtax.runs.traces.meeting import MESSAGE, Meetings, meet, spans
-from commtax.runs.traces.trace import KINDS, Collective, DeviceCoverage, Trace, TraceStep, device_coverage, holding, period
+from commtax.runs.traces.trace import (
+    KINDS,
+    REPEATED,
+    WHOLE,
+    Collective,
+    DeviceCoverage,
+    Trace,
+    TraceStep,
+    device_coverage,
+    holding,
+    period,
+)
 from commtax.thresholds import thresholds
 from commtax.timeline import Column, Timeline
 
 COUNT, LEVEL = thresholds(__name__)
-
-
-REPEATED = "repetition"
-WHOLE = "whole trace"
 
 
 def repeated_steps(trace: Trace) -> list[list[TraceStep]]:

@@ -19,6 +19,7 @@ from commtax.thresholds import levels
 from commtax.timeline import Column, Timeline, merge_spans
 from commtax.wordings import patterns
 
+REPEATED, WHOLE = "repetition", "whole trace"  # names of steps that no program named
 KINDS = ("compute", "comm", "copy", "wait")  # what a lane does; one that waits for an event does nothing
 Span = tuple[float, float]
 Spans = Sequence[Span] | Column  # starts and ends, as tuples or as rows of two

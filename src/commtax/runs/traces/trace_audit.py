@@ -11,16 +11,7 @@ from statistics import median
 import numpy as np
 
 from commtax.runs.evidence.finding import Claim, Finding, Section, SentCollectives, Usage
-from commtax.runs.traces.accounts import (
-    REPEATED,
-    WHOLE,
-    TracedJob,
-    collective_rows,
-    kernel_rows,
-    sent_a_step,
-    step_rows,
-    typical_step,
-)
+from commtax.runs.traces.accounts import TracedJob, collective_rows, kernel_rows, sent_a_step, step_rows, typical_step
 from commtax.runs.traces.causes import blame, causes
 from commtax.runs.traces.claim_check import (
     NO_DEVICE,
@@ -32,7 +23,7 @@ from commtax.runs.traces.claim_check import (
     waiting_findings,
 )
 from commtax.runs.traces.run_differences import typical_by_rank
-from commtax.runs.traces.trace import Trace
+from commtax.runs.traces.trace import REPEATED, WHOLE, Trace
 from commtax.statement import Note
 from commtax.thresholds import thresholds
 from commtax.units import format_seconds, plural

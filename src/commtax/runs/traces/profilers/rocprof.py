@@ -84,6 +84,11 @@ def read_tables(paths: Sequence[Path]) -> list[Trace]:
         return read_streams([stack.enter_context(files.open_stream(path, "trace")) for path in paths])
 
 
+def read_table(table: FileStream) -> list[Trace]:
+    """Return the traces of one table alone."""
+    return read_streams([table])
+
+
 def read_streams(tables: Sequence[FileStream]) -> list[Trace]:
     run = _RocmProcess()
     for table in tables:
