@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import commtax
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 
 MODEL, CLUSTER, CONTEXT = "llama-3.1-8b", "8xh200-sxm", 2048
 FOLDER = Path(__file__).parent / "h200/profiled"

@@ -18,8 +18,9 @@ from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose
-from commtax.runs.calibrate import calibrate, learning, robust_fit
-from commtax.runs.results import nccl_tests
+from commtax.runs.calibrate import learning, robust_fit
+from commtax.runs.calibrate.calibration import calibrate
+from commtax.runs.results import collective_tests
 from commtax.spec import Algorithm
 from commtax.spec import Path as Route
 from made_nccl import SIZES, TRUE, noisy, output, seconds, written
@@ -46,7 +47,7 @@ def test_known_constants_come_back_through_noise_and_outliers(tmp_path, seed):
 
 
 def _rows(file):
-    return [(r.nbytes, r.seconds, r.in_place_s) for r in nccl_tests.parse(Path(file).read_text()).rows]
+    return [(r.nbytes, r.seconds, r.in_place_s) for r in collective_tests.parse_run(Path(file).read_text()).rows]
 
 
 def test_a_switch_of_algorithms_is_found_only_where_there_is_one(tmp_path):
@@ -115,8 +116,8 @@ def test_wrong_values_are_no_measurements(tmp_path):
 def test_several_runs_in_one_text_and_a_text_without_its_command():
     rng = np.random.default_rng(6)
     two = output("all_reduce", 8, noisy(TRUE, 8, rng)) + output("all_gather", 4, noisy(TRUE, 4, rng))
-    assert [(r.op, r.ranks, len(r.rows)) for r in nccl_tests.parse_all(two)] == [("all-reduce", 8, 21), ("all-gather", 4, 21)]
-    bare = nccl_tests.parse(output("all_reduce", 8, noisy(TRUE, 8, rng), header=False))
+    assert [(r.op, r.ranks, len(r.rows)) for r in collective_tests.parse_all(two)] == [("all-reduce", 8, 21), ("all-gather", 4, 21)]
+    bare = collective_tests.parse_run(output("all_reduce", 8, noisy(TRUE, 8, rng), header=False))
     assert (bare.op, bare.ranks) == ("all-reduce", 8)
 
 

@@ -16,7 +16,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.cost.collectives import sigma_over
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 from commtax.spec import NetworkCurve
 from commtax.statement import Refusal
 from made_nccl import output, written

@@ -14,10 +14,10 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.launch.launch_options import read_pasted
-from commtax.runs.calibrate import calibrate
-from commtax.runs.calibrate.benchmark_runs import LabelledResult, measured_runs
+from commtax.runs.audit.reported_deployments import KnownLoad, ReportedDeployment, from_launch, from_result, joined
+from commtax.runs.calibrate.calibration import calibrate
+from commtax.runs.calibrate.engine_runs import LabelledResult, measured_runs
 from commtax.runs.calibrate.measurement_files import read_all
-from commtax.runs.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch, from_result, joined
 from commtax.runs.results import bench
 from commtax.statement import Refusal
 from made_nccl import TRUE, noisy, output
@@ -45,7 +45,7 @@ SERVE = {
 
 def found(*paths, cluster="8xh100-sxm", launch="", load=NO_LOAD, **options):
     """The runs of files and folders, as ``calibrate`` reads them."""
-    given_here = SaidDeployment("the command line", options.pop("model", ""), options, load)
+    given_here = ReportedDeployment("the command line", options.pop("model", ""), options, load)
     pasted = [from_launch(read_pasted(launch), "--from")] if launch else []
     read = read_all([Path(path) for path in paths], "nccl", [given_here, *pasted])
     read.refuse_missing()

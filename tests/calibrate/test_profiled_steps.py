@@ -13,11 +13,11 @@ import commtax
 from commtax import catalog
 from commtax.catalog.posterior import Posterior
 from commtax.catalog.profile_files import parse, profile_text
-from commtax.runs.calibrate import calibrate, read_runs
+from commtax.runs.calibrate.calibration import calibrate, read_runs
 from commtax.runs.calibrate.drift import check_drift
 from commtax.runs.calibrate.learning import learn, price_step
 from commtax.runs.calibrate.measurements import MeasuredRun, MeasuredStep
-from commtax.runs.traces.work_kinds import work_of
+from commtax.runs.traces.claim_check import work_of
 from commtax.spec import KERNEL_PACES, STEP_PARTS, Profile, Workload
 from commtax.statement import Refusal
 from each import each

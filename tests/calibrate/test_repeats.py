@@ -12,9 +12,8 @@ from commtax import catalog
 from commtax.catalog.posterior import LoadPoint, Posterior, beliefs
 from commtax.catalog.profile import load
 from commtax.catalog.profile_files import write_profile
-from commtax.runs.calibrate.learning import learn
+from commtax.runs.calibrate.learning import join_repeats, learn
 from commtax.runs.calibrate.measurements import MeasuredRun
-from commtax.runs.calibrate.repeats import join_repeats
 from commtax.spec import Profile
 from commtax.verbs.closed_loop import imagined, simulate
 from commtax.verbs.profiles import Foresight

@@ -16,7 +16,7 @@ import commtax
 import metrics_pages
 from cli_run import run_here
 from commtax.catalog.profile import load
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 from each import each
 from page_pictures import kept_text
 from paths import BENCHMARKS, ROOT

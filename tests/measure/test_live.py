@@ -23,7 +23,7 @@ from commtax.cost.compute import step_kernels
 from commtax.cost.forms import gemm
 from commtax.question import workload
 from commtax.runs.audit import audit
-from commtax.runs.results.nccl_tests import parse
+from commtax.runs.results.collective_tests import parse_run
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill
@@ -451,7 +451,7 @@ def test_a_sweep_reads_like_nccl_tests(tmp_path, capsys):
     files = [f"--{kind}={tmp_path}/{name}" for kind, name in (("output", "rows.jsonl"), ("plot", "times.svg"))]
     done = command(capsys, "collectives", "--impl", "gloo,shm", "--min", "4K", "--max", "8K", "--emulate-link", "10gbe", *files)
     assert done.returncode == 0, done.stderr
-    run = parse(done.stdout)
+    run = parse_run(done.stdout)
     assert run.op == "all-reduce"
     assert [row.nbytes for row in run.rows] == [4096, 8192] * 2
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]

@@ -11,7 +11,7 @@ import live_models
 from cli_run import run_here
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import write_profile
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 from commtax.spec import Profile
 from commtax.spec.constants import Path
 from commtax.statement import Refusal

@@ -16,7 +16,7 @@ from commtax.ledger import Item
 from commtax.runs.audit import audit
 from commtax.runs.evidence.finding import Cause, Claim, Culprit
 from commtax.runs.traces.profilers import kineto
-from commtax.runs.traces.series import Suspect
+from commtax.runs.traces.stages import Suspect
 from commtax.runs.traces.trace_audit import audit_traces
 from commtax.spec import Path
 from commtax.statement import Note, Source

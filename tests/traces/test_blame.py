@@ -12,19 +12,15 @@ from hypothesis import strategies as st
 import fault_traces
 import plain_traces
 from commtax.runs.evidence.finding import CULPRITS
-from commtax.runs.traces.accounts import TracedJob
-from commtax.runs.traces.blame import blame
-from commtax.runs.traces.clocks import Clock, clock_between, coinciding_offset
-from commtax.runs.traces.coverage import coverage
-from commtax.runs.traces.job_rows import collective_rows, kernel_rows, step_rows, typical_step
-from commtax.runs.traces.meeting import meet
+from commtax.runs.traces.accounts import TracedJob, collective_rows, kernel_rows, period_of, step_rows, typical_step
+from commtax.runs.traces.causes import blame
+from commtax.runs.traces.meeting import Clock, clock_between, coinciding_offset, meet
 from commtax.runs.traces.profilers import kineto
-from commtax.runs.traces.repetition import period_of
-from commtax.runs.traces.series import rise
+from commtax.runs.traces.run_differences import typical_of_ranks
+from commtax.runs.traces.stages import rise
 from commtax.runs.traces.trace import KINDS as WORK
-from commtax.runs.traces.trace import Trace, usage
+from commtax.runs.traces.trace import Trace, coverage, usage
 from commtax.runs.traces.trace_audit import audit_traces
-from commtax.runs.traces.typical_step import typical_of_ranks
 from commtax.timeline import Timeline
 from each import each
 from fault_traces import KINDS, case

@@ -25,6 +25,7 @@ COUNTED = ("bytes", "tokens")  # units that no constants of a machine change
 
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
+RESULTS = "results"  # a fact of a file that holds several results: how many
 FAULT = "fault"  # of a whole audit: a culprit is named
 LEVEL = levels(__name__)
 ROUNDING = 1e-13  # of sums, relative

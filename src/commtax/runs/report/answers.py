@@ -9,7 +9,7 @@ from commtax.report.plots import Figure, plot_bars
 from commtax.runs.evidence.finding import Audit
 from commtax.runs.report.audit_words import audit_document
 from commtax.runs.report.auditing import show_audit
-from commtax.runs.traces.typical_step import PARTS, typical_of_ranks
+from commtax.runs.traces.run_differences import STEP_PARTS, typical_of_ranks
 
 
 def manner() -> Manner[Audit]:
@@ -26,5 +26,5 @@ def plot_audit(audited: Audit, path: Path | None) -> Figure:
         return plot_bars(off, "%", "measured against predicted", path)
     used = [u for s in audited.sections if (u := typical_of_ranks(s)) is not None]
     names = ("compute", "exposed communication", "copies", "idle")
-    rows = [(name, getattr(u, part)) for u in used[:1] for name, part in zip(names, PARTS, strict=True)]
+    rows = [(name, getattr(u, part)) for u in used[:1] for name, part in zip(names, STEP_PARTS, strict=True)]
     return plot_bars(rows, "s", "a typical step", path)

@@ -1,26 +1,232 @@
-"""One run as its labels tell it, and the result that it makes.
-
-Labels may be keys of any tool's JSON: ``time_to_first_token: {mean: …}``, ``Average latency (s)``, ``results_ttft_s_mean``.
-"""
+"""A printed run: what its labels mean, whoever printed them, what the commands above it say, and the result that both make."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from commtax.files import Json, JsonObject
+from commtax.files import Json, JsonObject, table
 from commtax.runs.results.bench_record import ASKED, METRICS, TABLE, BenchmarkRun, SentLoad, result, spread_of
-from commtax.runs.results.labels import LABELS, UNITS, LabelMeaning, figures, meaning, printed_whole
+from commtax.spec import SIZES
 from commtax.statement import Note
 from commtax.thresholds import thresholds
 from commtax.wordings import patterns
 
+COUNT, LEVEL = thresholds(__name__)
+SAYS = patterns(__name__)
+
+LABELS = table("runs/results/labels.toml")
+_WORDS, _STATISTICS, UNITS = (LABELS[kind] for kind in ("words", "statistics", "units"))
+_FILLERS, _RATES, STRINGS = (frozenset(LABELS[kind]) for kind in ("fillers", "rates", "strings"))
+MINUTE_S = 60.0
+_PATHS = frozenset(frozenset(path.split()) for path in LABELS["paths"])
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMeaning:
+    """``kind``: time | rate | count | string, or "" where only statistics or a unit are told."""
+
+    field: str = ""
+    kind: str = ""
+    statistics: tuple[str, ...] = ()
+    unit_s: float | None = None  # of a time; of a rate the time it is over
+
+    @property
+    def measured(self) -> bool:
+        return self.kind in ("time", "rate") and self.field not in LABELS["set"]
+
+
+def _words(label: str) -> Iterable[str]:
+    split = SAYS.camel.sub(" ", label[: COUNT.longest]).lower()
+    plain = SAYS.remark.sub(" ", split.translate(str.maketrans("_-–", "   ")))
+    for token in SAYS.token.findall(plain):
+        yield from _WORDS.get(token, token).split()
+
+
+@lru_cache(maxsize=4096)
+def meaning(label: str) -> LabelMeaning:
+    """
+    >>> meaning("P99 TTFT (ms)"), meaning("Output_tokens/min").field, meaning("Peak output token throughput (tok/s)").field
+    (LabelMeaning(field='ttft', kind='time', statistics=('p99',), unit_s=0.001), 'output_tokens_per_s', '')
+    """
+    words, kept = list(_words(label)), []
+    statistics: list[str] = []
+    unit_s: float | None = None
+    rate = False
+    ranked = "percentile" in words or "percentiles" in words
+    for at, word in enumerate(words):
+        after = at > 0 and words[at - 1] in ("/", "per")
+        if word in ("/s", "/min") or (after and (word in ("min", "minute") or UNITS.get(word) == 1.0)):
+            rate, unit_s = True, MINUTE_S if "min" in word else 1.0
+        elif statistic := _statistic(word, ranked):
+            statistics.append(statistic)
+        elif word in UNITS and unit_s is None:
+            unit_s = UNITS[word]
+        elif word in _RATES:
+            rate = True
+        elif word not in _FILLERS and word not in ("/", "percentile", "percentiles"):
+            kept.append(word)
+    return _meaning_of_words(frozenset(kept), tuple(statistics), unit_s, rate)
+
+
+def _statistic(word: str, ranked: bool) -> str:
+    """``mean``, ``p99`` …; numbers are ranks beside the word percentile or with a sign of their own.
+
+    >>> _statistic("p99.9", False), _statistic("50%", False), _statistic("95", True), _statistic("95", False)
+    ('p99.9', 'median', 'p95', '')
+    >>> _statistic("p99d", True)
+    ''
+    """
+    if word in _STATISTICS:
+        return str(_STATISTICS[word])
+    share = word.rstrip("%th") if word[0].isdigit() and (ranked or not word[-1].isdigit()) else word[1:] if word[0] == "p" else ""
+    if not share.replace(".", "", 1).isdecimal() or float(share) > 100:
+        return ""
+    return "median" if float(share) == 50 else f"p{float(share):g}"
+
+
+def _sets(kind: str) -> Mapping[frozenset[str], str]:
+    return {frozenset(text.split()): field for field, texts in LABELS[kind].items() for text in texts}
+
+
+_TIMES, _RATES_OF, _COUNTS = (_sets(kind) for kind in ("times", "rates_of", "counts"))
+
+
+def _meaning_of_words(words: frozenset[str], statistics: tuple[str, ...], unit_s: float | None, rate: bool) -> LabelMeaning:
+    if rate:
+        told = words - {"tokens"} if len(words) > 1 else words
+        return LabelMeaning(_RATES_OF.get(told, ""), "rate", statistics, unit_s or 1.0)
+    if words in _TIMES and (unit_s is not None or words not in _COUNTS):
+        return LabelMeaning(_TIMES[words], "time", statistics, unit_s)
+    if words in _COUNTS and unit_s is None:
+        return LabelMeaning(_COUNTS[words], "count", statistics)
+    if len(words) == 1 and words <= STRINGS:
+        return LabelMeaning(next(iter(words)), "string")
+    if words in _PATHS:
+        return LabelMeaning("path", "string")
+    return LabelMeaning("", "" if not words else "unknown", statistics, unit_s)
+
+
+def figures(value: str, said: LabelMeaning, usual_s: float | None = None) -> list[tuple[str, float]]:
+    """Statistics with their values in SI units; nothing where the value is no figure or its unit is nowhere told.
+
+    >>> figures("0.623, 12.899, 4.401", meaning("first token latency(s)(min, max, ave)"))
+    [('min', 0.623), ('max', 12.899), ('mean', 4.401)]
+    >>> figures("100/100 (100.00%)", meaning("Completed requests")), figures("-3.1%", meaning("Mean TTFT (ms)"))
+    ([('', 100.0)], [])
+    >>> figures("20.88 ± 0.47 ms", meaning("TTFT")), figures("47.5 ± 1.07 tokens/s", meaning("Throughput"))
+    ([('', 0.02088)], [('', 47.5)])
+    """
+    parts = value.strip("[]() ").split(", ") if len(said.statistics) > 1 else [value]
+    statistics = said.statistics or ("",)
+    if len(parts) != len(statistics):
+        return []
+    read = [(statistic, _figure(part, said, usual_s)) for statistic, part in zip(statistics, parts, strict=True)]
+    return [(statistic, number) for statistic, number in read if number is not None]
+
+
+def _figure(value: str, said: LabelMeaning, usual_s: float | None) -> float | None:
+    match = SAYS.value.match(value)
+    if match is None or SAYS.no_figure.match(match[2]):
+        return None
+    number, beside = float(match[1].replace(",", "")), match[2].lower()
+    unit = SAYS.unit.match(beside)
+    own = UNITS.get(unit[0]) if unit and "/" not in beside[:12] else None
+    if said.kind == "time":
+        unit_s = own or said.unit_s or usual_s
+        return number * unit_s if unit_s else None
+    if said.kind == "rate":
+        over = meaning(f"x {beside}").unit_s if "/" in beside or "per" in beside else said.unit_s
+        return number / (over or 1.0)
+    return number if own is None else None
+
+
+def printed_whole(value: str) -> bool:
+    """Whether a number has no decimal point: one that was set, not measured."""
+    match = SAYS.value.match(value)
+    return match is not None and "." not in match[1]
+
+
+COMMAND = LABELS["command"]
+CLIENTS, SERVERS = tuple(COMMAND["clients"]), tuple(COMMAND["programs"])
+PROGRAMS = (*SERVERS, *CLIENTS, *COMMAND["others"])
+FLAGS: Mapping[str, str] = {flag: name for name, flags in COMMAND["flags"].items() for flag in flags}
+APART = "--enable-dp-attention"  # with which a size of tp is not one of ours
+
+
+def is_command(line: str) -> bool:
+    """
+    >>> is_command("$ vllm serve m -tp 2"), is_command("vllm serve was started: 3")
+    (True, False)
+    """
+    if len(line) > COUNT.longest_command or not (" -" in line or line.endswith("\\") or "serve " in line):
+        return False
+    return any(program in line for program in PROGRAMS) and SAYS.first.match(line) is not None and ": " not in line
+
+
+def command_options(command: str) -> dict[str, str]:
+    """What one command says, by our names; a client that says neither rate nor cap sends all at once.
+
+    >>> command_options("TP=1 vllm serve org/m --tensor-parallel-size=4")
+    {'tp': '4', 'model': 'org/m'}
+    """
+    said = dict(_flags(command))
+    if "model" not in said and (served := SAYS.served.search(command)):
+        said["model"] = served[1]
+    if any(client in command for client in CLIENTS):
+        said = {name: value for name, value in said.items() if name not in SIZES}
+        said |= {} if said.keys() & TABLE["pacing"] else TABLE["unpaced"]
+    else:
+        said.pop("count", "")
+    return {name: value for name, value in said.items() if name != "tp" or APART not in command}
+
+
+def _flags(command: str) -> Iterator[tuple[str, str]]:
+    for name, value in SAYS.assigned.findall(command):
+        if name in FLAGS:
+            yield FLAGS[name], value.strip("\"'")
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        value = value if equals else after
+        if flag.startswith("-") and flag in FLAGS and value and "$" not in value and not (flag == "-m" and "python" in command):
+            yield FLAGS[flag], value
+
+
+class CommandContext:
+    """What all commands until now say: of a server until the next, of a client until its next."""
+
+    def __init__(self) -> None:
+        self._server: dict[str, str] = {}
+        self._client: dict[str, str] = {}
+        self._used = False  # by a result: the next server is another
+
+    def take(self, command: str) -> None:
+        said = command_options(command)
+        if any(client in command for client in CLIENTS):
+            self._client = said
+        elif self._used or not self._server:
+            self._server, self._used = said, False
+        else:  # servers beside each other: what they have in common
+            self._server = {name: value for name, value in {**said, **self._server}.items() if said.get(name, value) == value}
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        self._used = True
+        said = {**self._client, **self._server}
+        self._client.pop("count", "")  # the next result may be another run's
+        return said
+
+
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
 CARRIED = tuple(name for name in LABELS["command"]["flags"] if name not in ("model", "count"))
 """What a command says that a result may carry too."""
-COUNT, LEVEL = thresholds(__name__)
 STRONG = frozenset({*METRICS, "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"})
-SAYS = patterns(__name__)
 _KEY = re.compile(rb'"([A-Za-z][^"\\]{1,60})"\s{0,4}:')
 
 

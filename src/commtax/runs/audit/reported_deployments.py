@@ -23,11 +23,11 @@ from commtax.launch.unread import unread_remarks
 from commtax.options import taken_by
 from commtax.records import record_from
 from commtax.runs.evidence.identity import names_of, other_model
-from commtax.runs.logs.startup import StartupLog
-from commtax.runs.logs.startup_facts import CPU, logged_options
+from commtax.runs.logs.engine_logs import StartupLog
+from commtax.runs.logs.startup_audit import CPU, logged_options
 from commtax.runs.results.bench_record import BenchmarkRun
-from commtax.runs.results.commands import is_command
-from commtax.runs.results.inferencex import APART
+from commtax.runs.results.printed_runs import is_command
+from commtax.runs.results.tool_documents import APART
 from commtax.spec import Profile
 from commtax.statement import Refusal
 from commtax.thresholds import levels
@@ -65,7 +65,7 @@ LOAD = frozenset(f.name for f in fields(KnownLoad))
 
 
 @dataclass(frozen=True, slots=True)
-class SaidDeployment:
+class ReportedDeployment:
     """What one source says of a deployment; what it leaves open is not in it."""
 
     source: str  # as a message names it
@@ -79,7 +79,7 @@ class SaidDeployment:
     def who(self, name: str) -> str:
         return self.by.get(name, self.source)
 
-    def laid_out_as(self, known: Profile) -> SaidDeployment:
+    def laid_out_as(self, known: Profile) -> ReportedDeployment:
         """The same with the sizes of a profile's runs, where those have one layout and nobody says another."""
         names = ("tp", *SIZES)
         layouts = {tuple(int(getattr(run.deployment, name)) for name in names) for run in known.lessons}
@@ -95,7 +95,7 @@ class SaidDeployment:
         return key, version
 
 
-def from_launch(launch: Launch, source: str) -> SaidDeployment:
+def from_launch(launch: Launch, source: str) -> ReportedDeployment:
     """The deployment that a command starts; what it does not say of its sizes is 1."""
     if launch.phase == "train":
         raise Refusal(f"{source}: starts training; benchmarks of serving are calibrated on", "from")
@@ -106,18 +106,18 @@ def from_launch(launch: Launch, source: str) -> SaidDeployment:
     unread = unread_remarks(launch.engine, launch.unread, "question")
     notes = tuple(f"{source}: {text}" for text in (*remarks, *launch.notes, *unread))
     if launch.client:  # whoever answers it, and on how many GPUs, is not said by it
-        return SaidDeployment(source, model, load=record_from(KnownLoad, options), notes=notes)
+        return ReportedDeployment(source, model, load=record_from(KnownLoad, options), notes=notes)
     served = {name: value for name, value in options.items() if name in SIMULATED - LOAD}
     asked = changes_of(str(options.technique)) if options.technique else {}
     drafts = bool(options.speculative or asked.get("speculative"))
-    return SaidDeployment(source, model, {**ALONE, **served}, record_from(KnownLoad, options), drafts, notes)
+    return ReportedDeployment(source, model, {**ALONE, **served}, record_from(KnownLoad, options), drafts, notes)
 
 
 def _without(values: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
     return {name: value for name, value in values.items() if name not in names}
 
 
-def from_text(text: str, source: str) -> SaidDeployment | None:
+def from_text(text: str, source: str) -> ReportedDeployment | None:
     """The deployment that a script, YAML or a pasted command starts; None where the text starts none, or is too long for one."""
     if len(text) > MAX_SIGNS and not is_manifest(text):
         return None
@@ -128,9 +128,9 @@ def from_text(text: str, source: str) -> SaidDeployment | None:
     return from_launch(launch, f"'{source}'")
 
 
-def launches_in(paths: Iterable[Path], remarks: list[str]) -> dict[Path, SaidDeployment]:
+def launches_in(paths: Iterable[Path], remarks: list[str]) -> dict[Path, ReportedDeployment]:
     """The deployments that scripts and YAML beside a run start; a command that cannot be read is told."""
-    found: dict[Path, SaidDeployment] = {}
+    found: dict[Path, ReportedDeployment] = {}
     for path in paths:
         try:
             said = None if path.suffix in PROSE else from_text(read_text(path), path.name)
@@ -141,7 +141,7 @@ def launches_in(paths: Iterable[Path], remarks: list[str]) -> dict[Path, SaidDep
     return found
 
 
-def from_command_lines(text: str, source: str) -> SaidDeployment | None:
+def from_command_lines(text: str, source: str) -> ReportedDeployment | None:
     """The deployment that commands among other lines start: those above a printed result, or at the top of a log."""
     lines, taken, on = text.splitlines(), [], False
     for line in lines:
@@ -154,7 +154,7 @@ def from_command_lines(text: str, source: str) -> SaidDeployment | None:
     return None
 
 
-def from_log(log: StartupLog, source: str) -> SaidDeployment:
+def from_log(log: StartupLog, source: str) -> ReportedDeployment:
     """What an engine's own log says of its start."""
     on_cpu = log.settings.get("device_config") == CPU
     settings = _without(log.settings, (SWITCHED_OFF_ON_CPUS,) if on_cpu else ())
@@ -184,7 +184,7 @@ def released(version: str) -> str:
     return found[1] if found and not UNRELEASED.match(found[1]) else ""
 
 
-def from_result(result: BenchmarkRun, label: str) -> SaidDeployment:
+def from_result(result: BenchmarkRun, label: str) -> ReportedDeployment:
     """What a result says of itself. Sizes of 1 beside tp are left open: tools write them whatever ran."""
     facts, remarks = result.facts, list[str]()
     known = {*(one.key for one in programs() if not one.trains), OWN_ENGINE}
@@ -194,7 +194,7 @@ def from_result(result: BenchmarkRun, label: str) -> SaidDeployment:
     options |= {axis: int(size) for axis in SIZES if (size := facts.get(axis, "")).isdecimal() and int(size) > 1}
     options |= {"engine": f"{engine}@{version}" if version else engine} if engine or version else {}
     options |= _workers(facts)
-    return SaidDeployment(f"'{label}'", usual_name(result.model, remarks), options)
+    return ReportedDeployment(f"'{label}'", usual_name(result.model, remarks), options)
 
 
 def _workers(facts: Mapping[str, str]) -> SimulateOptions:
@@ -218,12 +218,12 @@ def client_engine(result: BenchmarkRun) -> str:
     return named if named in {one.key for one in programs() if not one.trains} else ""
 
 
-def joined(said: Iterable[SaidDeployment]) -> SaidDeployment:
+def joined(said: Iterable[ReportedDeployment]) -> ReportedDeployment:
     """All that several sources say of one deployment; two that contradict each other are refused by their names."""
     return reduce(_join, said)
 
 
-def _join(one: SaidDeployment, other: SaidDeployment) -> SaidDeployment:
+def _join(one: ReportedDeployment, other: ReportedDeployment) -> ReportedDeployment:
     options = {**one.options, **other.options}
     options |= {"engine": engine} if (engine := _same_engine(one, other)) else {}
     for name in [n for n in one.options if n in other.options and n != "engine"]:
@@ -236,10 +236,10 @@ def _join(one: SaidDeployment, other: SaidDeployment) -> SaidDeployment:
             raise _disagreement(name, one, _shown(ours), other, _shown(theirs))
     by = {name: said.who(name) for said in (other, one) for name in (*said.options, *(("model",) if said.model else ()))}
     drafts, notes = one.drafts or other.drafts, (*one.notes, *other.notes)
-    return SaidDeployment(one.source, _same_model(one, other), options, one.load.filled_from(other.load), drafts, notes, by)
+    return ReportedDeployment(one.source, _same_model(one, other), options, one.load.filled_from(other.load), drafts, notes, by)
 
 
-def _disagreement(name: str, one: SaidDeployment, ours: str, other: SaidDeployment, theirs: str) -> Refusal:
+def _disagreement(name: str, one: ReportedDeployment, ours: str, other: ReportedDeployment, theirs: str) -> Refusal:
     return Refusal(f"{name}: {one.who(name)} says {ours}, and {other.who(name)} says {theirs}", name)
 
 
@@ -247,14 +247,14 @@ def _shown(value: object) -> str:
     return "tp x dp" if value == AUTO_EP else str(value)
 
 
-def _gpus_in_groups(one: SaidDeployment, other: SaidDeployment) -> bool:
+def _gpus_in_groups(one: ReportedDeployment, other: ReportedDeployment) -> bool:
     """Whether two sizes of tp are one: all GPUs of a server, and those of a group of its data-parallel attention."""
     sizes = [int(str(said.options["tp"])) for said in (one, other)]
     groups = max(int(str(said.options.get("dp", 1))) for said in (one, other))
     return max(sizes) == min(sizes) * groups
 
 
-def _same_engine(one: SaidDeployment, other: SaidDeployment) -> str:
+def _same_engine(one: ReportedDeployment, other: ReportedDeployment) -> str:
     """The engine of both, with the version that either says."""
     (ours, mine), (theirs, yours) = one.engine, other.engine
     if ours and theirs and ours != theirs:
@@ -265,7 +265,7 @@ def _same_engine(one: SaidDeployment, other: SaidDeployment) -> str:
     return f"{ours or theirs}@{version}" if version else ours or theirs
 
 
-def _same_model(one: SaidDeployment, other: SaidDeployment) -> str:
+def _same_model(one: ReportedDeployment, other: ReportedDeployment) -> str:
     """The model of both: the first name that the catalogue or this machine knows."""
     known = known_model(one.model) if one.model else None
     why = other_model(other.model, known) if known and other.model else ""
@@ -276,7 +276,7 @@ def _same_model(one: SaidDeployment, other: SaidDeployment) -> str:
     return next(found, names[0] if names else "")
 
 
-def suits(said: SaidDeployment, result: SaidDeployment) -> bool:
+def suits(said: ReportedDeployment, result: ReportedDeployment) -> bool:
     try:
         _join(said, result)
     except Refusal:
