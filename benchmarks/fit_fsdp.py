@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.cost import train_kernels
+from commtax.cost import kernels, train_kernels
 from commtax.cost import training as steps
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.tensors import ROWWISE
@@ -73,7 +73,7 @@ class Run:
         habits = {k: v for k, v in values.items() if k in (PASSES.name, GATHERS.name)}
         table = dict(t.constants.tables["train.bf16"])
         table |= {"triton": values.get(f"triton.{family}", table["triton"])}
-        steps.CLOCK_OF_POWER = values.get(POWER.name, steps.CLOCK_OF_POWER)
+        kernels.CLOCK_OF_POWER = values.get(POWER.name, kernels.CLOCK_OF_POWER)
         train_kernels.CAST_BYTES[ROWWISE] = values.get(CAST.name, train_kernels.CAST_BYTES[ROWWISE])
         constants = replace(t.constants, tables={**t.constants.tables, "train.bf16": table})
         return float(

@@ -19,9 +19,9 @@ from commtax.calibrate import calibrate
 from commtax.catalog.profile import load
 from each import each
 from page_pictures import kept_text
-from paths import BENCHMARKS, ROOT
+from paths import DOCUMENTS, ROOT
 
-sys.path.append(str(BENCHMARKS))  # behind the helpers, one of which has a namesake there
+sys.path.append(str(DOCUMENTS))
 import printed
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -40,7 +40,7 @@ COMMANDS = list({tuple(shlex.split(line, comments=True)): (page, line) for page,
 
 @each("page", printed.pages(), ids=str)
 def test_shown_output_is_what_is_printed(page, run):
-    """Stale ones: ``python benchmarks/printed.py``, or ``make figures``."""
+    """Stale ones: ``python benchmarks/documents/printed.py``, or ``make figures``."""
     text = page.read_text()
     assert printed.rewrite(text, printed.answer_by(run)).splitlines() == text.splitlines(), page
 

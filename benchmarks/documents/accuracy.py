@@ -1,5 +1,5 @@
 """Write docs/accuracy.md, accuracy-rows.md, their pictures and the README's table from validate's own result and ``rivals.toml``:
-``python benchmarks/accuracy.py [DATA_DIR]``, or with the README's pictures ``make figures``.
+``python benchmarks/documents/accuracy.py [DATA_DIR]``, or with the README's pictures ``make figures``.
 
 With DATA_DIR the figures of the larger tables stand beside those of the table that ships, and the pictures show them.
 """
@@ -20,7 +20,7 @@ from commtax_lab.scoring import Report, check
 from commtax_lab.scoring.scoreboard import ScoreLine, score_lines, transfer_folds
 from commtax_lab.scoring.statistics import groups, skipped_reasons, worst_misses
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"
 RIVALS_FILE = Path(__file__).with_name("rivals.toml")
 BEGIN, END = "<!-- figures: made by make figures -->", "<!-- end of figures -->"
@@ -33,7 +33,7 @@ PICTURES = {
     "runs": ("tpot", "ttft", "training-step"),
 }
 INTRO = """
-Made by `benchmarks/accuracy.py` from what `commtax validate` finds. Every figure is on rows that no constant was fitted on, unless it says so. `commtax validate` prices
+Made by `benchmarks/documents/accuracy.py` from what `commtax validate` finds. Every figure is on rows that no constant was fitted on, unless it says so. `commtax validate` prices
 the table of published figures that ships with the project and exits with 1 when a bound is exceeded; `--data DIR` does the same with all tables of a folder and of those
 in it, known by their columns; `--rows OUT.csv` writes every input row with its prediction, range, and whether it was fitted. Nothing is looked up over a network.
 """
@@ -61,7 +61,7 @@ cache is within 5 %.
 """
 SAME_RUNS = """
 Mean errors on the same runs, to which nothing of ours was fitted. The training rows ship: `commtax validate` finds ours. The serving rows do not: `python
-benchmarks/rivals_open_loop.py DIR` finds both from the tables that the sources name. All of it is `benchmarks/rivals.toml`.
+benchmarks/rivals_open_loop.py DIR` finds both from the tables that the sources name. All of it is `benchmarks/documents/rivals.toml`.
 """
 RIVALS = """
 Every figure is on all rows of its kind, or its name says which it leaves out. Other predictors' errors stand beside ours only on the same rows: the serving tables hold
