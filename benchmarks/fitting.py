@@ -114,7 +114,11 @@ class Descent:
     enough: float = 0.0  # a round that saves less is the last
 
     def loss(self, errors: Array, weight: Any = 1.0) -> float:
-        return float(np.sum(weight * np.hypot(1, errors / self.scale)))
+        return float(np.sum(weight * self.stray(errors)))
+
+    def stray(self, errors: Array) -> Array:
+        """Scales that an error lies off, and 1 near 0."""
+        return np.sqrt(1 + (errors / self.scale) ** 2)
 
     def solve(self, errors: Callable[[Array], Array], start: Array, low: Any, high: Any, weight: Any = 1.0) -> tuple[Array, Array]:
         """Where errors are least between the bounds, and the errors there."""
@@ -122,7 +126,7 @@ class Descent:
         here = errors(x)
         for _ in range(self.rounds):
             slopes = np.stack([(errors(x + self.slope * axis) - here) / self.slope for axis in np.eye(len(x))])
-            weighted, loss = slopes * weight / np.hypot(1, here / self.scale), self.loss(here, weight)
+            weighted, loss = slopes * (weight / self.stray(here)), self.loss(here, weight)
             matrix, right = weighted @ slopes.T, -weighted @ here
             for _ in range(self.tries):
                 step = np.linalg.solve(matrix + damping * np.diag(np.diag(matrix) + 1e-9), right)
