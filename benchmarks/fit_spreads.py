@@ -101,7 +101,7 @@ def pairs(folder: Path) -> list[str]:
     rows = [
         row for row in rows if row["source_id"].startswith("aic-") and "eager" not in row["method"] and "int" not in row["dtype"]
     ]
-    for row, family in ((row, family) for row in rows for family in NEXT.get(row["system"], ())):
+    for row, family in [(one, family) for one in rows for family in NEXT.get(one["system"], ())]:
         place = cluster(f"8x{find_chip_name(row['system'])}")
         moved = replace(place, chip=replace(place.chip, key=f"{place.chip.key} as {family}", family=family))
         size, name = float(row["bytes"]), row["library"].lower()
