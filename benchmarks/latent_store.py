@@ -14,14 +14,14 @@ FORMS = {**latent.FORMS, **modules.MEASURED}
 NOTHING = 1e-14  # smaller constants are written as none
 _SHARES = {"eb": 0.7, "ep": 0.5}
 START: dict[str, Constants] = {
-    "reading": {"t0": 9e-6, **_SHARES, "eq": 0.4, "tb": 3e-8, "tl": 3e-10, "kl": 1.5e-6, "kc": 500.0, "hs": 60.0, "p": 1.5}
+    "latent_reading": {"t0": 9e-6, **_SHARES, "eq": 0.4, "tb": 3e-8, "tl": 3e-10, "kl": 1.5e-6, "kc": 500.0, "hs": 60.0, "p": 1.5}
     | {"tile": 64.0, "both": 6.0},
     "prompts": {"t0": 1.2e-5, **_SHARES, "kept": 3e7, "tl": 1e-8, "tb": 1e-9, "tr": 1e-9, "kl": 1e-6, "kc": 100.0, "p": 1.5},
-    "choosing": {"t0": 1.2e-5, "ep": 0.5, "reuse": 3.0, "tile": 64.0, "tq": 1e-9, "tb": 1e-8, "tl": 1e-9, "p": 4.0},
+    "latent_choosing": {"t0": 1.2e-5, "ep": 0.5, "reuse": 3.0, "tile": 64.0, "tq": 1e-9, "tb": 1e-8, "tl": 1e-9, "p": 4.0},
     "scan": {"t0": 1.2e-5, **_SHARES, "ts": 1e-12, "kl": 1e-6, "kc": 500.0},
     "head_product": {"t0": 3e-6, **_SHARES, "el": 3.0, "kept": 4e7, "p": 2.0, "tr": 1e-11, "tile": 64.0},
     "rest": {"t0": 1e-5, "token": 1e-8, "head": 1e-10},
-    "eager": {"t0": 1e-3},
+    "eager_module": {"t0": 1e-3},
 }
 """Where constants begin that no file holds."""
 
