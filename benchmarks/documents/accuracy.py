@@ -1,5 +1,6 @@
-"""Write docs/accuracy.md, accuracy-rows.md, their pictures and the README's table from validate's own result, ``accuracy.toml`` and ``rivals.toml``:
-``python benchmarks/documents/accuracy.py [DATA_DIR]``, or with the README's pictures ``make figures``.
+"""Write docs/accuracy.md, accuracy-rows.md, their pictures and the README's table from validate's own result,
+``accuracy.toml`` and ``rivals.toml``: ``python benchmarks/documents/accuracy.py [DATA_DIR]``, or with the README's pictures
+``make figures``.
 
 With DATA_DIR the figures of the larger tables stand beside those of the table that ships, and the pictures show them.
 """
