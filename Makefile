@@ -16,19 +16,19 @@ test: .venv/.test lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 figures: .venv/.test
-	$(BIN)/python benchmarks/accuracy.py
-	$(BIN)/python benchmarks/printed.py
-	$(BIN)/python benchmarks/pictures.py
-	$(BIN)/python benchmarks/notebook.py
-	$(BIN)/python benchmarks/concepts.py
-	$(BIN)/python benchmarks/scoreboard.py
+	$(BIN)/python benchmarks/documents/accuracy.py
+	$(BIN)/python benchmarks/documents/printed.py
+	$(BIN)/python benchmarks/documents/pictures.py
+	$(BIN)/python benchmarks/documents/notebook.py
+	$(BIN)/python benchmarks/documents/concepts.py
+	$(BIN)/python benchmarks/documents/scoreboard.py
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python benchmarks/links.py site
+	$(BIN)/python benchmarks/documents/links.py site
 
 man: .venv/.demo
-	$(BIN)/python benchmarks/man_pages.py man
+	$(BIN)/python benchmarks/documents/man_pages.py man
 
 # Source archives first, and each wheel from its archive: what is published is what can be built again.
 dist: man .venv/.dist

@@ -1,6 +1,6 @@
 """What one profiled step teaches of others: ``python benchmarks/profiled_steps.py [FOLDER]``.
 
-Decode steps of a Llama 8B of plain torch on an H200 (``h200/profiled.py``): each batch's trace is shown to ``calibrate`` in turn,
+Decode steps of a Llama 8B of plain torch on an H200: each batch's trace is shown to ``calibrate`` in turn,
 and the steps of the others, timed without a profiler, are predicted.
 """
 

@@ -20,7 +20,7 @@ import commtax
 from cli_run import run_here
 from commtax.cli import commands
 from each import each
-from paths import ROOT
+from paths import DOCUMENTS, ROOT
 
 DOCS = ROOT / "docs"
 DRAWINGS = ("ring", "decode", "prefill", "memory", "bubble", "experts")
@@ -28,8 +28,8 @@ DRAWINGS = ("ring", "decode", "prefill", "memory", "bubble", "experts")
 
 @cache
 def tool(name):
-    """A module of benchmarks, which is no part of the package."""
-    folder = str(ROOT / "benchmarks")
+    """A maker of documents, which is no part of the package."""
+    folder = str(DOCUMENTS)
     sys.path.insert(0, folder)
     try:
         return import_module(name)

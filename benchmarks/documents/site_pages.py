@@ -17,8 +17,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(Path(__file__).parent))
 
 import json_reference  # noqa: E402
 from links import LINK, is_elsewhere, outside_code  # noqa: E402

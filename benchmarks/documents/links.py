@@ -1,4 +1,4 @@
-"""Links that lead nowhere: in Markdown pages of the project, and in the built site (``python benchmarks/links.py site``).
+"""Links that lead nowhere: in Markdown pages of the project, and in the built site (``python benchmarks/documents/links.py site``).
 
 Addresses of other sites are not asked for: nothing here needs a network.
 """
@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"^(`{3,}|~{3,}).*?^\1[`~]*\s*$|`[^`\n]*`", re.M | re.S)
 LINK = re.compile(r"(\]\()([^()\s]*(?:\([^()\s]*\))?[^()\s]*)((?:\s+\"[^\"]*\")?\))")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$", re.M)

@@ -1,4 +1,4 @@
-"""What the JSON documents hold: a schema of each, from what commands print (``documents.toml`` beside this) and the table of keys.
+"""What the JSON documents hold: a schema of each, from what commands print (``json_reference.toml``) and the table of keys.
 
 A key that the table calls optional, or that only some answers have, is not required. No number (infinity, not known) is null, so
 every plain value may be.
@@ -21,8 +21,8 @@ from reference import rows_table
 from commtax.cli import main as run_command
 from commtax.files import table
 
-ROOT = Path(__file__).parents[1]
-LISTED = Path(__file__).parent / "documents.toml"
+ROOT = Path(__file__).parents[2]
+LISTED = Path(__file__).with_suffix(".toml")
 Schema = dict[str, Any]
 UNITS = (
     ("_per_s", "per second"),

@@ -1,5 +1,6 @@
-"""Write docs/accuracy.md, accuracy-rows.md, their pictures and the README's table from validate's own result and ``rivals.toml``:
-``python benchmarks/accuracy.py [DATA_DIR]``, or with the README's pictures ``make figures``.
+"""Write docs/accuracy.md, accuracy-rows.md, their pictures and the README's table from validate's own result,
+``accuracy.toml`` and ``rivals.toml``: ``python benchmarks/documents/accuracy.py [DATA_DIR]``, or with the README's pictures
+``make figures``.
 
 With DATA_DIR the figures of the larger tables stand beside those of the table that ships, and the pictures show them.
 """
@@ -20,7 +21,7 @@ from commtax_lab.scoring import Report, check
 from commtax_lab.scoring.scoreboard import ScoreLine, score_lines, transfer_folds
 from commtax_lab.scoring.statistics import groups, skipped_reasons, worst_misses
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"
 RIVALS_FILE = Path(__file__).with_name("rivals.toml")
 BEGIN, END = "<!-- figures: made by make figures -->", "<!-- end of figures -->"
@@ -32,57 +33,7 @@ PICTURES = {
     "steps": ("decode-step", "prefill-step", "decode-rate"),
     "runs": ("tpot", "ttft", "training-step"),
 }
-INTRO = """
-Made by `benchmarks/accuracy.py` from what `commtax validate` finds. Every figure is on rows that no constant was fitted on, unless it says so. `commtax validate` prices
-the table of published figures that ships with the project and exits with 1 when a bound is exceeded; `--data DIR` does the same with all tables of a folder and of those
-in it, known by their columns; `--rows OUT.csv` writes every input row with its prediction, range, and whether it was fitted. Nothing is looked up over a network.
-"""
-COMPARE = """
-`commtax validate --data DIR --compare rival.csv` puts another predictor beside ours on the rows that both priced: median, 90th percentile and bias of each, and on how
-many rows ours is nearer, for all rows, those that nothing was fitted on, and by engine, chip, mode, dense or mixture. The file has a column `id`, as the table's
-rows have it, and one or more of `ttft`, `tpot`, `e2e`, `output_throughput`, `request_throughput` … A column's name says its unit (`ttft_ms`, `tpot_s`); without one,
-seconds and milliseconds are tried against what was measured and the answer says which was meant. Ids that no row has, and rows without a price, are counted.
-"""
-READING = """
-Errors are of predicted over measured; bias is a geometric mean; `in range` is the share inside the 80 % range, `half-width` its median half-width over the prediction.
-Rows launched from Python (`eager`, vidur's timers) wait for the host and for other ranks; tables of fp8 in blocks were timed without graphs and show the launch, not
-the kernel; L40S keeps small weights in its cache between repetitions. PCIe hosts other than L40S, NVLink bridges and xGMI are assumed from formulas, and their ranges
-say so. A serving row is scored on every figure that it has: TTFT, TPOT, latency, tokens and requests a second, of all GPUs or of one (`tput_per_gpu`); a rate follows
-from Little's law, clients / (TTFT + (output - 1) TPOT); where no number of clients is said the server is full.
-"""
-CARE = """
-Read with care: `GEMM on H200` and the whole steps are of constants fitted on half of the H200's own rows. H100's constants with the H200's memory give 5.1 % (m <= 256),
-8.3 % (m >= 512), 3.1 % (decode steps) and 9.4 % (prompts). Whole steps are those of engine `fused`, which the sweep ran; `torch`, which does not fuse, is 13.8 % off on
-the same decode steps. Coverage of ranges is measured on the rows that set their widths.
-"""
-FIRST = """
-Weights, KV cache and parameter counts are arithmetic rather than estimates: parameter counts of 33 models are exact, weights are 0.02 % off 27 vLLM start-up logs, and the KV
-cache is within 5 %.
-"""
-SAME_RUNS = """
-Mean errors on the same runs, to which nothing of ours was fitted. The training rows ship: `commtax validate` finds ours. The serving rows do not: `python
-benchmarks/rivals_open_loop.py DIR` finds both from the tables that the sources name. All of it is `benchmarks/rivals.toml`.
-"""
-RIVALS = """
-Every figure is on all rows of its kind, or its name says which it leaves out. Other predictors' errors stand beside ours only on the same rows: the serving tables hold
-measurements and no predictions of aiconfigurator. An independent test of an earlier version on 618 runs that are not in these tables found dense TPOT 9.1 % (aiconfigurator 9.7 %), TPOT of
-mixtures 15.9 % (21.7 %) and TTFT 22 % (40 %).
-"""
-FITTED = """
-| constants | fitted on | tested on | how a row is told |
-|---|---|---|---|
-| collectives (`catalog/libraries`) | all-reduce, all-gather, reduce-scatter and all-to-all tables of aiconfigurator: sizes of an even power of two; send/recv of vidur likewise | odd powers; every other source | `benchmarks/fit_collectives.py`, `[[fitted]]` in each file |
-| across hosts | no constant is fitted, but the formula (three link latencies a level, 95 % of the NICs, the loss of a one-level pipeline) was chosen seeing all rows | none held out | p4de, 12 x 8 H100, MI325X, 2 x 8 H20; networks that are not named or broken are outside the bound |
-| kernels (`catalog/kernels`) | half of the GEMM (bf16, fp8, nvfp4) and attention tables of aiconfigurator (A100, H100, B200, L40S; B300: GEMM) | the other half | SHA-256 of the row, first byte even: `benchmarks/fit_kernels.py` |
-| kernels of experts, latent, sparse and linear attention, Mamba-2, encoders, exchanges | half of aiconfigurator's newer tables (A100, H100, L40S, B200, B300, GB200) | the other half; whole chips left out | the same: `docs/kernels.md` names the scripts |
-| kernels of the H200 and of engine `fused` | half of our own rows | the other half | the same, over the JSON line |
-| small kernels and clock of whole steps | five models of our own sweep (Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-7B and 32B, Llama-2-13B) | eight other models | by model |
-| `gpt-fast` | 7 of 17 bf16 rates (Llama-2-7B, Llama-3.1-70B) | the other ten, int8 and int4 | by model |
-| `vllm-2023` | times per token of Llama-2-70B at batch 1 | larger batches, prompts, BLOOM-176B | by row |
-| engines' host times | serving runs with prompts up to 1,024 tokens and 1 to 8, 32 or 128 clients, five models | longer prompts, 16 and 64 clients, other models, disaggregated runs | `serving.is_fitted` |
-| training | llm-foundry's bf16 rows up to 64 GPUs | larger ones, fp8, SC'21, Korthikanti, torchtitan | by row |
-| widths of ranges | residuals of rows that test | the same rows | `benchmarks/fit_spreads.py`; coverage is therefore in sample, medians are not |
-""".strip()
+TEXTS = {name: text.rstrip("\n") for name, text in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()}
 
 
 def prose(text: str) -> str:
@@ -171,7 +122,7 @@ def page(reports: list[Report], lines: list[ScoreLine]) -> str:
     parts = [
         *(
             "# How right is it?",
-            prose(INTRO),
+            TEXTS["intro"],
             "```sh\ncommtax validate --only collectives\ncommtax validate --only inference --json\n```",
         ),
         "## At home",
@@ -180,7 +131,7 @@ def page(reports: list[Report], lines: list[ScoreLine]) -> str:
             "Serving runs that may have guessed tokens ahead are left out."
         ),
         "\n".join(scoreboard(lines)),
-        prose(FIRST),
+        TEXTS["first"],
         "![medians and 90th percentiles](accuracy-scoreboard.svg)",
         "## Abroad",
         prose(
@@ -191,14 +142,14 @@ def page(reports: list[Report], lines: list[ScoreLine]) -> str:
         prose(
             "Errors of every source, system and library, the worst rows, and what is not priced: [accuracy-rows.md](accuracy-rows.md)."
         ),
-        *("## Beside other predictors", prose(SAME_RUNS), "\n".join(rival_rows(reports[0], sources=True)), prose(COMPARE)),
+        *("## Beside other predictors", TEXTS["same_runs"], "\n".join(rival_rows(reports[0], sources=True)), TEXTS["compare"]),
         *("## Pictures", "Predicted over measured; dotted lines are 25 % off. Crosses were fitted."),
         *(f"![{name}](accuracy-{name}.svg)" for name in PICTURES),
-        *("## What was fitted on what", FITTED, prose(CARE)),
+        *("## What was fitted on what", TEXTS["fitted"], TEXTS["care"]),
         prose(
             "Kernels of experts, latent, sparse and linear attention, by kind and chip and with a chip left out: [kernels.md](kernels.md)."
         ),
-        *("## How to read it", prose(READING), prose(RIVALS)),
+        *("## How to read it", TEXTS["reading"], TEXTS["rivals"]),
     ]
     return "\n\n".join(parts) + "\n"
 

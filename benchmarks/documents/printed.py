@@ -1,4 +1,4 @@
-"""The answers that README and docs show, printed anew: ``python benchmarks/printed.py [--check] [FILES…]``, or ``make figures``.
+"""The answers that README and docs show, printed anew: ``printed.py [--check] [FILES…]``, or ``make figures``.
 
 A block that begins with ```` ```console ```` holds commands after ``$``, each with what it prints below it, 80 columns wide:
 
@@ -26,11 +26,11 @@ from glob import glob
 from pathlib import Path
 from textwrap import dedent, indent
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))  # commands run as in the tests
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))  # commands run as in the tests
 
 from cli_run import Done, run_here
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 80
 SHOWN = 5  # lines of an answer that is cut
 CUT = "…"

@@ -1,4 +1,4 @@
-"""The drawings of docs/concepts, from commtax's own answers: ``python benchmarks/concepts.py``, or ``make figures``."""
+"""The drawings of docs/concepts, from commtax's own answers: ``python benchmarks/documents/concepts.py``, or ``make figures``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import commtax
 from commtax import catalog
 from commtax.units import format_bytes, format_seconds
 
-FOLDER = Path(__file__).parents[1] / "docs" / "concepts"
+FOLDER = Path(__file__).parents[2] / "docs" / "concepts"
 MODEL, HOST = "llama-3.1-8b", "8xh100-sxm"
 LARGE = "llama-3.1-70b"
 EXPERTS, WIDE = "deepseek-v3", "8x8xh200-sxm"

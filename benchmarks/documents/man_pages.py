@@ -1,4 +1,4 @@
-"""Man pages of all commands, made from their own help: ``python benchmarks/man_pages.py [FOLDER]``.
+"""Man pages of all commands, made from their own help: ``python benchmarks/documents/man_pages.py [FOLDER]``.
 
 Nothing is copied: a page is what ``--help`` prints with every option explained, written in roff instead of columns. ``make dist``
 puts the pages into the packages, which install them as ``share/man/man1/commtax*.1``.
@@ -14,7 +14,7 @@ import click
 from commtax import __version__
 from commtax.cli.app import VERBS, commands
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SIGNS = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"})
 EVERY = "commtax.help_all"  # asks help to explain options that it would only name
 

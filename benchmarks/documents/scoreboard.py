@@ -1,6 +1,6 @@
 """Write docs/scoreboard.md: errors by chip, engine and family of models, from what ``commtax validate`` finds on what ships.
 
-``python benchmarks/scoreboard.py``, or ``make figures``. Rows are those of the lines of accuracy.md that no constant was fitted on.
+``python benchmarks/documents/scoreboard.py``, or ``make figures``. Rows are those of the lines of accuracy.md that no constant was fitted on.
 """
 
 # ruff: noqa: E501 - sentences of the page stand as they are printed
@@ -18,7 +18,7 @@ from commtax_lab.scoring import check
 from commtax_lab.scoring.prediction_columns import Records
 from commtax_lab.scoring.statistics import choose, figures
 
-PAGE = Path(__file__).parents[1] / "docs" / "scoreboard.md"
+PAGE = Path(__file__).parents[2] / "docs" / "scoreboard.md"
 LEAST = 5  # figures of a cell
 PARTS = ("collectives", "kernels", "steps", "closed loops", "requests in time", "training")
 HEADS = ("collectives", "kernels", "whole steps", "TPOT", "TTFT", "requests in time", "training")

@@ -1,7 +1,8 @@
-"""The pictures of README and docs, of the page and of a terminal: ``python benchmarks/pictures.py``, or ``make figures``.
+"""The pictures of README and docs, of the page and of a terminal: ``python benchmarks/documents/pictures.py``, or ``make figures``.
 
 Chromium is at its system path. Each picture keeps, in a text chunk of its own, what was asked and what was answered, so that a
-test can tell when it is stale. Words name pictures that are to be made again: ``python benchmarks/pictures.py terminal page-plan``.
+test can tell when it is stale. Words name pictures that are to be made again:
+``python benchmarks/documents/pictures.py terminal page-plan``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 from browser import chromium, served  # noqa: E402

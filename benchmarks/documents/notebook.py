@@ -1,4 +1,4 @@
-"""Runs the cells of docs/notebook.ipynb and keeps what they show: ``python benchmarks/notebook.py``, or ``make figures``.
+"""Runs the cells of docs/notebook.ipynb and keeps what they show: ``python benchmarks/documents/notebook.py``, or ``make figures``.
 
 A notebook is plain JSON, so that no Jupyter is needed: a cell shows what it prints and the value of its last line. Prose and code
 are edited in the notebook itself. The same code writes the same file, to the byte.
@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parents[1] / "docs" / "notebook.ipynb"
+FILE = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 SHOWN = {"text/html": "_repr_html_", "image/svg+xml": "_repr_svg_"}
 """Forms beside plain text, and the methods that make them."""
 Cell = dict[str, Any]

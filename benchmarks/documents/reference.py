@@ -1,6 +1,6 @@
 """Reference pages as Markdown, made from the program itself: every command's options, and every name of the Python interface.
 
-The site's build asks for them (``benchmarks/site_pages.py``), so that nothing of them is written by hand or kept.
+The site's build asks for them (``benchmarks/documents/site_pages.py``), so that nothing of them is written by hand or kept.
 """
 
 from __future__ import annotations
