@@ -25,6 +25,9 @@ from commtax.spec import Algorithm
 from commtax.spec import Path as Route
 from made_nccl import SIZES, TRUE, noisy, output, seconds, written
 from paths import BENCHMARKS, SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 COLLECTIVES = SHARED / "collectives.csv"
 H200 = BENCHMARKS / "h200"
@@ -292,20 +295,7 @@ def test_an_all_reduce_is_wished_for_by_the_library_that_has_none(tmp_path):
     assert [len(wishes) for wishes in wished.values()] == [1, 0], wished
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "is not recognised"),
-        ("hello\nworld\n", "is not recognised"),
-        ('{"a": ', "not valid JSON, or cut off"),
-        ("[1, 2]", "JSON without measurements"),
-        ('{"foo": 1}', "no key of"),
-        ('{"kind": "gemm", "m": 1, "n": 2, "k": 3, "median_s": -1}', "a time of -1 is no measurement"),
-        ('{"impl": "shm", "op": "all-reduce", "ranks": "x", "size_bytes": 8, "time_us": 3}', "ranks='x'"),
-        ('{"impl": "zzz", "op": "all-reduce", "ranks": 2, "size_bytes": 8, "time_us": 3}', "unknown library"),
-        ("1024 256 float sum -1 9.1 0.1 0.0 0 9.1 0.1 0.0 0", "does not say"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), DATA["corrupt_files_are_refused_in_one_line"])
 def test_corrupt_files_are_refused_in_one_line(tmp_path, capsys, text, says):
     file = written(tmp_path, "bad.txt", text)
     with pytest.raises(SystemExit) as end:

@@ -25,7 +25,9 @@ from made_traces import decode_graphs, write
 from paths import FIXTURES, SHARED
 from profiled import trace_of
 
-CLUSTER, MODEL, ENGINE = "8xh100-sxm", "llama-3.1-8b", "vllm@0.18"
+CLUSTER = "8xh100-sxm"
+MODEL = "llama-3.1-8b"
+ENGINE = "vllm@0.18"
 STEP = "execute_context_0(0)_generation_64(64)"
 PUBLIC = SHARED / "traces"
 LAUNCH = "vllm serve meta-llama/Llama-3.1-8B-Instruct"

@@ -18,7 +18,9 @@ from commtax.spec import Profile
 from commtax.verbs.closed_loop import imagined, simulate
 from commtax.verbs.profiles import Foresight
 
-CLUSTER, MODEL, BLANK = catalog.cluster("8xh100-sxm"), "llama-3.1-8b", Profile("box")
+CLUSTER = catalog.cluster("8xh100-sxm")
+MODEL = "llama-3.1-8b"
+BLANK = Profile("box")
 OPTIONS = {"engine": "vllm@0.18", "tp": 2, "input_len": 1024, "output_len": 256, "spread": 0.0}
 
 

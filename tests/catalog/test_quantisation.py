@@ -153,17 +153,7 @@ def test_patterns_are_in_the_checkpoints_own_spelling(key, pattern, held, free):
 GROUP = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}, "targets": ["Linear"]}
 
 
-@pytest.mark.parametrize(
-    ("config", "table"),
-    [
-        ({"quant_algo": "NVFP4"}, "gemm.nvfp4"),
-        ({"quant_algo": "W4A16_NVFP4"}, "gemm.bf16"),
-        ({"quant_algo": "FP8"}, "gemm.fp8"),
-        ({"quant_algo": "MXFP8"}, "gemm.fp8"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "gemm.fp8-block"),
-        ({"quant_method": "mxfp4"}, "gemm.bf16"),
-    ],
-)
+@pytest.mark.parametrize(("config", "table"), DATA["each_format_has_its_kernels"])
 def test_each_format_has_its_kernels(config, table):
     """Of Blackwell's constants those of the arithmetic; weights alone are unpacked for bf16 products; nearest ones are assumed."""
     model, engine = with_quant("qwen3-8b", config), catalog.engine("vllm")

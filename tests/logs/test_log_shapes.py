@@ -180,17 +180,7 @@ def test_what_was_met_long_before_did_not_lead_to_the_end(quiet):
 
 # analyses of hangs
 
-BLOCK = """\
-Not all ranks joining collective{}
-group info: 0:default_pg
-collective: nccl:all_reduce
-missing ranks: {{1}}
-expected ranks: 2
-collective state: scheduled
-collective stack trace:
-  all_reduce at /p/torch/distributed/distributed_c10d.py:2696
-  <module> at /home/me/crash.py:44
-"""
+BLOCK = DATA["block"]
 TABLE = DATA["table"]
 
 

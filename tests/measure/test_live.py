@@ -39,6 +39,9 @@ from commtax_lab.measure.tp import run_all
 from commtax_lab.measure.weights import Checkpoint, RandomWeights, load
 from forked import run_forked
 from paths import HELPERS
+from tables import tables
+
+DATA = tables(__file__)
 
 CPU = torch.device("cpu")
 PROVEN = ("llama", "qwen3", "mixtral")
@@ -406,20 +409,7 @@ def test_a_missing_shard_is_named(checkpoints, tmp_path, capsys):
     assert "is missing" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"tp": 3}, r"8 attention heads .* are not divisible by tp=3; nearest legal tp: 2"),
-        ({"impl": "mpi"}, "one of gloo, nccl, shm"),
-        ({"dtype": "int8"}, "one of fp32"),
-        ({"slow_rank": "5:2"}, "a rank below 2"),
-        ({"slow_rank": "x"}, "RANK:FACTOR"),
-        ({"emulate_link": "11gbe"}, "unknown link"),
-        ({"output_len": 1}, "at least 2"),
-        ({"layers": 9}, "has 2"),
-        ({"break_rank": 4}, "ranks are 0 to 1"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), DATA["bad_questions_are_refused_before_anything_starts"])
 def test_bad_questions_are_refused_before_anything_starts(checkpoints, changes, says):
     with pytest.raises(ValueError, match=says):
         LiveJob(**{"model": str(checkpoints["llama"][0]), "device": "cpu", **changes}).settle()

@@ -25,6 +25,9 @@ from commtax.timeline import Timeline
 from each import each
 from fault_traces import KINDS, case
 from made_traces import decode_graphs, document, event, kernel, launch
+from tables import tables
+
+DATA = tables(__file__)
 
 
 def job_of(made):
@@ -285,19 +288,7 @@ def layered(layers, extra, steps=4, attention=True, norms=True, pause=1, launche
     return kineto.parse(document(events))
 
 
-@pytest.mark.parametrize(
-    ("layers", "extra", "attention", "says"),
-    [
-        (
-            36,
-            1,
-            True,
-            "73 all-reduces per step = 2 x 36 layers (counted by attention kernel) + 1 for the vocabulary-parallel embedding",
-        ),
-        (36, 0, False, "72 all-reduces per step: 2 x 36 layers, if each has two; no attention kernel counts them"),
-        (8, 3, True, "19 all-reduces per step: not two for each of the 8 attention kernels"),
-    ],
-)
+@pytest.mark.parametrize(("layers", "extra", "attention", "says"), DATA["layers_are_told_by_counts"])
 def test_layers_are_told_by_counts(layers, extra, attention, says):
     section = audit_traces([layered(layers, extra, attention=attention)], None, ["a"])
     assert [str(n) for n in section.notes if n.code == "layers"] == [says]

@@ -17,6 +17,9 @@ from commtax.runs.audit.read_files import read_all
 from commtax.runs.traces.profilers import nsys
 from made_nsys import NEW, OLD, PID, Export, counted, payload
 from made_traces import clashes, exposed, per_step
+from tables import tables
+
+DATA = tables(__file__)
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -206,23 +209,7 @@ def test_packed_and_unchanged(tmp_path):
     assert (hashlib.sha256(path.read_bytes()).digest(), sorted(p.name for p in tmp_path.iterdir())) == before
 
 
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        ("CREATE TABLE t (a)", "without the tables CUPTI_ACTIVITY_KIND_KERNEL.*found t"),
-        ("CREATE TABLE rocpd_kernel_dispatch (a)", "rocpd convert"),
-        (
-            "CREATE TABLE StringIds (id, value); CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (a, b)",
-            "no columns start and end; found a, b",
-        ),
-        (
-            "CREATE TABLE StringIds (id, value); CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS "
-            "WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM n) SELECT start, start AS end FROM n",
-            "without the tables",
-        ),
-        ('CREATE TABLE StringIds (id, value); CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, "end")', "without a kernel"),
-    ],
-)
+@pytest.mark.parametrize(("made", "words"), DATA["other_databases_are_refused_in_words"])
 def test_other_databases_are_refused_in_words(tmp_path, made, words):
     connection = sqlite3.connect(tmp_path / "x.sqlite")
     connection.executescript(made)

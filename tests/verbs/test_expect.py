@@ -102,17 +102,7 @@ def test_a_whole_output(tmp_path):
     assert run("all-reduce", "--cluster", "8xh100-sxm", "--measured", str(file)).returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("all-reduc", "--cluster", "8xh100-sxm"), "one of all-reduce"),
-        (("all-reduce", "--cluster", "8xh100-sxm", "--size", "0"), "above 0"),
-        (("all-reduce", "--cluster", "8xh100-sxm", "--ranks", "16"), "has 8 GPUs"),
-        (("all-reduce", "--cluster", "8xh100-sxm", "--measured", "fast"), "bus bandwidth"),
-        (("all-reduce", "--cluster", "h100-sxm"), "ranks=1"),
-        (("all-reduce", "--cluster", "8xh100-sxm", "--measured=-3us"), "above 0"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), DATA["mistakes"])
 def test_mistakes(words, says):
     done = run(*words)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
