@@ -1,4 +1,7 @@
-"""Scalars and arrays alike."""
+"""Numbers and arrays alike.
+
+Change here what makes one formula serve both; it knows no unit and no noun.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps

@@ -2,6 +2,8 @@
 
 An ``Item`` says what is sent, exactly. A ``Line`` is an item (or a piece of compute) with its seconds. A ``Bill`` is
 all lines of a step; its figures are sums over them.
+
+Change here what a line carries and which windows there are. Prices are made in ``cost``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A step is a list of ``Kernel``s with the shapes that decide their time; ``kernels.py`` turns shapes into seconds. Layers of
 one kind share their kernels, so the list stays short whatever the depth. Behind the layers: encoders (vision and audio towers,
 whose tokens all see each other), and the routed part of a mixture of experts: how many experts tokens choose, and the busiest rank.
+
+Change here which kernels a step launches, and their FLOPs and bytes.
 """
 
 from collections.abc import Callable, Iterator

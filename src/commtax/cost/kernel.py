@@ -1,4 +1,7 @@
-"""A kernel as the cost model sees it: the shapes that decide its time, FLOPs and bytes; and what steps make and price it from."""
+"""A kernel as the cost model sees it: the shapes that decide its time, FLOPs and bytes; and what steps make and price it from.
+
+Change here what a kernel or a priced step is made from: a new shape needs no field, but a record as ``Kernel.shape``.
+"""
 
 import math
 from typing import Any
@@ -113,7 +116,8 @@ class KernelStep:
 
         ``name`` is the weight's in the checkpoint; "": one that stays in 16 bits whatever the model's quantisation.
         """
-        quant = format_of(self.model, name, quantisation(self.model, self.plan)) if name else None
+        narrowed = name and (self.model.quant or self.plan.weights_dtype)  # else all is stored in 16 or 32 bits
+        quant = format_of(self.model, name, quantisation(self.model, self.plan)) if narrowed else None
         plain = self.plan.activations_dtype
         stored, dtype, static = DTYPE_BYTES[plain], plain, False
         if quant:

@@ -12,6 +12,8 @@ as long, so Euler's theorem on homogeneous functions splits any form, however it
     T = sum over carriers x of  x dT/dx
 
 Derivatives are taken along the imaginary axis (a complex step), which rounds nothing off.
+
+Change here which constants price a kernel, and what a step multiplies onto it. Equations are in ``forms.py``.
 """
 
 import math

@@ -1,6 +1,8 @@
 """Where ranks lie: which share an expert, and which GPUs a group spans.
 
 Rank order decides which axis leaves the fast domain (a host, or an NVLink fabric).
+
+Change here how an engine numbers its ranks, or which group spans which domain.
 """
 
 import math

@@ -2,6 +2,8 @@
 
 Counts follow one token's path through all pipeline stages. The set of lines is fixed: a collective that a plan does not issue
 has count 0. Control messages and scalars (scheduler metadata, token ids, router's counts) are left out.
+
+Change here what is sent. No second belongs here.
 """
 
 from collections.abc import Mapping

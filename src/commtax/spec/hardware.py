@@ -1,4 +1,7 @@
-"""Chips, the links between them, and clusters of them."""
+"""Chips, the links between them, and clusters of them.
+
+Add here a field that a file of ``catalog/chips``, ``links`` or ``clusters`` may set.
+"""
 
 from __future__ import annotations
 
