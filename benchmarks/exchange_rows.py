@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from commtax.cost.pricing import Pricer
-from commtax.cost.traffic import PER_EXPERT, dispatched_bytes, exchange_item, expected_destinations
+from commtax.cost.traffic import backend_called, dispatched_bytes, exchange_item, expected_destinations
 from commtax.spec import Experts, Plan
 from commtax.verbs.settling import ask, settle, terms_of
 
@@ -39,7 +39,7 @@ def one_way(backend: str, cluster: str, ep: int, tokens: float, way: str, dtype:
     """Seconds of one way of an exchange; ``copies`` of a token: as many as its router gives, or so many."""
     asked = ask("deepseek-v3", cluster, dp=ep, ep=ep, engine="vllm", ep_backend=backend)
     pricer = Pricer(terms_of(settle(asked)))
-    each = backend in PER_EXPERT
+    each = backend_called(backend).per_expert
     copies = copies or (moe.top_k if each else float(expected_destinations(moe, ep)))
     nbytes = tokens * copies * HIDDEN * dispatched_bytes(Plan(), None, dtype)
     item = exchange_item(way, "ep", "all-to-all", nbytes, ep, 1)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def step_kernels(
     if plan.sequence_parallel:  # what lies between a scatter and a gather runs on a rank's own rows
         layers = [replace(k, nbytes=k.nbytes / plan.tp) if k.part == "norms" else k for k in layers]
     kernels = [*layers, head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
-    if engine.key != "torch":
+    if engine.kernels.end_kernels:
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
     if sorts and (launches := engine.kernels.sort_launches):  # of the logits of each row: many passes over all of them
         moved = work.samples * model.vocab * engine.kernels.sort_bytes / launches / DTYPE_BYTES[plan.activations_dtype]
@@ -199,8 +199,6 @@ def tower_kernels(s: KernelStep) -> Iterator[Kernel]:
 
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 """Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
-EXCHANGED = {"deepep_low_latency": "generation", "deepep_high_throughput": "context"}
-"""What experts run as behind an all-to-all: masked grouped products over slots of one size, or contiguous ones."""
 DRAWS = 8  # of popularities that a placement is judged by
 DRIFT = 0.15
 """How far an expert's load of one step lies from the measured one that a layout rests on, as a share of it. SGLang's blog of

@@ -16,14 +16,14 @@ import numpy as np
 from commtax.arrays import holds_anywhere, pick
 from commtax.cost import overlap
 from commtax.cost.collectives import Parts, PathChoice, curve_of, for_experts, price, sigma_over
-from commtax.cost.compute import EXCHANGED, step_kernels
+from commtax.cost.compute import step_kernels
 from commtax.cost.context_parallel import own_prompts
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.layer_forms import AROUND
 from commtax.cost.overlap import FUSED_FORM, FUSED_OP, fuse, fused_fabric
 from commtax.cost.placement import Span, span
-from commtax.cost.traffic import BULK, expected_destinations, inference, padded_rows
+from commtax.cost.traffic import backend_called, bulk_backend, default_backend, expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via
 from commtax.question import WhatIf
 from commtax.records import replace
@@ -300,7 +300,7 @@ def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
 def backend_of(work: Workload, engine: Engine, backend: str) -> str:
     """How a step's tokens reach their experts: by the backend that a server is told, unless its engine changes by step."""
     by_step = engine.sends.exchange_by_step and holds_anywhere(np.asarray(work.prefill_tokens) > 0)
-    return BULK.get(backend, backend) if by_step else backend
+    return bulk_backend(backend) if by_step else backend
 
 
 def in_step(t: PricingTerms, work: Workload) -> PricingTerms:
@@ -353,7 +353,7 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     rows = padded_rows(own.rows, own, t.engine, t.plan.tp, ran.eager)
     sent_as = t.techniques.dispatch_dtype
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager, dispatch_dtype=sent_as)
-    exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
+    exchange = backend_called(ran.ep_backend or default_backend(t.engine)).experts
     top_p = ran.sampling == "top-p"
     made = step_kernels(
         t.model, t.plan, own, rows, t.engine, exchange, ran.imbalance, top_p, t.techniques.balanced, t.copied_tokens

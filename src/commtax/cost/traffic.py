@@ -6,8 +6,7 @@ has count 0. Control messages and scalars (scheduler metadata, token ids, router
 Change here what is sent. No second belongs here.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -17,21 +16,52 @@ from commtax.cost.context_parallel import own_prompts, split_cache_items, split_
 from commtax.cost.inventory import EXPERTS, format_of, quantisation
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.ledger import Item, Part, Place, Stage, Window
+from commtax.records import dataclass, replace
+from commtax.shipped_tables import table
 from commtax.spec import DTYPE_BYTES, Condition, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
 
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
 SUM_BYTES = 4  # of a row: a sum of squares, fp32
 NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
 WIDE = 4  # from this tp on an engine may capture larger graphs
-AG_RS, DEEPEP_LL, DEEPEP = "allgather_reducescatter", "deepep_low_latency", "deepep"
-PER_EXPERT = (DEEPEP_LL, "nixl_ep")  # exchanges that send a copy to each expert; others send one to each rank that has some
-ONCE = (DEEPEP, "hybridep")  # exchanges of training that send a token once to each rank, and through the NICs once to each host
-BULK = {DEEPEP_LL: "deepep_high_throughput", "mori_low_latency": "mori_high_throughput"}
-"""How prompts reach their experts, by how decodes do: on workers of their own, and where an engine changes by step."""
-ONE_DOMAIN = ("flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided")
-"""Exchanges that write to the memory of other GPUs: all of them must lie in one NVLink domain."""
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
 NVFP4_SCALE_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How a backend carries tokens to experts: the fields of a row of ``exchanges.toml``, where they are described."""
+
+    title: str = ""
+    gathers: bool = False
+    per_expert: bool = False
+    once: bool = False
+    bulk: str = ""
+    experts: str = ""
+    received: bool = False
+    one_domain: bool = False
+    vendor: str = ""
+    searched_on: Sequence[str] = ()
+
+
+BACKENDS = {name: Backend(**row) for name, row in table("cost/exchanges.toml").items()}
+GATHERING = next(name for name, backend in BACKENDS.items() if backend.gathers)
+PLAIN = Backend()
+
+
+def backend_called(name: str) -> Backend:
+    """Return what is known of a backend; of one that has no row, that it sends a copy to each rank."""
+    return BACKENDS.get(name, PLAIN)
+
+
+def default_backend(engine: Engine) -> str:
+    """Return the backend by which an engine carries tokens to experts unless told."""
+    return next(iter(engine.sends.ep_backends), "")
+
+
+def bulk_backend(name: str) -> str:
+    """Return the backend that carries prompts where this one carries decodes."""
+    return backend_called(name).bulk or name
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:
@@ -65,14 +95,14 @@ def inference(
 ) -> list[Item]:
     """All collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
     whole, work = work, own_prompts(work, plan.cp) if plan.splits_sequences else work
-    act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or (engine.sends.ep_backends or (AG_RS,))[0]
+    act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or default_backend(engine) or GATHERING
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))
     split, shared = np.asarray(tokens_split(model, plan, engine)), expert_ranks(plan, engine).over_replicas
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
-    apart = split | (backend != AG_RS) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
+    apart = split | (not backend_called(backend).gathers) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
     apart = apart & (np.asarray(plan.ep) > plan.tp)
     samples = work.samples
     if engine.sends.logits_padded:
@@ -181,15 +211,15 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
     back = width * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
     regather = exchange_item("output", "tp", "all-gather", sent * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
-    if backend == AG_RS:
+    how_sent = backend_called(backend)
+    if how_sent.gathers:
         group = pick(split | (np.asarray(plan.tp) == 1), np.maximum(plan.ep, plan.dp), plan.dp)
         on_ep = np.asarray(group) == plan.ep
         sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
         sizes = sent * out, sent * moe.top_k * ROUTING_BYTES, sent * back
         return [x for axis, n in sets if np.any(n) for x in _gather_tokens(axis, group, n, *sizes)] + [regather]
-    each = backend in PER_EXPERT
-    copies, routed = (moe.top_k, None) if each else (expected_destinations(moe, plan.ep), moe)
-    note = "one copy an expert" if each else "one copy a destination rank, uniform routing"
+    copies, routed = (moe.top_k, None) if how_sent.per_expert else (expected_destinations(moe, plan.ep), moe)
+    note = "one copy an expert" if how_sent.per_expert else "one copy a destination rank, uniform routing"
     there = exchange_item("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
     home = exchange_item("combine", "ep", "all-to-all", sent * copies * back, plan.ep, count, "bf16 back")
     return [replace(there, routed=routed), replace(home, routed=routed), regather]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,9 @@ from commtax.cost.drafting import acceptance_of, tokens_per_step
 from commtax.cost.inventory import stage_layers
 from commtax.cost.memory import with_draft_layers
 from commtax.question import Question
+from commtax.rules import Broken, check, refusal
 from commtax.spec import Drafter
-from commtax.statement import OTHER_ENGINES, UNSAID, Note, Refusal
+from commtax.statement import Note
 from commtax.units import plural
 
 if TYPE_CHECKING:
@@ -36,25 +37,26 @@ def drafter_of(q: Question) -> Drafter | None:
 
 
 def check_drafts(q: Question) -> None:
-    """A drafter that the engine has and the model has layers for, and acceptances that can be."""
-    asked, drafts = q.techniques, q.speculative
-    share, length = asked.acceptance, asked.accepted_length
-    if share > 1:
-        raise Refusal(f"acceptance={share:g}: a share from 0 to 1 is needed; nearest valid: 1", "acceptance", (1,))
-    if share >= 0 and length:
-        raise Refusal(f"accepted_length={length:g}: say it or an acceptance ({share:g}), not both", "accepted_length")
-    if drafts and length and not 1 <= length <= drafts + 1:
-        nearest = 1 if length < 1 else drafts + 1
-        rule = f"with {drafts} drafts a step yields from 1 to {drafts + 1} tokens; nearest valid: {nearest}"
-        raise Refusal(f"accepted_length={length:g}: {rule}", "accepted_length", (nearest,))
-    if not asked.drafter or not drafts:
-        return
-    if asked.drafter not in (has := q.engine.drafts.drafters):
-        others = f"; it has {', '.join(has)}" if has else ""
-        raise Refusal(f"technique '{asked.drafter}': {q.engine.name} has no such drafter{others}", "technique", has, OTHER_ENGINES)
-    if asked.drafter == "draft" and not asked.draft_model:
-        raise Refusal("technique 'draft': name the model that drafts, as in draft=qwen3-0.6b:4:0.7", "technique", kind=UNSAID)
-    drafter_of(q)
+    """Check that the engine has the drafter and the model has layers for it, and that acceptances can be."""
+    drafts, length, able = q.speculative, q.techniques.accepted_length, q.engine.drafts.drafters
+    others = f"; it has {', '.join(able)}" if able else ""
+    check("drafts", DRAFTED, q, most=drafts + 1, length=(1 if length < 1 else drafts + 1,), able=able, others=others)
+    if q.techniques.drafter and drafts:
+        drafter_of(q)
+
+
+DRAFTED: Mapping[str, Broken] = {
+    "acceptance": lambda q: q.techniques.acceptance > 1,
+    "both": lambda q: q.techniques.acceptance >= 0 and q.techniques.accepted_length,
+    "length": lambda q: q.speculative and q.techniques.accepted_length and not _is_possible(q),
+    "drafter": lambda q: q.speculative and q.techniques.drafter and q.techniques.drafter not in q.engine.drafts.drafters,
+    "model": lambda q: q.speculative and q.techniques.drafter == "draft" and not q.techniques.draft_model,
+}
+
+
+def _is_possible(q: Question) -> bool:
+    """Whether a step can yield so many tokens: its own, and drafts."""
+    return 1 <= q.techniques.accepted_length <= q.speculative + 1
 
 
 def measured_here(q: Question) -> MeasuredAcceptance | None:
@@ -102,12 +104,8 @@ def is_accepted_known(q: Question) -> bool:
 def need_accepted(q: Question) -> None:
     """Times per token need the tokens that a step yields."""
     if not is_accepted_known(q):
-        asked = q.techniques
-        on = f" on {asked.draft_text}" if asked.draft_text else ""
-        rule = (
-            f"how many drafts {q.model.key} accepts{on} is not known; give --acceptance 0.7 or --accepted-length 2.4, for example"
-        )
-        raise Refusal(f"speculative={q.speculative}: {rule}", "acceptance", kind=UNSAID)
+        text = q.techniques.draft_text
+        raise refusal("drafts.accepted", q, on=f" on {text}" if text else "")
 
 
 def accepted_width(q: Question) -> float:

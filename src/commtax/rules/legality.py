@@ -254,7 +254,7 @@ BROKEN: dict[str, Callable[[PlanToCheck], Condition]] = {
     "dcp-attention": lambda c: (c.plan.dcp > 1) & (c.unsplit != ""),
     "dcp-heads": _splits_beyond_heads,
 }
-RULES = tuple(PlanRule(name, BROKEN[name], **row) for name, row in table("rules/rules.toml").items())
+RULES = tuple(PlanRule(name, BROKEN[name], **row) for name, row in table("rules/rules.toml")["plan"].items())
 """Words and order of the rules are data (``rules.toml``)."""
 
 
