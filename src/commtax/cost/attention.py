@@ -23,12 +23,12 @@ ACTIVATION_BYTES, NARROW_BYTES = 2.0, 1.0  # bf16 in, fp8 out
 
 
 def made_queries(s: KernelStep, a: Attention) -> Number:
-    """Heads whose queries a rank makes: its own, or those of all ranks that it shares caches with."""
+    """Return the heads whose queries a rank makes: its own, or those of all ranks that it shares caches with."""
     return a.num_heads / s.plan.tp * (s.plan.dcp if s.engine.contexts.queries_remade else 1)
 
 
 def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Queries, keys and values of a rank's heads, and their outputs."""
+    """Yield the products of queries, keys and values of a rank's heads, and of their outputs."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
     width = made_queries(s, a) * a.head_dim + kv * (a.head_dim + a.v_head_dim)
@@ -43,12 +43,12 @@ def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
 
 
 def visible_tokens(s: KernelStep) -> Number:
-    """Tokens that a decoding query can see: what is cached, and the new ones."""
+    """Return the tokens that a decoding query can see: those cached, and the new ones."""
     return _per_sequence(s.work.cached_tokens, s.work.decode_seqs) + s.work.rows_per_seq
 
 
 def prompt_sizes(s: KernelStep) -> tuple[Number, Number, Number]:
-    """Prompts of a step, and of each the new and the cached tokens."""
+    """Return the prompts of a step, and of each the new and the cached tokens."""
     seqs = s.work.prefill_seqs
     return seqs, _per_sequence(s.work.prefill_tokens, seqs), _per_sequence(s.work.past_tokens, seqs)
 
@@ -59,12 +59,12 @@ def _per_sequence(tokens: Number, seqs: Number) -> Number:
 
 
 def causal_pairs(new: Number, past: Number) -> Number:
-    """Query-key pairs of one prompt."""
+    """Return the query-key pairs of one prompt."""
     return new * (new + 1) / 2 + new * past
 
 
 def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Number:
-    """… where each query sees every ``ratio``-th token before it, and ``most`` of those at most."""
+    """Return the pairs where each query sees every ``ratio``-th token before it, and ``most`` of those at most."""
     head = np.maximum(0, np.minimum(new, most * ratio - past))  # queries that still see everything
     rest = (new - head) * most if np.isfinite(most) else 0.0
     return causal_pairs(head, past) / ratio + rest
@@ -97,13 +97,13 @@ def _attend(
 
 
 def _cache(s: KernelStep, a: Attention) -> tuple[Number, Number]:
-    """KV heads of a rank, and the bytes that a token has in its cache."""
+    """Return the KV heads of a rank, and the bytes that a token has in its cache."""
     kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
     return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
 
 
 def decode_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Decode reads every cached key and value."""
+    """Yield decode attention, which reads every cached key and value."""
     seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp * s.plan.dcp
     kv_heads, per_token = _cache(s, a)
     length = np.minimum(visible_tokens(s), a.window) if a.window else visible_tokens(s) / s.plan.dcp
@@ -116,7 +116,7 @@ def decode_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel
 
 
 def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Prefill computes the causal half of new x (past + new)."""
+    """Yield prefill attention, which computes the causal half of new x (past + new)."""
     (seqs, new, past), tokens, heads = prompt_sizes(s), s.work.prefill_tokens, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
     width = a.head_dim + a.v_head_dim
@@ -128,7 +128,7 @@ def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kerne
 
 
 def _pairs(new: Number, past: Number, a: Attention) -> Number:
-    """Query-key pairs of one prompt: the causal half of the new tokens, all of the past, cut to the window or to what is chosen."""
+    """Return the query-key pairs of one prompt: half of the new tokens, all of the past, cut to the window or to those chosen."""
     if a.compressed:
         return compressed_pairs(new, past, a, a.compressed)
     limit = a.window or (a.indexer.top_k if a.indexer else 0)
@@ -136,13 +136,13 @@ def _pairs(new: Number, past: Number, a: Attention) -> Number:
 
 
 def compressed_pairs(new: Number, past: Number, a: Attention, m: Compressed) -> Number:
-    """Pairs of a query and an entry that it sees, of one prompt."""
+    """Return the pairs of a query and an entry that it sees, of one prompt."""
     window = chosen_pairs(new, past, m.window)
     return window + chosen_pairs(new, past, a.indexer.top_k if a.indexer else np.inf, m.ratio) if m.ratio else window
 
 
 def quantise_kernel(form: str, rows: Number, columns: Number) -> Kernel:
-    """Rows of bf16 brought to fp8 (form ``quantise``), or the pass that finds their scales first (``scales``).
+    """Return the pass that brings rows of bf16 to fp8 (form ``quantise``), or the one that finds their scales (``scales``).
 
     A block takes a row, so that few long rows take as long as one.
     """
@@ -152,6 +152,6 @@ def quantise_kernel(form: str, rows: Number, columns: Number) -> Kernel:
 
 
 def quantised_before(product: Kernel) -> Kernel:
-    """The kernel that brings a product's input to fp8 with a known scale, where an engine has one of its own for that."""
+    """Return the kernel that brings a product's input to fp8 with a known scale, where an engine has a separate one."""
     one = quantise_kernel("quantise", product.m, product.k)
     return replace(one, what=f"quantisation before {product.what}", count=product.count, part=product.part, place=product.place)

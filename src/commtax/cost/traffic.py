@@ -65,13 +65,13 @@ def bulk_backend(name: str) -> str:
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:
-    """Rows of the largest captured graph; 0 where the engine captures none."""
+    """Return the rows of the largest captured graph; 0 where the engine captures none."""
     most = pick(np.asarray(tp) >= WIDE, engine.sends.graph_rows_wide, engine.sends.graph_rows)
     return np.minimum(most, max(engine.sends.graph_sizes, default=0))
 
 
 def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, eager: bool = False) -> Number:
-    """Rows as the engine runs them: a graph is captured for some batch sizes only, and a batch runs in the next one.
+    """Return rows as the engine runs them: a graph is captured for some batch sizes only, and a batch runs in the next one.
 
     Steps with prompt tokens are padded only by engines that capture those too; rows beyond the largest size run as
     they are. With drafts, sizes count sequences, or are rounded up to whole sequences.
@@ -93,7 +93,7 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
 def inference(
     model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False, dispatch_dtype: str = ""
 ) -> list[Item]:
-    """All collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
+    """List all collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
     whole, work = work, own_prompts(work, plan.cp) if plan.splits_sequences else work
     act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or default_backend(engine) or GATHERING
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
@@ -131,7 +131,7 @@ def inference(
 
 
 def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
-    """Sums of layers with experts over tp: of the hidden width, and of experts' latent.
+    """Return the sums of layers with experts over tp: of the hidden width, and of experts' latent.
 
     Shared and routed experts are added before one sum, unless each has a norm of its own. A latent is summed before the norm
     in it, or where the engine does so; then shared experts have a sum of their own.
@@ -147,14 +147,14 @@ def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
 def tp_item(
     what: str, op: str, nbytes: Number, count: Number, plan: Plan, part: Part, stage: Stage = "", place: Place = "", note: str = ""
 ) -> Item:
-    """A collective among the tensor-parallel ranks; one rank issues none. Products can be cut beside gathers and scatters."""
+    """Return a collective of the tensor-parallel ranks; one rank issues none. Products can be cut beside gathers and scatters."""
     sent = pick(np.asarray(plan.tp) > 1, count, 0)
     window: Window = "products" if op in ("all-gather", "reduce-scatter") else ""
     return Item(what, "tp", op, nbytes, plan.tp, sent, note, part=part, place=place, stage=stage, overlaps_with=window)
 
 
 def _reduce_output(what: str, payload: Number, count: Number, plan: Plan, part: Part, place: Place) -> list[Item]:
-    """A row-parallel output: one all-reduce, or reduce-scatter and all-gather with sequence parallelism."""
+    """List what sums a row-parallel output: one all-reduce, or reduce-scatter and all-gather with sequence parallelism."""
     ops = ("reduce-scatter", "all-gather") if plan.sequence_parallel else ("all-reduce",)
     return [tp_item(what, op, payload, count, plan, part, place=place) for op in ops]
 
@@ -174,7 +174,7 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
 
 
 def _gather_tokens(axis: str, group: Number, count: Number, token: Number, routing: Number, back: Number) -> list[Item]:
-    """Every token to every rank of the group, and its parts back; bytes are of one rank's tokens."""
+    """List what brings each token to every rank of the group, and its parts back; bytes are of one rank's tokens."""
     return [
         exchange_item("dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
         exchange_item("routing ids", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
@@ -190,12 +190,12 @@ ROUND_TRIP: tuple[Place, ...] = ("dispatch", "combine")
 
 
 def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, note: str = "") -> Item:
-    """A collective that carries tokens to experts, or back."""
+    """Return a collective that carries tokens to experts, or back."""
     return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
 
 def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str], count: Number, split: Condition) -> list[Item]:
-    """Experts of ``count`` layers shared among replicas. Within one replica the tp all-reduce stays and nothing is added.
+    """List what experts of ``count`` layers send, shared among replicas. Inside one replica the tp all-reduce is all.
 
     By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),
     and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert.
@@ -226,7 +226,7 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
 
 
 def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") -> float:
-    """Bytes of one activation element on its way to an expert, its share of scales with it.
+    """Return the bytes of one activation element on its way to an expert, its share of scales with it.
 
     As asked; else quantised first where the experts' arithmetic is.
     """
@@ -240,7 +240,7 @@ def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") 
 
 
 def expected_destinations(moe: Experts, ep: Number) -> Number:
-    """Mean number of different ranks that a token's ``top_k`` experts lie on: ep (1 - C(E-E/ep, k)/C(E, k)).
+    """Return the mean number of different ranks of a token's ``top_k`` experts: ep (1 - C(E-E/ep, k)/C(E, k)).
 
     Routing is uniform, within the groups of experts that a token may choose among (node-limited routing): a rank is missed if none
     of its groups is chosen, or none of its experts in them.
@@ -266,7 +266,7 @@ def expected_destinations(moe: Experts, ep: Number) -> Number:
 
 
 def _missed(moe: Experts, experts: Number, owned: Number) -> Number:
-    """Chance that none of ``top_k`` different experts is among the ``owned`` ones."""
+    """Return the chance that none of ``top_k`` different experts is among the ``owned`` ones."""
     missed: Number = 1.0
     for drawn in range(moe.top_k):
         missed = missed * np.maximum(0, experts - owned - drawn) / (experts - drawn)
@@ -274,7 +274,7 @@ def _missed(moe: Experts, experts: Number, owned: Number) -> Number:
 
 
 def _choices(of: Number, taken: int) -> Number:
-    """Ways to take some of so many."""
+    """Return the number of ways to take some of so many."""
     ways: Number = 1.0
     for i in range(taken):
         ways = ways * np.maximum(0, of - i) / (i + 1)
@@ -282,7 +282,7 @@ def _choices(of: Number, taken: int) -> Number:
 
 
 def vectors_handed_on(model: Model, pp: Number) -> Number:
-    """Vectors of a token that a cut between stages hands on: one, all streams of hyper-connections, or those looked back at.
+    """Return the vectors of a token that a cut between stages hands on: one, all streams, or those looked back at.
 
     The latter are one of each block begun before the cut, ceil(layer / lookback), and the sum since: a mean over the cuts
     (Kimi-K3's report, arXiv 2607.24653, section 2.2).
@@ -299,7 +299,7 @@ def vectors_handed_on(model: Model, pp: Number) -> Number:
 
 
 def tower_items(model: Model, plan: Plan, work: Workload) -> list[Item]:
-    """What the ranks of a tower send: two sums a layer where they share its weights; else every rank's tokens to all."""
+    """List what the ranks of a tower send: two sums per layer where they share its weights; else every rank's tokens to all."""
     t = model.tower
     if t is None or not np.any(work.pictures):
         return []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def drafter_of(q: Question) -> Drafter | None:
-    """What drafts the tokens that its steps check; None: nothing does, or nobody says what."""
+    """Return what drafts the tokens that steps check; None where nothing does, or the drafter is not named."""
     asked = q.techniques
     if not q.speculative or not asked.drafter:
         return None
@@ -60,7 +60,7 @@ def _is_possible(q: Question) -> bool:
 
 
 def measured_here(q: Question) -> MeasuredAcceptance | None:
-    """Measured acceptances that stand for this drafter, model and kind of text."""
+    """Return the measured acceptances that stand for this drafter, model and kind of text."""
     asked = q.techniques
     if not asked.drafter:
         return None
@@ -70,7 +70,7 @@ def measured_here(q: Question) -> MeasuredAcceptance | None:
 
 
 def with_accepted_tokens(q: Question) -> Question:
-    """The question with the tokens that its steps yield: as was said, else as the drafter was measured, else one."""
+    """Return the question with the tokens that its steps yield: as set, else as measured for the drafter, else one."""
     asked, drafts, per_step = q.techniques, q.speculative, 1.0
     if drafts and asked.accepted_length:
         per_step = asked.accepted_length
@@ -82,7 +82,7 @@ def with_accepted_tokens(q: Question) -> Question:
 
 
 def stage_pool(asked: Question, stage: int, pp: int, block_size: int) -> KvPool:
-    """How a stage keeps keys and values; a drafter's lie on the last."""
+    """Return how a stage keeps keys and values; a drafter's lie on the last."""
     layers, model = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)[stage], asked.model
     if stage == pp - 1 and asked.speculative:
         model = with_draft_layers(model, drafter_of(asked))
@@ -91,7 +91,7 @@ def stage_pool(asked: Question, stage: int, pp: int, block_size: int) -> KvPool:
 
 
 def drafted_load(load: ClosedLoopLoad, q: Question) -> ClosedLoopLoad:
-    """A closed loop's load with the tokens that steps yield, and the rows that they have of each request."""
+    """Return a closed loop's load with the tokens that steps yield, and the rows that they have of each request."""
     return replace(load, per_step=with_accepted_tokens(q).techniques.per_step, rows=1 + q.speculative) if q.speculative else load
 
 
@@ -102,14 +102,14 @@ def is_accepted_known(q: Question) -> bool:
 
 
 def need_accepted(q: Question) -> None:
-    """Times per token need the tokens that a step yields."""
+    """Refuse times per token where the tokens that a step yields are unknown."""
     if not is_accepted_known(q):
         text = q.techniques.draft_text
         raise refusal("drafts.accepted", q, on=f" on {text}" if text else "")
 
 
 def accepted_width(q: Question) -> float:
-    """Half-width of the logarithm of the tokens that a step with drafts yields, where nobody says how many are accepted."""
+    """Return the half-width of ln(tokens per step with drafts), where no acceptance is set."""
     asked = q.techniques
     if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:
         return 0.0
@@ -126,19 +126,19 @@ def draft_width(q: Question) -> float:
 
 
 def most_per_step(q: Question) -> float:
-    """Tokens that a step yields at most: all drafts, where nobody says how many are accepted."""
+    """Return the tokens that a step yields at most: all drafts, where no acceptance is set."""
     return 1.0 + q.speculative if accepted_width(q) else q.techniques.per_step
 
 
 def accepted_as(q: Question) -> str:
-    """Whose acceptance a gain rests on, where nobody says one: ``with llama-3.1-8b on MT-Bench``."""
+    """Say whose acceptance a gain rests on, where none is set: ``with llama-3.1-8b on MT-Bench``."""
     said = q.techniques.acceptance >= 0 or q.techniques.accepted_length
     known = None if said or not q.speculative else measured_here(q)
     return known.told_of(q.model.key) if known else ""
 
 
 def draft_notes(q: Question) -> Iterator[Note]:
-    """How many tokens a step yields, by whose word; what is not counted."""
+    """Note how many tokens a step yields, where that number is from, and what is not counted."""
     asked, drafts = q.techniques, q.speculative
     if not drafts:
         return

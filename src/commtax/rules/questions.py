@@ -137,12 +137,12 @@ def _is_served(q: Question) -> bool:
 
 
 def longest_taken(q: Question) -> int:
-    """Tokens of the longest request that servers take: as they are told, else the model's own."""
+    """Return the tokens of the longest request that servers take: the limit of their command, else the model's."""
     return int(q.limits.max_model_len or q.model.max_len)
 
 
 def spread_within_limit(q: Question) -> Number:
-    """The spread of lengths as asked, but no more than leaves the longest request, both parts rounded up, one that servers take."""
+    """Return the requested spread of lengths, cut so that servers take the longest request, both of its parts rounded up."""
     wanted, room = q.requests, longest_taken(q) - q.requests.tokens
     most = np.maximum(0, room - 2) / wanted.tokens
     cut = (room >= 0) & (most < wanted.spread)
@@ -150,7 +150,7 @@ def spread_within_limit(q: Question) -> Number:
 
 
 def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
-    """The values just below and above one that is none of them."""
+    """Return the values just below and above one that is none of them."""
     return (*[v for v in values if v < wanted][-1:], *[v for v in values if v > wanted][:1])
 
 
@@ -230,14 +230,14 @@ def check_lengths(q: Question) -> None:
 
 
 def share_of(total: int, dp: int) -> int:
-    """One replica's share of a global batch."""
+    """Return one replica's share of a global batch."""
     if dp < 1 or total % dp:
         raise Refusal(f"global_batch={total} does not divide by dp={dp}", "global_batch")
     return total // dp
 
 
 def chosen_chunks(q: Question, said: int) -> Iterator[Note]:
-    """That the number of chunks was not the user's, or that there is nothing to cut into any."""
+    """Note that the number of chunks was not the user's, or that there is nothing to cut into any."""
     plan, num_layers = q.plan, q.model.num_layers
     if plan.schedule == "interleaved" and plan.pp == 1:
         yield Note("chunks", "one stage: there is no pipeline to interleave (--pp)")

@@ -23,7 +23,7 @@ RECEIVED = next(name for name, backend in BACKENDS.items() if backend.received)
 
 
 def with_schedule(asked: Techniques, engine: Engine) -> Engine:
-    """An engine that is told to schedule ahead: its GPUs wait no longer than those of its newest version, which always does."""
+    """Return the engine as it schedules ahead: its GPUs wait no longer than those of its newest version, which always does."""
     key = "async-scheduling"
     if not asked.async_scheduling or engine.key not in technique(key).flags or _unasked_since(engine, key):
         return engine
@@ -33,13 +33,13 @@ def with_schedule(asked: Techniques, engine: Engine) -> Engine:
 
 
 def _unasked_since(engine: Engine, key: str) -> str:
-    """The version since which an engine does it unasked; "": this one does not."""
+    """Return the version since which an engine does it unless told otherwise; "": this one does not."""
     since = technique(key).always.get(engine.key, "")
     return since if since and parts(engine.version) >= parts(since) else ""
 
 
 def without_idle_overlap(q: Question) -> Question:
-    """The question of one of many plans, without techniques that have nothing to change in it: those stay with the others."""
+    """Return the question of one of many plans without techniques that have nothing to change in it: other plans keep those."""
     asked, dropped = q.techniques, dict[str, object]()
     _check_had(q)
     if q.model.experts is None:
@@ -185,7 +185,7 @@ def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
 
 
 def on_since(q: Question, key: str) -> str:
-    """The oldest version from which on an engine is known to use a technique by itself here; "": all that are known do."""
+    """Return the oldest version since which an engine uses a technique by itself here; "": all catalogued versions do."""
     newest = catalog.engine(q.engine.key)
     since = newest.version
     for version in sorted((*newest.versions, newest.version), key=parts, reverse=True):
@@ -196,13 +196,13 @@ def on_since(q: Question, key: str) -> str:
 
 
 def already_on(engine: Engine, since: str) -> str:
-    """That an engine does this by itself, since a version or in all that are known."""
+    """Say that an engine does this by itself, since a version or in all that are catalogued."""
     does = f"{engine.name} has done this by default since {since}" if since else f"{engine.name} does this by default"
     return f"already on: {does}, and its measured times include it"
 
 
 def no_kernels(name: str, place: Cluster) -> Refusal:
-    """That a library of kernels of one kind has none for a cluster's chips."""
+    """Return the refusal of a library of kernels of one kind that has none for a cluster's chips."""
     one = catalog.library(name)
     families = " and ".join(dict.fromkeys(family for row in one.path for family in row.families))
     rule = f"its kernels are for {families} chips only, not for {place.chip.key} over {place.intra.key}"
