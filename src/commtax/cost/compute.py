@@ -15,8 +15,8 @@ import numpy as np
 
 from commtax.arrays import Array, pick
 from commtax.cost.adapters import adapter_kernels
-from commtax.cost.attention import decode_attention, prefill_attention, projections, quantised_before
-from commtax.cost.attention_kinds import BLOCKS, COMPRESSED, LATENT, delta_kernels, mamba_kernels, streams_read, streams_written
+from commtax.cost.attention import LATENT, decode_attention, prefill_attention, projections, quantised_before
+from commtax.cost.attention_kinds import BLOCKS, COMPRESSED, delta_kernels, mamba_kernels, streams_read, streams_written
 from commtax.cost.kernel import Kernel, KernelStep, input_bytes
 from commtax.cost.layer_forms import RoutedSizes, routed_kernels
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split

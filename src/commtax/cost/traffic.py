@@ -96,13 +96,14 @@ def inference(
     """List all collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
     whole, work = work, own_prompts(work, plan.cp) if plan.splits_sequences else work
     act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or default_backend(engine) or GATHERING
+    gathers = backend_called(backend).gathers
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))
     split, shared = np.asarray(tokens_split(model, plan, engine)), expert_ranks(plan, engine).over_replicas
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
-    apart = split | (not backend_called(backend).gathers) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
+    apart = split | (not gathers) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
     apart = apart & (np.asarray(plan.ep) > plan.tp)
     samples = work.samples
     if engine.sends.logits_padded:
