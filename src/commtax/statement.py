@@ -2,6 +2,8 @@
 
 ``Refusal`` names the argument and the nearest legal values, ``Note`` has a code, ``Source`` a kind. The latter two are text, so
 that whoever shows them shows the sentence; whoever decides looks at ``code`` and ``kind``.
+
+Change here what a refusal, a note or a source carries beside its words.
 """
 
 from collections.abc import Sequence

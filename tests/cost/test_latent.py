@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from commtax import catalog
 from commtax.cost import layer_forms
-from commtax.cost.attention_kinds import head_product
+from commtax.cost.attention import head_product
 from commtax.cost.compute import layer_kernels
 from commtax.cost.kernels import least_s, seconds
 from commtax.cost.train_kernels import forward_flops

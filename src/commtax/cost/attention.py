@@ -1,34 +1,51 @@
-"""The kernels of attention over each token's keys and values: projections, decode, prefill; and how many pairs of tokens meet.
+"""The kernels of attention: projections, decode and prefill over keys and values, or over latents; and how many pairs meet.
 
-Prompts see half of their pairs (causal), a window cuts them further. Change here what plain attention computes and moves; other
-kinds (latent, compressed, chosen blocks, linear) are in ``attention_kinds.py``, seconds in ``forms.py``.
+Plain: each token's keys and values. Prompts see half of their pairs (causal), a window cuts them further. Latent: keys and values
+of all heads are one low-rank latent a token, of which a selector may choose; decode folds the latents' up-projection into query and
+output (absorbed), so that it reads the latents themselves, and so do prompts whose tokens choose what they see, while others make
+keys and values of every token again.
+
+Change here what attention computes and moves; further kinds (compressed, chosen blocks, linear) are in ``attention_kinds.py``,
+seconds in ``forms.py`` and ``layer_forms.py``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
-from commtax.arrays import pick
-from commtax.cost.caches import kv_bytes_per_token_layer
+from commtax.arrays import holds_anywhere, pick
+from commtax.cost.caches import SCALE_BYTES, kv_bytes_per_token_layer
 from commtax.cost.context_parallel import joining_kernels
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, KernelStep
-from commtax.cost.layer_forms import MemoryPass
+from commtax.cost.layer_forms import (
+    Choosing,
+    HeadProduct,
+    MemoryPass,
+    ModuleSizes,
+    Prompts,
+    Reading,
+    SelectorScan,
+)
 from commtax.ledger import Place
-from commtax.records import replace
-from commtax.spec import DTYPE_BYTES, Attention, Compressed, Number
+from commtax.records import dataclass, replace
+from commtax.spec import DTYPE_BYTES, Attention, Compressed, Indexer, Latent, Number
 
+Maker = Callable[[KernelStep, Attention, int], Iterator[Kernel]]
+T = TypeVar("T")
 Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 ACTIVATION_BYTES, NARROW_BYTES = 2.0, 1.0  # bf16 in, fp8 out
+SCORE_BYTES = 12  # of a selector's score in fp32, written once and read twice: to find the threshold, and what is above it
 
 
 def made_queries(s: KernelStep, a: Attention) -> Number:
-    """Heads whose queries a rank makes: its own, or those of all ranks that it shares caches with."""
+    """Return the heads whose queries a rank makes: its own, or those of all ranks that it shares caches with."""
     return a.num_heads / s.plan.tp * (s.plan.dcp if s.engine.contexts.queries_remade else 1)
 
 
 def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Queries, keys and values of a rank's heads, and their outputs."""
+    """Yield the products of queries, keys and values of a rank's heads, and of their outputs."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
     width = made_queries(s, a) * a.head_dim + kv * (a.head_dim + a.v_head_dim)
@@ -43,12 +60,12 @@ def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
 
 
 def visible_tokens(s: KernelStep) -> Number:
-    """Tokens that a decoding query can see: what is cached, and the new ones."""
+    """Return the tokens that a decoding query can see: those cached, and the new ones."""
     return _per_sequence(s.work.cached_tokens, s.work.decode_seqs) + s.work.rows_per_seq
 
 
 def prompt_sizes(s: KernelStep) -> tuple[Number, Number, Number]:
-    """Prompts of a step, and of each the new and the cached tokens."""
+    """Return the prompts of a step, and of each the new and the cached tokens."""
     seqs = s.work.prefill_seqs
     return seqs, _per_sequence(s.work.prefill_tokens, seqs), _per_sequence(s.work.past_tokens, seqs)
 
@@ -59,12 +76,12 @@ def _per_sequence(tokens: Number, seqs: Number) -> Number:
 
 
 def causal_pairs(new: Number, past: Number) -> Number:
-    """Query-key pairs of one prompt."""
+    """Return the query-key pairs of one prompt."""
     return new * (new + 1) / 2 + new * past
 
 
 def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Number:
-    """… where each query sees every ``ratio``-th token before it, and ``most`` of those at most."""
+    """Return the pairs where each query sees every ``ratio``-th token before it, and ``most`` of those at most."""
     head = np.maximum(0, np.minimum(new, most * ratio - past))  # queries that still see everything
     rest = (new - head) * most if np.isfinite(most) else 0.0
     return causal_pairs(head, past) / ratio + rest
@@ -97,13 +114,13 @@ def _attend(
 
 
 def _cache(s: KernelStep, a: Attention) -> tuple[Number, Number]:
-    """KV heads of a rank, and the bytes that a token has in its cache."""
+    """Return the KV heads of a rank, and the bytes that a token has in its cache."""
     kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
     return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
 
 
 def decode_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Decode reads every cached key and value."""
+    """Yield decode attention, which reads every cached key and value."""
     seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp * s.plan.dcp
     kv_heads, per_token = _cache(s, a)
     length = np.minimum(visible_tokens(s), a.window) if a.window else visible_tokens(s) / s.plan.dcp
@@ -116,7 +133,7 @@ def decode_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel
 
 
 def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Prefill computes the causal half of new x (past + new)."""
+    """Yield prefill attention, which computes the causal half of new x (past + new)."""
     (seqs, new, past), tokens, heads = prompt_sizes(s), s.work.prefill_tokens, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
     width = a.head_dim + a.v_head_dim
@@ -128,7 +145,7 @@ def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kerne
 
 
 def _pairs(new: Number, past: Number, a: Attention) -> Number:
-    """Query-key pairs of one prompt: the causal half of the new tokens, all of the past, cut to the window or to what is chosen."""
+    """Return the query-key pairs of one prompt: half of the new tokens, all of the past, cut to the window or to those chosen."""
     if a.compressed:
         return compressed_pairs(new, past, a, a.compressed)
     limit = a.window or (a.indexer.top_k if a.indexer else 0)
@@ -136,13 +153,13 @@ def _pairs(new: Number, past: Number, a: Attention) -> Number:
 
 
 def compressed_pairs(new: Number, past: Number, a: Attention, m: Compressed) -> Number:
-    """Pairs of a query and an entry that it sees, of one prompt."""
+    """Return the pairs of a query and an entry that it sees, of one prompt."""
     window = chosen_pairs(new, past, m.window)
     return window + chosen_pairs(new, past, a.indexer.top_k if a.indexer else np.inf, m.ratio) if m.ratio else window
 
 
 def quantise_kernel(form: str, rows: Number, columns: Number) -> Kernel:
-    """Rows of bf16 brought to fp8 (form ``quantise``), or the pass that finds their scales first (``scales``).
+    """Return the pass that brings rows of bf16 to fp8 (form ``quantise``), or the one that finds their scales (``scales``).
 
     A block takes a row, so that few long rows take as long as one.
     """
@@ -152,6 +169,203 @@ def quantise_kernel(form: str, rows: Number, columns: Number) -> Kernel:
 
 
 def quantised_before(product: Kernel) -> Kernel:
-    """The kernel that brings a product's input to fp8 with a known scale, where an engine has one of its own for that."""
+    """Return the kernel that brings a product's input to fp8 with a known scale, where an engine has a separate one."""
     one = quantise_kernel("quantise", product.m, product.k)
     return replace(one, what=f"quantisation before {product.what}", count=product.count, part=product.part, place=product.place)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMakers:
+    """What makes the kernels of a kind of attention: what a token meets alone, and what lets it see others."""
+
+    projections: Maker
+    attention: Maker
+    trained: Maker  # projections as training runs them
+
+
+def selective_attention(projections: Maker, selector: Maker, decode: Maker, prefill: Maker) -> KernelMakers:
+    """Attention that a selector chooses for; in training its matrices are met as all others are."""
+
+    def attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+        for make in (selector, decode, prefill):
+            yield from make(s, a, count)
+
+    def trained(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+        yield from projections(s, a, count)
+        yield from (k for k in selector(s, a, count) if k.form == "gemm")
+
+    return KernelMakers(projections, attention, trained)
+
+
+def own_part(part: T | None) -> T:
+    """The part that makes attention of its kind: whoever asks has looked at the kind."""
+    assert part is not None
+    return part
+
+
+def read(s: KernelStep, form: str, count: int, shape: Reading, entry_bytes: Number, kv_dtype: str) -> Kernel:
+    """Decode attention over entries of so many bytes."""
+    runs = pick(np.asarray(shape.groups) > 0, count, 0)
+    flops = 2.0 * shape.groups * shape.heads * shape.entries * shape.width
+    dtype = "fp8" if kv_dtype == "fp8" else s.plan.activations_dtype
+    plain = Kernel("decode attention", form, runs, flops, shape.groups * shape.entries * entry_bytes, dtype=dtype, shape=shape)
+    return replace(plain, weight_bytes=DTYPE_BYTES[s.plan.kv_dtype], part="attention", place="decode")
+
+
+def choose(
+    s: KernelStep,
+    form: str,
+    count: int,
+    a: Attention,
+    chosen: tuple[Number, Number],
+    width: int,
+    entry: Number,
+    group: Number | None = None,
+    low: bool = True,
+) -> Kernel:
+    """Prefill over entries of the tokens' own choice: pairs of all, entries of one. ``group``: heads that choose together.
+
+    ``low``: a narrow cache is multiplied as it is.
+    """
+    seqs, new, _ = prompt_sizes(s)
+    heads, (pairs, entries) = a.num_heads / s.plan.tp, chosen
+    together = heads if group is None else group
+    runs, flops = pick(np.asarray(seqs) > 0, count, 0), 2.0 * pairs * heads * width
+    nbytes = seqs * entries * entry * heads / together  # what one token chose, at the least
+    shape = Choosing(seqs, seqs * new, together, entries, pairs * entry * heads / together)
+    dtype = "fp8" if low and s.plan.kv_dtype == "fp8" else s.plan.activations_dtype
+    return Kernel("prefill attention", form, runs, flops, nbytes, dtype=dtype, shape=shape, part="attention", place="prefill")
+
+
+def scans(s: KernelStep, x: Indexer, count: int, ratio: int, form: str = "selector", size: float = 0.0) -> Iterator[Kernel]:
+    """Scores of decoding tokens and of prompts over keys of the selector: fp8 with a scale, or ``size`` bytes a key.
+
+    Rows of one sequence that are checked together read its keys once (``next_n`` of DeepGEMM's paged logits); each has scores of
+    its own. What a key takes beyond its bytes was measured with one row, and so is the keys'.
+    """
+    work, each = s.work, size or x.head_dim + SCALE_BYTES
+    heads = x.num_heads / (np.minimum(s.plan.tp, x.num_heads) if x.block > 1 else 1)
+    length = visible_tokens(s) / ratio
+    keys, further = work.decode_seqs * length, work.decode_seqs * length * (work.rows_per_seq - 1)
+    nbytes = keys * each + further * SCORE_BYTES * (1 if x.block == 1 else heads / x.block)
+    yield _scan(s, x, f"{form}-decode", count, heads, (keys + further, keys), length, nbytes)
+    seqs, new, past = prompt_sizes(s)
+    pairs = seqs * causal_pairs(new, past) / ratio
+    yield _scan(s, x, f"{form}-prefill", count, heads, (pairs, pairs), (new + past) / ratio, seqs * (new + past) / ratio * each)
+
+
+def _scan(
+    s: KernelStep, x: Indexer, form: str, count: int, heads: Number, pairs: tuple[Number, Number], length: Number, nbytes: Number
+) -> Kernel:
+    """``pairs`` of a query and a key: those that are multiplied, and those whose choice is timed."""
+    made, chosen = pairs
+    runs, flops = pick(np.asarray(made) > 0, count, 0), 2.0 * made * heads * x.head_dim
+    dtype = "fp8" if x.block == 1 else s.plan.activations_dtype
+    candidates = chosen if x.block == 1 else chosen * heads / x.block
+    plain = Kernel("selector", form, runs, flops, nbytes, dtype=dtype, shape=SelectorScan(length, candidates))
+    return replace(plain, part="attention", place="decode" if form.endswith("decode") else "prefill")
+
+
+CHAINED = 0.6
+"""Share of an absorbed product's fixed time that its neighbours hide: modules take so much less than their kernels alone."""
+
+
+def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:
+    """Down-projections are whole on every rank. ``absorbed``: prompts are, too; None: where their tokens choose."""
+    m = own_part(a.latent)
+    h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
+    low, width = m.q_rank + m.kv_rank + m.rope_dim, made_queries(s, a) * (m.nope_dim + m.rope_dim)
+    yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "self_attn.q_a_proj")
+    yield s.gemm("query up-projection", "projections", "query", count, rows, width, m.q_rank or h, "self_attn.q_b_proj")
+    yield s.small("rotary, latent norms and KV write", "projections", "rotary", count, 3 * rows * low)
+    yield from head_products(s, a, m, count, work.decode_seqs * work.rows_per_seq)
+    if absorbed or (absorbed is None and a.indexer):
+        yield from head_products(s, a, m, count, work.prefill_tokens)
+    else:
+        runs = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
+        shape = (work.prefill_tokens * s.prompt_ranks, heads * (m.nope_dim + a.v_head_dim), m.kv_rank)
+        yield s.gemm("key/value up-projection", "projections", "key", runs, *shape, "self_attn.kv_b_proj")
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, heads * a.v_head_dim, "self_attn.o_proj")
+
+
+def head_products(s: KernelStep, a: Attention, m: Latent, count: int, rows: Number) -> Iterator[Kernel]:
+    """Queries into the latents' space and outputs out of it, a matrix a head."""
+    runs, own = pick(np.asarray(rows) > 0, count, 0), a.num_heads / s.plan.tp
+    each: tuple[tuple[str, Place, int, Number], ...] = (
+        ("key", "key", m.nope_dim, made_queries(s, a)),
+        ("value", "value", a.v_head_dim, own),
+    )
+    for what, place, dim, heads in each:
+        yield replace(
+            head_product(rows, heads, dim, m.kv_rank), what=f"absorbed {what} projection", count=runs, place=place, fused=CHAINED
+        )
+
+
+def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float = 2.0, hot: bool = False) -> Kernel:
+    """``rows`` x dim times dim x rank for each head. ``hot``: repeated, so that the chip's cache may hold all of it."""
+    flops, moved = 2.0 * rows * heads * dim * rank, heads * (dim * rank * stored + rows * (dim + rank) * 2.0)
+    shape = HeadProduct(rows, heads, moved if hot else 0.0)
+    plain = Kernel("absorbed projection", "head-product", 1, flops, moved * (not hot), shape=shape, part="projections")
+    return replace(plain, dtype="fp8" if stored == 1 else "bf16", weight_bytes=stored)
+
+
+def latent_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """The selector's own queries, keys and weights, and its scores over all cached tokens; every rank has it whole."""
+    if (x := a.indexer) and x.own:
+        h, rows, rank = s.model.hidden, s.rows, own_part(a.latent).q_rank or s.model.hidden
+        yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, rank, "self_attn.indexer.wq_b")
+        yield s.gemm("selector keys and weights", "projections", "", count, rows, x.head_dim + x.num_heads, h)
+        yield from scans(s, x, count, 1)
+
+
+def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """Latents of all cached tokens, or of those that the selector chose."""
+    heads, m = a.num_heads / s.plan.tp * s.plan.dcp * s.work.rows_per_seq, own_part(a.latent)
+    entries = visible_tokens(s) / s.plan.dcp
+    if a.indexer:
+        entries = np.minimum(entries, a.indexer.top_k)
+    shape = Reading(s.work.decode_seqs, heads, entries, 2 * m.kv_rank + m.rope_dim)
+    yield read(s, "sparse-decode" if a.indexer else "latent-decode", count, shape, _latent_bytes(s, a), s.plan.kv_dtype)
+    if not a.indexer and holds_anywhere(np.asarray(s.copied_tokens) > 0):
+        # A rank's room for fp8 latents beyond what is read, copied into 16 bits too; measured reading holds the copy of the rest.
+        tokens = np.maximum(0.0, s.copied_tokens / s.plan.dcp - s.work.decode_seqs * entries)
+        runs = pick(np.asarray(s.work.decode_seqs) > 0, count, 0)
+        moved, copied = tokens * _latent_bytes(s, a) * (1 + WIDE_BYTES), ModuleSizes(tokens, 1)
+        name = "16-bit copy of the rest of the cache"
+        yield Kernel(name, "latent-copy", runs, 0.0, moved, dtype="fp8", shape=copied, part="attention", place="decode")
+    if s.plan.splits_sequences:
+        yield from joining_kernels(s, a, count)
+
+
+def latent_prefill(s: KernelStep, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:
+    """Whole prompts, or the tokens that the selector chose for each."""
+    m, (seqs, new, past) = own_part(a.latent), prompt_sizes(s)
+    if a.indexer:
+        chosen = (seqs * chosen_pairs(new, past, a.indexer.top_k), np.minimum(new + past, a.indexer.top_k))
+        yield choose(s, "sparse-prefill", count, a, chosen, 2 * m.kv_rank + m.rope_dim, _latent_bytes(s, a))
+        return
+    heads, width = a.num_heads / s.plan.tp, 2 * m.kv_rank + m.rope_dim if absorbed else a.head_dim + a.v_head_dim
+    flops, nbytes = 2.0 * seqs * heads * causal_pairs(new, past) * width, seqs * (new + past) * _latent_bytes(s, a)
+    runs, form = pick(np.asarray(seqs) > 0, count, 0), "absorbed-prefill" if absorbed else "latent-prefill"
+    dtype = "fp8" if s.plan.kv_dtype == "fp8" else s.plan.activations_dtype
+    shape = Prompts(seqs, heads, new, past, width)
+    yield Kernel("prefill attention", form, runs, flops, nbytes, dtype=dtype, shape=shape, part="attention", place="prefill")
+
+
+def _latent_bytes(s: KernelStep, a: Attention) -> Number:
+    """Bytes of one token's latent (a selector's keys are read beside it)."""
+    beside = a.indexer.head_dim + SCALE_BYTES if a.indexer and a.indexer.own else 0
+    return kv_bytes_per_token_layer(a, s.plan.tp, s.plan.kv_dtype) - beside
+
+
+def latent_training(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """Nothing is absorbed, nothing small fused; a selector's matrices are met as all others are."""
+    for k in latent_projections(s, a, count, absorbed=False):
+        if k.form == "small":
+            yield replace(k, count=3 * k.count, nbytes=k.nbytes / 3)
+        elif k.form != "head-product":
+            yield k
+    yield from (k for k in latent_selector(s, a, count) if k.form == "gemm")
+
+
+LATENT = replace(selective_attention(latent_projections, latent_selector, latent_decode, latent_prefill), trained=latent_training)

@@ -6,6 +6,8 @@ attention, a few from groups with a window, and whole states from groups of recu
 holds a state. SGLang: states lie in a pool of their own that gets a fixed share of the memory. Others: states are counted in bytes
 beside the blocks.
 Behind them: caches in motion, the pieces that they travel in, what hides behind computing, what loading takes.
+
+Change here how many bytes a token or a state takes, and how an engine lays them in blocks.
 """
 
 import math

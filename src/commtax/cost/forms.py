@@ -45,7 +45,7 @@ CACHE_SHARPNESS = 6  # of the step from a tensor that the cache keeps to one tha
 
 
 def norm(p: float, *terms: Number) -> Number:
-    """A smooth maximum: (Σ t^p)^(1/p), never less than the largest term.
+    """Return a smooth maximum: (Σ t^p)^(1/p), never less than the largest term.
 
     >>> float(norm(2.0, 3.0, 4.0))
     5.0
@@ -56,7 +56,7 @@ def norm(p: float, *terms: Number) -> Number:
 
 
 def from_memory(nbytes: Number, cache_bytes: Number) -> Number:
-    """Bytes that come from memory where what a kernel reads was just written and a cache may have kept it.
+    """Return the bytes that come from memory where a kernel's input was just written and a cache may have kept it.
 
     n / (1 + (cache / n)^6). It is at least n - 0.64 cache, and all of n where the cache's size is not known (0).
 
@@ -67,12 +67,12 @@ def from_memory(nbytes: Number, cache_bytes: Number) -> Number:
 
 
 def vector_flops_per_s(chip: Chip) -> float:
-    """Rate of plain fp32 arithmetic: multiprocessors times their width times the clock, which also paces what is no product."""
+    """Return the rate of plain fp32 arithmetic: multiprocessors x width x clock, which also paces what is no product."""
     return chip.flops_per_s.get("fp32") or chip.flops_per_s.get("bf16") or chip.flops_per_s["fp16"]
 
 
 def equation_of(function: Callable[..., object]) -> str:
-    """The sentence of a description that begins with "t =", in one line: equations stand there and nowhere else."""
+    """Return the sentence of a docstring that begins with "t =", in one line: equations stand there and nowhere else."""
     words = " ".join((function.__doc__ or "").split())
     found = re.search(r"\bt = .*?(?=\.(?:\s|$))", words)
     return found[0].replace("``", "") if found else ""
@@ -114,7 +114,7 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
 
 
 def _laid_out(rows: Number, c: Table) -> Number:
-    """How often more than once a matrix is moved: CPU libraries go over it for every few rows, or lay it out anew first."""
+    """Return how often more than once a matrix is moved: CPU libraries read it for every few rows, or lay it out anew first."""
     told = [(log, c[name]) for name, log in PACKED_LOGS.items() if name in c]
     if not told:
         return np.where(np.asarray(rows) > 1, c.get("pack", 0.0), 0.0)
@@ -197,21 +197,21 @@ def _tiles(k: Kernel, c: Table) -> tuple[Number, Number]:
 
 
 def _tile_pairs(k: Kernel, tile: Number) -> Number:
-    """Pairs of query and key of whole tiles: the n-th sees n tiles and the past, or the window and itself."""
+    """Return pairs of query and key of whole tiles: the n-th sees n tiles and the past, or the window and itself."""
     tiles, window = np.ceil(k.length / tile), _context_of(k).window
     growing: Number = np.clip(np.floor((window + tile - k.past) / tile), 0, tiles) if window else tiles
     return tile * (growing * (tile * (growing + 1) / 2 + k.past) + (tiles - growing) * (window + tile))
 
 
 def _longest(k: Kernel, c: Table) -> Number:
-    """The block that sees the most keys, in turn."""
+    """Return the seconds of the block that sees the most keys, in turn."""
     window = _context_of(k).window
     keys = np.minimum(k.length + k.past, window + QUERY_TILE) if window else k.length + k.past
     return c["tl"] * keys * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
 
 
 def moved_bytes(nbytes: Number, kept: Number, c: Table) -> Number:
-    """Bytes as memory would move them in the same time: what a repetition finds in the cache comes at ``el`` times the rate."""
+    """Return bytes as memory would move them in the same time: a repetition's cached bytes come at ``el`` times the rate."""
     return nbytes - kept * (1 - 1 / c["el"]) if "el" in c else nbytes
 
 
@@ -220,7 +220,7 @@ def _context_of(k: Kernel) -> KernelContext:
 
 
 def _by_head_dim(head_dim: Number, c: Table, name: str) -> float:
-    """A constant given at some head sizes: linear in the logarithm between, flat outside."""
+    """Return a constant listed at some head sizes: linear in the logarithm between, flat outside."""
     if (given := c.get(f"{name}{head_dim}")) is not None:
         return given
     known = {at: c[key] for size, at in HEAD_SIZES.items() if (key := f"{name}{size}") in c}

@@ -140,7 +140,7 @@ def beside_own(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
     if t.techniques.shared_stream and t.engine.overlaps.shared_beside:
         windows[t.engine.overlaps.shared_beside] = "own shared"
     if t.techniques.single_batch:
-        early = t.cluster.chip.family == "hopper"
+        early = t.cluster.chip.family in t.engine.overlaps.combine_early
         windows = {"dispatch": "own shared", "combine": "own down"} if early else {"combine": "own down and shared"}
     return [_beside(x, windows[x.item.place]) if _is_exchange(x) and x.item.place in windows else x for x in lines]
 

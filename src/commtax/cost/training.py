@@ -22,7 +22,7 @@ from commtax.cost.kernels import Factor, KernelFactors, applied_s, kernel_line, 
 from commtax.cost.placement import holders
 from commtax.cost.pricing import Pricer, comm_lines
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s, passes_of
-from commtax.cost.traffic import ONCE, ROUND_TRIP, exchange_item, expected_destinations, tp_item
+from commtax.cost.traffic import ROUND_TRIP, backend_called, default_backend, exchange_item, expected_destinations, tp_item
 from commtax.ledger import Bill, Item, Line, Part, Stage, Window, Windows
 from commtax.question import WhatIf
 from commtax.records import replace
@@ -288,7 +288,7 @@ def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep
     items = _tensor_parallel(model, plan, rows, payload, layers, engine)
     items += _pipeline(plan, payload, engine)
     items += _context(model, plan, rows, layers, engine)
-    items += _trained_experts(model, plan, rows, engine, ep_backend or next(iter(engine.sends.ep_backends), ""))
+    items += _trained_experts(model, plan, rows, engine, ep_backend or default_backend(engine))
     items += _data_parallel(model, plan, layers, engine)
     grads = 0.0 if plan.lora_rank else DTYPE_BYTES[plan.grads_dtype]
     table = model.vocab * model.hidden * share("vocab", model, plan, engine) * grads
@@ -421,7 +421,7 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
     moe = replace(model.experts or Experts(1, 1, 1), groups=1, top_groups=1)  # frameworks say how many hosts a token goes to
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
-    once = backend in ONCE
+    once = backend_called(backend).once
     copies = expected_destinations(moe, plan.ep) if once else moe.top_k
     nbytes = local * copies * (moe.latent or model.hidden) * DTYPE_BYTES[plan.activations_dtype]
     passes = _passes(plan) + 1 + ("moe" in plan.remade)

@@ -5,19 +5,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from commtax.catalog.techniques import changes_of, techniques_on
-from commtax.cost.traffic import BULK
+from commtax.cost.traffic import BACKENDS, backend_called
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import NO_TECHNIQUES
 from commtax.statement import Refusal
 from commtax.verbs.settling import settle
 from commtax.verbs.worth import NAMED
-
-TITLES = {"deepep": "DeepEP", "mori": "MoRI", "flashinfer": "NVLink one-sided"}
-"""What exchanges are called, by the first word of a backend."""
-DEEPEP, MORI, ONE_SIDED = "deepep_low_latency", "mori_low_latency", "flashinfer_nvlink_one_sided"
-"""How engines send tokens to experts on many ranks; prompts go by the first two's kernels for throughput."""
-ONE_SIDED_ON = ("blackwell",)  # families of chips whose one-sided exchanges were timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +34,7 @@ class ExpertExchange:
     @property
     def title(self) -> str:
         """How it is called, where it is tried beside the engine's own."""
-        return TITLES.get(self.backend.partition("_")[0], self.backend) if self.wide else ""
+        return (backend_called(self.backend).title or self.backend) if self.wide else ""
 
     @property
     def asked(self) -> dict[str, object]:
@@ -87,16 +81,16 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
 def wide_backends(q: Question) -> list[str]:
     """Backends that are made for many ranks, of those that the engine has and the cluster's links carry."""
     place, able = q.cluster, q.engine.sends.ep_backends
-    made = [MORI] if place.chip.vendor == "amd" else [DEEPEP]
-    if place.intra.kind == "nvlink" and place.chip.family in ONE_SIDED_ON:
-        made.append(ONE_SIDED)
-    return [backend for backend in made if backend in able]
+    kinds = {place.chip.vendor, place.chip.family}
+    tried = [name for name, one in BACKENDS.items() if kinds.intersection(one.searched_on)]
+    return [name for name in tried if name in able and (place.intra.kind == "nvlink" or not backend_called(name).one_domain)]
 
 
 def _ways(backend: str, copies: list[int], by_step: bool) -> list[ExpertExchange]:
     """One backend with several numbers of copies; prompts of servers that also decode go in bulk where it has kernels for that."""
-    both = by_step or backend not in BULK
-    bulk = [] if both else [ExpertExchange(BULK[backend], n, wide=True, apart=False) for n in copies]
+    prompts = backend_called(backend).bulk
+    both = by_step or not prompts
+    bulk = [] if both else [ExpertExchange(prompts, n, wide=True, apart=False) for n in copies]
     return [ExpertExchange(backend, n, wide=True, shared=both) for n in copies] + bulk
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost.traffic import ONE_DOMAIN
+from commtax.cost.traffic import backend_called
 from commtax.judgement.confidence import Estimate
 from commtax.planner.columns import ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import ExpertExchange
@@ -81,7 +81,7 @@ def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
     experts = q.model.experts
     assert experts
     slots, gpus, heads = experts.num_experts + exchange.redundant, q.cluster.num_gpus, q.model.attention.num_heads
-    most = min(q.cluster.domain, gpus) if exchange.backend in ONE_DOMAIN else gpus
+    most = min(q.cluster.domain, gpus) if backend_called(exchange.backend).one_domain else gpus
     degrees = [n for n in range(WIDE, min(most, slots) + 1) if slots % n == 0]
     rows = [(tp, 1, ep // tp, ep) for ep in degrees for tp in range(1, min(8, ep // 2) + 1) if ep % tp == heads % tp == 0]
     return _judged_space(q, rows).legal

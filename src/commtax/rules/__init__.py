@@ -1,1 +1,58 @@
-"""What a question must keep to: one table of rules (``rules.toml``) and the functions that say where each is broken."""
+"""What a question must keep to. ``rules.toml`` has the words of each rule; the modules here say where each is broken.
+
+Layouts of plans are judged for arrays too and get a mask of codes (``legality.py``). All other rules are about one question: kinds
+and lengths (``questions.py``), techniques (``techniques.py``) and drafts (``drafts.py``). Values of single options are held to the
+bounds of the option table (``values.py``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
+
+import numpy as np
+
+from commtax.question import Question
+from commtax.records import dataclass
+from commtax.shipped_tables import table
+from commtax.spec import Condition
+from commtax.statement import Refusal
+
+Broken = Callable[[Question], Condition | object]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The words of a rule, and what its refusal names: the fields of a row of ``rules.toml``."""
+
+    text: str
+    argument: str = ""
+    of: str = ""  # the field of the question whose value stands before the text
+    nearest: tuple[float | str, ...] = ()
+    near: str = ""  # the fact that has the nearest values, where they are not always the same
+    kind: str = ""  # as in ``statement``
+
+
+@cache
+def _rule(code: str) -> Rule:
+    group, _, name = code.partition(".")
+    row = table("rules/rules.toml")[group][name]
+    return Rule(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+
+
+def refusal(code: str, q: Question, **facts: object) -> Refusal:
+    """Return the refusal of a rule. Its text may name parts of the question and further facts; lists are joined by commas."""
+    rule, parts = _rule(code), {"q": q, "p": q.plan, "m": q.model, "e": q.engine, "t": q.techniques, "chip": q.cluster.chip}
+    words = {name: ", ".join(map(str, fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
+    text, argument = rule.text.format(**parts, **words), rule.argument.format(**words)
+    near = facts[rule.near] if rule.near else rule.nearest
+    assert isinstance(near, Sequence)
+    if not rule.of:
+        return Refusal(text, argument, near, rule.kind)
+    return Refusal.of(text, near, **{argument or rule.of.rpartition(".")[2]: attrgetter(rule.of)(q)}).as_kind(rule.kind)
+
+
+def check(group: str, rules: Mapping[str, Broken], q: Question, **facts: object) -> None:
+    """Refuse a question that breaks one of the rules, for the first that it breaks."""
+    for name, broken in rules.items():
+        if np.any(np.asarray(broken(q))):
+            raise refusal(f"{group}.{name}", q, **facts)

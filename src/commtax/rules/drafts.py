@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ from commtax.cost.drafting import acceptance_of, tokens_per_step
 from commtax.cost.inventory import stage_layers
 from commtax.cost.memory import with_draft_layers
 from commtax.question import Question
+from commtax.rules import Broken, check, refusal
 from commtax.spec import Drafter
-from commtax.statement import OTHER_ENGINES, UNSAID, Note, Refusal
+from commtax.statement import Note
 from commtax.units import plural
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def drafter_of(q: Question) -> Drafter | None:
-    """What drafts the tokens that its steps check; None: nothing does, or nobody says what."""
+    """Return what drafts the tokens that steps check; None where nothing does, or the drafter is not named."""
     asked = q.techniques
     if not q.speculative or not asked.drafter:
         return None
@@ -35,29 +36,30 @@ def drafter_of(q: Question) -> Drafter | None:
 
 
 def check_drafts(q: Question) -> None:
-    """A drafter that the engine has and the model has layers for, and acceptances that can be."""
-    asked, drafts = q.techniques, q.speculative
-    share, length = asked.acceptance, asked.accepted_length
-    if share > 1:
-        raise Refusal(f"acceptance={share:g}: a share from 0 to 1 is needed; nearest valid: 1", "acceptance", (1,))
-    if share >= 0 and length:
-        raise Refusal(f"accepted_length={length:g}: say it or an acceptance ({share:g}), not both", "accepted_length")
-    if drafts and length and not 1 <= length <= drafts + 1:
-        nearest = 1 if length < 1 else drafts + 1
-        rule = f"with {drafts} drafts a step yields from 1 to {drafts + 1} tokens; nearest valid: {nearest}"
-        raise Refusal(f"accepted_length={length:g}: {rule}", "accepted_length", (nearest,))
-    if not asked.drafter or not drafts:
-        return
-    if asked.drafter not in (has := q.engine.drafts.drafters):
-        others = f"; it has {', '.join(has)}" if has else ""
-        raise Refusal(f"technique '{asked.drafter}': {q.engine.name} has no such drafter{others}", "technique", has, OTHER_ENGINES)
-    if asked.drafter == "draft" and not asked.draft_model:
-        raise Refusal("technique 'draft': name the model that drafts, as in draft=qwen3-0.6b:4:0.7", "technique", kind=UNSAID)
-    drafter_of(q)
+    """Check that the engine has the drafter and the model has layers for it, and that acceptances can be."""
+    drafts, length, able = q.speculative, q.techniques.accepted_length, q.engine.drafts.drafters
+    others = f"; it has {', '.join(able)}" if able else ""
+    check("drafts", DRAFTED, q, most=drafts + 1, length=(1 if length < 1 else drafts + 1,), able=able, others=others)
+    if q.techniques.drafter and drafts:
+        drafter_of(q)
+
+
+DRAFTED: Mapping[str, Broken] = {
+    "acceptance": lambda q: q.techniques.acceptance > 1,
+    "both": lambda q: q.techniques.acceptance >= 0 and q.techniques.accepted_length,
+    "length": lambda q: q.speculative and q.techniques.accepted_length and not _is_possible(q),
+    "drafter": lambda q: q.speculative and q.techniques.drafter and q.techniques.drafter not in q.engine.drafts.drafters,
+    "model": lambda q: q.speculative and q.techniques.drafter == "draft" and not q.techniques.draft_model,
+}
+
+
+def _is_possible(q: Question) -> bool:
+    """Whether a step can yield so many tokens: its own, and drafts."""
+    return 1 <= q.techniques.accepted_length <= q.speculative + 1
 
 
 def measured_here(q: Question) -> MeasuredAcceptance | None:
-    """Measured acceptances that stand for this drafter, model and kind of text."""
+    """Return the measured acceptances that stand for this drafter, model and kind of text."""
     asked = q.techniques
     if not asked.drafter:
         return None
@@ -67,7 +69,7 @@ def measured_here(q: Question) -> MeasuredAcceptance | None:
 
 
 def with_accepted_tokens(q: Question) -> Question:
-    """The question with the tokens that its steps yield: as was said, else as the drafter was measured, else one."""
+    """Return the question with the tokens that its steps yield: as set, else as measured for the drafter, else one."""
     asked, drafts, per_step = q.techniques, q.speculative, 1.0
     if drafts and asked.accepted_length:
         per_step = asked.accepted_length
@@ -79,7 +81,7 @@ def with_accepted_tokens(q: Question) -> Question:
 
 
 def stage_pool(asked: Question, stage: int, pp: int, block_size: int) -> KvPool:
-    """How a stage keeps keys and values; a drafter's lie on the last."""
+    """Return how a stage keeps keys and values; a drafter's lie on the last."""
     layers, model = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)[stage], asked.model
     if stage == pp - 1 and asked.speculative:
         model = with_draft_layers(model, drafter_of(asked))
@@ -88,7 +90,7 @@ def stage_pool(asked: Question, stage: int, pp: int, block_size: int) -> KvPool:
 
 
 def drafted_load(load: ClosedLoopLoad, q: Question) -> ClosedLoopLoad:
-    """A closed loop's load with the tokens that steps yield, and the rows that they have of each request."""
+    """Return a closed loop's load with the tokens that steps yield, and the rows that they have of each request."""
     return replace(load, per_step=with_accepted_tokens(q).techniques.per_step, rows=1 + q.speculative) if q.speculative else load
 
 
@@ -99,18 +101,14 @@ def is_accepted_known(q: Question) -> bool:
 
 
 def need_accepted(q: Question) -> None:
-    """Times per token need the tokens that a step yields."""
+    """Refuse times per token where the tokens that a step yields are unknown."""
     if not is_accepted_known(q):
-        asked = q.techniques
-        on = f" on {asked.draft_text}" if asked.draft_text else ""
-        rule = (
-            f"how many drafts {q.model.key} accepts{on} is not known; give --acceptance 0.7 or --accepted-length 2.4, for example"
-        )
-        raise Refusal(f"speculative={q.speculative}: {rule}", "acceptance", kind=UNSAID)
+        text = q.techniques.draft_text
+        raise refusal("drafts.accepted", q, on=f" on {text}" if text else "")
 
 
 def accepted_width(q: Question) -> float:
-    """Half-width of the logarithm of the tokens that a step with drafts yields, where nobody says how many are accepted."""
+    """Return the half-width of ln(tokens per step with drafts), where no acceptance is set."""
     asked = q.techniques
     if not q.speculative or asked.acceptance >= 0 or asked.accepted_length:
         return 0.0
@@ -127,19 +125,19 @@ def draft_width(q: Question) -> float:
 
 
 def most_per_step(q: Question) -> float:
-    """Tokens that a step yields at most: all drafts, where nobody says how many are accepted."""
+    """Return the tokens that a step yields at most: all drafts, where no acceptance is set."""
     return 1.0 + q.speculative if accepted_width(q) else q.techniques.per_step
 
 
 def accepted_as(q: Question) -> str:
-    """Whose acceptance a gain rests on, where nobody says one: ``with llama-3.1-8b on MT-Bench``."""
+    """Say whose acceptance a gain rests on, where none is set: ``with llama-3.1-8b on MT-Bench``."""
     said = q.techniques.acceptance >= 0 or q.techniques.accepted_length
     known = None if said or not q.speculative else measured_here(q)
     return known.told_of(q.model.key) if known else ""
 
 
 def draft_notes(q: Question) -> Iterator[Note]:
-    """How many tokens a step yields, by whose word; what is not counted."""
+    """Note how many tokens a step yields, where that number is from, and what is not counted."""
     asked, drafts = q.techniques, q.speculative
     if not drafts:
         return

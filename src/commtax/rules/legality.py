@@ -35,42 +35,42 @@ class PlanToCheck:
 
     @property
     def cut(self) -> str:
-        """The ranks that each expert is cut over: those of tp, or all of a server's."""
+        """Name the ranks that each expert is cut over: those of tp, or all of a server's."""
         inside = int(expert_ranks(self.plan, self.engine).inside)
         return self.degree if inside == self.plan.tp else f"the {inside} ranks that each expert is cut over"
 
     @property
     def kv_heads(self) -> int:
-        """The first number of heads of keys and values (or groups) that tp neither divides nor is divided by; else the first."""
+        """Return the first number of KV heads (or groups) that tp neither divides nor is divided by; else the first."""
         counts = _shared_counts(self.model) or (1,)
         return next((n for n in counts if max(n, self.plan.tp) % min(n, self.plan.tp)), counts[0])
 
     @property
     def heads(self) -> str:
-        """The first number of heads, of attention or of a state, that tp does not divide; else the usual one."""
+        """Name the first number of heads, of attention or of a state, that tp does not divide; else the usual one."""
         counts = _head_counts(self.model)
         n, whose = next((pair for pair in counts if pair[0] % self.plan.tp), counts[0])
         return f"{n} {whose}"
 
     @property
     def groups(self) -> int:
-        """The first number of groups of state-space layers that tp does not share out; else the first."""
+        """Return the first number of groups of state-space layers that tp does not share out; else the first."""
         counts = [m.num_groups for m in self.model.recurrent if isinstance(m, spec.Mamba2)] or [1]
         return next((n for n in counts if n % self.plan.tp), counts[0])
 
     @property
     def width(self) -> int:
-        """The feed-forward width of dense layers; 0 where every layer has experts."""
+        """Return the feed-forward width of dense layers; 0 where every layer has experts."""
         return next((b.ffn.intermediate for b in self.model.blocks if isinstance(b.ffn, spec.Mlp)), 0)
 
     @property
     def moe(self) -> spec.Experts:
-        """The experts, or one that divides by everything where there are none."""
+        """Return the experts; without any, experts that everything divides."""
         return self.model.experts or spec.Experts(0, 1, 0)
 
     @property
     def slots(self) -> spec.Number:
-        """Experts that ranks share out: the model's, and copies of popular ones."""
+        """Return the experts that ranks share out: the model's, and copies of popular ones."""
         return self.moe.num_experts + self.plan.redundant
 
     @property
@@ -80,12 +80,12 @@ class PlanToCheck:
 
     @property
     def most_copies(self) -> int:
-        """… with which every rank has all experts."""
+        """Return the copies with which every rank has all experts."""
         return int(self.moe.num_experts * (self.plan.ep - 1))
 
     @property
     def copies(self) -> list[int]:
-        """The nearest numbers of redundant experts that are legal, of an engine that serves."""
+        """Return the nearest legal numbers of redundant experts, of an engine that serves."""
         if "decode" not in self.engine.phases or self.model.experts is None:
             return []
         least = int(self.plan.redundant - self.slots % self.plan.ep)
@@ -94,7 +94,7 @@ class PlanToCheck:
 
     @property
     def ep_ranks(self) -> spec.Number:
-        """Ranks among which experts may be spread: Megatron keeps tp inside an expert, serving engines use tp x dp."""
+        """Return the ranks that experts may be spread over: Megatron keeps tp inside an expert, serving engines use tp x dp."""
         p = self.plan
         if self.engine.sends.experts_whole:
             return p.tp * p.dp * p.cp
@@ -108,25 +108,25 @@ class PlanToCheck:
 
     @property
     def laid(self) -> str:
-        """Its sizes and the GPUs that they multiply to."""
+        """Write a plan's sizes and the GPUs that they multiply to."""
         p = self.plan
         servers = f"{p.replicas} replicas x " if p.replicas > 1 else ""
         return f"{servers}{' x '.join(f'{axis} {getattr(p, axis)}' for axis in spec.AXES)} = {p.all_gpus}"
 
     @property
     def shards(self) -> str:
-        """Sizes of the groups that data parallelism can be cut into."""
+        """List the sizes of the groups that data parallelism can be cut into."""
         return ", ".join(str(d) for d in range(1, int(self.plan.dp) + 1) if self.plan.dp % d == 0)
 
     @property
     def sharing(self) -> str:
-        """How many ranks keep the same keys, at the least."""
+        """Say how many ranks keep the same keys, at the least."""
         most = min(max(1, int(self.plan.tp) // (1 if _whole_cache(a) else a.num_kv_heads)) for a in self.model.attentions)
         return f"{most} of them here" if most > 1 else "and KV heads are not replicated here"
 
     @property
     def unsplit(self) -> str:
-        """Attention of the model whose cache the engine does not split among ranks; "": it splits all of it."""
+        """Name the attention whose cache the engine does not split among ranks; "": it splits all of it."""
         for a in self.model.attentions:
             kind = "latent" if a.latent else "grouped"
             if a.compressed or a.indexer or a.window:
@@ -141,7 +141,7 @@ class PlanToCheck:
 
     @property
     def needed(self) -> str:
-        """The microbatches that its schedule needs."""
+        """Name the microbatches that its schedule needs."""
         return self.schedule.needs(int(self.plan.pp))
 
 
@@ -161,7 +161,7 @@ class PlanRule:
 
 
 def _head_counts(model: spec.Model) -> tuple[tuple[int, str], ...]:
-    """What tp must share out equally, and what it is: heads of queries and of recurrent states, groups of a grouped output."""
+    """Return what tp must share out equally, with its name: heads of queries and of recurrent states, groups of an output."""
     heads = [(a.num_heads, "attention heads") for a in model.attentions]
     heads += [(a.compressed.out_groups, "groups of the output projection") for a in model.attentions if a.compressed]
     for mixer in model.recurrent:
@@ -178,7 +178,7 @@ def _whole_cache(a: spec.Attention) -> bool:
 
 
 def _shared_counts(model: spec.Model) -> tuple[int, ...]:
-    """Heads that ranks share out or copy: of keys and values."""
+    """Return the numbers of heads of keys and values that ranks share out or copy."""
     return tuple(dict.fromkeys(a.num_kv_heads for a in model.attentions if not _whole_cache(a)))
 
 
@@ -190,14 +190,14 @@ def _splits_kv_heads(c: PlanToCheck) -> Condition:
 
 
 def _splits_beyond_heads(c: PlanToCheck) -> Condition:
-    """Only ranks that would keep the same keys share a cache, and each has as many of their queries (vLLM's ModelConfig)."""
+    """Whether more ranks share a cache than would keep the same keys, or each has unequally many queries (vLLM's ModelConfig)."""
     many = np.asarray(c.plan.dcp) > 1
     shared = [(1, a.num_heads) if _whole_cache(a) else (a.num_kv_heads, a.num_heads) for a in c.model.attentions]
     return many & (sum((c.plan.dcp > c.plan.tp // kv) | (heads // kv % c.plan.dcp != 0) for kv, heads in shared) > 0)
 
 
 def _splits_quant_block(c: PlanToCheck) -> Condition:
-    """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
+    """Whether a rank's width is not made of whole tiles that share a scale (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
     experts, dense = (_tile(format_of(c.model, name, quant)) for name in (EXPERTS, "mlp.down_proj"))
     inside = c.moe.intermediate / expert_ranks(c.plan, c.engine).inside
@@ -205,7 +205,7 @@ def _splits_quant_block(c: PlanToCheck) -> Condition:
 
 
 def _tile(quant: spec.Quant | None) -> int:
-    """Inputs that share a scale; 1: any number will do."""
+    """Return the inputs that share a scale; 1: any number will do."""
     return quant.block[1] or 1 if quant and quant.dtype in ("fp8", "int4", "int8") else 1
 
 
@@ -254,7 +254,7 @@ BROKEN: dict[str, Callable[[PlanToCheck], Condition]] = {
     "dcp-attention": lambda c: (c.plan.dcp > 1) & (c.unsplit != ""),
     "dcp-heads": _splits_beyond_heads,
 }
-RULES = tuple(PlanRule(name, BROKEN[name], **row) for name, row in table("rules/rules.toml").items())
+RULES = tuple(PlanRule(name, BROKEN[name], **row) for name, row in table("rules/rules.toml")["plan"].items())
 """Words and order of the rules are data (``rules.toml``)."""
 
 
@@ -265,7 +265,7 @@ def _all_whole(plan: spec.Plan) -> Array:
 
 
 def codes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> Array:
-    """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
+    """Return 0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks, shaped as the plan."""
     plain = _sizes(plan)
     if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
         return np.asarray(_code_of_one(model, cluster, plan, engine))
@@ -319,7 +319,7 @@ def check(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spe
 
 
 def legal_values(axis: str, model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[int]:
-    """All values of one axis that are legal with the rest of the plan as it is."""
+    """Return all values of one axis that are legal with the rest of the plan unchanged."""
     upper = min(cluster.num_gpus, 65_536)
     if axis == "ep":
         upper = min(upper, model.experts.num_experts + plan.redundant_experts if model.experts else 1)
@@ -330,7 +330,7 @@ def legal_values(axis: str, model: spec.Model, cluster: spec.Cluster, plan: spec
 
 
 def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
-    """The size to change, and its nearest legal values with the rest of the plan as it is."""
+    """Return the size to change, and its nearest legal values with the rest of the plan unchanged."""
     if rule is RULES[0]:  # no size of its own is wrong, and no neighbour helps
         return "", []
     axis = rule.axis or max(spec.AXES, key=lambda name: int(getattr(q.plan, name)))
@@ -340,7 +340,7 @@ def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
 
 
 def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[Note]:
-    """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
+    """Note what a legal scalar plan implies: replication, idle GPUs, uneven stages."""
     said = []
     tp, pp, dcp = int(plan.tp), int(plan.pp), int(plan.dcp)
     beside = f", split over dcp {dcp}" if dcp > 1 else ""

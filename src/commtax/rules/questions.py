@@ -1,143 +1,148 @@
 """What depends on several fields of a question: kinds that exist and go together, lengths that divide."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from commtax.cost.inventory import ROWWISE
 from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import TRAINING, most_chunks, passes_of
+from commtax.cost.traffic import backend_called
 from commtax.question import Question
-from commtax.rules.values import FACTOR, check_number, positive
-from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, NO_TECHNIQUES, TAXES, Chip, Engine, Number, Plan
-from commtax.statement import OTHER_ENGINES, OTHER_MODELS, Note, Refusal
+from commtax.rules import Broken, check, refusal
+from commtax.rules.values import check_number, positive
+from commtax.spec import ARITHMETIC, DTYPE_BYTES, KINDS, MODULES, NO_TECHNIQUES, TAXES, Number
+from commtax.statement import Note, Refusal
 
 TRAINED_IN = ("", "bf16", "fp16", "fp8", ROWWISE, "mxfp8", "nvfp4")
 CONVENTIONS = ("full", "causal")
 LOOKING = ("prefill", "mixed")  # phases that look at pictures
 MAX_PIXELS = 65_536  # of a picture's side
 SAMPLING = ("greedy", "top-p")
+MOST_TIMES = 1e6  # that a rank may be slower or busier
+MOST_BANDWIDTH = 1e9  # times the link's own
 
 
-def check_arithmetic(q: Question) -> None:
-    """Products train in bf16, fp16, fp8, MXFP8 or NVFP4."""
-    name = q.plan.weights_dtype
-    if q.trains and name not in TRAINED_IN:
-        raise Refusal.of(f"training multiplies in {', '.join(TRAINED_IN[1:])}", TRAINED_IN[1:], dtype=name)
-    if not q.trains and name == ROWWISE:
-        raise Refusal.of("a recipe of training; weights that are served keep a checkpoint's scales", ("fp8",), dtype=name)
+def _is_no_factor(q: Question, name: str) -> bool:
+    """Whether a what-if is no factor between 1 and ``MOST_TIMES``."""
+    return not 1 <= check_number(getattr(q.what_if, name), name) < MOST_TIMES
+
+
+def _is_no_bandwidth(q: Question, name: str) -> bool:
+    factor = np.asarray(check_number(getattr(q.what_if, name), name))
+    return not np.all((factor > 0) & (factor < MOST_BANDWIDTH))
+
+
+STEP: Mapping[str, Broken] = {
+    "copies-array": lambda q: np.ndim(q.plan.redundant_experts) > 0,
+    "copies-trained": lambda q: q.plan.redundant_experts and q.trains,
+    "copies-dense": lambda q: q.plan.redundant_experts and q.model.experts is None,
+    "drafts": lambda q: q.speculative and q.phase not in ("decode", "mixed"),
+    "overlap": lambda q: not 0 <= q.what_if.overlap <= 1,
+    "sampling": lambda q: q.what_if.sampling not in SAMPLING,
+    "flops": lambda q: q.what_if.flops not in CONVENTIONS,
+    "imbalance": lambda q: _is_no_factor(q, "imbalance") and q.what_if.imbalance != 0,  # 0: not set
+    "slow-rank-trained": lambda q: _is_no_factor(q, "slow_rank") and q.trains,
+    "slow-rank": lambda q: _is_no_factor(q, "slow_rank"),
+    "latency-scale": lambda q: q.what_if.latency_scale < 0,
+    "bandwidth-scale": lambda q: _is_no_bandwidth(q, "bandwidth_scale"),
+    "slow-links": lambda q: _is_no_bandwidth(q, "slow_links"),
+}
 
 
 def check_step(q: Question) -> None:
-    """Numbers of a step, before anything is made of them."""
+    """Check the numbers of a step, before anything is made of them."""
     positive(batch=q.batch)
     positive(q.kind.least, context=q.context)
     positive(micro_batch=q.micro_batch)
-    copies = q.plan.redundant_experts
-    if np.ndim(copies):
-        raise Refusal.about(redundant_experts="one number for all plans, not an array of them")
-    if copies and q.trains:
-        raise Refusal.of("copies of popular experts belong to serving, and training has none", (0,), redundant_experts=copies)
-    if copies and q.model.experts is None:
-        raise Refusal.of(f"{q.model.key} is dense and has no experts to copy", (0,), redundant_experts=copies)
-    if q.speculative and q.phase not in ("decode", "mixed"):
-        raise Refusal.of(f"drafted tokens are checked in decode, not in {q.phase}", speculative=q.speculative)
-    if not 0 <= q.what_if.overlap <= 1:
-        raise Refusal.of("a fraction from 0 to 1 is needed", overlap=q.what_if.overlap)
-    if q.what_if.sampling not in SAMPLING:
-        raise Refusal.of("greedy, or top-p", SAMPLING, sampling=q.what_if.sampling)
-    if q.what_if.flops not in CONVENTIONS:
-        raise Refusal.of("full (all query-key pairs) or causal", flops=q.what_if.flops)
-    what_if = q.what_if
-    slowest = FACTOR if q.trains else "the slowest rank takes at least 1 times as long as the others"
-    if not 1 <= (imbalance := check_number(what_if.imbalance, "imbalance")) < 1e6 and imbalance != 0:  # which nobody has set
-        raise Refusal.of(FACTOR, imbalance=imbalance)
-    if not 1 <= (slow_rank := check_number(what_if.slow_rank, "slow_rank")) < 1e6:
-        raise Refusal.of(slowest, slow_rank=slow_rank)
-    if what_if.latency_scale < 0:
-        raise Refusal.of("a factor of at least 0 is needed", (0,), latency_scale=what_if.latency_scale)
-    for name in ("bandwidth_scale", "slow_links"):
-        factor = np.asarray(check_number(getattr(what_if, name), name))
-        if not np.all((factor > 0) & (factor < 1e9)):
-            raise Refusal(f"{name}={getattr(what_if, name)}: a factor above 0 is needed", name)
+    check("step", STEP, q)
+
+
+def check_arithmetic(q: Question) -> None:
+    """Check that products train in a format of training, and are not served in a recipe of it."""
+    if q.trains and q.plan.weights_dtype not in TRAINED_IN:
+        raise refusal("arithmetic.trained", q, trained=TRAINED_IN[1:])
+    if not q.trains and q.plan.weights_dtype == ROWWISE:
+        raise refusal("arithmetic.rowwise", q)
 
 
 def check_pictures(q: Question, prompt: Number | None) -> None:
-    """Pictures need a tower, a phase that computes prompts, and room in them for their tokens."""
-    images, size = q.pictures.images, q.pictures.image_size
+    """Check that pictures have a tower, a phase that computes prompts, and room in them for their tokens."""
+    images, (width, height), tower = q.pictures.images, q.pictures.image_size, q.model.tower
     if not images:
         return
-    if q.model.tower is None:
-        raise Refusal.of(f"{q.model.key} has no vision tower", (0,), images=images)
+    if tower is None:
+        raise refusal("pictures.tower", q)
     if prompt is None:
-        raise Refusal.of(f"pictures are looked at in prefill, not in {q.phase}", (0,), images=images)
-    if any(not 1 <= pixels <= MAX_PIXELS for pixels in size):
-        raise Refusal(f"image_size={size[0]}x{size[1]}: from 1 to {MAX_PIXELS:,} pixels a side", "image_size", ("1024x1024",))
-    tokens = images * q.model.tower.patches(*size) // q.model.tower.patches_per_token
+        raise refusal("pictures.phase", q)
+    if not (1 <= width <= MAX_PIXELS and 1 <= height <= MAX_PIXELS):
+        raise refusal("pictures.size", q, width=width, height=height, most=MAX_PIXELS)
+    tokens = images * tower.patches(width, height) // tower.patches_per_token
     if np.any(np.asarray(prompt) < tokens):
-        raise Refusal.of(f"{tokens:,} tokens of pictures of {size[0]}x{size[1]} are more than a prompt of {prompt}", images=images)
+        raise refusal("pictures.room", q, tokens=tokens, width=width, height=height, prompt=prompt)
+
+
+def _widest(q: Question) -> int:
+    """Return the ranks of the widest group of experts."""
+    return int(np.max(q.plan.ep, initial=1))
+
+
+EXPERTS: Mapping[str, Broken] = {
+    "copies": lambda q: q.plan.redundant_experts and _widest(q) == 1,
+    "imbalance": lambda q: q.what_if.imbalance > 1 and (q.model.experts is None or _widest(q) == 1),
+    "imbalance-most": lambda q: q.what_if.imbalance > _widest(q),
+}
 
 
 def check_run(q: Question) -> None:
-    """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
-    check_adapters(q)
-    check_backend(q)
+    """Check what a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
+    habits, served_rank = q.engine.memory, 0 if q.trains else int(q.plan.lora_rank)
+    ranks = nearest(habits.lora_ranks, served_rank)
+    check("adapters", ADAPTERS, q, listed=habits.lora_ranks, ranks=ranks, nearest=" or ".join(map(str, ranks)))
+    if q.what_if.ep_backend:
+        _check_backend(q)
     if q.techniques is not NO_TECHNIQUES or q.what_if.library:
         from commtax.rules.techniques import check_collectives, check_experts_techniques  # not for those who ask for none
 
         check_collectives(q)
         check_experts_techniques(q)
-    widest, imbalance, copies = np.max(q.plan.ep, initial=1), q.what_if.imbalance, q.plan.redundant_experts
-    if copies and widest == 1:
-        raise Refusal.of("needs experts that are spread over ranks, ep > 1", (0,), redundant_experts=copies)
-    if imbalance > 1 and (q.model.experts is None or widest == 1):
-        raise Refusal(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1", "imbalance")
-    if imbalance > widest:
-        rule = f"the busiest of {widest} ranks has at most {widest} times the mean"
-        raise Refusal(f"imbalance={imbalance:g}: {rule}", "imbalance", (int(widest),))
-    if not q.trains:
-        return
-    check_lengths(q)
+    check("experts", EXPERTS, q, widest=_widest(q), most=(int(_widest(q)),))
+    if q.trains:
+        check_lengths(q)
+        _check_async(q)
+
+
+def _check_async(q: Question) -> None:
     given = q.what_if.async_axes or ()
     for axis in given:
         if axis not in TAXES:
-            raise Refusal(f"async '{axis}': axes are {', '.join(TAXES)}, or none", "async", TAXES)
+            raise refusal("async.axis", q, axis=axis, axes=TAXES)
     if "tp" in given and not q.plan.sequence_parallel:
-        raise Refusal("async 'tp': only all-gather and reduce-scatter can be cut into pieces; add sequence_parallel", "async")
+        raise refusal("async.tp", q)
 
 
-def check_adapters(q: Question) -> None:
-    """Adapters belong to a server that has them, in a rank that it keeps room for; none of experts that are spread over ranks.
+ADAPTERS: Mapping[str, Broken] = {
+    "rank": lambda q: not q.plan.lora_rank and q.plan.max_loras != 1,
+    "trained": lambda q: q.plan.lora_rank and q.trains and q.plan.max_loras != 1,  # training has one set, which is what is trained
+    "by-engine": lambda q: _is_served(q) and not q.engine.memory.lora,
+    "ranks": lambda q: _is_served(q) and q.engine.memory.lora_ranks and q.plan.lora_rank not in q.engine.memory.lora_ranks,
+    "spread": lambda q: _is_served(q) and q.model.experts and np.any(np.asarray(q.plan.ep) > 1),
+}
+"""Adapters belong to a server that has them, in a rank that it keeps room for; none of experts that are spread over ranks."""
 
-    Training has one set of them, which is what is trained.
-    """
-    plan, habits = q.plan, q.engine.memory
-    rank, slots = plan.lora_rank, plan.max_loras
-    if not rank:
-        if slots != 1:
-            raise Refusal(f"max_loras={slots}: needs the adapters' rank, lora_rank", "lora_rank")
-        return
-    if q.trains:
-        if slots != 1:
-            raise Refusal.of("training has one set of adapters; max_loras=1", (1,), max_loras=slots)
-        return
-    if not habits.lora:
-        raise Refusal.of(f"LoRA adapters are served beside a model, and {q.engine.key} serves none", (0,), lora_rank=rank)
-    if habits.lora_ranks and rank not in habits.lora_ranks:
-        near, listed = nearest(habits.lora_ranks, int(rank)), ", ".join(map(str, habits.lora_ranks))
-        rule = f"{q.engine.key} keeps room for ranks of {listed}; nearest: {' or '.join(map(str, near))}"
-        raise Refusal.of(rule, near, lora_rank=rank)
-    if q.model.experts and np.any(np.asarray(plan.ep) > 1):
-        raise Refusal(f"ep={plan.ep} with lora_rank={rank}: adapters of experts are not spread over ranks; ep=1", "ep", (1,))
+
+def _is_served(q: Question) -> bool:
+    """Whether adapters are served beside a model."""
+    return bool(q.plan.lora_rank) and not q.trains
 
 
 def longest_taken(q: Question) -> int:
-    """Tokens of the longest request that servers take: as they are told, else the model's own."""
+    """Return the tokens of the longest request that servers take: the limit of their command, else the model's."""
     return int(q.limits.max_model_len or q.model.max_len)
 
 
 def spread_within_limit(q: Question) -> Number:
-    """The spread of lengths as asked, but no more than leaves the longest request, both parts rounded up, one that servers take."""
+    """Return the requested spread of lengths, cut so that servers take the longest request, both of its parts rounded up."""
     wanted, room = q.requests, longest_taken(q) - q.requests.tokens
     most = np.maximum(0, room - 2) / wanted.tokens
     cut = (room >= 0) & (most < wanted.spread)
@@ -145,96 +150,94 @@ def spread_within_limit(q: Question) -> Number:
 
 
 def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
-    """The values just below and above one that is none of them."""
+    """Return the values just below and above one that is none of them."""
     return (*[v for v in values if v < wanted][-1:], *[v for v in values if v > wanted][:1])
 
 
-def check_backend(q: Question) -> None:
-    """An expert backend belongs to a mixture, and to an engine that has it."""
+BACKEND: Mapping[str, Broken] = {
+    "dense": lambda q: q.model.experts is None,
+    "by-engine": lambda q: q.what_if.ep_backend not in q.engine.sends.ep_backends,
+    "vendor": lambda q: backend_called(q.what_if.ep_backend).vendor not in ("", q.cluster.chip.vendor),
+    "link": lambda q: backend_called(q.what_if.ep_backend).one_domain and q.cluster.intra.kind != "nvlink",
+    "domain": lambda q: backend_called(q.what_if.ep_backend).one_domain and _widest(q) > q.cluster.domain,
+}
+"""An expert backend belongs to a mixture, to an engine that has it, and to chips and links that carry it."""
+
+
+def _check_backend(q: Question) -> None:
     backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
-    if backend and q.model.experts is None:
-        rule = f"{q.model.key} is dense: it has no experts to exchange tokens with"
-        raise Refusal(f"all2all backend '{backend}': {rule}", "ep_backend", kind=OTHER_MODELS)
-    if backend and backend not in able:
-        rule = f"{q.engine.name} does not have it; it has {', '.join(able) or 'none'}"
-        raise Refusal(f"all2all backend '{backend}': {rule}", "ep_backend", able, OTHER_ENGINES)
-    if backend:
-        from commtax.rules.techniques import check_exchange  # not for those who leave it to the engine
-
-        check_exchange(q)
+    facts = {"backend": backend, "able": able, "has": able or "none", "vendor": backend_called(backend).vendor.upper()}
+    check("backend", BACKEND, q, widest=int(_widest(q)), **facts)
 
 
-def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
-    """Refuse kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
+def _has_stages(q: Question) -> bool:
+    return bool(np.any(np.asarray(q.plan.pp) > 1))
+
+
+def _mixes_axes(q: Question) -> bool:
+    return bool(np.any((np.asarray(q.plan.ep) > 1) & (np.asarray(q.plan.tp) > 1)))
+
+
+def _lacks_arithmetic(q: Question) -> bool:
+    """Whether a model is to train in a narrow format that its chip does not multiply."""
+    name = q.plan.weights_dtype
+    narrow = name and name in TRAINED_IN and DTYPE_BYTES[name] < 2
+    return bool(narrow) and "train" in q.engine.phases and ARITHMETIC.get(name, name) not in q.cluster.chip.flops_per_s
+
+
+TRAINED: Mapping[str, Broken] = {
+    "zero": lambda q: q.plan.zero not in (0, 1, 2, 3),
+    "zero-stages": lambda q: q.plan.zero >= 2 and _has_stages(q) and not q.engine.trains.master_is_parameter,
+    "shard": lambda q: np.any(np.asarray(q.plan.shard) != 0) and q.plan.zero != 3,
+    "sequence-parallel": lambda q: q.engine.mixes.needs_sequence_parallel and _mixes_axes(q) and not q.plan.sequence_parallel,
+    "schedule": lambda q: q.plan.schedule not in TRAINING,
+    "chunks": lambda q: q.plan.chunks < 1,
+    "chunks-interleaved": lambda q: q.plan.chunks > 1 and q.plan.schedule != "interleaved",
+    "recompute": lambda q: q.plan.recompute not in RECOMPUTE and len(q.plan.remade) < len(q.plan.recompute.split(",")),
+    "recompute-selective": lambda q: q.plan.recompute == "selective" and not q.engine.trains.selective,
+    "recompute-modules": lambda q: q.plan.remade and q.engine.trains.selective != "attention",
+    "arithmetic": _lacks_arithmetic,
+}
+"""Kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
+
+
+def check_kinds(q: Question) -> None:
+    """Check the kinds of training, each one for all plans of an array."""
     for name in KINDS:
-        if isinstance(getattr(plan, name), np.ndarray):
-            raise Refusal(f"{name}: one kind for all plans, not an array of them", name)
-    if plan.zero not in (0, 1, 2, 3):
-        raise Refusal.of("ZeRO stages are 0, 1, 2 and 3", (0, 1, 2, 3), zero=plan.zero)
-    if plan.zero >= 2 and np.any(np.asarray(plan.pp) > 1) and not engine.trains.master_is_parameter:
-        rule = f"{engine.key} keeps gradients of all microbatches, use zero 0 or 1"
-        raise Refusal(f"zero={plan.zero} with pp > 1: {rule}", "zero", (0, 1))
-    if np.any(np.asarray(plan.shard) != 0) and plan.zero != 3:
-        rule = f"sharding over groups belongs to ZeRO 3 (fsdp, torchtitan), not to zero={plan.zero}"
-        raise Refusal.of(rule, (0,), hsdp=plan.shard)
-    mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
-    if engine.mixes.needs_sequence_parallel and mixed and not plan.sequence_parallel:
-        raise Refusal(f"ep > 1 with tp > 1: {engine.key} needs sequence_parallel for it", "ep")
-    if plan.schedule not in TRAINING:
-        raise Refusal.of(f"one of {', '.join(TRAINING)}", TRAINING, schedule=plan.schedule)
-    if plan.chunks < 1:
-        raise Refusal.of("a rank has at least 1 chunk", (1,), chunks=plan.chunks)
-    if plan.chunks > 1 and plan.schedule != "interleaved":
-        raise Refusal.of("only the interleaved schedule has several chunks per rank", (1,), chunks=plan.chunks)
-    named = plan.recompute.split(",")
-    if plan.recompute not in RECOMPUTE and len(plan.remade) < len(named):
-        known = f"one of {', '.join(RECOMPUTE)}, or modules of {', '.join(MODULES)} with commas between"
-        raise Refusal.of(known, RECOMPUTE, recompute=plan.recompute)
-    if plan.recompute == "selective" and not engine.trains.selective:
-        raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
-    if plan.remade and engine.trains.selective != "attention":
-        raise Refusal.of(f"{engine.key} recomputes no modules by name; none or full", ("none", "full"), recompute=plan.recompute)
-    wanted = plan.weights_dtype
-    listed = ARITHMETIC.get(wanted, wanted)
-    narrow = wanted in TRAINED_IN and wanted and DTYPE_BYTES[wanted] < 2
-    if "train" in engine.phases and narrow and listed not in chip.flops_per_s:
-        raise Refusal.of(f"{chip.key} has no {listed} arithmetic", dtype=wanted)
+        if isinstance(getattr(q.plan, name), np.ndarray):
+            raise refusal("kinds.array", q, name=name)
+    arithmetic = ARITHMETIC.get(q.plan.weights_dtype, q.plan.weights_dtype)
+    check("kinds", TRAINED, q, schedules=TRAINING, recompute=RECOMPUTE, modules=MODULES, arithmetic=arithmetic)
 
 
 def check_lengths(q: Question) -> None:
-    """Sequences divide over the ranks that split them: 2 x cp chunks, and tp with sequence parallelism."""
-    plan, context = q.plan, q.context
+    """Check that sequences divide over the ranks that split them (2 x cp chunks, and tp with sequence parallelism), and layers."""
+    plan, context = q.plan, np.asarray(q.context)
     halves = 2 * np.asarray(plan.cp)
-    if np.any((np.asarray(plan.cp) > 1) & (np.asarray(context) % halves != 0)):
-        raise Refusal.of(f"context parallelism needs a sequence length divisible by 2 x cp = {halves}", context=context)
-    if plan.sequence_parallel and np.any(np.asarray(context) % (np.asarray(plan.tp) * plan.cp) != 0):
-        raise Refusal.of("sequence parallelism needs a sequence length divisible by tp x cp", context=context)
-    _check_chunks(q.model.num_layers, plan)
-
-
-def _check_chunks(layers: int, plan: Plan) -> None:
-    """Virtual stages of the interleaved schedule may be unequal but not empty; other forms know equal ones only."""
-    stages, chunks = int(np.max(plan.pp)), passes_of(plan)
+    if np.any((np.asarray(plan.cp) > 1) & (context % halves != 0)):
+        raise refusal("lengths.context-parallel", q, halves=halves)
+    if plan.sequence_parallel and np.any(context % (np.asarray(plan.tp) * plan.cp) != 0):
+        raise refusal("lengths.sequence-parallel", q)
+    # Virtual stages of the interleaved schedule may be unequal but not empty; other forms know equal ones only.
+    layers, stages, chunks = q.model.num_layers, int(np.max(plan.pp)), passes_of(plan)
     if stages == 1 or chunks == 1:
         return
     if plan.schedule == "interleaved" and chunks > (most := int(most_chunks(layers, stages))):
-        limit = f"make at most {most} chunks per rank" if most > 1 else "are too few for chunks"
-        empty = "every virtual stage has a layer, but for the embedding's and the head's"
-        raise Refusal.of(f"{layers} layers on pp={stages} {limit} ({empty})", (most,) if most > 1 else (), chunks=chunks)
+        code = "lengths.chunks" if most > 1 else "lengths.no-chunks"
+        raise refusal(code, q, stages=stages, most=most, nearest=(most,))
     if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):
-        rule = f"{layers} layers are not divisible by pp x {chunks} chunks; interleaved takes any"
-        raise Refusal.of(rule, ("interleaved",), schedule=plan.schedule)
+        raise refusal("lengths.layers", q, chunks=chunks)
 
 
 def share_of(total: int, dp: int) -> int:
-    """One replica's share of a global batch."""
+    """Return one replica's share of a global batch."""
     if dp < 1 or total % dp:
         raise Refusal(f"global_batch={total} does not divide by dp={dp}", "global_batch")
     return total // dp
 
 
 def chosen_chunks(q: Question, said: int) -> Iterator[Note]:
-    """That the number of chunks was not the user's, or that there is nothing to cut into any."""
+    """Note that the number of chunks was not the user's, or that there is nothing to cut into any."""
     plan, num_layers = q.plan, q.model.num_layers
     if plan.schedule == "interleaved" and plan.pp == 1:
         yield Note("chunks", "one stage: there is no pipeline to interleave (--pp)")

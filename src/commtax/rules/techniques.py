@@ -1,6 +1,6 @@
-"""Where techniques that overlap, and kernels over latents, can be used: what an engine has or does unasked, and what they need."""
+"""Whether a technique can be used here: the engine has it, it is not on already, and chips, model and plan have a use for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -9,16 +9,21 @@ from commtax.catalog.loader import version_parts
 from commtax.catalog.technique_flags import who_has
 from commtax.catalog.techniques import technique
 from commtax.cost.placement import expert_ranks
-from commtax.cost.traffic import AG_RS, BULK, DEEPEP_LL, ONE_DOMAIN
+from commtax.cost.traffic import BACKENDS, GATHERING, Backend, backend_called, default_backend
 from commtax.question import Question
+from commtax.rules import Broken, check, refusal
 from commtax.spec import Cluster, Engine, Techniques
-from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID, Refusal
+from commtax.statement import OTHER_CHIPS, Refusal
 
 HOST_TIMES = ("host_s", "host_s_per_doubling", "host_s_per_seq")
+FUSED = "fused-allreduce"
+ALGORITHMS = ("auto", "one-shot", "two-shot")
+FORMATS = ("fp8", "nvfp4", "bf16")  # what tokens may travel to their experts in
+RECEIVED = next(name for name, backend in BACKENDS.items() if backend.received)
 
 
 def with_schedule(asked: Techniques, engine: Engine) -> Engine:
-    """An engine that is told to schedule ahead: its GPUs wait no longer than those of its newest version, which always does."""
+    """Return the engine as it schedules ahead: its GPUs wait no longer than those of its newest version, which always does."""
     key = "async-scheduling"
     if not asked.async_scheduling or engine.key not in technique(key).flags or _unasked_since(engine, key):
         return engine
@@ -28,20 +33,20 @@ def with_schedule(asked: Techniques, engine: Engine) -> Engine:
 
 
 def _unasked_since(engine: Engine, key: str) -> str:
-    """The version since which an engine does it unasked; "": this one does not."""
+    """Return the version since which an engine does it unless told otherwise; "": this one does not."""
     since = technique(key).always.get(engine.key, "")
     return since if since and version_parts(engine.version) >= version_parts(since) else ""
 
 
 def without_idle_overlap(q: Question) -> Question:
-    """The question of one of many plans, without techniques that have nothing to change in it: those stay with the others."""
+    """Return the question of one of many plans without techniques that have nothing to change in it: other plans keep those."""
     asked, dropped = q.techniques, dict[str, object]()
     _check_had(q)
     if q.model.experts is None:
         pass  # no plan of it has anything to exchange, which is refused
     elif not _is_exchanged(q):
         dropped |= {name: False for name in ("two_batches", "single_batch", "shared_stream") if getattr(asked, name)}
-    elif asked.single_batch and _backend(q) != DEEPEP_LL:
+    elif asked.single_batch and not _backend(q).received:
         dropped["single_batch"] = False
     if asked.dispatch_dtype and q.model.experts is not None and np.all(np.asarray(q.plan.ep) <= q.plan.tp):
         dropped["dispatch_dtype"] = ""  # nothing leaves a replica
@@ -54,131 +59,100 @@ def without_idle_overlap(q: Question) -> Question:
 
 def _is_exchanged(q: Question) -> bool:
     spread = q.model.experts is not None and bool(np.any(expert_ranks(q.plan, q.engine).over_replicas))
-    return spread and _backend(q) != AG_RS
+    return spread and not _backend(q).gathers
 
 
 def check_overlap(q: Question) -> None:
     """Refuse what the engine has not, does already, or cannot do with this model and plan."""
     _check_had(q)
-    for key, (on, check) in CHECKS.items():
-        if on(q):
-            check(q, key)
+    for key in _asked_for(q):
+        for rule in NEEDS[key]:
+            if BROKEN[rule](q, key):
+                raise refusal(f"technique.{rule}", q, **_facts(q, key))
+
+
+def _asked_for(q: Question) -> Iterable[str]:
+    return (key for key, is_on in ON.items() if is_on(q))
 
 
 def _check_had(q: Question) -> None:
     """Refuse what the engine has not, whatever the plan."""
-    for key, (on, _) in CHECKS.items():
-        if on(q) and q.engine.key not in technique(key).flags:
-            rule, able = who_has(technique(key), q.engine), tuple(technique(key).flags)
-            raise Refusal(f"technique '{key}': {rule}", "technique", able, OTHER_ENGINES)
+    for key in _asked_for(q):
+        if q.engine.key not in (has := technique(key).flags):
+            raise refusal("technique.had", q, key=key, had=who_has(technique(key), q.engine), able=tuple(has))
 
 
-def _refuse(key: str, rule: str, kind: str = "") -> Refusal:
-    return Refusal(f"technique '{key}': {rule}", "technique", kind=kind)
+def _facts(q: Question, key: str) -> dict[str, object]:
+    """Return what texts of techniques' rules speak of."""
+    families = " and ".join(family.title() for family in technique(key).families)
+    already = already_on(q.engine, _unasked_since(q.engine, key))
+    backend = backend_called(RECEIVED).bulk if q.phase == "prefill" else RECEIVED
+    return {"key": key, "backend": backend, "received": RECEIVED, "families": families, "already": already}
 
 
-def _backend(q: Question) -> str:
-    return q.what_if.ep_backend or next(iter(q.engine.sends.ep_backends), "") or AG_RS
+def _backend(q: Question) -> Backend:
+    """Return how tokens reach experts: without kernels of the engine's own, collectives gather them."""
+    return backend_called(q.what_if.ep_backend or default_backend(q.engine) or GATHERING)
 
 
-def _check_exchange(q: Question, key: str) -> None:
-    """Something must be sent to experts by kernels of their own."""
-    if q.model.experts is None:
-        raise _refuse(key, f"{q.model.key} has no experts whose tokens are exchanged", OTHER_MODELS)
-    if not np.any(expert_ranks(q.plan, q.engine).over_replicas):
-        raise _refuse(key, "needs experts spread over data-parallel ranks (dp > 1 and ep > tp)")
-    if _backend(q) == AG_RS:
-        able = BULK[DEEPEP_LL] if q.phase == "prefill" else DEEPEP_LL
-        raise _refuse(key, f"{q.engine.name} overlaps only DeepEP's kernels: add --ep-backend {able}")
+def _lacks_threshold(q: Question) -> bool:
+    """Whether nobody gives the tokens from which sequences are split, and the engine's own rule decides."""
+    return q.techniques.sequence_tokens <= 0
 
 
-def _check_halves(q: Question, key: str) -> None:
-    _check_exchange(q, key)
-    if q.techniques.two_batches_from < 0:
-        raise _refuse(key, "tokens of a rank from which batches are halved, at least 1")
-
-
-def _check_single(q: Question, key: str) -> None:
-    _check_exchange(q, key)
-    if q.techniques.two_batches:
-        raise _refuse(key, "both hide the same exchanges; choose one of dbo and sbo")
-    if _backend(q) != DEEPEP_LL:
-        raise _refuse(key, f"runs only beside DeepEP's low-latency kernels: add --ep-backend {DEEPEP_LL}")
-    if not q.engine.overlaps.combine_sms.get(q.cluster.chip.family):
-        raise _refuse(key, f"{q.engine.name} has no kernels for it on {q.cluster.chip.family} chips", OTHER_CHIPS)
-
-
-def _check_shared(q: Question, key: str) -> None:
-    if q.model.experts is None or not q.model.experts.shared_intermediate:
-        raise _refuse(key, f"{q.model.key} has no shared expert", OTHER_MODELS)
-    exchanged = _is_exchanged(q)
-    if exchanged and q.engine.overlaps.shared_beside:
-        return  # on by default too, but in none of the runs that its times come from
-    if exchanged and q.engine.overlaps.combine_sms:
-        raise _refuse(key, "beside an exchange it is part of single-batch overlap (sbo)")
-    _check_unasked(q, key)
-
-
-def _check_unasked(q: Question, key: str) -> None:
-    """What a version does by itself was on when its times were measured."""
-    if since := _unasked_since(q.engine, key):
-        raise _refuse(key, already_on(q.engine, since), ALREADY_ON)
-
-
-def _check_split(q: Question, key: str) -> None:
-    """A pass over a model that is wide enough, on chips that the engine has a threshold for."""
-    _check_ranks(q, key)
-    own, family = q.engine.overlaps, q.cluster.chip.family
-    if q.techniques.sequence_tokens > 0:
-        return
-    if family not in own.sequence_bytes:
-        raise _refuse(key, f"{q.engine.name} leaves it off on {family} chips unless given a token threshold: {key}=TOKENS", UNSAID)
-    if q.model.hidden < own.sequence_hidden:
-        width = f"below a hidden size of {own.sequence_hidden:,} ({q.model.key} has {q.model.hidden:,})"
-        raise _refuse(key, f"{q.engine.name} leaves it off {width} unless given a token threshold: {key}=TOKENS", UNSAID)
-
-
-def _check_ranks(q: Question, key: str) -> None:
-    if np.all(np.asarray(q.plan.tp) == 1):
-        raise _refuse(key, "needs tensor parallelism (tp > 1)")
-
-
-def _check_tiles(q: Question, key: str) -> None:
-    _check_ranks(q, key)
-    if q.cluster.chip.family != "blackwell":
-        raise _refuse(key, f"{q.engine.name} has such kernels only on Blackwell", OTHER_CHIPS)
-
-
-def _check_latents(q: Question, key: str) -> None:
-    if not any(a.latent and not a.indexer for a in q.model.attentions):
-        raise _refuse(key, f"{q.model.key} caches no latents that all of its tokens read", OTHER_MODELS)
-    if q.cluster.chip.family not in q.engine.kernels.widened_latents:
-        raise _refuse(key, f"{q.engine.name}'s default kernels do this already on {q.cluster.chip.family} chips", ALREADY_ON)
-
-
-Check = Callable[[Question, str], None]
-CHECKS: dict[str, tuple[Callable[[Question], bool], Check]] = {
-    "dbo": (lambda q: q.techniques.two_batches, _check_halves),
-    "sbo": (lambda q: q.techniques.single_batch, _check_single),
-    "async-tp": (lambda q: q.techniques.async_tp and q.plan.sequence_parallel, _check_split),
-    "gemm-allreduce": (lambda q: q.techniques.async_tp and not q.plan.sequence_parallel, _check_tiles),
-    "sp": (lambda q: bool(q.techniques.sequence_tokens) and not q.techniques.async_tp, _check_split),
-    "shared-stream": (lambda q: q.techniques.shared_stream, _check_shared),
-    "async-scheduling": (lambda q: q.techniques.async_scheduling, _check_unasked),
-    "flashmla": (lambda q: q.techniques.native_latents, _check_latents),
+ON: Mapping[str, Callable[[Question], bool]] = {
+    "dbo": lambda q: q.techniques.two_batches,
+    "sbo": lambda q: q.techniques.single_batch,
+    "async-tp": lambda q: q.techniques.async_tp and q.plan.sequence_parallel,
+    "gemm-allreduce": lambda q: q.techniques.async_tp and not q.plan.sequence_parallel,
+    "sp": lambda q: bool(q.techniques.sequence_tokens) and not q.techniques.async_tp,
+    "shared-stream": lambda q: q.techniques.shared_stream,
+    "async-scheduling": lambda q: q.techniques.async_scheduling,
+    "flashmla": lambda q: q.techniques.native_latents,
 }
-"""By key: whether it is on, and what it needs."""
+"""By key of a technique: whether it is on …"""
+EXCHANGED = ("experts", "over-replicas", "kernels")  # something must be sent to experts by kernels of their own
+SPLIT = ("ranks", "split-chip", "split-width")  # a model that is wide enough, on chips that the engine has a threshold for
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "dbo": (*EXCHANGED, "halves"),
+    "sbo": (*EXCHANGED, "both", "received", "combine"),
+    "async-tp": SPLIT,
+    "gemm-allreduce": ("ranks", "tiles"),
+    "sp": SPLIT,
+    "shared-stream": ("shared", "part-of-sbo", "already"),
+    "async-scheduling": ("already",),
+    "flashmla": ("latents", "native"),
+}
+"""… and the rules that it must keep to, in the order in which they are judged."""
+BROKEN: Mapping[str, Callable[[Question, str], bool]] = {
+    "experts": lambda q, _: q.model.experts is None,
+    "over-replicas": lambda q, _: not np.any(expert_ranks(q.plan, q.engine).over_replicas),
+    "kernels": lambda q, _: _backend(q).gathers,
+    "halves": lambda q, _: q.techniques.two_batches_from < 0,
+    "both": lambda q, _: q.techniques.two_batches,
+    "received": lambda q, _: not _backend(q).received,
+    "combine": lambda q, _: not q.engine.overlaps.combine_sms.get(q.cluster.chip.family),
+    "shared": lambda q, _: q.model.experts is None or not q.model.experts.shared_intermediate,
+    "part-of-sbo": lambda q, _: _is_exchanged(q) and not q.engine.overlaps.shared_beside and bool(q.engine.overlaps.combine_sms),
+    # On by default too beside an exchange, but in none of the runs that its times come from.
+    "already": lambda q, key: bool(_unasked_since(q.engine, key)) and not _is_shared_beside_exchange(q, key),
+    "ranks": lambda q, _: bool(np.all(np.asarray(q.plan.tp) == 1)),
+    "split-chip": lambda q, _: _lacks_threshold(q) and q.cluster.chip.family not in q.engine.overlaps.sequence_bytes,
+    "split-width": lambda q, _: _lacks_threshold(q) and q.model.hidden < q.engine.overlaps.sequence_hidden,
+    "tiles": lambda q, key: q.cluster.chip.family not in technique(key).families,
+    "latents": lambda q, _: not any(a.latent and not a.indexer for a in q.model.attentions),
+    "native": lambda q, _: q.cluster.chip.family not in q.engine.kernels.widened_latents,
+}
 
 
-FUSED = "fused-allreduce"
-ALGORITHMS = ("auto", "one-shot", "two-shot")
-FORMATS = ("fp8", "nvfp4", "bf16")  # what tokens may travel to their experts in
+def _is_shared_beside_exchange(q: Question, key: str) -> bool:
+    return key == "shared-stream" and _is_exchanged(q) and bool(q.engine.overlaps.shared_beside)
 
 
 def check_collectives(q: Question) -> None:
     """Refuse a fused all-reduce, or a library of kernels, that would change nothing here or is not to be had."""
     if q.techniques.fused_reduce:
-        _check_fused(q)
+        check("fused", FUSING, q, already=already_on(q.engine, on_since(q, FUSED)) if is_on_already(q, FUSED) else "")
     name = q.what_if.library
     if not name or not catalog.library(name).alone:
         return
@@ -186,7 +160,19 @@ def check_collectives(q: Question) -> None:
     if not catalog.fabric(name, q.cluster).kernels:
         raise no_kernels(name, q.cluster)
     if is_on_already(q, key := catalog.library(name).key):
-        raise Refusal(already_on(q.engine, on_since(q, key)), "library", kind=ALREADY_ON)
+        raise refusal("library.already", q, already=already_on(q.engine, on_since(q, key)))
+
+
+FUSING: Mapping[str, Broken] = {
+    "algorithm": lambda q: q.techniques.fused_reduce not in ALGORITHMS,
+    "trained": lambda q: q.trains,
+    "measured": lambda q: catalog.fabric(q.engine.library, q.cluster).fused is None,
+    "already": lambda q: is_on_already(q, FUSED),
+    "by-engine": lambda q: q.engine.key not in technique(FUSED).flags,
+    "ranks": lambda q: np.all(np.asarray(q.plan.tp) == 1),
+    "scattered": lambda q: q.plan.sequence_parallel,
+    "residual": lambda q: bool(q.model.hyper or q.model.lookback or not q.model.residual_stream),
+}
 
 
 def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
@@ -199,7 +185,7 @@ def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
 
 
 def on_since(q: Question, key: str) -> str:
-    """The oldest version from which on an engine is known to use a technique by itself here; "": all that are known do."""
+    """Return the oldest version since which an engine uses a technique by itself here; "": all catalogued versions do."""
     newest = catalog.engine(q.engine.key)
     since = newest.version
     for version in sorted((*newest.versions, newest.version), key=version_parts, reverse=True):
@@ -210,71 +196,37 @@ def on_since(q: Question, key: str) -> str:
 
 
 def already_on(engine: Engine, since: str) -> str:
-    """That an engine does this by itself, since a version or in all that are known."""
+    """Say that an engine does this by itself, since a version or in all that are catalogued."""
     does = f"{engine.name} has done this by default since {since}" if since else f"{engine.name} does this by default"
     return f"already on: {does}, and its measured times include it"
 
 
-def _check_fused(q: Question) -> None:
-    chip, engine, asked = q.cluster.chip, q.engine, q.techniques.fused_reduce
-    if asked not in ALGORITHMS:
-        raise Refusal(f"{FUSED}={asked}: one of {', '.join(ALGORITHMS)}", "technique", ALGORITHMS)
-    if q.trains:
-        raise Refusal(f"{FUSED}: belongs to serving, and training has none", "technique")
-    if catalog.fabric(engine.library, q.cluster).fused is None:
-        rule = f"no time of such a kernel was measured on {chip.key} over {q.cluster.intra.key}"
-        raise Refusal(f"{FUSED}: {rule}", "technique", kind=OTHER_CHIPS)
-    if is_on_already(q, FUSED):
-        raise Refusal(already_on(engine, on_since(q, FUSED)), "technique", kind=ALREADY_ON)
-    if engine.key not in technique(FUSED).flags:
-        raise Refusal(f"{FUSED}: {engine.name} has no such kernel", "technique", kind=OTHER_ENGINES)
-    if np.all(np.asarray(q.plan.tp) == 1):
-        raise Refusal(f"{FUSED}: with tp 1 there is nothing to reduce", "technique")
-    if q.plan.sequence_parallel:
-        raise Refusal(f"{FUSED}: sequence parallelism scatters and gathers; nothing is all-reduced", "technique")
-    if q.model.hyper or q.model.lookback or not q.model.residual_stream:
-        raise Refusal(
-            f"{FUSED}: {q.model.key} has no residual and norm right after its all-reduces", "technique", kind=OTHER_MODELS
-        )
-
-
 def no_kernels(name: str, place: Cluster) -> Refusal:
-    """That a library of kernels of one kind has none for a cluster's chips."""
+    """Return the refusal of a library of kernels of one kind that has none for a cluster's chips."""
     one = catalog.library(name)
     families = " and ".join(dict.fromkeys(family for row in one.path for family in row.families))
     rule = f"its kernels are for {families} chips only, not for {place.chip.key} over {place.intra.key}"
     return Refusal(f"{one.key}: {rule}", "library", kind=OTHER_CHIPS)
 
 
-def check_exchange(q: Question) -> None:
-    """MoRI is AMD's; one- and two-sided exchanges write to GPUs of one NVLink domain."""
-    backend, place = q.what_if.ep_backend, q.cluster
-    if backend.startswith("mori") != (place.chip.vendor == "amd") and backend.startswith(("mori", "flashinfer")):
-        rule = f"for {'AMD' if backend.startswith('mori') else 'NVIDIA'} GPUs only"
-        raise Refusal.of(rule, ep_backend=backend).as_kind(OTHER_CHIPS)
-    widest = int(np.max(q.plan.ep, initial=1))
-    if backend in ONE_DOMAIN and (place.intra.kind != "nvlink" or widest > place.domain):
-        rule = f"needs its {widest} ranks in one NVLink domain, but {place.key} has {place.domain} GPUs in each"
-        rule = rule if place.intra.kind == "nvlink" else f"needs NVLink, but {place.key} has {place.intra.key}"
-        raise Refusal.of(rule, ep_backend=backend).as_kind(OTHER_CHIPS)
-
-
 def check_spread(q: Question, name: str) -> None:
-    """Tokens are sent to experts only where these are spread."""
-    if q.model.experts is None or np.max(q.plan.ep, initial=1) == 1 or (q.trains and name == "eplb"):
-        rule = "needs experts spread over the ranks of a server (ep > 1)"
-        raise Refusal(f"technique '{name}': {rule}", "technique", kind="" if q.model.experts else OTHER_MODELS)
+    """Check that experts are spread: else no token is sent to any."""
+    if q.model.experts is None:
+        raise refusal("spread.dense", q, key=name)
+    if np.max(q.plan.ep, initial=1) == 1 or (q.trains and name == "eplb"):
+        raise refusal("spread.ranks", q, key=name)
+
+
+DISPATCH: Mapping[str, Broken] = {
+    "format": lambda q: q.techniques.dispatch_dtype not in FORMATS,
+    "dense": lambda q: q.model.experts is None,
+    "over-replicas": lambda q: q.trains or np.all(np.asarray(q.plan.ep) <= q.plan.tp),
+}
 
 
 def check_experts_techniques(q: Question) -> None:
-    """A layout by load, and a format for dispatch, belong to experts that are spread over ranks."""
-    on, kind = q.techniques, "" if q.model.experts else OTHER_MODELS
-    if on.balanced:
+    """Check that a layout by load, and a format for dispatch, have experts that are spread over ranks."""
+    if q.techniques.balanced:
         check_spread(q, "eplb")
-    if not on.dispatch_dtype:
-        return
-    if on.dispatch_dtype not in FORMATS:
-        raise Refusal(f"dispatch in '{on.dispatch_dtype}': one of {', '.join(FORMATS)}", "technique", FORMATS)
-    if q.model.experts is None or np.all(np.asarray(q.plan.ep) <= q.plan.tp) or q.trains:
-        rule = "needs replicas that share experts (dp > 1 and ep = tp x dp)"
-        raise Refusal(f"technique 'dispatch': {rule}", "technique", kind=kind)
+    if q.techniques.dispatch_dtype:
+        check("dispatch", DISPATCH, q)

@@ -18,7 +18,7 @@ FACTOR = "a factor of at least 1 is needed"
 
 
 def check_number(value: object, name: str) -> Number:
-    """A number, or an array of them widened so that products cannot overflow; anything else is refused by name."""
+    """Return a number, or an array of them widened so that products cannot overflow; refuse anything else by name."""
     if isinstance(value, (list, tuple)):
         value = np.asarray(value)
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number, np.ndarray)):
@@ -33,7 +33,7 @@ def check_number(value: object, name: str) -> Number:
 
 
 def positive(least: int = 1, /, **given: object) -> Number:
-    """A whole number of at least ``least``, or an array of them, given under its name."""
+    """Return a whole number of at least ``least``, or an array of them, passed under its name."""
     ((name, value),) = given.items()
     if type(value) is int and least <= value <= MAX_COUNT:
         return value
@@ -47,7 +47,7 @@ def positive(least: int = 1, /, **given: object) -> Number:
 
 
 def seconds(value: object, name: str) -> float:
-    """A time above 0, in seconds or as text: ``0.03`` or ``"30ms"``."""
+    """Return a time above 0, from seconds or text: ``0.03`` or ``"30ms"``."""
     limit = parse_seconds(value, name) if isinstance(value, str) else value
     if isinstance(limit, bool) or not isinstance(limit, (int, float, np.number)) or not limit > 0:
         raise Refusal(f"{name}={value}: a time above 0 is needed", name)
@@ -55,7 +55,7 @@ def seconds(value: object, name: str) -> float:
 
 
 def check_option(value: object, option: Option) -> object:
-    """A plain value, held to what the table says of its option; anything else is refused by name."""
+    """Return a plain value that keeps to what the table says of its option; refuse anything else by name."""
     name, least = option.name, option.least
     if option.rule:
         return RULES[option.rule](value, name)
@@ -75,7 +75,7 @@ def check_option(value: object, option: Option) -> object:
 
 
 def number(value: object, name: str, low: float, high: float, unit: str = "", endless: bool = False) -> float:
-    """A number between two bounds, above the lower one where that is 0; infinite where that means something."""
+    """Return a number between two bounds, above the lower one where that is 0; infinite where that means something."""
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or np.isnan(value):
         raise Refusal(f"{name}={value!r}: a number is needed", name)
     if endless and value == np.inf:
@@ -88,7 +88,7 @@ def number(value: object, name: str, low: float, high: float, unit: str = "", en
 
 
 def parse_time(value: object, name: str) -> object:
-    """Seconds as a number, or as text with a unit or without."""
+    """Return seconds from a number, or from text with a unit or without."""
     if not isinstance(value, str):
         return value
     try:
@@ -98,7 +98,7 @@ def parse_time(value: object, name: str) -> object:
 
 
 def part(value: object, name: str) -> float:
-    """A share of something, all and nothing of it among them."""
+    """Return a share, where all and nothing are valid."""
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or not 0 <= value <= 1:
         nearest = 1 if isinstance(value, (int, float)) and value > 1 else 0
         raise Refusal(f"{name}={value}: a share from 0 to 1 is needed; nearest valid: {nearest}", name, (nearest,))
@@ -106,28 +106,28 @@ def part(value: object, name: str) -> float:
 
 
 def share(value: float, name: str) -> float:
-    """A share of a chip's memory."""
+    """Return a share of a chip's memory."""
     if not 0 < value <= 1:
         raise Refusal(f"{name}={value}: a fraction above 0 and at most 1 is needed", name)
     return value
 
 
 def factor(value: object, name: str) -> Number:
-    """How many times as much as usual."""
+    """Return how many times as much as usual."""
     if (times := check_number(value, name)) < 1:
         raise Refusal(f"{name}={times}: {FACTOR}", name, (1,))
     return times
 
 
 def size(value: float, name: str) -> float:
-    """Bytes; 0 leaves them to the engine."""
+    """Return a size in bytes; 0 leaves it to the engine."""
     if value < 0:
         raise Refusal(f"{name}={value}: a size of at least 0 is needed", name, (0,))
     return value
 
 
 def varied(value: object, name: str) -> Number:
-    """A share of a mean, or an array of them."""
+    """Return a share of a mean, or an array of them."""
     shares = check_number(value, name)
     if np.any(np.asarray(shares) < 0) or np.any(np.asarray(shares) > 1):
         raise Refusal(f"{name}={shares}: a share of the mean length from 0 to 1 is needed", name)
@@ -135,7 +135,7 @@ def varied(value: object, name: str) -> Number:
 
 
 def dtype(name: str, argument: str = "dtype") -> str:
-    """A type of weights by its own name; "" is the checkpoint's."""
+    """Return a type of weights by its usual name; "" is the checkpoint's."""
     if name in ("", "auto"):
         return ""
     name = SPELLED.get(name, name)
@@ -157,7 +157,7 @@ def recurrent_dtype(value: str, name: str) -> str:
 
 
 def image_size(value: object, name: str) -> tuple[int, int]:
-    """Width and height in pixels: ``"1024x768"``, or both as numbers."""
+    """Return width and height in pixels, from ``"1024x768"`` or from both as numbers."""
     sides = value.lower().split("x") if isinstance(value, str) else value
     if isinstance(sides, (list, tuple)) and len(sides) == 2 and all(str(side).strip().isdecimal() for side in sides):
         return int(sides[0]), int(sides[1])

@@ -11,7 +11,7 @@ from commtax.cost.caches import hidden_s, kv_bytes_per_token, pieces_sent, poste
 from commtax.cost.closed_form import ClosedLoopLoad, fullest_batch, prompt_passes
 from commtax.cost.memory import on_chip
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
-from commtax.cost.traffic import BULK
+from commtax.cost.traffic import bulk_backend
 from commtax.ledger import Bill
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, replace
@@ -70,7 +70,7 @@ def where_prompts_run(asked: Question, **sizes: object) -> Question:
     asked = asked.plain() if isinstance(asked, Settled) else asked
     if place:
         asked = asked.but(cluster=place, engine=on_chip(asked.engine, place.chip), prefill_cluster=None)
-    return replan(asked, **sizes, ep_backend=BULK.get(backend, backend), max_num_seqs=0)  # that counts requests that decode
+    return replan(asked, **sizes, ep_backend=bulk_backend(backend), max_num_seqs=0)  # that counts requests that decode
 
 
 def check_pools(asked: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:

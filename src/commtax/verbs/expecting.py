@@ -7,6 +7,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.answer import Answer
+from commtax.catalog import hosts
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import GivenProfiles
 from commtax.catalog.techniques import changes_of
@@ -25,7 +26,6 @@ from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal, Source
 from commtax.verbs.keywords import ExpectOptions
 
-NCCL, RCCL = "nccl", "rccl"  # whose collectives are measured by nccl-tests, and so what a measurement is judged by
 SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast", FUSED_OP)
 SUMMED = {FUSED_OP: "all-reduce"}  # what is sent where a collective has more to do
@@ -155,7 +155,7 @@ def collective_named(op: str) -> str:
 def usual_library(place: Cluster, profile: GivenProfiles | None = None) -> str:
     """The library that a test of collectives on these chips measures: a profile's first, else the vendor's."""
     own = overlay.load_profile(profile)
-    return next(iter(own.libraries), "") if own and own.libraries else RCCL if place.chip.vendor.lower() == "amd" else NCCL
+    return next(iter(own.libraries), "") if own and own.libraries else hosts.usual_library(place.chip)
 
 
 def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, whole: Fabric, eager: bool) -> Expectation:

@@ -177,7 +177,7 @@ def settle(put: Question) -> Settled:
     if q.limits.recurrent_dtype:
         model = with_states(model, q.limits.recurrent_dtype)
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
-    questions.check_kinds(q.plan, engine, cluster.chip)
+    questions.check_kinds(q)
     q, plan = _with_techniques(q), q.plan
     if any(np.ndim(getattr(plan, name)) for name in spec.COUNTED):
         questions.check_run(q)

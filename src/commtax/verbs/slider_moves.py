@@ -91,9 +91,10 @@ def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
         settled = {**sizes, **way}
         plan = with_fields(q.plan, {**settled, "sequence_parallel": bool(settled["sequence_parallel"])})
         try:
-            check_kinds(plan, q.engine, q.cluster.chip)
+            tried = replace(q, plan=plan)
+            check_kinds(tried)
             if q.trains:
-                check_lengths(replace(q, plan=plan))
+                check_lengths(tried)
         except Refusal:
             continue
         return settled

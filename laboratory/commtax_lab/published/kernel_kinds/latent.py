@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost.attention_kinds import head_product, latent_decode, latent_prefill
+from commtax.cost.attention import head_product, latent_decode, latent_prefill
 from commtax.cost.kernel import Kernel
 from commtax.spec import DTYPE_BYTES
 from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words

@@ -12,7 +12,7 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import Array
 from commtax.catalog.models import bundled_model, origin
-from commtax.cost.attention_kinds import latent_decode, latent_prefill, latent_projections, latent_selector
+from commtax.cost.attention import latent_decode, latent_prefill, latent_projections, latent_selector
 from commtax.cost.compute import layer_kernels
 from commtax.cost.kernel import Kernel, KernelStep
 from commtax.cost.layer_forms import MaskedPairs, ModuleSizes
