@@ -116,7 +116,7 @@ def _table(order: OperationOrder) -> _OperationTable:
 
 
 def _inputs(order: OperationOrder, t: _OperationTable, position: Column, transfer: float) -> tuple[Column, Column]:
-    """The operation on another (or the same) rank that each one waits for, and how long its output travels."""
+    """Return the operation that each one waits for, on another rank or the same, and how long its output travels."""
     near = np.full((2, order.p, order.v), -1)
     for path in order.paths:
         for (rank, chunk), (after, next_chunk) in pairwise(path):
@@ -231,14 +231,14 @@ class PipelineRun(Answer):
 
 
 def step_pipeline(q: Question, b: Bill) -> PipelineRun:
-    """The pipeline of a training step and its bill, in seconds."""
+    """Return the pipeline of a training step and its bill, in seconds."""
     plan, kind = q.plan, SCHEDULES[q.plan.schedule]
     v = int(plan.chunks)
     return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, _durations(q, b, kind.passes(v)))
 
 
 def _durations(q: Question, b: Bill, chunks: int) -> Durations:
-    """Forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
+    """Return the times of forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
     m = float(q.plan.microbatches) * chunks
 
     def total(*stages: str) -> float:
@@ -249,7 +249,7 @@ def _durations(q: Question, b: Bill, chunks: int) -> Durations:
 
 
 def _depths(q: Question, chunks: int) -> tuple[float, ...]:
-    """Layers of each virtual stage over the mean of the fullest rank's, where interleaved stages are unequal."""
+    """Return the layers of each virtual stage over the mean of the fullest rank's, where interleaved stages are unequal."""
     plan, layers = q.plan, q.model.num_layers
     pp = int(plan.pp)
     if plan.schedule != "interleaved" or layers % (pp * chunks) == 0:

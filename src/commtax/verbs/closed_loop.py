@@ -178,7 +178,7 @@ class ClosedLoop(Answer):
         return "calibrated" if known and self.measured_here else "transferred"
 
     def sigma_of(self, name: str) -> Number:
-        """Standard deviation of the logarithm of ``tpot_s``, ``ttft_s``, or ``tokens_per_s`` (from both, by their time).
+        """Return the standard deviation of the logarithm of ``tpot_s``, ``ttft_s``, or ``tokens_per_s`` (from both, by their time).
 
         Pooled engines err as published runs of whole engines, chips and families did that were left out of the fit. Nowhere is a
         time surer than the step that it is made of; elsewhere than where the engine ran, steps err on their own.
@@ -195,14 +195,15 @@ class ClosedLoop(Answer):
         return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
 
     def _own_sigma(self, metric: str) -> tuple[float, bool]:
-        """Of whole runs, the least sure of its chips', and whether groups that were left out tell it."""
+        """Return the deviation of whole runs, the widest of its chips', and whether groups left out of the fit determine it."""
         host, mixture = self.question.engine.host, self.question.model.experts is not None
         if host.pooled and not host.host_label:
             return max(transferred_sigma(setting, metric, mixture) for setting in self.settings), True
         return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
 
     def range_of(self, name: str) -> tuple[Number, Number]:
-        """The 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``; no token is decoded faster than its bytes are read."""
+        """Return the 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``; no token is decoded faster than its bytes are
+        read."""
         factor, value = np.exp(Z80 * self.sigma_of(name)), getattr(self, name)
         if name != "tpot_s":
             return value / factor, value * factor
@@ -211,7 +212,7 @@ class ClosedLoop(Answer):
 
 
 def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[SimulateOptions]) -> ClosedLoop:
-    """Mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
+    """Price the mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
 
     >>> import commtax
     >>> loop = commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, input_len=1024, output_len=256)
@@ -228,7 +229,7 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
 
 @cache_answers
 def price_closed_loop(asked: Settled) -> ClosedLoop:
-    """The closed loop of a question."""
+    """Price the closed loop of a question."""
     checking.check_pictures(asked, asked.requests.input_len)
     need_accepted(asked)
     load, known = _load(asked), asked.requests.kv_tokens
@@ -244,7 +245,7 @@ def price_closed_loop(asked: Settled) -> ClosedLoop:
 
 
 def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
-    """With the rows of a decode step."""
+    """Return the closed loop with the rows of a decode step, and with the lessons of its profile."""
     work = replace(decode_workload(np.ceil(fullest_batch(seqs, asked.plan.pp)), load), rows_per_seq=load.rows)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
     answer = ClosedLoop(asked, seqs, rows, *parts)
@@ -252,7 +253,7 @@ def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> 
 
 
 def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
-    """With what the constants do not explain of a deployment's measured latencies, and how sure they are now."""
+    """Add what the constants do not explain of a deployment's measured latencies, and how sure they are now."""
     from commtax.catalog.posterior import LoadPoint  # not for those who have no profile
     from commtax.verbs.profiles import learnt_rest
 
@@ -266,7 +267,7 @@ def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
 
 
 def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
-    """Prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
+    """Price prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
     wanted, plan = asked.requests, asked.plan
     if wanted.kv_tokens is None:
         apart = replace(apart, kv_tokens=cache_tokens(prompter(asked)))
@@ -282,7 +283,7 @@ def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: 
 
 
 def _split(asked: Settled, enough: Number) -> Disaggregation | None:
-    """Both kinds of workers; ``enough`` decode where nobody says how many."""
+    """Return both kinds of workers; ``enough`` decode where their number is not set."""
     wanted = asked.requests
     check_apart(asked)
     if not wanted.disaggregated:
@@ -297,7 +298,7 @@ def _split(asked: Settled, enough: Number) -> Disaggregation | None:
 def _shared_workers(
     asked: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
 ) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
-    """One pool of workers computes prompts and decodes, in shared steps or in turn."""
+    """Price one pool of workers that computes prompts and decodes, in shared steps or in turn."""
     engine, pp, budget, first = asked.engine, asked.plan.pp, step_limits(asked)[0], asked.engine.serves.prefill_first
     ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
     load = loop.with_patience(load, ranks, seqs, engine)
@@ -325,14 +326,15 @@ def _shared_workers(
 
 
 def spread_share(asked: Question, decode: Bill, prompt: Bill) -> Number:
-    """Of the seconds that prompts add to a step, the share that all ranks of attention data parallelism work off together."""
+    """Return the share of the seconds that prompts add to a step which all ranks of attention data parallelism work off
+    together."""
     without = 0.0 if asked.engine.serves.prefill_first else 1.0
     added = np.maximum(1e-12, prompt.step_s - without * decode.step_s)
     return np.clip((spread_s(prompt) - without * spread_s(decode)) / added, 0.0, 1.0)
 
 
 def _load(asked: Question) -> ClosedLoopLoad:
-    """What one replica is asked."""
+    """Return the load of one replica."""
     wanted, prompts = asked.requests, asked.requests.num_prompts
     if not np.all(np.isinf(prompts)):
         prompts = positive(num_prompts=prompts)
@@ -347,7 +349,7 @@ def _load(asked: Question) -> ClosedLoopLoad:
 
 
 def _notes(s: ClosedLoop) -> Iterator[Note]:
-    """What a reader of one scalar answer should know."""
+    """Yield notes on one scalar answer."""
     q, wanted, plan, apart = s.question, s.requests, s.question.plan, s.apart
     # Idle GPUs are counted over both kinds of workers, where there are two.
     yield from (note for note in q.notes if not apart or note.code != "idle-gpus")
@@ -389,7 +391,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
 
 
 def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
-    """What happens in time that means leave out; and who waits for prompts."""
+    """Yield notes on what happens in time and means leave out, and on requests that wait for prompts."""
     q, serves, decoding = s.question, s.question.engine.serves, float(s.steps.decoding)
     net, passed = (s.apart.net, s.apart.passed) if s.apart else (None, None)
     if queued := 0 < decoding < 0.8 * s.running:
@@ -454,7 +456,7 @@ def _added(seconds: Number, s: ClosedLoop) -> dict[str, Number]:
 
 
 def imagined(answer: ClosedLoop) -> list[RunLesson]:
-    """The latencies of an answer as lessons that nobody has measured: those of its loads one after the other, TPOT then TTFT."""
+    """Return the latencies of an answer as lessons not yet measured: its loads one after the other, TPOT then TTFT."""
     from commtax.catalog.posterior import deployment_of  # not for those who have no profile
 
     q, wanted, slopes = answer.question, answer.requests, answer.slopes

@@ -60,7 +60,7 @@ class ServedPlan:
 
 
 def serve_plan(q: Question, name: str, link: str, clients: int) -> ServedPlan:
-    """The closed loop of all servers, as ``simulate`` has it."""
+    """Price the closed loop of all servers, as ``simulate`` does."""
     where = name, link, clients, int(q.plan.all_gpus), q
     try:
         loop = price_closed_loop(settle(q.but(concurrency=clients)))
@@ -107,7 +107,7 @@ class Comparison(Answer):
         return {*self.axes, *(STEP_AXES if "local_tokens" in self.axes else ())}
 
     def breakeven_overlap(self, row: ComparedBill) -> float | None:
-        """How much of a cell's communication must be hidden for it to match its fastest link; None where links are not compared."""
+        """Return how much of a cell's communication must be hidden to match its fastest link; None where links are not compared."""
         if "link" not in self.axes or row.bill is None:
             return None
         index = self.axes.index("link")
@@ -122,7 +122,7 @@ class Comparison(Answer):
 
 
 def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[int | str]]:
-    """``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
+    """Parse an axis: ``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
 
     >>> parse_over("batch=1:8"), parse_over("technique=none,mtp=3:0.8,dbo+dcp=2")
     (('batch', [1, 2, 4, 8]), ('technique', ['none', 'mtp=3:0.8', 'dbo+dcp=2']))
@@ -150,7 +150,7 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
 
 
 def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CompareOptions]) -> Comparison:
-    """The same step over a range of batches, lengths, degrees or links; a combination that is not legal keeps its rule.
+    """Price the same step over a range of batches, lengths, degrees or links; a combination that is not legal keeps its rule.
 
     >>> import commtax
     >>> swept = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["tp=1,2,8"])
@@ -167,7 +167,7 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **optio
 
 
 def compare_question(put: Question, over: list[str], **fixed: int | None) -> Comparison:
-    """A question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
+    """Price a question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
     axes = [parse_over(text, TRAIN_AXES if put.trains else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
         raise Refusal.about(over="one or two different axes are needed")
@@ -180,7 +180,7 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
 
 
 def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
-    """One combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
+    """Price one combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
     cell, numbers = tuple(at.values()), {**fixed, **{name: value for name, value in at.items() if isinstance(value, int)}}
     total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
@@ -257,13 +257,14 @@ class BreakEven:
     steps: np.ndarray = field(repr=False, compare=False)  # at each, those of ``first`` over those of ``then``
 
     def sure(self, within: float) -> tuple[float | None, float | None]:
-        """Below which point ``first`` is always faster by more than a share, and from which on ``then`` is; None: nowhere."""
+        """Return the points below which ``first`` and from which on ``then`` is always faster by more than a share; None:
+        nowhere."""
         ahead, behind = (1 / self.steps > 1 + within), (self.steps > 1 + within)
         first, then = int(np.argmin([*ahead, False])), int(np.argmin([*behind[::-1], False]))
         return float(self.points[first]) if first else None, float(self.points[-then]) if then else None
 
     def leads(self, within: float) -> tuple[float, float]:
-        """By how much, at most, each plan is faster where neither is sure to be."""
+        """Return by how much, at most, each plan is faster where neither is sure to be."""
         below, above = self.sure(within)
         between = self.steps[(self.points >= (below or 0.0)) & (self.points < (above or np.inf))]
         return float(np.max(1 / between, initial=1.0)) - 1, float(np.max(between, initial=1.0)) - 1
@@ -292,7 +293,7 @@ class PlanTable(Answer):
         return self.question.phase
 
     def beside(self, row: PlanRow | ServedPlan) -> list[PlanRow | ServedPlan]:
-        """The rows that a row competes with: the same load, and the same link where links were asked for."""
+        """Return the rows that a row competes with: the same load, and the same link where links were requested."""
         rows: Sequence[PlanRow | ServedPlan] = self.served if isinstance(row, ServedPlan) else self.rows
         return [r for r in rows if r.load == row.load and (r.link == row.link or not self.links)]
 
@@ -304,7 +305,7 @@ class PlanTable(Answer):
 
 
 def parse_plan(text: str) -> dict[str, int]:
-    """Sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers, and so is ``2x`` before them.
+    """Parse sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers, and so is ``2x`` before them.
 
     >>> {axis: n for axis, n in parse_plan("tp8pp2").items() if n > 1}
     {'tp': 8, 'pp': 2}
@@ -350,7 +351,7 @@ def compare_plans(
     output_len: int = OUTPUT_LEN,
     **options: Unpack[ComparePlansOptions],
 ) -> PlanTable:
-    """Plans side by side, and the sequences in a step, the length and the bandwidth at which two of them swap.
+    """Compare plans side by side, and find the sequences per step, length and bandwidth at which two of them swap.
 
     >>> import commtax
     >>> table = commtax.compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp8", "tp4r2"])
@@ -377,7 +378,7 @@ def compared_plans(
     where: Where | None = None,
     concurrency: Sequence[int] = (),
 ) -> PlanTable:
-    """The plans of a question side by side."""
+    """Compare the plans of a question side by side."""
     if concurrency and check_lengths(put).phase != "decode":
         raise Refusal.about(concurrency="whole requests have prompts and decoding; leave phase out")
     if any(clients < 1 for clients in concurrency):
@@ -416,7 +417,7 @@ class PlanOnLink:
         return self.link or ", ".join(x.key for x in (place.intra, place.bridge, inter) if x)
 
     def step(self, batch: Number, **changes: object) -> Settled:
-        """The question of a replica that has its share of ``batch`` sequences."""
+        """Return the question of a replica that has its share of ``batch`` sequences."""
         plan = self.question.plan
         share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
         return settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
@@ -439,7 +440,7 @@ class PlanOnLink:
 
 
 def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
-    """Where two plans that fit swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
+    """Find where two plans that fit swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
     longest = min((p.question.model.max_len for p in plans), default=1)
     lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
     axes = (
@@ -469,7 +470,7 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
 
 
 def _flip(grid: np.ndarray, difference: np.ndarray) -> tuple[float, float, bool] | None:
-    """(the first point of another sign, the point from which it stays, whether the first plan leads at the start)."""
+    """Return the first point of another sign, the point from which it stays, and whether the first plan leads at the start."""
     sign = np.sign(np.where(np.abs(difference) < 1e-12, 0.0, difference))
     if not sign.size or sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:
         return None

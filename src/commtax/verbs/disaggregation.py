@@ -50,12 +50,12 @@ class Disaggregation:
         return np.inf if self.workers is None else self.workers
 
     def gpus(self, decoder: Plan) -> Number | None:
-        """Of all workers; None where there are "enough" for prompts."""
+        """Count the GPUs of all workers; None where there are "enough" for prompts."""
         return None if self.workers is None else decoder.num_gpus * self.copies + self.plan.num_gpus * self.workers
 
 
 def prompter(asked: Question) -> Question:
-    """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them.
+    """Return the question of a prompt worker: its tp and ranks of attention, experts spread where they were or ranks share them.
 
     Its ranks split no caches: that is for those who decode.
     """
@@ -67,7 +67,7 @@ def prompter(asked: Question) -> Question:
 
 
 def where_prompts_run(asked: Question, **sizes: object) -> Question:
-    """The question of prompt workers of some sizes: on their own cluster where they have one, as the engine runs on its chip."""
+    """Return the question of prompt workers of some sizes: on their cluster where they have one, as the engine runs on its chip."""
     backend, place = asked.what_if.ep_backend, asked.requests.prefill_cluster
     asked = asked.plain() if isinstance(asked, Settled) else asked
     if place:
@@ -76,7 +76,7 @@ def where_prompts_run(asked: Question, **sizes: object) -> Question:
 
 
 def check_pools(asked: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:
-    """Workers of both kinds that were asked for, and at least one of each, must be there: together, or each on its own cluster."""
+    """Refuse workers of both kinds, at least one of each, that have no room together, or each on its own cluster."""
     names, own = ("prefill_workers", "decode_workers"), asked.cluster
     several, each = [count or 1 for count in counts], (int(ahead.num_gpus), int(asked.plan.num_gpus))
     if len(asked.places) > 1:
@@ -93,7 +93,7 @@ def check_pools(asked: Question, ahead: Plan, counts: tuple[int | None, int | No
 
 
 def check_apart(asked: Question) -> None:
-    """What belongs to disaggregated serving alone is refused elsewhere; that counts its servers in its own way."""
+    """Refuse options of disaggregated serving elsewhere, and there replicas, which it counts as decode workers."""
     wanted, copies = asked.requests, asked.plan.replicas
     if not wanted.disaggregated:
         for name in WORKERS:
@@ -106,7 +106,7 @@ def check_apart(asked: Question) -> None:
 
 
 def pool_notes(asked: Question) -> list[Note]:
-    """That nobody has held such pools against a run."""
+    """Return the note that predictions of such pools were never compared with a run."""
     alone = asked.requests.disaggregated and len(asked.places) == 1 and asked.cluster.num_hosts == 1
     return [Note("pools", f"{UNCHECKED} before you rely on these")] if alone else []
 
@@ -114,7 +114,7 @@ def pool_notes(asked: Question) -> list[Note]:
 def network_of(
     asked: Question, load: ClosedLoopLoad, clients: Number, apart: Disaggregation, prompting: PromptStation, decoding: DecodeStation
 ) -> QueueNetwork:  # fmt: skip
-    """Both kinds of workers, of which one is priced, with the wire between them."""
+    """Return the queues of both kinds of workers, of which one each is priced, with the wire between them."""
     pp = asked.plan.pp
     return QueueNetwork(
         clients=clients,
@@ -131,7 +131,8 @@ def network_of(
 
 
 def prompting_of(asked: Question, load: ClosedLoopLoad, workers: Number, kv_tokens: Number = np.inf) -> tuple[PromptStation, Bill]:
-    """Workers of one plan that compute prompts, and the step of one; as many share a step as its tokens and the cache let in."""
+    """Return workers of one plan that compute prompts, and the step of one; as many share a step as its tokens and the cache
+    admit."""
     plan, serves = asked.plan, asked.engine.serves
     (budget, seqs), chunk = step_limits(asked), chunk_tokens(asked, load.computed)
     fitting = budget / load.computed if serves.chunked else budget // load.computed
@@ -151,18 +152,18 @@ def prompting_of(asked: Question, load: ClosedLoopLoad, workers: Number, kv_toke
 
 
 def lone_ranks(model: Model, plan: Plan) -> Number:
-    """Ranks of attention data parallelism that share no experts: each is a worker of its own."""
+    """Count the ranks of attention data parallelism that share no experts: each is a worker of its own."""
     return 1 if model.experts is not None else plan.dp
 
 
 def decoding_of(asked: Question, load: ClosedLoopLoad, room: Number, copies: Number) -> DecodeStation:
-    """Workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
+    """Return workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
     return DecodeStation.of(copies, asked.plan.dp, room, _decode_steps(asked.normal(), load.input_len, load.output_len, room))
 
 
 @cache_answers
 def _decode_steps(asked: Question, input_len: Number, output_len: Number, room: Number) -> Array:
-    """Seconds of each batch; splits of a cluster differ in how many workers they have, whose steps are the same."""
+    """Price the step of each batch; splits of a cluster differ in how many workers they have, whose steps are the same."""
     counts = (*(getattr(asked.plan, axis) for axis in SIZES), input_len, output_len, room)
     sizes = np.broadcast_shapes(*map(np.shape, counts))
     batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
@@ -172,13 +173,13 @@ def _decode_steps(asked: Question, input_len: Number, output_len: Number, room: 
 
 
 def cache_bytes(asked: Question, tokens: Number) -> Number:
-    """Of a request with so many tokens, on all ranks of a worker that decodes it."""
+    """Return the bytes of the cache of so many tokens, on all ranks of a worker that decodes it."""
     model, plan = asked.model, asked.plan
     return (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) * plan.tp
 
 
 def wire_of(asked: Question, apart: Disaggregation, tokens: Number, prompt_s: Number = 0.0) -> CacheWire:
-    """How long a prompt's cache moves to the ranks that decode, each pair of ranks over its own share of the link.
+    """Return how long a prompt's cache moves to the ranks that decode, each pair of ranks over its share of the link.
 
     The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
     links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
@@ -218,7 +219,7 @@ def wire_of(asked: Question, apart: Disaggregation, tokens: Number, prompt_s: Nu
 
 
 def stages_of(asked: Question, tokens: Number) -> Number:
-    """In how many parts a prompt's cache leaves as they are computed; 1: when all of it is."""
+    """Return in how many parts a prompt's cache leaves as they are computed; 1: when all of it is."""
     kind = carrier_of(asked).stages.get(program_of(asked.engine).key, "")
     if kind == "layers":
         return asked.model.num_layers
@@ -226,12 +227,12 @@ def stages_of(asked: Question, tokens: Number) -> Number:
 
 
 def refuse_place(ahead: Cluster | None, rule: str) -> Refusal:
-    """A cluster for prompts that a rule forbids."""
+    """Return the refusal of a cluster for prompts that a rule forbids."""
     return Refusal(f"prefill_cluster={ahead.key if ahead else ''}: {rule}", "prefill_cluster")
 
 
 def check_one_place(put: Question) -> Question:
-    """Fleets are sought where prompts run beside decoding."""
+    """Refuse a cluster for prompts: fleets are searched where prompts run beside decoding."""
     if ahead := put.requests.prefill_cluster:
         rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
         raise refuse_place(ahead, rule)
@@ -239,7 +240,7 @@ def check_one_place(put: Question) -> Question:
 
 
 def describe_pools(places: Sequence[Cluster], prompts: Pool, decode: Pool, over: str = "") -> str:
-    """Both kinds of workers in words, and where they are where those are two places; how both reach experts is said once."""
+    """Describe both kinds of workers, and where they are where those are two places; how both reach experts is described once."""
     (_, ahead), (_, own) = pools = prompts, decode
     alike = ahead.ep > 1 and own.ep > 1 and ahead.redundant == own.redundant
     shared = describe_experts([ahead, own], over) if alike else ""

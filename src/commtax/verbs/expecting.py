@@ -81,14 +81,15 @@ class Expectation(Answer):
         return self.source.kind == "assumed"
 
     def verdict(self, measured_s: float) -> str:
-        """``fail``: slower than the range allows. ``pass``: not slower, and the range was measured; else ``undecided``.
+        """Judge a measured time. ``fail``: slower than the range allows. ``pass``: not slower, and the range was measured; else
+        ``undecided``.
 
         What no link could carry is undecided too: it is a time of something else.
         """
         return judge_test([judge_time(measured_s, float(self.high_s), float(self.floor_s), self.is_assumed)])
 
     def seconds_of_busbw(self, busbw_Bps: float) -> float:
-        """The time that a measured bus bandwidth means for this size."""
+        """Return the time that a measured bus bandwidth means for this size."""
         return float(self.nbytes * ring_factor(SUMMED.get(self.op, self.op), self.ranks) / busbw_Bps)
 
 
@@ -104,7 +105,7 @@ def expect(
     technique: str = "",
     **others: Unpack[ExpectOptions],
 ) -> Expectation:
-    """What one collective should take over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL or RCCL.
+    """Price one collective over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL or RCCL.
 
     >>> import commtax
     >>> one = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)
@@ -144,7 +145,7 @@ def expect(
 
 
 def collective_named(op: str) -> str:
-    """A collective's own name, however it is spelled.
+    """Return a collective's usual name, however it is spelled.
 
     >>> collective_named("all_reduce"), collective_named("sendrecv")
     ('all-reduce', 'send-recv')
@@ -153,13 +154,13 @@ def collective_named(op: str) -> str:
 
 
 def usual_library(place: Cluster, profile: GivenProfiles | None = None) -> str:
-    """The library that a test of collectives on these chips measures: a profile's first, else the vendor's."""
+    """Return the library that a test of collectives on these chips measures: a profile's first, else the vendor's."""
     own = overlay.load_profile(profile)
     return next(iter(own.libraries), "") if own and own.libraries else RCCL if place.chip.vendor.lower() == "amd" else NCCL
 
 
 def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, whole: Fabric, eager: bool) -> Expectation:
-    """The price of what is ``sent`` for a collective on a library's paths, and of the norm behind it where that is not in it."""
+    """Price what is ``sent`` for a collective on a library's paths, and the norm behind it where that is not in it."""
     inside = 1 if op == "send-recv" and place.num_gpus > place.domain else min(size, place.domain)
     where = Span(size, inside, int(np.ceil(size / inside)))
     # The first two GPUs of a host are a pair.
@@ -193,7 +194,7 @@ def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, 
 
 
 def _as_asked(op: str, library: str, technique: str) -> tuple[str, str, str]:
-    """The collective, whose kernels carry it, and the algorithm of a fused one; "": nothing is fused."""
+    """Return the collective, the library whose kernels carry it, and the algorithm of a fused one ("": nothing is fused)."""
     on = changes_of(technique) if technique else {}
     if on.keys() - {"fused_reduce", "library"}:
         raise Refusal(f"technique '{technique[:40]}': changes more than one collective, and expect prices one", "technique")
@@ -206,7 +207,7 @@ def _as_asked(op: str, library: str, technique: str) -> tuple[str, str, str]:
 
 
 def _fused(place: Cluster, library: str, algorithm: str) -> Fabric:
-    """The kernel that all-reduces and norms: the one that is named, in its version, else the one for these chips."""
+    """Return the kernel that all-reduces and norms: the one that is named, in its version, else the one for these chips."""
     name = library if library.partition("@")[0] in catalog.keys("fusions") else ""
     found = fused_fabric(catalog.fusion(place, name), algorithm)
     if found is None:
@@ -216,14 +217,15 @@ def _fused(place: Cluster, library: str, algorithm: str) -> Fabric:
 
 
 def billed_library(profile: Profile | None = None) -> str:
-    """The library that a bill's collectives are priced with where nobody names one, nor an engine."""
+    """Return the library that a bill's collectives are priced with where neither the user nor an engine names one."""
     if profile and profile.libraries:
         return next(iter(profile.libraries))
     return catalog.engine(PHASES["decode"].engine).library
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:
-    """The least bytes over the link: a switch that reduces takes each once and a share twice, between hosts all NICs carry."""
+    """Return the least seconds over the link: a switch that reduces takes each byte once and a share twice, between hosts all NICs
+    carry."""
     if not where.crosses:
         least = ring_factor(op, where.ranks)
         least = min(least, 1 + 1 / where.ranks) if place.intra.switched else least

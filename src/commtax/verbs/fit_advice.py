@@ -119,7 +119,7 @@ def limit_costs(roomier: Fit, judged: Fit) -> str:
 
 
 def _advice(failed: Fit) -> list[str]:
-    """The nearest changes that would make it fit, each tried; written as options to add to the command."""
+    """Return the nearest changes that would make it fit, each tried, written as options to add to the command."""
     asked, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
@@ -141,7 +141,8 @@ def _advice(failed: Fit) -> list[str]:
 
 
 def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
-    """The nearest plans that have room enough: the same with split caches, and one of as many GPUs or more, on as few as can be."""
+    """Return the nearest plans with room enough: the same with split caches, and one of as many GPUs or more, as few as
+    possible."""
     asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
     own, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
@@ -161,7 +162,8 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
 
 
 def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[str]:
-    """The fewest ranks of tp that have room enough where they split the cache of each sequence, which changes nothing else."""
+    """Return the fewest ranks of tp that have room enough where they split the cache of each sequence, which changes nothing
+    else."""
     for text in () if asked.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
         with suppress(Refusal):
             if enough(judge(asked.but(**changes_of(text)))):
@@ -170,7 +172,7 @@ def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[str]:
 
 
 def without_adapters(judged: Fit) -> Fit | None:
-    """The same without its LoRA adapters; None where it has none."""
+    """Judge the same plan without its LoRA adapters; None where it has none."""
     asked = judged.question
     return judge(asked.vary(lora_rank=0, max_loras=1)) if asked.plan.lora_rank else None
 
@@ -180,13 +182,13 @@ ROUND = 256  # lengths that nobody said are whole multiples of this many tokens
 
 
 def starts(workers: Question) -> Condition:
-    """Whether workers start with the limits that were asked for; true where none were. Arrays as the plan."""
+    """Return whether workers start with the requested limits; true where none were. Arrays as the plan."""
     length, seqs = workers.limits.max_model_len, workers.limits.max_num_seqs
     return starting.starts(full_length_requests(workers) if length else 1, seqs, most_seqs_to_start(workers) if seqs else np.inf)
 
 
 def pools_of(q: Question) -> Mapping[str, Question]:
-    """Each kind of workers, by what they do."""
+    """Return the question of each kind of workers, by what they do."""
     asked = q if isinstance(q, Settled) else settle(q)
     return {" for prompts": prompter(asked), " for decoding": asked.plain()} if q.requests.disaggregated else {"": asked.plain()}
 
@@ -210,13 +212,13 @@ def check_lengths(q: Question) -> Question:
 
 
 def _is_judged(q: Question) -> bool:
-    """Whether memory says what a server has room for: of one plan, and unless somebody says it."""
+    """Return whether memory decides a server's room: of one plan, and unless ``kv_tokens`` sets it."""
     return q.requests.kv_tokens is None and not any(np.ndim(getattr(q.plan, axis)) for axis in SIZES)
 
 
 def why_it_does_not_start(q: Question) -> Note:
-    """Which workers lack room with the limits that were asked for, how much, and what would help, under the limit's name; empty
-    where all have it."""
+    """Return which workers lack room with the requested limits, how much, and what would help, under the limit's name; empty where
+    all have room."""
     if not (q.limits.max_model_len or q.limits.max_num_seqs) or not _is_judged(q):
         return Note("", "")
     for kind, workers in pools_of(q).items():
@@ -231,7 +233,7 @@ def why_it_does_not_start(q: Question) -> Note:
 
 
 def lack_words(judged: Fit, kind: str = "") -> str:
-    """What workers of a kind lack to start."""
+    """Describe what workers of a kind lack to start."""
     limits, name = judged.question.limits, judged.question.engine.name
     if judged.holds_one:
         wanted = f"{name} wants one for the state of each of {limits.max_num_seqs:,} sequences (--max-num-seqs)"
@@ -241,8 +243,9 @@ def lack_words(judged: Fit, kind: str = "") -> str:
 
 
 def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
-    """That servers do not start with the model's own length or the engine's own number of sequences, which they take where nobody
-    says others, and up to which figures hold; nothing where they do, or where not even requests of so many ``tokens`` have room."""
+    """Return notes that servers do not start with the model's own length or the engine's own number of sequences, which are their
+    defaults, and up to which limits the figures hold; none where they start, or where not even requests of so many ``tokens``
+    fit."""
     if q.trains or not _is_judged(q):
         return []
     told = {} if q.limits.max_num_seqs else {kind: told_max_num_seqs(workers) for kind, workers in pools_of(q).items()}
@@ -267,7 +270,7 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
 
 
 def told_max_num_seqs(workers: Question, wanted: int = 0) -> int:
-    """The ``max_num_seqs`` that servers should be told: as wanted, as far as they start with it; 0, the engine's own, where nothing
+    """Return the ``max_num_seqs`` to start servers with: as wanted, as far as they start with it; 0, the engine's own, where none
     is wanted and they start with that."""
     if not needs_blocks_for_states(workers):
         return wanted
@@ -275,7 +278,7 @@ def told_max_num_seqs(workers: Question, wanted: int = 0) -> int:
 
 
 def startable(workers: Asked) -> Asked:
-    """The same with as many sequences as its servers start with."""
+    """Return the same workers with as many sequences as they start with."""
     limits = workers.limits
     return replace(workers, limits=replace(limits, max_num_seqs=told_max_num_seqs(workers, limits.max_num_seqs)))
 
@@ -289,7 +292,7 @@ def _told_max_num_seqs(workers: Question) -> int:
 
 @cache_answers
 def _own_length(workers: Question) -> tuple[int, float]:
-    """The longest request that workers have room for, and what a rank lacks for one of the model's own length."""
+    """Return the longest request that workers have room for, and what a rank lacks for one of the model's own length."""
     judged = holds(judged_by_memory(workers))
     return longest_request(judged), judged.shortfall_bytes
 
@@ -301,7 +304,7 @@ def check_starts(q: Question) -> None:
 
 
 def length_to_start_with(q: Question, longest: float) -> int:
-    """The ``max_model_len`` that servers should be told: as asked; 0, the model's own, where all caches hold that.
+    """Return the ``max_model_len`` to start servers with: as requested; 0, the model's own, where all caches hold that.
 
     Else what the ``longest`` of their requests needs, in whole steps of ``ROUND``, as far as the caches hold it.
     """

@@ -96,11 +96,11 @@ class Fit(Answer):
         return bisect_right(lengths, self.kv_blocks, key=lambda length: int(pool.blocks_per_request(length, step)))
 
     def holds(self, seqs: int, tokens: int) -> bool:
-        """Whether there is room for so many sequences."""
+        """Return whether there is room for so many sequences."""
         return seqs <= self.most_seqs(tokens)
 
     def most_seqs(self, tokens: int) -> int:
-        """Sequences of so many tokens each that there is room for, with their states."""
+        """Count the sequences of so many tokens each that there is room for, with their states."""
         room = float(self.pool.tokens(self.kv_blocks))
         if not self.state_bytes_per_sequence_per_rank:
             return int(room // tokens)
@@ -143,7 +143,7 @@ class Fit(Answer):
 
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
-    """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
+    """Judge the plan of a question; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where set."""
     asked = settle(replan(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
     check_memory(asked)
     asked = replace(asked, limits=limits_of(asked))
@@ -164,7 +164,7 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
 
 
 def screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
-    """Whether (tp, pp) may fit, from one look a tp; false only where judging would find too few blocks.
+    """Return whether (tp, pp) may fit, judging once per tp; false only where judging would find too few blocks.
 
     The fullest of pp stages holds at least 1 / pp of what a single one would, the last one samples, and a block has the bytes
     of at least one layer: of all of a stage's, where they share one window.
@@ -202,7 +202,7 @@ def screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
 
 
 def judged_by_memory(put: Question) -> Question:
-    """A question about seconds, where whether something fits is told beside them: without a profile that says nothing of it."""
+    """Return a question about seconds as memory judges it: without a profile that has no memory."""
     return put if put.profile and _tells_memory(put.profile) else put.but(profile=None)
 
 
@@ -211,7 +211,7 @@ def _tells_memory(own: Profile) -> bool:
 
 
 def check_memory(asked: Question) -> None:
-    """A profile without memory changes nothing here, and is refused rather than ignored."""
+    """Refuse a profile without memory, which would change nothing here, and arrays of plans."""
     if asked.profile and not _tells_memory(asked.profile):
         raise Refusal.of("says nothing of memory (chip.memory_bytes), and fit needs no seconds", profile=asked.profile.name)
     for name in SIZES:
@@ -222,7 +222,7 @@ def check_memory(asked: Question) -> None:
 def candidates(
     put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, known: Settled | None = None
 ) -> Iterator[Settled]:
-    """Legal plans that ``may`` fit, as people try them: tp in a fast domain, then a pipeline; one may be ``known``."""
+    """Yield legal plans that ``may`` fit, as users try them: tp in a fast domain, then a pipeline; one may be ``known``."""
     model, cluster = put.model, put.cluster
     heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
@@ -239,24 +239,25 @@ def candidates(
 
 
 def judge(asked: Settled) -> Fit:
-    """Memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
+    """Judge the memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
     pp = int(asked.plan.pp)
     stages = different_stages(asked, pp)
     return min((_stage(asked, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
 def state_tokens(asked: Question) -> Number:
-    """Tokens whose room in the cache the states of one request take, on the stage where they take most; arrays as the plan."""
+    """Return the tokens whose room in the cache the states of one request take, on the stage where they take most; arrays as the
+    plan."""
     return _worst_of_stages(asked, lambda pool: pool.state_tokens, np.maximum) if _has_states(asked.model) else 0.0
 
 
 def state_places(asked: Question, tokens: Number) -> Number:
-    """Requests whose states have a place beside a cache of so many tokens; no limit where they lie in it."""
+    """Count the requests whose states have a place beside a cache of so many tokens; no limit where they lie in it."""
     return _worst_of_stages(asked, lambda pool: pool.places(tokens), np.minimum) if _has_states(asked.model) else math.inf
 
 
 def block_tokens(asked: Question) -> int:
-    """Tokens of a block of the cache of one plan."""
+    """Return the tokens of a block of the cache of one plan."""
     return int(_worst_of_stages(asked, lambda pool: pool.block_size, np.maximum))
 
 
@@ -265,7 +266,7 @@ def _has_states(model: Model) -> bool:
 
 
 def _worst_of_stages(asked: Question, figure: Callable[[KvPool], Number], worst: Callable[[Number, Number], Number]) -> Number:
-    """A figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
+    """Return a figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
     plan, size = asked.plan, asked.limits.block_size or asked.engine.memory.block_size
     many = np.asarray(plan.pp)
 
@@ -277,7 +278,7 @@ def _worst_of_stages(asked: Question, figure: Callable[[KvPool], Number], worst:
 
 
 def step_limits(asked: Question) -> tuple[int, int]:
-    """Tokens and requests of a step at most, the engine's own where the question says none."""
+    """Return the most tokens and requests of a step, the engine's own where the question sets none."""
     limits, serves = asked.limits, asked.engine.serves
     return int(limits.max_num_batched_tokens or serves.max_batched_tokens), int(limits.max_num_seqs or serves.max_seqs)
 
@@ -316,7 +317,7 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
 
 
 def largest_max_num_seqs(judged: Fit) -> int:
-    """The largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
+    """Return the largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
     asked = judged.question
     if not needs_blocks_for_states(asked):
         return asked.limits.max_num_seqs
@@ -325,18 +326,18 @@ def largest_max_num_seqs(judged: Fit) -> int:
 
 
 def longest_request(failed: Fit) -> int:
-    """The longest request whose blocks are there; 0 if not even a short one."""
+    """Return the longest request whose blocks are there; 0 if not even a short one."""
     limits = failed.question.limits
     return min(failed.longest_request, limits.max_model_len) // limits.block_size * limits.block_size
 
 
 def reported_kv_tokens(asked: Settled) -> int:
-    """KV tokens of a replica of one plan, as an engine's log and ``fit`` count them."""
+    """Return the KV tokens of a replica of one plan, as an engine's log and ``fit`` count them."""
     return judge(replace(asked, limits=limits_of(asked))).kv_tokens
 
 
 def fit_of_step(q: Settled) -> Fit:
-    """What a rank of a served plan holds, judged for requests of its own length; its KV tokens are those that ``fit`` tells."""
+    """Judge a rank of a served plan for requests of its own length; its KV tokens are those that ``fit`` reports."""
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
     usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
@@ -345,7 +346,8 @@ def fit_of_step(q: Settled) -> Fit:
 
 
 def fits(priced: StepBill) -> Condition:
-    """Whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context`` tokens."""
+    """Return whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context``
+    tokens."""
     q = priced.question
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
@@ -353,6 +355,6 @@ def fits(priced: StepBill) -> Condition:
 
 
 def step_fits(q: Settled) -> bool:
-    """Whether a rank of a served plan has room for the KV of ``batch`` sequences of ``context`` tokens."""
+    """Return whether a rank of a served plan has room for the KV of ``batch`` sequences of ``context`` tokens."""
     judged = fit_of_step(q)
     return judged.holds_one and judged.holds(int(q.batch), int(q.context) + 1)

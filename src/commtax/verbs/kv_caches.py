@@ -24,7 +24,7 @@ from commtax.verbs.drafts import drafter_of, stage_pool
 
 
 def limits_of(asked: Question) -> Limits:
-    """The limits of a question, the engine's own where it says none."""
+    """Return the limits of a question, the engine's own where it sets none."""
     engine, given = asked.engine, asked.limits
     tokens = given.max_num_batched_tokens or engine.serves.max_batched_tokens
     usual = memory.default_utilization(asked.cluster.chip, asked.plan, engine, tokens)
@@ -33,7 +33,7 @@ def limits_of(asked: Question) -> Limits:
 
 
 def different_stages(asked: Question, pp: int) -> list[int]:
-    """One of each kind of stage: those that hold the same are judged once."""
+    """Return one stage of each kind: equal stages are judged once."""
     model, alike = asked.model, dict[tuple[object, ...], int]()
     for stage, layers in enumerate(stage_layers(model, pp, asked.engine.sends.odd_layers)):
         kinds = tuple(sum(model.layers[i] == kind for i in layers) for kind in range(len(model.blocks)))
@@ -42,7 +42,7 @@ def different_stages(asked: Question, pp: int) -> list[int]:
 
 
 def cache_tokens(asked: Question) -> Number:
-    """KV tokens that one replica has room for, of arrays of plans at once; 0 where a plan is illegal.
+    """Return the KV tokens that one replica has room for, of arrays of plans at once; 0 where a plan is illegal.
 
     They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
     """
@@ -51,14 +51,14 @@ def cache_tokens(asked: Question) -> Number:
 
 
 def full_length_requests(asked: Question) -> Number:
-    """Requests of ``max_model_len`` tokens, the model's own where nobody says, that one replica has room for at once; of arrays
+    """Return the requests of ``max_model_len`` tokens, the model's own by default, that one replica has room for at once; of arrays
     of plans. Engines start where it is at least 1."""
     return _of_plans(replace(asked.normal(), limits=asked.limits, codes=asked.codes), _stage_requests)
 
 
 @cache_answers
 def _of_plans(asked: Question, figure: Callable[[Question, int, int], Number]) -> Number:
-    """A figure of a stage, by its number and how many there are: of the stage where it is least, of each plan."""
+    """Return a figure of a stage, by its number and how many there are: of the stage where it is least, of each plan."""
     plan = asked.plan
     shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
     axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
@@ -88,20 +88,20 @@ def _stage_requests(asked: Question, stage: int, pp: int) -> Number:
 
 
 def in_flight_tokens(asked: Question) -> int:
-    """Tokens that may be scheduled and not yet computed, as far as the engine's windows keep them: of one step, or of all that are
-    in flight, one for each stage and one that is decided ahead."""
+    """Return the tokens that may be scheduled and not yet computed, as far as the engine's windows keep them: of one step, or of
+    all that are in flight, one for each stage and one that is decided ahead."""
     steps = int(asked.plan.pp) + asked.engine.serves.ahead if asked.engine.states.windows_in_flight else 1
     return steps * asked.limits.max_num_batched_tokens
 
 
 def most_seqs_to_start(asked: Question) -> Number:
-    """The largest ``max_num_seqs`` that an engine starts with beside these limits; of arrays of plans. No limit where it captures
-    decoding steps without a block for the state of each sequence, or captures none."""
+    """Return the largest ``max_num_seqs`` that an engine starts with beside these limits; of arrays of plans. No limit where it
+    captures decoding steps without a block for the state of each sequence, or captures none."""
     return _of_plans(asked, lambda *stage: _stage_blocks(*stage)[0]) if needs_blocks_for_states(asked) else np.inf
 
 
 def needs_blocks_for_states(asked: Question) -> bool:
-    """Whether the engine starts only with a block for the state of each sequence."""
+    """Return whether the engine starts only with a block for the state of each sequence."""
     return asked.engine.states.block_per_state and bool(asked.model.recurrent) and not asked.what_if.eager
 
 
@@ -111,7 +111,7 @@ def _stage_blocks(asked: Question, stage: int, pp: int) -> tuple[Number, KvPool]
 
 
 def stage_contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, KvPool]:
-    """What a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
+    """Return what a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
     model, plan, engine, room = asked.model, asked.plan, asked.engine, asked.limits
     last = stage == pp - 1
     sampled = room.max_num_seqs * (2 if asked.speculative else 1)  # with a draft, in vLLM's dummy run of its rejection sampler
@@ -121,7 +121,7 @@ def stage_contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.We
 
 
 def cache_blocks(asked: Question, loaded: Number, peak: Number, pool: KvPool) -> tuple[Number, Number, Number]:
-    """Bytes of the blocks, bytes by which a fixed cache exceeds the chip, and blocks: a fixed one does not create memory."""
+    """Return bytes of the blocks, bytes by which a fixed cache exceeds the chip, and blocks: a fixed one does not create memory."""
     fixed = asked.limits.kv_cache_memory_bytes
     held = loaded + peak + memory.other_bytes(asked.plan, asked.engine) + fixed
     over = np.maximum(0.0, held - asked.cluster.chip.visible_bytes) if fixed else 0.0
@@ -130,7 +130,7 @@ def cache_blocks(asked: Question, loaded: Number, peak: Number, pool: KvPool) ->
 
 
 def bytes_left_for_cache(asked: Question, loaded: Number, peak: Number) -> Number:
-    """Bytes that weights and activations leave for the cache, by the engine's own rule."""
+    """Return the bytes that weights and activations leave for the cache, by the engine's own rule."""
     engine, total, share = asked.engine, asked.cluster.chip.visible_bytes, asked.limits.gpu_memory_utilization
     other = memory.other_bytes(asked.plan, engine)
     if engine.memory.utilization_of == "free":
@@ -144,13 +144,13 @@ def carrier_of(asked: Question) -> CacheCarrier:
 
 
 def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
-    """Of a GPU that leaves its host, while so many of the cluster do."""
+    """Return the rate of a GPU that leaves its host, while so many of the cluster do."""
     nics, each = cluster.nics_per_host, cluster.gpus_per_host
     return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
 
 
 def check_motion(q: Question) -> None:
-    """A carrier that the engine has on these chips, and a tier that there is."""
+    """Refuse a carrier that the engine does not have on these chips, and an unknown tier."""
     if q.techniques.kv_tier:
         tier(q.techniques.kv_tier)
     if not q.techniques.kv_transfer:
@@ -164,14 +164,14 @@ def check_motion(q: Question) -> None:
 
 
 def check_moving(q: Question) -> None:
-    """Where nothing moves, nothing carries it."""
+    """Refuse a carrier where no cache moves."""
     if q.techniques.kv_transfer and not q.requests.disaggregated:
         rule = "KV caches are sent only in disaggregated serving (simulate or plan --disaggregated)"
         raise Refusal(f"kv-transfer={q.techniques.kv_transfer}: {rule}", "technique")
 
 
 def check_sides(asked: Question, ahead_tp: Number) -> None:
-    """Workers of both kinds whose ranks hold the same heads, where their carrier cuts none out."""
+    """Refuse workers whose ranks hold different heads on both sides, where their carrier cuts none out."""
     known = carrier_of(asked)
     if not known.cuts_heads and np.any(np.asarray(ahead_tp != asked.plan.tp)):
         rule = f"{known.connectors[program_of(asked.engine).key]} needs the same tp on both sides"

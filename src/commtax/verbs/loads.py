@@ -34,12 +34,12 @@ Given = dict[str, object]
 
 
 def offered_options() -> Mapping[str, Option]:
-    """Options that become fields of ``OfferedRequests``."""
+    """Return the options that become fields of ``OfferedRequests``."""
     return {name: option for name, option in taken_by("serve()").items() if option.part == "offered"}
 
 
 def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
-    """The options of a question's other parts, and what is offered."""
+    """Split options into those of a question's other parts, and the load."""
     given = {name: value for name, value in options.items() if value is not None}
     stream = _trace(given) if "trace" in given else None
     offered = {option.key: check_option(given.pop(name), option) for name, option in offered_options().items() if name in given}
@@ -58,7 +58,7 @@ def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
 
 
 def _trace(given: Given) -> RequestStream:
-    """Requests as they came; what else would say when they come and how long they are is refused."""
+    """Return the requests of a trace; other options on when they come and how long they are are refused."""
     source = given.pop("trace")
     for name, option in taken_by("serve()").items():
         if option.drawn and name in given:
@@ -71,7 +71,7 @@ def _trace(given: Given) -> RequestStream:
 
 
 def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
-    """What goes together."""
+    """Refuse options of a load that do not go together."""
     known = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
     if offered.prefix_hit_rate and known:
         rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
@@ -96,7 +96,7 @@ def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
 
 
 def _cut_trace(offered: OfferedRequests, given: Mapping[str, object]) -> OfferedRequests:
-    """A trace of as many requests as are wanted, to as many clients as there are."""
+    """Return a trace of as many requests as are wanted, to as many clients as there are."""
     stream = offered.trace
     if stream is None:
         return offered
@@ -108,7 +108,7 @@ def _cut_trace(offered: OfferedRequests, given: Mapping[str, object]) -> Offered
 
 
 def first_requests(stream: RequestStream, count: float) -> RequestStream:
-    """The first requests of a stream."""
+    """Return the first requests of a stream."""
     return stream if len(stream) <= count else stream.take(np.arange(int(count)))
 
 
@@ -116,7 +116,7 @@ PROMPTS = 1000  # requests of a run, where nobody says
 
 
 def stream_of(asked: Question) -> RequestStream:
-    """The requests: a trace, or drawn. Without a rate all come at once, to as many clients as there are."""
+    """Return the requests: a trace, or drawn. Without a rate all come at once, to as many clients as there are."""
     offered, wanted = asked.offered, asked.requests
     if offered.trace is not None:
         return offered.trace
@@ -143,7 +143,7 @@ def stream_of(asked: Question) -> RequestStream:
 
 
 def _lengths(mean: object, spread: object) -> Lengths:
-    """Lengths that vary by a share of their mean to either side."""
+    """Return lengths that vary by a share of their mean to either side."""
     mean, spread = float(mean), float(spread)  # type: ignore[arg-type]
     low = max(1.0, round(mean * (1 - spread)))
     high = round(2 * mean - low)  # as far above as below: none is shorter than 1 token, and the mean is what was asked
@@ -151,12 +151,12 @@ def _lengths(mean: object, spread: object) -> Lengths:
 
 
 def longest_of(stream: RequestStream) -> int:
-    """Tokens of the longest request."""
+    """Return the tokens of the longest request."""
     return int(np.max(stream.input_len + stream.output_len))
 
 
 def lengths_note(q: Question) -> Note:
-    """What the requests' lengths are, and what would change with others."""
+    """Return the note on the requests' lengths, and on what would change with others."""
     spread, longest = float(q.requests.spread), longest_taken(q)
     if spread < SPREAD and np.any((1 + spread) * q.requests.tokens + 2 >= longest):
         text = (
@@ -170,7 +170,7 @@ def lengths_note(q: Question) -> Note:
 
 
 def length_notes(q: Question, stream: RequestStream) -> Iterator[Note]:
-    """How many requests servers would refuse for their length, which are simulated as if they took them."""
+    """Yield a note on requests that servers would refuse for their length, which are simulated as if they took them."""
     if refused := int(np.count_nonzero(stream.input_len + stream.output_len > longest_taken(q))):
         text = (
             f"{refused:,} of {plural(len(stream), 'request')} are longer than the {longest_taken(q):,} tokens that a server takes"

@@ -50,7 +50,7 @@ def pipeline(
 
 
 def check_cells(stages: int, microbatches: int, chunks: int) -> None:
-    """A grid that can be simulated."""
+    """Refuse a grid too large to simulate."""
     each = stages * chunks
     if each * microbatches > MAX_CELLS:
         most = f"{MAX_CELLS // each:,} microbatches" if each <= MAX_CELLS else f"{MAX_CELLS * stages // each:,} stages"
@@ -59,7 +59,7 @@ def check_cells(stages: int, microbatches: int, chunks: int) -> None:
 
 
 def durations(stages: int, times: Sequence[float], transfer: float, straggler: Mapping[int, float]) -> Durations:
-    """Times of the passes, checked."""
+    """Check the times of the passes and return them."""
     if len(times) != len(EQUAL) or not all(1e-6 <= x <= 1e6 for x in times) or not 0 <= transfer <= 1e6:
         told = ":".join(f"{x:g}" for x in times)
         raise Refusal(f"times '{told}', transfer {transfer}: three times of 1e-6 to 1e6, a transfer of 0 to 1e6", "times")

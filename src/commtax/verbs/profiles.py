@@ -65,7 +65,7 @@ class ProfileDifference:
 
 
 def difference(first: Profile, second: Profile) -> ProfileDifference:
-    """What is otherwise in the second; constants that are the same are left out, latencies are all there."""
+    """Compare two profiles: constants that are equal are left out, latencies are all listed."""
     before, after = constants_of(first), constants_of(second)
     constants = (ConstantDifference(name, before.get(name), after.get(name)) for name in {**before, **after})
     told, tells = _words(first), _words(second)
@@ -80,7 +80,7 @@ def difference(first: Profile, second: Profile) -> ProfileDifference:
 
 
 def constants_of(own: Profile) -> dict[str, float]:
-    """Every number that it holds beside its runs, by a name for people."""
+    """Return every number of a profile beside its runs, by a name for readers."""
     found = {f"chip {key}": value for key, value in own.chip.items() if isinstance(value, (int, float))}
     found |= {f"chip flops_per_s {dtype}": rate for dtype, rate in own.chip.get("flops_per_s", {}).items()}
     found |= {f"kernels {table} {key}": value for table, constants in own.tables.items() for key, value in constants.items()}
@@ -90,7 +90,7 @@ def constants_of(own: Profile) -> dict[str, float]:
 
 
 def _path_constants(library: str, paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """Of a library's paths; those of one collective and algorithm are numbered."""
+    """Yield the constants of a library's paths; those of one collective and algorithm are numbered."""
     seen = Counter[str]()
     for path, row in zip(paths, path_rows(paths), strict=True):
         name = f"{library} {path.op} {path.algorithm}"
@@ -118,7 +118,7 @@ def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Itera
 
 
 def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
-    """Lessons by deployment (whatever its version), metric and load; runs that were repeated are numbered."""
+    """Return lessons by deployment (whatever its version), metric and load; repeated runs are numbered."""
     found: dict[tuple[object, ...], RunLesson] = {}
     seen = Counter[tuple[object, ...]]()
     for lesson in lessons:
@@ -154,7 +154,7 @@ class ProfileCoverage:
 
 
 def coverage(own: Profile, asked: AskedOfProfile) -> ProfileCoverage:
-    """What of it is used for what is asked, and what is not; impossible physics is refused."""
+    """Return what of a profile is used for a question, and what is not; impossible physics is refused."""
     if asked.cluster and not other_chip(own, asked.cluster.chip):
         measured_cluster(own, asked.cluster)
         if same_link(own, "intra", asked.cluster):
@@ -165,7 +165,7 @@ def coverage(own: Profile, asked: AskedOfProfile) -> ProfileCoverage:
 
 
 def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
-    """Its parts, and whether each is used there."""
+    """Yield the parts of a profile, and whether each is used for the question."""
     place, engine = asked.cluster, asked.engine
     elsewhere = bool(place and other_chip(own, place.chip))
     refused = elsewhere and tells_chip(own)
@@ -183,7 +183,7 @@ def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
 
 
 def _topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
-    """What is asked, beside what was seen: of the machine's chip and links, then of its engine and runs."""
+    """Yield what is requested beside what was measured: of the machine's chip and links, then of its engine and runs."""
     if place := asked.cluster:
         chips = dict.fromkeys(key for key in (own.chip.get("key", ""), *(x.deployment.chip for x in own.lessons)) if key)
         if chips:
@@ -217,12 +217,12 @@ class LearntRest(NamedTuple):
     scatter: Number  # of runs of one load
 
     def sigma_beside(self, catalogue: Number) -> Number:
-        """The deviation, no wider than it was before anything was learnt: but for runs that err, or scatter, more than is usual."""
+        """Return the deviation, no wider than the catalogue's, except for runs that err or scatter more than is usual."""
         return np.minimum(self.sigma, np.hypot(max(1.0, self.scale) * catalogue, self.scatter))
 
 
 def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: bool = False) -> LearntRest:
-    """Of one latency, by the profile of a question that has one."""
+    """Return what no constant explains of one latency, by the profile of a question that has one."""
     assert q.profile
     asked = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
     post = posterior_of(q.profile)
@@ -258,7 +258,7 @@ class Foresight:
             self.noise = np.sqrt(self.noise**2 + np.array(more) / self._widening**2)
 
     def after(self, runs: Sequence[int]) -> Array:
-        """The covariance that is left once these latencies are measured."""
+        """Return the covariance that is left once these latencies are measured."""
         return np.asarray(self.covariance - self._gain(runs) @ self.covariance[list(runs)])
 
     def _gain(self, runs: Sequence[int]) -> Array:
@@ -267,7 +267,7 @@ class Foresight:
         return np.asarray(self.covariance[:, which] @ np.linalg.inv(told))
 
     def shown(self, runs: Sequence[int]) -> Self:
-        """The same with those measured, as far as it is known what is left: where the means will lie is not."""
+        """Return the same with those measured, as far as it is known beforehand: where the means will lie is not."""
         other = type(self).__new__(type(self))
         more = Counter(self.latencies[i].metric for i in runs)
         freedom = self.freedom + [more[x.metric] for x in self.latencies]
@@ -275,7 +275,7 @@ class Foresight:
         return other
 
     def sigma_after(self, runs: Sequence[int], which: Sequence[int]) -> Array:
-        """Standard deviations of some latencies once others are measured: as ``shown`` has them, with the tails of now.
+        """Return deviations of some latencies once others are measured: as ``shown`` has them, with the tails of now.
 
         Every run takes as much of the tails, so they tell no run from another.
         """
@@ -286,7 +286,7 @@ class Foresight:
         return np.asarray(self._widening[asked] * np.sqrt(np.maximum(0.0, left) + self.noise[asked] ** 2))
 
     def learnable(self, runs: Sequence[int]) -> Array:
-        """A root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
+        """Return a root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
         which = list(runs)
         told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
         return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(told)))

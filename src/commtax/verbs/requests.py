@@ -137,7 +137,8 @@ class RequestsInTime(Answer):
         return times[order], np.cumsum(counts[order])
 
     def statistic(self, name: str) -> float:
-        """``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_std``, ``_p50`` … ``_p99``, in seconds."""
+        """Return ``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_std``, ``_p50`` … ``_p99``, in
+        seconds."""
         metric, which = name.rsplit("_", 1)
         if metric == "itl":
             return self._gap(which)
@@ -199,7 +200,8 @@ class RequestsInTime(Answer):
         return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.simulated.offered.prefix_hit_rate))
 
     def range_of(self, name: str, ends: list[RequestsInTime] | None = None) -> tuple[float, float]:
-        """The 80 % range: the figure with steps and first tokens as early and as late as they may be, in lockstep and out of it."""
+        """Return the 80 % range: the figure with steps and first tokens as early and as late as they may be, in lockstep and out of
+        it."""
         value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in ends or self.ends)
         ranges = [range_between(value, low, high, same)]
@@ -293,11 +295,11 @@ class RequestsInTime(Answer):
         return run_requests(q.but(spread=spread, num_prompts=min(q.requests.num_prompts, q.offered.warmup + RANGED)))
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
-        """Whether a share of the requests have both times below their limits."""
+        """Return whether a share of the requests have both times below their limits."""
         return self.within(ttft_s, tpot_s) >= share
 
     def within(self, ttft_s: float = inf, tpot_s: float = inf, e2e_s: float = inf) -> float:
-        """Share of the requests that keep to all limits."""
+        """Return the share of the requests that keep to all limits."""
         seen = self.counted
         kept = self.columns["ttft_s"][seen] <= ttft_s
         tpot = self.columns["tpot_s"][seen]
@@ -305,13 +307,14 @@ class RequestsInTime(Answer):
 
 
 def range_between(value: float, low: float, high: float, same: float | None = None) -> tuple[float, float]:
-    """The range of a figure by others with shorter and longer steps, and of as many requests as these where they are fewer."""
+    """Return the range of a figure by others with shorter and longer steps, and of as many requests as these where they are
+    fewer."""
     same = value if same is None else same
     return (min(value, value * low / same), max(value, value * high / same)) if same else (value, value)
 
 
 def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000, prompted: bool = False) -> float:
-    """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
+    """Return the requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
 
     As many run at once as there is room for: the first fill the engines together and leave them in a wave, and the last leave
     them empty. Of five times as many neither is in the middle half. A router that sends requests to the cache that knows their
@@ -338,13 +341,13 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
-    """So many requests, fewer where each takes very many steps."""
+    """Return so many requests, fewer where each takes very many steps."""
     cuts = float(np.mean(stream.input_len)) / fleet.workers.rules.tokens
     return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
 
 def run_requests(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
-    """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
+    """Run the requests of a question. A watcher may interrupt the run, and has the requests that were answered until then."""
     need_accepted(asked)
     sample = serving_sample(asked.plain())
     part = asked if sample.size == sample.whole else settle(sample.question)
@@ -364,7 +367,7 @@ def run_requests(asked: Settled, watch: Callable[[ServingRun], None] | None = No
 
 
 def _check_steps(stream: RequestStream, fleet: Fleet) -> None:
-    """Pipelines and ranks that wait for each other are followed step by step: prompts may not be cut into too many."""
+    """Refuse prompts cut into too many steps: pipelines and ranks that wait for each other are followed step by step."""
     tokens, total = fleet.workers.rules.tokens, int(stream.input_len.sum())
     if total > MOST_STEPS * tokens and (fleet.workers.stages > 1 or fleet.workers.ranks > 1):
         nearest = ceil(total / MOST_STEPS)
@@ -374,7 +377,7 @@ def _check_steps(stream: RequestStream, fleet: Fleet) -> None:
 
 
 def _answered_part(cut: RequestsInTime) -> RequestsInTime:
-    """What was interrupted, as if the requests that had been answered were all."""
+    """Return an interrupted run as if the requests that had been answered were all."""
     rows = np.flatnonzero(np.isfinite(cut.ran.book.done_s))
     if len(rows) <= cut.simulated.offered.warmup:
         raise KeyboardInterrupt
@@ -384,7 +387,7 @@ def _answered_part(cut: RequestsInTime) -> RequestsInTime:
 
 
 def fleet_of(asked: Question, longest: int) -> Fleet:
-    """The engines of a plan: ranks of attention data parallelism step together where experts are shared, else apart."""
+    """Build the engines of a plan: ranks of attention data parallelism step together where experts are shared, else apart."""
     wanted = asked.requests
     workers = _workers(asked, longest)
     if not wanted.disaggregated:
@@ -403,7 +406,7 @@ def fleet_of(asked: Question, longest: int) -> Fleet:
 
 
 def _moves(asked: Question, both: Disaggregation) -> Moves:
-    """How long caches move and keep links busy: a part for states and latency, and one for each token."""
+    """Return how long caches move and keep links busy: a part for states and latency, and one for each token."""
     length = float(asked.requests.input_len) if carrier_of(asked).piece_s else 1.0  # pieces of a carrier are of many tokens
     prompt = prompting_of(prompter(asked), ClosedLoopLoad(1.0, length, 1.0), 1)[0].one_s if length > 1 else 0.0
     ends = wire_of(asked, both, 0), wire_of(asked, both, length, prompt)
@@ -428,7 +431,7 @@ def _workers(asked: Question, longest: int) -> Workers:
 
 
 def _rules(asked: Question, longest: int) -> Rules:
-    """How the engine schedules, and what it has room for; a request that has none is refused."""
+    """Return how the engine schedules and its capacity; a request larger than the cache is refused."""
     serves, host = asked.engine.serves, asked.engine.host
     tokens, seqs = step_limits(asked)
     block = block_tokens(asked)
@@ -452,7 +455,7 @@ def _rules(asked: Question, longest: int) -> Rules:
 
 
 def steps_of(asked: Question, longest: int) -> Surface:
-    """The table of a plan's steps; equal plans share one."""
+    """Return the table of a plan's steps; equal plans share one."""
     tokens, seqs = step_limits(asked)
     rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs * (1 + asked.speculative)
     one = replace(asked.normal(), plan=replace(asked.plan, replicas=1))
@@ -465,7 +468,7 @@ def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
 
 
 def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> RequestsInTime:
-    """What becomes of requests that come in time: each one's times, in ``columns`` or ``to_frame()``, and what they add up to.
+    """Simulate requests that come in time: each one's times, in ``columns`` or ``to_frame()``, and what they add up to.
 
     >>> import commtax
     >>> served = commtax.serve("llama-3.2-1b", "1xh100-sxm", request_rate=4, num_prompts=60, input_len=512, output_len=32)
@@ -479,7 +482,7 @@ def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOpt
 
 
 def requests_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
-    """The question of options that say what is offered, checked as far as that goes before anything is priced."""
+    """Return the question of options that describe the load, checked as far as possible before any step is priced."""
     plain, offered = split(options)
     if not (offered.request_rate or "concurrency" in plain or offered.trace is not None):
         raise Refusal.about(request_rate="say when requests come: request_rate, concurrency (a closed loop) or a trace")
@@ -487,7 +490,7 @@ def requests_question(model: str | Model, cluster: str | Cluster, options: Mappi
 
 
 def check_single_load(q: Question) -> Question:
-    """One plan, one load, numbers that are some."""
+    """Refuse arrays of plans or loads, pools without room, and requests that servers would not take."""
     for name, option in taken_by("serve()").items():
         if option.part in ("plan", "requests") and np.ndim(getattr(getattr(q, option.part), option.key)):
             several = option.part == "plan"

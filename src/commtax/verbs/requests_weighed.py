@@ -44,7 +44,7 @@ class RequestTimes:
     notes: tuple[Note, ...] = ()  # on what these means leave out
 
     def faster(self, other: RequestTimes) -> float:
-        """How many times as fast another one is."""
+        """Return how many times as fast another one is."""
         return other.tokens_per_s / self.tokens_per_s if self.overloaded else other.rate / self.rate
 
 
@@ -59,14 +59,14 @@ def loop_around(step: AnyQuestion) -> AnyQuestion:
 
 
 def steps_of(q: Settled) -> tuple[Bill, ...]:
-    """The step of a question; of requests in time also that of a prompt, which they wait for beside decode steps."""
+    """Price the step of a question; of requests in time also that of a prompt, which they wait for beside decode steps."""
     if not q.offered.request_rate:
         return (price(q),)
     return price(q), price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
 
 
 def requests_served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
-    """A closed loop in closed form, with its steps: that of decodes first, where there are any; or requests in time."""
+    """Price a closed loop in closed form, with its steps: that of decodes first, where there are any; or run requests in time."""
     if q.offered.request_rate:
         from commtax.verbs import requests  # not for those who ask about a step
 
@@ -120,7 +120,8 @@ def rate_over(q: Settled, axis: str, grid: Array) -> Array:
 
 
 def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
-    """Where along each axis it gains, and axes along which it nowhere does; those along which it does everywhere are left out."""
+    """Return where along each axis a technique gains, and the axes along which it never does; axes along which it always does are
+    left out."""
     found, never = list[PayRange](), list[str]()
     for axis, (grid, rates) in swept.items():
         gains = rate_over(q, axis, grid) / rates - 1 > ALIKE
@@ -136,7 +137,7 @@ def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange,
 
 
 def _fused_until(found: PayRange, q: Settled, base: Settled) -> PayRange:
-    """The range with the engine's limit on fused sums, where a technique pays up to it and no further."""
+    """Return the range with the engine's limit on fused sums, where a technique pays up to it and no further."""
     if q.techniques.fused_reduce == base.techniques.fused_reduce:
         return found
     tokens = float(most_fused_tokens(terms_of(q)))

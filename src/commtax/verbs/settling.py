@@ -35,7 +35,7 @@ AUTO_EP = -1  # ``ep=AUTO_EP`` asks for the engine's own size, tp x dp
 
 
 def ask(model: str | spec.Model, cluster: str | spec.Cluster, **options: object) -> Settled:
-    """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
+    """Resolve the names of a question; an illegal one is refused with the rule and the nearest legal values.
 
     A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine, at its version, and type are
     used unless others are given. What is None is left to the engine.
@@ -46,7 +46,7 @@ def ask(model: str | spec.Model, cluster: str | spec.Cluster, **options: object)
 def resolve_question(
     model: str | spec.Model, cluster: str | spec.Cluster, options: Mapping[str, object], phase: str = ""
 ) -> Question:
-    """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
+    """Resolve the names of a question as it was put; only numbers are checked."""
     given = dict(_field(name, value) for name, value in options.items() if value is not None)
     phase = phase or str(given.pop("phase", "decode"))
     if phase not in PHASES:
@@ -87,7 +87,7 @@ def resolve_question(
 
 
 def _check_techniques(q: Question, put: bool = False) -> None:
-    """Techniques that move caches; as it was ``put``, whether anything moves at all."""
+    """Check techniques that move caches; of a question as it was ``put``, whether any cache moves at all."""
     if q.techniques.kv_transfer or q.techniques.kv_tier:
         from commtax.verbs.kv_caches import check_motion, check_moving  # not for those who move none
 
@@ -95,7 +95,7 @@ def _check_techniques(q: Question, put: bool = False) -> None:
 
 
 def _with_techniques(q: Question) -> Question:
-    """The question with the tokens that drafts yield; overlaps and drafters that cannot be had here are refused."""
+    """Return the question with the tokens that drafts yield; overlaps and drafters that are not available here are refused."""
     if q.techniques is spec.NO_TECHNIQUES and not q.speculative:
         return q
     from commtax.verbs import drafts, overlap_rules  # not for those who ask for none
@@ -106,7 +106,7 @@ def _with_techniques(q: Question) -> Question:
 
 
 def _own_profile(profiles: object) -> spec.Profile | None:
-    """A machine's own constants, from however many files."""
+    """Load a machine's own constants, from however many files."""
     if profiles is None or isinstance(profiles, spec.Profile):
         return profiles
     from commtax.catalog.profile import load_profile  # not for those who have none
@@ -115,7 +115,7 @@ def _own_profile(profiles: object) -> spec.Profile | None:
 
 
 def _field(name: str, value: object) -> tuple[str, object]:
-    """The field that an option becomes, and its value, held to what the table says of it."""
+    """Return the field that an option becomes, and its value, checked against the table."""
     option = known_options().get(name) or Option(name)
     if option.bounded and option.part != "goal":
         value = checking.check_option(value, option)
@@ -127,16 +127,16 @@ class Settled(Question):
     """A question as it is run. ``settle`` alone makes one, at the door; verbs take nothing else and ask no rule again."""
 
     def but(self, **changes: object) -> Settled:
-        """The same one with something changed, settled anew unless no rule asks about what changes."""
+        """Return the question with changes, settled anew unless no rule depends on them."""
         changed = self.vary(**changes)
         return changed if UNRULED.issuperset(changes) else settle(changed)
 
     def vary(self, **changes: object) -> Settled:
-        """The same one with something changed that the rules have nothing to say about here: it is not settled anew."""
+        """Return the question with changes that no rule depends on here: it is not settled anew."""
         return cast(Settled, Question.but(self, **changes))
 
     def plain(self) -> Question:
-        """The question to go on asking from: what is made of it has to be settled."""
+        """Return the question unsettled, to change it further: what is made of it has to be settled."""
         return recast(self, Question)
 
 
@@ -146,12 +146,12 @@ UNRULED = frozenset(("requests", "offered", "goal", *PARTS["requests"], *PARTS["
 
 @cache_answers
 def changed(asked: Settled, *changes: tuple[str, object]) -> Settled:
-    """``Settled.but`` for what an answer asks in several of its parts."""
+    """Return ``Settled.but`` for what an answer requests in several of its parts."""
     return asked.but(**dict(changes))
 
 
 def settle(put: Question) -> Settled:
-    """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
+    """Settle a question: lay a machine's constants over it, fill in what the engine decides, and check the rules."""
     q = put
     checking.check_step(q)
     _check_techniques(q)
@@ -193,7 +193,7 @@ def settle(put: Question) -> Settled:
 
 
 def replan(put: Question, **changes: object) -> Question:
-    """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
+    """Return the question with another plan: options of spread experts stay with plans that spread them."""
     q = put.but(**changes)
     if q.techniques is not spec.NO_TECHNIQUES:
         from commtax.verbs.overlap_rules import without_idle_overlap  # not for those who ask for none
@@ -208,12 +208,12 @@ def replan(put: Question, **changes: object) -> Question:
 
 
 def _spread(plan: spec.Plan) -> spec.Number:
-    """Ranks that experts are spread over, the engine's own choice counted out."""
+    """Return the ranks that experts are spread over, the engine's own choice resolved."""
     return plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep
 
 
 def _plan(q: Question, engine: spec.Engine) -> spec.Plan:
-    """The plan with what follows from the rest: engines compute in the type they are told, else in the checkpoint's 16 bits."""
+    """Return the plan with what follows from the rest: engines compute in the requested type, else in the checkpoint's 16 bits."""
     plan, usual = q.plan, q.model.dtype if q.model.dtype in ("bf16", "fp16") else "bf16"
     activations = plan.weights_dtype if plan.weights_dtype in ACTIVATIONS else usual
     kept = engine.states.compressed_kv_dtype if any(a.compressed for a in q.model.attentions) else ""  # where nobody asks
@@ -231,19 +231,19 @@ def _plan(q: Question, engine: spec.Engine) -> spec.Plan:
 
 
 def checkpoint_kv(model: spec.Model, engine: spec.Engine) -> str:
-    """The KV cache's type that an engine takes by itself: that of the scales that a checkpoint brings; "" where there are none."""
+    """Return the KV cache's type that an engine takes by itself: that of a checkpoint's scales, "" where there are none."""
     return model.quant.kv_dtype if model.quant and engine.memory.kv_of_checkpoint else ""
 
 
 def microbatches(batch: spec.Number, micro_batch: spec.Number) -> spec.Number:
-    """Microbatches of one replica's share of the step."""
+    """Return the microbatches of one replica's share of the step."""
     if np.any(np.asarray(batch) % np.asarray(micro_batch) != 0):
         raise Refusal(f"batch={batch} per replica does not divide by micro_batch={micro_batch}", "batch")
     return batch // micro_batch
 
 
 def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
-    """An engine that has the phase; the usual one where none is named."""
+    """Return an engine that has the phase; the usual one where none is named."""
     if isinstance(engine, str):
         engine = catalog.engine(engine or PHASES[phase].engine)
     if phase not in engine.phases:
@@ -253,7 +253,7 @@ def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
 
 
 def fabric_of(q: Question) -> spec.Fabric:
-    """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
+    """Return the collectives that run: as requested, else the engine's own, or a machine's own where its profile has some."""
     if not q.profile:
         engine, usual = q.engine, catalog.engine(q.engine.key) if q.engine.key in catalog.keys("engines") else q.engine
         # That of the engine's version where it is not the usual one and both are one release.
@@ -266,7 +266,7 @@ def fabric_of(q: Question) -> spec.Fabric:
 
 
 def terms_of(q: Question) -> PricingTerms:
-    """What its steps are priced from; kernel constants are a machine's own where it has some."""
+    """Return what a question's steps are priced from; kernel constants are a machine's own where it has some."""
     chip = q.cluster.chip
     if q.profile:
         from commtax.catalog.profile import constants
@@ -290,7 +290,7 @@ def terms_of(q: Question) -> PricingTerms:
 
 
 def copies_cache(q: Question) -> bool:
-    """Whether each layer copies a cache of fp8 latents, all of it, before it decodes."""
+    """Return whether each layer copies a cache of fp8 latents, all of it, before it decodes."""
     narrow = q.plan.kv_dtype == "fp8" and q.cluster.chip.family in q.engine.kernels.widened_latents
     return (
         narrow and not q.techniques.native_latents and not q.trains and any(a.latent and not a.indexer for a in q.model.attentions)
@@ -298,7 +298,7 @@ def copies_cache(q: Question) -> bool:
 
 
 def _known_spread(q: Question) -> tuple[float, bool]:
-    """How sure whole decode steps are by published runs of this engine or its kin, and whether those had chip and format."""
+    """Return the deviation of decode steps in published runs of this engine or its kin, and whether those had chip and format."""
     if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
         return math.inf, False
     setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
@@ -306,7 +306,7 @@ def _known_spread(q: Question) -> tuple[float, bool]:
 
 
 def _remarks(q: Question) -> Iterator[Note]:
-    """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
+    """Yield further notes on a plan: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
     cluster, plan = q.cluster, q.plan
     yield from q.model.notes
     if q.engine.note:
@@ -334,31 +334,31 @@ def _remarks(q: Question) -> Iterator[Note]:
 
 
 def link_notes(q: Question) -> list[Note]:
-    """That collectives are assumed, where a plan has some and nobody measured them."""
+    """Return the note that collectives are assumed, where a plan has some and none were measured."""
     note = fabric_of(q).note if np.any(q.plan.num_gpus > 1) else ""
     return [Note("assumed-links", note)] if note else []
 
 
 def context_notes(q: Question, context: spec.Number) -> list[Note]:
-    """A length that the model was not made for."""
+    """Return the note on a length that the model was not made for."""
     if np.ndim(context) == 0 and context > q.model.max_len:
         return [Note("context", f"{context:,} tokens are more than the {q.model.max_len:,} positions of {q.model.key}")]
     return []
 
 
 def describe_gpus(plan: spec.Plan) -> str:
-    """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``."""
+    """Describe the GPUs of a plan: ``16 GPUs = 2 stages x TP 8``."""
     total = int(plan.all_gpus)
     return f"{total} GPU{'s' * (total > 1)} = {describe_layout(plan)}"
 
 
 def describe_layout(plan: spec.Plan, over: str = "") -> str:
-    """What its GPUs are laid out as. Replicas are servers, DP is an engine's own; ``over`` is what carries tokens to experts."""
+    """Describe a plan's layout. Replicas are servers, DP is an engine's own; ``over`` is what carries tokens to experts."""
     return describe_sizes(plan) + describe_experts([plan], over)
 
 
 def describe_sizes(plan: spec.Plan) -> str:
-    """A layout without a word of its experts."""
+    """Describe a layout without its experts."""
     several = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
     parts = [text.format(int(n)) for n, text in several if n > 1]
     parts += [f"{axis.upper()} {int(n)}" for axis in ("cp", "tp") if (n := getattr(plan, axis)) > 1 or axis == "tp"]
@@ -367,7 +367,7 @@ def describe_sizes(plan: spec.Plan) -> str:
 
 
 def describe_experts(plans: Sequence[spec.Plan], over: str = "") -> str:
-    """The ranks that share experts, copies of these, what carries tokens to them; plans of pools differ in ranks alone."""
+    """Describe the ranks that share experts, copies of these, what carries tokens to them; plans of pools differ in ranks alone."""
     ranks = " and ".join(dict.fromkeys(str(int(plan.ep)) for plan in plans))
     copies = f" with {int(plans[0].redundant)} redundant ones" if plans[0].redundant else ""
     return f", experts over {ranks}{copies}" + (f" ({over})" if over else "") if plans[0].ep > 1 else ""

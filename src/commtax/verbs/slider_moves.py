@@ -53,7 +53,7 @@ class Move:
 
 
 def moves(q: Question) -> dict[str, list[Move]]:
-    """For each axis its legal values in order."""
+    """Return the legal values of each axis in order."""
     now = _current_sizes(q)
     axes = SIZES if q.trains else PARTS
     return {axis: _moves_along(axis, q, now) for axis in axes} | {"local": _local_token_moves(q) if q.trains else []}
@@ -78,14 +78,14 @@ def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
 
 
 def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray:
-    """Which of these sizes break no rule, all judged at once."""
+    """Return which of these sizes break no rule, all judged at once."""
     names = (*PARTS, "microbatches")
     columns = {name: np.array([sizes[name] for sizes in tried]) for name in names}
     return np.asarray(codes(q.model, q.cluster, with_fields(q.plan, columns), q.engine) == 0)
 
 
 def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
-    """The sizes with the kinds that go with them: megatron's experts beside tp shard sequences, pipelines keep gradients whole."""
+    """Add the kinds that go with sizes: megatron's experts beside tp shard sequences, pipelines keep gradients whole."""
     sharded, whole = {"sequence_parallel": 1}, {"zero": min(1, sizes["zero"])}
     for way in [{}, sharded, whole, sharded | whole] if q.trains else [{}]:
         settled = {**sizes, **way}
@@ -101,7 +101,7 @@ def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
 
 
 def _values(axis: str, q: Question, now: Sizes) -> list[int]:
-    """Sizes worth trying: all small ones, powers of two, what the cluster just holds, and whole shares of experts."""
+    """Return sizes worth trying: all small ones, powers of two, what the cluster just holds, and whole shares of experts."""
     experts = q.model.experts.num_experts + q.plan.redundant_experts if q.model.experts else 1
     most = min(MOST[axis], q.cluster.num_gpus, experts if axis == "ep" else q.cluster.num_gpus)
     tried = {*range(1, SMALL + 1), *(2**i for i in range(15)), *_divisors(experts), now[axis]}
@@ -110,7 +110,7 @@ def _values(axis: str, q: Question, now: Sizes) -> list[int]:
 
 
 def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
-    """For sizes that are refused: the legal plan of whole parts of them that is nearest, and its words; ``q`` is one GPU's."""
+    """Return the nearest legal plan of whole parts of refused sizes, and its description; ``q`` is one GPU's."""
     parts = [sorted({1, *_divisors(wanted[name])[-MOST_PARTS:]}) for name in ("tp", "pp", "cp", "dp", SERVERS)]
     tried = []
     for tp, pp, cp, dp, replicas in itertools.product(*parts):
@@ -127,7 +127,7 @@ def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
 
 
 def _tries(axis: str, value: int, q: Question, now: Sizes) -> Iterator[Sizes]:
-    """Plans with this value, from the one that people expect on."""
+    """Yield plans with this value, the one that users expect first."""
     for sizes in _shapes(axis, {**now, axis: value}, q, now):
         each, rest = divmod(now["microbatches"] * now["dp"], sizes["dp"])
         if q.trains and axis != "dp" and not rest and each <= MOST["microbatches"]:
@@ -137,7 +137,7 @@ def _tries(axis: str, value: int, q: Question, now: Sizes) -> Iterator[Sizes]:
 
 
 def _shapes(axis: str, base: Sizes, q: Question, now: Sizes) -> Iterator[Sizes]:
-    """The value alone, then with sizes that give way. A cluster that is full stays full, or the value is passed over."""
+    """Yield the value alone, then with sizes that give way. A cluster that is full stays full, or the value is passed over."""
     total = q.cluster.num_gpus
     full = _gpus(now) == total
     kept = {**base, "dp": max(1, _room("dp", base, total))}
@@ -154,7 +154,7 @@ def _shapes(axis: str, base: Sizes, q: Question, now: Sizes) -> Iterator[Sizes]:
 
 
 def _for_experts(base: Sizes, q: Question) -> Iterator[Sizes]:
-    """Ranks for so many shares of the experts: more or fewer replicas, else another tp."""
+    """Yield ranks for so many shares of the experts: more or fewer replicas, else another tp."""
     ep = base["ep"]
     if not q.engine.sends.experts_keep_tp:
         yield {**base, "dp": max(1, ep // base["tp"])}
@@ -166,7 +166,7 @@ def _for_experts(base: Sizes, q: Question) -> Iterator[Sizes]:
 
 
 def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
-    """Sizes of the experts' group, as it is first; where it must follow, over all of tp x dp, or over fewer."""
+    """Return sizes of the experts' group, as it is first; where it must follow, over all of tp x dp, or over fewer."""
     ep, experts = sizes["ep"], q.model.experts
     if axis == "ep" or ep == 1 or experts is None:
         return [ep]
@@ -178,7 +178,7 @@ def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
 
 
 def _note(axis: str, sizes: Sizes, now: Sizes, q: Question) -> str:
-    """What followed, and why; "" where nothing did."""
+    """Describe which sizes followed, and why; "" where none did."""
     changed = [name for name in now if name != axis and sizes[name] != now[name]]
     if not changed:
         return ""
@@ -201,7 +201,7 @@ def _gpus(sizes: Sizes) -> int:
 
 
 def _room(axis: str, sizes: Sizes, total: int) -> int:
-    """The size of one axis up to which the cluster holds the plan."""
+    """Return the size of one axis up to which the cluster holds the plan."""
     return total // (_gpus({**sizes, axis: 1}) if axis != "ep" else 1)
 
 
@@ -210,7 +210,8 @@ def _divisors(n: int) -> list[int]:
 
 
 def _local_token_moves(q: Question) -> list[Move]:
-    """Local tokens are micro-batch times sequence, a cp rank's share: the sequence stays as long as it goes into them."""
+    """Return moves of local tokens, micro-batch times sequence, a cp rank's share: the sequence stays as long as it goes into
+    them."""
     cp, length = int(q.plan.cp), int(q.context)
     values = sorted({*(2**i for i in range(7, 18)), int(q.micro_batch) * length // cp})
     rows = {v: (1, v * cp) if v * cp % length else (v * cp // length, length) for v in values}
@@ -264,7 +265,7 @@ class HeatGrid:
 
 
 def grid(here: StepBill, kind: str) -> HeatGrid:
-    """The heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
+    """Price the heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
     q = here.question
     batches = sorted({*(MICRO if q.trains else BATCHES), _batch(q)})
     columns = _links(q) if kind == "tp-link" else [Column(str(v), v, q.cluster, {}) for v in batches]
@@ -298,7 +299,7 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
 
 
 def _batch(q: Question) -> int:
-    """Sequences of the step; in training, of a microbatch."""
+    """Return the sequences of the step; in training, of a microbatch."""
     return int(q.micro_batch if q.trains else q.batch)
 
 
@@ -332,7 +333,8 @@ class CellSizes(NamedTuple):
 
 
 def _sizes(q: Question, tp: int, batch: int) -> CellSizes:
-    """The plan of a cell: experts follow tp as engines tie them; in training dp gives way to tp and the global batch stays."""
+    """Return the plan of a cell: experts follow tp as engines tie them; in training dp gives way to tp and the global batch
+    stays."""
     dp, ep = int(q.plan.dp), int(q.plan.ep)
     if not q.trains:
         return CellSizes(tp, dp, tp * dp if ep > 1 else ep, batch)
@@ -345,7 +347,7 @@ def _sizes(q: Question, tp: int, batch: int) -> CellSizes:
 
 
 def _links(q: Question) -> list[Column]:
-    """The cluster as it is, then other links: inside a host, or one GPU a host and the link between them."""
+    """Return the cluster as it is, then other links: inside a host, or one GPU per host and the link between them."""
     cluster, batch = q.cluster, _batch(q)
     own = cluster.intra.key if cluster.is_one_domain or cluster.gpus_per_host > 1 else cluster.inter.key
     title = own if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}"

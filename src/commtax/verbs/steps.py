@@ -21,7 +21,7 @@ SPREAD = ("experts", "routing")  # parts of a step whose work all ranks that sha
 
 
 def step_bill(asked: Question, work: Workload) -> Bill:
-    """One step of one replica, line by line."""
+    """Price one step of one replica, line by line."""
     return _step(asked.normal(), replace(work, rows_per_seq=1 + asked.speculative) if asked.speculative else work)
 
 
@@ -31,34 +31,36 @@ def _step(asked: Question, work: Workload) -> Bill:
 
 
 def spread_s(bill: Bill) -> Number:
-    """Seconds of a step that ranks which share experts share too: the experts, what is done for their sake, and what is sent."""
+    """Return the seconds of a step that ranks which share experts share too: the experts, their routing, and what is sent for
+    them."""
     parts = [x for x in bill.lines if getattr(x.priced_from, "part", "") in SPREAD or (x.kind == "comm" and x.item.axis == "ep")]
     return sum((x.exposed_s for x in parts), start=0.0)
 
 
 def decode_workload(seqs: Number, load: ClosedLoopLoad) -> Workload:
-    """A decode step in the middle of its requests' lives: I + O/2 - 1 cached tokens each."""
+    """Return a decode step in the middle of its requests' lives: I + O/2 - 1 cached tokens each."""
     return Workload(decode_seqs=seqs, cached_tokens=seqs * context(load))
 
 
 def prompt_work(beside: Number, load: ClosedLoopLoad, tokens: Number, together: Number = 1.0) -> Workload:
-    """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are done."""
+    """Return a step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are done."""
     past = load.input_len - load.computed + np.maximum(0.0, load.computed - tokens / together) / 2
     return Workload(beside, beside * context(load), together, tokens, together * past)
 
 
 def chunk_tokens(asked: Question, input_len: Number) -> Number:
-    """Tokens of a prompt that a step takes which has no other."""
+    """Return the tokens of a prompt that a step takes which has no other."""
     return np.minimum(input_len, step_limits(asked)[0]) if asked.engine.serves.chunked else input_len
 
 
 def context(load: ClosedLoopLoad) -> Number:
-    """Mean number of cached tokens over the decode steps of a request."""
+    """Return the mean number of cached tokens over the decode steps of a request."""
     return load.input_len + np.maximum(0.0, load.output_len / 2 - 1)
 
 
 def padding_notes(asked: Question, running: Number, rows: Number) -> Iterator[Note]:
-    """Where much of a decode step is padding, so that a few clients more may get fewer tokens/s; of several loads the first."""
+    """Yield a note where much of a decode step is padding, so that a few clients more may get fewer tokens/s; of several loads the
+    first."""
     if any(np.ndim(getattr(asked.plan, axis)) for axis in SIZES):
         return
     each = np.ceil(np.maximum(1.0, np.atleast_1d(running)) / asked.plan.pp) * (1 + asked.speculative)

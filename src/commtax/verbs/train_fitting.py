@@ -72,14 +72,14 @@ def train_fit(
 
 
 def train_holds(asked: Settled) -> TrainFit:
-    """The training plan of a question judged, with the changes that would make it fit, the cheapest in time first."""
+    """Judge the training plan of a question, with the changes that would make it fit, the cheapest in time first."""
     check_memory(asked)
     judged = train_judge(asked)
     return judged if judged.fits else replace(judged, advice=tuple(_advice(asked)))
 
 
 def train_judge(asked: Settled) -> TrainFit:
-    """… without advice."""
+    """Judge a training plan without advice."""
     budget = asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE)
     return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
 
@@ -93,7 +93,7 @@ def _advice(asked: Settled) -> Iterator[str]:
 
 
 def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
-    """All sets of options on the same GPUs with which it fits, and with none of them less far."""
+    """Return all sets of options on the same GPUs with which it fits, and would not with a smaller change."""
     plan, micro = asked.plan, int(asked.micro_batch)
     ladders: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
@@ -133,7 +133,7 @@ def _if_legal(asked: Settled, changes: Changes) -> Settled | None:
 
 
 def _with_more_gpus(asked: Settled) -> list[tuple[str, Settled]]:
-    """Wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
+    """Return wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
     plan = asked.plan
     degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
     widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
@@ -161,7 +161,7 @@ class CompletedPlan:
 
 
 def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
-    """Of a run that beat its plan by more than its range, or ran in memory that this plan does not have: what it may have been.
+    """Return what a run may have been that beat its plan by more than its range, or ran in memory that this plan does not have.
 
     First the plan of the same engine that comes nearest to what was measured; where that does not fit, the nearest that does.
     """
@@ -170,7 +170,7 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
         return []
 
     def rank(one: CompletedPlan) -> tuple[float, float]:
-        """Inside the range all are as near: then the smallest is the likeliest."""
+        """Return the distance and size: inside the range all are as near, and the smallest is the likeliest."""
         return max(0.0, abs(math.log(one.mfu / measured_mfu)) - width), one.memory_bytes
 
     own = list(_priced(b.question, _left_out(b.question)))
@@ -184,7 +184,7 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
 
 
 def _left_out(q: Settled) -> list[list[Choice]]:
-    """What was not said of a plan, each with the ways to say it."""
+    """Return the options that a plan left out, each with its possible values."""
     plan = q.plan
     found: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
@@ -201,7 +201,7 @@ def _left_out(q: Settled) -> list[list[Choice]]:
 
 
 def _priced(q: Settled, left_out: list[list[Choice]], before: str = "") -> Iterator[CompletedPlan]:
-    """All of them together in every way that can be had, fewest first."""
+    """Price all of them together in every legal way, fewest first."""
     for chosen in sorted(product(*left_out), key=lambda choices: sum(map(bool, choices))):
         options = " ".join(filter(None, [before, *(words for words, _ in chosen)]))
         changes = {name: value for _, change in chosen for name, value in change.items()}
@@ -215,7 +215,7 @@ def _priced(q: Settled, left_out: list[list[Choice]], before: str = "") -> Itera
 
 
 def _of_other_engines(q: Settled) -> Iterator[CompletedPlan]:
-    """The same sizes in other programs that train, with what these do by themselves."""
+    """Price the same sizes in other programs that train, with their own defaults."""
     for name in catalog.keys("engines"):
         engine = catalog.engine(name)
         if "train" not in engine.phases or engine.key == q.engine.key:

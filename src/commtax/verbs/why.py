@@ -126,12 +126,12 @@ class Explanation:
 
 
 def engine_effect(q: Question, name: str) -> Effect:
-    """An engine's own number."""
+    """Return the effect of an engine's own number."""
     return _effect(q, (name, engine_number(q.engine, name) or 0.0))
 
 
 def factor_effects(q: Question, factors: tuple[Factor, ...]) -> tuple[Effect, ...]:
-    """Factors that change something."""
+    """Return the effects of factors other than 1."""
     return tuple(_effect(q, factor) for factor in factors if float(factor[1]) != 1.0)
 
 
@@ -142,7 +142,7 @@ def _effect(q: Question, factor: Factor) -> Effect:
 
 
 def _source(q: Question, name: str) -> str:
-    """Whose a number is: an engine's file, the kernels' constants of whole steps, or the question's."""
+    """Return the source of a number: an engine's file, the kernels' constants of whole steps, or the question."""
     if known := citation_of(q.engine, name):
         return f"{q.engine.key} {q.engine.version}: {known}"
     if "." in name:
@@ -205,7 +205,7 @@ class Why(Answer):
 
 
 def line_number(names: Sequence[str], wanted: str) -> int:
-    """The line that a text means: its number, its whole name, or a part that one name alone has."""
+    """Return the line that a text means: its number, its whole name, or a part that one name alone has."""
     text = " ".join(wanted.lower().split())
     if text.isdecimal() and 1 <= int(text[:9]) <= len(names):
         return int(text) - 1
@@ -220,7 +220,7 @@ def line_number(names: Sequence[str], wanted: str) -> int:
 
 
 def why(b: StepBill, wanted: str) -> Why:
-    """Why a line of a bill takes as long as it does. ``wanted`` is its number (the costliest is 1) or a part of its name.
+    """Explain why a line of a bill takes as long as it does. ``wanted`` is its number (the costliest is 1) or a part of its name.
 
     >>> import commtax
     >>> step = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)
@@ -234,7 +234,7 @@ def why(b: StepBill, wanted: str) -> Why:
 
 
 def every_why(b: StepBill) -> list[Why]:
-    """Those of all lines, the costliest first."""
+    """Explain all lines, the costliest first."""
     return [_explain_line(b, line, i + 1, name) for i, (line, name) in enumerate(zip(by_cost(b), labels(b), strict=True))]
 
 
@@ -290,7 +290,7 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
 
 
 def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors, pace: float) -> Iterator[TimePart]:
-    """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
+    """Yield each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
     chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank * a.pace[1] * pace
     fixed = moving = 0.0
     for term in terms(charged, chip, t.constants, a.rate):
@@ -304,7 +304,7 @@ def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors
 
 
 def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
-    """Numbers of the engine that decided this kernel's sizes."""
+    """Yield the numbers of the engine that decided this kernel's sizes."""
     for name, known in mechanisms().items():
         kernels = (k.form in known.forms or k.part in known.parts) and k.part not in known.but_parts and not k.casts
         if (
@@ -319,7 +319,7 @@ def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
 
 
 def _doubts(k: Kernel, t: PricingTerms, trains: bool) -> Iterator[str]:
-    """Why a kernel's range is as wide as it is."""
+    """Yield why a kernel's range is as wide as it is."""
     constants, source = t.constants, t.constants.label if trains else kernels.kernel_source(k, t.constants)
     whole = constants.tables["train.bf16"]["sigma"] if trains else constants.sigma
     yield f"{whole:g}: kernels of whole {'training ' if trains else ''}steps on {constants.family} chips against measured ones"
@@ -390,7 +390,7 @@ def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
 
 
 def _host(b: StepBill, x: Line) -> Explanation:
-    """Seconds that the GPU waits for the host, by what for."""
+    """Explain the seconds that the GPU waits for the host, by their cause."""
     q = b.question
     if q.trains:
         parts = {str(x.priced_from): x.fixed_s}

@@ -71,7 +71,7 @@ class UsualTechnique:
 
 
 def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
-    """The question without what its engine has on anyway, and that."""
+    """Split a question into one without what its engine has on anyway, and that."""
     try:
         settle(put)
         return put, []
@@ -87,7 +87,7 @@ def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
 
 
 def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
-    """Since when a technique is on anyway, how that is said, and whether it can be priced; None where it can be set."""
+    """Return since when a technique is on anyway, the words for it, and whether it can be priced; None where it can be set."""
     try:
         settle(bare.but(**changes))
     except Refusal as refused:
@@ -147,7 +147,7 @@ class QuestionedSetting:
 
 
 def questioned(q: Question) -> Iterator[QuestionedSetting]:
-    """What a question sets away from the engine's own, and may pay for; not what techniques set."""
+    """Yield the settings of a question that differ from the engine's own, and may cost; not what techniques set."""
     told = {name for _, text in techniques_on(q) for name in changes_of(text)}
     for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
         value = None if option.key in told else field_value(q, option.key)
@@ -156,13 +156,13 @@ def questioned(q: Question) -> Iterator[QuestionedSetting]:
 
 
 def questioned_flags(q: Question, pasted: Mapping[str, object]) -> list[str]:
-    """The settings of a pasted command that are questioned, as the engine's command has them, whatever the question takes of it."""
+    """Return the questioned settings of a pasted command, as the engine's command has them, whatever the question takes of it."""
     names = [name for name in table("verbs/costly_settings.toml")["options"] if pasted.get(name)]
     return [_flag(q, name, pasted[name]) for name in names if not is_default(options()[name].key, pasted[name])]
 
 
 def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
-    """The questioned settings that can be left out, those first without which requests gain most.
+    """Weigh the questioned settings that can be left out, those first without which requests gain most.
 
     ``figures``: what requests come to with another question, beside this one.
     """
@@ -185,7 +185,7 @@ def why_start_is_lost(now: Question, without: Question) -> str:
 
 
 def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:
-    """Engine limits that requests gain by where caches are small; None where none is worth it."""
+    """Return engine limits that requests gain by where caches are small; None where none is worth it."""
     judged = holds(judged_by_memory(q.plain()))
     if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
         return None
@@ -198,7 +198,7 @@ def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, floa
 
 
 def _flag(q: Question, name: str, value: object) -> str:
-    """A setting as the engine's command has it, else as our own option."""
+    """Return a setting as the engine's command has it, else as our own option."""
     sections = [one for one in flag_table(program_of(q.engine).key).values() if isinstance(one, dict)]
     if value == "nccl" and any("plain_nccl" in one for one in sections):  # a switch of theirs
         name, value = "plain_nccl", True
@@ -309,7 +309,7 @@ class Worth(Answer):
 
 
 def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOptions]) -> Worth:
-    """What each technique that the engine has is worth here: gain, range, where it flips, and the flag that asks for it.
+    """Return what each technique that the engine has is worth here: gain, range, where it flips, and the flag that requests it.
 
     >>> import commtax
     >>> weighed = commtax.worth("llama-3.1-8b", "8xh100-sxm", tp=8)
@@ -324,7 +324,7 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
 
 
 def check_loads(options: Mapping[str, object]) -> bool:
-    """Whether a load of requests is given, and not a step; what does not go together is refused."""
+    """Return whether the options set a load of requests rather than a step; options that do not go together are refused."""
     given = {name for name, value in options.items() if value is not None}
     requests = bool(given.intersection(LOADS))
     if requests and BATCH in given:
@@ -335,7 +335,8 @@ def check_loads(options: Mapping[str, object]) -> bool:
 
 
 def worth_of(put: Question, requests: bool = False) -> Worth:
-    """Every technique on requests: those of a load, as long as its context, or those that keep the batch of a step running."""
+    """Weigh every technique on requests: those of a load, as long as its context, or those that keep the batch of a step
+    running."""
     if requests and put.phase != "decode":
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
@@ -358,7 +359,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
 
 
 def _settings_when_full(weigh: Scale) -> FullServer | None:
-    """What settings cost on a full server; None where the load asked about fills it, or is a rate."""
+    """Weigh settings on a full server; None where the load fills it, or is a rate."""
     q = weigh.question
     most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * requests_weighed.replicas_of(q)
     if q.offered.request_rate or most <= q.requests.concurrency:
@@ -368,12 +369,12 @@ def _settings_when_full(weigh: Scale) -> FullServer | None:
 
 
 def _step_asked(q: Question) -> Mapping[str, object]:
-    """What a step has that is told beside the requests that keep it running."""
+    """Return the sizes of a step that are shown beside the requests that keep it running."""
     return {axis: getattr(q, axis) for axis in STEP_AXES}
 
 
 def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
-    """Techniques that a question has set, each against the same question without it; not those that nobody can leave out."""
+    """Weigh techniques that a question has set, each against the same question without it; not those that cannot be left out."""
     q = weigh.question
     for one, text in techniques_on(q):
         own = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
@@ -384,7 +385,7 @@ def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
 
 
 def weigh_usual(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
-    """Techniques that were asked about and that the engine has on anyway, against one that is the same but for them."""
+    """Weigh requested techniques that the engine has on anyway, against one that is the same but for them."""
     for found in usual:
         row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
         try:
@@ -402,7 +403,7 @@ def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
 
 
 def flag_of(asked: str, q: Question) -> str:
-    """What asks the question's engine for techniques; "" where nothing does."""
+    """Return the flags that request techniques from the question's engine; "" where none do."""
     return flag_text([one for one, _ in asked_techniques(asked)], program_of(q.engine).key, q)
 
 
@@ -426,7 +427,7 @@ class Scale:
         self.bill, self.fit = price(q.vary(**self._shown)), fit_of_step(q)
 
     def beside(self, q: Settled, flips: bool = True) -> Scale:
-        """The same of another question."""
+        """Return the scale of another question."""
         return Scale(q, bool(self.requests), flips, self._shown)
 
     @cached_property
@@ -442,7 +443,7 @@ class Scale:
         return tuple((axis, float(grid[0]), float(grid[-1])) for axis, (grid, _) in self._swept.items())
 
     def row(self, one: Technique) -> TechniqueWorth:
-        """The best of a technique's usual values, where it cannot be had alone on top of one that it needs; else why not."""
+        """Return the best of a technique's usual values, where it needs another one on top of that; else why it is refused."""
         best = self._best(one)
         is_set = any(found is one for found, _ in techniques_on(self.question))
         if (best.refused or best.idle) and self._flips and not is_set:
@@ -457,7 +458,7 @@ class Scale:
         return replace(best, pays=pays, never=never)
 
     def _beside(self, one: Technique) -> TechniqueWorth | None:
-        """A technique on top of one that it needs: of several the one that leads farthest, with it or without."""
+        """Return a technique on top of one that it needs: of several the one that leads farthest, with it or without."""
         bases = [base for base in (self.weigh(technique(other), other) for other in one.needs) if not base.refused]
         rows = [(base, self._on_top(one, base.asked)) for base in bases]
         able = [(row.fits, base.gain * max(1.0, row.gain), row) for base, row in rows if not (row.refused or row.idle)]
@@ -471,7 +472,7 @@ class Scale:
         return row if row.refused else replace(row, asked=asked, beside=other, flag=flag_of(asked, self._with(asked)))
 
     def gain(self, text: str) -> float:
-        """Tokens/s per GPU with several techniques over those without; 0 where they cannot be had together."""
+        """Return tokens/s per GPU with several techniques over those without; 0 where they do not go together."""
         try:
             q = self._with(text)
             need_accepted(q)
@@ -480,7 +481,7 @@ class Scale:
             return 0.0
 
     def _with(self, text: str) -> Settled:
-        """The question with techniques, without what was stated of another drafter."""
+        """Return the question with techniques, without what was stated of another drafter."""
         changes = changes_of(text)
         other = self.question.techniques.drafter and "drafter" in changes
         unsaid = {name: default_of(name) for name in DRAFTED} if other else {}
@@ -505,7 +506,7 @@ class Scale:
             return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)), getattr(error, "kind", ""))
 
     def against(self, one: Technique, asked: str, changes: Mapping[str, object]) -> TechniqueWorth:
-        """A technique that was asked for in so many words, by all that it changes."""
+        """Weigh a technique that was requested explicitly, by all that it changes."""
         q = self.question.but(**changes)
         pays, never = pay_ranges(q, self.question, self._swept)
         return replace(self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q), pays=pays, never=never)
@@ -515,7 +516,7 @@ class Scale:
         return replace(row, **self.figures(q, row.technique.group), notes=notes, accepted=accepted)
 
     def figures(self, q: Settled, group: str = "") -> dict[str, Any]:
-        """What another question comes to beside this one, and how far gains of this group of techniques may be off."""
+        """Return the figures of another question beside this one, and how far gains of this group of techniques may be off."""
         told, judged = price(q.vary(**self._shown)), fit_of_step(q)
         step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
         steps: list[tuple[Bill, Bill]] = [(told, self.bill)]
@@ -537,19 +538,19 @@ class Scale:
         return {"step_s": float(told.step_s), "step_gain": step_gain, **times, **room, **ends}
 
     def _drafts_alike(self, q: Settled) -> bool:
-        """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
+        """Return whether steps yield tokens as they do without a technique: their common uncertainty then cancels."""
         now, then = ((x.speculative, x.techniques.drafter, x.techniques.per_step) for x in (self.question, q))
         return now == then
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
-        """Tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
+        """Return tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
         before, after = (one.most_seqs(int(q.context) + 1) for one in (self.fit, judged))
         if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
         return self._rate_when_full(q, judged) / self._full_rate
 
     def holds(self, judged: Fit) -> bool:
-        """Whether there is room for the step's batch, or for one request: others wait for theirs."""
+        """Return whether there is room for the step's batch, or for one request: others wait for theirs."""
         each = self.question.requests.tokens if self.requests else self.question.context + 1
         return judged.holds_one and judged.holds(1 if self.requests else int(self.question.batch), int(each))
 
@@ -558,7 +559,7 @@ class Scale:
         return self._rate_when_full(self.question, self.fit)
 
     def _rate_when_full(self, q: Settled, judged: Fit) -> float:
-        """Tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
+        """Return tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
         most = min(judged.most_seqs(int(q.context) + 1), step_limits(q)[1])
         if not self.requests:
             return _rate_per_gpu(price(q.but(batch=most)))
@@ -570,7 +571,7 @@ def _rate_per_gpu(b: StepBill) -> float:
 
 
 def ratio_sigma(a: Bill, b: Bill) -> float:
-    """Standard deviation of the logarithm of two steps' ratio: what both have in common errs together and cancels.
+    """Return the deviation of the logarithm of two steps' ratio: errors of what both have in common cancel.
 
     Half of the variance of a line is taken to be its basis's, which errs with all lines of that basis, and half its own.
     """
@@ -585,7 +586,7 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
 
 
 def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
-    """The few techniques that gain whole requests most and something worth saying; not those that set what is ``told`` anyway."""
+    """Return the few techniques that gain requests most and enough to report, but those that set what is ``told`` anyway."""
     if not is_accepted_known(q):
         return []
     scale, engine = Scale(q, flips=False), program_of(q.engine).key

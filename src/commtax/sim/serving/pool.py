@@ -86,7 +86,7 @@ class BlockPool:
         self.plain = not book.prefixes and not book.hit_rate  # nothing is cached of a prompt that nobody has computed
 
     def cached_tokens(self, i: int) -> int:
-        """Return the tokens of a waiting request that need not be computed: all where another worker has, else all but one at most."""
+        """Return the tokens of a waiting request that are not computed: all where another worker has, else at most all but one."""
         book = self.book
         most = book.target[i] - 1
         if self.computed_elsewhere(i):
