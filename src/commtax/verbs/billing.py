@@ -210,10 +210,10 @@ def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptio
     out in that time. ``profile`` is a machine's own constants (a file of ``commtax calibrate``): its engine and type are used
     unless others are given. ``commtax.keywords("bill")`` says what each keyword means.
     """
-    asked = resolve_question(model, cluster, check_taken("bill", options))
-    if asked.trains:
+    q = resolve_question(model, cluster, check_taken("bill", options))
+    if q.trains:
         raise Refusal("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed", "phase")
-    return price(settle(asked))
+    return price(settle(q))
 
 
 def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[TrainBillOptions]) -> StepBill:

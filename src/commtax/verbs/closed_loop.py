@@ -228,28 +228,28 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
 
 
 @cache_answers
-def price_closed_loop(asked: Settled) -> ClosedLoop:
+def price_closed_loop(q: Settled) -> ClosedLoop:
     """Price the closed loop of a question."""
-    checking.check_pictures(asked, asked.requests.input_len)
-    need_accepted(asked)
-    load, known = _load(asked), asked.requests.kv_tokens
-    kv = cache_tokens(asked) if known is None else known
-    most = np.minimum(step_limits(asked)[1], state_places(asked, kv))
-    fed = loop.fed_requests(load, step_limits(asked)[0], asked.plan.pp, asked.engine)
-    seqs = loop.running_requests(load, asked.engine, kv, most, fed)
-    apart = _split(asked, np.ceil(load.concurrency / seqs))
+    checking.check_pictures(q, q.requests.input_len)
+    need_accepted(q)
+    load, known = _load(q), q.requests.kv_tokens
+    kv = cache_tokens(q) if known is None else known
+    most = np.minimum(step_limits(q)[1], state_places(q, kv))
+    fed = loop.fed_requests(load, step_limits(q)[0], q.plan.pp, q.engine)
+    seqs = loop.running_requests(load, q.engine, kv, most, fed)
+    apart = _split(q, np.ceil(load.concurrency / seqs))
     if apart:
-        return _disaggregated_loop(asked, load, kv, most, apart)
-    steps, served, bills = _shared_workers(asked, load, seqs, kv, most)
-    return _answer(asked, load, seqs, steps, kv, served, bills)
+        return _disaggregated_loop(q, load, kv, most, apart)
+    steps, served, bills = _shared_workers(q, load, seqs, kv, most)
+    return _answer(q, load, seqs, steps, kv, served, bills)
 
 
-def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
+def _answer(q: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
     """Return the closed loop with the rows of a decode step, and with the lessons of its profile."""
-    work = replace(decode_workload(np.ceil(fullest_batch(seqs, asked.plan.pp)), load), rows_per_seq=load.rows)
-    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
-    answer = ClosedLoop(asked, seqs, rows, *parts)
-    return _as_learnt(answer) if asked.profile and asked.profile.lessons else answer
+    work = replace(decode_workload(np.ceil(fullest_batch(seqs, q.plan.pp)), load), rows_per_seq=load.rows)
+    rows = padded_rows(work.rows, work, q.engine, q.plan.tp, q.what_if.eager)
+    answer = ClosedLoop(q, seqs, rows, *parts)
+    return _as_learnt(answer) if q.profile and q.profile.lessons else answer
 
 
 def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
@@ -266,41 +266,41 @@ def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
     return replace(answer, served=loop.scaled(answer.served, *factors), learnt=rest)
 
 
-def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
+def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
     """Price prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
-    wanted, plan = asked.requests, asked.plan
+    wanted, plan = q.requests, q.plan
     if wanted.kv_tokens is None:
-        apart = replace(apart, kv_tokens=cache_tokens(prompter(asked)))
-    room = loop.running_requests(replace(load, concurrency=np.inf), asked.engine, kv, most)
-    prompting, prompt = prompting_of(prompter(asked), load, apart.senders, apart.kv_tokens)
-    net = network_of(asked, load, wanted.concurrency, apart, prompting, decoding_of(asked, load, room, apart.copies))
+        apart = replace(apart, kv_tokens=cache_tokens(prompter(q)))
+    room = loop.running_requests(replace(load, concurrency=np.inf), q.engine, kv, most)
+    prompting, prompt = prompting_of(prompter(q), load, apart.senders, apart.kv_tokens)
+    net = network_of(q, load, wanted.concurrency, apart, prompting, decoding_of(q, load, room, apart.copies))
     passed = flow(net)
-    bills = step_bill(asked, decode_workload(np.ceil(fullest_batch(passed.seqs, plan.pp)), load)), prompt
-    served = disaggregated_means(net, passed, asked.engine, wanted.num_prompts, load.loading_s)
-    chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
+    bills = step_bill(q, decode_workload(np.ceil(fullest_batch(passed.seqs, plan.pp)), load)), prompt
+    served = disaggregated_means(net, passed, q.engine, wanted.num_prompts, load.loading_s)
+    chunks = load.computed / chunk_tokens(prompter(q), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp, decoding=passed.seqs)
-    return _answer(asked, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
+    return _answer(q, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
 
 
-def _split(asked: Settled, enough: Number) -> Disaggregation | None:
+def _split(q: Settled, enough: Number) -> Disaggregation | None:
     """Return both kinds of workers; ``enough`` decode where their number is not set."""
-    wanted = asked.requests
-    check_apart(asked)
+    wanted = q.requests
+    check_apart(q)
     if not wanted.disaggregated:
         return None
-    ahead = prompter(asked)
-    check_sides(asked, ahead.plan.tp)
+    ahead = prompter(q)
+    check_sides(q, ahead.plan.tp)
     if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
         settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
     return Disaggregation(ahead.plan, wanted.prefill_workers, enough if wanted.decode_workers is None else wanted.decode_workers)
 
 
 def _shared_workers(
-    asked: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
+    q: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
 ) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
     """Price one pool of workers that computes prompts and decodes, in shared steps or in turn."""
-    engine, pp, budget, first = asked.engine, asked.plan.pp, step_limits(asked)[0], asked.engine.serves.prefill_first
-    ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
+    engine, pp, budget, first = q.engine, q.plan.pp, step_limits(q)[0], q.engine.serves.prefill_first
+    ranks = ALONE if q.model.experts is None else q.plan.dp  # a prompt of one holds up all that share experts
     load = loop.with_patience(load, ranks, seqs, engine)
     full = loop.pressure(load, engine, kv, seqs, most, loop.fed_requests(load, budget, pp, engine))
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
@@ -308,9 +308,9 @@ def _shared_workers(
     room = np.maximum(1.0, budget - beside * load.rows)  # for prompt tokens, with the rows of each decode beside them
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
-    decode = step_bill(asked, decode_workload(np.ceil(fullest_batch(decodes, pp)), load))
-    prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
+    decode = step_bill(q, decode_workload(np.ceil(fullest_batch(decodes, pp)), load))
+    prompt = step_bill(q, q.seen(prompt_work(beside, load, tokens, together), load.input_len))
+    spread = 0.0 if ranks is ALONE else spread_share(q, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
     queued = pick(first, loop.gathered_prompts(load, steps, seqs, engine), seqs - decodes) * (load.output_len > 1)
     begin = None
@@ -318,34 +318,34 @@ def _shared_workers(
         most = loop.burst_prompts(load, seqs, budget, engine)
         least = 0.0 if engine.serves.chunked else load.computed
         work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, least)), most)
-        full_s = step_bill(asked, asked.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
+        full_s = step_bill(q, q.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
         begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
     ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
     served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
     return steps, served, (decode, prompt)
 
 
-def spread_share(asked: Question, decode: Bill, prompt: Bill) -> Number:
+def spread_share(q: Question, decode: Bill, prompt: Bill) -> Number:
     """Return the share of the seconds that prompts add to a step which all ranks of attention data parallelism work off
     together."""
-    without = 0.0 if asked.engine.serves.prefill_first else 1.0
+    without = 0.0 if q.engine.serves.prefill_first else 1.0
     added = np.maximum(1e-12, prompt.step_s - without * decode.step_s)
     return np.clip((spread_s(prompt) - without * spread_s(decode)) / added, 0.0, 1.0)
 
 
-def _load(asked: Question) -> ClosedLoopLoad:
+def _load(q: Question) -> ClosedLoopLoad:
     """Return the load of one replica."""
-    wanted, prompts = asked.requests, asked.requests.num_prompts
+    wanted, prompts = q.requests, q.requests.num_prompts
     if not np.all(np.isinf(prompts)):
         prompts = positive(num_prompts=prompts)
         if np.any(np.asarray(prompts) < wanted.concurrency):
             raise Refusal.of(f"at least as many as clients, {wanted.concurrency}, are needed", num_prompts=prompts)
-    dp = asked.plan.dp * asked.plan.replicas
+    dp = q.plan.dp * q.plan.replicas
     each, lengths = wanted.concurrency / dp, (wanted.input_len * 1.0, wanted.output_len * 1.0)
-    cached = asked.offered.cached_tokens(lengths[0])
-    loading = prefix_loading_s(prompter(asked) if wanted.disaggregated else asked, cached)
-    kept = state_tokens(asked) + asked.speculative  # drafts are in the cache while they are checked
-    return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached, loading), asked)
+    cached = q.offered.cached_tokens(lengths[0])
+    loading = prefix_loading_s(prompter(q) if wanted.disaggregated else q, cached)
+    kept = state_tokens(q) + q.speculative  # drafts are in the cache while they are checked
+    return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached, loading), q)
 
 
 def _notes(s: ClosedLoop) -> Iterator[Note]:

@@ -61,35 +61,35 @@ def make_room(judged: Fit) -> Fit | None:
 
     None where its caches have memory enough, or where no limit is worth it.
     """
-    asked = judged.question
-    if not caches_are_small(judged.kv_bytes / asked.cluster.chip.visible_bytes):
+    q = judged.question
+    if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
         return None
 
     def held(changes: Changes) -> float:
-        found = judge(with_limits(asked, changes))
+        found = judge(with_limits(q, changes))
         most = found.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
         return min(found.max_concurrency, most) if found.is_safe else 0.0
 
     changes = limits_worth_changing(judged, held, held)
-    return judge(with_limits(asked, changes)) if changes else None
+    return judge(with_limits(q, changes)) if changes else None
 
 
 def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: Callable[[Changes], float] | None = None) -> Changes:
     """Return the engine limits whose ``gain`` for a replica is worth a change; those with which it starts as it is come first."""
-    asked, engine = judged.question, judged.question.engine
-    tried = changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked)
+    q, engine = judged.question, judged.question.engine
+    tried = changes_to_try(q.limits, engine.memory.utilization_of, engine.serves.chunked)
 
     def held(changes: Changes) -> Fit:
-        return judge(with_limits(asked, changes))
+        return judge(with_limits(q, changes))
 
     return best_changes(gain, room or (lambda on: held(on).kv_tokens), tried, lambda on: held(on).fits)
 
 
-def with_limits(asked: Settled, changes: Changes) -> Settled:
+def with_limits(q: Settled, changes: Changes) -> Settled:
     """Return a question with all limits said with some of them changed; a share of memory that the engine chose is chosen anew."""
-    usual = limits_of(replace(asked, limits=replace(asked.limits, gpu_memory_utilization=0.0)))
-    own = {SHARE: 0.0} if usual == asked.limits else {}
-    changed = replace(asked, limits=replace(asked.limits, **{**own, **changes}))
+    usual = limits_of(replace(q, limits=replace(q.limits, gpu_memory_utilization=0.0)))
+    own = {SHARE: 0.0} if usual == q.limits else {}
+    changed = replace(q, limits=replace(q.limits, **{**own, **changes}))
     return replace(changed, limits=limits_of(changed))
 
 
@@ -120,7 +120,7 @@ def limit_costs(roomier: Fit, judged: Fit) -> str:
 
 def _advice(failed: Fit) -> list[str]:
     """Return the nearest changes that would make it fit, each tried, written as options to add to the command."""
-    asked, room = failed.question, failed.question.limits
+    q, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
         return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else plans_with_room(failed)
@@ -132,10 +132,10 @@ def _advice(failed: Fit) -> list[str]:
         changes.append(f"{seqs} (a block for the state of each)")
     elif longest := longest_request(failed):
         changes.append(f"--max-model-len {longest}{f' {seqs}' if seqs else ''} (the longest request that fits as it is)")
-    if not asked.plan.weights_dtype and not asked.model.quant:
-        smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
+    if not q.plan.weights_dtype and not q.model.quant:
+        smaller = (dtype for dtype in ("fp8", "int4") if judge(q.vary(weights_dtype=dtype)).fits)
         changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
-    if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
+    if q.plan.kv_dtype != "fp8" and judge(q.vary(kv_dtype="fp8")).fits:
         changes.append("--kv-dtype fp8")
     return changes + plans_with_room(failed)
 
@@ -143,12 +143,12 @@ def _advice(failed: Fit) -> list[str]:
 def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
     """Return the nearest plans with room enough: the same with split caches, and one of as many GPUs or more, as few as
     possible."""
-    asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
+    q, base, plan = failed.question, failed.question.cluster, failed.question.plan
     own, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
-    may_fit = screen(asked, spread)
-    wanted = asked.plain().but(
-        ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
+    may_fit = screen(q, spread)
+    wanted = q.plain().but(
+        ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=q.engine.trains.sequence_parallel, profile=None
     )
     places = [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]
     for place in {place.key: place for place in places if place.num_gpus >= now * dp}.values():
@@ -157,24 +157,24 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
                 where = "" if place.key == base.key else f" --cluster {place.key}"
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
-                return [*_split_caches(asked, enough), f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
-    return _split_caches(asked, enough)
+                return [*_split_caches(q, enough), f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
+    return _split_caches(q, enough)
 
 
-def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[str]:
+def _split_caches(q: Settled, enough: Callable[[Fit], bool]) -> list[str]:
     """Return the fewest ranks of tp that have room enough where they split the cache of each sequence, which changes nothing
     else."""
-    for text in () if asked.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
+    for text in () if q.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
         with suppress(Refusal):
-            if enough(judge(asked.but(**changes_of(text)))):
+            if enough(judge(q.but(**changes_of(text)))):
                 return [f"--{text.replace('=', ' ')}"]
     return []
 
 
 def without_adapters(judged: Fit) -> Fit | None:
     """Judge the same plan without its LoRA adapters; None where it has none."""
-    asked = judged.question
-    return judge(asked.vary(lora_rank=0, max_loras=1)) if asked.plan.lora_rank else None
+    q = judged.question
+    return judge(q.vary(lora_rank=0, max_loras=1)) if q.plan.lora_rank else None
 
 
 Asked = TypeVar("Asked", bound=Question)

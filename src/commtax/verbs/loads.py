@@ -115,9 +115,9 @@ def first_requests(stream: RequestStream, count: float) -> RequestStream:
 PROMPTS = 1000  # requests of a run, where nobody says
 
 
-def stream_of(asked: Question) -> RequestStream:
+def stream_of(q: Question) -> RequestStream:
     """Return the requests: a trace, or drawn. Without a rate all come at once, to as many clients as there are."""
-    offered, wanted = asked.offered, asked.requests
+    offered, wanted = q.offered, q.requests
     if offered.trace is not None:
         return offered.trace
     count = int(wanted.num_prompts) if np.isfinite(wanted.num_prompts) else None if isfinite(offered.duration_s) else PROMPTS
@@ -132,7 +132,7 @@ def stream_of(asked: Question) -> RequestStream:
         seed=offered.seed,
         unique_prompts=offered.unique_prompts,
         shared_prefix=offered.shared_prefix,
-        block=block_tokens(asked),
+        block=block_tokens(q),
         in_flight=float(wanted.concurrency) if closed else offered.max_in_flight,
     )
     if not (closed and offered.ramp_up_s):

@@ -70,7 +70,7 @@ def resolve_question(
         if own:
             raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
         given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
-    asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
+    q = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     if text := str(given.pop("technique", "")):
         from commtax.catalog.techniques import changes_of  # not for those who ask for none
 
@@ -79,11 +79,11 @@ def resolve_question(
             if given[name] not in (on[name], "", 0, 1, None, False):  # which nobody said
                 raise Refusal(f"{name}={given[name]}: the technique '{text[:60]}' says {on[name]}; leave one of them out", name)
         given |= on
-    asked = asked.but(**given)
-    _check_techniques(asked, put=True)
-    if asked.trains and "microbatches" in given:
-        return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)
-    return asked
+    q = q.but(**given)
+    _check_techniques(q, put=True)
+    if q.trains and "microbatches" in given:
+        return q.but(batch=q.plan.microbatches * q.micro_batch, microbatches=1)
+    return q
 
 
 def _check_techniques(q: Question, put: bool = False) -> None:
@@ -145,9 +145,9 @@ UNRULED = frozenset(("requests", "offered", "goal", *PARTS["requests"], *PARTS["
 
 
 @cache_answers
-def changed(asked: Settled, *changes: tuple[str, object]) -> Settled:
+def changed(q: Settled, *changes: tuple[str, object]) -> Settled:
     """Return ``Settled.but`` for what an answer requests in several of its parts."""
-    return asked.but(**dict(changes))
+    return q.but(**dict(changes))
 
 
 def settle(put: Question) -> Settled:

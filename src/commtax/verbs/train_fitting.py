@@ -71,17 +71,17 @@ def train_fit(
     return train_holds(settle(put.but(gpu_memory_utilization=gpu_memory_utilization)))
 
 
-def train_holds(asked: Settled) -> TrainFit:
+def train_holds(q: Settled) -> TrainFit:
     """Judge the training plan of a question, with the changes that would make it fit, the cheapest in time first."""
-    check_memory(asked)
-    judged = train_judge(asked)
-    return judged if judged.fits else replace(judged, advice=tuple(_advice(asked)))
+    check_memory(q)
+    judged = train_judge(q)
+    return judged if judged.fits else replace(judged, advice=tuple(_advice(q)))
 
 
-def train_judge(asked: Settled) -> TrainFit:
+def train_judge(q: Settled) -> TrainFit:
     """Judge a training plan without advice."""
-    budget = asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE)
-    return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
+    budget = q.cluster.chip.visible_bytes * (q.limits.gpu_memory_utilization or USABLE)
+    return TrainFit(q, training_memory(q.model, q.plan, q.step, q.engine), budget)
 
 
 def _advice(asked: Settled) -> Iterator[str]:
@@ -92,9 +92,9 @@ def _advice(asked: Settled) -> Iterator[str]:
         yield f"{options} ({step_s / now - 1:+.0%} time{more})"
 
 
-def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
+def _least_changes(q: Settled) -> list[tuple[str, Settled]]:
     """Return all sets of options on the same GPUs with which it fits, and would not with a smaller change."""
-    plan, micro = asked.plan, int(asked.micro_batch)
+    plan, micro = q.plan, int(q.micro_batch)
     ladders: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
         ladders.append([_choice(sequence_parallel=True)])
@@ -110,7 +110,7 @@ def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
         if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
             continue
         chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
-        other = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
+        other = _if_legal(q, {name: value for _, changes in chosen for name, value in changes.items()})
         if other and train_judge(other).fits:
             found[rungs] = " ".join(words for words, _ in chosen if words), other
     return list(found.values())
@@ -125,9 +125,9 @@ def _choice(**changes: object) -> Choice:
     return " ".join(words), changes
 
 
-def _if_legal(asked: Settled, changes: Changes) -> Settled | None:
+def _if_legal(q: Settled, changes: Changes) -> Settled | None:
     try:
-        return changed(asked, *changes.items())
+        return changed(q, *changes.items())
     except ValueError:
         return None  # this engine or these sizes cannot have it
 
