@@ -74,14 +74,14 @@ def read(path: Named) -> RequestStream:
     stream = RequestStream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
     if table.ids is not None:
         most = np.ceil(prompt / table.block).astype(np.int64).tolist()
-        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        distinct: dict[tuple[int, ...], tuple[int, ...]] = {}
         prefixes = []
         for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
             prefix = _whole_ids(ids)
             if prefix is None or len(prefix) > blocks:
                 rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
                 raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
-            prefixes.append(known.setdefault(prefix, prefix))
+            prefixes.append(distinct.setdefault(prefix, prefix))
         stream = replace(stream, prefixes=tuple(prefixes), block=table.block)
     return _sort_arrivals(_drop_unanswered(stream, table.name))
 
@@ -159,9 +159,9 @@ def _from_json(text: str, name: str) -> _RequestTable:
     if not documents or (stray := next(strays, "")):
         where = f"{stray}: " if documents else ""
         raise Refusal(f"{name}: {where}no request with {', '.join(MOONCAKE)}, nor a benchmark's {', '.join(BENCH)}", "trace")
-    told = [row for row in documents if isinstance(row, dict)]
-    rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in told]
-    ids = [row.get("hash_ids") or [] for row in told] if any("hash_ids" in row for row in told) else None
+    requests = [row for row in documents if isinstance(row, dict)]
+    rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in requests]
+    ids = [row.get("hash_ids") or [] for row in requests] if any("hash_ids" in row for row in requests) else None
     return _RequestTable(name, places, MOONCAKE, rows, lambda value: _number(value) * 1e-3, ids)
 
 
@@ -211,11 +211,11 @@ def _check(table: _RequestTable, side: int, holds: Array, rule: str) -> None:
 
 def _whole_ids(ids: Json) -> tuple[int, ...] | None:
     """Return ids as whole numbers of 64 bits, or None where one of them is not."""
-    told = [i for i in list_of(ids) if type(i) is int or type(i) is str]
-    if not isinstance(ids, list) or len(told) < len(ids):
+    texts = [i for i in list_of(ids) if type(i) is int or type(i) is str]
+    if not isinstance(ids, list) or len(texts) < len(ids):
         return None
     try:
-        whole = tuple(map(int, told))
+        whole = tuple(map(int, texts))
     except ValueError:
         return None
     return whole if all(-MOST_ID < i < MOST_ID for i in whole) else None

@@ -129,8 +129,8 @@ def random_numbers(seed: int) -> list[np.random.Generator]:
     return np.random.default_rng(seed).spawn(2)
 
 
-def _check_above_zero(unit: str, **given: float) -> None:
-    for name, value in given.items():
+def _check_above_zero(unit: str, **values: float) -> None:
+    for name, value in values.items():
         if not value > 0:
             raise Refusal(f"{name}={value:g}{unit}: a number above 0 is needed; nearest valid: 1", name, (1,))
 
@@ -162,7 +162,7 @@ def _prefixes(prompts: Array, shared: int, block: int, repeats: bool) -> tuple[t
     if not repeats:
         cut = {int(blocks): common[:blocks] for blocks in np.unique(prompts // block)}
         return tuple(cut[blocks] for blocks in (prompts // block).tolist())
-    own = np.maximum(prompts // block - len(common), 0)
-    ends = (len(common) + np.cumsum(own)).tolist()
-    counts = zip((prompts // block).tolist(), own.tolist(), ends, strict=True)
+    unshared = np.maximum(prompts // block - len(common), 0)
+    ends = (len(common) + np.cumsum(unshared)).tolist()
+    counts = zip((prompts // block).tolist(), unshared.tolist(), ends, strict=True)
     return tuple((*common[:blocks], *range(end - added, end)) for blocks, added, end in counts)

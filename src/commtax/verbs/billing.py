@@ -323,11 +323,11 @@ def flight_notes(q: Question) -> Iterator[Note]:
 
 def _untaken(plain: Bill, q: Question) -> list[Note]:
     """Return a note on a profile whose collectives are not the ones that run."""
-    own, comm = q.profile, [x for x in plain.items if x.kind == "comm"]
-    if q.trains or not own or not own.libraries or not comm or any(x.source.basis == own.label.basis for x in comm):
+    profile, comm = q.profile, [x for x in plain.items if x.kind == "comm"]
+    if q.trains or not profile or not profile.libraries or not comm or any(x.source.basis == profile.label.basis for x in comm):
         return []
-    instead = f"--library {next(iter(own.libraries))} prices with it"
-    return [Note("profile", f"none of these collectives takes a path of profile {own.name}: {instead}")]
+    instead = f"--library {next(iter(profile.libraries))} prices with it"
+    return [Note("profile", f"none of these collectives takes a path of profile {profile.name}: {instead}")]
 
 
 def step_shares(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False) -> dict[str, Number]:

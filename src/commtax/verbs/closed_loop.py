@@ -174,8 +174,8 @@ class ClosedLoop(Answer):
         if not self.question.engine.host.calibrated:
             return "assumed"
         lines = [line for step in self.bills for line in step.lines]
-        known = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
-        return "calibrated" if known and self.measured_here else "transferred"
+        measured = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
+        return "calibrated" if measured and self.measured_here else "transferred"
 
     def sigma_of(self, name: str) -> Number:
         """Return the standard deviation of the logarithm of ``tpot_s``, ``ttft_s``, or ``tokens_per_s`` (from both, by their time).
@@ -189,10 +189,10 @@ class ClosedLoop(Answer):
         decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
-        own, pooled = self._own_sigma(name.removesuffix("_s"))
-        whole = np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
-        known = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
-        return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
+        whole_run, pooled = self._own_sigma(name.removesuffix("_s"))
+        whole = np.maximum(whole_run, part) if pooled or self.measured_here else np.hypot(whole_run, part)
+        sigma = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
+        return self.learnt[name.removesuffix("_s")].sigma_beside(sigma) if self.learnt else sigma
 
     def _own_sigma(self, metric: str) -> tuple[float, bool]:
         """Return the deviation of whole runs, the widest of its chips', and whether groups left out of the fit determine it."""
@@ -232,8 +232,8 @@ def price_closed_loop(q: Settled) -> ClosedLoop:
     """Price the closed loop of a question."""
     checking.check_pictures(q, q.requests.input_len)
     need_accepted(q)
-    load, known = _load(q), q.requests.kv_tokens
-    kv = cache_tokens(q) if known is None else known
+    load, kv_tokens = _load(q), q.requests.kv_tokens
+    kv = cache_tokens(q) if kv_tokens is None else kv_tokens
     most = np.minimum(step_limits(q)[1], state_places(q, kv))
     fed = loop.fed_requests(load, step_limits(q)[0], q.plan.pp, q.engine)
     seqs = loop.running_requests(load, q.engine, kv, most, fed)
@@ -428,14 +428,14 @@ def latency_slopes(s: ClosedLoop) -> dict[str, Slopes]:
     decode, prompt = (step_shares(bill, engine, s.running, prompts) for bill, prompts in zip(s.bills, (False, True), strict=True))
     first, stretched = _added(served.ahead_s, s), _added(served.stretch_s, s)
     each = stretched | {"decode": stretched["decode"] + served.tpot_s - served.stretch_s}
-    own = {
+    first_token = {
         "prompt": first["prompt"] + served.prefill_s,
         "decode": first["decode"] + served.boundary_s,
         "request": first["request"] + served.request_s,
     }
     life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + decodes * served.tpot_s
     waited = served.slot_s / np.maximum(LEAST_S, life)
-    first_token_parts = {name: part + waited * (part + decodes * each[name]) for name, part in own.items()}
+    first_token_parts = {name: part + waited * (part + decodes * each[name]) for name, part in first_token.items()}
     # Who waits for a slot waits for whole lives of requests.
     parts = {"tpot": (each, served.tpot_s), "ttft": (first_token_parts, served.ttft_s)}
     return {
@@ -472,6 +472,6 @@ def imagined(answer: ClosedLoop) -> list[RunLesson]:
         clients, prompt, output = (float(x[i]) for x in loads)
         for metric in LATENCIES:
             seconds = at(getattr(answer, f"{metric}_s"), i)
-            own = {name: at(slope, i) for name, slope in slopes[metric].items()}
-            made.append(RunLesson(where, metric, clients, prompt, output, seconds, seconds, 0.0, own))
+            by_constant = {name: at(slope, i) for name, slope in slopes[metric].items()}
+            made.append(RunLesson(where, metric, clients, prompt, output, seconds, seconds, 0.0, by_constant))
     return made

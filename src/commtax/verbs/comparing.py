@@ -315,14 +315,14 @@ def parse_plan(text: str) -> dict[str, int]:
     True
     """
     plain = re.sub(r"^(\d+)x(.+)", r"\2r\1", re.sub(r"[-\s]", "", text.lower()))
-    given = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
-    twice = len(dict(given)) != len(given)
-    bare = any(not size and name != "ep" for name, size in given)
-    if not given or "".join(name + size for name, size in given) != plain or twice or bare:
+    sizes_given = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
+    twice = len(dict(sizes_given)) != len(sizes_given)
+    bare = any(not size and name != "ep" for name, size in sizes_given)
+    if not sizes_given or "".join(name + size for name, size in sizes_given) != plain or twice or bare:
         raise Refusal.of(
             f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text
         )
-    named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in given}
+    named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in sizes_given}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
         raise Refusal.of("sizes are at least 1", plans=text)
@@ -463,9 +463,9 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
                     place = wide.cluster.as_pairs if wide.plan.tp == 2 else wide.cluster
                     scale = (place.intra if wide.plan.tp <= place.domain else place.inter).bandwidth_Bps
                 first, then = (a, b) if ahead else (b, a)
-                known, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
+                sequences, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
                 names = (axis, first.name, then.name)
-                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, known, grid[both] * scale, ratio[both]))
+                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, sequences, grid[both] * scale, ratio[both]))
     return flips
 
 

@@ -77,7 +77,7 @@ def where_prompts_run(q: Question, **sizes: object) -> Question:
 
 def check_pools(q: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:
     """Refuse workers of both kinds, at least one of each, that have no room together, or each on its own cluster."""
-    names, own = ("prefill_workers", "decode_workers"), q.cluster
+    names, cluster = ("prefill_workers", "decode_workers"), q.cluster
     several, each = [count or 1 for count in counts], (int(ahead.num_gpus), int(q.plan.num_gpus))
     if len(q.places) > 1:
         for name, kind, count, size, place in zip(names, ("for prompts", "for decoding"), several, each, q.places, strict=True):
@@ -86,10 +86,10 @@ def check_pools(q: Question, ahead: Plan, counts: tuple[int | None, int | None])
                 raise Refusal(f"{name}={count}: {needed}, but {place.key} has {place.num_gpus}", name)
         return
     total = several[0] * each[0] + several[1] * each[1]
-    if total > own.num_gpus:
+    if total > cluster.num_gpus:
         at = 0 if counts[0] else 1
         needed = f"{several[0]} x {each[0]} GPUs for prompts + {several[1]} x {each[1]} for decoding = {total}"
-        raise Refusal(f"{names[at]}={several[at]}: {needed}, but {own.key} has {own.num_gpus}", names[at])
+        raise Refusal(f"{names[at]}={several[at]}: {needed}, but {cluster.key} has {cluster.num_gpus}", names[at])
 
 
 def check_apart(q: Question) -> None:
@@ -136,8 +136,8 @@ def prompting_of(q: Question, load: ClosedLoopLoad, workers: Number, kv_tokens: 
     plan, serves = q.plan, q.engine.serves
     (budget, seqs), chunk = step_limits(q), chunk_tokens(q, load.computed)
     fitting = budget / load.computed if serves.chunked else budget // load.computed
-    held = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
-    most: Number = np.maximum(1.0, np.minimum(fitting, held))
+    admitted = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
+    most: Number = np.maximum(1.0, np.minimum(fitting, admitted))
     two = np.maximum(2.0, most)
     one, several = (step_bill(q, q.seen(prompt_work(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
     chunks = load.computed / chunk
@@ -241,13 +241,13 @@ def check_one_place(put: Question) -> Question:
 
 def describe_pools(places: Sequence[Cluster], prompts: Pool, decode: Pool, over: str = "") -> str:
     """Describe both kinds of workers, and where they are where those are two places; how both reach experts is described once."""
-    (_, ahead), (_, own) = pools = prompts, decode
-    alike = ahead.ep > 1 and own.ep > 1 and ahead.redundant == own.redundant
-    shared = describe_experts([ahead, own], over) if alike else ""
+    (_, ahead), (_, decoder) = pools = prompts, decode
+    alike = ahead.ep > 1 and decoder.ep > 1 and ahead.redundant == decoder.redundant
+    shared = describe_experts([ahead, decoder], over) if alike else ""
     where = [f" on {place.key}" for place in places] if len(places) > 1 else ["", ""]
-    said = [
+    described = [
         f"{count} x " * bool(count) + describe_sizes(replace(plan, replicas=1)) + ("" if alike else describe_experts([plan], over))
         for count, plan in pools
     ]
     kinds = (" for prompts", " for decoding")
-    return " + ".join(f"{words}{at}{kind}" for words, at, kind in zip(said, where, kinds, strict=True)) + shared
+    return " + ".join(f"{words}{at}{kind}" for words, at, kind in zip(described, where, kinds, strict=True)) + shared

@@ -199,8 +199,8 @@ def first_tokens(o: RequestsInTime) -> FirstTokens:
 
 def _steps_in_order(log: Columns, engine: int) -> Columns:
     """Return one engine's steps by when they begin: batches of a pipeline are logged when they leave it."""
-    own = np.flatnonzero(log["engine"] == engine)
-    order = own[np.argsort(log["begin_s"][own], kind="stable")]
+    rows = np.flatnonzero(log["engine"] == engine)
+    order = rows[np.argsort(log["begin_s"][rows], kind="stable")]
     ordered = {name: column[order] for name, column in log.items()}
     # ranks that begin together wait for each other's prompts
     step = np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
@@ -284,10 +284,10 @@ def _steps_behind_prompts(o: RequestsInTime, limit: float) -> Array:
     slow = (log["tokens"] == 0) & (log["decodes"] > 0) & (log["first_s"] >= limit)
     beside = np.zeros(len(end), dtype=bool)
     for engine in o.ran.engines if o.fleet.workers.stages > 1 or o.fleet.workers.ranks > 1 else ():
-        own = np.flatnonzero((log["engine"] == engine.number) & (log["tokens"] > 0))
-        own = own[np.argsort(log["begin_s"][own], kind="stable")]
-        before = np.searchsorted(log["begin_s"][own], end, side="left")  # batches that began before a step's end …
-        latest = np.maximum.accumulate(np.concatenate([[-np.inf], end[own]]))[before]  # … and the last end of these
+        with_prompts = np.flatnonzero((log["engine"] == engine.number) & (log["tokens"] > 0))
+        with_prompts = with_prompts[np.argsort(log["begin_s"][with_prompts], kind="stable")]
+        before = np.searchsorted(log["begin_s"][with_prompts], end, side="left")  # batches that began before a step's end …
+        latest = np.maximum.accumulate(np.concatenate([[-np.inf], end[with_prompts]]))[before]  # … and the last end of these
         beside |= (log["engine"] == engine.number) & (latest > log["begin_s"])
     return np.asarray(slow & beside)
 

@@ -124,24 +124,24 @@ def expect(
         raise Refusal.of(f"one of {', '.join(OPS)}", OPS, collective=op)
     op, library, algorithm = _as_asked(op, library, technique)
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    own = overlay.load_profile(profile)
-    place = overlay.measured_cluster(own, place) if own else place
+    constants = overlay.load_profile(profile)
+    place = overlay.measured_cluster(constants, place) if constants else place
     size = int(positive(2, ranks=ranks or (2 if op == "send-recv" else place.num_gpus)))
     if size > place.num_gpus:
         raise Refusal.of(f"{place.key} has {place.num_gpus} GPUs", (place.num_gpus,), ranks=size)
     if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
         raise Refusal.of("a size above 0 is needed", size=nbytes)
-    library = library or usual_library(place, own)
+    library = library or usual_library(place, constants)
     if algorithm:
         whole = _fused(place, library, algorithm)
     else:
-        whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
+        whole = overlay.paths(constants, library, place) if constants else catalog.fabric(library, place)
     if technique and not algorithm and catalog.library(library).alone and not whole.kernels:
         from commtax.verbs.collective_rules import no_kernels  # not for those who ask for no technique
 
         raise no_kernels(library, place)
     priced = _expectation(op, op if algorithm else SUMMED.get(op, op), nbytes, size, place, whole, eager)
-    return replace(priced, profile=own.name) if own else priced
+    return replace(priced, profile=constants.name) if constants else priced
 
 
 def collective_named(op: str) -> str:
@@ -155,8 +155,14 @@ def collective_named(op: str) -> str:
 
 def usual_library(place: Cluster, profile: GivenProfiles | None = None) -> str:
     """Return the library that a test of collectives on these chips measures: a profile's first, else the vendor's."""
-    own = overlay.load_profile(profile)
-    return next(iter(own.libraries), "") if own and own.libraries else RCCL if place.chip.vendor.lower() == "amd" else NCCL
+    constants = overlay.load_profile(profile)
+    return (
+        next(iter(constants.libraries), "")
+        if constants and constants.libraries
+        else RCCL
+        if place.chip.vendor.lower() == "amd"
+        else NCCL
+    )
 
 
 def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, whole: Fabric, eager: bool) -> Expectation:
@@ -165,8 +171,8 @@ def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, 
     where = Span(size, inside, int(np.ceil(size / inside)))
     # The first two GPUs of a host are a pair.
     fabric, met = (whole.pairs, place.as_pairs) if where.ranks_per_domain == 2 and whole.pairs else (whole, place.without_pairs)
-    own = () if where.crosses else fabric.kernels.get(sent, ())
-    fabric = replace(fabric, paths={**fabric.paths, sent: own}) if own else fabric
+    kernels = () if where.crosses else fabric.kernels.get(sent, ())
+    fabric = replace(fabric, paths={**fabric.paths, sent: kernels}) if kernels else fabric
     chosen = price(sent, nbytes, size, where, met, fabric)
     if sent != op:
         norm = Kernel("norm", "small", 1, 0.0, NORM_PASSES * nbytes)
@@ -209,11 +215,11 @@ def _as_asked(op: str, library: str, technique: str) -> tuple[str, str, str]:
 def _fused(place: Cluster, library: str, algorithm: str) -> Fabric:
     """Return the kernel that all-reduces and norms: the one that is named, in its version, else the one for these chips."""
     name = library if library.partition("@")[0] in catalog.keys("fusions") else ""
-    found = fused_fabric(catalog.fusion(place, name), algorithm)
-    if found is None:
+    kernel = fused_fabric(catalog.fusion(place, name), algorithm)
+    if kernel is None:
         rule = f"no such kernel's times are known on {place.chip.key} with {place.intra.key}"
         raise Refusal(f"fused-allreduce={algorithm}: {rule}", "technique")
-    return found
+    return kernel
 
 
 def billed_library(profile: Profile | None = None) -> str:

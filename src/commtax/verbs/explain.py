@@ -212,9 +212,9 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
         except ValueError:
             continue
         step, holds = float(other.step_s), as_is if sent else bool(fits(other))
-        held = "" if holds else "does not fit in memory"
+        memory = "" if holds else "does not fit in memory"
         pays = _draft_words(b, step) if one.code == "plain" else ""
-        note = "; ".join(x for x in (one.note, held, pays) if x)
+        note = "; ".join(x for x in (one.note, memory, pays) if x)
         answers.append(replace(one, note=note, step_s=step, delta_s=step - now, fits=holds))
     return answers
 
@@ -346,7 +346,7 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
     gap = measured - now
     if gap <= 0.02 * now:
         return []
-    found = list[tuple[float, PossibleSlowdown]]()
+    ranked_causes = list[tuple[float, PossibleSlowdown]]()
     for tried in _slowdowns(b):
         try:
             step = float(price(b.question.but(**tried.changes)).step_s)
@@ -354,9 +354,9 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
             continue
         if step > now * 1.005:
             explains = (step - now) / gap
-            found.append((abs(1 - explains), PossibleSlowdown(tried.what, step, explains, tried.note)))
-    found += [(SIZED_RANK, c) for c in _sized_slowdowns(b, gap)]
-    return [cause for _, cause in sorted(found, key=lambda ranked: ranked[0])]
+            ranked_causes.append((abs(1 - explains), PossibleSlowdown(tried.what, step, explains, tried.note)))
+    ranked_causes += [(SIZED_RANK, c) for c in _sized_slowdowns(b, gap)]
+    return [cause for _, cause in sorted(ranked_causes, key=lambda ranked: ranked[0])]
 
 
 def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:

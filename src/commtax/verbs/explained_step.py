@@ -259,8 +259,8 @@ class ExplainedStep:
         """The techniques that would gain most on a served step, beside those that a what-if is about."""
         from commtax.verbs.worth import gaining_most  # not for those who look at the step itself
 
-        told = [one.changes for one in tries(self.bill)]
-        return [] if self.bill.question.trains else gaining_most(self.bill.question, told)
+        priced = [one.changes for one in tries(self.bill)]
+        return [] if self.bill.question.trains else gaining_most(self.bill.question, priced)
 
     @cached_property
     def verdict(self) -> str:
@@ -286,13 +286,13 @@ class ExplainedStep:
         if q.trains:
             where = "a rank of the first stage, which keeps the most activations; " if q.plan.pp > 1 else ""
             note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
-            held, holds = {name: float(getattr(b.memory, name)) for name in HELD}, bool(fits(b))
+            sizes, holds = {name: float(getattr(b.memory, name)) for name in HELD}, bool(fits(b))
         else:
             room, seqs, each = fit_of_step(q), int(q.batch), int(q.context) + 1
             tokens, holds = room.kv_tokens, room.holds_one and room.holds(seqs, each)
             note = f"room for {tokens:,} cached tokens per replica; this batch has {seqs * each:,}"
-            held = _served_parts(room, seqs, seqs * each)
-        parts = [MemoryPart(name, nbytes) for name, nbytes in held.items() if nbytes]
+            sizes = _served_parts(room, seqs, seqs * each)
+        parts = [MemoryPart(name, nbytes) for name, nbytes in sizes.items() if nbytes]
         return Memory(q.cluster.chip.visible_bytes, sum(part.nbytes for part in parts), holds, parts, tokens, note)
 
     @cached_property
@@ -445,29 +445,29 @@ def lesson(b: StepBill) -> Lesson:
 
 def _trained_lesson(b: StepBill) -> list[LessonRow]:
     plan, model, t = b.question.plan, b.question.model, thresholds(b)
-    said = napkin.overlap_calculator(
+    textbook = napkin.overlap_calculator(
         model.hidden, model.num_layers, int(plan.tp), int(plan.pp), t.local_tokens, num_microbatches=int(plan.microbatches)
     )
     rows = []
     if plan.tp > 1:
         ours = float(b.exposed_on("tp")) / float(b.compute_s)
-        rows.append(LessonRow("TP tax, of compute", f"{said['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
+        rows.append(LessonRow("TP tax, of compute", f"{textbook['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
     if plan.dp > 1 and t.dp_tokens:
-        side = "hides" if said["dp_hides"] else "does not hide"
+        side = "hides" if textbook["dp_hides"] else "does not hide"
         whole = sum(float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica"))
-        theirs = f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}"
-        own = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
+        theirs = f"{textbook['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}"
+        ours_words = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
         wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(plan.zero, "scattered, then gathered")
         why = (
             f"peak·MFU/BW supposes 40% MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
             f"{plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
         )
-        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, own, why))
+        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, ours_words, why))
     if plan.pp > 1:
         why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
-        rows.append(LessonRow("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
+        rows.append(LessonRow("PP bubble", f"{textbook['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
     why = "the textbook starts from 50% and takes 30% off where DP does not hide; ours prices every kernel and collective"
-    return [*rows, LessonRow("MFU", f"{said['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
+    return [*rows, LessonRow("MFU", f"{textbook['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
 
 
 def _tp_why(b: StepBill, formula: float) -> str:

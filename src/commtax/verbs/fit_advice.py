@@ -66,9 +66,9 @@ def make_room(judged: Fit) -> Fit | None:
         return None
 
     def held(changes: Changes) -> float:
-        found = judge(with_limits(q, changes))
-        most = found.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
-        return min(found.max_concurrency, most) if found.is_safe else 0.0
+        other = judge(with_limits(q, changes))
+        most = other.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
+        return min(other.max_concurrency, most) if other.is_safe else 0.0
 
     changes = limits_worth_changing(judged, held, held)
     return judge(with_limits(q, changes)) if changes else None
@@ -88,8 +88,8 @@ def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: C
 def with_limits(q: Settled, changes: Changes) -> Settled:
     """Return a question with all limits said with some of them changed; a share of memory that the engine chose is chosen anew."""
     usual = limits_of(replace(q, limits=replace(q.limits, gpu_memory_utilization=0.0)))
-    own = {SHARE: 0.0} if usual == q.limits else {}
-    changed = replace(q, limits=replace(q.limits, **{**own, **changes}))
+    chosen_anew = {SHARE: 0.0} if usual == q.limits else {}
+    changed = replace(q, limits=replace(q.limits, **{**chosen_anew, **changes}))
     return replace(changed, limits=limits_of(changed))
 
 
@@ -144,7 +144,7 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
     """Return the nearest plans with room enough: the same with split caches, and one of as many GPUs or more, as few as
     possible."""
     q, base, plan = failed.question, failed.question.cluster, failed.question.plan
-    own, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
+    current, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
     may_fit = screen(q, spread)
     wanted = q.plain().but(
@@ -152,7 +152,9 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
     )
     places = [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]
     for place in {place.key: place for place in places if place.num_gpus >= now * dp}.values():
-        for candidate in candidates(wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != own and may_fit(t, p)):
+        for candidate in candidates(
+            wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != current and may_fit(t, p)
+        ):
             if enough(judge(candidate)):
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
                 where = "" if place.key == base.key else f" --cluster {place.key}"
@@ -189,19 +191,21 @@ def starts(workers: Question) -> Condition:
 
 def pools_of(q: Question) -> Mapping[str, Question]:
     """Return the question of each kind of workers, by what they do."""
-    asked = q if isinstance(q, Settled) else settle(q)
-    return {" for prompts": prompter(asked), " for decoding": asked.plain()} if q.requests.disaggregated else {"": asked.plain()}
+    settled = q if isinstance(q, Settled) else settle(q)
+    return (
+        {" for prompts": prompter(settled), " for decoding": settled.plain()} if q.requests.disaggregated else {"": settled.plain()}
+    )
 
 
 def check_lengths(q: Question) -> Question:
     """Refuse requests that are all longer than servers take: by their mean length, or the shortest of a trace."""
-    told, trace = q.limits.max_model_len, q.offered.trace
+    limit, trace = q.limits.max_model_len, q.offered.trace
     tokens = int(np.max(q.requests.tokens) if trace is None else np.min(trace.input_len + trace.output_len))
     if tokens <= longest_taken(q):
         return q
-    if told:
+    if limit:
         rule = f"fewer than input_len + output_len = {tokens:,}; nearest valid: {tokens}"
-        raise Refusal.of(rule, (tokens,), max_model_len=told)
+        raise Refusal.of(rule, (tokens,), max_model_len=limit)
     rule = f"more than the {q.model.max_len:,} positions of {q.model.key}"
     if trace is not None:
         raise Refusal.about(trace=f"the shortest request has {tokens:,} tokens with its answer, {rule}")
@@ -248,11 +252,11 @@ def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
     fit."""
     if q.trains or not _is_judged(q):
         return []
-    told = {} if q.limits.max_num_seqs else {kind: told_max_num_seqs(workers) for kind, workers in pools_of(q).items()}
-    most = " and ".join(f"{seqs}{kind}" for kind, seqs in told.items() if seqs)
-    own = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs}"
+    allowed = {} if q.limits.max_num_seqs else {kind: told_max_num_seqs(workers) for kind, workers in pools_of(q).items()}
+    most = " and ".join(f"{seqs}{kind}" for kind, seqs in allowed.items() if seqs)
+    refused = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs}"
     why = f"it wants a block for the state of each; the figures hold with {most} or less"
-    return [*_length_notes(q, tokens), *([Note("own-limits", f"{own}: {why}")] if most else [])]
+    return [*_length_notes(q, tokens), *([Note("own-limits", f"{refused}: {why}")] if most else [])]
 
 
 def _length_notes(q: Question, tokens: Number) -> list[Note]:
@@ -263,9 +267,9 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
     most = min((longest for longest, _ in short.values()), default=0)
     if most < np.max(tokens):
         return []
-    own, name = f"the checkpoint's own {q.model.max_len:,} tokens", q.engine.name
+    length, name = f"the checkpoint's own {q.model.max_len:,} tokens", q.engine.name
     lacks = " and ".join(f"each GPU{kind} is {format_bytes(lack)} short" for kind, (_, lack) in short.items())
-    verdict = f"{name} would not start with {own}" if q.engine.memory.refuses_to_start else f"{name} has no room for {own}"
+    verdict = f"{name} would not start with {length}" if q.engine.memory.refuses_to_start else f"{name} has no room for {length}"
     return [Note("own-limits", f"{verdict}: {lacks}; the figures hold with --max-model-len {most} or less")]
 
 

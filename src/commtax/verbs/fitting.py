@@ -194,7 +194,7 @@ def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
         fullest, end, deepest = (
-            bytes_left_for_cache(one, held, peak) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
+            bytes_left_for_cache(one, weights, peak) for weights, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
         )
         return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
@@ -274,7 +274,7 @@ def _worst_of_stages(q: Question, figure: Callable[[KvPool], Number], worst: Cal
         return reduce(worst, (figure(stage_pool(q, stage, pp, size)) for stage in different_stages(q, pp)))
 
     first, *others = unique_values(many).astype(int).tolist()
-    return reduce(lambda found, pp: np.where(many == pp, of(pp), found), others, of(first))
+    return reduce(lambda worst_yet, pp: np.where(many == pp, of(pp), worst_yet), others, of(first))
 
 
 def step_limits(q: Question) -> tuple[int, int]:

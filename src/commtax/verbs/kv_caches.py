@@ -25,11 +25,11 @@ from commtax.verbs.drafts import drafter_of, stage_pool
 
 def limits_of(q: Question) -> Limits:
     """Return the limits of a question, the engine's own where it sets none."""
-    engine, given = q.engine, q.limits
-    tokens = given.max_num_batched_tokens or engine.serves.max_batched_tokens
+    engine, requested = q.engine, q.limits
+    tokens = requested.max_num_batched_tokens or engine.serves.max_batched_tokens
     usual = memory.default_utilization(q.cluster.chip, q.plan, engine, tokens)
-    own = Limits(q.model.max_len, engine.serves.max_seqs, tokens, usual, engine.memory.block_size)
-    return replace(own, **{f.name: said for f in fields(given) if (said := getattr(given, f.name))})
+    defaults = Limits(q.model.max_len, engine.serves.max_seqs, tokens, usual, engine.memory.block_size)
+    return replace(defaults, **{f.name: value for f in fields(requested) if (value := getattr(requested, f.name))})
 
 
 def different_stages(q: Question, pp: int) -> list[int]:
@@ -64,15 +64,15 @@ def _of_plans(q: Question, figure: Callable[[Question, int, int], Number]) -> Nu
     axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
     legal = np.broadcast_to(np.asarray(q.codes) == 0, shape).ravel()
     table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
-    held = np.zeros(len(table))
+    figures = np.zeros(len(table))
     groups = table[:, 0] * table[:, 1] if q.engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
     for pp, ranks in unique_values(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
         alike = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
         tp, _, dp, ep, _ = table[alike].T
         one = replace(q, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
         one = replace(one, limits=limits_of(one))
-        held[alike] = reduce(np.minimum, (figure(one, stage, pp) for stage in different_stages(q, pp)))
-    spread = held[where.ravel()].reshape(shape)
+        figures[alike] = reduce(np.minimum, (figure(one, stage, pp) for stage in different_stages(q, pp)))
+    spread = figures[where.ravel()].reshape(shape)
     return spread if shape else float(spread)
 
 
@@ -123,8 +123,8 @@ def stage_contents(q: Question, stage: int, pp: int) -> tuple[list[memory.Weight
 def cache_blocks(q: Question, loaded: Number, peak: Number, pool: KvPool) -> tuple[Number, Number, Number]:
     """Return bytes of the blocks, bytes by which a fixed cache exceeds the chip, and blocks: a fixed one does not create memory."""
     fixed = q.limits.kv_cache_memory_bytes
-    held = loaded + peak + memory.other_bytes(q.plan, q.engine) + fixed
-    over = np.maximum(0.0, held - q.cluster.chip.visible_bytes) if fixed else 0.0
+    used = loaded + peak + memory.other_bytes(q.plan, q.engine) + fixed
+    over = np.maximum(0.0, used - q.cluster.chip.visible_bytes) if fixed else 0.0
     available = (fixed or bytes_left_for_cache(q, loaded, peak)) / (1 + pool.share * np.any(pool.state_bytes))
     return available, over, pick(over > 0, 0.0, np.maximum(0.0, available // pool.bytes_per_block))
 
@@ -156,11 +156,11 @@ def check_motion(q: Question) -> None:
     if not q.techniques.kv_transfer:
         return
     name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
-    known = carrier_of(q)
-    if engine.key not in known.connectors:
+    requested = carrier_of(q)
+    if engine.key not in requested.connectors:
         raise Refusal(f"{name}: {q.engine.name} does not have it", "technique", kind=OTHER_ENGINES)
-    if known.vendors and any(place.chip.vendor not in known.vendors for place in q.places):
-        raise Refusal(f"{name}: runs only on chips of {', '.join(known.vendors).upper()}", "technique", kind=OTHER_CHIPS)
+    if requested.vendors and any(place.chip.vendor not in requested.vendors for place in q.places):
+        raise Refusal(f"{name}: runs only on chips of {', '.join(requested.vendors).upper()}", "technique", kind=OTHER_CHIPS)
 
 
 def check_moving(q: Question) -> None:
@@ -172,7 +172,7 @@ def check_moving(q: Question) -> None:
 
 def check_sides(q: Question, ahead_tp: Number) -> None:
     """Refuse workers whose ranks hold different heads on both sides, where their carrier cuts none out."""
-    known = carrier_of(q)
-    if not known.cuts_heads and np.any(np.asarray(ahead_tp != q.plan.tp)):
-        rule = f"{known.connectors[program_of(q.engine).key]} needs the same tp on both sides"
-        raise Refusal(f"kv-transfer={known.key}: {rule}, not {ahead_tp} and {q.plan.tp}", "technique")
+    used = carrier_of(q)
+    if not used.cuts_heads and np.any(np.asarray(ahead_tp != q.plan.tp)):
+        rule = f"{used.connectors[program_of(q.engine).key]} needs the same tp on both sides"
+        raise Refusal(f"kv-transfer={used.key}: {rule}, not {ahead_tp} and {q.plan.tp}", "technique")

@@ -40,28 +40,28 @@ def offered_options() -> Mapping[str, Option]:
 
 def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
     """Split options into those of a question's other parts, and the load."""
-    given = {name: value for name, value in options.items() if value is not None}
-    stream = _trace(given) if "trace" in given else None
-    offered = {option.key: check_option(given.pop(name), option) for name, option in offered_options().items() if name in given}
+    fields = {name: value for name, value in options.items() if value is not None}
+    stream = _trace(fields) if "trace" in fields else None
+    offered = {option.key: check_option(fields.pop(name), option) for name, option in offered_options().items() if name in fields}
     sides: tuple[tuple[Literal["inputs", "outputs"], str], ...] = (("inputs", "input_len"), ("outputs", "output_len"))
     for side, name in sides:
-        if isinstance(value := given.get(name), (str, Lengths)):
+        if isinstance(value := fields.get(name), (str, Lengths)):
             drawn = lengths(value, side, name) if isinstance(value, str) else value
-            offered[side], given[name] = drawn, max(1, round(drawn.mean))
+            offered[side], fields[name] = drawn, max(1, round(drawn.mean))
     made = OfferedRequests(trace=stream, **offered)  # type: ignore[arg-type]
-    _check(given, made)
-    made = _cut_trace(made, given)
+    _check(fields, made)
+    made = _cut_trace(made, fields)
     if offered.get("prefix_hit_rate") == 0:  # without a prefix cache no prompt shares anything
         trace = made.trace and replace(made.trace, prefixes=None)
         made = replace(made, trace=trace, unique_prompts=0, shared_prefix=0)
-    return given, made
+    return fields, made
 
 
-def _trace(given: Given) -> RequestStream:
+def _trace(fields: Given) -> RequestStream:
     """Return the requests of a trace; other options on when they come and how long they are are refused."""
-    source = given.pop("trace")
+    source = fields.pop("trace")
     for name, option in taken_by("serve()").items():
-        if option.drawn and name in given:
+        if option.drawn and name in fields:
             raise Refusal(f"{name}: the trace says when requests come and how long they are; leave one of them out", name)
     if isinstance(source, RequestStream):
         return source
@@ -70,13 +70,13 @@ def _trace(given: Given) -> RequestStream:
     return read(str(source))
 
 
-def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
+def _check(fields: Mapping[str, object], offered: OfferedRequests) -> None:
     """Refuse options of a load that do not go together."""
-    known = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
-    if offered.prefix_hit_rate and known:
+    shared = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
+    if offered.prefix_hit_rate and shared:
         rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
         raise Refusal(f"prefix_cache={offered.prefix_hit_rate:g}: {rule}", "prefix_cache", (0,))
-    if offered.request_rate and "concurrency" in given:
+    if offered.request_rate and "concurrency" in fields:
         rule = "clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
         raise Refusal.about(concurrency=rule)
     if not offered.request_rate and offered.trace is None:
@@ -91,17 +91,17 @@ def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
         most = f"{MOST_SERVED / offered.request_rate:.4g}"
         rule = f"{offered.request_rate:g} requests/s are more than {MOST_SERVED:,} requests in it; nearest valid: {most} s"
         raise Refusal(f"duration={offered.duration_s:g} s: {rule}", "duration", (most,))
-    if (count := given.get("num_prompts", 1)) != inf and positive(num_prompts=count) > MOST_SERVED:
+    if (count := fields.get("num_prompts", 1)) != inf and positive(num_prompts=count) > MOST_SERVED:
         raise Refusal.of(f"at most {MOST_SERVED:,} are simulated", (MOST_SERVED,), num_prompts=count)
 
 
-def _cut_trace(offered: OfferedRequests, given: Mapping[str, object]) -> OfferedRequests:
+def _cut_trace(offered: OfferedRequests, fields: Mapping[str, object]) -> OfferedRequests:
     """Return a trace of as many requests as are wanted, to as many clients as there are."""
     stream = offered.trace
     if stream is None:
         return offered
     wanted = int(np.searchsorted(stream.arrival_s, offered.duration_s, side="right"))
-    stream = first_requests(stream, min(wanted, int(given.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
+    stream = first_requests(stream, min(wanted, int(fields.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
     if not len(stream):
         raise Refusal(f"duration={offered.duration_s:g} s: no request of the trace arrives within it", "duration")
     return replace(offered, trace=replace(stream, in_flight=min(stream.in_flight, offered.max_in_flight)))

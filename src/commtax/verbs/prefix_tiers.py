@@ -46,10 +46,10 @@ def _tier_Bps(worker: Question) -> Number:
     where, place = tier(worker.techniques.kv_tier), worker.cluster
     if where.networked:
         return outside_Bps(place, worker.plan.num_gpus)
-    known = host_Bps(place.chip)
-    if not known:
+    host_rate = host_Bps(place.chip)
+    if not host_rate:
         raise Refusal(f"kv-offload={where.key}: how {place.chip.key} is linked to its host's memory is not known", "technique")
-    return min(where.bandwidth_Bps, known) if where.bandwidth_Bps else known
+    return min(where.bandwidth_Bps, host_rate) if where.bandwidth_Bps else host_rate
 
 
 def prefix_return(worker: Question, tokens: float) -> PrefixReturn:
@@ -85,10 +85,10 @@ def prefix_notes(worker: Question) -> Iterator[Note]:
 
 def prefix_note(worker: Question, tokens: float) -> Note:
     """Return the note that compares loading a prefix with computing it."""
-    found, where = prefix_return(worker, tokens), tier(worker.techniques.kv_tier)
-    pays = f"from about {found.pays_from:,.0f} tokens on" if np.isfinite(found.pays_from) else "at no length"
-    pays = "at every length" if found.pays_from <= LENGTHS[0] else pays
-    times = f"{format_seconds(found.loaded_s)} to load from {where.title} and {format_seconds(found.computed_s)} to compute"
+    prefix, where = prefix_return(worker, tokens), tier(worker.techniques.kv_tier)
+    pays = f"from about {prefix.pays_from:,.0f} tokens on" if np.isfinite(prefix.pays_from) else "at no length"
+    pays = "at every length" if prefix.pays_from <= LENGTHS[0] else pays
+    times = f"{format_seconds(prefix.loaded_s)} to load from {where.title} and {format_seconds(prefix.computed_s)} to compute"
     return Note("kv-offload", f"a prefix of {tokens:,.0f} tokens takes {times}; loading is faster {pays}")
 
 
@@ -96,6 +96,6 @@ def check_weighed(q: Question) -> None:
     """Refuse techniques that change no step: caches move between workers, and prefixes come back, before a step."""
     check_moving(q)
     if q.techniques.kv_tier and not q.offered.prefix_hit_rate:
-        told = prefix_note(q, float(np.max(q.context)))
-        rule = f"{told}; simulate --prefix-cache SHARE prices such requests"
+        note = prefix_note(q, float(np.max(q.context)))
+        rule = f"{note}; simulate --prefix-cache SHARE prices such requests"
         raise Refusal(f"kv-offload={q.techniques.kv_tier}: {rule}", "technique", kind=UNSAID)

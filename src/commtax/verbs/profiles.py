@@ -68,8 +68,8 @@ def difference(first: Profile, second: Profile) -> ProfileDifference:
     """Compare two profiles: constants that are equal are left out, latencies are all listed."""
     before, after = constants_of(first), constants_of(second)
     constants = (ConstantDifference(name, before.get(name), after.get(name)) for name in {**before, **after})
-    told, tells = _words(first), _words(second)
-    words = ((name, told.get(name, ""), tells.get(name, "")) for name in {**told, **tells})
+    words_before, words_after = _words(first), _words(second)
+    words = ((name, words_before.get(name, ""), words_after.get(name, "")) for name in {**words_before, **words_after})
     return ProfileDifference(
         first,
         second,
@@ -81,12 +81,12 @@ def difference(first: Profile, second: Profile) -> ProfileDifference:
 
 def constants_of(own: Profile) -> dict[str, float]:
     """Return every number of a profile beside its runs, by a name for readers."""
-    found = {f"chip {key}": value for key, value in own.chip.items() if isinstance(value, (int, float))}
-    found |= {f"chip flops_per_s {dtype}": rate for dtype, rate in own.chip.get("flops_per_s", {}).items()}
-    found |= {f"kernels {table} {key}": value for table, constants in own.tables.items() for key, value in constants.items()}
+    numbers = {f"chip {key}": value for key, value in own.chip.items() if isinstance(value, (int, float))}
+    numbers |= {f"chip flops_per_s {dtype}": rate for dtype, rate in own.chip.get("flops_per_s", {}).items()}
+    numbers |= {f"kernels {table} {key}": value for table, constants in own.tables.items() for key, value in constants.items()}
     for library, paths in own.libraries.items():
-        found |= dict(_path_constants(library, paths))
-    return found | {f"network {key}": value for key, value in own.network.items()} | dict(own.host)
+        numbers |= dict(_path_constants(library, paths))
+    return numbers | {f"network {key}": value for key, value in own.network.items()} | dict(own.host)
 
 
 def _path_constants(library: str, paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
@@ -104,8 +104,8 @@ def _words(own: Profile) -> dict[str, str]:
     versions = dict.fromkeys(f"{lesson.deployment.engine} {lesson.deployment.version}".strip() for lesson in own.lessons)
     links = {f"link {which}": link for which, link in own.links.items()}
     served = {"served by": ", ".join(versions)} if versions else {}
-    told = {"written": own.written, "chip": own.chip.get("key", ""), "engine": own.engine, "type": own.dtype}
-    return {**{name: text for name, text in told.items() if text}, **links, **served}
+    described = {"written": own.written, "chip": own.chip.get("key", ""), "engine": own.engine, "type": own.dtype}
+    return {**{name: text for name, text in described.items() if text}, **links, **served}
 
 
 def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Iterator[LatencyDifference]:
@@ -119,16 +119,16 @@ def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Itera
 
 def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
     """Return lessons by deployment (whatever its version), metric and load; repeated runs are numbered."""
-    found: dict[tuple[object, ...], RunLesson] = {}
+    lessons_by_run: dict[tuple[object, ...], RunLesson] = {}
     seen = Counter[tuple[object, ...]]()
     for lesson in lessons:
         d = lesson.deployment
         sizes = (d.tp, d.pp, d.dp, d.ep, d.disaggregated)
         load = tuple(getattr(lesson, key) for key in physics.RUN)
         key = (d.engine, d.chip, d.model, d.dtype, sizes, lesson.metric, load)
-        found[(*key, seen[key])] = lesson
+        lessons_by_run[(*key, seen[key])] = lesson
         seen[key] += 1
-    return found
+    return lessons_by_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +224,9 @@ class LearntRest(NamedTuple):
 def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: bool = False) -> LearntRest:
     """Return what no constant explains of one latency, by the profile of a question that has one."""
     assert q.profile
-    asked = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
+    deployment = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
     post = posterior_of(q.profile)
-    return LearntRest(*post.rest(asked, metric, at, slopes), post.scale(metric), post.scatter(asked, metric))
+    return LearntRest(*post.rest(deployment, metric, at, slopes), post.scale(metric), post.scatter(deployment, metric))
 
 
 def learnt_step_sigma(q: Question, shares: Slopes) -> Number:
@@ -244,16 +244,16 @@ class Foresight:
     """
 
     def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), known: Beliefs | None = None) -> None:
-        every, told = Posterior([*learnt, *latencies], known), len(learnt)
+        every, count = Posterior([*learnt, *latencies], known), len(learnt)
         whole, noise = every.covariance, every.noise
-        self.latencies, self.noise = tuple(latencies), noise[told:]
-        self.mean, self.covariance = np.zeros(len(latencies)), whole[told:, told:]
+        self.latencies, self.noise = tuple(latencies), noise[count:]
+        self.mean, self.covariance = np.zeros(len(latencies)), whole[count:, count:]
         seen = Posterior(learnt, known)
         self.scale, self.freedom = (np.array([one(x.metric) for x in latencies]) for one in (seen.scale, seen.freedom))
-        if told:
-            gain = whole[told:, :told] @ np.linalg.inv(whole[:told, :told] + np.diag(noise[:told] ** 2))
+        if count:
+            gain = whole[count:, :count] @ np.linalg.inv(whole[:count, :count] + np.diag(noise[:count] ** 2))
             self.mean = gain @ seen.residuals
-            self.covariance = self.covariance - gain @ whole[:told, told:]
+            self.covariance = self.covariance - gain @ whole[:count, count:]
             more = [max(0.0, float(seen.scatter(x.deployment, x.metric)) ** 2 - x.scatter**2) / x.repeats for x in latencies]
             self.noise = np.sqrt(self.noise**2 + np.array(more) / self._widening**2)
 
@@ -263,8 +263,8 @@ class Foresight:
 
     def _gain(self, runs: Sequence[int]) -> Array:
         which = list(runs)
-        told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
-        return np.asarray(self.covariance[:, which] @ np.linalg.inv(told))
+        measured = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
+        return np.asarray(self.covariance[:, which] @ np.linalg.inv(measured))
 
     def shown(self, runs: Sequence[int]) -> Self:
         """Return the same with those measured, as far as it is known beforehand: where the means will lie is not."""
@@ -279,17 +279,17 @@ class Foresight:
 
         Every run takes as much of the tails, so they tell no run from another.
         """
-        asked, seen = list(which), list(runs)
-        cross = self.covariance[np.ix_(asked, seen)]
-        told = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
-        left = np.diag(self.covariance)[asked] - ((cross @ told) * cross).sum(axis=1)
-        return np.asarray(self._widening[asked] * np.sqrt(np.maximum(0.0, left) + self.noise[asked] ** 2))
+        wanted, seen = list(which), list(runs)
+        cross = self.covariance[np.ix_(wanted, seen)]
+        inverse = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
+        left = np.diag(self.covariance)[wanted] - ((cross @ inverse) * cross).sum(axis=1)
+        return np.asarray(self._widening[wanted] * np.sqrt(np.maximum(0.0, left) + self.noise[wanted] ** 2))
 
     def learnable(self, runs: Sequence[int]) -> Array:
         """Return a root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
         which = list(runs)
-        told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
-        return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(told)))
+        measured = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
+        return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(measured)))
 
     @property
     def _widening(self) -> Array:

@@ -95,10 +95,10 @@ class RequestsInTime(Answer):
     @cached_property
     def columns(self) -> dict[str, Array]:
         """One row a request, in the order of arrival; the server's fixed time per request is no queue."""
-        found = figures.columns(self.ran)
-        waited = np.round(found["queue_s"] - self.question.engine.host.request_s, NANOSECONDS)
-        moved = {name: np.maximum(0.0, found[name] + self.late_s) for name in ("ttft_s", "e2e_s")} if self.late_s else {}
-        return found | moved | {"queue_s": np.maximum(0.0, waited)}
+        columns = figures.columns(self.ran)
+        waited = np.round(columns["queue_s"] - self.question.engine.host.request_s, NANOSECONDS)
+        moved = {name: np.maximum(0.0, columns[name] + self.late_s) for name in ("ttft_s", "e2e_s")} if self.late_s else {}
+        return columns | moved | {"queue_s": np.maximum(0.0, waited)}
 
     @property
     def results(self) -> dict[str, Array]:
@@ -180,8 +180,8 @@ class RequestsInTime(Answer):
         """The first requests with steps as short and as long as the range of a step goes, and as they are in between."""
         part = first_requests(self.stream, self.simulated.offered.warmup + _limit_requests(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
-        known = len(part) == len(self.stream)
-        return [self if known and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
+        complete = len(part) == len(self.stream)
+        return [self if complete and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
 
     @cached_property
     def ends(self) -> list[RequestsInTime]:
@@ -356,8 +356,8 @@ def run_requests(q: Settled, watch: Callable[[ServingRun], None] | None = None) 
     _check_steps(stream, fleet)
     ran = run(stream, fleet, q.offered.prefix_hit_rate, watch)
     ahead = prompter(q) if q.requests.disaggregated else q
-    told = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *own_limits_notes(q, longest_of(stream)))
-    notes = (*sample.notes, *q.notes, *draft_notes(q), *link_notes(q), *stream.notes, *told)
+    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *own_limits_notes(q, longest_of(stream)))
+    notes = (*sample.notes, *q.notes, *draft_notes(q), *link_notes(q), *stream.notes, *load_notes)
     answer = RequestsInTime(q, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:
         return _answered_part(answer)

@@ -47,41 +47,41 @@ def resolve_question(
     model: str | spec.Model, cluster: str | spec.Cluster, options: Mapping[str, object], phase: str = ""
 ) -> Question:
     """Resolve the names of a question as it was put; only numbers are checked."""
-    given = dict(_field(name, value) for name, value in options.items() if value is not None)
-    phase = phase or str(given.pop("phase", "decode"))
+    fields = dict(_field(name, value) for name, value in options.items() if value is not None)
+    phase = phase or str(fields.pop("phase", "decode"))
     if phase not in PHASES:
         raise Refusal.of(f"one of {', '.join(PHASES)}{suggest(phase, PHASES)}", tuple(PHASES), phase=phase)
-    own = _own_profile(given.pop("profile", None))
-    named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
-    if own:
-        able = own.engine and phase in catalog.engine(own.engine).phases
-        unsaid = not named or own.engine.startswith(f"{named}@")  # at the version that ran, where nobody says another
-        named, weights = own.engine if able and unsaid else named, weights or checking.dtype(own.dtype)
-    sizes = {axis: given.pop(axis, 1) for axis in spec.SIZES}
-    replicas = given.pop("replicas", 1)
+    profile = _own_profile(fields.pop("profile", None))
+    named, weights = fields.pop("engine", ""), str(fields.pop("weights_dtype", ""))
+    if profile:
+        able = profile.engine and phase in catalog.engine(profile.engine).phases
+        unsaid = not named or profile.engine.startswith(f"{named}@")  # at the version that ran, where nobody says another
+        named, weights = profile.engine if able and unsaid else named, weights or checking.dtype(profile.dtype)
+    sizes = {axis: fields.pop(axis, 1) for axis in spec.SIZES}
+    replicas = fields.pop("replicas", 1)
     if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
         raise Refusal.of("those are servers; a training job has data-parallel ranks (dp)", replicas=replicas)
-    known = catalog.model(model) if isinstance(model, str) else model
+    architecture = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     engine = _engine(cast(str | spec.Engine, named), phase)
     plan = spec.Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype="")  # type: ignore[arg-type]
     plan = replace(plan, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
-    if (ahead := given.get("prefill_cluster")) is not None:
-        if own:
-            raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
-        given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
-    q = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
-    if text := str(given.pop("technique", "")):
+    if (ahead := fields.get("prefill_cluster")) is not None:
+        if profile:
+            raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=profile.name)
+        fields["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
+    q = Question(architecture, place, engine, plan, phase, context=PHASES[phase].length, profile=profile)
+    if text := str(fields.pop("technique", "")):
         from commtax.catalog.techniques import changes_of  # not for those who ask for none
 
         on = changes_of(text)
-        for name in on.keys() & given.keys() - WEIGHED:
-            if given[name] not in (on[name], "", 0, 1, None, False):  # which nobody said
-                raise Refusal(f"{name}={given[name]}: the technique '{text[:60]}' says {on[name]}; leave one of them out", name)
-        given |= on
-    q = q.but(**given)
+        for name in on.keys() & fields.keys() - WEIGHED:
+            if fields[name] not in (on[name], "", 0, 1, None, False):  # which nobody said
+                raise Refusal(f"{name}={fields[name]}: the technique '{text[:60]}' says {on[name]}; leave one of them out", name)
+        fields |= on
+    q = q.but(**fields)
     _check_techniques(q, put=True)
-    if q.trains and "microbatches" in given:
+    if q.trains and "microbatches" in fields:
         return q.but(batch=q.plan.microbatches * q.micro_batch, microbatches=1)
     return q
 
@@ -156,16 +156,16 @@ def settle(put: Question) -> Settled:
     checking.check_step(q)
     _check_techniques(q)
     q = q.but(spread=checking.spread_within_limit(q))
-    cluster, engine, own = q.cluster, q.engine, q.profile
-    if own:
+    cluster, engine, profile = q.cluster, q.engine, q.profile
+    if profile:
         from commtax.catalog import profile as overlay  # not for those who have none
 
-        cluster, engine = overlay.measured_cluster(own, cluster), overlay.measured_engine(own, engine, cluster.chip)
+        cluster, engine = overlay.measured_cluster(profile, cluster), overlay.measured_engine(profile, engine, cluster.chip)
     engine = on_chip(engine, cluster.chip)
     if q.model.experts and not q.trains:
         engine = engine.serving_mixtures()
-    if own and own.lessons and not q.trains:
-        engine = overlay.learnt_engine(own, engine, cluster.chip, q.model, q.plan)
+    if profile and profile.lessons and not q.trains:
+        engine = overlay.learnt_engine(profile, engine, cluster.chip, q.model, q.plan)
     if q.techniques.async_scheduling:
         from commtax.verbs.overlap_rules import with_schedule  # not for those who ask for none
 
@@ -187,8 +187,8 @@ def settle(put: Question) -> Settled:
         legality.check(model, cluster, plan, engine)
         checking.check_run(q)
         remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
-        told = overlay.remarks(own, cluster, engine, q.model.key, int(plan.tp)) if own else ()
-        q = replace(q, notes=(*remarks, *told), codes=0)
+        profile_notes = overlay.remarks(profile, cluster, engine, q.model.key, int(plan.tp)) if profile else ()
+        q = replace(q, notes=(*remarks, *profile_notes), codes=0)
     return recast(q, Settled)
 
 
@@ -258,8 +258,8 @@ def fabric_of(q: Question) -> spec.Fabric:
         engine, usual = q.engine, catalog.engine(q.engine.key) if q.engine.key in catalog.keys("engines") else q.engine
         # That of the engine's version where it is not the usual one and both are one release.
         other = engine.library == engine.key and engine.version != usual.version
-        own = f"{engine.library}@{engine.version}" if other else engine.library
-        return catalog.fabric(q.what_if.library or own, q.cluster, behind=engine.library)
+        library = f"{engine.library}@{engine.version}" if other else engine.library
+        return catalog.fabric(q.what_if.library or library, q.cluster, behind=engine.library)
     from commtax.catalog import profile as overlay
 
     return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
@@ -285,8 +285,8 @@ def terms_of(q: Question) -> PricingTerms:
         from commtax.verbs.kv_caches import cache_tokens  # not for those whose kernels read a cache as it is
 
         copied_tokens = cache_tokens(q)
-    known = (*_known_spread(q), drafter, copied_tokens)
-    return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *known)
+    optional = (*_known_spread(q), drafter, copied_tokens)
+    return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *optional)
 
 
 def copies_cache(q: Question) -> bool:

@@ -282,7 +282,7 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
                 cell = replace(cell, pays=cell.rate > before[index] if index in before else None)
                 before[index] = cell.rate or 0.0
             cells.append(cell)
-    own = 0 if kind == "tp-link" else batches.index(_batch(q))
+    here_column = 0 if kind == "tp-link" else batches.index(_batch(q))
     sequences = "sequences per microbatch" if q.trains else "sequences per replica"
     line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
     same = "the same GPUs and global batch in every row (dp gives way to tp)" if q.trains else "dp as it is"
@@ -293,7 +293,7 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
         column_title="link of the group" if kind == "tp-link" else sequences,
         rate_unit="tokens/s",
         cells=cells,
-        here=(degrees.index(int(q.plan.tp)), own),
+        here=(degrees.index(int(q.plan.tp)), here_column),
         note=f"{line}; {same}; what is struck through does not fit in memory, and no line counts it",
     )
 
@@ -349,11 +349,11 @@ def _sizes(q: Question, tp: int, batch: int) -> CellSizes:
 def _links(q: Question) -> list[Column]:
     """Return the cluster as it is, then other links: inside a host, or one GPU per host and the link between them."""
     cluster, batch = q.cluster, _batch(q)
-    own = cluster.intra.key if cluster.is_one_domain or cluster.gpus_per_host > 1 else cluster.inter.key
-    title = own if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}"
+    current = cluster.intra.key if cluster.is_one_domain or cluster.gpus_per_host > 1 else cluster.inter.key
+    title = current if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}"
     columns = [Column(title, batch, cluster, {})]
     for link in map(catalog.link, LINKS):
-        if link.key == own or (link.scope == "intra" and link.key == cluster.intra.key):
+        if link.key == current or (link.scope == "intra" and link.key == cluster.intra.key):
             continue
         if link.scope == "intra":
             if cluster.gpus_per_host > 1:

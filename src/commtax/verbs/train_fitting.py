@@ -84,11 +84,13 @@ def train_judge(q: Settled) -> TrainFit:
     return TrainFit(q, training_memory(q.model, q.plan, q.step, q.engine), budget)
 
 
-def _advice(asked: Settled) -> Iterator[str]:
-    found = _least_changes(asked) or _with_more_gpus(asked)
-    now = float(price(asked).step_s)
-    for step_s, options, gpus in sorted((float(price(q).step_s), options, q.plan.num_gpus) for options, q in found)[:MOST_ADVISED]:
-        more = f" on {gpus} GPUs" if gpus > asked.plan.num_gpus else ""
+def _advice(question: Settled) -> Iterator[str]:
+    changes = _least_changes(question) or _with_more_gpus(question)
+    now = float(price(question).step_s)
+    for step_s, options, gpus in sorted((float(price(q).step_s), options, q.plan.num_gpus) for options, q in changes)[
+        :MOST_ADVISED
+    ]:
+        more = f" on {gpus} GPUs" if gpus > question.plan.num_gpus else ""
         yield f"{options} ({step_s / now - 1:+.0%} time{more})"
 
 
@@ -105,15 +107,15 @@ def _least_changes(q: Settled) -> list[tuple[str, Settled]]:
     smaller = (micro >> halved for halved in range(1, micro.bit_length()))
     ladders.append([_choice(micro_batch=size) for size in smaller])
     ladders = [[UNCHANGED, *ladder] for ladder in ladders]
-    found: dict[tuple[int, ...], tuple[str, Settled]] = {}
+    fitting: dict[tuple[int, ...], tuple[str, Settled]] = {}
     for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
-        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
+        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in fitting):
             continue
         chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
         other = _if_legal(q, {name: value for _, changes in chosen for name, value in changes.items()})
         if other and train_judge(other).fits:
-            found[rungs] = " ".join(words for words, _ in chosen if words), other
-    return list(found.values())
+            fitting[rungs] = " ".join(words for words, _ in chosen if words), other
+    return list(fitting.values())
 
 
 def _choice(**changes: object) -> Choice:
@@ -132,18 +134,18 @@ def _if_legal(q: Settled, changes: Changes) -> Settled | None:
         return None  # this engine or these sizes cannot have it
 
 
-def _with_more_gpus(asked: Settled) -> list[tuple[str, Settled]]:
+def _with_more_gpus(question: Settled) -> list[tuple[str, Settled]]:
     """Return wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
-    plan = asked.plan
-    degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
-    widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
-    room = asked.cluster.num_gpus // (widest * int(plan.dp))
+    plan = question.plan
+    degrees = legality.legal_values("tp", question.model, question.cluster, plan, question.engine)
+    widest = max((t for t in degrees if t <= question.cluster.domain), default=1)
+    room = question.cluster.num_gpus // (widest * int(plan.dp))
     sizes = [{"tp": t} for t in degrees if t > plan.tp]
-    sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if asked.model.num_layers % deep == 0]
-    tried = ((size, larger) for size in sizes if (larger := _if_legal(asked, size)))
+    sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if question.model.num_layers % deep == 0]
+    tried = ((size, larger) for size in sizes if (larger := _if_legal(question, size)))
     by_gpus = groupby(sorted(tried, key=lambda one: one[1].plan.num_gpus), key=lambda one: one[1].plan.num_gpus)
-    found = ([(_options(size, more), q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus)
-    return next(filter(None, found), [])
+    choices = ([(_options(size, more), q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus)
+    return next(filter(None, choices), [])
 
 
 def _options(size: Mapping[str, int], more: str) -> str:
@@ -173,31 +175,31 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
         """Return the distance and size: inside the range all are as near, and the smallest is the likeliest."""
         return max(0.0, abs(math.log(one.mfu / measured_mfu)) - width), one.memory_bytes
 
-    own = list(_priced(b.question, _left_out(b.question)))
-    if not own:
+    completed = list(_priced(b.question, _left_out(b.question)))
+    if not completed:
         return []
-    nearest = min(own, key=rank)
+    nearest = min(completed, key=rank)
     if nearest.fits:
         return [nearest]
-    fitting = [one for one in (*own, *_of_other_engines(b.question)) if one.fits]
+    fitting = [one for one in (*completed, *_of_other_engines(b.question)) if one.fits]
     return [nearest, *([min(fitting, key=rank)] if fitting else [])]
 
 
 def _left_out(q: Settled) -> list[list[Choice]]:
     """Return the options that a plan left out, each with its possible values."""
     plan = q.plan
-    found: list[list[Choice]] = []
+    options: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
-        found.append([UNCHANGED, _choice(sequence_parallel=True)])
+        options.append([UNCHANGED, _choice(sequence_parallel=True)])
     if plan.dp > 1 and not plan.zero:
-        found.append([UNCHANGED, _choice(zero=1)])
+        options.append([UNCHANGED, _choice(zero=1)])
     if plan.pp > 1 and plan.schedule == "1f1b":
         chunks = sorted({2, -(-q.model.num_layers // int(plan.pp))} - {1})
         spoken = [_choice(schedule="interleaved", chunks=n) for n in chunks]
-        found.append([UNCHANGED, *spoken])
+        options.append([UNCHANGED, *spoken])
     if plan.recompute == "none":
-        found.append([UNCHANGED, _choice(recompute="full")])
-    return found
+        options.append([UNCHANGED, _choice(recompute="full")])
+    return options
 
 
 def _priced(q: Settled, left_out: list[list[Choice]], before: str = "") -> Iterator[CompletedPlan]:

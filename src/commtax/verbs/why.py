@@ -137,14 +137,14 @@ def factor_effects(q: Question, factors: tuple[Factor, ...]) -> tuple[Effect, ..
 
 def _effect(q: Question, factor: Factor) -> Effect:
     name, value = factor
-    known = mechanism(name)
-    return Effect(name, float(value), known.kind, known.on, known.mechanism, _source(q, name))
+    row = mechanism(name)
+    return Effect(name, float(value), row.kind, row.on, row.mechanism, _source(q, name))
 
 
 def _source(q: Question, name: str) -> str:
     """Return the source of a number: an engine's file, the kernels' constants of whole steps, or the question."""
-    if known := citation_of(q.engine, name):
-        return f"{q.engine.key} {q.engine.version}: {known}"
+    if citation := citation_of(q.engine, name):
+        return f"{q.engine.key} {q.engine.version}: {citation}"
     if "." in name:
         return f"whole steps of {q.cluster.chip.family} chips (catalog/kernels, {name})"
     if (kind := mechanism(name).kind) == "profile" and q.profile:
@@ -294,9 +294,9 @@ def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors
     chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank * a.pace[1] * pace
     fixed = moving = 0.0
     for term in terms(charged, chip, t.constants, a.rate):
-        own = term.fixed_s * left * slower, term.moving_s * slower
-        fixed, moving = fixed + own[0], moving + own[1]
-        yield TimePart(term.name, CARRIERS[term.name], sum(own), term.alone_s * slower)
+        seconds = term.fixed_s * left * slower, term.moving_s * slower
+        fixed, moving = fixed + seconds[0], moving + seconds[1]
+        yield TimePart(term.name, CARRIERS[term.name], sum(seconds), term.alone_s * slower)
     if (lacking := a.launch_s * slower - fixed - moving) > 0:
         yield TimePart("launch_s", "without graphs a kernel takes at least its launch", lacking)
     elif a.pace[1] < 1 and (lacking := pace * float(sum(kernels.applied_s(k, chip, t.constants, a))) - fixed - moving) > 0:
@@ -305,13 +305,13 @@ def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors
 
 def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
     """Yield the numbers of the engine that decided this kernel's sizes."""
-    for name, known in mechanisms().items():
-        kernels = (k.form in known.forms or k.part in known.parts) and k.part not in known.but_parts and not k.casts
+    for name, row in mechanisms().items():
+        kernels = (k.form in row.forms or k.part in row.parts) and k.part not in row.but_parts and not k.casts
         if (
             kernels
-            and known.changes == "sizes"
+            and row.changes == "sizes"
             and engine_number(q.engine, name) not in (None, UNFITTED.get(name))
-            and WHEN[known.when](q)
+            and WHEN[row.when](q)
         ):
             yield engine_effect(q, name)
     if k.part in mechanisms()["imbalance"].parts and q.what_if.imbalance:
@@ -323,9 +323,9 @@ def _doubts(k: Kernel, t: PricingTerms, trains: bool) -> Iterator[str]:
     constants, source = t.constants, t.constants.label if trains else kernels.kernel_source(k, t.constants)
     whole = constants.tables["train.bf16"]["sigma"] if trains else constants.sigma
     yield f"{whole:g}: kernels of whole {'training ' if trains else ''}steps on {constants.family} chips against measured ones"
-    own = 0.0 if trains else constants.tables[kernels.table_of(k, constants)].get("sigma", 0.0)
-    if own > whole:
-        yield f"{own:g}: rows of the table {kernels.table_of(k, constants)} that were not fitted"
+    table_sigma = 0.0 if trains else constants.tables[kernels.table_of(k, constants)].get("sigma", 0.0)
+    if table_sigma > whole:
+        yield f"{table_sigma:g}: rows of the table {kernels.table_of(k, constants)} that were not fitted"
     if source.kind == "transferred":
         yield f"{kernels.TRANSFERRED_SIGMA:g} beside it: {source}"
     if source.kind == "assumed" and not trains:
@@ -375,8 +375,8 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
 
 def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
     usual: Mapping[str, object] = {f.name: f.default for f in fields(Path)}
-    own = {name: float(getattr(path, name)) for name in CONSTANTS if getattr(path, name) != usual[name]}
-    own |= {f"contention on {world}": slower for world, slower in path.contention}
+    constants = {name: float(getattr(path, name)) for name in CONSTANTS if getattr(path, name) != usual[name]}
+    constants |= {f"contention on {world}": slower for world, slower in path.contention}
     network, crossed = fabric.network, crosses and not fabric.flat
     between = {f"network {name}": float(getattr(network, name)) for name in ACROSS} if crossed else {}
     if crossed and network.curves:
@@ -386,7 +386,7 @@ def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
     words = f"{equation_of(cross_domains)}; inside: {words}" if crossed else words
     names = (str(path.source), network.source if crossed else "")
     source = "; ".join(dict.fromkeys(chain((str(x.source),), (source_title(fabric.name, name) or name for name in names if name))))
-    return PricedBy(path.algorithm, words, path.name or path.algorithm, own | between, x.source.kind, source)
+    return PricedBy(path.algorithm, words, path.name or path.algorithm, constants | between, x.source.kind, source)
 
 
 def _host(b: StepBill, x: Line) -> Explanation:
@@ -400,8 +400,8 @@ def _host(b: StepBill, x: Line) -> Explanation:
     effects = tuple(engine_effect(q, name) for name in spent)
     shown = tuple(TimePart(one.name, one.mechanism, spent[one.name]) for one in effects)
     doubt = f"{x.source.kind}: standard deviation of the logarithm of this engine's host time"
-    own = tuple(one for one in effects if one.value)  # how late collectives are is their library's
-    return Explanation(parts=shown, effects=own, source=x.source, doubts=(doubt,))
+    engine_effects = tuple(one for one in effects if one.value)  # how late collectives are is their library's
+    return Explanation(parts=shown, effects=engine_effects, source=x.source, doubts=(doubt,))
 
 
 def _bubble(b: StepBill, x: Line) -> Explanation:

@@ -78,12 +78,14 @@ def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
     except Refusal as refused:
         if refused.kind != ALREADY_ON:
             raise
-    own = {text: {name: field_value(put, name) for name in changes_of(text)} for _, text in techniques_on(put)}
-    bare = put.but(**{name: default_of(name) for changes in own.values() for name in changes})
-    found = [
-        UsualTechnique(one, text, own[text], *told) for one, text in techniques_on(put) if (told := _told(bare, one, own[text]))
+    changes_on = {text: {name: field_value(put, name) for name in changes_of(text)} for _, text in techniques_on(put)}
+    bare = put.but(**{name: default_of(name) for changes in changes_on.values() for name in changes})
+    usual_ones = [
+        UsualTechnique(one, text, changes_on[text], *reason)
+        for one, text in techniques_on(put)
+        if (reason := _told(bare, one, changes_on[text]))
     ]
-    return put.but(**{name: default_of(name) for usual in found for name in usual.changes}), found
+    return put.but(**{name: default_of(name) for usual in usual_ones for name in usual.changes}), usual_ones
 
 
 def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
@@ -148,9 +150,9 @@ class QuestionedSetting:
 
 def questioned(q: Question) -> Iterator[QuestionedSetting]:
     """Yield the settings of a question that differ from the engine's own, and may cost; not what techniques set."""
-    told = {name for _, text in techniques_on(q) for name in changes_of(text)}
+    set_by_techniques = {name for _, text in techniques_on(q) for name in changes_of(text)}
     for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
-        value = None if option.key in told else field_value(q, option.key)
+        value = None if option.key in set_by_techniques else field_value(q, option.key)
         if not is_default(option.key, value):
             yield QuestionedSetting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
 
@@ -166,16 +168,18 @@ def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]
 
     ``figures``: what requests come to with another question, beside this one.
     """
-    found = []
+    weighed = []
     for one in questioned(q):
         try:
             other = q.but(**one.changes)
             without = figures(other)
         except ValueError:  # it cannot be left out here
             continue
-        told = {name: without[name] for name in FIGURES}
-        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost=why_start_is_lost(q, other), **told))
-    return tuple(sorted((x for x in found if x.fits), key=lambda x: -x.gain))
+        figures_without = {name: without[name] for name in FIGURES}
+        weighed.append(
+            SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost=why_start_is_lost(q, other), **figures_without)
+        )
+    return tuple(sorted((x for x in weighed if x.fits), key=lambda x: -x.gain))
 
 
 def why_start_is_lost(now: Question, without: Question) -> str:
@@ -192,9 +196,9 @@ def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, floa
     changes = limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
     if not changes:
         return None
-    roomier, found = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
-    told = {name: found[name] for name in FIGURES}
-    return SettingWorth(",".join(changes), limit_flags(roomier, judged), fits=True, cost=limit_costs(roomier, judged), **told)
+    roomier, served = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
+    gains = {name: served[name] for name in FIGURES}
+    return SettingWorth(",".join(changes), limit_flags(roomier, judged), fits=True, cost=limit_costs(roomier, judged), **gains)
 
 
 def _flag(q: Question, name: str, value: object) -> str:
@@ -325,9 +329,9 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
 
 def check_loads(options: Mapping[str, object]) -> bool:
     """Return whether the options set a load of requests rather than a step; options that do not go together are refused."""
-    given = {name for name, value in options.items() if value is not None}
-    requests = bool(given.intersection(LOADS))
-    if requests and BATCH in given:
+    set_load = {name for name, value in options.items() if value is not None}
+    requests = bool(set_load.intersection(LOADS))
+    if requests and BATCH in set_load:
         raise Refusal.about(batch="belongs to a step, and a load of requests is given; leave one of them out")
     if options.get("phase") == "prefill" and options.get("output_len") not in (None, 1):
         raise Refusal.of("requests of a step of prompts have one output token", (1,), output_len=options["output_len"])
@@ -349,8 +353,8 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
     q, room = weigh.question.but(**shown), weigh.fit.kv_tokens
     assert weigh.requests
-    told = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
-    times = replace(weigh.requests, notes=tuple(told))
+    notes = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
+    times = replace(weigh.requests, notes=tuple(notes))
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     settings = weigh_settings(weigh.question, weigh.figures)
@@ -377,22 +381,22 @@ def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
     """Weigh techniques that a question has set, each against the same question without it; not those that cannot be left out."""
     q = weigh.question
     for one, text in techniques_on(q):
-        own = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
+        values = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
         try:
-            yield weigh.beside(q.but(**{name: default_of(name) for name in own}), flips=False).against(one, text, own)
+            yield weigh.beside(q.but(**{name: default_of(name) for name in values}), flips=False).against(one, text, values)
         except ValueError:
             continue
 
 
 def weigh_usual(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
     """Weigh requested techniques that the engine has on anyway, against one that is the same but for them."""
-    for found in usual:
-        row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
+    for one in usual:
+        row = TechniqueWorth(one.technique, one.asked, refused=one.why, kind=ALREADY_ON, since=one.since)
         try:
-            if found.separable:
+            if one.separable:
                 q = weigh.question
                 bare = weigh.beside(q.but(engine=q.engine.but(on_by_default=())))
-                row = replace(bare.against(found.technique, found.asked, found.changes), since=found.since)
+                row = replace(bare.against(one.technique, one.asked, one.changes), since=one.since)
         except ValueError:
             pass  # the reason that it is refused for stands
         yield row
@@ -445,7 +449,7 @@ class Scale:
     def row(self, one: Technique) -> TechniqueWorth:
         """Return the best of a technique's usual values, where it needs another one on top of that; else why it is refused."""
         best = self._best(one)
-        is_set = any(found is one for found, _ in techniques_on(self.question))
+        is_set = any(other is one for other, _ in techniques_on(self.question))
         if (best.refused or best.idle) and self._flips and not is_set:
             return self._beside(one) or best
         return best
@@ -517,25 +521,25 @@ class Scale:
 
     def figures(self, q: Settled, group: str = "") -> dict[str, Any]:
         """Return the figures of another question beside this one, and how far gains of this group of techniques may be off."""
-        told, judged = price(q.vary(**self._shown)), fit_of_step(q)
-        step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
-        steps: list[tuple[Bill, Bill]] = [(told, self.bill)]
-        times = {"tokens_per_s": float(told.tokens_per_s)}
+        step, judged = price(q.vary(**self._shown)), fit_of_step(q)
+        step_gain = gain = _rate_per_gpu(step) / _rate_per_gpu(self.bill)
+        steps: list[tuple[Bill, Bill]] = [(step, self.bill)]
+        times = {"tokens_per_s": float(step.tokens_per_s)}
         if self.requests:
             served, bills = requests_served(q)
-            gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
+            gain = self.requests.faster(served) * float(self.bill.num_gpus / step.num_gpus)
             steps = list(zip(bills or requests_weighed.steps_of(q), self._steps, strict=True))
             times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
-        known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
+        common = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
         beside = 0.0  # half of the range by which published gains of such techniques lie beside predicted ones
         if verdict_on_gain(gain, gain, gain) != SAME:
             yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
             beside = missed(kind_of(group), gain, max(yielded, default=1.0))
-        width = math.exp(math.hypot(known, beside))
+        width = math.exp(math.hypot(common, beside))
         room = dict[str, object](kv_tokens=judged.kv_tokens, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         ends = {"gain": gain, "low": gain / width, "high": gain * width}
-        return {"step_s": float(told.step_s), "step_gain": step_gain, **times, **room, **ends}
+        return {"step_s": float(step.step_s), "step_gain": step_gain, **times, **room, **ends}
 
     def _drafts_alike(self, q: Settled) -> bool:
         """Return whether steps yield tokens as they do without a technique: their common uncertainty then cancels."""
@@ -575,14 +579,14 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
 
     Half of the variance of a line is taken to be its basis's, which errs with all lines of that basis, and half its own.
     """
-    own, common = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    separate, common = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
     for sign, bill in ((1, a), (-1, b)):
         for x in bill.lines:
             share = sign * float(x.exposed_s * x.sigma / bill.step_s)
             key = (x.kind, x.source.basis)
-            for sums, name in ((common, key), (own, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
+            for sums, name in ((common, key), (separate, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
                 sums[name] = sums.get(name, 0.0) + share
-    return math.sqrt(sum(share * share for sums in (common, own) for share in sums.values()) / 2)
+    return math.sqrt(sum(share * share for sums in (common, separate) for share in sums.values()) / 2)
 
 
 def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:

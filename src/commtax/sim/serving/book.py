@@ -118,14 +118,14 @@ def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joi
     if joined == 1 and all(len(ids) * block <= tokens for ids, tokens in zip(prefixes, lengths, strict=True)):
         return prefixes
     names: dict[Ids, int] = {}
-    known: dict[Ids, Ids] = {}
+    renumbered: dict[Ids, Ids] = {}
     whole = []
     for ids, tokens in zip(prefixes, lengths, strict=True):
         kept = ids[: min(len(ids), tokens // block) // joined * joined]
-        if kept not in known:
+        if kept not in renumbered:
             pieces = (kept[at : at + joined] for at in range(0, len(kept), joined))
-            known[kept] = kept if joined == 1 else tuple(names.setdefault(piece, len(names)) for piece in pieces)
-        whole.append(known[kept])
+            renumbered[kept] = kept if joined == 1 else tuple(names.setdefault(piece, len(names)) for piece in pieces)
+        whole.append(renumbered[kept])
     return tuple(whole)
 
 

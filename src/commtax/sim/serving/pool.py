@@ -154,10 +154,10 @@ class BlockPool:
 
     def _own_blocks(self, i: int, tokens: int) -> int:
         """Count the blocks that no other request can share: of tokens and of states."""
-        own = -(-tokens // self.rules.block)
+        blocks = -(-tokens // self.rules.block)
         if self.prefixes:
-            own -= self.book.shared[i] * self.prefixes.per_id
-        return (own if own > 0 else 0) + self.rules.states
+            blocks -= self.book.shared[i] * self.prefixes.per_id
+        return (blocks if blocks > 0 else 0) + self.rules.states
 
     def _ids(self, i: int) -> tuple[int, ...]:
         """Return the ids of the runs of whole blocks that a prompt has."""

@@ -193,12 +193,12 @@ class Replica:
         """Run one step of prompts, with decodes beside them or not; ranks wait for the longest and share the work of experts."""
         self.passed = 0
         beside = not self.rules.prefill_first
-        each = [lane.seconds(own) for lane, own in zip(self.lanes, chunks, strict=True) if own or (beside and lane.seqs)]
+        each = [lane.seconds(chunk) for lane, chunk in zip(self.lanes, chunks, strict=True) if chunk or (beside and lane.seqs)]
         seconds = max(each)
         seconds -= self.rules.spread * (seconds - sum(each) / len(self.lanes))
         self._pass(begin, begin + seconds)
-        for number, (lane, own) in enumerate(zip(self.lanes, chunks, strict=True)):
-            self.finish(number, lane, own, (begin, begin + seconds), 1, seconds, 0.0)
+        for number, (lane, chunk) in enumerate(zip(self.lanes, chunks, strict=True)):
+            self.finish(number, lane, chunk, (begin, begin + seconds), 1, seconds, 0.0)
 
     def _prompt_alone(self, begin: float, until: float, lane: Lane, chunks: list[Chunk]) -> None:
         """Run steps with prompts: one, or as many as pass before something changes while one prompt fills each of them."""

@@ -22,10 +22,10 @@ Route = Callable[[int, float], Replica]
 class Clients:
     """They send each request when it arrives, but have no more than ``cap`` in flight: the next goes when one is answered."""
 
-    def __init__(self, book: Book, cap: float, own: Sequence[int]) -> None:
-        self.book, self.cap, self.own = book, cap, own
-        self.sent = len(own) if cap == inf else min(int(cap), len(own))
-        self.pending = [(book.arrival_s[i], i) for i in own[: self.sent]]
+    def __init__(self, book: Book, cap: float, numbers: Sequence[int]) -> None:
+        self.book, self.cap, self.own = book, cap, numbers
+        self.sent = len(numbers) if cap == inf else min(int(cap), len(numbers))
+        self.pending = [(book.arrival_s[i], i) for i in numbers[: self.sent]]
         heapify(self.pending)
 
     def answered(self, now: float) -> None:
@@ -130,19 +130,19 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
     prefixes = engines[0].book.prefixes
     homes: dict[tuple[int, ...], list[Replica]] = {}  # of each first piece of text: engines that were sent prompts that begin so
 
-    def known(i: int, now: float) -> Replica:
+    def prefix_aware(i: int, now: float) -> Replica:
         first = prefixes[i][:1] if prefixes else ()
         able = homes.setdefault(first, [])  # no other engine knows any of it
         if len(able) == 1 and able[0].cached_blocks(i):
             return able[0]
         blocks = [engine.cached_blocks(i) for engine in able]
         most = max(blocks, default=0)
-        chosen = least_of([engine for engine, own in zip(able, blocks, strict=True) if own == most] if most else engines, now)
+        chosen = least_of([engine for engine, cached in zip(able, blocks, strict=True) if cached == most] if most else engines, now)
         if first and chosen not in able:
             insort(able, chosen, key=lambda engine: engine.number)
         return chosen
 
-    return {"round-robin": in_turn, "least-loaded": least, "prefix": known}[kind]
+    return {"round-robin": in_turn, "least-loaded": least, "prefix": prefix_aware}[kind]
 
 
 Pace = tuple[float, float]
@@ -247,9 +247,9 @@ def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float = 
         return
     if len(engines) == 1 or (fleet.router == "round-robin" and stream.in_flight == inf):  # each has its own share of requests
         for engine in engines:
-            own = everyone[engine.number :: len(engines)]
-            if own:
-                run_alone(engine, Clients(book, stream.in_flight, own), enough if len(engines) == 1 else inf)
+            share = everyone[engine.number :: len(engines)]
+            if share:
+                run_alone(engine, Clients(book, stream.in_flight, share), enough if len(engines) == 1 else inf)
         return
     clients = Clients(book, stream.in_flight, everyone)
     route = router(fleet.router, engines)
