@@ -1,4 +1,4 @@
-"""Traces of requests, told apart by what they hold, plain or gzipped.
+"""Traces of requests, recognised by their content, plain or gzipped.
 
 ============  ==========================================================================================================
 ours          CSV with ``arrival_s,input_tokens,output_tokens`` and perhaps ``hash_ids``; other columns are passed over

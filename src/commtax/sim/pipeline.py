@@ -1,4 +1,4 @@
-"""Run a pipeline schedule: every rank takes its operations in order, each as soon as its input has arrived.
+"""A pipeline schedule as it runs: every rank takes its operations in order, each as soon as its input has arrived.
 
 Of what was run: its bubble counted and by closed form, over the total and over the ideal; also that of a priced step.
 """
@@ -146,7 +146,7 @@ def _seconds(order: OperationOrder, t: _OperationTable, times: Durations, full: 
 def _progress(
     t: _OperationTable, needs: list[int], lag: list[float], also: list[int], also_lag: list[float], seconds: list[float]
 ) -> tuple[list[float], list[float]]:
-    """Advance a rank until an input is missing; whoever makes that input wakes it."""
+    """Advance a rank until an input is missing; the rank that makes that input wakes it."""
     count, ranks = len(needs), len(t.ends)
     start, end, waiting = [0.0] * count, [-1.0] * count, [-1] * count
     leads, stops = t.leads.tolist(), t.ends

@@ -7,10 +7,8 @@ from math import erf, inf, isfinite, isinf, log, pi, sin, sqrt
 
 import numpy as np
 
-from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, Lengths, RequestStream, lognormal_with_mean
+from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, Lengths, RequestStream
 from commtax.statement import Refusal
-
-__all__ = ["arrival_times", "draw_lengths", "draw_pairs", "draw_stream", "lognormal_with_mean"]
 
 _erf = np.frompyfunc(erf, 1, 1)
 

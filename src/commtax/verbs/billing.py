@@ -104,7 +104,7 @@ class StepBill(Bill, Answer):
 
     @property
     def ttft_s(self) -> Number:
-        """Of prompts that nobody is before: their step, the way to the engine and that of the first token back."""
+        """The TTFT of prompts with no request before them: their step, the way to the engine and that of the first token back."""
         return self.step_s + self.question.engine.host.request_s
 
     @property
@@ -135,7 +135,7 @@ class StepBill(Bill, Answer):
 
     @property
     def _causal(self) -> Condition:
-        """Whether causal pairs alone are counted: as was asked, and where all pairs would be above what the chip can do."""
+        """Whether causal pairs alone are counted: as requested, and where all pairs would be above what the chip can do."""
         return np.asarray(self._utilization(self.model_flops())) > 1 if self.question.what_if.flops == "full" else np.True_
 
     @property
@@ -187,14 +187,13 @@ def by_cost(b: StepBill) -> list[Line]:
 
 def labels(b: StepBill) -> list[str]:
     """Return the label of each line, the costliest first; lines with equal labels are numbered."""
-    names = [_label(x) for x in by_cost(b)]
+    names = [
+        f"{x.item.axis} {x.item.what} {x.item.op}"
+        if x.kind == "comm"
+        else x.item.what + " (recomputed)" * (x.item.stage == "recompute")
+        for x in by_cost(b)
+    ]
     return [name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)]
-
-
-def _label(x: Line) -> str:
-    if x.kind == "comm":
-        return f"{x.item.axis} {x.item.what} {x.item.op}"
-    return f"{x.item.what} (recomputed)" if x.item.stage == "recompute" else x.item.what
 
 
 def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptions]) -> StepBill:

@@ -410,7 +410,7 @@ class PlanOnLink:
 
     @property
     def shown(self) -> str:
-        """The links a reader should see: the one asked for, else the host's own, that of its bridged pairs, and that between hosts
+        """The links to show: the requested one, else the host's own, that of its bridged pairs, and that between hosts
         where a replica has more than one."""
         place = self.question.cluster
         inter = place.inter if self.question.plan.num_gpus > place.domain else None

@@ -57,7 +57,7 @@ class Disaggregation:
 def prompter(q: Question) -> Question:
     """Return the question of a prompt worker: its tp and ranks of attention, experts spread where they were or ranks share them.
 
-    Its ranks split no caches: that is for those who decode.
+    Its ranks split no caches: that is for workers that decode.
     """
     wanted, plan = q.requests, q.plan
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp

@@ -1,4 +1,4 @@
-"""What a collective should take on this hardware, and whether a measurement is as it should be."""
+"""Expected times of collectives on given hardware, and the verdict on a measured time."""
 
 from dataclasses import replace
 from typing import Unpack
@@ -77,7 +77,7 @@ class Expectation(Answer):
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nobody measured such a collective here: the range is a guess from other hardware."""
+        """Whether no such collective was measured here: the range is a guess from other hardware."""
         return self.source.kind == "assumed"
 
     def verdict(self, measured_s: float) -> str:
@@ -122,7 +122,7 @@ def expect(
     op = collective_named(op)
     if op not in OPS:
         raise Refusal.of(f"one of {', '.join(OPS)}", OPS, collective=op)
-    op, library, algorithm = _as_asked(op, library, technique)
+    op, library, algorithm = _as_requested(op, library, technique)
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     constants = overlay.load_profile(profile)
     place = overlay.measured_cluster(constants, place) if constants else place
@@ -199,7 +199,7 @@ def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, 
     )
 
 
-def _as_asked(op: str, library: str, technique: str) -> tuple[str, str, str]:
+def _as_requested(op: str, library: str, technique: str) -> tuple[str, str, str]:
     """Return the collective, the library whose kernels carry it, and the algorithm of a fused one ("": nothing is fused)."""
     on = changes_of(technique) if technique else {}
     if on.keys() - {"fused_reduce", "library"}:

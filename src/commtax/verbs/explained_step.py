@@ -297,7 +297,7 @@ class ExplainedStep:
 
     @cached_property
     def lacking(self) -> str:
-        """What a step that does not fit lacks: the answer's first words, for nobody can run it."""
+        """What a step that does not fit lacks: the answer's first words, since it cannot run."""
         m, q = self.memory, self.bill.question
         needed = f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
         if q.trains:

@@ -86,7 +86,7 @@ def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: C
 
 
 def with_limits(q: Settled, changes: Changes) -> Settled:
-    """Return a question with all limits said with some of them changed; a share of memory that the engine chose is chosen anew."""
+    """Return a question that has all limits with some of them changed; a share of memory that the engine chose is chosen anew."""
     usual = limits_of(replace(q, limits=replace(q.limits, gpu_memory_utilization=0.0)))
     chosen_anew = {SHARE: 0.0} if usual == q.limits else {}
     changed = replace(q, limits=replace(q.limits, **{**chosen_anew, **changes}))
@@ -179,8 +179,8 @@ def without_adapters(judged: Fit) -> Fit | None:
     return judge(q.vary(lora_rank=0, max_loras=1)) if q.plan.lora_rank else None
 
 
-Asked = TypeVar("Asked", bound=Question)
-ROUND = 256  # lengths that nobody said are whole multiples of this many tokens
+AnyQuestion = TypeVar("AnyQuestion", bound=Question)
+ROUND = 256  # lengths that were not requested are whole multiples of this many tokens
 
 
 def starts(workers: Question) -> Condition:
@@ -192,9 +192,9 @@ def starts(workers: Question) -> Condition:
 def pools_of(q: Question) -> Mapping[str, Question]:
     """Return the question of each kind of workers, by what they do."""
     settled = q if isinstance(q, Settled) else settle(q)
-    return (
-        {" for prompts": prompter(settled), " for decoding": settled.plain()} if q.requests.disaggregated else {"": settled.plain()}
-    )
+    if not q.requests.disaggregated:
+        return {"": settled.plain()}
+    return {" for prompts": prompter(settled), " for decoding": settled.plain()}
 
 
 def check_lengths(q: Question) -> Question:
@@ -228,7 +228,7 @@ def why_it_does_not_start(q: Question) -> Note:
     for kind, workers in pools_of(q).items():
         if starts(workers):
             continue
-        shortest = {} if workers.limits.max_model_len else {starting.LENGTH: 1}  # which nobody asked for
+        shortest = {} if workers.limits.max_model_len else {starting.LENGTH: 1}  # which was not requested
         judged = add_advice(holds(judged_by_memory(workers.but(**shortest))))
         remedies = ", or with ".join(judged.advice)
         more = f"it would start with {remedies}" if remedies else "use more GPUs or a smaller model"
@@ -252,7 +252,7 @@ def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
     fit."""
     if q.trains or not _is_judged(q):
         return []
-    allowed = {} if q.limits.max_num_seqs else {kind: told_max_num_seqs(workers) for kind, workers in pools_of(q).items()}
+    allowed = {} if q.limits.max_num_seqs else {kind: max_num_seqs_to_start(workers) for kind, workers in pools_of(q).items()}
     most = " and ".join(f"{seqs}{kind}" for kind, seqs in allowed.items() if seqs)
     refused = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs}"
     why = f"it wants a block for the state of each; the figures hold with {most} or less"
@@ -273,22 +273,22 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
     return [Note("own-limits", f"{verdict}: {lacks}; the figures hold with --max-model-len {most} or less")]
 
 
-def told_max_num_seqs(workers: Question, wanted: int = 0) -> int:
+def max_num_seqs_to_start(workers: Question, wanted: int = 0) -> int:
     """Return the ``max_num_seqs`` to start servers with: as wanted, as far as they start with it; 0, the engine's own, where none
     is wanted and they start with that."""
     if not needs_blocks_for_states(workers):
         return wanted
-    return _told_max_num_seqs(replace(workers.normal(), limits=replace(workers.limits, max_num_seqs=wanted)))
+    return _max_num_seqs_to_start(replace(workers.normal(), limits=replace(workers.limits, max_num_seqs=wanted)))
 
 
-def startable(workers: Asked) -> Asked:
+def startable(workers: AnyQuestion) -> AnyQuestion:
     """Return the same workers with as many sequences as they start with."""
     limits = workers.limits
-    return replace(workers, limits=replace(limits, max_num_seqs=told_max_num_seqs(workers, limits.max_num_seqs)))
+    return replace(workers, limits=replace(limits, max_num_seqs=max_num_seqs_to_start(workers, limits.max_num_seqs)))
 
 
 @cache_answers
-def _told_max_num_seqs(workers: Question) -> int:
+def _max_num_seqs_to_start(workers: Question) -> int:
     judged = holds(judged_by_memory(workers))
     most = largest_max_num_seqs(judged)
     return most if most < judged.question.limits.max_num_seqs else workers.limits.max_num_seqs

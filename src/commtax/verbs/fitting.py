@@ -131,7 +131,7 @@ class Fit(Answer):
 
     @property
     def is_safe(self) -> bool:
-        """Whether a GPU has all that is counted at once, whatever share of it the engine was told to take."""
+        """Whether a GPU has all that is counted at once, whatever share of it the engine may take."""
         counted = self.weights_bytes + self.kv_bytes + self.activation_bytes + self.other_bytes + self.graph_bytes
         return counted <= self.question.cluster.chip.visible_bytes
 

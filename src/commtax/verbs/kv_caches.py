@@ -139,7 +139,7 @@ def bytes_left_for_cache(q: Question, loaded: Number, peak: Number) -> Number:
 
 
 def carrier_of(q: Question) -> CacheCarrier:
-    """Return what carries caches from prompt workers to those that decode: as asked, else what the engine is started with."""
+    """Return what carries caches from prompt workers to those that decode: as requested, else what the engine is started with."""
     return carrier(q.techniques.kv_transfer or started_with(program_of(q.engine).key))
 
 

@@ -27,7 +27,7 @@ def pipeline(
     straggler: Mapping[int, float] | None = None,
     **others: Unpack[PipelineOptions],
 ) -> PipelineRun:
-    """Run a pipeline schedule: who idles when, and what each rank must keep.
+    """Run a pipeline schedule: when each rank idles, and what it must keep.
 
     ``schedule`` is one of those that ``commtax pipeline --help`` lists. ``times`` are those of a forward pass, an input
     gradient and a weight gradient in any unit; ``transfer`` passes between two stages; ``straggler`` maps ranks to the factor

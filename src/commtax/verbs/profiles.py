@@ -132,8 +132,8 @@ def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]
 
 
 @dataclass(frozen=True, slots=True)
-class AskedOfProfile:
-    """What a profile is to tell of; what is None or empty is not asked."""
+class ProfileRequest:
+    """The question that a profile is compared with; None and empty parts are left out."""
 
     cluster: Cluster | None = None
     engine: Engine | None = None
@@ -153,7 +153,7 @@ class ProfileCoverage:
     unused: tuple[str, ...]
 
 
-def coverage(own: Profile, asked: AskedOfProfile) -> ProfileCoverage:
+def coverage(own: Profile, asked: ProfileRequest) -> ProfileCoverage:
     """Return what of a profile is used for a question, and what is not; impossible physics is refused."""
     if asked.cluster and not other_chip(own, asked.cluster.chip):
         measured_cluster(own, asked.cluster)
@@ -164,7 +164,7 @@ def coverage(own: Profile, asked: AskedOfProfile) -> ProfileCoverage:
     return ProfileCoverage(own, tuple(_topics(own, asked)), used, unused)
 
 
-def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
+def _uses(own: Profile, asked: ProfileRequest) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a profile, and whether each is used for the question."""
     place, engine = asked.cluster, asked.engine
     elsewhere = bool(place and other_chip(own, place.chip))
@@ -182,7 +182,7 @@ def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
         yield "runs", not refused and (engine is None or any(x.deployment.engine == engine.key for x in own.lessons))
 
 
-def _topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
+def _topics(own: Profile, asked: ProfileRequest) -> Iterator[Topic]:
     """Yield what is requested beside what was measured: of the machine's chip and links, then of its engine and runs."""
     if place := asked.cluster:
         chips = dict.fromkeys(key for key in (own.chip.get("key", ""), *(x.deployment.chip for x in own.lessons)) if key)

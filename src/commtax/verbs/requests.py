@@ -102,7 +102,7 @@ class RequestsInTime(Answer):
 
     @property
     def results(self) -> dict[str, Array]:
-        """What became of each request, without what was asked for."""
+        """What became of each request, without its lengths and arrival."""
         return {name: column for name, column in self.columns.items() if not hasattr(self.stream, name)}
 
     @property

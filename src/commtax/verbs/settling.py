@@ -1,4 +1,4 @@
-"""Names in, a question out: the keywords of each verb, resolved once, rules checked, and what runs it looked up."""
+"""Questions settled: the keywords of each verb resolved once, rules checked, and the hardware and software looked up."""
 
 from __future__ import annotations
 

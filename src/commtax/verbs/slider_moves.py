@@ -228,7 +228,7 @@ Changes = Mapping[str, int | float | str | None]  # what a cell, a button or a s
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Another batch, or another cluster under the names that it is asked for by."""
+    """Another batch, or another cluster with the names that request it."""
 
     title: str
     batch: int

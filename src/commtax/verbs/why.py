@@ -1,7 +1,7 @@
-"""Why a line of a bill takes as long as it does: ``commtax.why(bill, "experts")``.
+"""Explanations of a line of a bill: ``commtax.why(bill, "experts")``.
 
 Its bytes and FLOPs, its floor, what prices it with which constants, each effect on it and its mechanism, and parts that add up
-to its seconds. Everything is asked of the functions that priced the line.
+to its seconds. All of it comes from the functions that priced the line.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ class PricedBy:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A number that is multiplied onto a line (or decides its sizes), fitted or asked for, and its mechanism."""
+    """A number that is multiplied onto a line (or decides its sizes), fitted or requested, and its mechanism."""
 
     name: str
     value: float

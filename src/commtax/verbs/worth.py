@@ -1,6 +1,6 @@
-"""What is a technique worth here? Every technique that the engine has, priced on one question as ``--technique`` would price it.
+"""The worth of techniques: every one that the engine has, priced on one question as ``--technique`` would price it.
 
-A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step that is asked about
+A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step
 stands for the loop whose clients keep that batch running. A gain's range comes from the lines in which both steps differ (errors of
 what they share cancel) and from how far gains of such techniques were off where somebody published one.
 """
@@ -346,7 +346,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
     asked = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
-    shown = {} if requests else _step_asked(put)
+    shown = {} if requests else _step_sizes(put)
     plain, usual = split_usual(asked)
     weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
@@ -372,7 +372,7 @@ def _settings_when_full(weigh: Scale) -> FullServer | None:
     return FullServer(most, full.requests, weigh_settings(full.question, full.figures)) if full.requests else None
 
 
-def _step_asked(q: Question) -> Mapping[str, object]:
+def _step_sizes(q: Question) -> Mapping[str, object]:
     """Return the sizes of a step that are shown beside the requests that keep it running."""
     return {axis: getattr(q, axis) for axis in STEP_AXES}
 
@@ -599,6 +599,6 @@ def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
         return []
-    weigh = Scale(loop_around(q), True, flips=False, shown=_step_asked(q))
+    weigh = Scale(loop_around(q), True, flips=False, shown=_step_sizes(q))
     rows = sorted((weigh.weigh(one, text) for one, text in able), key=_rank)
     return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]

@@ -1,4 +1,4 @@
-"""What an engine goes by, and the book of all requests: what each asks for and what becomes of it."""
+"""An engine's rules, and the book of all requests: their lengths, arrivals, and the times of their lives."""
 
 from collections.abc import Sequence
 from dataclasses import field, fields
@@ -6,20 +6,17 @@ from itertools import chain, pairwise
 from math import nan
 from typing import Self
 
-import numpy as np
-
 from commtax.arrays import cache_few_answers
 from commtax.records import dataclass
 from commtax.spec.engine import Scheduling
 from commtax.spec.stream import RequestStream
 
-Array = np.ndarray
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How one engine decides what a step computes, and what it has room for."""
+    """The rules by which one engine decides what a step computes, and its capacity."""
 
     tokens: int  # of a step at most
     seqs: int  # requests that run at once at most

@@ -15,7 +15,7 @@ from commtax.sim.serving.lane import Chunk, Lane, steps_in, tokens_of
 from commtax.sim.serving.pool import BlockPool
 
 Span = tuple[float, float]
-"""Begin and end. An end is computed once: who is told a rounding later that it is over would come too late for the next step."""
+"""Begin and end. An end is computed once: one that differs by a rounding would come too late for the next step."""
 
 
 class StepSegment(NamedTuple):

@@ -220,9 +220,9 @@ def run(
     enough: float = inf,
     prompted: bool = False,
 ) -> ServingRun:
-    """Send a stream of requests through a fleet until all are answered, or, where nobody's answer hangs on others', ``enough``.
+    """Send a stream of requests through a fleet until all are answered, or, where no answer depends on others', ``enough``.
 
-    ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then. ``prompted``
+    ``watch`` gets the run when it begins, may interrupt it, and then has what happened until then. ``prompted``
     requests were computed elsewhere up to their first token.
     """
     book = book_of(stream, hit_rate, fleet.workers.rules.block)
