@@ -8,7 +8,6 @@ batch, as the what-ifs do.
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -307,8 +306,9 @@ def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
     now = _sizes(q, int(q.plan.tp), _batch(q))
     try:
         sizes = _sizes(q, tp, column.batch)
-        batch, micro = sizes.batch * max(1, sizes.microbatches), sizes.batch if q.trains else q.micro_batch
-        b = price(q.but(cluster=column.cluster, tp=sizes.tp, dp=sizes.dp, ep=sizes.ep, batch=batch, micro_batch=micro))
+        plan = {axis: sizes[axis] for axis in ("tp", "dp", "ep")}
+        batch, micro = sizes["batch"] * max(1, sizes["microbatches"]), sizes["batch"] if q.trains else q.micro_batch
+        b = price(q.but(cluster=column.cluster, **plan, batch=batch, micro_batch=micro))
     except Refusal as error:
         return replace(empty, refused=" ".join(str(error).split()))
     return replace(
@@ -318,32 +318,24 @@ def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
         comm_fraction=float(b.comm_fraction),
         mfu=float(b.mfu) if q.trains else None,
         fits=bool(fits(b)),
-        patch={name: n for name, n in sizes._asdict().items() if n != getattr(now, name)} | dict(column.names),
+        patch={name: n for name, n in sizes.items() if n != now[name]} | dict(column.names),
     )
 
 
-class CellSizes(NamedTuple):
-    """What differs between cells; ``batch`` is that of a microbatch in training."""
+def _sizes(q: Question, tp: int, batch: int) -> Sizes:
+    """Return the sizes in which cells differ: experts follow tp as engines tie them; serving has no microbatches.
 
-    tp: int
-    dp: int
-    ep: int
-    batch: int
-    microbatches: int = 0  # serving has none
-
-
-def _sizes(q: Question, tp: int, batch: int) -> CellSizes:
-    """Return the plan of a cell: experts follow tp as engines tie them; in training dp gives way to tp and the global batch
-    stays."""
+    In training ``batch`` is that of a microbatch, dp gives way to tp, and the global batch stays.
+    """
     dp, ep = int(q.plan.dp), int(q.plan.ep)
     if not q.trains:
-        return CellSizes(tp, dp, tp * dp if ep > 1 else ep, batch)
+        return {"tp": tp, "dp": dp, "ep": tp * dp if ep > 1 else ep, "batch": batch, "microbatches": 0}
     total, whole = int(q.plan.tp) * dp, int(q.batch) * dp
     dp = total // tp if total % tp == 0 else dp
     each, rest = divmod(whole, batch * dp)
     if not each or rest:
         raise Refusal(f"b: a global batch of {whole:,} is no whole number of microbatches of {batch} on {dp} replicas", "batch")
-    return CellSizes(tp, dp, ep, batch, each)
+    return {"tp": tp, "dp": dp, "ep": ep, "batch": batch, "microbatches": each}
 
 
 def _links(q: Question) -> list[Column]:

@@ -6,7 +6,7 @@ A run that is faster than its plan can be, or that ran and does not fit, was not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby, product
 from typing import ClassVar, Literal, Unpack
@@ -144,12 +144,14 @@ def _with_more_gpus(question: Settled) -> list[tuple[str, Settled]]:
     sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if question.model.num_layers % deep == 0]
     tried = ((size, larger) for size in sizes if (larger := _if_legal(question, size)))
     by_gpus = groupby(sorted(tried, key=lambda one: one[1].plan.num_gpus), key=lambda one: one[1].plan.num_gpus)
-    choices = ([(_options(size, more), q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus)
-    return next(filter(None, choices), [])
-
-
-def _options(size: Mapping[str, int], more: str) -> str:
-    return " ".join([*(f"-{axis} {n}" for axis, n in size.items()), *more.split()])
+    for _, same in by_gpus:
+        choices: list[tuple[str, Settled]] = []
+        for size, larger in same:
+            flags = [f"-{axis} {n}" for axis, n in size.items()]
+            choices += [(" ".join([*flags, *more.split()]), q) for more, q in _least_changes(larger)]
+        if choices:
+            return choices
+    return []
 
 
 @dataclass(frozen=True, slots=True)
