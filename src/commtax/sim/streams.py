@@ -152,8 +152,7 @@ def _check(rate: float, count: int | None, duration_s: float, burstiness: float)
 
 
 def _prefixes(prompts: Array, shared: int, block: int, repeats: bool) -> tuple[tuple[int, ...], ...] | None:
-    """Return the ids of each prompt's whole blocks: the common ones, then its own, which are named only where a prompt comes
-    again."""
+    """Return the ids of each prompt's whole blocks: common ones, then its own, which are named only where a prompt comes again."""
     common = tuple(range(shared // block))
     if not common and not repeats:
         return None

@@ -202,8 +202,7 @@ class ClosedLoop(Answer):
         return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
 
     def range_of(self, name: str) -> tuple[Number, Number]:
-        """Return the 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``; no token is decoded faster than its bytes are
-        read."""
+        """Return the 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``; no token is faster than its bytes are read."""
         factor, value = np.exp(Z80 * self.sigma_of(name)), getattr(self, name)
         if name != "tpot_s":
             return value / factor, value * factor
@@ -326,8 +325,7 @@ def _shared_workers(
 
 
 def spread_share(q: Question, decode: Bill, prompt: Bill) -> Number:
-    """Return the share of the seconds that prompts add to a step which all ranks of attention data parallelism work off
-    together."""
+    """Return the share of the seconds added by prompts that all ranks of attention data parallelism work off together."""
     without = 0.0 if q.engine.serves.prefill_first else 1.0
     added = np.maximum(1e-12, prompt.step_s - without * decode.step_s)
     return np.clip((spread_s(prompt) - without * spread_s(decode)) / added, 0.0, 1.0)

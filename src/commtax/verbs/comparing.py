@@ -257,8 +257,7 @@ class BreakEven:
     steps: np.ndarray = field(repr=False, compare=False)  # at each, those of ``first`` over those of ``then``
 
     def sure(self, within: float) -> tuple[float | None, float | None]:
-        """Return the points below which ``first`` and from which on ``then`` is always faster by more than a share; None:
-        nowhere."""
+        """Return the points below which ``first`` and from which ``then`` is always faster by more than a share; None: nowhere."""
         ahead, behind = (1 / self.steps > 1 + within), (self.steps > 1 + within)
         first, then = int(np.argmin([*ahead, False])), int(np.argmin([*behind[::-1], False]))
         return float(self.points[first]) if first else None, float(self.points[-then]) if then else None

@@ -131,8 +131,7 @@ def network_of(
 
 
 def prompting_of(q: Question, load: ClosedLoopLoad, workers: Number, kv_tokens: Number = np.inf) -> tuple[PromptStation, Bill]:
-    """Return workers of one plan that compute prompts, and the step of one; as many share a step as its tokens and the cache
-    admit."""
+    """Return workers of one plan that compute prompts, and their step, which as many share as its tokens and the cache admit."""
     plan, serves = q.plan, q.engine.serves
     (budget, seqs), chunk = step_limits(q), chunk_tokens(q, load.computed)
     fitting = budget / load.computed if serves.chunked else budget // load.computed

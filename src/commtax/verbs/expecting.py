@@ -81,8 +81,7 @@ class Expectation(Answer):
         return self.source.kind == "assumed"
 
     def verdict(self, measured_s: float) -> str:
-        """Judge a measured time. ``fail``: slower than the range allows. ``pass``: not slower, and the range was measured; else
-        ``undecided``.
+        """Judge a time: ``fail`` is slower than the range, ``pass`` not slower than a measured range, else ``undecided``.
 
         What no link could carry is undecided too: it is a time of something else.
         """
@@ -230,7 +229,7 @@ def billed_library(profile: Profile | None = None) -> str:
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:
-    """Return the least seconds over the link: a switch that reduces takes each byte once and a share twice, between hosts all NICs
+    """Return the least seconds over the link: a reducing switch takes each byte once and a share twice; between hosts all NICs
     carry."""
     if not where.crosses:
         least = ring_factor(op, where.ranks)

@@ -127,8 +127,7 @@ def _compute_words(b: StepBill) -> str:
 
 
 def _training_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """Describe the largest avoidable cost (recomputation, where less of it fits and saves more than any tax takes), and the
-    step."""
+    """Describe the step and its largest avoidable cost: recomputation, where less of it fits and saves more than any tax."""
     step, axis = float(b.step_s), str(b.binding)
     whole = f"Step {format_seconds(step)}, MFU {float(b.mfu):.1%}"
     taxed = float(b.taxes[axis]) if axis in b.taxes else 0.0
@@ -268,8 +267,7 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
 
 
 def attention_layouts(q: Question) -> Iterator[Counterfactual]:
-    """Yield attention of a mixture split the other way on the same GPUs and for the same requests: by tensor or data
-    parallelism."""
+    """Yield attention of a mixture split the other way, by tensor or data parallelism, on the same GPUs and requests."""
     tp, dp, batch = int(q.plan.tp), int(q.plan.dp), int(q.batch)
     if q.model.experts is None:
         return

@@ -487,8 +487,7 @@ def _tp_why(b: StepBill, formula: float) -> str:
 
 
 def _served_lesson(b: StepBill) -> list[LessonRow]:
-    """Return rows of a served step: the lesson trains, and what carries over is bytes over bandwidth and the TP tax of a forward
-    pass."""
+    """Return rows of a served step: of the training lesson, bytes over bandwidth and the TP tax of a forward pass apply."""
     lines = [x for x in b.items if x.kind == "comm" and x.item.axis == "tp" and x.item.op == "all-reduce"]
     if not lines:
         return []

@@ -141,8 +141,7 @@ def _advice(failed: Fit) -> list[str]:
 
 
 def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
-    """Return the nearest plans with room enough: the same with split caches, and one of as many GPUs or more, as few as
-    possible."""
+    """Return the nearest plans with room: the same with split caches, and one of as many GPUs or more, as few as possible."""
     q, base, plan = failed.question, failed.question.cluster, failed.question.plan
     current, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
@@ -164,8 +163,7 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
 
 
 def _split_caches(q: Settled, enough: Callable[[Fit], bool]) -> list[str]:
-    """Return the fewest ranks of tp that have room enough where they split the cache of each sequence, which changes nothing
-    else."""
+    """Return the fewest ranks of tp with room where they split each sequence's cache, which changes nothing else."""
     for text in () if q.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
         with suppress(Refusal):
             if enough(judge(q.but(**changes_of(text)))):
@@ -221,8 +219,7 @@ def _is_judged(q: Question) -> bool:
 
 
 def why_it_does_not_start(q: Question) -> Note:
-    """Return which workers lack room with the requested limits, how much, and what would help, under the limit's name; empty where
-    all have room."""
+    """Return which workers lack room with the requested limits, and what would help, under the limit's name; else empty."""
     if not (q.limits.max_model_len or q.limits.max_num_seqs) or not _is_judged(q):
         return Note("", "")
     for kind, workers in pools_of(q).items():

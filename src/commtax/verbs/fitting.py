@@ -246,8 +246,7 @@ def judge(q: Settled) -> Fit:
 
 
 def state_tokens(q: Question) -> Number:
-    """Return the tokens whose room in the cache the states of one request take, on the stage where they take most; arrays as the
-    plan."""
+    """Return the cache room of one request's states in tokens, on the stage where they take most; arrays as the plan."""
     return _worst_of_stages(q, lambda pool: pool.state_tokens, np.maximum) if _has_states(q.model) else 0.0
 
 
@@ -346,8 +345,7 @@ def fit_of_step(q: Settled) -> Fit:
 
 
 def fits(priced: StepBill) -> Condition:
-    """Return whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context``
-    tokens."""
+    """Return whether a rank's memory holds the step: all that training keeps, or KV of ``batch`` x ``context`` tokens."""
     q = priced.question
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes

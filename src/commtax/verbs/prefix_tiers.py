@@ -31,8 +31,7 @@ class PrefixReturn:
 
 
 def prefix_loading_s(worker: Question, tokens: Number) -> Number:
-    """Return the seconds of loading a prefix to all ranks that compute its prompt, each over its link; 0 where their caches have
-    it."""
+    """Return the seconds of loading a prefix to all ranks of its prompt, each over its link; 0 where their caches have it."""
     if not worker.techniques.kv_tier:
         return 0.0
     where, plan, model = tier(worker.techniques.kv_tier), worker.plan, worker.model

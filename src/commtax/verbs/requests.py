@@ -137,8 +137,7 @@ class RequestsInTime(Answer):
         return times[order], np.cumsum(counts[order])
 
     def statistic(self, name: str) -> float:
-        """Return ``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_std``, ``_p50`` … ``_p99``, in
-        seconds."""
+        """Return seconds of ``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_std`` or ``_p50`` … ``_p99``."""
         metric, which = name.rsplit("_", 1)
         if metric == "itl":
             return self._gap(which)
@@ -200,8 +199,7 @@ class RequestsInTime(Answer):
         return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.simulated.offered.prefix_hit_rate))
 
     def range_of(self, name: str, ends: list[RequestsInTime] | None = None) -> tuple[float, float]:
-        """Return the 80 % range: the figure with steps and first tokens as early and as late as they may be, in lockstep and out of
-        it."""
+        """Return the 80 % range: with steps and first tokens as early and as late as they may be, in lockstep and out of it."""
         value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in ends or self.ends)
         ranges = [range_between(value, low, high, same)]
@@ -307,8 +305,7 @@ class RequestsInTime(Answer):
 
 
 def range_between(value: float, low: float, high: float, same: float | None = None) -> tuple[float, float]:
-    """Return the range of a figure by others with shorter and longer steps, and of as many requests as these where they are
-    fewer."""
+    """Return the range of a figure by others with shorter and longer steps, and of as many requests where they are fewer."""
     same = value if same is None else same
     return (min(value, value * low / same), max(value, value * high / same)) if same else (value, value)
 

@@ -120,8 +120,8 @@ def rate_over(q: Settled, axis: str, grid: Array) -> Array:
 
 
 def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
-    """Return where along each axis a technique gains, and the axes along which it never does; axes along which it always does are
-    left out."""
+    """Return where along each axis a technique gains, and axes along which it never does, leaving out those where it always
+    does."""
     paying, never = list[PayRange](), list[str]()
     for axis, (grid, rates) in swept.items():
         gains = rate_over(q, axis, grid) / rates - 1 > ALIKE

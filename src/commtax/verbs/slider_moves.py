@@ -209,8 +209,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def _local_token_moves(q: Question) -> list[Move]:
-    """Return moves of local tokens, micro-batch times sequence, a cp rank's share: the sequence stays as long as it goes into
-    them."""
+    """Return moves of local tokens, micro-batch x sequence, a cp rank's share: the sequence stays where it divides them."""
     cp, length = int(q.plan.cp), int(q.context)
     values = sorted({*(2**i for i in range(7, 18)), int(q.micro_batch) * length // cp})
     rows = {v: (1, v * cp) if v * cp % length else (v * cp // length, length) for v in values}

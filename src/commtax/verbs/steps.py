@@ -31,8 +31,7 @@ def _step(q: Question, work: Workload) -> Bill:
 
 
 def spread_s(bill: Bill) -> Number:
-    """Return the seconds of a step that ranks which share experts share too: the experts, their routing, and what is sent for
-    them."""
+    """Return the seconds of a step that ranks with shared experts share too: the experts, their routing and exchange."""
     parts = [x for x in bill.lines if getattr(x.priced_from, "part", "") in SPREAD or (x.kind == "comm" and x.item.axis == "ep")]
     return sum((x.exposed_s for x in parts), start=0.0)
 
@@ -59,7 +58,7 @@ def context(load: ClosedLoopLoad) -> Number:
 
 
 def padding_notes(q: Question, running: Number, rows: Number) -> Iterator[Note]:
-    """Yield a note where much of a decode step is padding, so that a few clients more may get fewer tokens/s; of several loads the
+    """Yield a note where padding is much of a decode step: a few clients more may get fewer tokens/s. Of several loads the
     first."""
     if any(np.ndim(getattr(q.plan, axis)) for axis in SIZES):
         return

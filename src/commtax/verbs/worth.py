@@ -339,8 +339,7 @@ def check_loads(options: Mapping[str, object]) -> bool:
 
 
 def worth_of(put: Question, requests: bool = False) -> Worth:
-    """Weigh every technique on requests: those of a load, as long as its context, or those that keep the batch of a step
-    running."""
+    """Weigh every technique on requests: of a load, as long as its context, or those that keep a step's batch running."""
     if requests and put.phase != "decode":
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:

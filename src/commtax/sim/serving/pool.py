@@ -6,8 +6,7 @@ from commtax.sim.serving.book import Book, Rules
 
 
 class Prefixes:
-    """Resident pieces of text, by the runs that they always come in: those that running requests hold, and idle ones in the order
-    in which they were left."""
+    """Cached pieces of text by the runs that they always come in: those in use, and idle ones in the order of their release."""
 
     __slots__ = ("_active", "_idle", "idle", "per_id", "pieces")
 

@@ -171,8 +171,7 @@ class Replica:
             min(pools, key=lambda p: p.running + len(p.waiting)).waiting.append(i)
 
     def _patience(self) -> int:
-        """Return the steps of decodes for which prompts wait, so that ranks compute theirs together: one rank's prompt delays all
-        ranks."""
+        """Return the steps of decodes for which prompts wait: one rank's prompt delays all, so ranks compute theirs together."""
         if not self.rules.patience or len(self.pools) == 1 or not all(lane.seqs for lane in self.lanes):
             return 0
         wanted = [bool(lane.pool.waiting or lane.prompts) for lane in self.lanes]
@@ -231,8 +230,7 @@ class Replica:
                 self._leave(i, end)
 
     def _beside(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
-        """Record the tokens that requests decode beside prompts: one per step, or with accepted drafts several in equal parts of
-        it."""
+        """Record the tokens decoded beside prompts: one per step, or with accepted drafts several in equal parts of it."""
         if lane.surface.per_step == 1:
             self._tokens(number, lane, time, steps, first, more, tokens)
             return

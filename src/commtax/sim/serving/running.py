@@ -105,8 +105,7 @@ def _count_answered(book: Book, now: float) -> int:
 
 
 def router(kind: str, engines: Sequence[Replica]) -> Route:
-    """Return what chooses the engine of a request: each in turn, the one with fewest requests, or the one that caches most of its
-    prompt."""
+    """Return the router: each engine in turn, the one with fewest requests, or the one that caches most of a prompt."""
     turn = -1
     if len(engines) == 1:
         return lambda _, __: engines[0]
