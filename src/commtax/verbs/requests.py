@@ -137,7 +137,7 @@ class RequestsInTime(Answer):
         return times[order], np.cumsum(counts[order])
 
     def statistic(self, name: str) -> float:
-        """Return seconds of ``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_std`` or ``_p50`` … ``_p99``."""
+        """Return ``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` in s: ``_mean``, ``_std``, ``_p50`` to ``_p99``."""
         metric, which = name.rsplit("_", 1)
         if metric == "itl":
             return self._gap(which)
