@@ -35,8 +35,8 @@ class Rule:
 @cache
 def _rule(code: str) -> Rule:
     group, _, name = code.partition(".")
-    row = table("rules/rules.toml")[group][name]
-    return Rule(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    row = dict(table("rules/rules.toml")[group][name])
+    return Rule(**{**row, "nearest": tuple(row.get("nearest", ()))})
 
 
 def refusal(code: str, q: Question, **facts: object) -> Refusal:

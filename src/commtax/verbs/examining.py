@@ -54,7 +54,7 @@ class EngineUsage:
 
 
 def usage_of(o: RequestsInTime) -> EngineUsage:
-    """What the engines that decode did; where prompts are apart, their engines share in no figure but the hit rate."""
+    """Return what the engines that decode did; prompt workers of disaggregated serving count in the hit rate alone."""
     log, workers = o.log, o.fleet.workers
     seconds = figures.seconds(log)
     total = max(float(seconds.sum()), 1e-12)
@@ -76,7 +76,7 @@ def usage_of(o: RequestsInTime) -> EngineUsage:
 
 
 def comm_s(log: Columns, steps: Surface) -> Array:
-    """Seconds of communication that nothing hides, of each segment: by its rows, as its steps were priced."""
+    """Return the seconds of exposed communication of each segment: by its rows, as its steps were priced."""
     decodes, tokens = log["decodes"].astype(np.int64), log["tokens"].astype(np.int64)
     alone = steps.alone_comm[np.minimum(decodes, len(steps.alone_comm) - 1)]
     mixed = steps.mixed_comm[np.minimum(decodes + tokens, len(steps.mixed_comm) - 1)]
@@ -88,7 +88,7 @@ KINDS = ("decode", "prompts", "both")
 
 
 def timeline_of(o: RequestsInTime, most: int = MOST_SLICES) -> tuple[Timeline, int]:
-    """The first steps of a run in time, with queues and caches as counters; and how many slices were left out."""
+    """Return the first steps of a run in time, with queues and caches as counters, and how many slices were left out."""
     parts = [*_engine_logs(o.ran.engines, o.fleet.workers, "replica" if o.fleet.prompts is None else "decode worker")]
     if o.fleet.prompts:
         parts += _engine_logs(o.ran.prompt_engines, o.fleet.prompts, "prompt worker")
@@ -111,7 +111,7 @@ def timeline_of(o: RequestsInTime, most: int = MOST_SLICES) -> tuple[Timeline, i
 
 
 def _engine_logs(engines: list[Replica], workers: Workers, title: str) -> Iterator[tuple[Columns, list[str], int]]:
-    """Each engine's log, the name of its lane row by row, and the blocks of its cache."""
+    """Yield each engine's log, the name of its lane row by row, and the blocks of its cache."""
     inner = "stage" if workers.stages > 1 else "rank"
     several = workers.stages > 1 or workers.ranks > 1
     for place, engine in enumerate(engines):
@@ -138,7 +138,7 @@ def _label(steps: int, decodes: int, tokens: int) -> str:
 
 
 def _counters(log: Columns, names: list[str], blocks: int, until: float) -> Iterator[Counter]:
-    """Requests in the queue, and the share of the cache that is in use, of each engine."""
+    """Yield each engine's requests in the queue, and the share of its cache that is in use."""
     shown = log["begin_s"] <= until
     if shown.any():
         owner = " ".join(names[0].split(" ")[: 3 if "worker" in names[0] else 2])
@@ -198,9 +198,9 @@ def first_tokens(o: RequestsInTime) -> FirstTokens:
 
 
 def _steps_in_order(log: Columns, engine: int) -> Columns:
-    """One engine's steps by when they begin: batches of a pipeline are written down when they leave it."""
-    own = np.flatnonzero(log["engine"] == engine)
-    order = own[np.argsort(log["begin_s"][own], kind="stable")]
+    """Return one engine's steps by when they begin: batches of a pipeline are logged when they leave it."""
+    rows = np.flatnonzero(log["engine"] == engine)
+    order = rows[np.argsort(log["begin_s"][rows], kind="stable")]
     ordered = {name: column[order] for name, column in log.items()}
     # ranks that begin together wait for each other's prompts
     step = np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
@@ -210,7 +210,7 @@ def _steps_in_order(log: Columns, engine: int) -> Columns:
 
 
 def _mean_waits(o: RequestsInTime, rows: Array, logs: Mapping[int, Columns]) -> dict[str, float]:
-    """Mean seconds of each cause, of a group of requests."""
+    """Return the mean seconds of each cause, of a group of requests."""
     sums = dict.fromkeys(CAUSES, 0.0)
     some = rows[:: max(1, len(rows) // MOST_LOOKED_AT)]
     for i in some.tolist():
@@ -220,7 +220,7 @@ def _mean_waits(o: RequestsInTime, rows: Array, logs: Mapping[int, Columns]) -> 
 
 
 def _life(o: RequestsInTime, i: int, logs: Mapping[int, Columns]) -> Iterator[tuple[str, float]]:
-    """A request from sending to its first token."""
+    """Yield the causes of a request's wait, from sending to its first token, with their seconds."""
     book, columns = o.ran.book, o.columns
     sent, started, first = book.sent_s[i], book.started_s[i], book.first_s[i]
     moved = min(float(columns["transfer_s"][i]), first - started)
@@ -254,7 +254,7 @@ def _cause(log: Columns, at: int, seqs: int, needed: int) -> str:
 
 
 def gaps(o: RequestsInTime) -> Gaps:
-    """What the slowest times between tokens are."""
+    """Return what the slowest times between tokens are."""
     limit = o.statistic("itl_p99")
     mixed, late = o.log["tokens"] > 0, figures.rows(o.late, o.late["gap_s"] >= limit)
     again = late["preempted"] > 0
@@ -278,16 +278,16 @@ def gaps(o: RequestsInTime) -> Gaps:
 
 
 def _steps_behind_prompts(o: RequestsInTime, limit: float) -> Array:
-    """Slow steps without prompts during which another stage's or rank's batch of the same engine had some."""
+    """Return the slow steps without prompts during which another stage's or rank's batch of the same engine had some."""
     log = o.log
     end = log["begin_s"] + figures.seconds(log)
     slow = (log["tokens"] == 0) & (log["decodes"] > 0) & (log["first_s"] >= limit)
     beside = np.zeros(len(end), dtype=bool)
     for engine in o.ran.engines if o.fleet.workers.stages > 1 or o.fleet.workers.ranks > 1 else ():
-        own = np.flatnonzero((log["engine"] == engine.number) & (log["tokens"] > 0))
-        own = own[np.argsort(log["begin_s"][own], kind="stable")]
-        before = np.searchsorted(log["begin_s"][own], end, side="left")  # batches that began before a step's end …
-        latest = np.maximum.accumulate(np.concatenate([[-np.inf], end[own]]))[before]  # … and the last end of these
+        with_prompts = np.flatnonzero((log["engine"] == engine.number) & (log["tokens"] > 0))
+        with_prompts = with_prompts[np.argsort(log["begin_s"][with_prompts], kind="stable")]
+        before = np.searchsorted(log["begin_s"][with_prompts], end, side="left")  # batches that began before a step's end …
+        latest = np.maximum.accumulate(np.concatenate([[-np.inf], end[with_prompts]]))[before]  # … and the last end of these
         beside |= (log["engine"] == engine.number) & (latest > log["begin_s"])
     return np.asarray(slow & beside)
 
@@ -322,13 +322,13 @@ class RequestSweep:
         return int(np.argmax(power)) if max(power) > 0 else None
 
     def most(self, slo: "Slo") -> int | None:
-        """The greatest value up to which all are kept to and nothing is overloaded."""
+        """Return the greatest value up to which all limits are kept and no load is too much."""
         bad = (i for i, o in enumerate(self.outcomes) if o.overloaded or not slo.kept(o))
         return (first - 1 if first else None) if (first := next(bad, None)) is not None else len(self.outcomes) - 1
 
 
 def points(text: str) -> tuple[str, tuple[float, ...]]:
-    """What is swept, and its values: a list, or two ends with values between them that grow by half an octave.
+    """Parse what is swept, and its values: a list, or two ends with values between them that grow by half an octave.
 
     >>> points("request-rate=1:8")
     ('request_rate', (1.0, 1.4, 2.0, 2.8, 4.0, 5.7, 8.0))
@@ -371,7 +371,7 @@ def _values_between(low: float, high: float, name: str) -> Iterator[float]:
 
 
 def question_at(q: Question, name: str, value: float, prompts_per_client: int | None = None) -> Question:
-    """The question at one point."""
+    """Return the question at one point."""
     if name == LOADS[0]:
         return check_single_load(q.but(request_rate=value))
     count = int(value) * prompts_per_client if prompts_per_client else q.requests.num_prompts
@@ -379,7 +379,7 @@ def question_at(q: Question, name: str, value: float, prompts_per_client: int | 
 
 
 def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -> RequestSweep:
-    """Every point simulated; where requests are the same, what they could be answered at is found once."""
+    """Simulate every point; where requests are the same, the rate at which they could be answered is found once."""
     outcomes: list[RequestsInTime] = []
     for question in questions:
         o = run_requests(settle(question))
@@ -409,18 +409,19 @@ class Slo:
         return {f.name: value for f in fields(self) if isfinite(value := getattr(self, f.name))}
 
     def share(self, o: RequestsInTime) -> float:
-        """Of the requests that keep to all limits."""
+        """Return the share of the requests that keep to all limits."""
         return o.within(self.ttft_s, self.tpot_s, self.e2e_s)
 
     def goodput(self, o: RequestsInTime) -> float:
-        """Requests/s that keep to all limits."""
+        """Return the requests/s that keep to all limits."""
         return self.share(o) * o.requests_per_s
 
     def kept(self, o: RequestsInTime) -> bool:
         return not self.limits or self.share(o) >= NEEDED
 
     def probability(self, o: RequestsInTime) -> float:
-        """That enough requests keep to all limits: of the steps' lengths with which they do, between the ends of their 80 % range.
+        """Return the probability that enough requests keep to all limits: of the steps' lengths with which they do, between the
+        ends of their 80 % range.
 
         At most 0.9, where they do even with the longest steps of the range, and at least 0.1, where not even with the shortest.
         """
@@ -433,7 +434,7 @@ class Slo:
 
 
 def slo_of(words: Iterable[str], slo: Slo = Slo()) -> Slo:  # noqa: B008
-    """Limits in milliseconds as ``vllm bench serve --goodput`` spells them.
+    """Parse limits in milliseconds as ``vllm bench serve --goodput`` spells them.
 
     >>> slo_of(["ttft:300", "tpot:20"])
     Slo(ttft_s=0.3, tpot_s=0.02, e2e_s=inf)

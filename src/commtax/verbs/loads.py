@@ -35,34 +35,34 @@ Given = dict[str, object]
 
 
 def offered_options() -> Mapping[str, Option]:
-    """Options that become fields of ``OfferedRequests``."""
+    """Return the options that become fields of ``OfferedRequests``."""
     return {name: option for name, option in taken_by("serve()").items() if option.part == "offered"}
 
 
 def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
-    """The options of a question's other parts, and what is offered."""
-    given = {name: value for name, value in options.items() if value is not None}
-    stream = _trace(given) if "trace" in given else None
-    offered = {option.key: check_option(given.pop(name), option) for name, option in offered_options().items() if name in given}
+    """Split options into those of a question's other parts, and the load."""
+    fields = {name: value for name, value in options.items() if value is not None}
+    stream = _trace(fields) if "trace" in fields else None
+    offered = {option.key: check_option(fields.pop(name), option) for name, option in offered_options().items() if name in fields}
     sides: tuple[tuple[Literal["inputs", "outputs"], str], ...] = (("inputs", "input_len"), ("outputs", "output_len"))
     for side, name in sides:
-        if isinstance(value := given.get(name), (str, Lengths)):
+        if isinstance(value := fields.get(name), (str, Lengths)):
             drawn = lengths(value, side, name) if isinstance(value, str) else value
-            offered[side], given[name] = drawn, max(1, round(drawn.mean))
+            offered[side], fields[name] = drawn, max(1, round(drawn.mean))
     made = OfferedRequests(trace=stream, **offered)  # type: ignore[arg-type]
-    _check(given, made)
-    made = _cut_trace(made, given)
+    _check(fields, made)
+    made = _cut_trace(made, fields)
     if offered.get("prefix_hit_rate") == 0:  # without a prefix cache no prompt shares anything
         trace = made.trace and replace(made.trace, prefixes=None)
         made = replace(made, trace=trace, unique_prompts=0, shared_prefix=0)
-    return given, made
+    return fields, made
 
 
-def _trace(given: Given) -> RequestStream:
-    """Requests as they came; what else would say when they come and how long they are is refused."""
-    source = given.pop("trace")
+def _trace(fields: Given) -> RequestStream:
+    """Return the requests of a trace; other options on when they come and how long they are are refused."""
+    source = fields.pop("trace")
     for name, option in taken_by("serve()").items():
-        if option.drawn and name in given:
+        if option.drawn and name in fields:
             raise Refusal(f"{name}: the trace says when requests come and how long they are; leave one of them out", name)
     if isinstance(source, RequestStream):
         return source
@@ -71,13 +71,13 @@ def _trace(given: Given) -> RequestStream:
     return read(str(source))
 
 
-def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
-    """What goes together."""
-    known = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
-    if offered.prefix_hit_rate and known:
+def _check(fields: Mapping[str, object], offered: OfferedRequests) -> None:
+    """Refuse options of a load that do not go together."""
+    shared = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
+    if offered.prefix_hit_rate and shared:
         rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
         raise Refusal(f"prefix_cache={offered.prefix_hit_rate:g}: {rule}", "prefix_cache", (0,))
-    if offered.request_rate and "concurrency" in given:
+    if offered.request_rate and "concurrency" in fields:
         rule = "clients of a closed loop have no rate; max_concurrency limits what is in flight beside one"
         raise Refusal.about(concurrency=rule)
     if not offered.request_rate and offered.trace is None:
@@ -92,33 +92,33 @@ def _check(given: Mapping[str, object], offered: OfferedRequests) -> None:
         most = f"{MOST_SERVED / offered.request_rate:.4g}"
         rule = f"{offered.request_rate:g} requests/s are more than {MOST_SERVED:,} requests in it; nearest valid: {most} s"
         raise Refusal(f"duration={offered.duration_s:g} s: {rule}", "duration", (most,))
-    if (count := given.get("num_prompts", 1)) != inf and positive(num_prompts=count) > MOST_SERVED:
+    if (count := fields.get("num_prompts", 1)) != inf and positive(num_prompts=count) > MOST_SERVED:
         raise Refusal.of(f"at most {MOST_SERVED:,} are simulated", (MOST_SERVED,), num_prompts=count)
 
 
-def _cut_trace(offered: OfferedRequests, given: Mapping[str, object]) -> OfferedRequests:
-    """A trace of as many requests as are wanted, to as many clients as there are."""
+def _cut_trace(offered: OfferedRequests, fields: Mapping[str, object]) -> OfferedRequests:
+    """Return a trace of as many requests as are wanted, to as many clients as there are."""
     stream = offered.trace
     if stream is None:
         return offered
     wanted = int(np.searchsorted(stream.arrival_s, offered.duration_s, side="right"))
-    stream = first_requests(stream, min(wanted, int(given.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
+    stream = first_requests(stream, min(wanted, int(fields.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
     if not len(stream):
         raise Refusal(f"duration={offered.duration_s:g} s: no request of the trace arrives within it", "duration")
     return replace(offered, trace=replace(stream, in_flight=min(stream.in_flight, offered.max_in_flight)))
 
 
 def first_requests(stream: RequestStream, count: float) -> RequestStream:
-    """The first requests of a stream."""
+    """Return the first requests of a stream."""
     return stream if len(stream) <= count else stream.take(np.arange(int(count)))
 
 
 PROMPTS = 1000  # requests of a run, where nobody says
 
 
-def stream_of(asked: Question) -> RequestStream:
-    """The requests: a trace, or drawn. Without a rate all come at once, to as many clients as there are."""
-    offered, wanted = asked.offered, asked.requests
+def stream_of(q: Question) -> RequestStream:
+    """Return the requests: a trace, or drawn. Without a rate all come at once, to as many clients as there are."""
+    offered, wanted = q.offered, q.requests
     if offered.trace is not None:
         return offered.trace
     count = int(wanted.num_prompts) if np.isfinite(wanted.num_prompts) else None if isfinite(offered.duration_s) else PROMPTS
@@ -133,7 +133,7 @@ def stream_of(asked: Question) -> RequestStream:
         seed=offered.seed,
         unique_prompts=offered.unique_prompts,
         shared_prefix=offered.shared_prefix,
-        block=block_tokens(asked),
+        block=block_tokens(q),
         in_flight=float(wanted.concurrency) if closed else offered.max_in_flight,
     )
     if not (closed and offered.ramp_up_s):
@@ -144,7 +144,7 @@ def stream_of(asked: Question) -> RequestStream:
 
 
 def _lengths(mean: object, spread: object) -> Lengths:
-    """Lengths that vary by a share of their mean to either side."""
+    """Return lengths that vary by a share of their mean to either side."""
     mean, spread = float(mean), float(spread)  # type: ignore[arg-type]
     low = max(1.0, round(mean * (1 - spread)))
     high = round(2 * mean - low)  # as far above as below: none is shorter than 1 token, and the mean is what was asked
@@ -152,12 +152,12 @@ def _lengths(mean: object, spread: object) -> Lengths:
 
 
 def longest_of(stream: RequestStream) -> int:
-    """Tokens of the longest request."""
+    """Return the tokens of the longest request."""
     return int(np.max(stream.input_len + stream.output_len))
 
 
 def lengths_note(q: Question) -> Note:
-    """What the requests' lengths are, and what would change with others."""
+    """Return the note on the requests' lengths, and on what would change with others."""
     spread, longest = float(q.requests.spread), longest_taken(q)
     if spread < SPREAD and np.any((1 + spread) * q.requests.tokens + 2 >= longest):
         text = (
@@ -171,7 +171,7 @@ def lengths_note(q: Question) -> Note:
 
 
 def length_notes(q: Question, stream: RequestStream) -> Iterator[Note]:
-    """How many requests servers would refuse for their length, which are simulated as if they took them."""
+    """Yield a note on requests that servers would refuse for their length, which are simulated as if they took them."""
     if refused := int(np.count_nonzero(stream.input_len + stream.output_len > longest_taken(q))):
         text = (
             f"{refused:,} of {plural(len(stream), 'request')} are longer than the {longest_taken(q):,} tokens that a server takes"

@@ -63,11 +63,11 @@ class ProfileDifference:
 
 
 def difference(first: Profile, second: Profile) -> ProfileDifference:
-    """What is otherwise in the second; constants that are the same are left out, latencies are all there."""
+    """Compare two profiles: constants that are equal are left out, latencies are all listed."""
     before, after = constants_of(first), constants_of(second)
     constants = (ConstantDifference(name, before.get(name), after.get(name)) for name in {**before, **after})
-    told, tells = _words(first), _words(second)
-    words = ((name, told.get(name, ""), tells.get(name, "")) for name in {**told, **tells})
+    words_before, words_after = _words(first), _words(second)
+    words = ((name, words_before.get(name, ""), words_after.get(name, "")) for name in {**words_before, **words_after})
     return ProfileDifference(
         first,
         second,
@@ -78,17 +78,17 @@ def difference(first: Profile, second: Profile) -> ProfileDifference:
 
 
 def constants_of(own: Profile) -> dict[str, float]:
-    """Every number that it holds beside its runs, by a name for people."""
-    found = {f"chip {key}": value for key, value in own.chip.items() if isinstance(value, (int, float))}
-    found |= {f"chip flops_per_s {dtype}": rate for dtype, rate in own.chip.get("flops_per_s", {}).items()}
-    found |= {f"kernels {table} {key}": value for table, constants in own.tables.items() for key, value in constants.items()}
+    """Return every number of a profile beside its runs, by a name for readers."""
+    numbers = {f"chip {key}": value for key, value in own.chip.items() if isinstance(value, (int, float))}
+    numbers |= {f"chip flops_per_s {dtype}": rate for dtype, rate in own.chip.get("flops_per_s", {}).items()}
+    numbers |= {f"kernels {table} {key}": value for table, constants in own.tables.items() for key, value in constants.items()}
     for library, paths in own.libraries.items():
-        found |= dict(_path_constants(library, paths))
-    return found | {f"network {key}": value for key, value in own.network.items()} | dict(own.host)
+        numbers |= dict(_path_constants(library, paths))
+    return numbers | {f"network {key}": value for key, value in own.network.items()} | dict(own.host)
 
 
 def _path_constants(library: str, paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """Of a library's paths; those of one collective and algorithm are numbered."""
+    """Yield the constants of a library's paths; those of one collective and algorithm are numbered."""
     seen = Counter[str]()
     for path, row in zip(paths, path_rows(paths), strict=True):
         name = f"{library} {path.op} {path.algorithm}"
@@ -102,8 +102,8 @@ def _words(own: Profile) -> dict[str, str]:
     versions = dict.fromkeys(f"{lesson.deployment.engine} {lesson.deployment.version}".strip() for lesson in own.lessons)
     links = {f"link {which}": link for which, link in own.links.items()}
     served = {"served by": ", ".join(versions)} if versions else {}
-    told = {"written": own.written, "chip": own.chip.get("key", ""), "engine": own.engine, "type": own.dtype}
-    return {**{name: text for name, text in told.items() if text}, **links, **served}
+    described = {"written": own.written, "chip": own.chip.get("key", ""), "engine": own.engine, "type": own.dtype}
+    return {**{name: text for name, text in described.items() if text}, **links, **served}
 
 
 def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Iterator[LatencyDifference]:
@@ -116,22 +116,22 @@ def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Itera
 
 
 def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
-    """Lessons by deployment (whatever its version), metric and load; runs that were repeated are numbered."""
-    found: dict[tuple[object, ...], RunLesson] = {}
+    """Return lessons by deployment (whatever its version), metric and load; repeated runs are numbered."""
+    lessons_by_run: dict[tuple[object, ...], RunLesson] = {}
     seen = Counter[tuple[object, ...]]()
     for lesson in lessons:
         d = lesson.deployment
         sizes = (d.tp, d.pp, d.dp, d.ep, d.disaggregated)
         load = tuple(getattr(lesson, key) for key in physics.RUN)
         key = (d.engine, d.chip, d.model, d.dtype, sizes, lesson.metric, load)
-        found[(*key, seen[key])] = lesson
+        lessons_by_run[(*key, seen[key])] = lesson
         seen[key] += 1
-    return found
+    return lessons_by_run
 
 
 @dataclass(frozen=True, slots=True)
-class AskedOfProfile:
-    """What a profile is to tell of; what is None or empty is not asked."""
+class ProfileRequest:
+    """The question that a profile is compared with; None and empty parts are left out."""
 
     cluster: Cluster | None = None
     engine: Engine | None = None
@@ -151,8 +151,8 @@ class ProfileCoverage:
     unused: tuple[str, ...]
 
 
-def coverage(own: Profile, asked: AskedOfProfile) -> ProfileCoverage:
-    """What of it is used for what is asked, and what is not; impossible physics is refused."""
+def coverage(own: Profile, asked: ProfileRequest) -> ProfileCoverage:
+    """Return what of a profile is used for a question, and what is not; impossible physics is refused."""
     if asked.cluster and not other_chip(own, asked.cluster.chip):
         measured_cluster(own, asked.cluster)
         if same_link(own, "intra", asked.cluster):
@@ -162,8 +162,8 @@ def coverage(own: Profile, asked: AskedOfProfile) -> ProfileCoverage:
     return ProfileCoverage(own, tuple(_topics(own, asked)), used, unused)
 
 
-def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
-    """Its parts, and whether each is used there."""
+def _uses(own: Profile, asked: ProfileRequest) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a profile, and whether each is used for the question."""
     place, engine = asked.cluster, asked.engine
     elsewhere = bool(place and other_chip(own, place.chip))
     refused = elsewhere and tells_chip(own)
@@ -180,8 +180,8 @@ def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
         yield "runs", not refused and (engine is None or any(x.deployment.engine == engine.key for x in own.lessons))
 
 
-def _topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
-    """What is asked, beside what was seen: of the machine's chip and links, then of its engine and runs."""
+def _topics(own: Profile, asked: ProfileRequest) -> Iterator[Topic]:
+    """Yield what is requested beside what was measured: of the machine's chip and links, then of its engine and runs."""
     if place := asked.cluster:
         chips = dict.fromkeys(key for key in (own.chip.get("key", ""), *(x.deployment.chip for x in own.lessons)) if key)
         if chips:
@@ -215,16 +215,16 @@ class LearntRest(NamedTuple):
     scatter: Number  # of runs of one load
 
     def sigma_beside(self, catalogue: Number) -> Number:
-        """The deviation, no wider than it was before anything was learnt: but for runs that err, or scatter, more than is usual."""
+        """Return the deviation, no wider than the catalogue's, except for runs that err or scatter more than is usual."""
         return np.minimum(self.sigma, np.hypot(max(1.0, self.scale) * catalogue, self.scatter))
 
 
 def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: bool = False) -> LearntRest:
-    """Of one latency, by the profile of a question that has one."""
+    """Return what no constant explains of one latency, by the profile of a question that has one."""
     assert q.profile
-    asked = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
+    deployment = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
     post = posterior_of(q.profile)
-    return LearntRest(*post.rest(asked, metric, at, slopes), post.scale(metric), post.scatter(asked, metric))
+    return LearntRest(*post.rest(deployment, metric, at, slopes), post.scale(metric), post.scatter(deployment, metric))
 
 
 def learnt_step_sigma(q: Question, shares: Slopes) -> Number:
@@ -242,30 +242,30 @@ class Foresight:
     """
 
     def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), known: Beliefs | None = None) -> None:
-        every, told = Posterior([*learnt, *latencies], known), len(learnt)
+        every, count = Posterior([*learnt, *latencies], known), len(learnt)
         whole, noise = every.covariance, every.noise
-        self.latencies, self.noise = tuple(latencies), noise[told:]
-        self.mean, self.covariance = np.zeros(len(latencies)), whole[told:, told:]
+        self.latencies, self.noise = tuple(latencies), noise[count:]
+        self.mean, self.covariance = np.zeros(len(latencies)), whole[count:, count:]
         seen = Posterior(learnt, known)
         self.scale, self.freedom = (np.array([one(x.metric) for x in latencies]) for one in (seen.scale, seen.freedom))
-        if told:
-            gain = whole[told:, :told] @ np.linalg.inv(whole[:told, :told] + np.diag(noise[:told] ** 2))
+        if count:
+            gain = whole[count:, :count] @ np.linalg.inv(whole[:count, :count] + np.diag(noise[:count] ** 2))
             self.mean = gain @ seen.residuals
-            self.covariance = self.covariance - gain @ whole[:told, told:]
+            self.covariance = self.covariance - gain @ whole[:count, count:]
             more = [max(0.0, float(seen.scatter(x.deployment, x.metric)) ** 2 - x.scatter**2) / x.repeats for x in latencies]
             self.noise = np.sqrt(self.noise**2 + np.array(more) / self._widening**2)
 
     def after(self, runs: Sequence[int]) -> Array:
-        """The covariance that is left once these latencies are measured."""
+        """Return the covariance that is left once these latencies are measured."""
         return np.asarray(self.covariance - self._gain(runs) @ self.covariance[list(runs)])
 
     def _gain(self, runs: Sequence[int]) -> Array:
         which = list(runs)
-        told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
-        return np.asarray(self.covariance[:, which] @ np.linalg.inv(told))
+        measured = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
+        return np.asarray(self.covariance[:, which] @ np.linalg.inv(measured))
 
     def shown(self, runs: Sequence[int]) -> Self:
-        """The same with those measured, as far as it is known what is left: where the means will lie is not."""
+        """Return the same with those measured, as far as it is known beforehand: where the means will lie is not."""
         other = type(self).__new__(type(self))
         more = Counter(self.latencies[i].metric for i in runs)
         freedom = self.freedom + [more[x.metric] for x in self.latencies]
@@ -273,21 +273,21 @@ class Foresight:
         return other
 
     def sigma_after(self, runs: Sequence[int], which: Sequence[int]) -> Array:
-        """Standard deviations of some latencies once others are measured: as ``shown`` has them, with the tails of now.
+        """Return deviations of some latencies once others are measured: as ``shown`` has them, with the tails of now.
 
         Every run takes as much of the tails, so they tell no run from another.
         """
-        asked, seen = list(which), list(runs)
-        cross = self.covariance[np.ix_(asked, seen)]
-        told = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
-        left = np.diag(self.covariance)[asked] - ((cross @ told) * cross).sum(axis=1)
-        return np.asarray(self._widening[asked] * np.sqrt(np.maximum(0.0, left) + self.noise[asked] ** 2))
+        wanted, seen = list(which), list(runs)
+        cross = self.covariance[np.ix_(wanted, seen)]
+        inverse = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
+        left = np.diag(self.covariance)[wanted] - ((cross @ inverse) * cross).sum(axis=1)
+        return np.asarray(self._widening[wanted] * np.sqrt(np.maximum(0.0, left) + self.noise[wanted] ** 2))
 
     def learnable(self, runs: Sequence[int]) -> Array:
-        """A root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
+        """Return a root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
         which = list(runs)
-        told = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
-        return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(told)))
+        measured = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
+        return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(measured)))
 
     @property
     def _widening(self) -> Array:

@@ -6,7 +6,7 @@ A run that is faster than its plan can be, or that ran and does not fit, was not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby, product
 from typing import ClassVar, Literal, Unpack
@@ -70,30 +70,32 @@ def train_fit(
     return train_holds(settle(put.but(gpu_memory_utilization=gpu_memory_utilization)))
 
 
-def train_holds(asked: Settled) -> TrainFit:
-    """The training plan of a question judged, with the changes that would make it fit, the cheapest in time first."""
-    check_memory(asked)
-    judged = train_judge(asked)
-    return judged if judged.fits else replace(judged, advice=tuple(_advice(asked)))
+def train_holds(q: Settled) -> TrainFit:
+    """Judge the training plan of a question, with the changes that would make it fit, the cheapest in time first."""
+    check_memory(q)
+    judged = train_judge(q)
+    return judged if judged.fits else replace(judged, advice=tuple(_advice(q)))
 
 
-def train_judge(asked: Settled) -> TrainFit:
-    """… without advice."""
-    budget = asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE)
-    return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
+def train_judge(q: Settled) -> TrainFit:
+    """Judge a training plan without advice."""
+    budget = q.cluster.chip.visible_bytes * (q.limits.gpu_memory_utilization or USABLE)
+    return TrainFit(q, training_memory(q.model, q.plan, q.step, q.engine), budget)
 
 
-def _advice(asked: Settled) -> Iterator[str]:
-    found = _least_changes(asked) or _with_more_gpus(asked)
-    now = float(price(asked).step_s)
-    for step_s, options, gpus in sorted((float(price(q).step_s), options, q.plan.num_gpus) for options, q in found)[:MOST_ADVISED]:
-        more = f" on {gpus} GPUs" if gpus > asked.plan.num_gpus else ""
+def _advice(question: Settled) -> Iterator[str]:
+    changes = _least_changes(question) or _with_more_gpus(question)
+    now = float(price(question).step_s)
+    for step_s, options, gpus in sorted((float(price(q).step_s), options, q.plan.num_gpus) for options, q in changes)[
+        :MOST_ADVISED
+    ]:
+        more = f" on {gpus} GPUs" if gpus > question.plan.num_gpus else ""
         yield f"{options} ({step_s / now - 1:+.0%} time{more})"
 
 
-def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
-    """All sets of options on the same GPUs with which it fits, and with none of them less far."""
-    plan, micro = asked.plan, int(asked.micro_batch)
+def _least_changes(q: Settled) -> list[tuple[str, Settled]]:
+    """Return all sets of options on the same GPUs with which it fits, and would not with a smaller change."""
+    plan, micro = q.plan, int(q.micro_batch)
     ladders: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
         ladders.append([_choice(sequence_parallel=True)])
@@ -104,15 +106,15 @@ def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
     smaller = (micro >> halved for halved in range(1, micro.bit_length()))
     ladders.append([_choice(micro_batch=size) for size in smaller])
     ladders = [[UNCHANGED, *ladder] for ladder in ladders]
-    found: dict[tuple[int, ...], tuple[str, Settled]] = {}
+    fitting: dict[tuple[int, ...], tuple[str, Settled]] = {}
     for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
-        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
+        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in fitting):
             continue
         chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
-        other = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
+        other = _if_legal(q, {name: value for _, changes in chosen for name, value in changes.items()})
         if other and train_judge(other).fits:
-            found[rungs] = " ".join(words for words, _ in chosen if words), other
-    return list(found.values())
+            fitting[rungs] = " ".join(words for words, _ in chosen if words), other
+    return list(fitting.values())
 
 
 def _choice(**changes: object) -> Choice:
@@ -124,29 +126,31 @@ def _choice(**changes: object) -> Choice:
     return " ".join(words), changes
 
 
-def _if_legal(asked: Settled, changes: Changes) -> Settled | None:
+def _if_legal(q: Settled, changes: Changes) -> Settled | None:
     try:
-        return changed(asked, *changes.items())
+        return changed(q, *changes.items())
     except ValueError:
         return None  # this engine or these sizes cannot have it
 
 
-def _with_more_gpus(asked: Settled) -> list[tuple[str, Settled]]:
-    """Wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
-    plan = asked.plan
-    degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
-    widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
-    room = asked.cluster.num_gpus // (widest * int(plan.dp))
+def _with_more_gpus(question: Settled) -> list[tuple[str, Settled]]:
+    """Return wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
+    plan = question.plan
+    degrees = legality.legal_values("tp", question.model, question.cluster, plan, question.engine)
+    widest = max((t for t in degrees if t <= question.cluster.domain), default=1)
+    room = question.cluster.num_gpus // (widest * int(plan.dp))
     sizes = [{"tp": t} for t in degrees if t > plan.tp]
-    sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if asked.model.num_layers % deep == 0]
-    tried = ((size, larger) for size in sizes if (larger := _if_legal(asked, size)))
+    sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if question.model.num_layers % deep == 0]
+    tried = ((size, larger) for size in sizes if (larger := _if_legal(question, size)))
     by_gpus = groupby(sorted(tried, key=lambda one: one[1].plan.num_gpus), key=lambda one: one[1].plan.num_gpus)
-    found = ([(_options(size, more), q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus)
-    return next(filter(None, found), [])
-
-
-def _options(size: Mapping[str, int], more: str) -> str:
-    return " ".join([*(f"-{axis} {n}" for axis, n in size.items()), *more.split()])
+    for _, same in by_gpus:
+        choices: list[tuple[str, Settled]] = []
+        for size, larger in same:
+            flags = [f"-{axis} {n}" for axis, n in size.items()]
+            choices += [(" ".join([*flags, *more.split()]), q) for more, q in _least_changes(larger)]
+        if choices:
+            return choices
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ class CompletedPlan:
 
 
 def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
-    """Of a run that beat its plan by more than its range, or ran in memory that this plan does not have: what it may have been.
+    """Return what a run may have been that beat its plan by more than its range, or ran in memory that this plan does not have.
 
     First the plan of the same engine that comes nearest to what was measured; where that does not fit, the nearest that does.
     """
@@ -169,38 +173,38 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
         return []
 
     def rank(one: CompletedPlan) -> tuple[float, float]:
-        """Inside the range all are as near: then the smallest is the likeliest."""
+        """Return the distance and size: inside the range all are as near, and the smallest is the likeliest."""
         return max(0.0, abs(math.log(one.mfu / measured_mfu)) - width), one.memory_bytes
 
-    own = list(_priced(b.question, _left_out(b.question)))
-    if not own:
+    completed = list(_priced(b.question, _left_out(b.question)))
+    if not completed:
         return []
-    nearest = min(own, key=rank)
+    nearest = min(completed, key=rank)
     if nearest.fits:
         return [nearest]
-    fitting = [one for one in (*own, *_of_other_engines(b.question)) if one.fits]
+    fitting = [one for one in (*completed, *_of_other_engines(b.question)) if one.fits]
     return [nearest, *([min(fitting, key=rank)] if fitting else [])]
 
 
 def _left_out(q: Settled) -> list[list[Choice]]:
-    """What was not said of a plan, each with the ways to say it."""
+    """Return the options that a plan left out, each with its possible values."""
     plan = q.plan
-    found: list[list[Choice]] = []
+    options: list[list[Choice]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
-        found.append([UNCHANGED, _choice(sequence_parallel=True)])
+        options.append([UNCHANGED, _choice(sequence_parallel=True)])
     if plan.dp > 1 and not plan.zero:
-        found.append([UNCHANGED, _choice(zero=1)])
+        options.append([UNCHANGED, _choice(zero=1)])
     if plan.pp > 1 and plan.schedule == "1f1b":
         chunks = sorted({2, -(-q.model.num_layers // int(plan.pp))} - {1})
         spoken = [_choice(schedule="interleaved", chunks=n) for n in chunks]
-        found.append([UNCHANGED, *spoken])
+        options.append([UNCHANGED, *spoken])
     if plan.recompute == "none":
-        found.append([UNCHANGED, _choice(recompute="full")])
-    return found
+        options.append([UNCHANGED, _choice(recompute="full")])
+    return options
 
 
 def _priced(q: Settled, left_out: list[list[Choice]], before: str = "") -> Iterator[CompletedPlan]:
-    """All of them together in every way that can be had, fewest first."""
+    """Price all of them together in every legal way, fewest first."""
     for chosen in sorted(product(*left_out), key=lambda choices: sum(map(bool, choices))):
         options = " ".join(filter(None, [before, *(words for words, _ in chosen)]))
         changes = {name: value for _, change in chosen for name, value in change.items()}
@@ -214,7 +218,7 @@ def _priced(q: Settled, left_out: list[list[Choice]], before: str = "") -> Itera
 
 
 def _of_other_engines(q: Settled) -> Iterator[CompletedPlan]:
-    """The same sizes in other programs that train, with what these do by themselves."""
+    """Price the same sizes in other programs that train, with their own defaults."""
     for name in catalog.keys("engines"):
         engine = catalog.engine(name)
         if "train" not in engine.phases or engine.key == q.engine.key:

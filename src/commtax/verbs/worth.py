@@ -1,6 +1,6 @@
-"""What is a technique worth here? Every technique that the engine has, priced on one question as ``--technique`` would price it.
+"""The worth of techniques: every one that the engine has, priced on one question as ``--technique`` would price it.
 
-A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step that is asked about
+A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step
 stands for the loop whose clients keep that batch running. A gain's range comes from the lines in which both steps differ (errors of
 what they share cancel) and from how far gains of such techniques were off where somebody published one.
 """
@@ -73,23 +73,25 @@ class UsualTechnique:
 
 
 def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
-    """The question without what its engine has on anyway, and that."""
+    """Split a question into one without what its engine has on anyway, and that."""
     try:
         settle(put)
         return put, []
     except Refusal as refused:
         if refused.kind != ALREADY_ON:
             raise
-    own = {text: {name: field_value(put, name) for name in changes_of(text)} for _, text in techniques_on(put)}
-    bare = put.but(**{name: default_of(name) for changes in own.values() for name in changes})
-    found = [
-        UsualTechnique(one, text, own[text], *told) for one, text in techniques_on(put) if (told := _told(bare, one, own[text]))
+    changes_on = {text: {name: field_value(put, name) for name in changes_of(text)} for _, text in techniques_on(put)}
+    bare = put.but(**{name: default_of(name) for changes in changes_on.values() for name in changes})
+    usual_ones = [
+        UsualTechnique(one, text, changes_on[text], *reason)
+        for one, text in techniques_on(put)
+        if (reason := _told(bare, one, changes_on[text]))
     ]
-    return put.but(**{name: default_of(name) for usual in found for name in usual.changes}), found
+    return put.but(**{name: default_of(name) for usual in usual_ones for name in usual.changes}), usual_ones
 
 
 def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
-    """Since when a technique is on anyway, how that is said, and whether it can be priced; None where it can be set."""
+    """Return since when a technique is on anyway, the words for it, and whether it can be priced; None where it can be set."""
     try:
         settle(bare.but(**changes))
     except Refusal as refused:
@@ -149,35 +151,37 @@ class QuestionedSetting:
 
 
 def questioned(q: Question) -> Iterator[QuestionedSetting]:
-    """What a question sets away from the engine's own, and may pay for; not what techniques set."""
-    told = {name for _, text in techniques_on(q) for name in changes_of(text)}
+    """Yield the settings of a question that differ from the engine's own, and may cost; not what techniques set."""
+    set_by_techniques = {name for _, text in techniques_on(q) for name in changes_of(text)}
     for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
-        value = None if option.key in told else field_value(q, option.key)
+        value = None if option.key in set_by_techniques else field_value(q, option.key)
         if not is_default(option.key, value):
             yield QuestionedSetting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
 
 
 def questioned_flags(q: Question, pasted: Mapping[str, object]) -> list[str]:
-    """The settings of a pasted command that are questioned, as the engine's command has them, whatever the question takes of it."""
+    """Return the questioned settings of a pasted command, as the engine's command has them, whatever the question takes of it."""
     names = [name for name in table("verbs/costly_settings.toml")["options"] if pasted.get(name)]
     return [_flag(q, name, pasted[name]) for name in names if not is_default(options()[name].key, pasted[name])]
 
 
 def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
-    """The questioned settings that can be left out, those first without which requests gain most.
+    """Weigh the questioned settings that can be left out, those first without which requests gain most.
 
     ``figures``: what requests come to with another question, beside this one.
     """
-    found = []
+    weighed = []
     for one in questioned(q):
         try:
             other = q.but(**one.changes)
             without = figures(other)
         except ValueError:  # it cannot be left out here
             continue
-        told = {name: without[name] for name in FIGURES}
-        found.append(SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost=why_start_is_lost(q, other), **told))
-    return tuple(sorted((x for x in found if x.fits), key=lambda x: -x.gain))
+        figures_without = {name: without[name] for name in FIGURES}
+        weighed.append(
+            SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost=why_start_is_lost(q, other), **figures_without)
+        )
+    return tuple(sorted((x for x in weighed if x.fits), key=lambda x: -x.gain))
 
 
 def why_start_is_lost(now: Question, without: Question) -> str:
@@ -187,20 +191,20 @@ def why_start_is_lost(now: Question, without: Question) -> str:
 
 
 def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:
-    """Engine limits that requests gain by where caches are small; None where none is worth it."""
+    """Return engine limits that requests gain by where caches are small; None where none is worth it."""
     judged = holds(judged_by_memory(q.plain()))
     if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
         return None
     changes = limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
     if not changes:
         return None
-    roomier, found = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
-    told = {name: found[name] for name in FIGURES}
-    return SettingWorth(",".join(changes), limit_flags(roomier, judged), fits=True, cost=limit_costs(roomier, judged), **told)
+    roomier, served = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
+    gains = {name: served[name] for name in FIGURES}
+    return SettingWorth(",".join(changes), limit_flags(roomier, judged), fits=True, cost=limit_costs(roomier, judged), **gains)
 
 
 def _flag(q: Question, name: str, value: object) -> str:
-    """A setting as the engine's command has it, else as our own option."""
+    """Return a setting as the engine's command has it, else as our own option."""
     sections = [one for one in flag_table(program_of(q.engine).key).values() if isinstance(one, dict)]
     if value == "nccl" and any("plain_nccl" in one for one in sections):  # a switch of theirs
         name, value = "plain_nccl", True
@@ -311,7 +315,7 @@ class Worth(Answer):
 
 
 def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOptions]) -> Worth:
-    """What each technique that the engine has is worth here: gain, range, where it flips, and the flag that asks for it.
+    """Return what each technique that the engine has is worth here: gain, range, where it flips, and the flag that requests it.
 
     >>> import commtax
     >>> weighed = commtax.worth("llama-3.1-8b", "8xh100-sxm", tp=8)
@@ -326,10 +330,10 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
 
 
 def check_loads(options: Mapping[str, object]) -> bool:
-    """Whether a load of requests is given, and not a step; what does not go together is refused."""
-    given = {name for name, value in options.items() if value is not None}
-    requests = bool(given.intersection(LOADS))
-    if requests and BATCH in given:
+    """Return whether the options set a load of requests rather than a step; options that do not go together are refused."""
+    set_load = {name for name, value in options.items() if value is not None}
+    requests = bool(set_load.intersection(LOADS))
+    if requests and BATCH in set_load:
         raise Refusal.about(batch="belongs to a step, and a load of requests is given; leave one of them out")
     if options.get("phase") == "prefill" and options.get("output_len") not in (None, 1):
         raise Refusal.of("requests of a step of prompts have one output token", (1,), output_len=options["output_len"])
@@ -337,21 +341,21 @@ def check_loads(options: Mapping[str, object]) -> bool:
 
 
 def worth_of(put: Question, requests: bool = False) -> Worth:
-    """Every technique on requests: those of a load, as long as its context, or those that keep the batch of a step running."""
+    """Weigh every technique on requests: of a load, as long as its context, or those that keep a step's batch running."""
     if requests and put.phase != "decode":
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
     asked = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
-    shown = {} if requests else _step_asked(put)
+    shown = {} if requests else _step_sizes(put)
     plain, usual = split_usual(asked)
     weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
     on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
     q, room = weigh.question.but(**shown), weigh.fit.kv_tokens
     assert weigh.requests
-    told = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
-    times = replace(weigh.requests, notes=tuple(told))
+    notes = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
+    times = replace(weigh.requests, notes=tuple(notes))
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     settings = weigh_settings(weigh.question, weigh.figures)
@@ -360,7 +364,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
 
 
 def _settings_when_full(weigh: Scale) -> FullServer | None:
-    """What settings cost on a full server; None where the load asked about fills it, or is a rate."""
+    """Weigh settings on a full server; None where the load fills it, or is a rate."""
     q = weigh.question
     most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * requests_weighed.replicas_of(q)
     if q.offered.request_rate or most <= q.requests.concurrency:
@@ -369,31 +373,31 @@ def _settings_when_full(weigh: Scale) -> FullServer | None:
     return FullServer(most, full.requests, weigh_settings(full.question, full.figures)) if full.requests else None
 
 
-def _step_asked(q: Question) -> Mapping[str, object]:
-    """What a step has that is told beside the requests that keep it running."""
+def _step_sizes(q: Question) -> Mapping[str, object]:
+    """Return the sizes of a step that are shown beside the requests that keep it running."""
     return {axis: getattr(q, axis) for axis in STEP_AXES}
 
 
 def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
-    """Techniques that a question has set, each against the same question without it; not those that nobody can leave out."""
+    """Weigh techniques that a question has set, each against the same question without it; not those that cannot be left out."""
     q = weigh.question
     for one, text in techniques_on(q):
-        own = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
+        values = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
         try:
-            yield weigh.beside(q.but(**{name: default_of(name) for name in own}), flips=False).against(one, text, own)
+            yield weigh.beside(q.but(**{name: default_of(name) for name in values}), flips=False).against(one, text, values)
         except ValueError:
             continue
 
 
 def weigh_usual(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
-    """Techniques that were asked about and that the engine has on anyway, against one that is the same but for them."""
-    for found in usual:
-        row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
+    """Weigh requested techniques that the engine has on anyway, against one that is the same but for them."""
+    for one in usual:
+        row = TechniqueWorth(one.technique, one.asked, refused=one.why, kind=ALREADY_ON, since=one.since)
         try:
-            if found.separable:
+            if one.separable:
                 q = weigh.question
                 bare = weigh.beside(q.but(engine=q.engine.but(on_by_default=())))
-                row = replace(bare.against(found.technique, found.asked, found.changes), since=found.since)
+                row = replace(bare.against(one.technique, one.asked, one.changes), since=one.since)
         except ValueError:
             pass  # the reason that it is refused for stands
         yield row
@@ -404,7 +408,7 @@ def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
 
 
 def flag_of(asked: str, q: Question) -> str:
-    """What asks the question's engine for techniques; "" where nothing does."""
+    """Return the flags that request techniques from the question's engine; "" where none do."""
     return flag_text([one for one, _ in asked_techniques(asked)], program_of(q.engine).key, q)
 
 
@@ -428,7 +432,7 @@ class Scale:
         self.bill, self.fit = price(q.vary(**self._shown)), fit_of_step(q)
 
     def beside(self, q: Settled, flips: bool = True) -> Scale:
-        """The same of another question."""
+        """Return the scale of another question."""
         return Scale(q, bool(self.requests), flips, self._shown)
 
     @cached_property
@@ -444,9 +448,9 @@ class Scale:
         return tuple((axis, float(grid[0]), float(grid[-1])) for axis, (grid, _) in self._swept.items())
 
     def row(self, one: Technique) -> TechniqueWorth:
-        """The best of a technique's usual values, where it cannot be had alone on top of one that it needs; else why not."""
+        """Return the best of a technique's usual values, where it needs another one on top of that; else why it is refused."""
         best = self._best(one)
-        is_set = any(found is one for found, _ in techniques_on(self.question))
+        is_set = any(other is one for other, _ in techniques_on(self.question))
         if (best.refused or best.idle) and self._flips and not is_set:
             return self._beside(one) or best
         return best
@@ -459,7 +463,7 @@ class Scale:
         return replace(best, pays=pays, never=never)
 
     def _beside(self, one: Technique) -> TechniqueWorth | None:
-        """A technique on top of one that it needs: of several the one that leads farthest, with it or without."""
+        """Return a technique on top of one that it needs: of several the one that leads farthest, with it or without."""
         bases = [base for base in (self.weigh(technique(other), other) for other in one.needs) if not base.refused]
         rows = [(base, self._on_top(one, base.asked)) for base in bases]
         able = [(row.fits, base.gain * max(1.0, row.gain), row) for base, row in rows if not (row.refused or row.idle)]
@@ -473,7 +477,7 @@ class Scale:
         return row if row.refused else replace(row, asked=asked, beside=other, flag=flag_of(asked, self._with(asked)))
 
     def gain(self, text: str) -> float:
-        """Tokens/s per GPU with several techniques over those without; 0 where they cannot be had together."""
+        """Return tokens/s per GPU with several techniques over those without; 0 where they do not go together."""
         try:
             q = self._with(text)
             need_accepted(q)
@@ -482,7 +486,7 @@ class Scale:
             return 0.0
 
     def _with(self, text: str) -> Settled:
-        """The question with techniques, without what was stated of another drafter."""
+        """Return the question with techniques, without what was stated of another drafter."""
         changes = changes_of(text)
         other = self.question.techniques.drafter and "drafter" in changes
         unsaid = {name: default_of(name) for name in DRAFTED} if other else {}
@@ -507,7 +511,7 @@ class Scale:
             return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)), getattr(error, "kind", ""))
 
     def against(self, one: Technique, asked: str, changes: Mapping[str, object]) -> TechniqueWorth:
-        """A technique that was asked for in so many words, by all that it changes."""
+        """Weigh a technique that was requested explicitly, by all that it changes."""
         q = self.question.but(**changes)
         pays, never = pay_ranges(q, self.question, self._swept)
         return replace(self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q), pays=pays, never=never)
@@ -517,41 +521,41 @@ class Scale:
         return replace(row, **self.figures(q, row.technique.group), notes=notes, accepted=accepted)
 
     def figures(self, q: Settled, group: str = "") -> dict[str, Any]:
-        """What another question comes to beside this one, and how far gains of this group of techniques may be off."""
-        told, judged = price(q.vary(**self._shown)), fit_of_step(q)
-        step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
-        steps: list[tuple[Bill, Bill]] = [(told, self.bill)]
-        times = {"tokens_per_s": float(told.tokens_per_s)}
+        """Return the figures of another question beside this one, and how far gains of this group of techniques may be off."""
+        step, judged = price(q.vary(**self._shown)), fit_of_step(q)
+        step_gain = gain = _rate_per_gpu(step) / _rate_per_gpu(self.bill)
+        steps: list[tuple[Bill, Bill]] = [(step, self.bill)]
+        times = {"tokens_per_s": float(step.tokens_per_s)}
         if self.requests:
             served, bills = requests_served(q)
-            gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
+            gain = self.requests.faster(served) * float(self.bill.num_gpus / step.num_gpus)
             steps = list(zip(bills or requests_weighed.steps_of(q), self._steps, strict=True))
             times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
-        known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
+        common = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
         beside = 0.0  # half of the range by which published gains of such techniques lie beside predicted ones
         if verdict_on_gain(gain, gain, gain) != SAME:
             yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
             beside = missed(kind_of(group), gain, max(yielded, default=1.0))
-        width = math.exp(math.hypot(known, beside))
+        width = math.exp(math.hypot(common, beside))
         room = dict[str, object](kv_tokens=judged.kv_tokens, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         ends = {"gain": gain, "low": gain / width, "high": gain * width}
-        return {"step_s": float(told.step_s), "step_gain": step_gain, **times, **room, **ends}
+        return {"step_s": float(step.step_s), "step_gain": step_gain, **times, **room, **ends}
 
     def _drafts_alike(self, q: Settled) -> bool:
-        """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
+        """Return whether steps yield tokens as they do without a technique: their common uncertainty then cancels."""
         now, then = ((x.speculative, x.techniques.drafter, x.techniques.per_step) for x in (self.question, q))
         return now == then
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
-        """Tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
+        """Return tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
         before, after = (one.most_seqs(int(q.context) + 1) for one in (self.fit, judged))
         if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
         return self._rate_when_full(q, judged) / self._full_rate
 
     def holds(self, judged: Fit) -> bool:
-        """Whether there is room for the step's batch, or for one request: others wait for theirs."""
+        """Return whether there is room for the step's batch, or for one request: others wait for theirs."""
         each = self.question.requests.tokens if self.requests else self.question.context + 1
         return judged.holds_one and judged.holds(1 if self.requests else int(self.question.batch), int(each))
 
@@ -560,7 +564,7 @@ class Scale:
         return self._rate_when_full(self.question, self.fit)
 
     def _rate_when_full(self, q: Settled, judged: Fit) -> float:
-        """Tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
+        """Return tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
         most = min(judged.most_seqs(int(q.context) + 1), step_limits(q)[1])
         if not self.requests:
             return _rate_per_gpu(price(q.but(batch=most)))
@@ -572,22 +576,22 @@ def _rate_per_gpu(b: StepBill) -> float:
 
 
 def ratio_sigma(a: Bill, b: Bill) -> float:
-    """Standard deviation of the logarithm of two steps' ratio: what both have in common errs together and cancels.
+    """Return the deviation of the logarithm of two steps' ratio: errors of what both have in common cancel.
 
     Half of the variance of a line is taken to be its basis's, which errs with all lines of that basis, and half its own.
     """
-    own, common = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    separate, common = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
     for sign, bill in ((1, a), (-1, b)):
         for x in bill.lines:
             share = sign * float(x.exposed_s * x.sigma / bill.step_s)
             key = (x.kind, x.source.basis)
-            for sums, name in ((common, key), (own, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
+            for sums, name in ((common, key), (separate, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
                 sums[name] = sums.get(name, 0.0) + share
-    return math.sqrt(sum(share * share for sums in (common, own) for share in sums.values()) / 2)
+    return math.sqrt(sum(share * share for sums in (common, separate) for share in sums.values()) / 2)
 
 
 def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
-    """The few techniques that gain whole requests most and something worth saying; not those that set what is ``told`` anyway."""
+    """Return the few techniques that gain requests most and enough to report, but those that set what is ``told`` anyway."""
     if not is_accepted_known(q):
         return []
     scale, engine = Scale(q, flips=False), program_of(q.engine).key
@@ -596,6 +600,6 @@ def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
         return []
-    weigh = Scale(loop_around(q), True, flips=False, shown=_step_asked(q))
+    weigh = Scale(loop_around(q), True, flips=False, shown=_step_sizes(q))
     rows = sorted((weigh.weigh(one, text) for one, text in able), key=_rank)
     return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]

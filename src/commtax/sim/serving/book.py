@@ -1,4 +1,4 @@
-"""What an engine goes by, and the book of all requests: what each asks for and what becomes of it."""
+"""An engine's rules, and the book of all requests: their lengths, arrivals, and the times of their lives."""
 
 from collections.abc import Sequence
 from dataclasses import field, fields
@@ -6,20 +6,17 @@ from itertools import chain, pairwise
 from math import nan
 from typing import Self
 
-import numpy as np
-
 from commtax.arrays import cache_few_answers
 from commtax.records import dataclass
 from commtax.spec.engine import Scheduling
 from commtax.spec.stream import RequestStream
 
-Array = np.ndarray
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How one engine decides what a step computes, and what it has room for."""
+    """The rules by which one engine decides what a step computes, and its capacity."""
 
     tokens: int  # of a step at most
     seqs: int  # requests that run at once at most
@@ -43,7 +40,7 @@ class Rules:
 
     @classmethod
     def of(cls, serves: Scheduling, tokens: int, seqs: int, blocks: int, block: int) -> Self:
-        """As an engine's file says that it schedules, with what it has room for."""
+        """Return the rules of an engine's file, with the capacity that the engine has."""
         return cls(
             tokens=tokens,
             seqs=seqs,
@@ -96,7 +93,7 @@ class Book:
         self.target, self.left = list(self.input_len), list(self.output_len)
 
     def only(self, rows: Sequence[int]) -> "Book":
-        """The book of some of its requests."""
+        """Return the book of some of its requests."""
         book = Book([], [], [], None, self.pieces, [], self.prefix_block, self.hit_rate)
         for name in (f.name for f in fields(self) if isinstance(column := getattr(self, f.name), (list, tuple)) and column):
             setattr(book, name, [getattr(self, name)[i] for i in rows])
@@ -104,7 +101,7 @@ class Book:
 
 
 def book_of(stream: RequestStream, hit_rate: float = 0.0, block: int = 1) -> Book:
-    """An empty book for a cache with blocks of so many tokens: ids stand for one of them at least, and for text that is whole."""
+    """Return an empty book for a cache with blocks of so many tokens: an id stands for at least one block, of whole text."""
     columns = stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()
     joined = -(-block // stream.block)
     if stream.prefixes is None:
@@ -114,24 +111,24 @@ def book_of(stream: RequestStream, hit_rate: float = 0.0, block: int = 1) -> Boo
 
 
 def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joined: int) -> tuple[Ids, ...]:
-    """Ids of pieces that a prompt fills, so many joined into one; what is left at its end is nobody else's."""
+    """Return the ids of pieces that a prompt fills, so many joined into one; the rest at its end is never shared."""
     if joined == 1 and all(len(ids) * block <= tokens for ids, tokens in zip(prefixes, lengths, strict=True)):
         return prefixes
     names: dict[Ids, int] = {}
-    known: dict[Ids, Ids] = {}
+    renumbered: dict[Ids, Ids] = {}
     whole = []
     for ids, tokens in zip(prefixes, lengths, strict=True):
         kept = ids[: min(len(ids), tokens // block) // joined * joined]
-        if kept not in known:
+        if kept not in renumbered:
             pieces = (kept[at : at + joined] for at in range(0, len(kept), joined))
-            known[kept] = kept if joined == 1 else tuple(names.setdefault(piece, len(names)) for piece in pieces)
-        whole.append(known[kept])
+            renumbered[kept] = kept if joined == 1 else tuple(names.setdefault(piece, len(names)) for piece in pieces)
+        whole.append(renumbered[kept])
     return tuple(whole)
 
 
 @cache_few_answers
 def _runs_of_pieces(prefixes: tuple[Ids, ...]) -> tuple[tuple[Ids, ...], dict[int, int]]:
-    """The same prefixes in runs of pieces that are never apart, each named by its first; and how many pieces each run has.
+    """Join pieces that always follow each other into runs named by their first piece, and count the pieces of each run.
 
     >>> _runs_of_pieces(((0, 1, 2, 3), (0, 1, 7), (0, 1, 2, 3)))
     (((0, 2), (0, 7), (0, 2)), {0: 2, 2: 2, 7: 1})

@@ -6,8 +6,7 @@ from commtax.sim.serving.book import Book, Rules
 
 
 class Prefixes:
-    """Resident pieces of text, by the runs that they always come in: those that running requests hold, and idle ones in the order
-    in which they were left."""
+    """Cached pieces of text by the runs that they always come in: those in use, and idle ones in the order of their release."""
 
     __slots__ = ("_active", "_idle", "idle", "per_id", "pieces")
 
@@ -86,7 +85,7 @@ class BlockPool:
         self.plain = not book.prefixes and not book.hit_rate  # nothing is cached of a prompt that nobody has computed
 
     def cached_tokens(self, i: int) -> int:
-        """Return how many tokens of a waiting request need no computing: all if another worker did it, else at most all but one."""
+        """Return the tokens of a waiting request that are not computed: all where another worker has, else at most all but one."""
         book = self.book
         most = book.target[i] - 1
         if self.computed_elsewhere(i):
@@ -154,10 +153,10 @@ class BlockPool:
 
     def _own_blocks(self, i: int, tokens: int) -> int:
         """Count the blocks that no other request can share: of tokens and of states."""
-        own = -(-tokens // self.rules.block)
+        blocks = -(-tokens // self.rules.block)
         if self.prefixes:
-            own -= self.book.shared[i] * self.prefixes.per_id
-        return (own if own > 0 else 0) + self.rules.states
+            blocks -= self.book.shared[i] * self.prefixes.per_id
+        return (blocks if blocks > 0 else 0) + self.rules.states
 
     def _ids(self, i: int) -> tuple[int, ...]:
         """Return the ids of the runs of whole blocks that a prompt has."""
