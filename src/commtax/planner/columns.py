@@ -1,6 +1,6 @@
 """Plans as columns, one row a plan or a plan and a load; what a search answers with them, and what each row is and costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -40,7 +40,7 @@ class ColumnTable:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Of the columns."""
+        """Return the columns' names."""
         return [f.name for f in fields(cls)]
 
     @classmethod
@@ -290,11 +290,8 @@ class ServingPlans(SearchAnswer):
     def ranges(self, rows: ServingColumns, name: str) -> list[tuple[float, float]]:
         """The same of all rows, those of one pool priced together."""
         found = {i: self.range_of(rows, i, name) for i in np.flatnonzero(rows.mode == 1).tolist()}
-        for index, by in unique_values(np.stack([rows.dtype, rows.exchange])[:, rows.mode == 0], axis=1).T.astype(int).tolist():
-            alike = np.flatnonzero((rows.mode == 0) & (rows.dtype == index) & (rows.exchange == by))
+        for alike, put in self._priced_together(rows, np.flatnonzero(rows.mode == 0)):
             some = rows.take(alike)
-            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVING_AXES}
-            put = replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
             priced = serve(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
             ends = (getattr(some, name) * np.broadcast_to(end / getattr(priced, name), len(alike)) for end in priced.range_of(name))
             found |= dict(zip(alike.tolist(), zip(*ends, strict=True), strict=True))
@@ -320,14 +317,19 @@ class ServingPlans(SearchAnswer):
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
         """Shares of all rows' decode steps that are exposed communication, those of a kind priced together."""
-        shares, kinds = np.zeros(len(rows)), np.stack([rows.dtype, rows.ep, rows.exchange])
-        for index, ep, by in unique_values(kinds, axis=1).T.astype(int).tolist():
-            alike = np.flatnonzero((rows.dtype == index) & (rows.ep == ep) & (rows.exchange == by))
-            some = rows.take(alike)
-            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVING_AXES[:3]}
-            put = replan(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
-            shares[alike] = price(settle(put.but(batch=self.decoding(some), context=self._middle))).comm_fraction
+        shares = np.zeros(len(rows))
+        for ep in unique_values(rows.ep).tolist():
+            for alike, put in self._priced_together(rows, np.flatnonzero(rows.ep == ep)):
+                batch = self.decoding(rows.take(alike))
+                shares[alike] = price(settle(put.but(batch=batch, context=self._middle, ep=int(ep)))).comm_fraction
         return shares
+
+    def _priced_together(self, rows: ServingColumns, some: Array) -> Iterator[tuple[Array, Question]]:
+        """Yield the rows, of ``some``, that share a type of weights and an exchange, and one question about all of them."""
+        for index, by in unique_values(np.stack([rows.dtype, rows.exchange])[:, some], axis=1).T.astype(int).tolist():
+            alike = some[(rows.dtype[some] == index) & (rows.exchange[some] == by)]
+            sizes = {axis: getattr(rows, axis)[alike].astype(int) for axis in SERVING_AXES}
+            yield alike, replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
 
     @property
     def _middle(self) -> int:

@@ -80,7 +80,12 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
         return (own, *split)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
     copies = [own.redundant] if own.redundant else list(usual)
-    wide = (one for backend in wide_backends(q) for one in _ways(backend, copies, q.engine.sends.exchange_by_step))
+    wide = list[ExpertExchange]()
+    for backend in wide_backends(q):
+        both = q.engine.sends.exchange_by_step or backend not in BULK
+        wide += [ExpertExchange(backend, n, wide=True, shared=both) for n in copies]
+        # Prompts of servers that also decode go in bulk, where the backend has kernels for that.
+        wide += [] if both else [ExpertExchange(BULK[backend], n, wide=True, apart=False) for n in copies]
     return own, *wide, *split
 
 
@@ -91,13 +96,6 @@ def wide_backends(q: Question) -> list[str]:
     if place.intra.kind == "nvlink" and place.chip.family in ONE_SIDED_ON:
         made.append(ONE_SIDED)
     return [backend for backend in made if backend in able]
-
-
-def _ways(backend: str, copies: list[int], by_step: bool) -> list[ExpertExchange]:
-    """One backend with several numbers of copies; prompts of servers that also decode go in bulk where it has kernels for that."""
-    both = by_step or backend not in BULK
-    bulk = [] if both else [ExpertExchange(BULK[backend], n, wide=True, apart=False) for n in copies]
-    return [ExpertExchange(backend, n, wide=True, shared=both) for n in copies] + bulk
 
 
 SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for

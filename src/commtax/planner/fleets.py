@@ -311,7 +311,7 @@ def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
     for slack in SLOWER:
         lower = float(f"{nearest.capacity / longer / (1 + q.goal.growth) / slack:.2g}")
         tried = replace(nearest.layout, question=q.but(request_rate=lower))
-        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(tried, nearest.gpus)])):
+        if _holds(tried, nearest.gpus, workers):
             return lower
     return 0.0
 
@@ -335,9 +335,14 @@ def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
     for slack in SLACKS:
         looser = {name: round_up_seconds(needed[name] * slack) for name, limit in slo.items() if needed[name] > limit}
         tried = replace(layout, question=layout.question.but(slo=tuple((slo | looser).items())))
-        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(tried, nearest.gpus)])):
+        if _holds(tried, nearest.gpus, workers):
             return list(looser.items())
     return []
+
+
+def _holds(layout: Layout, gpus: int, workers: Crew) -> bool:
+    """Return whether a fleet of a layout on so many GPUs holds, as tried."""
+    return any(trial.holds for _, trial in workers.each(least_fleet, [Task(layout, gpus)]))
 
 
 def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float:
@@ -352,7 +357,7 @@ def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float:
         return 0.0
     for sure in dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)):
         layout = replace(surest.layout, question=surest.layout.question.but(confidence=sure))
-        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(layout, surest.gpus)])):
+        if _holds(layout, surest.gpus, workers):
             return sure
     return 0.0
 

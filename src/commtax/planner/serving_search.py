@@ -157,10 +157,7 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
     alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
     apart = [one for one in found if ways[one.exchange].apart]
     if first:
-        alike, apart = (
-            list(_among(kind, [_layouts_of(q, one.exchange % first, mode) for one in kind]))
-            for mode, kind in enumerate((alike, apart))
-        )
+        alike, apart = (_among_layouts(q, kind, mode, first) for mode, kind in enumerate((alike, apart)))
     with counting.part(0.0, 0.5):
         shared = list(search_beside(alike, known, np.exp(-least_gains(q))) if len(known) else map(search, counting.counted(alike)))
     with counting.part(0.5, 1.0):
@@ -175,12 +172,10 @@ def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]
     return [tuple(own) for by, mode, *own in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
 
 
-def _among(found: Sequence[Roomy], layouts: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[Roomy]:
-    """Of each those plans that are one of its layouts."""
-    for one, own in zip(found, layouts, strict=True):
-        plans = one.plans.take(one.plans.among(own))
-        if len(plans):
-            yield replace(one, plans=plans)
+def _among_layouts(q: Question, found: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
+    """Return, of each way, the plans that techniques are tried on in a mode, where there are any."""
+    taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in found)
+    return [one for one in taken if len(one.plans)]
 
 
 def having_room(

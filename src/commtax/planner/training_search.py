@@ -16,7 +16,6 @@ from commtax.judgement.margins import margin
 from commtax.planner.columns import SIZED, Rejected, TrainColumns, TrainPlans
 from commtax.planner.ranking import simplest, training_kinds
 from commtax.question import Question
-from commtax.spec import Engine, Model
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
 from commtax.verbs.settling import settle
@@ -67,12 +66,8 @@ def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> Trai
 
 
 def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
-    parts = []
-    for index, kind in counting.counted(list(enumerate(answer.kinds))):
-        able = _rows_of_kind(grid, kind)
-        if len(able):
-            parts.append(_priced(index, kind, able))
-    return TrainColumns.joined(parts)
+    kinds = counting.counted(list(enumerate(answer.kinds)))
+    return TrainColumns.joined([_priced(i, kind, able) for i, kind in kinds if len(able := _rows_of_kind(grid, kind))])
 
 
 def _priced(index: int, kind: Question, able: TrainColumns) -> TrainColumns:
@@ -125,6 +120,8 @@ def _grid(base: Question) -> TrainColumns:
     degrees = [t for t in (1, 2, 4, 8, 16, 32) if t <= gpus and model.attention.num_heads % t == 0]
     contexts = [c for c in (1, 2, 4, 8, 16) if c == 1 or (engine.trains.context_parallel and seq / c >= LONG // 2)]
     replicas = [d for d in range(1, min(global_batch, gpus) + 1) if global_batch % d == 0]
+    spread = model.experts.num_experts if model.experts and engine.sends.ep_backends else 1
+    experts = [e for e in (2**i for i in range(10)) if spread % e == 0]
     for tp, cp in itertools.product(degrees, contexts):
         if seq % (tp if cp == 1 else 2 * cp * tp):  # two pieces a rank balance causal attention
             continue
@@ -132,7 +129,8 @@ def _grid(base: Question) -> TrainColumns:
         for pp in range(1, stages + 1):
             for dp in replicas[: bisect_right(replicas, gpus // (tp * cp * pp))]:
                 micros = [m for m in MICRO if (global_batch // dp) % m == 0]
-                rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in _expert_sizes(model, engine, dp * cp)]
+                ranks = [e for e in experts if (dp * cp) % e == 0]
+                rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in ranks]
     return unpriced(*np.array(rows, dtype=int).reshape(-1, 6).T)
 
 
@@ -140,12 +138,6 @@ def unpriced(*sizes: Array) -> TrainColumns:
     """Plans by their sizes, without figures."""
     columns: dict[str, Array | float] = dict.fromkeys(TrainColumns.names(), 0)
     return TrainColumns.of(len(sizes[0]), **(columns | dict(zip(SIZED, sizes, strict=True))))
-
-
-def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
-    if model.experts is None or not engine.sends.ep_backends:
-        return [1]
-    return [e for e in (2**i for i in range(10)) if ranks % e == 0 and model.experts.num_experts % e == 0]
 
 
 def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
