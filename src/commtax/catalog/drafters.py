@@ -151,11 +151,7 @@ def _dense_blocks(model: Model, kind: DrafterKind, count: int) -> tuple[Block, .
         own = Attention(a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim)
     dense = (block.ffn.intermediate for block in model.blocks if isinstance(block.ffn, Mlp))
     plain = Block(own, Mlp(next(dense, int(kind.width * model.hidden))))
-    first = replace(plain, extras=_doubled(own, model.hidden)) if kind.doubled else plain
-    return (first, *(plain,) * (count - 1))
-
-
-def _doubled(a: Attention, hidden: int) -> tuple[Extra, ...]:
-    """The other half of the first layer's queries, keys and values."""
-    kv = a.num_kv_heads * (a.head_dim + a.v_head_dim)
-    return (Extra("self_attn.embedding_qkv.weight", (a.num_heads * a.head_dim + kv, hidden), "heads", "attention"),)
+    # The other half of the first layer's queries, keys and values.
+    width = own.num_heads * own.head_dim + own.num_kv_heads * (own.head_dim + own.v_head_dim)
+    half = Extra("self_attn.embedding_qkv.weight", (width, model.hidden), "heads", "attention")
+    return (replace(plain, extras=(half,)) if kind.doubled else plain, *(plain,) * (count - 1))

@@ -260,7 +260,11 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     network = replace(network, label=_source_between(last.key, network, cluster.inter))
     spreads = tuple(s for one in (asked, last) for s in _spreads(one, cluster))
     where = f"{cluster.intra.key} with {chip.key} are assumed"
-    never = _reason_assumed(last, asked.key, cluster)
+    own_chip = next((r for r in last.path if chip.key in r.measured_on and cluster.intra.kind in r.links), None)
+    never = f"{asked.key} was never measured on {chip.key} with {cluster.intra.key}"
+    if own_chip:
+        hosts = f"hosts on {cluster.intra.kind} differ 2 to 8 times"
+        never = f"one host of {chip.key} was measured ({own_chip.reference}); {hosts}"
     never_basis = f"{asked.key} {chip.key} {cluster.intra.key}"
     said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
     return Fabric(
@@ -281,13 +285,6 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         copying_sms=asked.copying_sms,
         note="" if calibrated or said else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
     )
-
-
-def _reason_assumed(last: Library, key: str, cluster: Cluster) -> str:
-    chip, link = cluster.chip.key, cluster.intra
-    if one := next((r for r in last.path if chip in r.measured_on and link.kind in r.links), None):
-        return f"one host of {chip} was measured ({one.reference}); hosts on {link.kind} differ 2 to 8 times"
-    return f"{key} was never measured on {chip} with {link.key}"
 
 
 def _spreads(one: Library, cluster: Cluster) -> tuple[Spread, ...]:

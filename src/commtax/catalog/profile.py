@@ -1,6 +1,6 @@
 """What was measured on one machine, laid over the catalogue: chip, kernels, collectives, network and host.
 
-Its files are read and written by ``profile_files``, several are joined by ``profile_joining``.
+Its files are read, written and joined by ``profile_files``.
 """
 
 import math

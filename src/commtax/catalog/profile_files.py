@@ -29,7 +29,7 @@ from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
 from commtax.catalog.loader import suggest
 from commtax.catalog.physics import TableView
-from commtax.catalog.posterior import Change, move_words, moves_of
+from commtax.catalog.posterior import move_words, moves_of
 from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
 from commtax.records import dataclass, record_from
 from commtax.spec import DTYPE_BYTES, LATENCIES, MEASURED, ChipFacts, Deployment, Link, NetworkCurve, Path, Profile, RunLesson
@@ -94,16 +94,11 @@ def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
             told.check_known({*physics.LATENCY, "slopes"})
             needed = {key: rule for key, rule in physics.LATENCY.items() if key not in _UNSAID}
             facts: dict[str, object] = {**asked, **told.all_of(needed), **told.some(physics.LATENCY), "label": part.text("label")}
-            yield record_from(
-                RunLesson, {**facts, "deployment": deployment, "metric": metric, "slopes": _slopes(told.part("slopes"))}
-            )
-
-
-def _slopes(part: TableView) -> dict[str, float]:
-    unknown = next((key for key in part.table if key not in SLOPES), "")
-    if unknown:
-        raise Refusal(f"unknown key '{part.named(unknown)}'{suggest(unknown, SLOPES)}", part.named(unknown))
-    return part.numbers(dict.fromkeys(part.table, physics.SLOPE))
+            slopes = told.part("slopes")
+            if unknown := next((key for key in slopes.table if key not in SLOPES), ""):
+                raise Refusal(f"unknown key '{slopes.named(unknown)}'{suggest(unknown, SLOPES)}", slopes.named(unknown))
+            facts |= {"deployment": deployment, "metric": metric}
+            yield record_from(RunLesson, {**facts, "slopes": slopes.numbers(dict.fromkeys(slopes.table, physics.SLOPE))})
 
 
 def runs_of(lessons: Iterable[RunLesson]) -> list[TaughtRun]:
@@ -242,7 +237,10 @@ def _curve(row: object, where: str) -> NetworkCurve:
     part.check_known({f.name for f in fields(NetworkCurve)})
     if part.text("op") not in OPS:
         raise Refusal(f"{where}.op={physics.short_repr(part.table.get('op'))}: one of {', '.join(OPS)}", "op", OPS)
-    ranks, nbytes = (_rising(_numbers(part, part.table.get(key), key), part.named(key)) for key in ("ranks", "nbytes"))
+    ranks, nbytes = (_numbers(part, part.table.get(key), key) for key in ("ranks", "nbytes"))
+    for key, values in (("ranks", ranks), ("nbytes", nbytes)):
+        if not values or list(values) != sorted(set(values)):
+            raise Refusal(f"{part.named(key)}: numbers that rise are needed, at least one", part.named(key))
     factor, sigma = (_grid(part, key, len(ranks), len(nbytes)) for key in ("factor", "sigma"))
     names = ("drift", "grown", "reshaped", "domain")
     drift, grown, reshaped, domain = (physics.CURVE[key].read(part.table.get(key, 0), part.named(key)) for key in names)
@@ -259,12 +257,6 @@ def _grid(part: TableView, key: str, groups: int, sizes: int) -> tuple[tuple[flo
 
 def _numbers(part: TableView, values: object, key: str) -> tuple[float, ...]:
     return tuple(physics.CURVE[key].read(value, part.named(key)) for value in _sequence(values, part.named(key)))
-
-
-def _rising(values: tuple[float, ...], name: str) -> tuple[float, ...]:
-    if not values or list(values) != sorted(set(values)):
-        raise Refusal(f"{name}: numbers that rise are needed, at least one", name)
-    return values
 
 
 def _sequence(value: object, name: str) -> Sequence[object]:
@@ -353,19 +345,20 @@ def profile_comment(profile: Profile) -> list[str]:
     return [
         "What was measured on one machine, laid over commtax's catalogue: commtax bill MODEL --profile THIS-FILE",
         "commtax profile show THIS-FILE says it in words. Numbers are seconds (_s), bytes (_bytes) and bytes a second (_Bps).",
-        *(line for deployment, changes in moves_of(profile) for line in _moved_lines(profile, deployment, changes)),
+        *_moved_lines(profile),
     ]
 
 
-def _moved_lines(profile: Profile, d: Deployment, changes: Mapping[str, Change]) -> Iterator[str]:
-    """Constants of a deployment with how far they moved, their 80% range, and what that was before any run."""
-    runs = sum(run.deployment == d for run in runs_of(profile.lessons))
-    served = f"{d.engine} {d.version}".strip()
-    yield ""
-    yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80% range; before any run)"
-    for name, change in changes.items():
-        moved, after, before = move_words(change)
-        yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
+def _moved_lines(profile: Profile) -> Iterator[str]:
+    """Yield each deployment's constants with how far they moved, their 80% range, and what that was before any run."""
+    for d, changes in moves_of(profile):
+        runs = sum(run.deployment == d for run in runs_of(profile.lessons))
+        served = f"{d.engine} {d.version}".strip()
+        yield ""
+        yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80% range; before any run)"
+        for name, change in changes.items():
+            moved, after, before = move_words(change)
+            yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
 
 
 def document(profile: Profile) -> dict[str, object]:
@@ -503,18 +496,12 @@ def _libraries(whole: TableView) -> Iterator[tuple[str, tuple[Path, ...]]]:
     for index, entry in enumerate(entries or ([one] if one else [])):
         part = TableView.of(entry, f"libraries[{index}]", "a table with a name and paths")
         part.check_known({"name", "paths"})
-        rows = _list(part.table.get("paths"), part.named("paths"))
+        rows = _sequence(part.table.get("paths"), part.named("paths"))
         name = part.text("name", "nccl")
         if name in seen:
             raise Refusal(f"{part.named('name')}={physics.short_repr(name)}: was given before; one list of paths is needed", "name")
         seen.add(name)
         yield name, tuple(_path(row, f"{part.where}.paths[{i}]") for i, row in enumerate(rows))
-
-
-def _list(value: object, name: str) -> list[object]:
-    if not isinstance(value, list):
-        raise Refusal(f"{name}={physics.short_repr(value)}: a list is needed", name)
-    return value
 
 
 def _path(row: object, where: str) -> Path:
@@ -539,12 +526,12 @@ def _path(row: object, where: str) -> Path:
 
 
 def _sizes(value: object, name: str) -> tuple[int, ...]:
-    return tuple(int(physics.RANKS.read(size, name)) for size in _list(value, name))
+    return tuple(int(physics.RANKS.read(size, name)) for size in _sequence(value, name))
 
 
 def _by_size(value: object, rule: physics.PhysicalRange, name: str) -> tuple[tuple[int, float], ...]:
     """Pairs of a group size and its value, smaller groups first."""
-    rows = _list(value, name)
+    rows = _sequence(value, name)
     pairs = [pair for pair in rows if isinstance(pair, list) and len(pair) == 2]
     if len(pairs) < len(rows):
         raise Refusal(f"{name}={physics.short_repr(value)}: pairs of a group size and its value are needed", name)

@@ -17,7 +17,6 @@ from typing import Any, TypedDict
 
 from commtax.catalog.loader import FACTS, aliases, normal, plain_record, stems
 from commtax.files import table
-from commtax.files import table as kept
 from commtax.patterns import modules
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Citation, Model, Quant
@@ -328,7 +327,7 @@ class StorageRule:
 
 @lru_cache(maxsize=1)
 def _file() -> dict[str, Any]:
-    return kept(str(FACTS / "checkpoints.toml"))
+    return table(str(FACTS / "checkpoints.toml"))
 
 
 @lru_cache(maxsize=1)

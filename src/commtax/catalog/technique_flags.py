@@ -142,7 +142,8 @@ class WrittenFlags:
 
     @property
     def args(self) -> list[str]:
-        return [f"--{name}{'' if value is True else ' ' + _quoted(value)}" for name, value in self.flags.items()]
+        quoted = {name: shlex.quote(json.dumps(x) if isinstance(x, dict) else str(x)) for name, x in self.flags.items()}
+        return [f"--{name}{'' if self.flags[name] is True else ' ' + text}" for name, text in quoted.items()]
 
     @property
     def text(self) -> str:
@@ -150,10 +151,6 @@ class WrittenFlags:
         above = [f"{name}={value}" for name, value in self.variables.items()]
         below = [f"{name}: {_flow(value)}" for name, value in self.settings.items()]
         return "; ".join([*filter(None, [" ".join([*above, *self.args])]), *below])
-
-
-def _quoted(value: object) -> str:
-    return shlex.quote(json.dumps(value) if isinstance(value, dict) else str(value))
 
 
 def _flow(value: object) -> str:

@@ -53,7 +53,7 @@ def _by_name() -> Mapping[str, Technique]:
 
 
 def technique(name: str) -> Technique:
-    """A technique by key or other name, underscores as dashes."""
+    """Return a technique by key or other name, underscores as dashes."""
     known, asked = _by_name(), name.strip().lower().replace("_", "-")
     if asked not in known:
         option, rule = option_called(asked), f"one of {', '.join(techniques())}{suggest(asked, known)}"
