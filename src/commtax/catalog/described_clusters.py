@@ -130,7 +130,7 @@ def nearest_links(kind: str, scope: str, bandwidth_Bps: float, name: str) -> lis
 def numbers(
     part: TableView, ranges: Mapping[str, physics.PhysicalRange], cited: Sources, needed: Collection[str] = ()
 ) -> tuple[dict[str, float], Sources]:
-    """The numbers of these names, and where each is from; a number is plain, or ``[number, "source"]``."""
+    """Return the numbers of these names, and where each is from; a number is plain, or ``[number, "source"]``."""
     missing = [key for key in needed if key not in part.table]
     if missing:
         raise Refusal(f"{part.named(missing[0])}: missing; {ranges[missing[0]].kind} are needed", part.named(missing[0]))
@@ -165,12 +165,12 @@ def citations(part: TableView) -> Sources:
 
 
 def line(part: TableView, key: str) -> str:
-    """A text in one line, short enough to be shown."""
+    """Return a text in one line, short enough to be shown."""
     return "".join(sign if sign.isprintable() else " " for sign in part.text(key)[:LONGEST]).strip()
 
 
 def check_one_of(text: str, known: Collection[str], name: str) -> str:
-    """A word of a few; another one is refused with them."""
+    """Return a word of a few; another one is refused with them."""
     if text not in known:
         raise Refusal(f"{name}='{text}': one of {', '.join(sorted(known))}{suggest(text, known)}", name)
     return text
@@ -184,7 +184,7 @@ UNUSED = "100gbe"  # stands between hosts where there is one
 
 
 def read_cluster(text: str) -> Cluster:
-    """The cluster of a file; ``2xFILE.toml`` are two such hosts, however many the file says."""
+    """Return the cluster of a file; ``2xFILE.toml`` are two such hosts, however many the file says."""
     text = text.strip()
     count, path = split_count(text)
     hosts = {} if count is None else {"num_hosts": count}
@@ -231,7 +231,7 @@ def _document(path: str) -> dict[str, object]:
 
 
 def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> tuple[Chip, str]:
-    """A chip of the catalogue, or one of its own with the links that it names, else those that the cluster has; and what is
+    """Return a chip of the catalogue, or one of its own with the links that it names, else those that the cluster has; and what is
     assumed of it."""
     if "chip" not in whole.table:
         raise Refusal("chip: missing; name one of the catalogue, such as h100-sxm, or describe it in [chip]", "chip")
@@ -242,7 +242,7 @@ def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -
 
 
 def _usual_link(part: TableView, name: str, links: dict[str, Link]) -> str:
-    """The catalogue's name of a chip's usual link: as it says, else the cluster's, or the catalogued one nearest to that."""
+    """Return the catalogue's name of a chip's usual link: as it says, else the cluster's, or the catalogued one nearest to that."""
     if part.text(name):
         return _check_scope(link(part.text(name)), name, part.text(name)).key
     if name not in links:
@@ -252,7 +252,7 @@ def _usual_link(part: TableView, name: str, links: dict[str, Link]) -> str:
 
 
 def _link(whole: TableView, name: str, cited: Sources, key: str) -> tuple[Link, str]:
-    """A link of the catalogue, or one of its own and what is assumed of it."""
+    """Return a link of the catalogue, or one of its own and what is assumed of it."""
     entry = whole.table[name]
     if isinstance(entry, str):
         return _check_scope(link(entry), SCOPES[name], entry), ""

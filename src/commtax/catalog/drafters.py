@@ -28,7 +28,7 @@ class MeasuredAcceptance:
     on: str = ""  # of which benchmark
 
     def told_of(self, model: str) -> str:
-        """What is taken for granted where it answers for a model: ``with llama-3.1-8b on MT-Bench``; "" where nothing is."""
+        """Return what is taken for granted where it answers for a model: ``with llama-3.1-8b on MT-Bench``; "" where nothing is."""
         borrowed = [f"with {self.model}"] if self.model and self.model != model else []
         return " ".join([*borrowed, *([f"on {self.on}"] if self.on else [])])
 
@@ -99,7 +99,7 @@ def drafter_kinds() -> Mapping[str, DrafterKind]:
 
 @lru_cache(maxsize=64)
 def drafter(name: str, model: Model, drafts: int, other: Model | None = None) -> Drafter:
-    """A drafter beside a model; ``other`` is the model that drafts, where the kind is one."""
+    """Return a drafter beside a model; ``other`` is the model that drafts, where the kind is one."""
     kind = drafter_kinds()[name]
     ways = kind.joined, kind.rejoined, kind.doubled, kind.parallel, kind.context_only, kind.markov
     plain = Drafter(name, None, 1, *ways, own_head=kind.vocab > 0)

@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 def contents(name: str, file_name: str = "config.json") -> bytes:
-    """A file of a repository; ``LookupError`` says why there is none, and what to do."""
+    """Return a file of a repository; ``LookupError`` says why there is none, and what to do."""
     if not ID.fullmatch(name):
         raise LookupError("not an id of the Hub, which is OWNER/NAME")
     return _remember_failure(f"{name}/{file_name}", LookupError, lambda: _fetch_file(name, file_name))
 
 
 def optional_file(name: str, file_name: str) -> bytes:
-    """A file that a repository may have; nothing where it has none."""
+    """Return a file that a repository may have; nothing where it has none."""
     try:
         return contents(name, file_name)
     except LookupError:
@@ -48,12 +48,12 @@ def optional_file(name: str, file_name: str) -> bytes:
 
 
 def is_cached(name: str) -> bool:
-    """Whether a repository's config is kept on this machine; never a look at the network."""
+    """Return whether a repository's config is kept on this machine; never a look at the network."""
     return bool(ID.fullmatch(name)) and _cached_file(name, "config.json") is not None
 
 
 def _remember_failure(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
-    """What failed once fails again, and is tried again when it is old."""
+    """Return what the work makes. What failed once fails again, and is tried again when the failure is old."""
     if what not in _failed or time.monotonic() - _failed[what][0] > FORGET_SECONDS:
         try:
             return work()
@@ -109,7 +109,7 @@ def _repository(name: str) -> Path:
 
 
 def _cached_file(name: str, file_name: str) -> Path | None:
-    """A file in the client's cache: of the commit that its ``main`` is."""
+    """Return a file in the client's cache: of the commit that its ``main`` is."""
     with suppress(OSError, ValueError):
         commit = (_repository(name) / "refs" / "main").read_text(encoding="ascii").strip()
         path = _repository(name) / "snapshots" / commit / file_name
@@ -158,7 +158,7 @@ def _authorise(request: Request, token: str) -> None:
 
 
 def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
-    """A file's bytes and its commit, where the Hub tells it. ``OSError``: nobody answered."""
+    """Return a file's bytes and its commit, where the Hub tells it. ``OSError``: nobody answered."""
     told = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
     if not told and not _set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         with suppress(OSError, ValueError):

@@ -152,7 +152,7 @@ class Topic:
 
     @property
     def unseen(self) -> str:
-        """What was asked and not seen, in words: ``tp 8 (seen 2 and 4)``."""
+        """Return what was asked and not seen, in words: ``tp 8 (seen 2 and 4)``."""
         return f"{self.name} {self.asked}" + (f" (seen {listed(self.seen)})" if self.seen else "")
 
 
@@ -174,12 +174,12 @@ def join(profiles: Sequence[Profile]) -> Profile:
 
 
 def tells_chip(own: Profile) -> bool:
-    """Whether it holds facts of a chip, which hold of no other."""
+    """Return whether it holds facts of a chip, which hold of no other."""
     return bool(set(own.chip) - set(NO_FACTS))
 
 
 def lay_over(first: Profile, second: Profile) -> Profile:
-    """The first with what the second holds in the place of its own."""
+    """Return the first with what the second holds in the place of its own."""
     # The links that the joined collectives were measured on: whoever's they are says so.
     inside = second if second.libraries or not first.libraries else first
     across = second if second.network or not first.network else first
@@ -324,7 +324,7 @@ def write_profile(path: str | File, profile: Profile, comments: Sequence[str] | 
 
 
 def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_json: bool = False) -> str:
-    """The profile as it is written. What is written can be read: whatever no profile may hold is refused here."""
+    """Return the profile as it is written. What is written can be read: whatever no profile may hold is refused here."""
     made = document(profile)
     again = parse(made)
     if as_json:
@@ -341,7 +341,7 @@ def _check_length(text: str, name: str) -> None:
 
 
 def profile_comment(profile: Profile) -> list[str]:
-    """What stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
+    """Return what stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
     return [
         "What was measured on one machine, laid over commtax's catalogue: commtax bill MODEL --profile THIS-FILE",
         "commtax profile show THIS-FILE says it in words. Numbers are seconds (_s), bytes (_bytes) and bytes a second (_Bps).",
@@ -362,7 +362,7 @@ def _moved_lines(profile: Profile) -> Iterator[str]:
 
 
 def document(profile: Profile) -> dict[str, object]:
-    """The profile as it is written, without its empty parts and with no more digits than were measured."""
+    """Return the profile as it is written, without its empty parts and with no more digits than were measured."""
     parts: dict[str, object] = {
         "written": profile.written,
         "engine": profile.engine,
@@ -382,7 +382,7 @@ def document(profile: Profile) -> dict[str, object]:
 
 
 def _in_order(table: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
-    """The table with these names first, so that what is read and written again is as it was."""
+    """Return the table with these names first, so that what is read and written again is as it was."""
     return {name: table[name] for name in (*names, *table) if name in table}
 
 
@@ -395,7 +395,7 @@ def path_rows(paths: Sequence[Path]) -> list[dict[str, object]]:
 
 
 def parse(document: object, name: str = "") -> Profile:
-    """A profile from its document; what cannot be is refused by key and rule."""
+    """Return a profile from its document; what cannot be is refused by key and rule."""
     whole = TableView(_checked_version(document))
     older = whole.table["commtax_profile"] == OLDER
     whole.check_known({"commtax_profile", *PARTS, *physics.HOST, *(() if older else LATER_PARTS)})
@@ -432,7 +432,7 @@ def parse(document: object, name: str = "") -> Profile:
 
 
 def _checked_version(document: object) -> Mapping[str, object]:
-    """The document, where it is one of a version that is read."""
+    """Return the document, where it is one of a version that is read."""
     version = document.get("commtax_profile") if isinstance(document, dict) else None
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         raise Refusal(
@@ -444,7 +444,7 @@ def _checked_version(document: object) -> Mapping[str, object]:
 
 
 def _day(whole: TableView) -> str:
-    """The day it was written, as text or as TOML's own kind."""
+    """Return the day it was written, as text or as TOML's own kind."""
     from datetime import date
 
     given = whole.table.get("written", "")

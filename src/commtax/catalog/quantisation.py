@@ -67,7 +67,7 @@ def quantisation_of_config(config: Config, architecture: str, key: str) -> Quant
 
 
 def quant_from(config: object, key: str, architecture: str = "") -> Quant:
-    """The storage that a config asks for; an unknown method is refused, never guessed."""
+    """Return the storage that a config asks for; an unknown method is refused, never guessed."""
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
@@ -199,7 +199,7 @@ def _algorithm(config: Config, key: str) -> Quant:
 
 
 def _layer_formats(config: Config, key: str) -> tuple[Quant, ...]:
-    """The formats of ``quantized_layers``, each with the modules that have it."""
+    """Return the formats of ``quantized_layers``, each with the modules that have it."""
     groups: dict[Quant, dict[str, int]] = {}
     for name, count, settings in _settings(_table(config["quantized_layers"], "items")):
         groups.setdefault(_algorithm(settings, key), {})[_first_expert(name)] = count
@@ -308,7 +308,7 @@ class StorageRule:
     longest: int = 0  # tokens, where its config says other than the bundled model's
 
     def base(self, name: str) -> str:
-        """The name of the model that a checkpoint of this rule is made from; "" where it is none."""
+        """Return the name of the model that a checkpoint of this rule is made from; "" where it is none."""
         organisation, _, last = name.rpartition("/")
         if self.knows(name):
             return self.of or next((last.removesuffix(end) for end in _endings() if last.endswith(end)), last)
@@ -317,7 +317,7 @@ class StorageRule:
         return next((last.removesuffix(end) for end in self.endings if last.endswith(end)), "")
 
     def knows(self, name: str) -> bool:
-        """Whether it is what this checkpoint's own config says."""
+        """Return whether it is what this checkpoint's own config says."""
         return normal(name) in map(normal, self.ids)
 
     def suits(self, model: Model) -> bool:
@@ -332,7 +332,7 @@ def _file() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def rules() -> tuple[StorageRule, ...]:
-    """All of them, in the order in which they are tried."""
+    """Return all of them, in the order in which they are tried."""
     return tuple(plain_record(StorageRule, table, f"checkpoints {number}") for number, table in enumerate(_file()["rule"], start=1))
 
 
@@ -378,7 +378,7 @@ def _roots() -> dict[str, frozenset[str]]:
 
 
 def _shortened_names(name: str) -> list[str]:
-    """A name, and what is left of it as endings are taken off one by one."""
+    """Return a name, and what is left of it as endings are taken off one by one."""
     names, ending = [name], f"{_file()['endings']}$"
     while (found := re.search(ending, names[-1])) and found.start() > 0:
         names.append(names[-1][: found.start()])
@@ -387,7 +387,7 @@ def _shortened_names(name: str) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def meaning(name: str) -> KnownModel | None:
-    """What a name without organisation and format means; None where it is no bundled model's, or might be one of several.
+    """Return what a name without organisation and format means; None where it is no bundled model's, or might be one of several.
 
     >>> meaning("qwen3-4b-thinking-2507"), meaning("qwen3-5b"), meaning("mistral-7b-v0.9")
     (KnownModel(key='qwen3-4b', longest=262144, by='release'), None, None)
@@ -401,7 +401,7 @@ def meaning(name: str) -> KnownModel | None:
 
 
 def base_key(name: str) -> str:
-    """The bundled model whose name this is, without organisation; "" where it is none's."""
+    """Return the bundled model whose name this is, without organisation; "" where it is none's."""
     known = _models_by_ending().get(name)
     return known.key if known and known.by == "name" else ""
 
@@ -414,7 +414,7 @@ def made_of(name: str) -> list[tuple[StorageRule, KnownModel]]:
 
 
 def release_of(name: str) -> KnownModel | None:
-    """The bundled model that a name means whose format is not told: it is stored as that one.
+    """Return the bundled model that a name means whose format is not told: it is stored as that one.
 
     A copy that somebody else keeps has a release's name, and a config that is not known.
     """
@@ -426,7 +426,7 @@ def release_of(name: str) -> KnownModel | None:
 
 
 def taken_as(name: str, base: Model, known: KnownModel, rule: StorageRule | None = None) -> Model:
-    """The base model as its release has it, stored as the rule says, with a note that this is what it was taken for."""
+    """Return the base model as its release has it, stored as the rule says, with a note that this is what it was taken for."""
     quant = None if rule else base.quant
     if rule and rule.config:
         quant = quantisation_of_config(

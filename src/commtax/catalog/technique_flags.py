@@ -39,19 +39,19 @@ class FlagWord:
 
     @property
     def key(self) -> str:
-        """The path as flags are compared: underscores as dashes; variables as they are."""
+        """Return the path as flags are compared: underscores as dashes; variables as they are."""
         return "$" + self.path[0] if self.kind == "variable" else ".".join(self.path).replace("_", "-")
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """The field that stands here, and what is added to it."""
+        """Return the field that stands here, and what is added to it."""
         found = PLACE.fullmatch(self.value)
         return (found[1], int(found[2] or 0)) if found else None
 
 
 @lru_cache(maxsize=256)
 def flag_words(text: str) -> tuple[FlagWord, ...]:
-    """What a technique's text asks for.
+    """Return what a technique's text asks for.
 
     >>> [(word.key, word.value) for word in flag_words('--x \\'{"a_b": {"c": {dcp}}}\\' Y=1')]
     [('x.a-b.c', '<dcp>'), ('$Y', '1')]
@@ -81,7 +81,7 @@ def _is_value(word: str) -> bool:
 
 
 def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What stands at the ends of a value's JSON, by path; a plain value stands for itself.
+    """Return what stands at the ends of a value's JSON, by path; a plain value stands for itself.
 
     >>> list(leaves('{"a": {"b": true}, "c": 3}')), list(leaves("fp8"))
     ([(('a', 'b'), 'true'), (('c',), '3')], [((), 'fp8')])
@@ -97,7 +97,7 @@ def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def json_fault(value: str) -> str:
-    """What is wrong with a value that begins as JSON does, and where; "" where nothing is.
+    """Return what is wrong with a value that begins as JSON does, and where; "" where nothing is.
 
     >>> print(json_fault('{"a": 1'), json_fault("{'a': True}"), json_fault("fp8"), sep="|")
     not JSON: expecting ',' delimiter at character 8, after '{"a": 1'||
@@ -116,7 +116,7 @@ def json_fault(value: str) -> str:
 
 
 def _python(value: str) -> object:
-    """A dictionary of Python, as calls and logs have it; else the text."""
+    """Return a dictionary of Python, as calls and logs have it; else the text."""
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -167,7 +167,7 @@ def flag_text(asked: Sequence[Technique], engine: str, question: Question) -> st
 
 
 def written_flags(asked: Iterable[Technique], engine: str, question: Question, whole: bool = False) -> WrittenFlags:
-    """The flags of techniques, as the question sets them; ``whole``: with those of its plan that change along."""
+    """Return the flags of techniques, as the question sets them; ``whole``: with those of its plan that change along."""
     trees: dict[str, JsonObject] = {"flag": {}, "variable": {}, "setting": {}}
     unsaid: list[str] = []
     for one in asked:
@@ -190,7 +190,7 @@ def written_flags(asked: Iterable[Technique], engine: str, question: Question, w
 
 
 def _spoken(name: str, value: object) -> object:
-    """A value as engines know it: a model of ours by its name on the Hub, None where it has none."""
+    """Return a value as engines know it: a model of ours by its name on the Hub, None where it has none."""
     if name != "draft_model" or not value or "/" in str(value):
         return value
     from commtax.catalog.models import model  # not for those who draft with no model of its own
@@ -232,13 +232,13 @@ def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> 
 
 @lru_cache(maxsize=8)
 def words_of(engine: str) -> Mapping[str, Mapping[str, str]]:
-    """An engine's words for values, by the path of a flag or the name of a variable, and ours."""
+    """Return an engine's words for values, by the path of a flag or the name of a variable, and ours."""
     own = flag_table(engine)
     return {**{f"${name}": words for name, words in own.get("libraries", {}).items()}, **own.get("words", {})}
 
 
 def untold_fields(one: Technique, engine: str, question: Question) -> list[tuple[str, object]]:
-    """What a question sets of a technique and an engine has no flag for, beside what its requests decide."""
+    """Return what a question sets of a technique and an engine has no flag for, beside what its requests decide."""
     told = {word.place[0] for word in flag_words(one.flags.get(engine, "")) if word.place}
     own = [name.strip("?") for name in one.takes if name.strip("?") not in (*told, *OF_REQUESTS)]
     values = [(name, field_value(question, name)) for name in own]
@@ -254,5 +254,5 @@ def who_has(one: Technique, engine: Engine) -> str:
 
 
 def is_carrier(one: Technique) -> bool:
-    """Whether it says what carries caches between servers, which those of a pair are told when they are joined."""
+    """Return whether it says what carries caches between servers, which those of a pair are told when they are joined."""
     return "kv_transfer" in one.sets or "kv_transfer" in (name.strip("?") for name in one.takes)

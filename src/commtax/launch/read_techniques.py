@@ -71,12 +71,12 @@ def _own_options() -> Mapping[str, str]:
 
 
 def _is_told_by_option(one: Technique, name: str) -> bool:
-    """Whether a field is one that may be left out behind a technique's name, and has an option of its own."""
+    """Return whether a field is one that may be left out behind a technique's name, and has an option of its own."""
     return name in _own_options() and (f"{name}?" in one.takes or name == "slots")
 
 
 def _asked(one: Technique, engine: str, said: Mapping[str, SaidWord], reading: FlagReading) -> AskedTechnique | None:
-    """A technique that flags ask for: all of its text's words stand there, or, where it has none, what it takes is said."""
+    """Return a technique that flags ask for: all of its text's words stand there, or, where it has none, what it takes is said."""
     words = flag_words(one.flags.get(engine, ""))
     fixed = [word for word in words if not word.optional and not word.place]
     if not words or not all(_stands(word, said, reading) for word in fixed):
@@ -97,12 +97,12 @@ def _asked(one: Technique, engine: str, said: Mapping[str, SaidWord], reading: F
 
 
 def _stands(word: FlagWord, said: Mapping[str, SaidWord], reading: FlagReading) -> bool:
-    """Whether a word was said, as it is or by another that means it."""
+    """Return whether a word was said, as it is or by another that means it."""
     return word.key in said and word.value.lower() in (said[word.key].value.lower(), reading.said[word.key].value.lower())
 
 
 def _taken(one: Technique, place: tuple[str, int], said: SaidWord) -> Fields:
-    """The field that a word sets, where it is not left to the engine."""
+    """Return the field that a word sets, where it is not left to the engine."""
     name, _ = place
     if name not in {"slots", *(taken.strip("?") for taken in one.takes)}:  # what is only written, such as a drafter's checkpoint
         return {}

@@ -110,12 +110,12 @@ class Settlement:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing that is measured will change it."""
+        """Return whether nothing that is measured will change it."""
         return self.sure or not self.runs
 
 
 def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
-    """The recommended plan of a search against the others, and at most so many runs, each best after those before it."""
+    """Weigh the recommended plan against the others, and choose at most so many runs, each best after those before it."""
     goal = answer.question
     order = dict.fromkeys([answer.recommended, *range(min(COUNT.plans, len(answer.plans)))])
     plans = [_weighed(answer, answer.plans, i) for i in order]
@@ -139,7 +139,7 @@ def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
 def _runs(
     weighing: Weighing, plans: Sequence[WeighedPlan], known: Foresight, draws: tuple[Array, Array], loss: float, wanted: int
 ) -> Iterable[SettlingRun]:
-    """The best run, then the best after it, as long as they save anything."""
+    """Yield the best run, then the best after it, as long as they save anything."""
     left, each = loss, len(METRICS)
     starts = np.cumsum([0, *(len(plan.latencies) for plan in plans)])
     every = [(p, i) for p, plan in enumerate(plans) for i in range(0, len(plan.loads), EVERY)]
@@ -181,7 +181,7 @@ def _worlds(known: Foresight, normals: Array) -> Array:
 
 
 def _judged(values: Array, chosen: int, within: float) -> tuple[float, float]:
-    """The share of worlds in which a plan is right, and the share of the best one's worth that it loses in the mean."""
+    """Return the share of worlds in which a plan is right, and the share of the best one's worth that it loses in the mean."""
     best, own = values.max(axis=0), values[chosen]
     return float(np.mean(best <= own * (1 + within))), float((best - own).mean() / max(best.mean(), 1e-300))
 

@@ -34,12 +34,12 @@ class ExpertExchange:
 
     @property
     def beside(self) -> bool:
-        """Whether it is tried beside the engine's own way, which tells why plans are none."""
+        """Return whether it is tried beside the engine's own way, which tells why plans are none."""
         return self.wide or self.dcp > 1 or bool(self.techniques)
 
     @property
     def title(self) -> str:
-        """How it is called, where it is tried beside the engine's own."""
+        """Return how it is called, where it is tried beside the engine's own."""
         return TITLES.get(self.backend.partition("_")[0], self.backend) if self.wide else ""
 
     @property
@@ -56,13 +56,13 @@ class ExpertExchange:
 
 
 def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
-    """All ways that are tried: without techniques first, then with each set of them."""
+    """Return all ways that are tried: without techniques first, then with each set of them."""
     plain = _plain_exchanges(q)
     return plain + tuple(replace(one, techniques=text) for text in q.goal.technique_sets for one in plain)
 
 
 def way_asked(q: Question, apart: bool) -> int:
-    """The one of all ways that is the question's own: nothing beside it is tried, and caches are split as it says."""
+    """Return the one of all ways that is the question's own: nothing beside it is tried, and caches are split as it says."""
     split = (i for i, one in enumerate(_plain_exchanges(q)) if not one.wide and one.dcp == q.plan.dcp and (one.apart or not apart))
     return next(split, 0)
 
@@ -110,7 +110,7 @@ def dropped(asked: Question, workers: Iterable[Question]) -> tuple[str, ...]:
 
 
 def without(names: tuple[str, ...]) -> str:
-    """The same behind a plan's name."""
+    """Return the same behind a plan's name."""
     return f", without {', '.join(names)}" if names else ""
 
 
@@ -127,7 +127,7 @@ def refuse_unused(asked: Question, plans: list[tuple[Question, ...]]) -> None:
 
 
 def _refused(worker: Question, text: str) -> str:
-    """Why a worker cannot have a technique; "" where it can."""
+    """Return why a worker cannot have a technique; "" where it can."""
     try:
         settle(worker.but(**changes_of(text)))
     except ValueError as error:

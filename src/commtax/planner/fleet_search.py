@@ -67,7 +67,7 @@ def recommended_place(ranking: Sequence[Trial]) -> int:
 
 
 def simplest_place(ranking: Sequence[Trial]) -> int:
-    """The place of the simplest fleet that the first beats by no more than the margin."""
+    """Return the place of the simplest fleet that the first beats by no more than the margin."""
     effort = np.array([complexity_of(x.question.plan, x.ahead, x.question.cluster) for x in (trial.layout for trial in ranking)])
     worth = np.array([1 / burden(trial) if burden(trial) else 0.0 for trial in ranking])  # without a price there is no saying
     return simplest_served(ranking[0].layout.question, effort, worth)
@@ -100,7 +100,7 @@ class Search:
         self.complete = False
 
     def run(self) -> bool:
-        """Whether it came to its end; an interrupt leaves what there is."""
+        """Run the search, and return whether it came to its end. An interrupt leaves what there is."""
         try:
             stream = all_requests(self.question)
             longest = int(np.max(stream.input_len + stream.output_len))
@@ -165,7 +165,7 @@ class Search:
         return sum(each[:first]) + LATER * sum(each[first:])
 
     def _bound(self, layout: Layout, slack: float = SLACK) -> float:
-        """What the objective counts at the least."""
+        """Return what the objective counts at the least."""
         goal, rate = self.question.goal, rate_of(self.question)
         if goal.objective == "tokens":
             each = layout.group / layout.answers + layout.ahead_gpus / layout.prompt_answers
@@ -173,7 +173,7 @@ class Search:
         return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
 
     def _bar(self, kind: int) -> float:
-        """What a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best.
+        """Return what a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best.
 
         Two pools must do with no more than one, which is simpler, and come near the best two.
         """
@@ -268,7 +268,7 @@ class Search:
         self.held[: len(first)] = [first[place] for place in range(len(first))]
 
     def _each_told(self, work: Callable[[Given], Made], trials: Sequence[Given], effort: float) -> dict[int, Made]:
-        """What the work, which takes so much effort, makes of each trial, by its place."""
+        """Return what the work, which takes so much effort, makes of each trial, by its place."""
         made = dict[int, Made]()
         for place, one in self.workers.each(work, trials):
             made[place] = one

@@ -33,7 +33,7 @@ class PoolUse(NamedTuple):
 
     @property
     def queues(self) -> bool:
-        """Whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
+        """Return whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
         return self.later > self.slower if self.prompts >= self.decoding else self.decoding * self.slower >= 1
 
 
@@ -63,7 +63,7 @@ def pool_use(loop: ClosedLoop) -> PoolUse:
 
 
 def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[str]:
-    """Which pool of row ``i`` fills up first, where it is so full that requests queue."""
+    """Yield which pool of row ``i`` fills up first, where it is so full that requests queue."""
     if not rows.mode[i]:
         return
     admitted = admitted_sequences(answer, rows, i)

@@ -41,7 +41,7 @@ def technique_sets_of(text: str) -> tuple[str, ...]:
 
 
 def search_with_techniques(put: Question) -> ServingPlans:
-    """The search, and then the techniques that gain on its leading plans, on the best of those that it lists."""
+    """Search, then try the techniques that gain on the leading plans on the best of those that are listed."""
     told = tuple(one for one in put.goal.technique_sets if one != AUTO)
     q = grounded(_asked(put, told, ()))
     found = search_ways(q)
@@ -64,7 +64,7 @@ def search_with_techniques(put: Question) -> ServingPlans:
 
 
 def _lean_sets(answer: ServingPlans) -> Iterator[str]:
-    """The techniques of each plan to run without those that add too little at its load to be turned on."""
+    """Yield the techniques of each plan to run without those that add too little at its load to be turned on."""
     to_run = [(answer.plans, answer.recommended), *((point.plans, point.recommended) for point in answer.places)]
     for rows, i in to_run if len(answer.plans) else ():
         named = kept = answer.turned_on(rows, i)
@@ -77,7 +77,7 @@ def _lean_sets(answer: ServingPlans) -> Iterator[str]:
 
 
 def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple[str, ...]) -> float:
-    """What the objective counts of row ``i`` with some techniques alone; 0 where they cannot be had."""
+    """Return what the objective counts of row ``i`` with some techniques alone; 0 where they cannot be had."""
     way, q = replace(answer.exchanges[int(rows.exchange[i])], techniques=",".join(named)), answer.question
     index, replicas = int(rows.dtype[i]), int(rows.replicas[i])
     run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.asked)
@@ -89,7 +89,7 @@ def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple
 
 
 def _layouts_with(put: Question, text: str, plain: ServingPlans) -> tuple[tuple[int, ...], ...]:
-    """The best layouts of a search whose every plan has some techniques: they are not always the best without."""
+    """Return the best layouts of a search whose every plan has some techniques: they are not always the best without."""
     with_them = grounded(_asked(put.but(**changes_of(text)), (), ()))
     if exchanges(with_them) != plain.exchanges:  # techniques that are ways to reach experts themselves
         return ()
@@ -149,7 +149,7 @@ def _asked(put: Question, sets: tuple[str, ...], layouts: tuple[tuple[int, ...],
 
 
 def _leading(plain: ServingPlans) -> list[int]:
-    """The plan to run, the best, and the best of other kinds: of separate prompt workers, of experts on many ranks."""
+    """Return the plan to run, the best, and the best of other kinds: of separate prompt workers, of experts on many ranks."""
     rows = plain.plans
     if not len(rows):
         return []
@@ -159,7 +159,7 @@ def _leading(plain: ServingPlans) -> list[int]:
 
 
 def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
-    """What gains on the decode step of plan ``i`` or on a step of its prompts, joined while the next gains on top, and both
+    """Yield what gains on the decode step of plan ``i`` or on a step of its prompts, joined while the next gains on top, and both
     together; and what makes room for more requests."""
     decode = plain.step_of(plain.plans, i).question
     scale = Scale(decode, flips=False)

@@ -28,7 +28,7 @@ LONG = 8192  # tokens a rank from which sequences are cut over context-parallel 
 
 
 def search_training(put: Question) -> TrainPlans:
-    """The training plans of a question, fastest first, and behind them those whose gain from idle GPUs is not certain."""
+    """Return the training plans of a question, fastest first, and behind them those whose gain from idle GPUs is not certain."""
     positive(global_batch=put.goal.global_batch)
     positive(seq=put.context)
     base = settle(put).plain()
@@ -46,7 +46,7 @@ def search_training(put: Question) -> TrainPlans:
 
 
 def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> TrainColumns:
-    """The widest data parallelism of each split, then what could still be faster although it leaves GPUs idle.
+    """Return the widest data parallelism of each split, then what could still be faster although it leaves GPUs idle.
 
     No plan takes less time than its GPUs need at their peak, so whatever is left out is slower than the fastest found.
     """
@@ -71,14 +71,14 @@ def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
 
 
 def _priced(index: int, kind: Question, able: TrainColumns) -> TrainColumns:
-    """The legal rows of a kind, priced."""
+    """Return the legal rows of a kind, priced."""
     b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **{name: getattr(able, name) for name in SIZED})))
     rows = columns(b, index, able)
     return rows.take(np.flatnonzero(b.legal * np.ones(len(rows))))
 
 
 def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> tuple[TrainPlans, TrainColumns]:
-    """All rows, and those whose bubble alone may keep them behind the fastest in other counts of chunks.
+    """Return all rows, and those whose bubble alone may keep them behind the fastest in other counts of chunks.
 
     They are tried where virtual stages share the layers evenly, embedding and head as a layer each or as none.
     """
@@ -114,7 +114,7 @@ def _kinds(base: Question) -> Iterator[Question]:
 
 
 def _grid(base: Question) -> TrainColumns:
-    """All sizes that fit on the cluster and divide batch and sequence: a larger cluster only adds to them."""
+    """Return all sizes that fit on the cluster and divide batch and sequence: a larger cluster only adds to them."""
     model, engine, gpus, rows = base.model, base.engine, base.cluster.num_gpus, []
     global_batch, seq = base.goal.global_batch, int(base.context)
     degrees = [t for t in (1, 2, 4, 8, 16, 32) if t <= gpus and model.attention.num_heads % t == 0]
