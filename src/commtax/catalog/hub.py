@@ -172,21 +172,18 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
             body, commit = answer.read(CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""
     except HTTPError as error:
         with error:
-            raise LookupError(_refusal_text(place, file_name, error.code, bool(token))) from None
+            which = "this HF_TOKEN may not read it" if token else "set HF_TOKEN to one that may read it"
+            said = f"{place} answers with {error.code}; try again later"
+            if error.code in DENIED:
+                said = f"{place} refuses it with {error.code}: {DENIED[error.code]}; {which}"
+            elif error.code == 404:
+                said = f"{place} has no such model, or it has no {file_name}"
+            raise LookupError(said) from None
     except (HTTPException, ValueError) as error:  # ValueError: an address that nobody can have
         raise LookupError(f"{place} answers no HTTP ({type(error).__name__})") from None
     if len(body) > CONFIG_BYTES:
         raise LookupError(f"{place} has a {file_name} larger than {CONFIG_BYTES // 2**20} MiB, which is more than is read")
     return body, commit
-
-
-def _refusal_text(place: str, file_name: str, code: int, had_token: bool) -> str:
-    if code in DENIED:
-        which = "this HF_TOKEN may not read it" if had_token else "set HF_TOKEN to one that may read it"
-        return f"{place} refuses it with {code}: {DENIED[code]}; {which}"
-    return (
-        f"{place} has no such model, or it has no {file_name}" if code == 404 else f"{place} answers with {code}; try again later"
-    )
 
 
 def _run_with_timeout(seconds: float, work: Callable[[], T]) -> T:

@@ -124,12 +124,12 @@ def deployment_rows(lessons: Iterable[RunLesson]) -> list[dict[str, object]]:
         load = {key: getattr(first, key) for key in physics.RUN}
         run_row = {**label, **load, **{metric: _latency_row(lesson) for metric, lesson in run.lessons.items()}}
         by.setdefault(run.deployment, []).append(run_row)
-    return [{**_deployment_row(deployment), "run": runs} for deployment, runs in by.items()]
-
-
-def _deployment_row(deployment: Deployment) -> dict[str, object]:
-    said = {f.name: getattr(deployment, f.name) for f in fields(Deployment)}
-    return {key: value for key, value in said.items() if key == "tp" or (value != _LEFT_OUT.get(key) and value != "")}
+    rows = list[dict[str, object]]()
+    for deployment, run_rows in by.items():
+        facts = {f.name: getattr(deployment, f.name) for f in fields(Deployment)}
+        kept = {key: value for key, value in facts.items() if key == "tp" or (value != _LEFT_OUT.get(key) and value != "")}
+        rows.append({**kept, "run": run_rows})
+    return rows
 
 
 def _latency_row(lesson: RunLesson) -> dict[str, object]:

@@ -24,7 +24,7 @@ from commtax.statement import Note, Refusal
 
 Config = Mapping[str, object]
 """A table of others: what is of another type than a method writes is a ``TypeError`` or an ``AttributeError``."""
-Reader = Callable[[Config, str], Quant]
+FormatReader = Callable[[Config, str], Quant]
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Where the methods list what stays as it is."""
 FOLDED = "patterns (count)"  # the one key of a list that was folded to patterns, each with the number of modules that it stands for
@@ -158,7 +158,7 @@ def _fp8(config: Config, key: str) -> Quant:
     return Quant("fp8", "fp8", block, ignored=_ignored_modules(config, *(IGNORED[:2] if parts else IGNORED)), parts=parts)
 
 
-def _fixed_format(algorithm: str) -> Reader:
+def _fixed_format(algorithm: str) -> FormatReader:
     return lambda config, _key: replace(ALGORITHMS[algorithm], ignored=_ignored_modules(config))
 
 
@@ -275,7 +275,7 @@ def _quark(config: Config, key: str) -> Quant:
     return replace(ALGORITHMS[known], ignored=_ignored_modules(config))
 
 
-READERS: Mapping[str, Reader] = {
+READERS: Mapping[str, FormatReader] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fixed_format("FP8_PER_CHANNEL_PER_TOKEN"),  # one scale an output row
     "mxfp4": _fixed_format("MXFP4"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 
 from commtax.catalog.programs import programs
+from commtax.catalog.technique_flags import tree_ends
 from commtax.files import Json, JsonObject, list_of, object_of, table, text_of
 from commtax.launch.flags import flags_of
 from commtax.launch.shell import assignments, script_of, split, substitute_variables
@@ -378,16 +379,9 @@ def settings_of(text: str) -> Iterator[tuple[str, str]]:
         above.append((indent, match[2]))
         if value.startswith("{"):  # keys in one line
             try:
-                yield from _ends(path, next(iter(load_documents(value, "")), value))
+                tree = next(iter(load_documents(value, "")), value)
             except Refusal:
-                yield path, value
+                tree = value
+            yield from ((".".join(keys), end) for keys, end in tree_ends(tree, (path,)))
         elif value:
             yield path, value.strip("\"'")
-
-
-def _ends(path: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, below in value.items():
-            yield from _ends(f"{path}.{key}", below)
-    else:
-        yield path, str(value)

@@ -70,16 +70,11 @@ class Weighing:
         """
         wanted, (tpot_s, ttft_s) = self.goal.goal, (seconds[i :: len(METRICS)] for i in range(len(METRICS)))
         kept = (tpot_s <= wanted.tpot_s) & (ttft_s <= wanted.ttft_s)
-        value = np.where(kept, self._counted(ttft_s + (self.goal.requests.output_len - 1) * tpot_s), 0.0)
-        return np.array([value[a:b].max(axis=0) for a, b in pairwise(self.bounds)])
-
-    def _counted(self, request_s: Array) -> Array:
-        """By the seconds of a request; GPUs count alike in every world."""
-        objective = self.goal.goal.objective
-        if objective == "latency":
-            return np.asarray(1 / request_s)
+        request_s = ttft_s + (self.goal.requests.output_len - 1) * tpot_s
         made = self.clients * self.goal.requests.output_len / request_s
-        return np.asarray(made / self.gpus if objective == "cost" else 1 / self.gpus if objective == "gpus" else made)
+        counted = {"latency": 1 / request_s, "cost": made / self.gpus, "gpus": 1 / self.gpus}  # GPUs are alike in every world
+        value = np.where(kept, counted.get(wanted.objective, made), 0.0)
+        return np.array([value[a:b].max(axis=0) for a, b in pairwise(self.bounds)])
 
 
 @dataclass(frozen=True, slots=True)

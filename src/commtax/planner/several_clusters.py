@@ -35,6 +35,11 @@ class RankedPlan(NamedTuple):
         rows, i = self.answer.plans, self.row
         return plan_money(self.answer.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))
 
+    @property
+    def place(self) -> tuple[int, str]:
+        """The answer's question and the layout: equal for one layout on one cluster, at whatever loads."""
+        return id(self.answer.question), self.answer.layout(self.answer.plans, self.row)
+
     def deciding(self, objective: str) -> tuple[float, float, float]:
         """Return the figure that an objective ranks by (dollars per million tokens, tokens/s, seconds, GPUs) and its 80 % range."""
         rows, i, q = self.answer.plans, self.row, self.answer.question
@@ -59,12 +64,6 @@ class RankedPlan(NamedTuple):
 def same_plan(one: RankedPlan, other: RankedPlan) -> bool:
     """Return whether both are one row of one answer."""
     return one.answer is other.answer and one.row == other.row
-
-
-def _same_layout(one: RankedPlan, other: RankedPlan) -> bool:
-    """Return whether both are one layout on one cluster, at whatever loads."""
-    first, second = (x.answer.layout(x.answer.plans, x.row) for x in (one, other))
-    return one.answer.question is other.answer.question and first == second
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class SeveralPlans(Answer):
     def listed(self, top: int) -> tuple[RankedPlan, ...]:
         """Return the first plans, among them each cluster's best and recommended ones, and the one that was passed over."""
         named, over = [one for one in (self.recommended, *self.beside) if one], self.passed_over
-        named += [one for one in self.plans if over and _same_layout(one, over)]
+        named += [one for one in self.plans if over and one.place == over.place]
         first = {id(one) for one in leaders_of_ranking(self.plans, [one.answer.question.cluster.key for one in self.plans], top)}
         return tuple(one for one in self.plans if id(one) in first or any(same_plan(one, own) for own in named))
 
