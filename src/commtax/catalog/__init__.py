@@ -30,7 +30,7 @@ def lengths(text: str | float, side: Literal["inputs", "outputs"] = "inputs", ar
 
 
 def keys(kind: str) -> list[str]:
-    """All keys of one kind: ``chips``, ``links``, ``clusters``, ``models``, ``engines`` or ``lengths``."""
+    """Return all keys of one kind: ``chips``, ``links``, ``clusters``, ``models``, ``engines`` or ``lengths``."""
     return sorted(stems(kind))
 
 

@@ -41,13 +41,13 @@ def mechanism(name: str) -> Mechanism:
 
 
 def engine_number(engine: Engine, name: str) -> float | None:
-    """An engine's number of that name, whichever part it belongs to; None where it has none."""
+    """Return an engine's number of that name, whichever part it belongs to; None where it has none."""
     holders = (getattr(engine, part) for part in ENGINE_PARTS)
     return next((float(getattr(one, name)) for one in holders if hasattr(one, name)), None)
 
 
 def citation_of(engine: Engine, name: str) -> str:
-    """Where an engine's file has a number from."""
+    """Return where an engine's file has a number from."""
     newest = [str(facts("engines", engine.key)["version"])] if engine.key in stems("engines") else []
     known = [*engine.versions, *newest]
     near = nearest_version(engine.version, known) if known else ""

@@ -21,7 +21,7 @@ BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|
 
 @lru_cache(maxsize=4096)
 def find_chip_name(text: str) -> str:
-    """The catalogue's key of the chip that a text names; "" where none is.
+    """Return the catalogue's key of the chip that a text names; "" where none is.
 
     >>> [find_chip_name(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
     ['gb200', 'b200-sxm', 'h100-sxm', 'gb10', 'rtx-pro-6000-server']
@@ -35,7 +35,7 @@ def find_chip_name(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def find_device_chip(text: str) -> str:
-    """The catalogue's key of the chip that a driver calls so; "" where one word of the name is of no chip that is known.
+    """Return the catalogue's key of the chip that a driver calls so; "" where one word of the name is of no chip that is known.
 
     Tables are read more freely (``find_chip_name``), and let a chip stand for another of its generation.
 
@@ -59,7 +59,7 @@ def _without_socket(word: str) -> str:
 
 
 def _by_words(text: str) -> str:
-    """The chip of whose names most words stand in a text."""
+    """Return the chip of whose names most words stand in a text."""
     words = _words(text)
     if spelled := _squeezed_chips().get(letters_and_digits(COUNT.sub("", text.lower()))):
         return spelled
@@ -70,7 +70,7 @@ def _by_words(text: str) -> str:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """The words of a name in lower case, without counts, memory as ``80gb``."""
+    """Return the words of a name in lower case, without counts, memory as ``80gb``."""
     plain = MEMORY.sub(r"\1gb", COUNT.sub(" ", text.lower().replace("_", "-")))
     return tuple(word for word in re.split(r"[^a-z0-9]+", BARE_MEMORY.sub(r"-\1gb", plain)) if word)
 
@@ -96,7 +96,7 @@ def letters_and_digits(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def model_key(name: str) -> str:
-    """The catalogue's key of a model; "" where none has that name, or several begin with it.
+    """Return the catalogue's key of a model; "" where none has that name, or several begin with it.
 
     >>> [model_key(name) for name in ("LLAMA3_70B", "DeepSeekV3 (w/o MTP)", "Qwen3_30B_a3B", "GPT OSS 120B", "Nemotron_3_Nano")]
     ['llama-3.1-70b', 'deepseek-v3', 'qwen3-30b-a3b', 'gpt-oss-120b', 'nemotron-3-nano-30b-a3b']

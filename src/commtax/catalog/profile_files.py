@@ -29,7 +29,7 @@ from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
 from commtax.catalog.loader import suggest
 from commtax.catalog.physics import TableView
-from commtax.catalog.posterior import Change, move_words, moves_of
+from commtax.catalog.posterior import move_words, moves_of
 from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
 from commtax.records import dataclass, record_from
 from commtax.spec import DTYPE_BYTES, LATENCIES, MEASURED, ChipFacts, Deployment, Link, NetworkCurve, Path, Profile, RunLesson
@@ -94,16 +94,11 @@ def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
             told.check_known({*physics.LATENCY, "slopes"})
             needed = {key: rule for key, rule in physics.LATENCY.items() if key not in _UNSAID}
             facts: dict[str, object] = {**asked, **told.all_of(needed), **told.some(physics.LATENCY), "label": part.text("label")}
-            yield record_from(
-                RunLesson, {**facts, "deployment": deployment, "metric": metric, "slopes": _slopes(told.part("slopes"))}
-            )
-
-
-def _slopes(part: TableView) -> dict[str, float]:
-    unknown = next((key for key in part.table if key not in SLOPES), "")
-    if unknown:
-        raise Refusal(f"unknown key '{part.named(unknown)}'{suggest(unknown, SLOPES)}", part.named(unknown))
-    return part.numbers(dict.fromkeys(part.table, physics.SLOPE))
+            slopes = told.part("slopes")
+            if unknown := next((key for key in slopes.table if key not in SLOPES), ""):
+                raise Refusal(f"unknown key '{slopes.named(unknown)}'{suggest(unknown, SLOPES)}", slopes.named(unknown))
+            facts |= {"deployment": deployment, "metric": metric}
+            yield record_from(RunLesson, {**facts, "slopes": slopes.numbers(dict.fromkeys(slopes.table, physics.SLOPE))})
 
 
 def runs_of(lessons: Iterable[RunLesson]) -> list[TaughtRun]:
@@ -129,12 +124,12 @@ def deployment_rows(lessons: Iterable[RunLesson]) -> list[dict[str, object]]:
         load = {key: getattr(first, key) for key in physics.RUN}
         run_row = {**label, **load, **{metric: _latency_row(lesson) for metric, lesson in run.lessons.items()}}
         by.setdefault(run.deployment, []).append(run_row)
-    return [{**_deployment_row(deployment), "run": runs} for deployment, runs in by.items()]
-
-
-def _deployment_row(deployment: Deployment) -> dict[str, object]:
-    said = {f.name: getattr(deployment, f.name) for f in fields(Deployment)}
-    return {key: value for key, value in said.items() if key == "tp" or (value != _LEFT_OUT.get(key) and value != "")}
+    rows = list[dict[str, object]]()
+    for deployment, run_rows in by.items():
+        facts = {f.name: getattr(deployment, f.name) for f in fields(Deployment)}
+        kept = {key: value for key, value in facts.items() if key == "tp" or (value != _LEFT_OUT.get(key) and value != "")}
+        rows.append({**kept, "run": run_rows})
+    return rows
 
 
 def _latency_row(lesson: RunLesson) -> dict[str, object]:
@@ -157,7 +152,7 @@ class Topic:
 
     @property
     def unseen(self) -> str:
-        """What was asked and not seen, in words: ``tp 8 (seen 2 and 4)``."""
+        """Return what was asked and not seen, in words: ``tp 8 (seen 2 and 4)``."""
         return f"{self.name} {self.asked}" + (f" (seen {listed(self.seen)})" if self.seen else "")
 
 
@@ -179,12 +174,12 @@ def join(profiles: Sequence[Profile]) -> Profile:
 
 
 def tells_chip(own: Profile) -> bool:
-    """Whether it holds facts of a chip, which hold of no other."""
+    """Return whether it holds facts of a chip, which hold of no other."""
     return bool(set(own.chip) - set(NO_FACTS))
 
 
 def lay_over(first: Profile, second: Profile) -> Profile:
-    """The first with what the second holds in the place of its own."""
+    """Return the first with what the second holds in the place of its own."""
     # The links that the joined collectives were measured on: whoever's they are says so.
     inside = second if second.libraries or not first.libraries else first
     across = second if second.network or not first.network else first
@@ -242,7 +237,10 @@ def _curve(row: object, where: str) -> NetworkCurve:
     part.check_known({f.name for f in fields(NetworkCurve)})
     if part.text("op") not in OPS:
         raise Refusal(f"{where}.op={physics.short_repr(part.table.get('op'))}: one of {', '.join(OPS)}", "op", OPS)
-    ranks, nbytes = (_rising(_numbers(part, part.table.get(key), key), part.named(key)) for key in ("ranks", "nbytes"))
+    ranks, nbytes = (_numbers(part, part.table.get(key), key) for key in ("ranks", "nbytes"))
+    for key, values in (("ranks", ranks), ("nbytes", nbytes)):
+        if not values or list(values) != sorted(set(values)):
+            raise Refusal(f"{part.named(key)}: numbers that rise are needed, at least one", part.named(key))
     factor, sigma = (_grid(part, key, len(ranks), len(nbytes)) for key in ("factor", "sigma"))
     names = ("drift", "grown", "reshaped", "domain")
     drift, grown, reshaped, domain = (physics.CURVE[key].read(part.table.get(key, 0), part.named(key)) for key in names)
@@ -259,12 +257,6 @@ def _grid(part: TableView, key: str, groups: int, sizes: int) -> tuple[tuple[flo
 
 def _numbers(part: TableView, values: object, key: str) -> tuple[float, ...]:
     return tuple(physics.CURVE[key].read(value, part.named(key)) for value in _sequence(values, part.named(key)))
-
-
-def _rising(values: tuple[float, ...], name: str) -> tuple[float, ...]:
-    if not values or list(values) != sorted(set(values)):
-        raise Refusal(f"{name}: numbers that rise are needed, at least one", name)
-    return values
 
 
 def _sequence(value: object, name: str) -> Sequence[object]:
@@ -332,7 +324,7 @@ def write_profile(path: str | File, profile: Profile, comments: Sequence[str] | 
 
 
 def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_json: bool = False) -> str:
-    """The profile as it is written. What is written can be read: whatever no profile may hold is refused here."""
+    """Return the profile as it is written. What is written can be read: whatever no profile may hold is refused here."""
     made = document(profile)
     again = parse(made)
     if as_json:
@@ -349,27 +341,28 @@ def _check_length(text: str, name: str) -> None:
 
 
 def profile_comment(profile: Profile) -> list[str]:
-    """What stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
+    """Return what stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
     return [
         "What was measured on one machine, laid over commtax's catalogue: commtax bill MODEL --profile THIS-FILE",
         "commtax profile show THIS-FILE says it in words. Numbers are seconds (_s), bytes (_bytes) and bytes a second (_Bps).",
-        *(line for deployment, changes in moves_of(profile) for line in _moved_lines(profile, deployment, changes)),
+        *_moved_lines(profile),
     ]
 
 
-def _moved_lines(profile: Profile, d: Deployment, changes: Mapping[str, Change]) -> Iterator[str]:
-    """Constants of a deployment with how far they moved, their 80% range, and what that was before any run."""
-    runs = sum(run.deployment == d for run in runs_of(profile.lessons))
-    served = f"{d.engine} {d.version}".strip()
-    yield ""
-    yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80% range; before any run)"
-    for name, change in changes.items():
-        moved, after, before = move_words(change)
-        yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
+def _moved_lines(profile: Profile) -> Iterator[str]:
+    """Yield each deployment's constants with how far they moved, their 80% range, and what that was before any run."""
+    for d, changes in moves_of(profile):
+        runs = sum(run.deployment == d for run in runs_of(profile.lessons))
+        served = f"{d.engine} {d.version}".strip()
+        yield ""
+        yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80% range; before any run)"
+        for name, change in changes.items():
+            moved, after, before = move_words(change)
+            yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
 
 
 def document(profile: Profile) -> dict[str, object]:
-    """The profile as it is written, without its empty parts and with no more digits than were measured."""
+    """Return the profile as it is written, without its empty parts and with no more digits than were measured."""
     parts: dict[str, object] = {
         "written": profile.written,
         "engine": profile.engine,
@@ -389,7 +382,7 @@ def document(profile: Profile) -> dict[str, object]:
 
 
 def _in_order(table: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
-    """The table with these names first, so that what is read and written again is as it was."""
+    """Return the table with these names first, so that what is read and written again is as it was."""
     return {name: table[name] for name in (*names, *table) if name in table}
 
 
@@ -402,7 +395,7 @@ def path_rows(paths: Sequence[Path]) -> list[dict[str, object]]:
 
 
 def parse(document: object, name: str = "") -> Profile:
-    """A profile from its document; what cannot be is refused by key and rule."""
+    """Return a profile from its document; what cannot be is refused by key and rule."""
     whole = TableView(_checked_version(document))
     older = whole.table["commtax_profile"] == OLDER
     whole.check_known({"commtax_profile", *PARTS, *physics.HOST, *(() if older else LATER_PARTS)})
@@ -439,7 +432,7 @@ def parse(document: object, name: str = "") -> Profile:
 
 
 def _checked_version(document: object) -> Mapping[str, object]:
-    """The document, where it is one of a version that is read."""
+    """Return the document, where it is one of a version that is read."""
     version = document.get("commtax_profile") if isinstance(document, dict) else None
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         raise Refusal(
@@ -451,7 +444,7 @@ def _checked_version(document: object) -> Mapping[str, object]:
 
 
 def _day(whole: TableView) -> str:
-    """The day it was written, as text or as TOML's own kind."""
+    """Return the day it was written, as text or as TOML's own kind."""
     from datetime import date
 
     given = whole.table.get("written", "")
@@ -503,18 +496,12 @@ def _libraries(whole: TableView) -> Iterator[tuple[str, tuple[Path, ...]]]:
     for index, entry in enumerate(entries or ([one] if one else [])):
         part = TableView.of(entry, f"libraries[{index}]", "a table with a name and paths")
         part.check_known({"name", "paths"})
-        rows = _list(part.table.get("paths"), part.named("paths"))
+        rows = _sequence(part.table.get("paths"), part.named("paths"))
         name = part.text("name", "nccl")
         if name in seen:
             raise Refusal(f"{part.named('name')}={physics.short_repr(name)}: was given before; one list of paths is needed", "name")
         seen.add(name)
         yield name, tuple(_path(row, f"{part.where}.paths[{i}]") for i, row in enumerate(rows))
-
-
-def _list(value: object, name: str) -> list[object]:
-    if not isinstance(value, list):
-        raise Refusal(f"{name}={physics.short_repr(value)}: a list is needed", name)
-    return value
 
 
 def _path(row: object, where: str) -> Path:
@@ -539,12 +526,12 @@ def _path(row: object, where: str) -> Path:
 
 
 def _sizes(value: object, name: str) -> tuple[int, ...]:
-    return tuple(int(physics.RANKS.read(size, name)) for size in _list(value, name))
+    return tuple(int(physics.RANKS.read(size, name)) for size in _sequence(value, name))
 
 
 def _by_size(value: object, rule: physics.PhysicalRange, name: str) -> tuple[tuple[int, float], ...]:
     """Pairs of a group size and its value, smaller groups first."""
-    rows = _list(value, name)
+    rows = _sequence(value, name)
     pairs = [pair for pair in rows if isinstance(pair, list) and len(pair) == 2]
     if len(pairs) < len(rows):
         raise Refusal(f"{name}={physics.short_repr(value)}: pairs of a group size and its value are needed", name)

@@ -17,7 +17,6 @@ from typing import Any, TypedDict
 
 from commtax.catalog.loader import FACTS, aliases, normal, plain_record, stems
 from commtax.files import table
-from commtax.files import table as kept
 from commtax.patterns import modules
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Citation, Model, Quant
@@ -25,7 +24,7 @@ from commtax.statement import Note, Refusal
 
 Config = Mapping[str, object]
 """A table of others: what is of another type than a method writes is a ``TypeError`` or an ``AttributeError``."""
-Reader = Callable[[Config, str], Quant]
+FormatReader = Callable[[Config, str], Quant]
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Where the methods list what stays as it is."""
 FOLDED = "patterns (count)"  # the one key of a list that was folded to patterns, each with the number of modules that it stands for
@@ -68,7 +67,7 @@ def quantisation_of_config(config: Config, architecture: str, key: str) -> Quant
 
 
 def quant_from(config: object, key: str, architecture: str = "") -> Quant:
-    """The storage that a config asks for; an unknown method is refused, never guessed."""
+    """Return the storage that a config asks for; an unknown method is refused, never guessed."""
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
@@ -159,7 +158,7 @@ def _fp8(config: Config, key: str) -> Quant:
     return Quant("fp8", "fp8", block, ignored=_ignored_modules(config, *(IGNORED[:2] if parts else IGNORED)), parts=parts)
 
 
-def _fixed_format(algorithm: str) -> Reader:
+def _fixed_format(algorithm: str) -> FormatReader:
     return lambda config, _key: replace(ALGORITHMS[algorithm], ignored=_ignored_modules(config))
 
 
@@ -200,7 +199,7 @@ def _algorithm(config: Config, key: str) -> Quant:
 
 
 def _layer_formats(config: Config, key: str) -> tuple[Quant, ...]:
-    """The formats of ``quantized_layers``, each with the modules that have it."""
+    """Return the formats of ``quantized_layers``, each with the modules that have it."""
     groups: dict[Quant, dict[str, int]] = {}
     for name, count, settings in _settings(_table(config["quantized_layers"], "items")):
         groups.setdefault(_algorithm(settings, key), {})[_first_expert(name)] = count
@@ -276,7 +275,7 @@ def _quark(config: Config, key: str) -> Quant:
     return replace(ALGORITHMS[known], ignored=_ignored_modules(config))
 
 
-READERS: Mapping[str, Reader] = {
+READERS: Mapping[str, FormatReader] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fixed_format("FP8_PER_CHANNEL_PER_TOKEN"),  # one scale an output row
     "mxfp4": _fixed_format("MXFP4"),
@@ -309,7 +308,7 @@ class StorageRule:
     longest: int = 0  # tokens, where its config says other than the bundled model's
 
     def base(self, name: str) -> str:
-        """The name of the model that a checkpoint of this rule is made from; "" where it is none."""
+        """Return the name of the model that a checkpoint of this rule is made from; "" where it is none."""
         organisation, _, last = name.rpartition("/")
         if self.knows(name):
             return self.of or next((last.removesuffix(end) for end in _endings() if last.endswith(end)), last)
@@ -318,7 +317,7 @@ class StorageRule:
         return next((last.removesuffix(end) for end in self.endings if last.endswith(end)), "")
 
     def knows(self, name: str) -> bool:
-        """Whether it is what this checkpoint's own config says."""
+        """Return whether it is what this checkpoint's own config says."""
         return normal(name) in map(normal, self.ids)
 
     def suits(self, model: Model) -> bool:
@@ -328,12 +327,12 @@ class StorageRule:
 
 @lru_cache(maxsize=1)
 def _file() -> dict[str, Any]:
-    return kept(str(FACTS / "checkpoints.toml"))
+    return table(str(FACTS / "checkpoints.toml"))
 
 
 @lru_cache(maxsize=1)
 def rules() -> tuple[StorageRule, ...]:
-    """All of them, in the order in which they are tried."""
+    """Return all of them, in the order in which they are tried."""
     return tuple(plain_record(StorageRule, table, f"checkpoints {number}") for number, table in enumerate(_file()["rule"], start=1))
 
 
@@ -379,7 +378,7 @@ def _roots() -> dict[str, frozenset[str]]:
 
 
 def _shortened_names(name: str) -> list[str]:
-    """A name, and what is left of it as endings are taken off one by one."""
+    """Return a name, and what is left of it as endings are taken off one by one."""
     names, ending = [name], f"{_file()['endings']}$"
     while (found := re.search(ending, names[-1])) and found.start() > 0:
         names.append(names[-1][: found.start()])
@@ -388,7 +387,7 @@ def _shortened_names(name: str) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def meaning(name: str) -> KnownModel | None:
-    """What a name without organisation and format means; None where it is no bundled model's, or might be one of several.
+    """Return what a name without organisation and format means; None where it is no bundled model's, or might be one of several.
 
     >>> meaning("qwen3-4b-thinking-2507"), meaning("qwen3-5b"), meaning("mistral-7b-v0.9")
     (KnownModel(key='qwen3-4b', longest=262144, by='release'), None, None)
@@ -402,7 +401,7 @@ def meaning(name: str) -> KnownModel | None:
 
 
 def base_key(name: str) -> str:
-    """The bundled model whose name this is, without organisation; "" where it is none's."""
+    """Return the bundled model whose name this is, without organisation; "" where it is none's."""
     known = _models_by_ending().get(name)
     return known.key if known and known.by == "name" else ""
 
@@ -415,7 +414,7 @@ def made_of(name: str) -> list[tuple[StorageRule, KnownModel]]:
 
 
 def release_of(name: str) -> KnownModel | None:
-    """The bundled model that a name means whose format is not told: it is stored as that one.
+    """Return the bundled model that a name means whose format is not told: it is stored as that one.
 
     A copy that somebody else keeps has a release's name, and a config that is not known.
     """
@@ -427,7 +426,7 @@ def release_of(name: str) -> KnownModel | None:
 
 
 def taken_as(name: str, base: Model, known: KnownModel, rule: StorageRule | None = None) -> Model:
-    """The base model as its release has it, stored as the rule says, with a note that this is what it was taken for."""
+    """Return the base model as its release has it, stored as the rule says, with a note that this is what it was taken for."""
     quant = None if rule else base.quant
     if rule and rule.config:
         quant = quantisation_of_config(

@@ -55,7 +55,7 @@ class Pool:
         return self.job.question.cluster.chip
 
     def command(self, number: int = 0, host: str = POD) -> Command:
-        """What one server is started by; ``number`` keeps ports apart where servers share a host."""
+        """Return what one server is started by; ``number`` keeps ports apart where servers share a host."""
         own = command_of(self.job.engine)
         written: Command = own.write(self.job)
         return own.join(written, self.role, number, host) if self.role else written
@@ -74,7 +74,7 @@ class DeployedPlan:
 
     @property
     def name(self) -> str:
-        """The model's name as names of resources and hosts are spelled."""
+        """Return the model's name as names of resources and hosts are spelled."""
         last = self.question.model.key.rstrip("/").rsplit("/", 1)[-1]
         return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-") or "llm"
 
@@ -98,12 +98,12 @@ class DeployedPlan:
 
     @staticmethod
     def gpu(pool: Pool) -> str:
-        """What a device plugin calls the GPUs of a pool."""
+        """Return what a device plugin calls the GPUs of a pool."""
         return str(FACTS["gpu"].get(pool.chip.vendor.lower(), FACTS["gpu"]["nvidia"]))
 
     @property
     def stored_bytes(self) -> float:
-        """The weights, once."""
+        """Return the weights, once."""
         return total_bytes(self.question.model, self.question.plan)
 
     @property
@@ -125,13 +125,13 @@ class DeployedPlan:
         return f"up to {self.start_s // 60} min: {self.stored_bytes / 1e9:,.0f} GB at {rate / 1e6:g} MB/s, then the warm-up"
 
     def remarks(self) -> list[str]:
-        """What is to be put in by hand, as comments."""
+        """Return what is to be put in by hand, as comments."""
         said = [line for pool in self.pools for line in pool.command().remark.split("\n")]
         kept = [line for line in said if line and not line.startswith(STARTING)]
         return list(dict.fromkeys([*checkpoint_remark(self.pools[-1].job), *kept]))
 
     def router(self, prompts: list[Address], decodes: list[Address]) -> Command:
-        """What clients of servers with two roles talk to."""
+        """Return what clients of servers with two roles talk to."""
         command: Command = command_of(self.program.key).route(prompts, decodes, PORT, self.start_s)
         return command
 
@@ -153,7 +153,7 @@ def deployment_of(question: Question, prompts: int, copies: int, placed: bool = 
 
 
 def words_of(command: Command, file: str = "") -> list[str]:
-    """The words of a container: a flag and its value as one, as they are read line by line.
+    """Return the words of a container: a flag and its value as one, as they are read line by line.
 
     >>> words_of(Command(["vllm serve x", "--tensor-parallel-size 2", "--enforce-eager"]))
     ['vllm', 'serve', 'x', '--tensor-parallel-size=2', '--enforce-eager']
@@ -168,7 +168,7 @@ def words_of(command: Command, file: str = "") -> list[str]:
 
 
 def host_script(command: Command, hosts: int, line: str, leads: bool | None = None, address: str = MASTER) -> list[str]:
-    """What a host of a server runs: the first one, one of the others, or (None) whichever it is, by NODE_RANK.
+    """Return what a host of a server runs: the first one, one of the others, or (None) whichever it is, by NODE_RANK.
 
     >>> host_script(Command([], below="--headless"), 2, "vllm serve x", leads=False)
     ['vllm serve x --headless']
@@ -189,7 +189,7 @@ def host_script(command: Command, hosts: int, line: str, leads: bool | None = No
 
 
 def listening(program: Program, port: int = PORT) -> list[str]:
-    """What makes a server hear others than itself, on the port that all have."""
+    """Return what makes a server hear others than itself, on the port that all have."""
     return [*["--host=0.0.0.0"] * (not program.listens), f"--port={port}"]
 
 
@@ -207,7 +207,7 @@ def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
 
 
 def model_name(deployment: DeployedPlan) -> str:
-    """The model as the Hub knows it."""
+    """Return the model as the Hub knows it."""
     return shlex.split(model_id(deployment.question.model))[0]
 
 

@@ -73,7 +73,7 @@ class LaunchJob:
         return written_flags(self.techniques, self.engine, self.question)
 
     def with_techniques(self, command: "Command") -> "Command":
-        """The command with the variables of its techniques, what carries caches, and what is left to put in."""
+        """Return the command with the variables of its techniques, what carries caches, and what is left to put in."""
         carriers = [one for one, _ in techniques_on(self.question) if self.apart and is_carrier(one) and self.engine in one.flags]
         asked, carried = self.asked, written_flags(carriers, self.engine, self.question)
         variables = (f"{name}={value}" for name, value in {**asked.variables, **carried.variables}.items())
@@ -89,7 +89,7 @@ class LaunchJob:
 
 
 def model_id(model: Model) -> str:
-    """The name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
+    """Return the name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
     name = next((a for a in model.aliases if "/" in a), model.key)
     if not name.isprintable():
         raise Refusal(f"emit: no command can hold the model's name {name!r}; rename the folder", "emit")
@@ -97,13 +97,13 @@ def model_id(model: Model) -> str:
 
 
 def start_s(question: Question) -> int:
-    """What a server's start may take: the weights come from the Hub or a slow volume, then the engine warms up."""
+    """Return what a server's start may take: the weights come from the Hub or a slow volume, then the engine warms up."""
     facts, stored = table("launch/deployments.toml"), total_bytes(question.model, question.plan)
     return math.ceil(stored / float(facts["first_load_Bps"])) + int(facts["warm_up_s"])
 
 
 def above_one(size: Number) -> int:
-    """A size that is worth a flag, else 0."""
+    """Return a size that is worth a flag, else 0."""
     return int(size) if size > 1 else 0
 
 
@@ -129,7 +129,7 @@ class Command:
 
 
 def server_flags(job: LaunchJob, **own: Value) -> list[str]:
-    """What a server is told, and an engine's ``own`` way to say some of it; for the rest of it the engine has no flag.
+    """Return what a server is told, and an engine's ``own`` way to say some of it; for the rest of it the engine has no flag.
 
     Weights that the engine quantises itself are told too; other types need a checkpoint that has them.
     """
@@ -178,7 +178,7 @@ def count_ranks(reading: FlagReading) -> None:
 
 
 def start(job: LaunchJob) -> str:
-    """The words before the script."""
+    """Return the words before the script."""
     per = min(job.gpus, job.question.cluster.gpus_per_host)
     if job.gpus % per:
         raise Refusal(f"emit: {job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each", "emit")
@@ -191,5 +191,5 @@ def global_batch(job: LaunchJob) -> int:
 
 
 def further_axes(plan: Plan) -> SaidValues:
-    """The axes beyond tensors, stages and replicas, where they split anything."""
+    """Return the axes beyond tensors, stages and replicas, where they split anything."""
     return SaidValues(cp=above_one(plan.cp), ep=above_one(plan.ep))

@@ -19,7 +19,7 @@ from commtax.statement import Refusal
 
 
 def read_pasted(text: str, model: str = "") -> Launch:
-    """What was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
+    """Return what was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
     name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
     file = name if "\n" not in text and name and os.path.exists(name) else ""
     if not file and len(text.split()) == 1 and "(" not in text:
@@ -56,12 +56,12 @@ def options_of(launch: Launch, several: bool) -> SaidValues:
 
 
 def unsearched_options() -> tuple[str, ...]:
-    """What a pasted command may say and a search for plans can do without: said, and never a reason to refuse the rest."""
+    """Return what a pasted command may say and a search for plans can do without: said, and never a reason to refuse the rest."""
     return tuple(COMMON["unsearched"].split())
 
 
 def implied_options(launch: Launch, known: Model | None, remarks: list[str]) -> SaidValues:
-    """What a command says only together with the model's sizes."""
+    """Return what a command says only together with the model's sizes."""
     options = SaidValues()
     if launch.stage_layers and known:
         options.chunks = launch.chunks_of(known.num_layers)
@@ -86,7 +86,7 @@ def _copies(slots: int, model: Model | None, remarks: list[str]) -> SaidValues:
 
 
 def model_of(launch: Launch, remarks: list[str]) -> str:
-    """The command's model: by its name, by the last part of its path, or by its sizes."""
+    """Return the command's model: by its name, by the last part of its path, or by its sizes."""
     if launch.model:
         name = usual_model_name(launch.model, remarks)
         return usual_model_name(launch.called, remarks) if launch.called and name.startswith(ELSEWHERE) else name
@@ -100,7 +100,7 @@ def model_of(launch: Launch, remarks: list[str]) -> str:
 
 
 def usual_model_name(name: str, remarks: list[str]) -> str:
-    """A name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
+    """Return a name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
     if bundled_model(name) or os.path.exists(expand_home(name)):
         return name
     last = name.rstrip("/").rsplit("/", 1)[-1]
@@ -113,14 +113,14 @@ def usual_model_name(name: str, remarks: list[str]) -> str:
 
 
 def sizes_of(model: Model) -> dict[str, int]:
-    """What a command may say of a model, by our names."""
+    """Return what a command may say of a model, by our names."""
     attention, ffn, experts = model.attention, model.feed_forward, model.experts
     sizes = {"layers": model.num_layers, "hidden": model.hidden, "heads": attention.num_heads, "kv_heads": attention.num_kv_heads}
     return {**sizes, "width": ffn.intermediate, "experts": experts.num_experts if experts else 0, "vocab": model.vocab}
 
 
 def model_with(shape: Iterable[tuple[str, int]]) -> str:
-    """The first bundled model that agrees in every size that is told; "" where none does.
+    """Return the first bundled model that agrees in every size that is told; "" where none does.
 
     >>> model_with([("layers", 32), ("hidden", 4096), ("experts", 8), ("width", 14336)])
     'mixtral-8x7b'

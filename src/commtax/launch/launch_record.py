@@ -83,7 +83,7 @@ class Launch:
 
 
 def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mapping[str, str]) -> Launch:
-    """The command of an engine, by its flags, the words that belong to none, and its variables."""
+    """Return the command of an engine, by its flags, the words that belong to none, and its variables."""
     values, trains = reading.values, program(engine).trains
     if not trains:
         values.setdefault("model", next((w for w in loose if w not in COMMON["subcommands"]), ""))

@@ -50,14 +50,14 @@ def _settings_lines(settings: JsonObject) -> tuple[str, ...]:
 
 
 def join(command: Command, role: str, _number: int, _host: str) -> Command:
-    """A server that has either prompts or decodes."""
+    """Return a server that has either prompts or decodes."""
     alone: JsonObject = {"disable_overlap_scheduler": True} if role == "prefill" else {}  # prompts need no overlapping one
     carried: JsonObject = command.transfer.settings or {"cache_transceiver_config": {"backend": "DEFAULT"}}
     return replace(command, settings=(*command.settings, *_settings_lines({**alone, **carried})))
 
 
 def route(prompts: list[Address], decodes: list[Address], port: int, _wait_s: int) -> Command:
-    """What clients talk to: TensorRT-LLM's own server in front of the others."""
+    """Return what clients talk to: TensorRT-LLM's own server in front of the others."""
     lines = ["hostname: 0.0.0.0", f"port: {port}"]
     for side, at in (("context", prompts), ("generation", decodes)):
         lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]

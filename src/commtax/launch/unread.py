@@ -20,7 +20,7 @@ MAY_COST = frozenset(TABLE["costly"]["settings"].split())
 
 
 def would_change(engine: str, key: str) -> str:
-    """What a flag or variable would have changed; "" where that is not known. What stands below it is told by it."""
+    """Return what a flag or variable would have changed; "" where that is not known. What stands below it is told by it."""
     for known in (TABLE.get(engine, {}), TABLE["any"]):
         parts = key.split(".")
         for size in range(len(parts), 0, -1):
@@ -95,34 +95,34 @@ def nearest_flags(engine: str, name: str) -> list[str]:
 
 @lru_cache(maxsize=8)
 def _known(engine: str) -> Mapping[str, None]:
-    """The flags of an engine that change an answer, keys below them with their path."""
+    """Return the flags of an engine that change an answer, keys below them with their path."""
     asked = [word.key for one in techniques().values() for word in flag_words(one.flags.get(engine, "")) if word.kind == "flag"]
     own = flags_of(engine)
     return dict.fromkeys(name for name in (*own.flags, *own.asked, *own.same, *asked) if name[0] != "$")
 
 
 def _resembles(name: str, known: str) -> bool:
-    """Whether a name is another one mistyped: two mistakes in a long one, one in a short one."""
+    """Return whether a name is another one mistyped: two mistakes in a long one, one in a short one."""
     if len(known) <= SHORT:
         return _is_slip(name, known)
     return abs(len(name) - len(known)) <= 2 and _mistakes(name, known) <= (2 if len(known) >= LONG else 1)
 
 
 def _is_abridged(name: str, known: str) -> bool:
-    """Whether two names have as many words, some alike, and of the others one is short for the other."""
+    """Return whether two names have as many words, some alike, and of the others one is short for the other."""
     words = list(zip(name.split("-"), known.split("-"), strict=False))
     alike = [a == b or (a[:1] == b[:1] and (_stands_in(a, b) or _stands_in(b, a))) for a, b in words]
     return name.count("-") == known.count("-") and all(alike) and any(a == b for a, b in words)
 
 
 def _stands_in(short: str, word: str) -> bool:
-    """Whether letters stand in a word in their order."""
+    """Return whether letters stand in a word in their order."""
     letters = iter(word)
     return all(letter in letters for letter in short)
 
 
 def _is_slip(name: str, known: str) -> bool:
-    """Whether a letter of a name was dropped, doubled, or swapped with the next one: none is there that it does not have.
+    """Return whether a letter of a name was dropped, doubled, or swapped with the next one: none is there that it does not have.
 
     >>> [_is_slip(name, "tp") for name in ("t", "tpp", "pt", "sp", "dtp")]
     [True, True, True, False, False]
@@ -131,7 +131,7 @@ def _is_slip(name: str, known: str) -> bool:
 
 
 def _mistakes(name: str, known: str) -> int:
-    """How many letters were dropped, added, replaced or swapped with the next one."""
+    """Return how many letters were dropped, added, replaced or swapped with the next one."""
     rows = [list(range(len(known) + 1))]
     for i, a in enumerate(name, 1):
         row = [i]

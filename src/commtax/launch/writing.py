@@ -38,7 +38,7 @@ class Seats:
         """By host that several servers end on: the first host of each, and how many GPUs it takes here."""
 
     def seat(self, job: LaunchJob, number: int) -> tuple[str, str]:
-        """The host of a server and the GPUs that it sees there; one of several hosts has them all."""
+        """Return the host of a server and the GPUs that it sees there; one of several hosts has them all."""
         host = next((h for h, room in enumerate(self.free) if room >= job.gpus), None)
         if host is None:
             self._end_server(f"{MASTER}_{number}", job.gpus % self.each)
@@ -57,7 +57,7 @@ class Seats:
             (room or self.ends[-1:])[0].append((name, rest))
 
     def remarks(self) -> list[str]:
-        """Which servers end on one host, and the GPUs that each sees there."""
+        """Return which servers end on one host, and the GPUs that each sees there."""
         said = []
         for end in self.ends:
             order, parts = iter(range(self.each)), list[str]()
@@ -69,7 +69,7 @@ class Seats:
 
 
 def launch_command(question: Question, engine: str, devices: str = "") -> str:
-    """The command that starts a question's plan; several, one a line, where there are replicas of it, servers of their own.
+    """Return the command that starts a question's plan; several, one a line, where there are replicas of it, servers of their own.
 
     ``devices`` are the GPUs that it shall see (CUDA_VISIBLE_DEVICES), where they were chosen.
 
@@ -162,7 +162,7 @@ def apart_command(question: Question, engine: str) -> str:
 
 
 def benchmark_command(question: Question, engine: str) -> str:
-    """The benchmark of the engine's tool that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate.
+    """Return the benchmark of the engine's tool that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate.
 
     vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
     """

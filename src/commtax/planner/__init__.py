@@ -65,7 +65,7 @@ def plan(
     techniques: str = "",
     **options: Unpack[PlanOptions],
 ) -> ServingPlans:
-    """The best serving plans for a cluster, why one is recommended, and why the others lost.
+    """Return the best serving plans for a cluster, why one is recommended, and why the others lost.
 
     >>> import commtax
     >>> found = commtax.plan("llama-3.1-8b", "2xh100-sxm", ttft_s="500ms", tpot_s="15ms")
@@ -102,7 +102,7 @@ def plan(
 
 
 def best_serving(put: Question) -> ServingPlans:
-    """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
+    """Return the serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
     answer = _search(put)
     if len(answer.plans):
         answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
@@ -140,7 +140,7 @@ def plan_training(
     usd_per_gpu_hour: Prices = None,
     **options: Unpack[PlanTrainingOptions],
 ) -> TrainPlans:
-    """The fastest training plans for a global batch. Days and dollars are those of ``train_tokens``.
+    """Return the fastest training plans for a global batch. Days and dollars are those of ``train_tokens``.
 
     >>> import commtax
     >>> found = commtax.plan_training("llama-3.2-1b", "2xh100-sxm", global_batch=16, seq=2048)
@@ -157,7 +157,7 @@ def plan_training(
 
 
 def best_training(put: Question) -> TrainPlans:
-    """The training plans of a question, and why one is recommended."""
+    """Return the training plans of a question, and why one is recommended."""
     answer = training_search.search_training(put)
     return replace(answer, why=tuple(explain_training(answer, answer.recommended))) if len(answer.plans) else answer
 
@@ -213,7 +213,7 @@ def rank_own_plan(
 
 
 def _own_length(run: Question, prompts: Plan | None) -> str:
-    """Whether servers of a kind would not start with the model's own length."""
+    """Return whether servers of a kind would not start with the model's own length."""
     servers = run.but(disaggregated=False)
     if prompts:
         servers = run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
@@ -230,7 +230,7 @@ def _own_length_words(answer: ServingPlans) -> list[str]:
 
 
 def _lack(q: Question, gpus: int, prompting: int) -> str:
-    """The GPUs that a plan has too many, on its cluster or on either of two."""
+    """Return the GPUs that a plan has too many, on its cluster or on either of two."""
     needed = (prompting, gpus) if len(q.places) > 1 else (gpus + prompting,)
     for several, place in zip(needed, q.places, strict=True):
         if several > place.num_gpus:
@@ -239,19 +239,19 @@ def _lack(q: Question, gpus: int, prompting: int) -> str:
 
 
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> StandingPlan:
-    """A plan that no row can be made of."""
+    """Return a plan that no row can be made of."""
     return StandingPlan(name, answer.plans.take(slice(0)), reason=reason)
 
 
 def _index(q: Question, dtype: str) -> int:
-    """The type among those that were searched, the checkpoint's own where the command says none; else the first."""
+    """Return the type among those that were searched, the checkpoint's own where the command says none; else the first."""
     stored = q.model.quant.dtype if q.model.quant else q.model.dtype
     wanted = (dtype,) if dtype else ("", stored)
     return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)
 
 
 def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:
-    """A training plan of some kind beside the answer's, for the same global batch."""
+    """Return a training plan of some kind beside the answer's, for the same global batch."""
     plan, micro, total = run.plan, int(run.micro_batch), answer.question.goal.global_batch
     axes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "dp", "cp", "ep"))
     name = f"{axes}, {describe_kind(plan)}"

@@ -27,7 +27,7 @@ Placed = tuple[ServingPlans, ServingColumns, int]
 
 
 def questions_alone(put: Question) -> Iterator[Question]:
-    """The same question of each of two clusters: that for prompts first; none where there is one cluster."""
+    """Yield the same question of each of two clusters: that for prompts first; none where there is one cluster."""
     ahead, goal = put.requests.prefill_cluster, put.goal
     if not ahead:
         return
@@ -65,7 +65,7 @@ def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
 
 
 def _unchecked_place(one: ServingPlans, rows: ServingColumns, own: int) -> int:
-    """The best row with two pools, where it is ahead of the recommended one; else that."""
+    """Return the best row with two pools, where it is ahead of the recommended one; else that."""
     value = (objective_value if rows is one.plans else power)(one.question, rows)
     pools = np.flatnonzero(rows.mode == 1)[:1].tolist()
     return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[own]), own)
@@ -113,12 +113,12 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
 
 
 def _is_summed(answer: ServingPlans) -> bool:
-    """Whether what counts of two clusters is what both give."""
+    """Return whether what counts of two clusters is what both give."""
     return answer.question.goal.objective in ("throughput", "cost")
 
 
 def _verdict(answer: ServingPlans, ratio: float) -> str:
-    """Whether to split, by what clusters without a split have of what counts over what two pools have."""
+    """Return whether to split, by what clusters without a split have of what counts over what two pools have."""
     counted = answer.question.goal.objective == "gpus" and ratio != 1
     if not counted and is_close(answer.question, ratio, pools=True):
         return "whether to split prompts from decoding is too close to call, measure both"
@@ -136,7 +136,7 @@ def _usd(per_million_tokens: float) -> str:
 
 
 def best_of_types(answer: ServingPlans) -> Iterator[str]:
-    """A line for each type that was asked for, the best first; and that smaller ones change what a model says."""
+    """Yield a line for each type that was asked for, the best first; and that smaller ones change what a model says."""
     dtypes, rows = answer.question.goal.dtypes, answer.plans
     if len(dtypes) < 2:
         return

@@ -34,7 +34,7 @@ def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
 
 
 def fleet_servers(trial: Trial) -> PlannedServers:
-    """A fleet, with room for the longest request that was asked for, drawn or not."""
+    """Return a fleet, with room for the longest request that was asked for, drawn or not."""
     q = trial.layout.question
     stated = float((1 + q.requests.spread) * q.requests.tokens) if q.offered.trace is None else 0.0
     longest = max(longest_of(all_requests(q)), stated)

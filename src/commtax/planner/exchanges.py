@@ -28,12 +28,12 @@ class ExpertExchange:
 
     @property
     def beside(self) -> bool:
-        """Whether it is tried beside the engine's own way, which tells why plans are none."""
+        """Return whether it is tried beside the engine's own way, which tells why plans are none."""
         return self.wide or self.dcp > 1 or bool(self.techniques)
 
     @property
     def title(self) -> str:
-        """How it is called, where it is tried beside the engine's own."""
+        """Return how it is called, where it is tried beside the engine's own."""
         return (backend_called(self.backend).title or self.backend) if self.wide else ""
 
     @property
@@ -50,13 +50,13 @@ class ExpertExchange:
 
 
 def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
-    """All ways that are tried: without techniques first, then with each set of them."""
+    """Return all ways that are tried: without techniques first, then with each set of them."""
     plain = _plain_exchanges(q)
     return plain + tuple(replace(one, techniques=text) for text in q.goal.technique_sets for one in plain)
 
 
 def way_asked(q: Question, apart: bool) -> int:
-    """The one of all ways that is the question's own: nothing beside it is tried, and caches are split as it says."""
+    """Return the one of all ways that is the question's own: nothing beside it is tried, and caches are split as it says."""
     split = (i for i, one in enumerate(_plain_exchanges(q)) if not one.wide and one.dcp == q.plan.dcp and (one.apart or not apart))
     return next(split, 0)
 
@@ -74,7 +74,13 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
         return (own, *split)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
     copies = [own.redundant] if own.redundant else list(usual)
-    wide = (one for backend in wide_backends(q) for one in _ways(backend, copies, q.engine.sends.exchange_by_step))
+    wide = list[ExpertExchange]()
+    for backend in wide_backends(q):
+        prompts = backend_called(backend).bulk
+        both = q.engine.sends.exchange_by_step or not prompts
+        wide += [ExpertExchange(backend, n, wide=True, shared=both) for n in copies]
+        # Prompts of servers that also decode go in bulk, where the backend has kernels for that.
+        wide += [] if both else [ExpertExchange(prompts, n, wide=True, apart=False) for n in copies]
     return own, *wide, *split
 
 
@@ -84,14 +90,6 @@ def wide_backends(q: Question) -> list[str]:
     kinds = {place.chip.vendor, place.chip.family}
     tried = [name for name, one in BACKENDS.items() if kinds.intersection(one.searched_on)]
     return [name for name in tried if name in able and (place.intra.kind == "nvlink" or not backend_called(name).one_domain)]
-
-
-def _ways(backend: str, copies: list[int], by_step: bool) -> list[ExpertExchange]:
-    """One backend with several numbers of copies; prompts of servers that also decode go in bulk where it has kernels for that."""
-    prompts = backend_called(backend).bulk
-    both = by_step or not prompts
-    bulk = [] if both else [ExpertExchange(prompts, n, wide=True, apart=False) for n in copies]
-    return [ExpertExchange(backend, n, wide=True, shared=both) for n in copies] + bulk
 
 
 SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for
@@ -106,7 +104,7 @@ def dropped(asked: Question, workers: Iterable[Question]) -> tuple[str, ...]:
 
 
 def without(names: tuple[str, ...]) -> str:
-    """The same behind a plan's name."""
+    """Return the same behind a plan's name."""
     return f", without {', '.join(names)}" if names else ""
 
 
@@ -123,7 +121,7 @@ def refuse_unused(asked: Question, plans: list[tuple[Question, ...]]) -> None:
 
 
 def _refused(worker: Question, text: str) -> str:
-    """Why a worker cannot have a technique; "" where it can."""
+    """Return why a worker cannot have a technique; "" where it can."""
     try:
         settle(worker.but(**changes_of(text)))
     except ValueError as error:

@@ -23,12 +23,12 @@ FAR = 8  # times the workers that the throughput needs: limits that so many do n
 
 
 def first_size(layout: Layout, able: list[Size], holds: Callable[[int], bool]) -> int:
-    """The index of the first fleet of a layout that holds, the last where none does."""
+    """Return the index of the first fleet of a layout that holds, the last where none does."""
     return first_pair(able, [layout.gpus(*size) for size in able], holds) if layout.apart else first_count(able, holds)
 
 
 def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
-    """The index of the first fleet of one kind that holds, the last where none does.
+    """Return the index of the first fleet of one kind that holds, the last where none does.
 
     More copies never do worse: steps that double find one that holds, and halving the first.
     """
@@ -43,7 +43,7 @@ def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
 
 
 def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) -> int:
-    """The index of the first fleet of two kinds that holds, the last where none does; of large ones, one with few more GPUs.
+    """Return the index of the first fleet of two kinds that holds, the last where none does; of large ones, one with few more GPUs.
 
     More workers of either kind never do worse. So fleets that grow in both are halved first; then those with fewer GPUs than the
     best so far are tried from the largest on, but for those with no more workers of either kind than one that failed.
@@ -75,7 +75,7 @@ def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) 
 
 
 def no_more(size: Size, other: Size) -> bool:
-    """Whether a fleet has no more workers of either kind than another."""
+    """Return whether a fleet has no more workers of either kind than another."""
     return size[0] <= other[0] and size[1] <= other[1]
 
 
@@ -95,7 +95,7 @@ def able_sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
 
 
 def largest_size(layout: Layout, most_gpus: int) -> Size:
-    """The fleet of a layout that answers most by the closed form, on no more GPUs."""
+    """Return the fleet of a layout that answers most by the closed form, on no more GPUs."""
     able = able_sizes(layout, 0.0, most_gpus) if layout.apart else []
     copies = max(1, min(layout.most, (most_gpus - layout.ahead_gpus) // layout.group))
     return max(able, key=lambda size: layout.throughput(*size), default=(copies, int(layout.apart)))
@@ -137,12 +137,12 @@ def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
 
 
 def is_sampled(layout: Layout, size: Size) -> bool:
-    """Whether a few copies are simulated for the fleet."""
+    """Return whether a few copies are simulated for the fleet."""
     return sample_of_fleet(layout, size).size != size
 
 
 def sample_of_fleet(layout: Layout, size: Size) -> Sample:
-    """The copies that are simulated for a fleet."""
+    """Return the copies that are simulated for a fleet."""
     workers = workers_of(size, layout.apart)
     sample = sample_of(layout.question.but(**workers))
     return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
@@ -161,7 +161,7 @@ def run_lengths(sample: Sample) -> tuple[int, int]:
 
 
 def all_requests(q: Question) -> RequestStream:
-    """The longest stream that any fleet of a question sees, at one request/s."""
+    """Return the longest stream that any fleet of a question sees, at one request/s."""
     count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
     alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
     alike = replace(alike, prefill_workers=None, decode_workers=None)

@@ -127,7 +127,7 @@ def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) ->
 
 
 def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestStream) -> Array:
-    """A statistic of requests that each have a copy to themselves: prompts take longer the longer they are."""
+    """Return a statistic of requests that each have a copy to themselves: prompts take longer the longer they are."""
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
@@ -143,7 +143,7 @@ def _endless_loop(one: Question) -> Question:
 
 
 def limit_name(name: str) -> str:
-    """A statistic as people write it: ``p95 TTFT``."""
+    """Return a statistic as people write it: ``p95 TTFT``."""
     metric, which = name.rsplit("_", 1)
     return f"{which} {metric.upper()}"
 

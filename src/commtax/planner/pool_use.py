@@ -32,7 +32,7 @@ class PoolUse(NamedTuple):
 
     @property
     def queues(self) -> bool:
-        """Whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
+        """Return whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
         return self.later > self.slower if self.prompts >= self.decoding else self.decoding * self.slower >= 1
 
 
@@ -62,7 +62,7 @@ def pool_use(loop: ClosedLoop) -> PoolUse:
 
 
 def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[str]:
-    """Which pool of row ``i`` fills up first, where it is so full that requests queue."""
+    """Yield which pool of row ``i`` fills up first, where it is so full that requests queue."""
     if not rows.mode[i]:
         return
     admitted = admitted_sequences(answer, rows, i)
@@ -75,10 +75,7 @@ def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[s
     what = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
     limit = f"; each decode rank runs at most {admitted} requests, --max-num-seqs" if admitted else ""
     said = f"the {pool} pool {what}{other} pool: {least:.0%}{limit})"
-    yield f"{said}; {_late_words(answer, use, float(rows.ttft_s[i]))}" if ahead else said
-
-
-def _late_words(answer: ServingPlans, use: PoolUse, ttft_s: float) -> str:
-    late_s = use.later * ttft_s
+    ttft_s, late_s = float(rows.ttft_s[i]), use.later * float(rows.ttft_s[i])
     beyond = ", over the limit" if ttft_s <= answer.question.goal.ttft_s < late_s else ""
-    return f"if prompts took {use.slower - 1:.0%} longer, within their 80% range, TTFT would be {format_seconds(late_s)}{beyond}"
+    late = f"if prompts took {use.slower - 1:.0%} longer, within their 80% range, TTFT would be {format_seconds(late_s)}{beyond}"
+    yield f"{said}; {late}" if ahead else said

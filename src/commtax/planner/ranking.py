@@ -53,7 +53,7 @@ def passed_over_plan(q: Question, keys: list[Array], every: ServingColumns) -> S
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
-    """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
+    """Return the best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
     good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
         least = least_gains(q)[good.exchange.astype(int)]
@@ -64,12 +64,12 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
 
 
 def least_gains(q: Question) -> Array:
-    """What the techniques of each way must add to the logarithm of a plan's worth to be turned on."""
+    """Return what the techniques of each way must add to the logarithm of a plan's worth to be turned on."""
     return np.asarray([least_gain(q, one.techniques) for one in exchanges(q)])
 
 
 def least_gain(q: Question, techniques: str) -> float:
-    """What some must add to it: drafts more than it varies by with the acceptance that nobody measured here."""
+    """Return what some must add to it: drafts more than it varies by with the acceptance that nobody measured here."""
     if not techniques:
         return 0.0
     accepted = with_accepted_tokens(q.but(**changes_of(techniques)))
@@ -89,7 +89,7 @@ def _rank_by_keys(keys: list[Array]) -> Array:
 
 
 def _first_by_keys(keys: list[Array]) -> int:
-    """The first index of such a ranking, which needs no sorting."""
+    """Return the first index of such a ranking, which needs no sorting."""
     rows = np.arange(len(keys[0]))
     for key in keys:
         rows = rows[key[rows] == np.max(key[rows])]
@@ -129,12 +129,12 @@ UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
 
 
 def kinds(rows: ServingColumns, cluster: Cluster) -> Array:
-    """The kind of each plan: index in ``KINDS``."""
+    """Return the kind of each plan: index in ``KINDS``."""
     return np.where(rows.mode == 1, POOLS, _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster))
 
 
 def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
-    """What there is to set up: a plan's kind, the fast domains of a copy or what its pools are made of, and shared hosts."""
+    """Return what there is to set up: a plan's kind, the fast domains of a copy or what its pools are made of, and shared hosts."""
     own, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
     ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
     ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
@@ -152,13 +152,13 @@ def share_hosts(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None 
 
 
 def effort(q: Question, rows: ServingColumns) -> Array:
-    """The same of a search's plans, and last how many techniques are turned on."""
+    """Return the same of a search's plans, and last how many techniques are turned on."""
     turned_on = np.array([len(way.techniques.split(",")) if way.techniques else 0 for way in exchanges(q)])
     return np.asarray(complexity(rows, q.cluster, q.requests.prefill_cluster) + turned_on[rows.exchange.astype(int)] / 10_000)
 
 
 def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
-    """The same of one plan, and of the workers of their own that prompts may have."""
+    """Return the same of one plan, and of the workers of their own that prompts may have."""
     ahead = prompts or Plan(tp=0, dp=0)
     unknown = ServingColumns.of(1, **dict.fromkeys(ServingColumns.names(), 0))
     tp, pp, dp, ep, prefill_tp, prefill_dp = np.array([[plan.tp, plan.pp, plan.dp, plan.ep, ahead.tp, ahead.dp]]).T
@@ -167,7 +167,7 @@ def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
 
 
 def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Cluster) -> Array:
-    """The kind of plans of one pool."""
+    """Return the kind of plans of one pool."""
     spread = [
         (tp > cluster.domain, TENSORS),
         (tp * dp > cluster.domain, EXPERTS),
@@ -179,7 +179,7 @@ def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Clu
 
 
 def training_kinds(rows: TrainColumns, q: Question) -> Array:
-    """The kind of each training plan: index in ``TRAINED``, and ``UNEVEN`` more where GPUs idle that others use."""
+    """Return the kind of each training plan: index in ``TRAINED``, and ``UNEVEN`` more where GPUs idle that others use."""
     domain = q.cluster.domain
     ranks = rows.tp * np.maximum(rows.cp, np.where(rows.ep > 1, rows.ep, 1))
     spread = [(rows.tp > domain, 4), (ranks > domain, 3), (rows.pp > 1, 2), (ranks > 1, 1)]
@@ -189,7 +189,7 @@ def training_kinds(rows: TrainColumns, q: Question) -> Array:
 
 
 def simplest(complex_: Array, worth: Array, within: float) -> int:
-    """The first of the simplest plans whose worth the best exceeds by no more than the margin; plans are in order."""
+    """Return the first of the simplest plans whose worth the best exceeds by no more than the margin; plans are in order."""
     near = np.flatnonzero(_is_near(worth, within))
     return int(near[np.argmin(complex_[near])])
 
@@ -199,7 +199,7 @@ def _is_near(worth: Array, within: float) -> Array:
 
 
 def recommended_row(q: Question, rows: ServingColumns) -> int:
-    """Which of a search's plans to run; they are in order, first those that nothing stands against.
+    """Return which of a search's plans to run; they are in order, first those that nothing stands against.
 
     Workers on a cluster of their own are as many as are worth their price: of the simplest plans whose tokens/s predictions cannot
     tell apart, the one with most for it. On one cluster GPUs that no plan uses are there all the same.
@@ -219,7 +219,7 @@ def leading_count(stands: Array) -> int:
 
 
 def simplest_served(q: Question, complex_: Array, worth: Array, power: int = 1) -> int:
-    """The same of serving plans: those with two pools only where they beat all others by more than predictions of them err.
+    """Return the same of serving plans: those with two pools only where they beat all others by more than predictions of them err.
 
     ``power``: what ``worth`` is a power of.
     """

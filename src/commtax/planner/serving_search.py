@@ -68,13 +68,13 @@ def usual_lengths(workload: str) -> tuple[int, int]:
 
 
 def search_serving(put: Question) -> ServingPlans:
-    """The plans of a question, best first, and which of them to run."""
+    """Return the plans of a question, best first, and which of them to run."""
     q = grounded(put)
     return rank_found(q, search_ways(q))
 
 
 def grounded(put: Question) -> Question:
-    """The question of a search, checked, and settled as one GPU's."""
+    """Return the question of a search, checked, and settled as one GPU's."""
     wanted, goal = put.requests, put.goal
     if wanted.output_len == 1 and goal.limited:
         raise Refusal.about(tpot_s="with one output token there is no time between tokens; limit ttft_s")
@@ -158,10 +158,7 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
     alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
     apart = [one for one in found if ways[one.exchange].apart]
     if first:
-        alike, apart = (
-            list(_among(kind, [_layouts_of(q, one.exchange % first, mode) for one in kind]))
-            for mode, kind in enumerate((alike, apart))
-        )
+        alike, apart = (_among_layouts(q, kind, mode, first) for mode, kind in enumerate((alike, apart)))
     with counting.part(0.0, 0.5):
         shared = list(search_beside(alike, known, np.exp(-least_gains(q))) if len(known) else map(search, counting.counted(alike)))
     with counting.part(0.5, 1.0):
@@ -172,16 +169,14 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
 
 
 def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]]:
-    """The (tp, pp, dp, ep) that techniques are tried on, of one way to reach experts, and of these modes or any."""
+    """Return the (tp, pp, dp, ep) that techniques are tried on, of one way to reach experts, and of these modes or any."""
     return [tuple(own) for by, mode, *own in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
 
 
-def _among(found: Sequence[Roomy], layouts: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[Roomy]:
-    """Of each those plans that are one of its layouts."""
-    for one, own in zip(found, layouts, strict=True):
-        plans = one.plans.take(one.plans.among(own))
-        if len(plans):
-            yield replace(one, plans=plans)
+def _among_layouts(q: Question, found: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
+    """Return, of each way, the plans that techniques are tried on in a mode, where there are any."""
+    taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in found)
+    return [one for one in taken if len(one.plans)]
 
 
 def having_room(
@@ -272,7 +267,7 @@ class LoadGrid:
 
     @property
     def highest(self) -> float:
-        """The best that any of its plans reaches by the first score."""
+        """Return the best that any of its plans reaches by the first score."""
         score = next(_scores(self.of.question, self.points, np.ones(len(self.points))))[0]
         met = columns.worst_limit_ratio(self.of.question, self.points) <= 1
         return float(np.max(score, where=met, initial=-np.inf)) * self.counted
@@ -302,7 +297,7 @@ class LoadGrid:
                 one.by_plan[key] = max(value, one.by_plan.get(key, -np.inf))
 
     def between(self, bars: Sequence[Array | float], best: Sequence[KnownBests] = ()) -> Iterator[ServingColumns]:
-        """All loads inside intervals that may hold one above a bar; what they reach is noted among the best."""
+        """Yield all loads inside intervals that may hold one above a bar; what they reach is noted among the best."""
         q, load, last = self.of.question, self.load, self.last
         ahead = np.where(last, load, np.append(load[1:], 1))
         past = columns.worst_limit_ratio(q, self.points)
@@ -321,7 +316,7 @@ class LoadGrid:
 
 
 def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Array, Array, int]]:
-    """What points are chosen by, what it is at most until the next, and how many plans are listed by it."""
+    """Yield what points are chosen by, what it is at most until the next, and how many plans are listed by it."""
     if q.goal.objective == "latency":
         yield 1 / columns.request_s(q, c), DIP / columns.request_s(q, c), LISTED
     else:
@@ -347,14 +342,14 @@ def grid_of(room: Array, fineness: int = COARSE) -> tuple[Array, Array, Array]:
 
 
 def _best_each(rows: Array, score: Array, count: int) -> Array:
-    """The best score of each of so many plans; -inf where there is none."""
+    """Return the best score of each of so many plans; -inf where there is none."""
     best = np.full(count, -np.inf)
     np.maximum.at(best, rows, score)
     return best
 
 
 def _least(best: Array, listed: int, within: float) -> float:
-    """The score that a plan must reach, given the best of each: to be listed, or to be within the margin of the best."""
+    """Return the score that a plan must reach, given the best of each: to be listed, or to be within the margin of the best."""
     kept = np.sort(best[np.isfinite(best)])[::-1]
     return min(float(kept[min(listed, len(kept)) - 1]), float(kept[0]) / (1 + within)) if len(kept) else np.inf
 
@@ -372,7 +367,7 @@ def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
 
 
 def _without_techniques(q: Question, found: FoundPlans) -> ServingPlans | None:
-    """Where sets of techniques were tried: the plans that have none, and which of them to run."""
+    """Return the plans without techniques, and which of them to run, where sets of techniques were tried."""
     if not q.goal.technique_sets:
         return None
     bare = q.but(technique_sets=(), technique_layouts=())
@@ -381,7 +376,7 @@ def _without_techniques(q: Question, found: FoundPlans) -> ServingPlans | None:
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
-    """The shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
+    """Yield the shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
     scores = (1 / columns.request_s(q, every), 1), (columns.power(q, every), 2), (columns.objective_value(q, every), 1)
     for name, (value, power) in zip(PLACES, scores, strict=True):
         stands = standing(q, every.mode, every.ttft_s, bearable_ttft_s(q) if name != "most" else np.inf)

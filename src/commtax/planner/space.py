@@ -40,7 +40,7 @@ class Space(ColumnTable):
         return np.asarray(self.tp * self.pp * self.dp)
 
     def among(self, layouts: Sequence[Sequence[int]]) -> Array:
-        """Which rows are one of these (tp, pp, dp, ep)."""
+        """Return which rows are one of these (tp, pp, dp, ep)."""
         own = np.stack([getattr(self, axis) for axis in SERVING_AXES], axis=1)
         return np.asarray((own[:, None, :] == np.array(layouts, dtype=int).reshape(-1, own.shape[1])[None]).all(axis=2).any(axis=1))
 
@@ -203,7 +203,7 @@ def columns(grid: Space, load: Array, priced: ClosedLoop, dtype: int, exchange: 
 
 
 def figures(s: ClosedLoop, held: Number) -> dict[str, Array]:
-    """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
+    """Return what a simulation tells of each load, with ``held`` tokens of cache a copy."""
     headroom = 1 - s.running * (mean_cached_tokens(s.question) + s.state_tokens) / np.asarray(held)
     times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
     return {name: np.asarray(value) for name, value in {"running": s.running, **times, "kv_headroom": headroom}.items()}

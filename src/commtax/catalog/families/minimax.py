@@ -29,7 +29,7 @@ def _minimax_m3_text(c: Fields) -> Model:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """Which layers choose blocks, and how many; without the section all see everything, as transformers' class has it."""
+    """Return which layers choose blocks, and how many; without the section all see everything, as transformers' class has it."""
     section = c.section("sparse_attention_config")
     if section is None:
         c.default("sparse_attention_config", "every layer sees everything")

@@ -88,7 +88,7 @@ def _grouped_attention(c: Fields, attention: Mapping[str, object]) -> Attention:
 
 
 def _width(c: Fields, ffn: Fields) -> int:
-    """A width, or two thirds of a multiple of the hidden one, rounded up."""
+    """Return a width, or two thirds of a multiple of the hidden one, rounded up."""
     if ffn.get("intermediate_size") is not None:
         return ffn.need("intermediate_size")
     times = ffn.get("ffn_mult")

@@ -69,7 +69,7 @@ def _step_heads(c: Fields) -> Attention:
 
 
 def _step_near(c: Fields) -> Attention:
-    """What ``attention_other_setting`` says of layers with a window."""
+    """Return what ``attention_other_setting`` says of layers with a window."""
     other = c.section("attention_other_setting")
     given = {name: other.get(name) for name in ("num_attention_heads", "num_attention_groups", "head_dim")} if other else {}
     if not given and c.get("num_sliding_attention_heads") is not None:

@@ -24,7 +24,7 @@ class Fields:
     asked: set[str] = field(default_factory=set)
 
     def get(self, name: str) -> object:
-        """The field as it is; None where it is absent."""
+        """Return the field as it is; None where it is absent."""
         self.asked.add(name)
         return self.config.get(name)
 
@@ -32,11 +32,11 @@ class Fields:
         return Fields({**self.config, **values}, self.bad, self.notes, self.asked)
 
     def inside(self, config: Mapping[str, object]) -> Fields:
-        """A section of the same config."""
+        """Return a section of the same config."""
         return Fields(config, self.bad, self.notes, self.asked)
 
     def whole(self, name: str, least: int, default: int) -> int:
-        """A whole number of at least so much; what is none is remembered."""
+        """Return a whole number of at least so much; what is none is remembered."""
         value = self.config[name]
         if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < MAX_SIZE and value == int(value):
             return int(value)
@@ -44,7 +44,7 @@ class Fields:
         return default
 
     def need(self, *names: str) -> int:
-        """A positive whole number under the first of the names that is present."""
+        """Return a positive whole number under the first of the names that is present."""
         name = next((name for name in names if self.get(name) is not None), None)
         if name is not None:
             return self.whole(name, 1, 1)
@@ -52,7 +52,7 @@ class Fields:
         return 1
 
     def layers(self, *names: str) -> int:
-        """The number of layers: bounded, because a list is made of them."""
+        """Return the number of layers: bounded, because a list is made of them."""
         count = self.need(*names)
         if count > MAX_LAYERS:
             self.bad.append(f"{names[0]}={count} (at most {MAX_LAYERS:,})")
@@ -60,7 +60,7 @@ class Fields:
         return count
 
     def number(self, name: str, default: int, most: int = MAX_SIZE) -> int:
-        """A whole number of at least 0, or the architecture's default where it is absent or null."""
+        """Return a whole number of at least 0, or the architecture's default where it is absent or null."""
         if self.get(name) is None:
             return default
         value = self.whole(name, 0, default)
@@ -74,7 +74,7 @@ class Fields:
         return default if value is None else bool(value)
 
     def inner(self, name: str) -> Fields:
-        """A nested section such as ``text_config``."""
+        """Return a nested section such as ``text_config``."""
         value = self.get(name)
         if not isinstance(value, Mapping):
             self.bad.append(name)
@@ -85,7 +85,7 @@ class Fields:
         return self.inner(name) if self.get(name) is not None else None
 
     def sequence(self, name: str, length: int) -> list[object] | None:
-        """A list with one entry a layer, or None where absent."""
+        """Return a list with one entry a layer, or None where absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -95,14 +95,14 @@ class Fields:
         return value[:length]
 
     def pattern(self, name: str, length: int) -> list[object]:
-        """A list with one entry a layer that the family cannot do without."""
+        """Return a list with one entry a layer that the family cannot do without."""
         entries = self.sequence(name, length)
         if entries is None and name not in self.config:
             self.bad.append(name)
         return entries or [None] * length
 
     def indices(self, name: str) -> set[int]:
-        """A list of layers' numbers; none where it is absent."""
+        """Return a list of layers' numbers; none where it is absent."""
         value = self.get(name)
         if value is not None and not (isinstance(value, list) and all(type(entry) is int for entry in value)):
             self.bad.append(f"{name} (want a list of layers' numbers)")
@@ -136,7 +136,7 @@ ARCHITECTURES: dict[str, Family] = {}
 def family(
     *names: str, plain_residual: bool = False, sequence_parallel_moe: bool = False, shared: tuple[str, ...] = ()
 ) -> Callable[[Reader], Reader]:
-    """The function below reads the configs of these architectures."""
+    """Register the function below as the reader of these architectures' configs."""
 
     def enter(read: Reader) -> Reader:
         ARCHITECTURES.update(dict.fromkeys(names, Family(read, plain_residual, sequence_parallel_moe, shared)))
@@ -146,7 +146,7 @@ def family(
 
 
 def decoder(c: Fields, blocks: list[Block], tied: bool = False, norm_bias: bool = False, positions: int = 0) -> Model:
-    """A model from one block a layer: equal blocks are kept once; ``tied``: its embedding, where the config does not say."""
+    """Return a model from one block a layer: equal blocks are kept once; ``tied``: its embedding, where the config does not say."""
     kinds = {block: index for index, block in enumerate(dict.fromkeys(blocks))}
     return Model(
         key="",
@@ -209,13 +209,13 @@ def fine_experts(c: Fields, correction_bias: bool, usual_shared: int = 0) -> Exp
 
 
 def chosen_layers(c: Fields, count: int, name: str) -> list[bool] | None:
-    """Which layers a list picks: by name (``mlp_layer_types``) or by 1 (``moe_layer_freq``); None where it is no list."""
+    """Return which layers a list picks: by name (``mlp_layer_types``) or by 1 (``moe_layer_freq``); None where it is no list."""
     entries = c.sequence(name, count) if isinstance(c.get(name), list) else None
     return None if entries is None else [entry in ("sparse", 1) and entry is not False for entry in entries]
 
 
 def text_of(c: Fields) -> Fields:
-    """The decoder's section of a config for several kinds of input; whether embeddings are tied may stand outside it."""
+    """Return the decoder's section of a config for several kinds of input; whether embeddings are tied may stand outside it."""
     text = c.inner("text_config")
     outer = c.get("tie_word_embeddings")
     return text if outer is None or text.get("tie_word_embeddings") is not None else text.with_(tie_word_embeddings=outer)
