@@ -14,12 +14,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from commtax.runs.evidence.finding import CollectiveRow, KernelRow, SentCollectives, StepRow
+from commtax.runs.evidence.finding import REPEATED, WHOLE, CollectiveRow, KernelRow, SentCollectives, StepRow
 from commtax.runs.traces.meeting import MESSAGE, Meetings, meet, spans
 from commtax.runs.traces.trace import (
     KINDS,
-    REPEATED,
-    WHOLE,
     Collective,
     DeviceCoverage,
     Trace,
@@ -27,6 +25,7 @@ from commtax.runs.traces.trace import (
     device_coverage,
     holding,
     period,
+    phase_of,
 )
 from commtax.thresholds import thresholds
 from commtax.timeline import Column, Timeline
@@ -409,7 +408,8 @@ def step_rows(job: TracedJob) -> tuple[StepRow, ...]:
         usual = np.isin(np.arange(len(begin)), job.usual[place])
         columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle, usual)
         figures = zip(*(c.tolist() for c in columns), strict=True)
-        rows += [StepRow(trace.rank, s.index, s.name, *told) for s, told in zip(trace.steps, figures, strict=True)]
+        named = zip(trace.steps, figures, strict=True)
+        rows += [StepRow(trace.rank, s.index, s.name, *told, phase_of(s.name)) for s, told in named]
     return tuple(rows)
 
 
