@@ -199,7 +199,6 @@ class StepRow:
     copy_s: float
     idle_s: float
     usual: bool = True  # like most steps of the run: what is told of a step is told of these
-    phase: str = ""  # as its name reports it
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +290,7 @@ class Section:
     facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
     measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
     sent: Mapping[tuple[str, int], SentCollectives] | None = None  # in a usual step, by kind and group size; None: no step is told
+    phases: Mapping[str, str] = field(default_factory=dict)  # of steps, by the names that report them
     blamed: str = ""  # code of the cause that is the culprit's, where that is not its kind
 
 
@@ -319,7 +319,7 @@ def _mean(seconds: Sequence[float]) -> float:
 
 def usual_phase(section: Section) -> str:
     """The phase of most steps: an engine's prompts and tokens between them are not of one length."""
-    counted = Counter(row.phase for row in [r for r in section.steps if r.usual] or section.steps)
+    counted = Counter(section.phases.get(row.name, "") for row in [r for r in section.steps if r.usual] or section.steps)
     return counted.most_common(1)[0][0] if counted else ""
 
 
@@ -328,7 +328,7 @@ def by_rank(section: Section) -> list[tuple[int, int, Usage]]:
     if not section.steps:
         return [(rank, 0, used) for rank, used in section.usage]
     usual = usual_phase(section)
-    return typical_by_rank([row for row in section.steps if row.phase == usual])
+    return typical_by_rank([row for row in section.steps if section.phases.get(row.name, "") == usual])
 
 
 def typical_by_rank(steps: Sequence[StepRow]) -> list[tuple[int, int, Usage]]:

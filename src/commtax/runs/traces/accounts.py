@@ -25,7 +25,6 @@ from commtax.runs.traces.trace import (
     device_coverage,
     holding,
     period,
-    phase_of,
 )
 from commtax.thresholds import thresholds
 from commtax.timeline import Column, Timeline
@@ -408,8 +407,7 @@ def step_rows(job: TracedJob) -> tuple[StepRow, ...]:
         usual = np.isin(np.arange(len(begin)), job.usual[place])
         columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle, usual)
         figures = zip(*(c.tolist() for c in columns), strict=True)
-        named = zip(trace.steps, figures, strict=True)
-        rows += [StepRow(trace.rank, s.index, s.name, *told, phase_of(s.name)) for s, told in named]
+        rows += [StepRow(trace.rank, s.index, s.name, *told) for s, told in zip(trace.steps, figures, strict=True)]
     return tuple(rows)
 
 

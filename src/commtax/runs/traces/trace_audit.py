@@ -22,7 +22,7 @@ from commtax.runs.traces.claim_check import (
     place_notes,
     waiting_findings,
 )
-from commtax.runs.traces.trace import Trace
+from commtax.runs.traces.trace import Trace, phase_of
 from commtax.statement import Note
 from commtax.thresholds import thresholds
 from commtax.units import format_seconds, plural
@@ -56,6 +56,7 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
         facts,
         measured,
         sent if any(t.steps for t in job.traces) else None,
+        {name: phase for name in dict.fromkeys(row.name for row in steps) if (phase := phase_of(name))},
     )
 
 
