@@ -197,3 +197,13 @@ def test_rooms_know_nothing_of_each_other_and_the_registry_knows_all(name):
     assert not [str(path) for path, text in PYTHON.items() if imported.search(text)]
     if not name.startswith("builtins"):
         assert name.split(".")[1] == module.split(".")[1]
+
+
+def test_a_log_imports_no_reader_of_other_rooms():
+    """Readers are imported when a file may be of their format: beside an engine's log no trace, result or matrix is."""
+    code = (
+        "import sys, commtax; commtax.audit_run('tests/fixtures/audit/vllm-cpu-serve.log');"
+        "rooms = {m.split('.')[2] for m in sys.modules if m.startswith('commtax.runs.')};"
+        "assert not rooms & {'traces', 'results', 'machines', 'calibrate'}, rooms"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
