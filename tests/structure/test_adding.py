@@ -189,15 +189,21 @@ def test_a_verb_is_a_file_of_the_command_line(name):
     assert cli.VERBS[name].endswith(f".{name}")
 
 
-@pytest.mark.parametrize("entry", [*formats.DATA, *formats.TEXTS], ids=lambda e: e.described)
-def test_rooms_know_nothing_of_each_other_and_the_registry_knows_all(entry):
+@each("name", formats.RECORDS)
+def test_rooms_know_nothing_of_each_other_and_the_registry_knows_all(name):
     """A reader and its audit lie in one room, and the registry alone names the audit."""
-    module = entry.audit.__module__
-    named = {
-        str(path.relative_to(SOURCE)) for path, text in PYTHON.items() if f"from {module} import {entry.audit.__name__}" in text
-    }
-    several = re.compile(rf"from {re.escape(module)} import [^\n]*\b{entry.audit.__name__}\b")
-    named |= {str(path.relative_to(SOURCE)) for path, text in PYTHON.items() if several.search(text)}
-    assert named == {"runs/audit/formats.py"}
-    if entry.record is not tuple:
-        assert entry.record.__module__.split(".")[2] == module.split(".")[2]
+    module, audit = formats.RECORDS[name].audit.split(":")
+    imported = re.compile(rf"from commtax\.{re.escape(module)} import [^\n]*\b{audit}\b")
+    assert not [str(path) for path, text in PYTHON.items() if imported.search(text)]
+    if not name.startswith("builtins"):
+        assert name.split(".")[1] == module.split(".")[1]
+
+
+def test_a_log_imports_no_reader_of_other_rooms():
+    """Readers are imported when a file may be of their format: beside an engine's log no trace, result or matrix is."""
+    code = (
+        "import sys, commtax; commtax.audit_run('tests/fixtures/audit/vllm-cpu-serve.log');"
+        "rooms = {m.split('.')[2] for m in sys.modules if m.startswith('commtax.runs.')};"
+        "assert not rooms & {'traces', 'results', 'machines', 'calibrate'}, rooms"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

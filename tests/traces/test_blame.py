@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 import fault_traces
 import plain_traces
-from commtax.runs.evidence.finding import CULPRITS
+from commtax.runs.evidence.finding import CULPRITS, typical_of_ranks
 from commtax.runs.traces.accounts import TracedJob, collective_rows, kernel_rows, period_of, step_rows, typical_step
 from commtax.runs.traces.causes import blame
 from commtax.runs.traces.meeting import Clock, clock_between, coinciding_offset, meet
 from commtax.runs.traces.profilers import kineto
-from commtax.runs.traces.run_differences import typical_of_ranks
 from commtax.runs.traces.stages import rise
 from commtax.runs.traces.trace import KINDS as WORK
 from commtax.runs.traces.trace import Trace, coverage, usage

@@ -20,7 +20,6 @@ from commtax.runs.audit import formats
 from commtax.runs.audit.formats import kind_of
 from commtax.runs.evidence.identity import names_of
 from commtax.runs.logs.engine_logs import StartupLog
-from commtax.runs.traces.trace import Trace, distinct
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
 from commtax.thresholds import thresholds
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from commtax.runs.logs.training_log import TrainingLog
     from commtax.runs.machines.smi import Links
     from commtax.runs.results.bench_record import BenchmarkRun
+    from commtax.runs.traces.trace import Trace
 
 COUNT, LEVEL = thresholds(__name__)
 
@@ -249,7 +249,7 @@ class ReadFiles:
 
     @property
     def traces(self) -> list[tuple[str, Trace]]:
-        return [(name, said) for name, said in self.left if isinstance(said, Trace)]
+        return [(name, cast("Trace", said)) for name, said in self.left if kind_of(said).kind == "trace"]
 
 
 def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None = None, processes: int = 1) -> ReadFiles:
@@ -288,13 +288,16 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
 def gather(found: Sequence[tuple[str, object]], passed: Sequence[str] = ()) -> ReadFiles:
     """What files say, each with the name of its file, put together by jobs; ``passed`` are those that say nothing."""
     joined, notes = _join_counters(list(found)), tuple(_passed_over(passed))
-    traces = [(name, said) for name, said in joined if isinstance(said, Trace)]
+    traces = [(name, cast("Trace", said)) for name, said in joined if kind_of(said).kind == "trace"]
     dumps = [(name, cast("Dump", said)) for name, said in joined if kind_of(said).kind == "flight" and kind_of(said).together]
     jobs: list[list[tuple[str, Trace | Dump]]] = []
-    for job in by_job([trace_signs(t) for _, t in traces], [n for n, _ in traces]):
-        ranked = distinct([traces[at][1] for at in job])
-        jobs.append([(traces[at][0], trace) for at, trace in zip(job, ranked, strict=True)])
-    others = [(name, said) for name, said in joined if not isinstance(said, Trace)]
+    if traces:
+        from commtax.runs.traces.trace import distinct
+
+        for job in by_job([trace_signs(t) for _, t in traces], [n for n, _ in traces]):
+            ranked = distinct([traces[at][1] for at in job])
+            jobs.append([(traces[at][0], trace) for at, trace in zip(job, ranked, strict=True)])
+    others = [(name, said) for name, said in joined if kind_of(said).kind != "trace"]
     left = [*others, *(one for job in jobs for one in job)]
     recorded = [[dumps[at] for at in job] for job in by_job([dump_signs(d) for _, d in dumps], [n for n, _ in dumps])]
     return ReadFiles(tuple(left), notes, (*jobs, *recorded))

@@ -16,7 +16,7 @@ from commtax.question import PHASES
 from commtax.runs.audit.reported_deployments import ReportedDeployment, client_engine
 from commtax.runs.calibrate.measurements import MeasuredRun, MeasuredStep, MeasurementFiles
 from commtax.runs.evidence.identity import another_chip
-from commtax.runs.results.bench_record import HARDWARE, BenchmarkRun
+from commtax.runs.results.bench_record import HARDWARE, TABLE, BenchmarkRun
 from commtax.runs.results.expected_figures import come_at_once
 from commtax.runs.traces.accounts import TracedJob
 from commtax.runs.traces.claim_check import MOMENT_S, UNTOLD, work_seconds
@@ -33,7 +33,6 @@ COUNT, LEVEL = thresholds(__name__)
 
 FORMATS: Mapping[str, Mapping[str, str]] = table("runs/calibrate/number_formats.toml")
 FLOATS_OF_4_BITS: Sequence[str] = table("runs/calibrate/number_formats.toml")["alike"]["floats"]
-PRINT_LIMITS = ("vllm", "sglang")  # tools that print the limits that were set: where they print none, all came at once
 MEDIANS = ("median", "p50")
 OPEN_LOOP = "open loop: as many clients as were in flight on average (rate times latency), and TPOT alone, for TTFT holds the queue"
 ASSUMED_TP = "no file says its tensor-parallel size: tp 1"
@@ -145,7 +144,7 @@ def _reason_unloaded(one: LabelledResult) -> str:
     rate = _rate(one)
     if not rate and result.request_rate:
         return "all requests at once, and no limit of concurrency: only closed loops (--max-concurrency) and rates are fitted"
-    if not rate and result.tool in PRINT_LIMITS:
+    if not rate and result.tool in TABLE["print_limits"]:
         return "neither a limit of concurrency nor a request rate is said; where there was one, --concurrency says it"
     if rate and _falls_behind(one):
         answered, sent = (format_figure(each or 0.0) for each in (result.requests_per_s, rate))

@@ -31,6 +31,7 @@ from commtax.runs.doors.claim_options import claim_of
 from commtax.runs.evidence.finding import DISAGREE, FAULT, UNKNOWN, Claim
 from commtax.runs.report import server_words
 from commtax.runs.report.audit_words import audit_document
+from commtax.runs.report.server_words import DashboardLine, dashboard
 from commtax.runs.results.exposition import Exposition, LookAtServer
 from commtax.runs.results.live import LooksAtServer, MetricsWindow, ServerAudit, audit_server
 from commtax.spec import Model
@@ -239,8 +240,6 @@ def _shown(watch: ServerWatch, every_s: float, as_json: bool, exported: str) -> 
         return
     from rich.console import Console
     from rich.live import Live
-
-    from commtax.runs.report.server_words import DashboardLine, dashboard
 
     screen = Console(highlight=False, markup=False, emoji=False)
     with Live(console=screen, auto_refresh=False) as live:

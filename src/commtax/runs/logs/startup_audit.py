@@ -37,7 +37,7 @@ def serving_findings(log: StartupLog) -> Iterator[Finding]:
     busy = [m for m in log.moments if m.running or m.waiting or m.prompt_tokens_per_s]
     told: dict[str, Sequence[float]] = {
         "requests running": [m.running for m in busy if m.running],
-        "requests waiting": [m.waiting for m in busy if m.waiting is not None and log.engine != "trtllm"],  # which does not tell
+        "requests waiting": [m.waiting for m in busy if m.waiting is not None and _prints(log, "waiting", True)],
         "prompt tokens/s": [m.prompt_tokens_per_s for m in busy if m.prompt_tokens_per_s],
         "generated tokens/s": [m.tokens_per_s for m in busy if m.tokens_per_s],
         "tokens in the KV cache": [m.cached_tokens for m in busy if m.cached_tokens],
@@ -52,6 +52,11 @@ def serving_findings(log: StartupLog) -> Iterator[Finding]:
         low = f"{min(shares):.1%} at least, " if min(shares) < max(shares) else ""
         item = Note("cache", "KV cache in use, at most")
         yield Finding(item, None, max(shares), "share", reason=f"{low}{_lines(shares)}", told=True)
+
+
+def _prints(log: StartupLog, what: str, usual: bool = False) -> bool:
+    """Return whether an engine prints something in its log, as the table of its wordings has it."""
+    return bool(table(f"runs/logs/{log.engine}_log.toml").get("prints", {}).get(what, usual))
 
 
 def range_in_words(values: Sequence[float]) -> str:
@@ -146,7 +151,8 @@ def _small_cache(log: StartupLog) -> Iterator[Cause]:
     yield served_cause("little cache", f"{said}{length}")
 
 
-ENGINES = {**{one.key: one.title for one in programs() if not one.trains}, "tgi": "Text Generation Inference"}
+ENGINES = {one.key: one.title for one in programs() if not one.trains}
+ENGINES["tgi"] = table("runs/logs/tgi_log.toml")["title"]
 AXES: Mapping[str, str] = {axis: PARALLEL[axis].title for axis in SERVING_AXES}
 FULL_LENGTH = "full-length requests at once"
 ALL_WEIGHTS = "all ranks' weights"
@@ -490,16 +496,16 @@ def _memory(log: StartupLog, asked: Question, judged: Fit, told: bool) -> Iterat
 def _capacity_findings(log: StartupLog, asked: Question, judged: Fit, left: float, tokens: int | None) -> Iterator[Finding]:
     """Tokens, and requests of full length, in the memory that the log has for them."""
     inside = holds(asked.but(kv_cache_memory_bytes=left))
-    printed = PRINTED_GIB * (2 if log.engine == "sglang" else 1)  # keys and values are printed apart
+    printed = PRINTED_GIB * (2 if _prints(log, "halves") else 1)  # keys and values are printed apart
     rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
     plan, why = asked.plan, WORDS["other_cache"] if tokens else WORDS["silent"]
     several = int(plan.tp) * int(plan.pp) * int(plan.dp) > 1  # the line of one may be all that an excerpt has
     rounding = max(rounding, LEVEL.cache_tolerance) if several else rounding
-    apart = log.engine == "sglang" and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
+    apart = _prints(log, "halves") and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
     wanted = int(left / judged.kv_bytes_per_token) if apart else _tokens(log, inside)
     found = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
-    if log.engine == "vllm":  # the others do not count them
+    if _prints(log, "full_length"):
         found.append(Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, WORDS["other_cache"]).judged())
     excuse = _excuse(log, asked, wanted, tokens, left) if any(f.verdict == DISAGREE for f in found) else ""
     yield from (f.unsure(excuse) if excuse and f.verdict == DISAGREE else f for f in found)

@@ -6,10 +6,9 @@ from pathlib import Path
 from commtax.report.answers import Manner, Rows
 from commtax.report.documents import record
 from commtax.report.plots import Figure, plot_bars
-from commtax.runs.evidence.finding import Audit
+from commtax.runs.evidence.finding import STEP_PARTS, Audit, typical_of_ranks
 from commtax.runs.report.audit_words import audit_document
 from commtax.runs.report.auditing import show_audit
-from commtax.runs.traces.run_differences import STEP_PARTS, typical_of_ranks
 
 
 def manner() -> Manner[Audit]:

@@ -11,6 +11,7 @@ from commtax.runs.evidence.finding import (
     AGREE,
     DISAGREE,
     RESULTS,
+    STEP_PARTS,
     UNKNOWN,
     Audit,
     Cause,
@@ -18,11 +19,13 @@ from commtax.runs.evidence.finding import (
     Finding,
     Section,
     Usage,
+    by_rank,
     missing_sentence,
+    typical_of_ranks,
+    usual_phase,
 )
+from commtax.runs.evidence.finding import WHOLE as WHOLE_TRACE
 from commtax.runs.evidence.identity import known_as
-from commtax.runs.traces.run_differences import STEP_PARTS, by_rank, typical_of_ranks, usual_phase
-from commtax.runs.traces.trace import WHOLE as WHOLE_TRACE
 from commtax.spec import PARALLEL, SERVING_AXES
 from commtax.units import format_bytes, format_seconds, plural
 

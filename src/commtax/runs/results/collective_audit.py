@@ -1,12 +1,13 @@
 """nccl-tests and rccl-tests against what links should carry: peak, latency, dips, wrong values; for ``audit`` and ``expect``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from commtax import catalog
 from commtax.catalog.foreign_names import find_device_chip
 from commtax.catalog.profile_files import GivenProfiles
+from commtax.files import table
 from commtax.judgement.collectives import ASSUMED, FAIL, IMPOSSIBLE, judge_test, judge_time, telling_time
 from commtax.runs.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
 from commtax.runs.evidence.identity import chip_findings
@@ -131,16 +132,8 @@ def missing_words(test: BegunTest) -> str:
 
 
 AVERAGE = "average bus bandwidth, GB/s"
-DEBUG = "NCCL_DEBUG=INFO shows the rings, and whether P2P and NVLS are used"
-LOOK = {
-    "nvlink": f"nvidia-smi nvlink -s shows links that are down; {DEBUG}",
-    "xgmi": "amd-smi topology and amd-smi xgmi show links that are down; NCCL_DEBUG=INFO shows the rings",
-    "pcie": f"nvidia-smi topo -m shows what lies between the GPUs; {DEBUG}",
-}
+LOOK: Mapping[str, str] = table("runs/results/words.toml")["look"]
 """Where to look next at links of a kind that carry less than they should."""
-LOOK_BETWEEN = (
-    "ib_write_bw between two hosts shows what one NIC carries; NCCL_DEBUG=INFO shows which NICs are used, and GPUDirect RDMA"
-)
 
 
 def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
@@ -333,7 +326,7 @@ def _slow(run: NcclTestsRun, told: tuple[Finding, ...], ranks: int, place: Clust
         share = (ought[row.seconds] or 0.0) / row.seconds
         reached, usual = format_rate(row.busbw_Bps), format_rate(row.busbw_Bps / share)
         said = f"{label}{format_bytes(row.nbytes)} reaches {reached} of bus bandwidth where {usual} is to be expected"
-        look = LOOK.get(place.intra.kind, DEBUG) if ranks <= place.domain else LOOK_BETWEEN
+        look = LOOK.get(place.intra.kind, LOOK["any"]) if ranks <= place.domain else LOOK["between"]
         yield Cause("slow link", said, share=1 - share, change=look)
 
 

@@ -14,12 +14,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from commtax.runs.evidence.finding import CollectiveRow, KernelRow, SentCollectives, StepRow
+from commtax.runs.evidence.finding import REPEATED, WHOLE, CollectiveRow, KernelRow, SentCollectives, StepRow
 from commtax.runs.traces.meeting import MESSAGE, Meetings, meet, spans
 from commtax.runs.traces.trace import (
     KINDS,
-    REPEATED,
-    WHOLE,
     Collective,
     DeviceCoverage,
     Trace,

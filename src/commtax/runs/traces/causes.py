@@ -15,14 +15,14 @@ import numpy as np
 from commtax.catalog.hardware import chip, link, recognise
 from commtax.cost.collectives import ring_factor
 from commtax.files import table
-from commtax.runs.evidence.finding import Cause, Culprit
+from commtax.runs.evidence.finding import WHOLE, Cause, Culprit
 from commtax.runs.traces.accounts import Accounts, TracedJob
 from commtax.runs.traces.claim_check import has_sharded_weights, has_unbucketed_gradients, per_step
 from commtax.runs.traces.meeting import MESSAGE, spans
 from commtax.runs.traces.stages import LEVEL as SERIES
 from commtax.runs.traces.stages import Suspect, is_pipeline, of_others, rise, slow_stages, stages, starved_stages
 from commtax.runs.traces.trace import KINDS as WORK
-from commtax.runs.traces.trace import WHOLE, Collective
+from commtax.runs.traces.trace import Collective
 from commtax.thresholds import counts, thresholds
 from commtax.timeline import Column
 from commtax.units import format_bytes, format_rate, format_seconds, plural

@@ -13,21 +13,9 @@ import numpy as np
 from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
 from commtax.ledger import Line
 from commtax.runs.evidence.collective_names import UNNAMED
-from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section, Usage
+from commtax.runs.evidence.finding import AGREE, DISAGREE, REPEATED, UNKNOWN, WHOLE, Claim, Finding, Section, Usage
 from commtax.runs.traces.accounts import TracedJob, named_work
-from commtax.runs.traces.trace import (
-    KINDS,
-    REPEATED,
-    WHOLE,
-    Collective,
-    Device,
-    Trace,
-    TraceStep,
-    holding,
-    middle,
-    named_steps,
-    timeline_of,
-)
+from commtax.runs.traces.trace import KINDS, Collective, Device, Trace, TraceStep, holding, middle, named_steps, timeline_of
 from commtax.statement import Note
 from commtax.thresholds import thresholds
 from commtax.timeline import Column, Timeline

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +20,6 @@ from commtax.thresholds import levels
 from commtax.timeline import Column, Timeline, merge_spans
 from commtax.wordings import patterns
 
-REPEATED, WHOLE = "repetition", "whole trace"  # names of steps that no program named
 KINDS = ("compute", "comm", "copy", "wait")  # what a lane does; one that waits for an event does nothing
 Span = tuple[float, float]
 Spans = Sequence[Span] | Column  # starts and ends, as tuples or as rows of two
@@ -375,3 +375,13 @@ def _numbered(trace: Trace, rank: int, said: str) -> Trace:
     lanes = tuple(f"rank {rank} {lane.removeprefix(own)}" if lane.startswith(own) else lane for lane in trace.timeline.lanes)
     notes = (*trace.notes, Note("numbered ranks", said))
     return replace(trace, rank=rank, timeline=replace(trace.timeline, lanes=lanes), notes=notes)
+
+
+@lru_cache(maxsize=4096)
+def phase_of(name: str) -> str:
+    """The phase that a step's name tells, or "".
+
+    >>> phase_of("execute_context_0(0)_generation_4(4)"), phase_of("ProfilerStep#3")
+    ('decode', '')
+    """
+    return next((step.phase for step in named_steps([(name, 0.0, 1.0)])), "")

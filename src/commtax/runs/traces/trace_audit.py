@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from commtax.runs.evidence.finding import Claim, Finding, Section, SentCollectives, Usage
+from commtax.runs.evidence.finding import REPEATED, WHOLE, Claim, Finding, Section, SentCollectives, Usage, typical_by_rank
 from commtax.runs.traces.accounts import TracedJob, collective_rows, kernel_rows, sent_a_step, step_rows, typical_step
 from commtax.runs.traces.causes import blame, causes
 from commtax.runs.traces.claim_check import (
@@ -22,8 +22,7 @@ from commtax.runs.traces.claim_check import (
     place_notes,
     waiting_findings,
 )
-from commtax.runs.traces.run_differences import typical_by_rank
-from commtax.runs.traces.trace import REPEATED, WHOLE, Trace
+from commtax.runs.traces.trace import Trace, phase_of
 from commtax.statement import Note
 from commtax.thresholds import thresholds
 from commtax.units import format_seconds, plural
@@ -57,6 +56,7 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
         facts,
         measured,
         sent if any(t.steps for t in job.traces) else None,
+        {name: phase for name in dict.fromkeys(row.name for row in steps) if (phase := phase_of(name))},
     )
 
 
