@@ -110,8 +110,8 @@ def _read_spelling(text: str, name: str) -> Cluster:
 def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
     """Hosts as such chips usually come: their links, one NIC for each GPU where the network has it, cards in bridged pairs."""
     inside, between, bridge = link(kind.intra), link(kind.inter), None
-    if inside.pairs and gpus > 2:  # a bridge joins two cards
-        bridge, inside = inside, link(kind.beside_bridge)
+    if inside.beside and gpus > 2:  # a bridge joins two cards
+        bridge, inside = inside, link(kind.beside_bridge or inside.beside)
     switched = inside.kind in _MAKERS
     pairs = f" (pairs over {bridge.name})" if bridge else ""
     system = f"{inside.name} inside{pairs}, {between.name} between hosts"
@@ -133,7 +133,8 @@ def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
 
 def _largest_host(kind: Chip) -> int:
     """GPUs of such a chip that one host holds at most: a baseboard's, the slots of a PCIe server, one beside its own CPU."""
-    cards = kind.gpus_per_host > 1 and (link(kind.intra).kind == "pcie" or link(kind.intra).pairs)
+    inside = link(kind.intra)
+    cards = kind.gpus_per_host > 1 and (inside.kind == "pcie" or inside.beside)
     return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, SLOTS if cards else 0)
 
 

@@ -8,16 +8,16 @@ bounds of the option table (``values.py``).
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
+from typing import cast
 
-import numpy as np
-
+from commtax.arrays import holds_anywhere
 from commtax.question import Question
-from commtax.records import dataclass
+from commtax.records import dataclass, record_from
 from commtax.shipped_tables import table
 from commtax.spec import Condition
 from commtax.statement import Refusal
 
-Broken = Callable[[Question], Condition | object]
+Broken = Callable[[Question], object]  # true where a rule is broken, or an array of whether it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Rule:
 @cache
 def _rule(code: str) -> Rule:
     group, _, name = code.partition(".")
-    row = dict(table("rules/rules.toml")[group][name])
-    return Rule(**{**row, "nearest": tuple(row.get("nearest", ()))})
+    row = table("rules/rules.toml")[group][name]
+    return record_from(Rule, {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
 
 
 def refusal(code: str, q: Question, **facts: object) -> Refusal:
@@ -54,5 +54,5 @@ def refusal(code: str, q: Question, **facts: object) -> Refusal:
 def check(group: str, rules: Mapping[str, Broken], q: Question, **facts: object) -> None:
     """Refuse a question that breaks one of the rules, for the first that it breaks."""
     for name, broken in rules.items():
-        if np.any(np.asarray(broken(q))):
+        if holds_anywhere(cast(Condition, broken(q))):
             raise refusal(f"{group}.{name}", q, **facts)

@@ -106,7 +106,7 @@ def check_run(q: Question) -> None:
 
         check_collectives(q)
         check_experts_techniques(q)
-    check("experts", EXPERTS, q, widest=_widest(q), most=(int(_widest(q)),))
+    check("experts", EXPERTS, q, widest=_widest(q), most=(_widest(q),))
     if q.trains:
         check_lengths(q)
         _check_async(q)
@@ -167,7 +167,7 @@ BACKEND: Mapping[str, Broken] = {
 def _check_backend(q: Question) -> None:
     backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
     facts = {"backend": backend, "able": able, "has": able or "none", "vendor": backend_called(backend).vendor.upper()}
-    check("backend", BACKEND, q, widest=int(_widest(q)), **facts)
+    check("backend", BACKEND, q, widest=_widest(q), **facts)
 
 
 def _has_stages(q: Question) -> bool:
