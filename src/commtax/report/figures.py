@@ -32,6 +32,7 @@ UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "bytes": (lambda value, _: format_bytes(value), ""),
     "usd": (lambda value, digits: f"{value:,.{digits}f}" if digits else million(value), ""),
     "money": (lambda value, _: format_money(value), ""),
+    "yes": (lambda value, _: "yes" if value else "no", ""),
     "text": (lambda value, _: str(value), ""),
 }
 """How a terminal writes a figure of each unit, from its value and digits, and what stands for none."""
@@ -63,7 +64,7 @@ class Figure:
     @property
     def heading(self) -> str:
         """The name of its column on a terminal: numbers are right-aligned."""
-        return ("" if self.unit == "text" else ">") + (self.column or self.title or self.name)
+        return ("" if self.unit in ("text", "yes") else ">") + (self.column or self.title or self.name)
 
     def write(self, value: object) -> str:
         """Write a value as a terminal does, a range of two as one."""
@@ -85,10 +86,12 @@ class FigureTable:
     ranges: tuple[str, ...] = ()
     large: tuple[str, ...] = ()
     minor: tuple[str, ...] = ()
+    none: str | None = None
     but: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def figure(self, key: str) -> Figure:
-        return replace(figures()[key], **self.but.get(key, {}))
+        one = figures()[key]
+        return replace(one, **{"none": one.none if self.none is None else self.none, **self.but.get(key, {})})
 
     def heading(self, key: str) -> str:
         """The name of a column on a terminal."""
