@@ -14,6 +14,7 @@ from commtax.report import plots
 from commtax.report.documents import Record, engine_name, facts
 from commtax.report.drawing import Console, Text, telling
 from commtax.report.figures import figure_table
+from commtax.report.manners import Manner
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, length_words, model_words, notes, say, show_table
 from commtax.spec import PARALLEL, SIZES, TAXES
@@ -525,3 +526,10 @@ def plot_grid(answer: object, path: Path | None) -> "plots.Figure":
             axis.legend(fontsize=8)
 
     return picture(path, draw)
+
+
+MANNERS = {
+    "Comparison": Manner[Comparison](show_comparison, comparison_document, comparison_rows, plot_comparison),
+    "PlanTable": Manner[PlanTable](show_plans, plans_document, plan_rows, plot_plans),
+}
+GRID = Manner[object](show_grid, grid_document, grid_rows, plot_grid)

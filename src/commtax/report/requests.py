@@ -15,6 +15,7 @@ from commtax.judgement.overload import load_words
 from commtax.report.closed_loop import LITTLE, fixed_time_notes, host_times, saved_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
+from commtax.report.manners import Manner
 from commtax.report.plots import COLOURS, format_time_axis, no_formula, picture, style
 from commtax.report.tables import ANSWER, OWN_LIMITS, cached_words, longest_words, notes, say, say_asked, say_own_limits, show_table
 from commtax.sim.serving.figures import weighted_quantile
@@ -426,3 +427,13 @@ def _distribution(axes: "Axes", o: RequestsInTime) -> None:
     axes.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=(low, high * (high / low) ** 0.15))
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+MANNERS = {
+    "RequestsInTime": Manner[RequestsInTime](
+        lambda console, o: show_outcome(console, o, Slo()),
+        lambda o: outcome_document(o, Slo()),
+        lambda o: [dict(zip(o.columns, row, strict=True)) for row in zip(*o.columns.values(), strict=True)],
+        plot_outcome,
+    ),
+}

@@ -6,8 +6,8 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commtax.report.answers import Manner, Rows
 from commtax.report.documents import record
+from commtax.report.manners import Manner, Rows
 from commtax.report.plots import plot_bars
 from commtax.runs.evidence.finding import Audit
 from commtax.runs.report.audit_words import audit_document
