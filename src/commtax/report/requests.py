@@ -3,6 +3,7 @@
 Documents have our figures beside the keys of ``vllm bench serve``, so that scripts for its results read ours.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from math import isfinite, isinf
 from pathlib import Path
@@ -34,8 +35,14 @@ if TYPE_CHECKING:
     from commtax.report.plots import Axes, Figure
 
 WORDS = table("report/words.toml")["requests"]
-METRICS = WORDS["metrics"]
-BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}  # our times, and what vLLM calls them
+TIMES: Mapping[str, Mapping[str, str]] = table("report/figures.toml")["times"]
+METRICS = {key: one["name"] for key, one in TIMES.items()}
+SWEPT = {
+    f"{metric}_{which}": f"{METRICS[metric]} {which}"
+    for metric, some in {"ttft": ("mean", "p99"), "tpot": ("mean", "p99"), "itl": ("p99",), "e2e": ("mean",)}.items()
+    for which in some
+}
+"""Statistics that a sweep lists, and the names of their columns."""
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 LONGER = 1.2  # prompts of the slowest over those of the middle
@@ -299,7 +306,7 @@ def bench_result(o: RequestsInTime, slo: Slo) -> Record:
         request_goodput=slo.goodput(o) if slo.limits else None,
         total_token_throughput=o.tokens_per_s + o.input_tokens_per_s,
     )
-    for metric, theirs in BENCH.items():
+    for metric, theirs in ((key, one["bench"]) for key, one in TIMES.items() if "bench" in one):
         row |= {f"{MEDIAN.get(s, s)}_{theirs}_ms": 1e3 * o.statistic(f"{metric}_{s}") for s in (*STATISTICS, "std")}
     return row
 
@@ -338,16 +345,21 @@ def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
         parts.append("no point meets the SLO" if most is None else f"the SLO is met up to {unit(s.values[most])}")
     say(console, f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0], ANSWER)
     say_asked(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
-    times = (">TTFT mean", ">TTFT p99", ">TPOT mean", ">TPOT p99", ">ITL p99", ">E2E mean")
-    columns = (f">{s.title}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
+    columns = (
+        f">{s.title}",
+        *(f">{title}" for title in SWEPT.values()),
+        ">answered/s",
+        ">tokens/s out",
+        *([">SLO met"] if slo.limits else []),
+        "",
+    )
     show_table(console, columns, (_sweep_cells(s, i, slo) for i in range(len(s.values))), EXPENDABLE)
     notes(console, remarks(s.outcomes[0]))
 
 
 def _sweep_cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
     o = s.outcomes[at]
-    names = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p99", "e2e_mean")
-    times = [format_seconds(value) if np.isfinite(value := o.statistic(name)) else "–" for name in names]
+    times = [format_seconds(value) if np.isfinite(value := o.statistic(name)) else "–" for name in SWEPT]
     mark = "overloaded" if o.overloaded else "the knee" if at == s.knee else ""
     kept = [f"{slo.share(o):.1%}"] if slo.limits else []
     return (f"{s.values[at]:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark)
