@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from commtax.report.plots import BarRow, Figure
     from commtax.verbs.layer import LayerTimeline
 
-TOP = 10  # plans that a document lists, as ``plan`` does by default
+LISTED = 10  # plans that a document lists, as ``plan`` does by default
 Rows = list[Record]
 T = TypeVar("T", contravariant=True)
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isinf
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -49,7 +48,6 @@ from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Sketch
 from commtax.report.exact_bytes import roomier_record
 from commtax.report.figures import figure_table
-from commtax.report.manners import TOP, Manner, bars, layer_drawing
 from commtax.report.money import counted_note, plan_notes
 from commtax.report.plan_tables import (
     MARK,
@@ -62,24 +60,18 @@ from commtax.report.plan_tables import (
     rows_to_show,
     run_notes,
     served_row,
-    served_rows,
     served_things,
     show_ranked,
     show_training_plans,
     trained_row,
-    trained_rows,
     trained_things,
     untrained_words,
 )
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, notes, say, show_rejected, show_table, sized_places
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.disaggregation import UNCHECKED
-from commtax.verbs.layer import layer_of
 from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import link_notes
-
-if TYPE_CHECKING:
-    from commtax.report.plots import Figure
 
 WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
 HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
@@ -543,31 +535,3 @@ def _when_users_wait(a: ServingPlans, pasted: StandingPlan) -> str:
     clients, rate = plural(int(rows.concurrency[same]), "client"), f"{rows.tokens_per_s[same]:,.0f} tokens/s"
     judged = f"yours is as good as {start} within the margin" if alike else f"start from {start}"
     return f"; when users wait, {judged} ({USUAL}, yours has {clients}, {_latencies(q, rows, same)}, {rate})"
-
-
-def _plot_front(a: ServingPlans, path: Path | None) -> "Figure":
-    from commtax.report.view.pictures import plot_front  # which imports this
-
-    return plot_front(a, path)
-
-
-MANNERS = {
-    "ServingPlans": Manner[ServingPlans](
-        lambda console, a: show_plans(console, a, TOP),
-        lambda a: plans_document(a, TOP),
-        served_rows,
-        _plot_front,
-        lambda a: layer_drawing(layer_of(a.step_of(a.plans, a.recommended))) if len(a.plans) else "",
-    ),
-    "TrainPlans": Manner[TrainPlans](
-        lambda console, a: show_plans(console, a, TOP),
-        lambda a: plans_document(a, TOP),
-        trained_rows,
-        bars(
-            lambda a: [(a.whole_words(a.plans, i), float(a.plans.mfu[i])) for i in range(min(TOP, len(a.plans)))],
-            "%",
-            lambda a: f"{a.question.model.key} on {a.question.cluster.key}: MFU of the best plans",
-        ),
-        lambda a: layer_drawing(layer_of(a.step_of(a.plans, a.recommended))) if len(a.plans) else "",
-    ),
-}

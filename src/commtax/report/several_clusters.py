@@ -9,7 +9,7 @@ from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
 from commtax.report.documents import Record, document, engine_name, facts
 from commtax.report.drawing import Console
 from commtax.report.figures import figure_table, million
-from commtax.report.manners import TOP, Manner, bars
+from commtax.report.manners import LISTED, Manner, bars
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, price_notes
 from commtax.report.plan_tables import (
     behind_notes,
@@ -257,9 +257,9 @@ def _cost_bar(one: RankedPlan) -> BarRow:
 
 MANNERS = {
     "SeveralPlans": Manner[SeveralPlans](
-        lambda console, a: show_several(console, a, TOP),
-        lambda a: several_document(a, TOP),
+        lambda console, a: show_several(console, a, LISTED),
+        lambda a: several_document(a, LISTED),
         several_rows,
-        bars(lambda a: list(map(_cost_bar, a.listed(TOP))), "$ per million tokens", lambda a: a.answers[0].question.model.key),
+        bars(lambda a: list(map(_cost_bar, a.listed(LISTED))), "$ per million tokens", lambda a: a.answers[0].question.model.key),
     ),
 }
