@@ -14,7 +14,7 @@ from commtax.judgement.gains import is_worth_telling
 from commtax.judgement.overload import load_words
 from commtax.planner.money import per_million
 from commtax.records import dataclass, record_from, replace
-from commtax.report.figures import Figure, figures
+from commtax.report.figures import AnswerFigure, figures
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import format_figure, format_seconds, parse_fraction
@@ -57,7 +57,7 @@ class ComparedFigure:
     high: tuple[str, ...] = ()
 
     @property
-    def told(self) -> Figure:
+    def told(self) -> AnswerFigure:
         """What it is."""
         return figures()[self.figure]
 

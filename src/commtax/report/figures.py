@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from math import isnan
-from typing import Any
 
 from commtax.files import table
 from commtax.judgement.confidence import percent
@@ -43,7 +42,7 @@ RANGE = ".range"  # behind a key: the 80% range of that figure
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class AnswerFigure:
     """What a figure of an answer is."""
 
     key: str
@@ -87,9 +86,9 @@ class FigureTable:
     large: tuple[str, ...] = ()
     minor: tuple[str, ...] = ()
     none: str | None = None
-    but: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    but: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
-    def figure(self, key: str) -> Figure:
+    def figure(self, key: str) -> AnswerFigure:
         one = figures()[key]
         return replace(one, **{"none": one.none if self.none is None else self.none, **self.but.get(key, {})})
 
@@ -139,10 +138,10 @@ class FigureTable:
 
 
 @cache
-def figures() -> Mapping[str, Figure]:
+def figures() -> Mapping[str, AnswerFigure]:
     """Every figure by its key."""
     listed = table("report/figures.toml")["figures"]
-    return {key: record_from(Figure, {"key": key, **told}) for key, told in listed.items()}
+    return {key: record_from(AnswerFigure, {"key": key, **told}) for key, told in listed.items()}
 
 
 @cache
