@@ -20,6 +20,7 @@ from reference import rows_table
 
 from commtax.cli import main as run_command
 from commtax.files import table
+from commtax.report.figures import figures
 
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_suffix(".toml")
@@ -34,6 +35,18 @@ UNITS = (
     ("_usd", "US dollars"),
     ("_fraction", "share of 1"),
 )
+FIGURE_UNITS = {
+    "seconds": "seconds",
+    "days": "days",
+    "rate": "per second",
+    "share": "share of 1",
+    "odds": "probability",
+    "growth": "share of 1",
+    "bytes": "bytes",
+    "usd": "US dollars",
+    "money": "US dollars",
+}
+"""What the unit of a figure says of its number."""
 """What the end of a key says of its number."""
 INTRO = """# JSON documents
 
@@ -45,6 +58,13 @@ or is infinite is `null`. In Python, `to_dict()` of an answer is the same docume
 Every document has a [JSON Schema](https://json-schema.org) for validators and code generators. Schemas and
 tables on this page are made from real answers while the site is built. "Sometimes" marks keys that only
 some answers have.
+"""
+
+
+FIGURES = """# Figures
+
+Figures of answers as tables on a terminal and on the page show them: the key that JSON documents have, the
+name, the unit, and what it is. The table in the program that this is made from is `report/figures.toml`.
 """
 
 
@@ -103,8 +123,8 @@ def records() -> list[tuple[set[str], set[str]]]:
         return (keys(own.pop("+")) if "+" in own else {}) | own
 
     found = [keys(name) for name in whole if name != "records"]
-    maybe = [{key for key, way in one.items() if "if any" in way} for one in found]
-    return [(set(one) - some, some) for one, some in zip(found, maybe, strict=True)]
+    maybe = [{key for key, way in one.items() if "if any" in way or "if there" in way} for one in found]
+    return [({key for key in one if not key.startswith("*")} - some, some) for one, some in zip(found, maybe, strict=True)]
 
 
 def always_there(objects: list[dict[str, Any]], known: list[tuple[set[str], set[str]]]) -> set[str]:
@@ -131,13 +151,27 @@ def file_name(name: str) -> str:
     return f"reference/schemas/{name.replace('/', '.')}.json"
 
 
+def unit_words(key: str) -> str:
+    """Return the unit of a number: that of the figure, else what the end of its key says."""
+    figure = figures().get(key)
+    return FIGURE_UNITS.get(figure.unit, "") if figure else next((words for end, words in UNITS if key.endswith(end)), "")
+
+
+def figure_rows() -> Iterator[tuple[str, str, str, str]]:
+    """Yield each figure of tables: its key, name, unit with the direction that is better, and meaning."""
+    for key, one in figures().items():
+        unit = FIGURE_UNITS.get(one.unit, "")
+        if one.unit not in ("text", "setup") and "{" not in one.name:
+            yield f"`{key}`", one.name, ", ".join(filter(None, (unit, "less is better" if one.less else ""))), one.help
+
+
 def key_rows(told: Schema, before: str = "") -> Iterator[tuple[str, str, str]]:
     """Keys with what they hold, those of records within by their path."""
     required = set(told.get("required", ()))
     for key, one in told.get("properties", {}).items():
         types = one.get("type", [])
         plain = [kind for kind in ([types] if isinstance(types, str) else types) if kind != "null"]
-        unit = next((words for end, words in UNITS if key.endswith(end)), "") if plain == ["number"] else ""
+        unit = unit_words(key) if plain == ["number"] else ""
         often = "" if key in required or not required else "sometimes"
         said = f"`{one['const']}`" if "const" in one else " or ".join(plain) or "null unless asked for"
         yield f"`{before}{key}`", said, ", ".join(filter(None, (unit, often)))
@@ -153,7 +187,9 @@ def pages() -> dict[str, str]:
         link = f"[JSON Schema]({file_name(name).removeprefix('reference/')})"
         parts += [f"## {name}", f"```sh\ncommtax {listed()[name][0]} --json\n```", link]
         parts.append(rows_table(("key", "holds", ""), key_rows(one)))
+    figure_table = rows_table(("key", "called", "", "what it is"), figure_rows())
     return {
+        "reference/figures.md": f"{FIGURES.strip()}\n\n{figure_table}\n",
         "reference/json.md": "\n\n".join(parts) + "\n",
         **{file_name(name): json.dumps(one, indent=1) + "\n" for name, one in made.items()},
     }

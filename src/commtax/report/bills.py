@@ -11,6 +11,7 @@ from commtax.records import Condition
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text
 from commtax.report.figures import figure_table
+from commtax.report.manners import Manner, bars, layer_drawing, line_colours, question_title
 from commtax.report.tables import (
     ANSWER,
     NOTHING_SENT,
@@ -448,3 +449,39 @@ def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
 
 def _cited(effects: tuple[Effect, ...]) -> list[str]:
     return list(dict.fromkeys(e.source for e in effects if e.source))
+
+
+def _line_name(x: Line) -> str:
+    return f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what)
+
+
+MANNERS = {
+    "StepBill": Manner[StepBill](
+        lambda console, b: show_bill(console, ExplainedStep(b)),
+        lambda b: bill_document(ExplainedStep(b)),
+        lambda b: [record("bill-line", line=x) | {"kind": "communication" if x.kind == "comm" else x.kind} for x in by_cost(b)],
+        bars(
+            lambda b: [(_line_name(x), float(x.exposed_s)) for x in by_cost(b)],
+            "s",
+            question_title,
+            lambda b: line_colours(x.kind == "comm" for x in by_cost(b)),
+        ),
+        lambda b: layer_drawing(ExplainedStep(b).layer),
+    ),
+    "Expectation": Manner[Expectation](
+        lambda console, e: show_expectation(console, e, None),
+        lambda e: expectation_document(e, None),
+        lambda e: [expectation_document(e, None)],
+        bars(
+            lambda e: [("latency", float(e.latency_s)), ("wire", float(e.wire_s))],
+            "s",
+            lambda e: f"{e.op} of {format_bytes(e.nbytes)} on {e.cluster.key}: {format_seconds(e.seconds)}",
+        ),
+    ),
+    "Why": Manner[Why](
+        show_why,
+        why_document,
+        lambda w: [{"part": part.name, "why": part.what, "seconds": part.seconds} for part in w.explanation.parts],
+        bars(lambda w: [(part.name, part.seconds) for part in w.explanation.parts], "s", lambda w: f"{w.line}: one launch"),
+    ),
+}

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +15,16 @@ from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
 from commtax.report.figures import figure_table
+from commtax.report.manners import Manner, question_title
 from commtax.spec import SERVING_AXES
 from commtax.units import format_figure, format_mean, format_seconds, plural
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import describe_gpus
+
+if TYPE_CHECKING:
+    from commtax.report.plots import Figure
 
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
 LITTLE = 0.15  # of a time or a difference: what is less is not worth a word
@@ -276,3 +282,18 @@ def _workers(s: ClosedLoop) -> Record:
         "gpus": gpus,
         "idle_gpus": None if gpus is None else s.question.gpus_there - gpus,
     }
+
+
+def _show_all(console: Console, s: ClosedLoop) -> None:
+    (show_simulations if np.ndim(s.requests.concurrency) else show_simulation)(console, s)
+
+
+def _plot(s: ClosedLoop, path: Path | None) -> "Figure":
+    from commtax.report.plots import plot_latencies  # not for those who print
+
+    return plot_latencies(simulation_runs(s), question_title(s), path)
+
+
+MANNERS = {
+    "ClosedLoop": Manner[ClosedLoop](_show_all, simulation_document, lambda s: [dict(run) for run in simulation_runs(s)], _plot),
+}

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from math import isnan
-from typing import Any
 
 from commtax.files import table
 from commtax.judgement.confidence import percent
@@ -32,6 +31,7 @@ UNITS: Mapping[str, tuple[Callable[..., str], str]] = {
     "bytes": (lambda value, _: format_bytes(value), ""),
     "usd": (lambda value, digits: f"{value:,.{digits}f}" if digits else million(value), ""),
     "money": (lambda value, _: format_money(value), ""),
+    "yes": (lambda value, _: "yes" if value else "no", ""),
     "text": (lambda value, _: str(value), ""),
 }
 """How a terminal writes a figure of each unit, from its value and digits, and what stands for none."""
@@ -42,7 +42,7 @@ RANGE = ".range"  # behind a key: the 80% range of that figure
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class AnswerFigure:
     """What a figure of an answer is."""
 
     key: str
@@ -63,7 +63,7 @@ class Figure:
     @property
     def heading(self) -> str:
         """The name of its column on a terminal: numbers are right-aligned."""
-        return ("" if self.unit == "text" else ">") + (self.column or self.title or self.name)
+        return ("" if self.unit in ("text", "yes") else ">") + (self.column or self.title or self.name)
 
     def write(self, value: object) -> str:
         """Write a value as a terminal does, a range of two as one."""
@@ -85,10 +85,12 @@ class FigureTable:
     ranges: tuple[str, ...] = ()
     large: tuple[str, ...] = ()
     minor: tuple[str, ...] = ()
-    but: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    none: str | None = None
+    but: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
-    def figure(self, key: str) -> Figure:
-        return replace(figures()[key], **self.but.get(key, {}))
+    def figure(self, key: str) -> AnswerFigure:
+        one = figures()[key]
+        return replace(one, **{"none": one.none if self.none is None else self.none, **self.but.get(key, {})})
 
     def heading(self, key: str) -> str:
         """The name of a column on a terminal."""
@@ -136,10 +138,10 @@ class FigureTable:
 
 
 @cache
-def figures() -> Mapping[str, Figure]:
+def figures() -> Mapping[str, AnswerFigure]:
     """Every figure by its key."""
     listed = table("report/figures.toml")["figures"]
-    return {key: record_from(Figure, {"key": key, **told}) for key, told in listed.items()}
+    return {key: record_from(AnswerFigure, {"key": key, **told}) for key, told in listed.items()}
 
 
 @cache

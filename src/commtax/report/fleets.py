@@ -18,6 +18,7 @@ from commtax.planner.reasons import AGAINST, doubt_words, role_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
 from commtax.report.figures import figure_table, million
+from commtax.report.manners import Manner, bars
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, price_notes
 from commtax.report.plan_tables import places, show_ranked
 from commtax.report.planning import limit_words, shorten_rejected, spread_notes
@@ -246,11 +247,6 @@ def fleets_document(a: FleetPlans) -> Record:
     )
 
 
-def fleet_rows(a: FleetPlans) -> list[Record]:
-    """Every fleet that holds, best first."""
-    return [_row(trial) for trial in a.plans]
-
-
 def statistic_key(name: str) -> str:
     """A statistic as benchmarks spell it: ``p95_ttft_s``."""
     metric, which = name.rsplit("_", 1)
@@ -279,3 +275,13 @@ def _things(trial: Trial) -> Record:
         "sustained": sustained_tokens_per_s(trial) / trial.gpus if grown else None,
         "verdict": gpu_words(trial),
     }
+
+
+MANNERS = {
+    "FleetPlans": Manner[FleetPlans](
+        show_fleets,
+        fleets_document,
+        lambda a: list(map(_row, a.plans)),
+        bars(lambda a: [(gpu_words(one), float(one.gpus)) for one in a.plans], "GPUs", lambda a: a.question.model.key),
+    ),
+}

@@ -12,6 +12,7 @@ from commtax.cost.schedules import SCHEDULES
 from commtax.files import table
 from commtax.report.documents import Record, record
 from commtax.report.drawing import Console, Sketch, telling
+from commtax.report.manners import Manner
 from commtax.report.plots import no_formula, picture
 from commtax.report.tables import ANSWER, notes, say, show_table
 from commtax.sim.pipeline import PipelineRun, step_pipeline
@@ -200,3 +201,10 @@ def plot_pipeline(ran: PipelineRun, path: Path | None) -> Figure:
         axes.legend(fontsize=8, ncols=3)
 
     return picture(path, draw, (9, 1.4 + 0.3 * len(t.lanes)))
+
+
+MANNERS = {
+    "PipelineRun": Manner[PipelineRun](
+        show_pipeline, pipeline_document, pipeline_rows, plot_pipeline, lambda ran: to_svg(ran.timeline, ground="none")
+    ),
+}

@@ -87,7 +87,7 @@ def behind_notes(
         yield f"{named} behind plans with worse figures, since {why}"
 
 
-class PlanRow:
+class RowValues:
     """A row of columns, each of them an attribute."""
 
     def __init__(self, rows: ColumnTable, i: int) -> None:
@@ -106,7 +106,7 @@ class Ends(NamedTuple):
 
 def served_things(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
     """Return what documents and tables of serving plans are made of; without a second token there is no time between tokens."""
-    q, row, decodes = a.question, PlanRow(rows, i), a.question.requests.output_len > 1
+    q, row, decodes = a.question, RowValues(rows, i), a.question.requests.output_len > 1
     return {
         "row": row,
         "mode": "disaggregated" if rows.mode[i] else "together",
@@ -137,7 +137,7 @@ def trained_things(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
     """Return what documents and tables of training plans are made of."""
     rate = a.tokens_per_s(rows, i)
     return {
-        "row": PlanRow(rows, i),
+        "row": RowValues(rows, i),
         "kind": a.kind_words(rows, i),
         "step": lambda: a.step_of(rows, i),
         "tokens_per_s": rate,
@@ -176,7 +176,7 @@ def served_rows(a: ServingPlans) -> list[Record]:
             "mode": "disaggregated" if rows.mode[i] else "together",
             "kind": ranking.KINDS[int(kinds[i])],
             "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
-            **facts(PlanRow(rows, i), *figures, "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
+            **facts(RowValues(rows, i), *figures, "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
             "usd_per_million_tokens": usd[i] if q.goal.usd_per_gpu_hour else None,
             **a.exchanges[int(rows.exchange[i])].told,
         }
@@ -192,7 +192,7 @@ def trained_rows(a: TrainPlans) -> list[Record]:
             "plan": a.gpu_words(rows, i),
             "recommended": i == a.recommended,
             "kind": a.kind_words(rows, i),
-            **record("plan-training-sizes", row=PlanRow(rows, i)),
+            **record("plan-training-sizes", row=RowValues(rows, i)),
         }
         for i in range(len(rows))
     ]

@@ -49,7 +49,7 @@ from commtax.report.money import counted_note, plan_notes
 from commtax.report.plan_tables import (
     MARK,
     NEAREST,
-    PlanRow,
+    RowValues,
     behind_notes,
     gpus_of,
     places,
@@ -251,7 +251,7 @@ def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Reco
 def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
     rows, figures = pasted.rows, Record()
     if isinstance(rows, TrainColumns):
-        figures = record("plan-training-sizes", row=PlanRow(rows, 0)) if len(rows) else {}
+        figures = record("plan-training-sizes", row=RowValues(rows, 0)) if len(rows) else {}
     elif isinstance(a, ServingPlans):
         figures = served_row(a, rows, 0) if len(rows) else {}
     return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}

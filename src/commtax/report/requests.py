@@ -3,6 +3,7 @@
 Documents have our figures beside the keys of ``vllm bench serve``, so that scripts for its results read ours.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from math import isfinite, isinf
 from pathlib import Path
@@ -15,6 +16,7 @@ from commtax.judgement.overload import load_words
 from commtax.report.closed_loop import LITTLE, fixed_time_notes, host_times, saved_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
+from commtax.report.manners import Manner
 from commtax.report.plots import COLOURS, format_time_axis, no_formula, picture, style
 from commtax.report.tables import ANSWER, OWN_LIMITS, cached_words, longest_words, notes, say, say_asked, say_own_limits, show_table
 from commtax.sim.serving.figures import weighted_quantile
@@ -31,8 +33,14 @@ if TYPE_CHECKING:
     from commtax.report.plots import Axes, Figure
 
 WORDS = table("report/words.toml")["requests"]
-METRICS = WORDS["metrics"]
-BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}  # our times, and what vLLM calls them
+TIMES: Mapping[str, Mapping[str, str]] = table("report/figures.toml")["times"]
+METRICS = {key: one["name"] for key, one in TIMES.items()}
+SWEPT = {
+    f"{metric}_{which}": f"{METRICS[metric]} {which}"
+    for metric, some in {"ttft": ("mean", "p99"), "tpot": ("mean", "p99"), "itl": ("p99",), "e2e": ("mean",)}.items()
+    for which in some
+}
+"""Statistics that a sweep lists, and the names of their columns."""
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 LONGER = 1.2  # prompts of the slowest over those of the middle
@@ -296,7 +304,7 @@ def bench_result(o: RequestsInTime, slo: Slo) -> Record:
         request_goodput=slo.goodput(o) if slo.limits else None,
         total_token_throughput=o.tokens_per_s + o.input_tokens_per_s,
     )
-    for metric, theirs in BENCH.items():
+    for metric, theirs in ((key, one["bench"]) for key, one in TIMES.items() if "bench" in one):
         row |= {f"{MEDIAN.get(s, s)}_{theirs}_ms": 1e3 * o.statistic(f"{metric}_{s}") for s in (*STATISTICS, "std")}
     return row
 
@@ -335,16 +343,21 @@ def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
         parts.append("no point meets the SLO" if most is None else f"the SLO is met up to {unit(s.values[most])}")
     say(console, f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0], ANSWER)
     say_asked(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
-    times = (">TTFT mean", ">TTFT p99", ">TPOT mean", ">TPOT p99", ">ITL p99", ">E2E mean")
-    columns = (f">{s.title}", *times, ">answered/s", ">tokens/s out", *([">SLO met"] if slo.limits else []), "")
+    columns = (
+        f">{s.title}",
+        *(f">{title}" for title in SWEPT.values()),
+        ">answered/s",
+        ">tokens/s out",
+        *([">SLO met"] if slo.limits else []),
+        "",
+    )
     show_table(console, columns, (_sweep_cells(s, i, slo) for i in range(len(s.values))), EXPENDABLE)
     notes(console, remarks(s.outcomes[0]))
 
 
 def _sweep_cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
     o = s.outcomes[at]
-    names = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p99", "e2e_mean")
-    times = [format_seconds(value) if np.isfinite(value := o.statistic(name)) else "–" for name in names]
+    times = [format_seconds(value) if np.isfinite(value := o.statistic(name)) else "–" for name in SWEPT]
     mark = "overloaded" if o.overloaded else "the knee" if at == s.knee else ""
     kept = [f"{slo.share(o):.1%}"] if slo.limits else []
     return (f"{s.values[at]:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark)
@@ -424,3 +437,13 @@ def _distribution(axes: "Axes", o: RequestsInTime) -> None:
     axes.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=(low, high * (high / low) ** 0.15))
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+MANNERS = {
+    "RequestsInTime": Manner[RequestsInTime](
+        lambda console, o: show_outcome(console, o, Slo()),
+        lambda o: outcome_document(o, Slo()),
+        lambda o: [dict(zip(o.columns, row, strict=True)) for row in zip(*o.columns.values(), strict=True)],
+        plot_outcome,
+    ),
+}

@@ -9,6 +9,7 @@ from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
 from commtax.report.documents import Record, document, engine_name, facts
 from commtax.report.drawing import Console
 from commtax.report.figures import figure_table, million
+from commtax.report.manners import LISTED, Manner, bars
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, price_notes
 from commtax.report.plan_tables import (
     behind_notes,
@@ -21,6 +22,7 @@ from commtax.report.plan_tables import (
     show_ranked,
 )
 from commtax.report.planning import DEFINITION, OPEN, WANTED, limit_words, plans_document
+from commtax.report.plots import BarRow
 from commtax.report.tables import ANSWER, length_words, model_words, name_and_gpus, notes, say
 from commtax.units import format_seconds, listed, plural
 from commtax.verbs.loads import lengths_note
@@ -246,3 +248,18 @@ def several_rows(a: SeveralPlans) -> list[Record]:
 
 def ranked_row(one: RankedPlan) -> Record:
     return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}
+
+
+def _cost_bar(one: RankedPlan) -> BarRow:
+    name = f"{one.answer.question.cluster.key}: {one.answer.gpu_words(one.answer.plans, one.row)}"
+    return name, float(one.money.usd_per_million_tokens or 0.0)
+
+
+MANNERS = {
+    "SeveralPlans": Manner[SeveralPlans](
+        lambda console, a: show_several(console, a, LISTED),
+        lambda a: several_document(a, LISTED),
+        several_rows,
+        bars(lambda a: list(map(_cost_bar, a.listed(LISTED))), "$ per million tokens", lambda a: a.answers[0].question.model.key),
+    ),
+}

@@ -9,6 +9,7 @@ from commtax.judgement import gains
 from commtax.report import tables
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Text, telling
+from commtax.report.manners import Manner, bars, question_title
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID
 from commtax.units import format_seconds, plural
 from commtax.verbs.requests_weighed import PayRange, RequestTimes
@@ -335,3 +336,17 @@ def worth_document(w: Worth) -> Record:
 
 def worth_row(row: TechniqueWorth) -> Record:
     return record("worth-row", row=row, technique=row.technique, pays=row.pays)
+
+
+MANNERS = {
+    "Worth": Manner[Worth](
+        show_worth,
+        worth_document,
+        lambda w: [worth_row(row) | {"pays": pays_text(row, bool(w.swept))} for row in w.rows],
+        bars(
+            lambda w: [(row.name, row.gain - 1, row.low - 1, row.high - 1) for row in w.here],
+            "%",
+            lambda w: f"{question_title(w)}: gain of each technique",
+        ),
+    ),
+}

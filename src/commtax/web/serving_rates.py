@@ -9,7 +9,7 @@ import numpy as np
 from commtax.files import table
 from commtax.options import taken_by
 from commtax.report.documents import Record
-from commtax.report.requests import STATISTICS, fleet_words, rate_words, sweep_document, tail_words
+from commtax.report.requests import STATISTICS, TIMES, fleet_words, rate_words, sweep_document, tail_words
 from commtax.report.view.plan_table import page_words
 from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, command_line
 from commtax.sim.serving.figures import weighted_quantile
@@ -23,7 +23,6 @@ from commtax.verbs.settling import settle
 
 SHOWN = table("report/view/traffic.toml")
 CURVES: Mapping[str, Mapping[str, str]] = SHOWN["curves"]
-TIMES: Mapping[str, str] = SHOWN["times"]
 RATE = LOADS[0]
 
 
@@ -99,7 +98,7 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
         "rate": rate,
         "sentence": text,
         "words": [page_words(line) for line in tail_words(o)],
-        "times": [_percentiles(o, metric, name) for metric, name in TIMES.items()],
+        "times": [_percentiles(o, metric, one["title"]) for metric, one in TIMES.items()],
         "histogram": histogram(*o.gaps),
         "timeline": {
             "engine": first,

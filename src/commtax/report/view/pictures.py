@@ -16,8 +16,10 @@ from commtax.planner.ranking import FAMILY
 from commtax.planner.reasons import passed_over_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans
 from commtax.question import Question
+from commtax.report import plan_tables
 from commtax.report.documents import Record, Value
 from commtax.report.fleets import fleet_reasons, fleet_sentence, fleets_document, gpu_words
+from commtax.report.manners import LISTED, Manner, bars, layer_drawing
 from commtax.report.money import page_note
 from commtax.report.plan_tables import run_notes, served_row, trained_row
 from commtax.report.planning import (
@@ -27,6 +29,7 @@ from commtax.report.planning import (
     question_words,
     recommended_words,
     shorten_rejected,
+    show_plans,
     start_sentence,
 )
 from commtax.report.plots import LIGHT, LIMIT, RECOMMENDED, entitle, picture, style
@@ -54,6 +57,7 @@ from commtax.report.view.plan_table import (
 )
 from commtax.spec import SERVING_AXES, SIZES
 from commtax.units import format_bytes, format_figure, format_seconds, plural
+from commtax.verbs.explained_step import layer_of
 from commtax.verbs.loads import lengths_note
 
 if TYPE_CHECKING:
@@ -375,3 +379,25 @@ def plot_front(a: ServingPlans, path: Path | None) -> "Figure":
         axes.legend(fontsize=9)
 
     return picture(path, draw)
+
+
+MANNERS = {
+    "ServingPlans": Manner[ServingPlans](
+        lambda console, a: show_plans(console, a, LISTED),
+        lambda a: plans_document(a, LISTED),
+        plan_tables.served_rows,
+        plot_front,
+        lambda a: layer_drawing(layer_of(a.step_of(a.plans, a.recommended))) if len(a.plans) else "",
+    ),
+    "TrainPlans": Manner[TrainPlans](
+        lambda console, a: show_plans(console, a, LISTED),
+        lambda a: plans_document(a, LISTED),
+        plan_tables.trained_rows,
+        bars(
+            lambda a: [(a.whole_words(a.plans, i), float(a.plans.mfu[i])) for i in range(min(LISTED, len(a.plans)))],
+            "%",
+            lambda a: f"{a.question.model.key} on {a.question.cluster.key}: MFU of the best plans",
+        ),
+        lambda a: layer_drawing(layer_of(a.step_of(a.plans, a.recommended))) if len(a.plans) else "",
+    ),
+}
