@@ -1,15 +1,20 @@
 """How an audit is shown where it is an answer in Python: on a screen, as a document, as rows, as a figure."""
 
+from __future__ import annotations
+
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from commtax.report.answer_manners import Manner, Rows
 from commtax.report.answer_plots import plot_bars
 from commtax.report.documents import record
-from commtax.report.plots import Figure
 from commtax.runs.evidence.finding import STEP_PARTS, Audit, typical_of_ranks
 from commtax.runs.report.audit_words import audit_document
 from commtax.runs.report.auditing import show_audit
+
+if TYPE_CHECKING:
+    from commtax.report.plots import Figure
 
 
 def manner() -> Manner[Audit]:
