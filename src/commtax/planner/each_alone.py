@@ -14,9 +14,10 @@ from commtax.judgement.leading import UNCHECKED
 from commtax.judgement.margins import is_close
 from commtax.planner.columns import USUAL, ServingColumns, ServingPlans, objective_value, power, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
-from commtax.planner.reasons import AGAINST, SAID, against_codes, more_words
+from commtax.planner.reasons import TITLES, against_codes, against_note, more_words
 from commtax.question import Question
 from commtax.units import format_money, format_seconds, plural, round_up_seconds
+from commtax.words import words
 
 Placed = tuple[ServingPlans, ServingColumns, int]
 """A row of some plans of an answer."""
@@ -46,7 +47,7 @@ def alone_words(answer: ServingPlans) -> Iterator[str]:
     split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
     if any(rows.mode[i] > own.mode[j] for (_, rows, i), (_, own, j) in zip(split, good, strict=True)):
         told = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
-        yield f"each in two pools of its own, where they lead: {told}, but {AGAINST[UNCHECKED]}"
+        yield words("alone-in-pools", plans=told, against=against_note(UNCHECKED))
 
 
 def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
@@ -56,7 +57,7 @@ def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
             round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
             for a in answers
         )
-        for name in SAID
+        for name in TITLES
     }
 
 

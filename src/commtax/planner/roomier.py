@@ -6,9 +6,11 @@ from dataclasses import replace
 from commtax.judgement.engine_limits import Changes, memory_binds
 from commtax.planner.columns import NO_SERVING, ServingColumns, ServingPlans, objective_value
 from commtax.question import Question
+from commtax.statement import Note
 from commtax.units import format_seconds, plural
-from commtax.verbs.fit_advice import limit_costs, limit_flags, limits_worth_changing, room_words
+from commtax.verbs.fit_advice import changed_limits, limit_costs, limits_worth_changing, room_words
 from commtax.verbs.fitting import Fit, holds, judged_by_memory
+from commtax.words import words
 
 Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
 """The good loads of one row's plan as an answer's question has it, best first."""
@@ -37,7 +39,7 @@ def recommended_fit(answer: ServingPlans) -> Fit:
     return holds(judged_by_memory(answer.put(answer.plans, answer.recommended)).but(disaggregated=False))
 
 
-def roomier_words(answer: ServingPlans) -> list[str]:
+def roomier_words(answer: ServingPlans) -> list[Note]:
     """Return what engine limits bring where memory binds, and what they cost; nothing where none were found."""
     found = answer.roomier
     if not found:
@@ -48,5 +50,5 @@ def roomier_words(answer: ServingPlans) -> list[str]:
     gain = float(then.tokens_per_s[j] / now.tokens_per_s[i]) - 1
     ttft, tpot = (format_seconds(float(seconds[j])) for seconds in (then.ttft_s, then.tpot_s))
     figures = f"{plural(int(then.concurrency[j]), 'client')}, {then.tokens_per_s[j]:,.0f} tokens/s ({gain:+.0%})"
-    left_out = f"give {limit_flags(*fits)} to plan with this and to have it in --emit"
-    return [f"memory binds: {room_words(*fits)}, {where}{figures}, TTFT {ttft}, TPOT {tpot} ({limit_costs(*fits)}); {left_out}"]
+    told = {"room": room_words(*fits), "settings": changed_limits(*fits), "costs": limit_costs(*fits)}
+    return [words("roomier", where=where, figures=figures, ttft=ttft, tpot=tpot, **told)]

@@ -15,9 +15,9 @@ from commtax.report.plan_tables import gpus_of, served_columns, show_ranked
 from commtax.report.tables import ANSWER, say
 from commtax.units import format_seconds, plural
 from commtax.verbs.disaggregation import UNCHECKED
+from commtax.words import opening, words
 
 MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
-OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
@@ -62,20 +62,20 @@ def simpler_sentence(a: ServingPlans) -> str:
         return gives
     error = ratio_error(q, pools=True)
     doubt = f"{UNCHECKED} both" if isinf(error) else f"predictions of two pools against one err by {percent(error)}: measure both"
-    return f"{gives} {doubt[0].upper()}{doubt[1:]}."
+    return f"{gives} {opening(doubt)}"
 
 
 def point_lines(a: ServingPlans) -> list[str]:
     """What the point to start from gives, what is simpler, and what to beware of."""
     rows, own = a.answered
     gives = f"{delivers(replace(a, plans=rows), own)}."
-    beware = (f"{line[0].upper()}{line[1:]}." for line in (*alone_words(a), *pool_words(a, rows, own)))
+    beware = map(opening, (*alone_words(a), *pool_words(a, rows, own)))
     return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
 
 
 def show_points(console: Console, a: ServingPlans) -> None:
     """The answer where nothing is limited: a row for each point, and when it is the one to choose."""
-    for line in (OPEN, start_sentence(a)):
+    for line in (words("no-limit"), start_sentence(a)):
         say(console, line, ANSWER)
     for line in point_lines(a):
         say(console, f"  {line}")

@@ -7,12 +7,14 @@ from commtax.judgement.confidence import percent
 from commtax.judgement.leading import latest_first_token_s
 from commtax.planner import columns as planned
 from commtax.planner.columns import ColumnTable, ServingColumns, ServingPlans
-from commtax.planner.reasons import AGAINST, against_codes, dtype_words
+from commtax.planner.reasons import against_codes, against_note, dtype_words
 from commtax.report.documents import Record
 from commtax.report.drawing import Console
 from commtax.report.money import million
 from commtax.report.tables import say, show_table
+from commtax.statement import Note
 from commtax.units import format_seconds, plural
+from commtax.words import words
 
 MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
 EXPENDABLE = ("KV free", "comm", "/user", "microbatch", "bubble", "memory", "/GPU", "80% range", "range", "kind", "$/M", "likely")
@@ -70,16 +72,16 @@ def show_ranked(
 
 def behind_notes(
     listed: Sequence[tuple[ServingPlans, ServingColumns, int]], worths: Sequence[float], at: Sequence[int]
-) -> Iterator[str]:
-    """Which plans, ``at`` places of a ranking, stand behind others with worse figures, and why; ``worths``: what ranks them."""
-    found, least = dict[str, list[str]](), inf
+) -> Iterator[Note]:
+    """Yield which plans, ``at`` places of a ranking, stand behind others with worse figures, and why; ``worths`` rank them."""
+    found, least = dict[Note, list[str]](), inf
     for place, (a, rows, i), worth in zip(at, listed, worths, strict=True):
         for code in against_codes(a.question, rows, i) if worth > least else ():
-            found.setdefault(AGAINST[code].format(format_seconds(latest_first_token_s(a.question))), []).append(str(place))
+            found.setdefault(against_note(code, latest_first_token_s(a.question)), []).append(str(place))
         least = min(least, worth)
     for why, behind in found.items():
         named = f"plans {', '.join(behind[:-1])} and {behind[-1]} rank" if behind[1:] else f"plan {behind[0]} ranks"
-        yield f"{named} behind plans with worse figures, since {why}"
+        yield words("rank-behind", plans=named, against=why)
 
 
 SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {

@@ -13,7 +13,7 @@ from commtax.planner import StandingPlan, choosing
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
 from commtax.planner.compared_types import best_of_types
 from commtax.planner.money import asks_for_dollars, plan_money
-from commtax.planner.reasons import SAID, against_codes, missed_times, odds, role_words
+from commtax.planner.reasons import TITLES, against_codes, missed_times, odds, role_words
 from commtax.planner.roomier import recommended_fit
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
@@ -48,6 +48,7 @@ from commtax.spec import SERVING_AXES
 from commtax.units import format_seconds, plural
 from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import link_notes
+from commtax.words import inside
 
 WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
 HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
@@ -113,7 +114,8 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
     first = range(min(top, len(a.plans)))
     behind = behind_notes([(a, a.plans, i) for i in first], objective_value(q, a.plans)[:top].tolist(), [i + 1 for i in first])
-    told = [note for note in served.notes if note.code == "own-limits" and not any(str(note) in line for line in a.why)]
+    given = [note for line in a.why for note in inside(line)]
+    told = [note for note in served.notes if note.code == "own-limits" and note not in given]
     told += [note for note in served.notes if note.code in LEFT_OUT]
     lengths, links = lengths_note(q), link_notes(served.question)
     said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
@@ -132,7 +134,7 @@ def question_words(a: Plans) -> str:
     return f"{', '.join([length_words(a.question), *limit_words(a.question)])}; goal: {WANTED[a.question.goal.objective]}"
 
 
-def limit_words(q: Question, names: Callable[[str], str] = SAID.__getitem__) -> list[str]:
+def limit_words(q: Question, names: Callable[[str], str] = TITLES.__getitem__) -> list[str]:
     """Each limit, and how likely it has to be met."""
     limits = [f"{names(name)} <= {format_seconds(limit)}" for name, limit in (*q.goal.times, *q.goal.slo)]
     each = "each " * (len(limits) > 1)
@@ -167,7 +169,7 @@ def nothing_words(a: Plans) -> list[str]:
     if not len(a.near):
         return ["No plan fits in memory.", *takes]
     near, wish = a.near, percent(a.question.goal.confidence)
-    broken = [odds(a, near, 0, name) for name in missed_times(a.question, near, dict.fromkeys(SAID, 0))]
+    broken = [odds(a, near, 0, name) for name in missed_times(a.question, near, dict.fromkeys(TITLES, 0))]
     by_half = "; by the central prediction (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
     head = f"No plan is {wish} likely to meet the limits{by_half}"
     return [f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", *takes]

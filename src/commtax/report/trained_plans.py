@@ -13,7 +13,9 @@ from commtax.report.money import price_notes
 from commtax.report.plan_tables import EXPENDABLE, NEAREST, facts_at, places, rows_to_show, show_ranked
 from commtax.report.tables import Remarks
 from commtax.spec import KINDS
+from commtax.statement import Note
 from commtax.units import DAY_S, format_bytes, format_duration, format_money, format_seconds, format_tokens
+from commtax.words import words
 
 TRAINED = (*SIZED, "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
 """Sizes of a plan, and its figures."""
@@ -78,9 +80,9 @@ def run_words(a: TrainPlans) -> str:
     return format_tokens(a.question.goal.train_tokens)
 
 
-def run_notes(a: TrainPlans) -> list[str]:
-    run = f"time and dollars are those of {run_words(a)} tokens (--tokens), of steps without a pause"
-    return [f"{run}; {'; '.join(price_notes([a.question]))}"]
+def run_notes(a: TrainPlans) -> list[Note]:
+    """Return the run that time and dollars are of, and the price of a GPU-hour."""
+    return [words("run-tokens", tokens=run_words(a), prices=price_notes([a.question]))]
 
 
 def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:

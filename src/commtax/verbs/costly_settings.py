@@ -13,11 +13,12 @@ from commtax.judgement.gains import is_worth_telling, verdict_on_gain
 from commtax.options import options
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.verbs.fit_advice import limit_costs, limit_flags, limits_worth_changing, with_limits
+from commtax.verbs.fit_advice import changed_limits, limit_costs, limits_worth_changing, with_limits
 from commtax.verbs.fitting import holds, judge, judged_by_memory
 from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.requests_weighed import RequestTimes
 from commtax.verbs.settling import Settled
+from commtax.words import flags
 
 FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
 
@@ -113,7 +114,9 @@ def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, floa
         return None
     roomier, found = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
     told = {name: found[name] for name in FIGURES}
-    return SettingWorth(",".join(changes), limit_flags(roomier, judged), fits=True, cost=limit_costs(roomier, judged), **told)
+    return SettingWorth(
+        ",".join(changes), flags(changed_limits(roomier, judged)), fits=True, cost=limit_costs(roomier, judged), **told
+    )
 
 
 def _flag(q: Question, name: str, value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from operator import attrgetter
@@ -15,12 +15,13 @@ from commtax.judgement.starting import SEQS
 from commtax.options import check_taken
 from commtax.records import replace
 from commtax.spec import CACHE_SPLIT, SIZES, Cluster, Model
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal, Setting
 from commtax.units import format_bytes, plural
 from commtax.verbs.cache_room import limits_of
 from commtax.verbs.fitting import Fit, candidates, holds, judge, largest_max_num_seqs, longest_request, screen
 from commtax.verbs.keywords import FitOptions
 from commtax.verbs.settling import AUTO_EP, Settled, resolve_question
+from commtax.words import words
 
 
 def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[FitOptions]) -> Fit:
@@ -81,17 +82,17 @@ def with_limits(asked: Settled, changes: Changes) -> Settled:
     return replace(changed, limits=limits_of(changed))
 
 
-def limit_flags(roomier: Fit, judged: Fit) -> str:
-    """Return the flags of the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
+def changed_limits(roomier: Fit, judged: Fit) -> list[Setting]:
+    """Return the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
     now, then = judged.question.limits, roomier.question.limits
     differ = (name for name in (SEQS, "max_num_batched_tokens", SHARE) if getattr(then, name) != getattr(now, name))
-    return " ".join(f"--{name.replace('_', '-')} {getattr(then, name):g}" for name in differ)
+    return [Setting(name.replace("_", "-"), f"{getattr(then, name):g}") for name in differ]
 
 
-def room_words(roomier: Fit, judged: Fit) -> str:
+def room_words(roomier: Fit, judged: Fit) -> Note:
     """Return what the caches of a replica hold with other engine limits, and as it is."""
-    each = "data-parallel rank" if judged.question.plan.dp > 1 else "replica"
-    return f"with {limit_flags(roomier, judged)}: {roomier.kv_tokens:,} KV tokens per {each} instead of {judged.kv_tokens:,}"
+    each, settings = "data-parallel rank" if judged.question.plan.dp > 1 else "replica", changed_limits(roomier, judged)
+    return words("room", settings=settings, roomier=roomier.kv_tokens, rank=each, tokens=judged.kv_tokens)
 
 
 def limit_costs(roomier: Fit, judged: Fit) -> str:
@@ -106,30 +107,36 @@ def limit_costs(roomier: Fit, judged: Fit) -> str:
     return "; ".join(costs)
 
 
-def _advice(failed: Fit) -> list[str]:
-    """The nearest changes that would make it fit, each tried; written as options to add to the command."""
+def _advise(settings: Sequence[Setting], why: str = "") -> Note:
+    """Return options to set, and why in brackets."""
+    return words("advice", settings=settings, why=f" ({why})" * bool(why))
+
+
+def _advice(failed: Fit) -> list[Note]:
+    """Return the nearest changes that would make it fit, each tried, as options to set."""
     asked, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
-        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else plans_with_room(failed)
+        own = Setting("kv-cache-memory-bytes", f"{left:.0f}")
+        return [_advise([own], "what the chip has left")] if left > 0 else plans_with_room(failed)
     roomier = failed.roomier
-    changes = [limit_flags(roomier, failed)] if roomier and roomier.fits else []
+    changes = [_advise(changed_limits(roomier, failed))] if roomier and roomier.fits else []
     most = largest_max_num_seqs(failed)
-    seqs = f"--max-num-seqs {most}" if most < room.max_num_seqs else ""
+    seqs = [Setting("max-num-seqs", str(most))] if most < room.max_num_seqs else []
     if failed.stopped_by == SEQS:
-        changes.append(f"{seqs} (a block for the state of each)")
+        changes.append(_advise(seqs, "a block for the state of each"))
     elif longest := longest_request(failed):
-        changes.append(f"--max-model-len {longest}{f' {seqs}' if seqs else ''} (the longest request that fits as it is)")
+        changes.append(_advise([Setting("max-model-len", str(longest)), *seqs], "the longest request that fits as it is"))
     if not asked.plan.weights_dtype and not asked.model.quant:
         smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
-        changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
+        changes += [_advise([Setting("dtype", dtype)], "smaller weights") for dtype in islice(smaller, 1)]
     if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
-        changes.append("--kv-dtype fp8")
+        changes.append(_advise([Setting("kv-dtype", "fp8")]))
     return changes + plans_with_room(failed)
 
 
-def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
-    """The nearest plans that have room enough: the same with split caches, and one of as many GPUs or more, on as few as can be."""
+def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[Note]:
+    """Return the nearest plans that have room enough: the same with split caches, and one of at least as many GPUs."""
     asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
     own, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
@@ -142,18 +149,19 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
         for candidate in candidates(wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != own and may_fit(t, p)):
             if enough(judge(candidate)):
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
-                where = "" if place.key == base.key else f" --cluster {place.key}"
-                pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
-                return [*_split_caches(asked, enough), f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
+                sizes = [Setting("tp", str(candidate.plan.tp))]
+                sizes += [Setting("pp", str(candidate.plan.pp))] if candidate.plan.pp != 1 or plan.pp != 1 else []
+                sizes += [Setting("cluster", place.key)] if place.key != base.key else []
+                return [*_split_caches(asked, enough), _advise(sizes, plural(size * dp, "GPU"))]
     return _split_caches(asked, enough)
 
 
-def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[str]:
-    """The fewest ranks of tp that have room enough where they split the cache of each sequence, which changes nothing else."""
+def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[Note]:
+    """Return the fewest ranks of tp that have room enough where they split the cache of each sequence."""
     for text in () if asked.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
         with suppress(Refusal):
             if enough(judge(asked.but(**changes_of(text)))):
-                return [f"--{text.replace('=', ' ')}"]
+                return [_advise([Setting(*text.split("="))])]
     return []
 
 

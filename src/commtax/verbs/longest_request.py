@@ -12,7 +12,7 @@ from commtax.judgement import starting
 from commtax.question import Question
 from commtax.records import replace
 from commtax.spec import SIZES, Condition, Number
-from commtax.statement import Note, Refusal
+from commtax.statement import Note, Refusal, Setting
 from commtax.units import format_bytes
 from commtax.verbs.cache_room import cache_tokens, full_length_requests, most_seqs_to_start, needs_blocks_for_states
 from commtax.verbs.checking import longest_taken
@@ -20,6 +20,7 @@ from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import add_advice
 from commtax.verbs.fitting import Fit, holds, judged_by_memory, largest_max_num_seqs, longest_request
 from commtax.verbs.settling import Settled, settle
+from commtax.words import words
 
 Asked = TypeVar("Asked", bound=Question)
 ROUND = 256  # lengths that nobody said are whole multiples of this many tokens
@@ -76,14 +77,12 @@ def why_it_does_not_start(q: Question) -> Note:
     return Note("", "")
 
 
-def lack_words(judged: Fit, kind: str = "") -> str:
-    """What workers of a kind lack to start."""
+def lack_words(judged: Fit, kind: str = "") -> Note:
+    """Return what workers of a kind lack to start."""
     limits, name = judged.question.limits, judged.question.engine.name
     if judged.holds_one:
-        wanted = f"{name} wants one for the state of each of {limits.max_num_seqs:,} sequences (--max-num-seqs)"
-        return f"the cache{kind} has {judged.kv_blocks:,} blocks, and {wanted}"
-    short = f"each GPU{kind} is {format_bytes(judged.shortfall_bytes)} short"
-    return f"{short} even for one request of {limits.max_model_len:,.0f} tokens (--max-model-len)"
+        return words("lack-blocks", workers=kind, blocks=judged.kv_blocks, engine=name, seqs=limits.max_num_seqs)
+    return words("lack-bytes", workers=kind, short=judged.shortfall_bytes, length=limits.max_model_len)
 
 
 def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
@@ -93,9 +92,8 @@ def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
         return []
     told = {} if q.limits.max_num_seqs else {kind: told_max_num_seqs(workers) for kind, workers in pools_of(q).items()}
     most = " and ".join(f"{seqs}{kind}" for kind, seqs in told.items() if seqs)
-    own = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs}"
-    why = f"it wants a block for the state of each; the figures hold with {most} or less"
-    return [*_length_notes(q, tokens), *([Note("own-limits", f"{own}: {why}")] if most else [])]
+    lack = words("own-seqs", engine=q.engine.name, seqs=str(q.engine.serves.max_seqs))
+    return [*_length_notes(q, tokens), *([words("own-limits", lack=lack, limit=most)] if most else [])]
 
 
 def _length_notes(q: Question, tokens: Number) -> list[Note]:
@@ -109,7 +107,7 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
     own, name = f"the checkpoint's own {q.model.max_len:,} tokens", q.engine.name
     lacks = " and ".join(f"each GPU{kind} is {format_bytes(lack)} short" for kind, (_, lack) in short.items())
     verdict = f"{name} would not start with {own}" if q.engine.memory.refuses_to_start else f"{name} has no room for {own}"
-    return [Note("own-limits", f"{verdict}: {lacks}; the figures hold with --max-model-len {most} or less")]
+    return [words("own-limits", lack=f"{verdict}: {lacks}", limit=Setting("max-model-len", str(most)))]
 
 
 def told_max_num_seqs(workers: Question, wanted: int = 0) -> int:

@@ -13,6 +13,7 @@ from commtax.statement import Note
 from commtax.units import format_spread, plural
 from commtax.verbs.checking import longest_taken
 from commtax.verbs.fitting import block_tokens
+from commtax.words import words
 
 PROMPTS = 1000  # requests of a run, where nobody says
 
@@ -58,17 +59,11 @@ def longest_of(stream: RequestStream) -> int:
 
 
 def lengths_note(q: Question) -> Note:
-    """What the requests' lengths are, and what would change with others."""
+    """Return what the requests' lengths are, and what would change with others."""
     spread, longest = float(q.requests.spread), longest_taken(q)
     if spread < SPREAD and np.any((1 + spread) * q.requests.tokens + 2 >= longest):
-        text = (
-            f"lengths vary by {format_spread(spread)} only, so that none is longer than the {longest:,} tokens that a server takes"
-        )
-    elif spread:
-        text = f"lengths vary by {format_spread(spread)} (--spread 0 makes them equal, and clients then move in lockstep)"
-    else:
-        text = f"lengths are equal, so clients move in lockstep; --spread {SPREAD:g} lets them vary by ±{SPREAD:.0%}"
-    return Note("spread", text)
+        return words("lengths-short", spread=format_spread(spread), longest=longest)
+    return words("lengths-vary", spread=format_spread(spread)) if spread else words("lengths-equal", usual=SPREAD)
 
 
 def length_notes(q: Question, stream: RequestStream) -> Iterator[Note]:

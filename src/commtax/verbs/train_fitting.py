@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby, product
 from typing import ClassVar, Literal, Unpack
@@ -14,16 +14,16 @@ from commtax.options import check_taken
 from commtax.question import Changes
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
+from commtax.statement import Note, Setting
 from commtax.verbs import checking
 from commtax.verbs.billing import USABLE, price
 from commtax.verbs.fitting import check_memory
 from commtax.verbs.keywords import TrainFitOptions
 from commtax.verbs.settling import Settled, changed, resolve_question, settle
+from commtax.words import flags, settings_of, words
 
 MOST_ADVISED = 3
 RECOMPUTED = ("none", "selective", "full")
-Choice = tuple[str, Changes]  # an option as a command line has it, and what it changes
-UNCHANGED: Choice = ("", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,45 +79,38 @@ def train_judge(asked: Settled) -> TrainFit:
     return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
 
 
-def _advice(asked: Settled) -> Iterator[str]:
-    found = _least_changes(asked) or _with_more_gpus(asked)
+def _advice(asked: Settled) -> Iterator[Note]:
+    """Yield the changes that would make it fit, the shortest steps first."""
+    fitting = _least_changes(asked) or _with_more_gpus(asked)
+    priced = sorted((float(price(q).step_s), flags(settings), q.plan.num_gpus, settings) for settings, q in fitting)
     now = float(price(asked).step_s)
-    for step_s, options, gpus in sorted((float(price(q).step_s), options, q.plan.num_gpus) for options, q in found)[:MOST_ADVISED]:
+    for step_s, _, gpus, settings in priced[:MOST_ADVISED]:
         more = f" on {gpus} GPUs" if gpus > asked.plan.num_gpus else ""
-        yield f"{options} ({step_s / now - 1:+.0%} time{more})"
+        yield words("advice-training", settings=settings, time=f"{step_s / now - 1:+.0%} time", gpus=more)
 
 
-def _least_changes(asked: Settled) -> list[tuple[str, Settled]]:
-    """All sets of options on the same GPUs with which it fits, and with none of them less far."""
+def _least_changes(asked: Settled) -> list[tuple[list[Setting], Settled]]:
+    """Return all sets of options on the same GPUs with which it fits, and with none of them less far."""
     plan, micro = asked.plan, int(asked.micro_batch)
-    ladders: list[list[Choice]] = []
+    ladders: list[list[Changes]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
-        ladders.append([_choice(sequence_parallel=True)])
+        ladders.append([{"sequence_parallel": True}])
     further = RECOMPUTED[RECOMPUTED.index(plan.recompute) + 1 :] if plan.recompute in RECOMPUTED else RECOMPUTED[-1:]
-    ladders.append([_choice(recompute=kind) for kind in further])
+    ladders.append([{"recompute": kind} for kind in further])
     if plan.dp > 1:
-        ladders.append([_choice(zero=stage) for stage in range(plan.zero + 1, 4)])
+        ladders.append([{"zero": stage} for stage in range(plan.zero + 1, 4)])
     smaller = (micro >> halved for halved in range(1, micro.bit_length()))
-    ladders.append([_choice(micro_batch=size) for size in smaller])
-    ladders = [[UNCHANGED, *ladder] for ladder in ladders]
-    found: dict[tuple[int, ...], tuple[str, Settled]] = {}
+    ladders.append([{"micro_batch": size} for size in smaller])
+    ladders = [[{}, *ladder] for ladder in ladders]
+    found: dict[tuple[int, ...], tuple[list[Setting], Settled]] = {}
     for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
         if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
             continue
-        chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
-        other = _if_legal(asked, {name: value for _, changes in chosen for name, value in changes.items()})
+        chosen = {name: value for ladder, rung in zip(ladders, rungs, strict=True) for name, value in ladder[rung].items()}
+        other = _if_legal(asked, chosen)
         if other and train_judge(other).fits:
-            found[rungs] = " ".join(words for words, _ in chosen if words), other
+            found[rungs] = settings_of(chosen), other
     return list(found.values())
-
-
-def _choice(**changes: object) -> Choice:
-    """
-    >>> _choice(micro_batch=2)[0], _choice(sequence_parallel=True)[0]
-    ('--micro-batch 2', '--sequence-parallel')
-    """
-    words = (f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changes.items())
-    return " ".join(words), changes
 
 
 def _if_legal(asked: Settled, changes: Changes) -> Settled | None:
@@ -127,8 +120,8 @@ def _if_legal(asked: Settled, changes: Changes) -> Settled | None:
         return None  # this engine or these sizes cannot have it
 
 
-def _with_more_gpus(asked: Settled) -> list[tuple[str, Settled]]:
-    """Wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
+def _with_more_gpus(asked: Settled) -> list[tuple[list[Setting], Settled]]:
+    """Return wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
     plan = asked.plan
     degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
     widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
@@ -137,9 +130,7 @@ def _with_more_gpus(asked: Settled) -> list[tuple[str, Settled]]:
     sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if asked.model.num_layers % deep == 0]
     tried = ((size, larger) for size in sizes if (larger := _if_legal(asked, size)))
     by_gpus = groupby(sorted(tried, key=lambda one: one[1].plan.num_gpus), key=lambda one: one[1].plan.num_gpus)
-    found = ([(_options(size, more), q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus)
-    return next(filter(None, found), [])
-
-
-def _options(size: Mapping[str, int], more: str) -> str:
-    return " ".join([*(f"-{axis} {n}" for axis, n in size.items()), *more.split()])
+    fitting = (
+        [([*settings_of(size), *more], q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus
+    )
+    return next(filter(None, fitting), [])

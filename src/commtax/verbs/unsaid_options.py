@@ -4,14 +4,17 @@ A run that is faster than its plan can be, or that ran and does not fit, was not
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from commtax import catalog
+from commtax.question import Changes
 from commtax.records import dataclass
+from commtax.statement import Setting
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.settling import Settled
-from commtax.verbs.train_fitting import UNCHANGED, Choice, train_judge
+from commtax.verbs.train_fitting import train_judge
+from commtax.words import flags, settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +50,27 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
     return [nearest, *([min(fitting, key=rank)] if fitting else [])]
 
 
-def _choice(words: str, **changes: object) -> Choice:
-    return words, changes
-
-
-def _left_out(q: Settled) -> list[list[Choice]]:
-    """What was not said of a plan, each with the ways to say it."""
+def _left_out(q: Settled) -> list[list[Changes]]:
+    """Return the options that a plan leaves out, each with the values that it may have."""
     plan = q.plan
-    found: list[list[Choice]] = []
+    found: list[list[Changes]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
-        found.append([UNCHANGED, _choice("--sequence-parallel", sequence_parallel=True)])
+        found.append([{}, {"sequence_parallel": True}])
     if plan.dp > 1 and not plan.zero:
-        found.append([UNCHANGED, _choice("--zero 1", zero=1)])
+        found.append([{}, {"zero": 1}])
     if plan.pp > 1 and plan.schedule == "1f1b":
         chunks = sorted({2, -(-q.model.num_layers // int(plan.pp))} - {1})
-        spoken = [_choice(f"--schedule interleaved --chunks {n}", schedule="interleaved", chunks=n) for n in chunks]
-        found.append([UNCHANGED, *spoken])
+        found.append([{}, *({"schedule": "interleaved", "chunks": n} for n in chunks)])
     if plan.recompute == "none":
-        found.append([UNCHANGED, _choice("--recompute full", recompute="full")])
+        found.append([{}, {"recompute": "full"}])
     return found
 
 
-def _priced(q: Settled, left_out: list[list[Choice]], before: str = "") -> Iterator[CompletedPlan]:
-    """All of them together in every way that can be had, fewest first."""
+def _priced(q: Settled, left_out: list[list[Changes]], before: Sequence[Setting] = ()) -> Iterator[CompletedPlan]:
+    """Yield the plan with all of them together in every legal way, fewest first."""
     for chosen in sorted(product(*left_out), key=lambda choices: sum(map(bool, choices))):
-        options = " ".join(filter(None, [before, *(words for words, _ in chosen)]))
-        changes = {name: value for _, change in chosen for name, value in change.items()}
+        changes = {name: value for change in chosen for name, value in change.items()}
+        options = flags([*before, *settings_of(changes)])
         if not options:
             continue
         try:
@@ -92,4 +90,4 @@ def _of_other_engines(q: Settled) -> Iterator[CompletedPlan]:
             other = q.but(engine=engine, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
         except ValueError:
             continue  # it cannot have these sizes
-        yield from _priced(other, [ways for ways in _left_out(other) if "--recompute" not in ways[-1][0]], f"--engine {name}")
+        yield from _priced(other, [ways for ways in _left_out(other) if "recompute" not in ways[-1]], [Setting("engine", name)])

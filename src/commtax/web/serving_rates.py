@@ -10,7 +10,6 @@ from commtax.files import table
 from commtax.options import taken_by
 from commtax.report.documents import Record
 from commtax.report.requests import STATISTICS, fleet_words, rate_words, sweep_document, tail_words
-from commtax.report.view.plan_table import page_words
 from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, command_line
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.units import format_seconds
@@ -93,14 +92,14 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
     where = " (the knee)" if knee else ""
     text = f"At {rate_words(rate)}{where}, {o.tokens_per_s:,.0f} output tokens/s.{overloaded}"
     shown, _ = timeline_of(o, SHOWN["most_slices"] * max(1, len(o.ran.engines) + len(o.ran.prompt_engines)))
-    first = " ".join(shown.lanes[0].split(" ")[: 3 if "worker" in shown.lanes[0] else 2]) if shown.lanes else ""
-    lanes = [i for i, lane in enumerate(shown.lanes) if lane == first or lane.startswith(f"{first} ")]
+    first = shown.owners[0] if shown.owners else ""
+    lanes = [i for i, owner in enumerate(shown.owners) if owner == first]
     own = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
     until = float(shown.end_s[own].max()) if len(own) else 0.0
     return {
         "rate": rate,
         "sentence": text,
-        "words": [page_words(line) for line in tail_words(o)],
+        "words": tail_words(o),
         "times": [_percentiles(o, metric, name) for metric, name in TIMES.items()],
         "histogram": histogram(*o.gaps),
         "timeline": {
@@ -110,9 +109,9 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
             "until_s": until,
             "slices": [_slice(shown.lane[i], lanes, shown.start_s[i], shown.end_s[i], shown.kind[i], shown.name[i]) for i in own],
             "counters": [
-                {"name": c.name.partition(": ")[2], "at_s": c.at_s[c.at_s <= until], "values": c.value[c.at_s <= until]}
+                {"name": c.figure, "at_s": c.at_s[c.at_s <= until], "values": c.value[c.at_s <= until]}
                 for c in shown.counters
-                if c.name.startswith(f"{first}:")
+                if c.owner == first
             ],
         },
     }

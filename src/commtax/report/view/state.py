@@ -33,6 +33,7 @@ from commtax.statement import Refusal
 from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question
 from commtax.verbs.slider_moves import MOST
+from commtax.words import spelled
 
 MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
@@ -61,6 +62,7 @@ class Key:
     words: tuple[str, ...] = ()
     length: int = 64
     pattern: str = ""
+    label: str = ""  # of its control, by which remedies name it
     also: Sequence[str] = ()  # further names of the library's for it
     plain: bool = False  # asked and shown as it is, whatever else is
 
@@ -117,6 +119,24 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
 PLAIN = tuple(key for key in KEYS if key.plain)
 SHORT = {name: key.name for key in KEYS for name in (key.option, *key.also)}
+LABELS = {name: key.label for key in KEYS if key.label for name in (key.name, key.option)}
+
+
+def on_page(text: str) -> str:
+    """Return a note with its options named as the page's controls are.
+
+    >>> on_page(words("remedy-weights", dtype="fp8")), on_page(words("within-margin", margin="5%"))
+    ('weights in fp8 (‘Weights’ fp8)', 'within the margin of 5%; measure both')
+    """
+    return spelled(text, _control)
+
+
+def _control(option: str, value: str) -> str:
+    """Return a control and the value to set it to; "" where the page has none for an option."""
+    label = LABELS.get(option.replace("-", "_"), "")
+    return f"‘{label}’{f' {value}' if value and value != AUTO else ''}" if label else ""
+
+
 """Arguments of the library, and the key that a reader knows them by."""
 
 
