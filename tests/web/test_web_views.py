@@ -19,10 +19,8 @@ from hypothesis import strategies as st
 
 from browser import missing, painted, until
 from cli_run import run_here
-from commtax.report.view.state import LABELS, on_page
 from commtax.web.answering import ANSWERS
 from commtax.web.serving_rates import histogram
-from commtax.words import words
 from each import each
 from page_pictures import kept_text, said_on_page
 from paths import FIXTURES, ROOT
@@ -91,22 +89,6 @@ def test_a_table_has_what_its_columns_say_and_one_recommended_plan(kind: str) ->
     assert {"fleet": "utilisation", "training": "days"}.get(kind, "tokens_per_s_per_user") in {c["key"] for c in columns}
     assert len(found["sides"]) == (2 if kind == "several" else 0)
     assert sum(point["best"] for point in found["front"]) == 1
-
-
-def test_the_page_names_its_controls_where_a_terminal_names_options() -> None:
-    likely = words("likely", sure="99% likely", wanted="65%")
-    assert (likely, on_page(likely)) == ("; 99% likely, 65% required (--confidence)", "; 99% likely, 65% required (‘Limits hold’)")
-    assert on_page(words("within-margin", margin="5%")) == "within the margin of 5%; measure both", (
-        "of which the page has no control"
-    )
-    assert on_page(words("remedy-weights", dtype="fp8")) == "weights in fp8 (‘Weights’ fp8)"
-    assert on_page("a decode step takes 2 ms") == "a decode step takes 2 ms"
-
-
-def test_labels_are_those_of_the_controls() -> None:
-    page = (ROOT / "src/commtax/web/page/index.html").read_text() + (ROOT / "src/commtax/web/page/inputs.js").read_text()
-    for label in LABELS.values():
-        assert f">{label}" in page or f'name: "{label}"' in page, label
 
 
 def violations(page: Any, place: str = "html", *rules: str) -> list[tuple[str, str]]:

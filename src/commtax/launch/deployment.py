@@ -12,7 +12,7 @@ from commtax.catalog.programs import program_of
 from commtax.cost.tensors import total_bytes
 from commtax.files import table
 from commtax.launch.flags import command_of
-from commtax.launch.jobs import EVERY_HOST, MASTER, Address, Command, LaunchJob, checkpoint_remark, model_id, start_s
+from commtax.launch.jobs import MASTER, Address, Command, LaunchJob, checkpoint_remark, model_id, start_s
 from commtax.launch.writing import groups_per_server
 from commtax.launch.yaml_text import Explained
 from commtax.question import Question
@@ -25,7 +25,6 @@ FACTS = table("launch/deployments.toml")
 WHY: dict[str, str] = FACTS["why"]
 PORT: int = FACTS["port"]
 GIB = 2**30
-STARTING = (EVERY_HOST[:8], "# once")  # remarks on which hosts run a command: a form runs it there
 POD = "$(POD_IP)"  # a pod's own address, from the variable beside it
 
 
@@ -123,10 +122,9 @@ class DeployedPlan:
         return f"up to {self.start_s // 60} min: {self.stored_bytes / 1e9:,.0f} GB at {rate / 1e6:g} MB/s, then the warm-up"
 
     def remarks(self) -> list[str]:
-        """What is to be put in by hand, as comments."""
-        said = [line for pool in self.pools for line in pool.command().remark.split("\n")]
-        kept = [line for line in said if line and not line.startswith(STARTING)]
-        return list(dict.fromkeys([*checkpoint_remark(self.pools[-1].job), *kept]))
+        """Return what is left to put in by hand, as comments."""
+        left = [line for pool in self.pools for line in pool.command().left]
+        return list(dict.fromkeys([*checkpoint_remark(self.pools[-1].job), *left]))
 
     def router(self, prompts: list[Address], decodes: list[Address]) -> Command:
         """What clients of servers with two roles talk to."""

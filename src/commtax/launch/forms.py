@@ -26,16 +26,16 @@ def written(question: Question, form: str, copies: int, prompts: int = 0) -> dic
         from commtax.launch.slurm import write_training
 
         if form not in TRAINING:
-            raise Refusal(f"emit '{form}': starts servers alone; training: {', '.join(emitted_words(trains=True))}", "emit")
+            raise Refusal.of(f"starts servers alone; training: {', '.join(emitted_words(trains=True))}", emit=form)
         return {"launch": write_training(question, program_of(question.engine))}
     used = int(question.plan.num_gpus) * copies
     if not prompts and used > question.cluster.num_gpus:
-        raise Refusal(f"emit: the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}", "emit")
+        raise Refusal.about(emit=f"the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}")
     deployment = deployment_of(question, prompts, copies, placed=form == "dynamo")
     chips = dict.fromkeys(pool.chip.key for pool in reversed(deployment.pools))
     if len(chips) > 1 and form in ONE_KIND:
         rule = f"pools on {' and '.join(chips)} are two jobs; kubernetes and dynamo start both"
-        raise Refusal(f"emit '{form}': {rule}", "emit")
+        raise Refusal.of(rule, emit=form)
     own = import_module(f"commtax.launch.{form.replace('-', '_')}")
     write: Callable[[DeployedPlan], str] = own.write
     if form != "llm-d":

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from commtax.catalog.techniques import changes_of, techniques_on
 from commtax.question import Question
 from commtax.spec import NO_TECHNIQUES
-from commtax.statement import Refusal
+from commtax.statement import Refusal, rule_of
 from commtax.verbs.settling import settle
-from commtax.verbs.worth import NAMED
 
 SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for
 
@@ -38,9 +37,9 @@ def refuse_unused(asked: Question, plans: list[tuple[Question, ...]]) -> None:
 
 
 def _refused(worker: Question, text: str) -> str:
-    """Why a worker cannot have a technique; "" where it can."""
+    """Return why a worker cannot have a technique; "" where it can."""
     try:
         settle(worker.but(**changes_of(text)))
     except ValueError as error:
-        return NAMED.sub("", str(error))
+        return rule_of(error)
     return ""

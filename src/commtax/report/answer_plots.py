@@ -84,10 +84,9 @@ def plot_pipeline(ran: "PipelineRun", path: Path | None) -> "plots.Figure":
         axes = figure.subplots()
         for code, kind in enumerate(t.kinds):
             mine = [i for i in range(len(t.lane)) if int(t.kind[i]) == code]
-            words, _, colour = KINDS[kind]
+            _, label, _, colour = KINDS[kind]
             left, width = [float(t.start_s[i]) for i in mine], [float(t.end_s[i] - t.start_s[i]) for i in mine]
             if mine:
-                label = words.split(" ", 1)[1]
                 axes.barh(
                     [int(t.lane[i]) for i in mine], width, left=left, color=colour, label=label, edgecolor="white", linewidth=0.4
                 )

@@ -322,7 +322,7 @@ def check_backend(q: Question) -> None:
     backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
     if backend and q.model.experts is None:
         rule = f"{q.model.key} is dense: it has no experts to exchange tokens with"
-        raise Refusal(f"all2all backend '{backend}': {rule}", "ep_backend", kind=OTHER_MODELS)
+        raise Refusal(rule, "ep_backend", kind=OTHER_MODELS, subject=f"all2all backend '{backend}'")
     if backend and backend not in able:
         rule = f"{q.engine.name} does not have it; it has {', '.join(able) or 'none'}"
         raise Refusal(f"all2all backend '{backend}': {rule}", "ep_backend", able, OTHER_ENGINES)

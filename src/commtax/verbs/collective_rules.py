@@ -51,31 +51,36 @@ def on_since(q: Question, key: str) -> str:
 
 
 def already_on(engine: Engine, since: str) -> str:
-    """That an engine does this by itself, since a version or in all that are known."""
+    """Return that a technique is on, and why."""
+    return f"already on: {on_by_default(engine, since)}"
+
+
+def on_by_default(engine: Engine, since: str) -> str:
+    """Return that an engine does this by itself, since a version or in all that are listed."""
     does = f"{engine.name} has done this by default since {since}" if since else f"{engine.name} does this by default"
-    return f"already on: {does}, and its measured times include it"
+    return f"{does}, and its measured times include it"
 
 
 def _check_fused(q: Question) -> None:
     chip, engine, asked = q.cluster.chip, q.engine, q.techniques.fused_reduce
     if asked not in ALGORITHMS:
-        raise Refusal(f"{FUSED}={asked}: one of {', '.join(ALGORITHMS)}", "technique", ALGORITHMS)
+        raise Refusal(f"one of {', '.join(ALGORITHMS)}", "technique", ALGORITHMS, subject=f"{FUSED}={asked}")
     if q.trains:
-        raise Refusal(f"{FUSED}: belongs to serving, and training has none", "technique")
+        raise Refusal("belongs to serving, and training has none", "technique", subject=FUSED)
     if catalog.fabric(engine.library, q.cluster).fused is None:
         rule = f"no time of such a kernel was measured on {chip.key} over {q.cluster.intra.key}"
-        raise Refusal(f"{FUSED}: {rule}", "technique", kind=OTHER_CHIPS)
+        raise Refusal(rule, "technique", kind=OTHER_CHIPS, subject=FUSED)
     if is_on_already(q, FUSED):
         raise Refusal(already_on(engine, on_since(q, FUSED)), "technique", kind=ALREADY_ON)
     if engine.key not in technique(FUSED).flags:
-        raise Refusal(f"{FUSED}: {engine.name} has no such kernel", "technique", kind=OTHER_ENGINES)
+        raise Refusal(f"{engine.name} has no such kernel", "technique", kind=OTHER_ENGINES, subject=FUSED)
     if np.all(np.asarray(q.plan.tp) == 1):
-        raise Refusal(f"{FUSED}: with tp 1 there is nothing to reduce", "technique")
+        raise Refusal("with tp 1 there is nothing to reduce", "technique", subject=FUSED)
     if q.plan.sequence_parallel:
-        raise Refusal(f"{FUSED}: sequence parallelism scatters and gathers; nothing is all-reduced", "technique")
+        raise Refusal("sequence parallelism scatters and gathers; nothing is all-reduced", "technique", subject=FUSED)
     if q.model.hyper or q.model.lookback or not q.model.residual_stream:
         raise Refusal(
-            f"{FUSED}: {q.model.key} has no residual and norm right after its all-reduces", "technique", kind=OTHER_MODELS
+            f"{q.model.key} has no residual and norm right after its all-reduces", "technique", kind=OTHER_MODELS, subject=FUSED
         )
 
 
@@ -84,7 +89,7 @@ def no_kernels(name: str, place: Cluster) -> Refusal:
     one = catalog.library(name)
     families = " and ".join(dict.fromkeys(family for row in one.path for family in row.families))
     rule = f"its kernels are for {families} chips only, not for {place.chip.key} over {place.intra.key}"
-    return Refusal(f"{one.key}: {rule}", "library", kind=OTHER_CHIPS)
+    return Refusal(rule, "library", kind=OTHER_CHIPS, subject=one.key)
 
 
 def check_exchange(q: Question) -> None:
@@ -104,7 +109,7 @@ def check_spread(q: Question, name: str) -> None:
     """Tokens are sent to experts only where these are spread."""
     if q.model.experts is None or np.max(q.plan.ep, initial=1) == 1 or (q.trains and name == "eplb"):
         rule = "needs experts spread over the ranks of a server (ep > 1)"
-        raise Refusal(f"technique '{name}': {rule}", "technique", kind="" if q.model.experts else OTHER_MODELS)
+        raise Refusal(rule, "technique", kind="" if q.model.experts else OTHER_MODELS, subject=f"technique '{name}'")
 
 
 def check_experts_techniques(q: Question) -> None:
@@ -115,7 +120,7 @@ def check_experts_techniques(q: Question) -> None:
     if not on.dispatch_dtype:
         return
     if on.dispatch_dtype not in FORMATS:
-        raise Refusal(f"dispatch in '{on.dispatch_dtype}': one of {', '.join(FORMATS)}", "technique", FORMATS)
+        raise Refusal(f"one of {', '.join(FORMATS)}", "technique", FORMATS, subject=f"dispatch in '{on.dispatch_dtype}'")
     if q.model.experts is None or np.all(np.asarray(q.plan.ep) <= q.plan.tp) or q.trains:
         rule = "needs replicas that share experts (dp > 1 and ep = tp x dp)"
-        raise Refusal(f"technique 'dispatch': {rule}", "technique", kind=kind)
+        raise Refusal(rule, "technique", kind=kind, subject="technique 'dispatch'")

@@ -51,9 +51,11 @@ def check_drafts(q: Question) -> None:
         return
     if asked.drafter not in (has := q.engine.drafts.drafters):
         others = f"; it has {', '.join(has)}" if has else ""
-        raise Refusal(f"technique '{asked.drafter}': {q.engine.name} has no such drafter{others}", "technique", has, OTHER_ENGINES)
+        rule = f"{q.engine.name} has no such drafter{others}"
+        raise Refusal(rule, "technique", has, OTHER_ENGINES, f"technique '{asked.drafter}'")
     if asked.drafter == "draft" and not asked.draft_model:
-        raise Refusal("technique 'draft': name the model that drafts, as in draft=qwen3-0.6b:4:0.7", "technique", kind=UNSAID)
+        rule = "name the model that drafts, as in draft=qwen3-0.6b:4:0.7"
+        raise Refusal(rule, "technique", kind=UNSAID, subject="technique 'draft'")
     drafter_of(q)
 
 
@@ -107,7 +109,7 @@ def need_accepted(q: Question) -> None:
         rule = (
             f"how many drafts {q.model.key} accepts{on} is not known; give --acceptance 0.7 or --accepted-length 2.4, for example"
         )
-        raise Refusal(f"speculative={q.speculative}: {rule}", "acceptance", kind=UNSAID)
+        raise Refusal(rule, "acceptance", kind=UNSAID, subject=f"speculative={q.speculative}")
 
 
 def accepted_width(q: Question) -> float:

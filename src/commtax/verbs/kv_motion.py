@@ -30,9 +30,9 @@ def check_motion(q: Question) -> None:
     name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
     known = carrier_of(q)
     if engine.key not in known.connectors:
-        raise Refusal(f"{name}: {q.engine.name} does not have it", "technique", kind=OTHER_ENGINES)
+        raise Refusal(f"{q.engine.name} does not have it", "technique", kind=OTHER_ENGINES, subject=name)
     if known.vendors and any(place.chip.vendor not in known.vendors for place in q.places):
-        raise Refusal(f"{name}: runs only on chips of {', '.join(known.vendors).upper()}", "technique", kind=OTHER_CHIPS)
+        raise Refusal(f"runs only on chips of {', '.join(known.vendors).upper()}", "technique", kind=OTHER_CHIPS, subject=name)
 
 
 def check_moving(q: Question) -> None:

@@ -71,11 +71,11 @@ def _check_had(q: Question) -> None:
     for key, (on, _) in CHECKS.items():
         if on(q) and q.engine.key not in technique(key).flags:
             rule, able = who_has(technique(key), q.engine), tuple(technique(key).flags)
-            raise Refusal(f"technique '{key}': {rule}", "technique", able, OTHER_ENGINES)
+            raise Refusal(rule, "technique", able, OTHER_ENGINES, f"technique '{key}'")
 
 
 def _refuse(key: str, rule: str, kind: str = "") -> Refusal:
-    return Refusal(f"technique '{key}': {rule}", "technique", kind=kind)
+    return Refusal(rule, "technique", kind=kind, subject=f"technique '{key}'")
 
 
 def _backend(q: Question) -> str:

@@ -1,6 +1,5 @@
 """Techniques that an engine has on anyway: told apart from those that can be set, so that asking about one is answered."""
 
-import re
 from collections.abc import Mapping
 
 from commtax.catalog.techniques import changes_of, default_of, field_value, techniques_on
@@ -8,11 +7,8 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Technique
 from commtax.statement import ALREADY_ON, Refusal
-from commtax.verbs.collective_rules import is_on_already, on_since
+from commtax.verbs.collective_rules import is_on_already, on_by_default, on_since
 from commtax.verbs.settling import settle
-
-ALREADY = re.compile(r"^(technique '[\w-]{1,60}': )?already on: ")
-"""What a refusal begins with that a sentence about the technique has said already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,5 +49,6 @@ def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tupl
             version = on_since(bare, one.key) if own_kernel else one.always.get(bare.engine.key, "")
             name = bare.engine.name
             since = f"in {name} since {version}" if version else f"in every version of {name} known here"
-            return since, ALREADY.sub("", str(refused)), own_kernel and "library" not in changes
+            why = on_by_default(bare.engine, version) if own_kernel or version else str(refused)
+            return since, why, own_kernel and "library" not in changes
     return None

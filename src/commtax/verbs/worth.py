@@ -8,7 +8,6 @@ what they share cancel) and from how far gains of such techniques were off where
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -29,7 +28,7 @@ from commtax.options import check_taken
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model, Technique
-from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
+from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal, rule_of
 from commtax.verbs import requests_weighed
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import serve
@@ -47,8 +46,6 @@ from commtax.verbs.usual_techniques import UsualTechnique, split_usual
 
 MOST_TOLD = 3  # gains that a bill tells of
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
-NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): ")
-"""What a refusal begins with that names its argument: the table says the technique already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +338,7 @@ class Scale:
                 return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine), ALREADY_ON if had else OTHER_ENGINES)
             return self._priced(TechniqueWorth(one, asked, flag), q)
         except ValueError as error:
-            return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)), getattr(error, "kind", ""))
+            return TechniqueWorth(one, asked, flag, rule_of(error), getattr(error, "kind", ""))
 
     def against(self, one: Technique, asked: str, changes: Mapping[str, object]) -> TechniqueWorth:
         """A technique that was asked for in so many words, by all that it changes."""

@@ -31,11 +31,20 @@ def memory_answer(state: State) -> Record:
         **fit_document(judged),
         "sentence": f"{fit_words(judged)}{length}{lack}.",
         "advised": [on_page(line) for line in judged.advice],
-        "parts": [{"name": name, "nbytes": nbytes, "note": note} for name, nbytes, note in held_parts(judged)],
+        "parts": _parts(judged),
         "capacity_bytes": float(judged.question.cluster.chip.visible_bytes),
         "sizes": [_size(state, tp) for tp in sorted(powers | {int(state["tp"])})],
         "command": command_line(state, "fit", *words),
     }
+
+
+def _parts(judged: Fit | TrainFit) -> list[Record]:
+    """Return what a rank holds part by part, each with the part of the bar that it is drawn in."""
+    whole = len(judged.weights) if isinstance(judged, Fit) else 0  # these come first, and are one part of the bar
+    held = enumerate(held_parts(judged))
+    return [
+        {"name": name, "of": "weights" if i < whole else name, "nbytes": nbytes, "note": note} for i, (name, nbytes, note) in held
+    ]
 
 
 def _judge(state: State) -> Fit | TrainFit:

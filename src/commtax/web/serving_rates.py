@@ -12,6 +12,7 @@ from commtax.report.documents import Record
 from commtax.report.requests import STATISTICS, fleet_words, rate_words, sweep_document, tail_words
 from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, command_line
 from commtax.sim.serving.figures import weighted_quantile
+from commtax.timeline import Counter
 from commtax.units import format_seconds
 from commtax.verbs import requests
 from commtax.verbs.keywords import ServeOptions
@@ -104,17 +105,26 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
         "histogram": histogram(*o.gaps),
         "timeline": {
             "engine": first,
-            "lanes": [shown.lanes[i] for i in lanes],
+            "lanes": [_lane_name(o, place, len(lanes)) for place in range(len(lanes))],
             "kinds": list(shown.kinds),
             "until_s": until,
             "slices": [_slice(shown.lane[i], lanes, shown.start_s[i], shown.end_s[i], shown.kind[i], shown.name[i]) for i in own],
-            "counters": [
-                {"name": c.figure, "at_s": c.at_s[c.at_s <= until], "values": c.value[c.at_s <= until]}
-                for c in shown.counters
-                if c.owner == first
-            ],
+            "counters": [_counter(c, until) for c in shown.counters if c.owner == first],
         },
     }
+
+
+def _counter(counter: Counter, until: float) -> Record:
+    """Return a figure of an engine in time, up to a moment."""
+    seen = counter.at_s <= until
+    names = {"name": counter.figure, "short": SHOWN["counters"][counter.figure]}
+    return {**names, "at_s": counter.at_s[seen], "values": counter.value[seen]}
+
+
+def _lane_name(o: RequestsInTime, number: int, lanes: int) -> str:
+    """Return the name of one of an engine's lanes, beside the others of that engine."""
+    inner = "stage" if o.fleet.workers.stages > 1 else "rank"
+    return f"{inner} {number}" if lanes > 1 else "steps"
 
 
 def _percentiles(o: RequestsInTime, metric: str, name: str) -> Record:

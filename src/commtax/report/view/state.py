@@ -29,7 +29,7 @@ from commtax.question import AUTO, PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
 from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
-from commtax.statement import Refusal
+from commtax.statement import NAMED_RULE, Refusal
 from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question
 from commtax.verbs.slider_moves import MOST
@@ -331,6 +331,7 @@ def refusal(error: ValueError) -> RefusedError:
     """The library's refusal as one of ours: the argument under its short key, and the nearest legal values as numbers."""
     if isinstance(error, RefusedError):
         return error
-    rule = " ".join(str(error).split())
-    argument, nearest = (error.argument, error.nearest) if isinstance(error, Refusal) else ("", ())
-    return RefusedError(rule, SHORT.get(argument, ""), nearest, malformed=False)
+    if not isinstance(error, Refusal):
+        return RefusedError(" ".join(str(error).split()), malformed=False)
+    text = error.rule if error.kind == NAMED_RULE else str(error)
+    return RefusedError(" ".join(text.split()), SHORT.get(error.argument, ""), error.nearest, malformed=False)
