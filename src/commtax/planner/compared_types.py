@@ -9,6 +9,8 @@ from commtax.planner.reasons import distance_words
 from commtax.spec import DTYPE_BYTES
 from commtax.units import format_seconds
 
+UNIT = "tokens/s"  # of the rate that stands beside a plan's distance
+
 
 def best_of_types(answer: ServingPlans) -> Iterator[str]:
     """A line for each type that was asked for, the best first; and that smaller ones change what a model says."""
@@ -17,7 +19,7 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
         return
     first = {index: int(places[0]) for index in range(len(dtypes)) if len(places := np.flatnonzero(rows.dtype == index))}
     for index, i in sorted(first.items(), key=lambda pair: pair[1]):
-        behind = f" ({distance_words(answer, i).removesuffix(' tokens/s')})" if i else ""
+        behind = f" ({distance_words(answer, i, beside=UNIT)})" if i else ""
         rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s{behind} at TTFT {format_seconds(rows.ttft_s[i])}"
         tpot = f" and TPOT {format_seconds(rows.tpot_s[i])}" if answer.question.requests.output_len > 1 else ""
         yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {rate}{tpot}"

@@ -177,15 +177,16 @@ def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[in
                 yield i
 
 
-def distance_words(answer: ServingPlans, i: int, own: int = 0) -> str:
-    """How far plan ``i`` is behind another, the best unless said, in the objective's own measure."""
+def distance_words(answer: ServingPlans, i: int, own: int = 0, beside: str = "") -> str:
+    """Return how far plan ``i`` is behind plan ``own`` in the objective's measure; a unit that stands ``beside`` it is left out."""
     goal, value = answer.question.goal, objective_value(answer.question, answer.plans)
     if goal.objective == "latency":
         return f"requests take {float(value[own] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
         return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[own])}"
     share = 1 - float(value[i] / value[own])
-    return f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} {_unit(answer)}"
+    unit = _unit(answer) if _unit(answer) != beside else ""
+    return " ".join(filter(None, (f"{abs(share):.0%}", "fewer" if share >= 0 else "more", unit)))
 
 
 def _unit(answer: ServingPlans) -> str:
