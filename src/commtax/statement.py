@@ -25,18 +25,18 @@ class Refusal(ValueError):  # noqa: N818
 
     @classmethod
     def of(cls, rule: str, nearest: Sequence[float | str] = (), **given: object) -> Self:
-        """The same of an option by its name and what was given for it: ``chunks=0: rule``, or ``dtype 'x': rule`` of a text."""
+        """Return a refusal of an option by its name and its value: ``chunks=0: rule``, or ``dtype 'x': rule`` of a text."""
         ((name, value),) = given.items()
         return cls(rule, name, nearest, subject=f"{name} '{value}'" if isinstance(value, str) else f"{name}={value}")
 
     @classmethod
     def about(cls, **rule: str) -> Self:
-        """A rule that an option by its name breaks, whatever was given for it."""
+        """Return a refusal of an option by its name, whatever its value."""
         ((name, text),) = rule.items()
         return cls(text, name, subject=name)
 
     def as_kind(self, kind: str) -> Self:
-        """The same of one of the kinds below."""
+        """Return the same, of one of the kinds below."""
         self.kind = kind
         return self
 
@@ -62,8 +62,8 @@ NAMED_RULE = "rule"
 
 
 STRANGE, COSTLY = "not-understood", "may-cost"
-"""Codes of what is said of pasted words that mean nothing to us, with which answers begin, and of those that have no price and may
-cost, with which answers begin that weigh settings or plans."""
+"""Codes of notes on pasted words that are not understood, with which answers begin, and on those that have no price and may cost,
+with which answers begin that weigh settings or plans."""
 MEANS = "means"  # the code of means of requests that were also simulated in time
 
 
@@ -115,5 +115,5 @@ class Source(str):
 
     @property
     def detail(self) -> str:
-        """The text without the kind that it begins with, for sentences that have said the kind already."""
+        """Return the text without the kind that it begins with, for sentences that name the kind already."""
         return self.removeprefix(f"{self.kind}: ")
