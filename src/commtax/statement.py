@@ -67,7 +67,7 @@ with which answers begin that weigh settings or plans."""
 MEANS = "means"  # the code of means of requests that were also simulated in time
 
 
-class Setting(NamedTuple):
+class OptionValue(NamedTuple):
     """An option to set, by its name with dashes, and the value to set it to."""
 
     option: str

@@ -13,7 +13,7 @@ from functools import cache
 from string import Formatter
 
 from commtax.shipped_tables import table
-from commtax.statement import Note, Setting
+from commtax.statement import Note, OptionValue
 from commtax.units import format_bytes, format_figure, format_money, format_seconds, plural
 
 Spell = Callable[[str, str], str]
@@ -57,7 +57,7 @@ def flag(option: str, value: str) -> str:
     return f"{'-' if option in SHORT else '--'}{option}{' ' * bool(value)}{value}"
 
 
-def flags(settings: Sequence[Setting]) -> str:
+def flags(settings: Sequence[OptionValue]) -> str:
     """Return options as a command takes them.
 
     >>> flags(settings_of({"zero": 1, "sequence_parallel": True}))
@@ -66,9 +66,9 @@ def flags(settings: Sequence[Setting]) -> str:
     return " ".join(flag(*setting) for setting in settings)
 
 
-def settings_of(changes: Mapping[str, object]) -> list[Setting]:
+def settings_of(changes: Mapping[str, object]) -> list[OptionValue]:
     """Return changed fields of a question as options to set."""
-    return [Setting(name.replace("_", "-"), "" if value is True else str(value)) for name, value in changes.items()]
+    return [OptionValue(name.replace("_", "-"), "" if value is True else str(value)) for name, value in changes.items()]
 
 
 def opening(text: str) -> str:
@@ -80,7 +80,7 @@ def opening(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def settings_in(note: str) -> Sequence[Setting]:
+def settings_in(note: str) -> Sequence[OptionValue]:
     """Return the options that a remedy names."""
     settings = note.figures.get("settings", ()) if isinstance(note, Note) and note.figures else ()
     return settings if isinstance(settings, list) else ()
@@ -118,15 +118,15 @@ def _filled(piece: str, figures: Figures, spell: Spell, optional: bool) -> str:
             continue
         value, format_ = figures.get(field), spec or ""
         if field.startswith("--"):
-            value, format_ = Setting(field.removeprefix("--"), format_.format_map(figures)), ""
-        settings = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, Setting)]
+            value, format_ = OptionValue(field.removeprefix("--"), format_.format_map(figures)), ""
+        settings = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, OptionValue)]
         if optional and not all(spell(*setting) for setting in settings):
             return ""
         parts.append(_figure(value, format_, spell))
     return "".join(parts)
 
 
-def _setting(setting: Setting, spell: Spell) -> str:
+def _setting(setting: OptionValue, spell: Spell) -> str:
     """Return an option as a surface spells it, else by its plain name."""
     return spell(*setting) or " ".join(filter(None, (setting.option.replace("-", " "), setting.value)))
 
@@ -135,7 +135,7 @@ def _figure(value: object, spec: str, spell: Spell) -> str:
     """Return a figure in a format; ``n GPU`` counts GPUs."""
     if isinstance(value, str):
         return spelled(value, spell)
-    if isinstance(value, Setting):
+    if isinstance(value, OptionValue):
         return _setting(value, spell)
     if isinstance(value, Sequence):
         return spec.join(_figure(one, "", spell) for one in value)

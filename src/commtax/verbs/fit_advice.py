@@ -15,7 +15,7 @@ from commtax.judgement.starting import SEQS
 from commtax.options import check_taken
 from commtax.records import replace
 from commtax.spec import CACHE_SPLIT, SIZES, Cluster, Model
-from commtax.statement import Note, Refusal, Setting
+from commtax.statement import Note, OptionValue, Refusal
 from commtax.units import format_bytes, plural
 from commtax.verbs.cache_room import limits_of
 from commtax.verbs.fitting import Fit, candidates, holds, judge, largest_max_num_seqs, longest_request, screen
@@ -82,11 +82,11 @@ def with_limits(asked: Settled, changes: Changes) -> Settled:
     return replace(changed, limits=limits_of(changed))
 
 
-def changed_limits(roomier: Fit, judged: Fit) -> list[Setting]:
+def changed_limits(roomier: Fit, judged: Fit) -> list[OptionValue]:
     """Return the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
     now, then = judged.question.limits, roomier.question.limits
     differ = (name for name in (SEQS, "max_num_batched_tokens", SHARE) if getattr(then, name) != getattr(now, name))
-    return [Setting(name.replace("_", "-"), f"{getattr(then, name):g}") for name in differ]
+    return [OptionValue(name.replace("_", "-"), f"{getattr(then, name):g}") for name in differ]
 
 
 def room_words(roomier: Fit, judged: Fit) -> Note:
@@ -107,7 +107,7 @@ def limit_costs(roomier: Fit, judged: Fit) -> str:
     return "; ".join(costs)
 
 
-def _advise(settings: Sequence[Setting], why: str = "") -> Note:
+def _advise(settings: Sequence[OptionValue], why: str = "") -> Note:
     """Return options to set, and why in brackets."""
     return words("advice", settings=settings, why=f" ({why})" * bool(why))
 
@@ -117,21 +117,21 @@ def _advice(failed: Fit) -> list[Note]:
     asked, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
-        own = Setting("kv-cache-memory-bytes", f"{left:.0f}")
+        own = OptionValue("kv-cache-memory-bytes", f"{left:.0f}")
         return [_advise([own], "what the chip has left")] if left > 0 else plans_with_room(failed)
     roomier = failed.roomier
     changes = [_advise(changed_limits(roomier, failed))] if roomier and roomier.fits else []
     most = largest_max_num_seqs(failed)
-    seqs = [Setting("max-num-seqs", str(most))] if most < room.max_num_seqs else []
+    seqs = [OptionValue("max-num-seqs", str(most))] if most < room.max_num_seqs else []
     if failed.stopped_by == SEQS:
         changes.append(_advise(seqs, "a block for the state of each"))
     elif longest := longest_request(failed):
-        changes.append(_advise([Setting("max-model-len", str(longest)), *seqs], "the longest request that fits as it is"))
+        changes.append(_advise([OptionValue("max-model-len", str(longest)), *seqs], "the longest request that fits as it is"))
     if not asked.plan.weights_dtype and not asked.model.quant:
         smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
-        changes += [_advise([Setting("dtype", dtype)], "smaller weights") for dtype in islice(smaller, 1)]
+        changes += [_advise([OptionValue("dtype", dtype)], "smaller weights") for dtype in islice(smaller, 1)]
     if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
-        changes.append(_advise([Setting("kv-dtype", "fp8")]))
+        changes.append(_advise([OptionValue("kv-dtype", "fp8")]))
     return changes + plans_with_room(failed)
 
 
@@ -149,9 +149,9 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
         for candidate in candidates(wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != own and may_fit(t, p)):
             if enough(judge(candidate)):
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
-                sizes = [Setting("tp", str(candidate.plan.tp))]
-                sizes += [Setting("pp", str(candidate.plan.pp))] if candidate.plan.pp != 1 or plan.pp != 1 else []
-                sizes += [Setting("cluster", place.key)] if place.key != base.key else []
+                sizes = [OptionValue("tp", str(candidate.plan.tp))]
+                sizes += [OptionValue("pp", str(candidate.plan.pp))] if candidate.plan.pp != 1 or plan.pp != 1 else []
+                sizes += [OptionValue("cluster", place.key)] if place.key != base.key else []
                 return [*_split_caches(asked, enough), _advise(sizes, plural(size * dp, "GPU"))]
     return _split_caches(asked, enough)
 
@@ -161,7 +161,7 @@ def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[Note]:
     for text in () if asked.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
         with suppress(Refusal):
             if enough(judge(asked.but(**changes_of(text)))):
-                return [_advise([Setting(*text.split("="))])]
+                return [_advise([OptionValue(*text.split("="))])]
     return []
 
 

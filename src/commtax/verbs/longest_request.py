@@ -12,7 +12,7 @@ from commtax.judgement import starting
 from commtax.question import Question
 from commtax.records import replace
 from commtax.spec import SIZES, Condition, Number
-from commtax.statement import Note, Refusal, Setting
+from commtax.statement import Note, OptionValue, Refusal
 from commtax.units import format_bytes
 from commtax.verbs.cache_room import cache_tokens, full_length_requests, most_seqs_to_start, needs_blocks_for_states
 from commtax.verbs.checking import longest_taken
@@ -107,7 +107,7 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
     own, name = f"the checkpoint's own {q.model.max_len:,} tokens", q.engine.name
     lacks = " and ".join(f"each GPU{kind} is {format_bytes(lack)} short" for kind, (_, lack) in short.items())
     verdict = f"{name} would not start with {own}" if q.engine.memory.refuses_to_start else f"{name} has no room for {own}"
-    return [words("own-limits", lack=f"{verdict}: {lacks}", limit=Setting("max-model-len", str(most)))]
+    return [words("own-limits", lack=f"{verdict}: {lacks}", limit=OptionValue("max-model-len", str(most)))]
 
 
 def told_max_num_seqs(workers: Question, wanted: int = 0) -> int:

@@ -14,7 +14,7 @@ from commtax.options import check_taken
 from commtax.question import Changes
 from commtax.records import dataclass
 from commtax.spec import Cluster, Model
-from commtax.statement import Note, Setting
+from commtax.statement import Note, OptionValue
 from commtax.verbs import checking
 from commtax.verbs.billing import USABLE, price
 from commtax.verbs.fitting import check_memory
@@ -89,7 +89,7 @@ def _advice(asked: Settled) -> Iterator[Note]:
         yield words("advice-training", settings=settings, time=f"{step_s / now - 1:+.0%} time", gpus=more)
 
 
-def _least_changes(asked: Settled) -> list[tuple[list[Setting], Settled]]:
+def _least_changes(asked: Settled) -> list[tuple[list[OptionValue], Settled]]:
     """Return all sets of options on the same GPUs with which it fits, and with none of them less far."""
     plan, micro = asked.plan, int(asked.micro_batch)
     ladders: list[list[Changes]] = []
@@ -102,7 +102,7 @@ def _least_changes(asked: Settled) -> list[tuple[list[Setting], Settled]]:
     smaller = (micro >> halved for halved in range(1, micro.bit_length()))
     ladders.append([{"micro_batch": size} for size in smaller])
     ladders = [[{}, *ladder] for ladder in ladders]
-    found: dict[tuple[int, ...], tuple[list[Setting], Settled]] = {}
+    found: dict[tuple[int, ...], tuple[list[OptionValue], Settled]] = {}
     for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
         if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
             continue
@@ -120,7 +120,7 @@ def _if_legal(asked: Settled, changes: Changes) -> Settled | None:
         return None  # this engine or these sizes cannot have it
 
 
-def _with_more_gpus(asked: Settled) -> list[tuple[list[Setting], Settled]]:
+def _with_more_gpus(asked: Settled) -> list[tuple[list[OptionValue], Settled]]:
     """Return wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
     plan = asked.plan
     degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)

@@ -10,7 +10,7 @@ from itertools import product
 from commtax import catalog
 from commtax.question import Changes
 from commtax.records import dataclass
-from commtax.statement import Setting
+from commtax.statement import OptionValue
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.settling import Settled
 from commtax.verbs.train_fitting import train_judge
@@ -66,7 +66,7 @@ def _left_out(q: Settled) -> list[list[Changes]]:
     return found
 
 
-def _priced(q: Settled, left_out: list[list[Changes]], before: Sequence[Setting] = ()) -> Iterator[CompletedPlan]:
+def _priced(q: Settled, left_out: list[list[Changes]], before: Sequence[OptionValue] = ()) -> Iterator[CompletedPlan]:
     """Yield the plan with all of them together in every legal way, fewest first."""
     for chosen in sorted(product(*left_out), key=lambda choices: sum(map(bool, choices))):
         changes = {name: value for change in chosen for name, value in change.items()}
@@ -90,4 +90,4 @@ def _of_other_engines(q: Settled) -> Iterator[CompletedPlan]:
             other = q.but(engine=engine, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
         except ValueError:
             continue  # it cannot have these sizes
-        yield from _priced(other, [ways for ways in _left_out(other) if "recompute" not in ways[-1]], [Setting("engine", name)])
+        yield from _priced(other, [ways for ways in _left_out(other) if "recompute" not in ways[-1]], [OptionValue("engine", name)])

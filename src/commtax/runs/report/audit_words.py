@@ -13,7 +13,7 @@ from commtax.runs.logs.startup_facts import AXES
 from commtax.runs.results.bench_audit import RESULTS
 from commtax.runs.traces.repetition import WHOLE as WHOLE_TRACE
 from commtax.runs.traces.typical_step import PARTS, by_rank, typical_of_ranks, usual_phase
-from commtax.statement import Note, Setting
+from commtax.statement import Note, OptionValue
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.words import words
 
@@ -244,7 +244,7 @@ def outcome_sentence(audited: Audit, sound: str = SOUND) -> str:
         return fact
     if not jobs:
         named = all(s.kind in PLACED or known_as(s.facts.get("model", "")) for s in audited.sections)
-        claim = [Setting("cluster")] if named else [Setting("model"), Setting("cluster")]
+        claim = [OptionValue("cluster")] if named else [OptionValue("model"), OptionValue("cluster")]
         unjudged = any(s.kind in TIMED for s in audited.sections) and sound == SOUND
         return words("audit-not-judged", claim=claim) if unjudged else words("audit-sound", sound=sound, claim=claim)
     return "no culprit found" if any(map(has_no_device, jobs)) else "no culprit found, and nothing is off"
