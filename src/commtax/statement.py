@@ -57,10 +57,6 @@ ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", 
 """Kinds of refusals of techniques: on anyway, not in this engine, not for these chips or this model, or a figure is missing."""
 
 
-NAMED_RULE = "rule"
-"""Kind of refusals whose subject is the name of a rule of plans."""
-
-
 STRANGE, COSTLY = "not-understood", "may-cost"
 """Codes of notes on pasted words that are not understood, with which answers begin, and on those that have no price and may cost,
 with which answers begin that weigh settings or plans."""

@@ -13,7 +13,7 @@ from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.records import Condition, dataclass, replace
 from commtax.shipped_tables import table
-from commtax.statement import NAMED_RULE, Note, Refusal
+from commtax.statement import Note, Refusal
 
 WHOLE = (*spec.SIZES, spec.CACHE_SPLIT, "microbatches")
 _sizes = attrgetter(*WHOLE)
@@ -316,7 +316,7 @@ def check(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spe
     if rule.copies and (copies := case.copies):
         hint += f"; {' or '.join(map(str, copies))} redundant experts would do"
         axis, near = (axis, near) if near else ("redundant_experts", copies)
-    raise Refusal(f"{rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near, NAMED_RULE, rule.name)
+    raise Refusal(f"{rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near, subject=rule.name)
 
 
 def legal_values(axis: str, model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[int]:

@@ -19,6 +19,7 @@ from commtax.catalog.hf import from_config
 from commtax.catalog.loader import suggest
 from commtax.catalog.models import known_model
 from commtax.catalog.techniques import techniques_on
+from commtax.cost.legality import RULES
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import TRAINING
 from commtax.files import table
@@ -29,7 +30,7 @@ from commtax.question import AUTO, PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
 from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
-from commtax.statement import NAMED_RULE, Refusal
+from commtax.statement import Refusal
 from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question
 from commtax.verbs.slider_moves import MOST
@@ -119,6 +120,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
 PLAIN = tuple(key for key in KEYS if key.plain)
 SHORT = {name: key.name for key in KEYS for name in (key.option, *key.also)}
+RULE_NAMES = {rule.name for rule in RULES}
 LABELS = {name: key.label for key in KEYS if key.label for name in (key.name, key.option)}
 
 
@@ -333,5 +335,5 @@ def refusal(error: ValueError) -> RefusedError:
         return error
     if not isinstance(error, Refusal):
         return RefusedError(" ".join(str(error).split()), malformed=False)
-    text = error.rule if error.kind == NAMED_RULE else str(error)
+    text = error.rule if error.subject in RULE_NAMES else str(error)
     return RefusedError(" ".join(text.split()), SHORT.get(error.argument, ""), error.nearest, malformed=False)
