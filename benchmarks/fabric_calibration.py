@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from commtax import catalog, expect
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 import fault_traces
 import plain_traces
 from commtax.runs.traces.accounts import TracedJob
-from commtax.runs.traces.blame import blame
+from commtax.runs.traces.causes import blame
 from commtax.runs.traces.profilers import kineto
 
 

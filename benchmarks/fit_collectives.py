@@ -2,10 +2,9 @@
 
 A group is a library, a generation and a collective, as nccl:blackwell:all-to-all; without one, all are fitted.
 
-Fitted are sizes that are an even power of two, tested those between (``readers.published.collectives``). Algorithms, order and
-the sizes at which a library changes from one to the next stay as the files say; launch, hop, extra, root and bandwidth of
-each path are moved from where they are (Levenberg-Marquardt on log errors with soft-L1 weights; equal values in one group
-of paths are one constant). With ``--write`` the files under ``catalog/libraries`` are changed in place.
+Fitted are sizes that are an even power of two, tested those between. Algorithms, order and the sizes at which a library changes
+from one to the next stay as the files say; launch, hop, extra, root and bandwidth of each path are moved from where they are
+(equal values in one group of paths are one constant). With ``--write`` the files under ``catalog/libraries`` are changed in place.
 """
 
 from __future__ import annotations
@@ -16,16 +15,15 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from fitting import LIBRARIES, READ_BY_US, Array, Descent, collective_rows, miss
 
-import commtax
 from commtax_lab.published.collective_rows import even_power, question
 from commtax_lab.published.tables import dicts, read
 from commtax_lab.scoring.predicting import curve_seconds
 
-FOLDER = Path(commtax.__file__).parent / "catalog" / "libraries"
-PUBLISHED = Path(__file__).parent / "published" / "collectives.csv"
 NAMES = ("launch_s", "hop_s", "extra_s", "each_s", "sqrt_s", "copied", "bandwidth_Bps")
-SCALE = 0.015
+DESCENT = Descent(scale=0.015, rounds=25, slope=1e-2)
+FARTHEST = 2.5  # of a logarithm, from where a constant is
 SYSTEMS = {"ampere": "a100_sxm", "hopper": "h100_sxm", "blackwell": "b200_sxm", "ada": "l40s"}
 
 
@@ -36,15 +34,10 @@ def blocks(text: str) -> list[tuple[int, int]]:
     return [(s, min((e for e in ends if e > s + 2), default=len(text))) for s in starts]
 
 
-def family(block: str) -> str:
-    found = re.search(r'families = \["(\w+)"\]', block)
-    return found[1] if found else "ada"
-
-
 def told(block: str) -> tuple[str, str]:
     """Whose constants they are: the generation and the version."""
-    found = re.search(r'^version = "(.*)"', block, re.M)
-    return family(block), found[1] if found else ""
+    family, version = re.search(r'families = \["(\w+)"\]', block), re.search(r'^version = "(.*)"', block, re.M)
+    return family[1] if family else "ada", version[1] if version else ""
 
 
 def ops(block: str) -> tuple[str, ...]:
@@ -84,7 +77,7 @@ class Group:
             curves[question(row)].append((float(row["bytes"]), float(row["time_us"]) * 1e-6))
         self.curves = [(q, *(np.array(x) for x in zip(*points, strict=True))) for q, points in curves.items()]
 
-    def logs(self, even: bool) -> np.ndarray:
+    def logs(self, even: bool) -> Array:
         out = []
         for asked, sizes, times in self.curves:
             keep = np.array([even_power(size) == even for size in sizes])
@@ -100,71 +93,46 @@ def reload() -> None:
         read_once.cache_clear()
 
 
-def fit(group: Group, path: Path) -> tuple[float, float, float, float]:
+def fit(group: Group, path: Path) -> list[float]:
+    """Move the group's constants in its file; medians of fitted and tested rows before, and after."""
     text = path.read_text()
-    mine = [
-        b for b in blocks(text) if told(text[b[0] : b[1]]) == (group.kind, group.version) and group.op in ops(text[b[0] : b[1]])
-    ]
-    slots = [(i, n, v) for i, b in enumerate(mine) for n, v in constants(text[b[0] : b[1]]).items()]
-    values = sorted({v for _, _, v in slots})
-    link = group.curves[0][0].cluster.intra
+    whose = group.kind, group.version
+    mine = [b for b in blocks(text) if told(text[slice(*b)]) == whose and group.op in ops(text[slice(*b)])]
+    values = sorted({v for b in mine for v in constants(text[slice(*b)]).values()})
+    most = group.curves[0][0].cluster.intra.bandwidth_Bps * 0.999
 
-    def at(x: np.ndarray) -> None:
-        moved = dict(zip(values, x, strict=True))
+    def errors(z: Array) -> Array:
+        moved = dict(zip(values, np.array(values) * np.exp(z), strict=True))
         parts, last = [], 0
-        for i, (start, end) in enumerate(mine):
+        for start, end in mine:
             block = text[start:end]
-            for j, name, v in slots:
-                if i == j:
-                    capped = min(moved[v], link.bandwidth_Bps * 0.999) if name == "bandwidth_Bps" else moved[v]
-                    block = put(block, name, capped)
+            for name, value in constants(block).items():
+                block = put(block, name, min(moved[value], most) if name == "bandwidth_Bps" else moved[value])
             parts += [text[last:start], block]
             last = end
         path.write_text("".join([*parts, text[last:]]))
         reload()
+        return group.logs(True)
 
-    def residual(z: np.ndarray) -> np.ndarray:
-        at(np.array(values) * np.exp(z))
-        return group.logs(even=True)
-
-    before = (np.median(np.abs(np.expm1(group.logs(True)))), np.median(np.abs(np.expm1(group.logs(False)))))
-    z, damping = np.zeros(len(values)), 1e-2
-    r = residual(z)
-    for _ in range(25):
-        jac = np.stack([(residual(z + 1e-2 * e) - r) / 1e-2 for e in np.eye(len(z))])
-        w = 1 / np.sqrt(1 + (r / SCALE) ** 2)
-        a, b = (jac * w) @ jac.T, -(jac * w) @ r
-        loss = np.sum(np.sqrt(1 + (r / SCALE) ** 2))
-        done = True
-        for _ in range(7):
-            step = np.linalg.solve(a + damping * np.diag(np.diag(a) + 1e-9), b)
-            tried = np.clip(z + np.clip(step, -0.5, 0.5), -2.5, 2.5)
-            new = residual(tried)
-            if np.sum(np.sqrt(1 + (new / SCALE) ** 2)) < loss * (1 - 1e-5):
-                z, r, damping, done = tried, new, damping / 3, False
-                break
-            damping *= 4
-        if done:
-            break
-    residual(z)
-    return (*before, np.median(np.abs(np.expm1(group.logs(True)))), np.median(np.abs(np.expm1(group.logs(False)))))
+    before = [miss(group.logs(even)) for even in (True, False)]
+    errors(DESCENT.solve(errors, np.zeros(len(values)), -FARTHEST, FARTHEST)[0])
+    return before + [miss(group.logs(even)) for even in (True, False)]
 
 
 def versions_told() -> list[tuple[str, str, str]]:
     """Every library, generation and version that has constants."""
     found = []
     for library in ("nccl", "vllm", "sglang", "trtllm"):
-        text = (FOLDER / f"{library}.toml").read_text()
+        text = (LIBRARIES / f"{library}.toml").read_text()
         found += [(library, *one) for one in sorted({told(text[a:b]) for a, b in blocks(text)}) if one[1] and one[0] in SYSTEMS]
     return found
 
 
 def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
-    tables = [dicts(*read(folder / name)) for name in ("collectives.csv", "collectives_more.csv")]
-    rows = [r for table in tables for r in table if r["source_id"].startswith("aic-") and "eager" not in r["method"]]
-    kept = {p: p.read_text() for p in FOLDER.glob("*.toml")}
-    others = [r for r in dicts(*read(PUBLISHED)) if not question(r).crosses]
+    rows = [r for r in collective_rows(folder) if r["source_id"].startswith("aic-") and "eager" not in r["method"]]
+    kept = {p: p.read_text() for p in LIBRARIES.glob("*.toml")}
+    others = [r for r in dicts(*read(READ_BY_US)) if not question(r).crosses]
     wanted = {a for a in arguments[1:] if not a.startswith("-")}
     for library, kind, version in versions_told():
         for op in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
@@ -176,7 +144,7 @@ def main(arguments: list[str]) -> None:
                 continue
             if library == "nccl":
                 mine += [r for r in others if r["op"] == op and question(r).cluster.chip.family == kind]
-            b0, b1, a0, a1 = fit(Group(library, kind, name, version, mine), FOLDER / f"{library}.toml")
+            b0, b1, a0, a1 = fit(Group(library, kind, name, version, mine), LIBRARIES / f"{library}.toml")
             figures = f"fitted {b0:6.1%} -> {a0:6.1%}   tested {b1:6.1%} -> {a1:6.1%}"
             print(f"{library:7s} {kind:10s} {version:10s} {name:15s} {figures}", flush=True)
     for path, text in kept.items():

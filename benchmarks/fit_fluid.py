@@ -21,7 +21,7 @@ from fit_open_loop import Case, cases, half
 from commtax.cost.surface import Surface
 from commtax.question import Question
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.request_streams import stream_of
+from commtax.verbs.loads import stream_of
 from commtax.verbs.requests import steps_of
 from commtax.verbs.settling import settle
 from commtax_lab.scoring.open_loop import question_of

@@ -3,44 +3,51 @@
 Fitted are rows whose SHA-256 begins with an even byte, tested the others. A family of chips has one set of constants a form; an
 engine has its own where the family's miss its rows by more than ``CLEARLY``. ``generic`` is fitted on all chips, each family
 counting alike. With ``--leave`` each chip is left out in turn and priced with the constants of its family's others, or with the
-generic ones fitted without it; nothing is written then. Levenberg-Marquardt on log errors with soft-L1 weights.
+generic ones fitted without it; nothing is written then.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from fitting import (
+    CLEARLY,
+    ENGINES,
+    FAMILIES,
+    KERNELS,
+    SYSTEMS,
+    Array,
+    Constants,
+    Descent,
+    KernelGroup,
+    drop_tables,
+    kernel_groups,
+    miss,
+    spread_over,
+    write_table,
+)
 
-import commtax
 from commtax.catalog.kernel_constants import reference, rescale_to_chip
-from commtax.cost.forms import CHIP_FORMS
-from commtax.cost.forms.linear import convolution, encoder_attention, scan
-from commtax.spec import Chip
-from commtax_lab.published import kernel_tables as kernel_tables
+from commtax.cost.layer_forms import CHIP_FORMS, chunked_scan, convolution, encoder_attention
 from commtax_lab.published.kernel_kinds import linear, streams
-from commtax_lab.published.spellings import dtype_named
-from commtax_lab.published.tables import read
 
-FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
-FAMILIES = {"ampere": ("a100_sxm",), "hopper": ("h100_sxm",), "ada": ("l40s",), "blackwell": ("b200_sxm", "b300_sxm", "gb200")}
-OWN = {("encoder", engine): ("b300-sxm", "b300_sxm") for engine in ("vllm", "sglang", "trtllm")}
+OWN = {("encoder", engine): ("b300-sxm", "b300_sxm") for engine in ENGINES}
 """Engines that run other kernels on one chip than on its family's others: file and system."""
 STRANGERS = {("conv-qkv", "vllm"): "gb200"}
 """Systems whose host launches an engine's kernels so much slower that its family is fitted without."""
-SYSTEMS = [system for systems in FAMILIES.values() for system in systems]
-ENGINES = ("vllm", "sglang", "trtllm")  # the first that was measured gives a family's constants
-FIRST = {"conv-qkv": "sglang", "conv-blocks": "trtllm"}  # vLLM's rows of the former are of a launch from Python
+FIRST = {"conv-qkv": "sglang", "conv-blocks": "trtllm"}
+"""The engine that gives a family's constants, where it is not the first: vLLM's rows of the former are launched from Python."""
 TRANSFERRED = {"ssd-scan": "engine.sglang.gdn-scan.bf16", "ssd-update": "gdn-update.bf16"}
 """Forms that nobody timed, and the generic table that they take: a chain of Triton kernels, a state read and written."""
 TRANSFERRED_SIGMA = 0.5
-MOST, LEAST, CLEARLY, SCALE = 4000, 8, 0.03, 0.03
-
+MOST, LEAST = 4000, 8
+DESCENT = Descent(scale=0.03, rounds=40, slope=1e-4, reach=0.7, tries=8)
 STREAM = {"t0": 3e-6, "eb": 0.8, "ep": 0.05, "tl": 1e-8, "cache": 0.5, "p": 2.5}
-STARTS: Mapping[str, list[dict[str, float]]] = {
+STARTS: Mapping[str, list[Constants]] = {
     "conv": [{"t0": 2.5e-6, "tv": 0.4, "eb": 0.8, "ep": 0.09, "cache": 0.8, "p": 3.0}],
     "blocks": [{"t0": 4e-6, "tv": 0.1, "eb": 0.8, "ep": 0.09, "s0": 500.0, "few": 0.3, "cache": 0.8, "p": 4.0}],
     "scan": [{"t0": 2e-5, "eb": 0.6, "es": 1.5, "between": 0.5, "states": 1.5, "s0": 30.0, "tl": 2.5e-6, "cache": 0.6, "p": 2.0}],
@@ -52,6 +59,7 @@ STARTS: Mapping[str, list[dict[str, float]]] = {
     "stream": [STREAM, {**STREAM, "ep": 0.5, "tl": 1e-9}],
 }
 BOUNDS = {
+    **dict.fromkeys(("eb", "ep", "ep64"), (1e-3, 0.999)),
     "p": (1.0, 8.0),
     "cache": (0.1, 1.5),
     "between": (0.01, 5.0),
@@ -63,140 +71,97 @@ BOUNDS = {
     "tl": (1e-15, 1e-4),
 }
 BY_ROWS = ("scales", "quantise")
-FRACTIONS = ("eb", "ep", "ep64")
 FIXED = ("pad",)
-Constants = dict[str, float]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Part:
-    """Rows of one table that one form and engine answer: on a chip, as ``make`` builds them from chosen places."""
+    """Rows of one table that one form and engine answer."""
 
-    kind: str
-    system: str
-    chip: Chip
-    make: Callable[[np.ndarray], object]
-    seconds: np.ndarray
-    even: np.ndarray
+    rows: KernelGroup
     elsewhere: bool = False  # the constants are at the reference's pace, as ``generic`` has them
 
-    def logs(self, form: str, c: Constants, at: np.ndarray) -> np.ndarray:
-        kernel = self.make(at)
-        c = rescale_to_chip(c, reference(), self.chip) if self.elsewhere else c
-        fixed, moving = CHIP_FORMS[form](kernel, c, self.chip, 1.0)  # type: ignore[arg-type]
-        return np.log((fixed + moving) * kernel.count / self.seconds[at])  # type: ignore[attr-defined]
+    @property
+    def system(self) -> str:
+        return self.rows.system
+
+    def logs(self, form: str, c: Constants, at: Array) -> Array:
+        (kernel, *_), chip = self.rows.make(at), self.rows.chip
+        c = rescale_to_chip(c, reference(), chip) if self.elsewhere else c
+        fixed, moving = CHIP_FORMS[form](kernel, c, chip, 1.0)  # type: ignore[arg-type]
+        return np.log((fixed + moving) * kernel.count / self.rows.seconds[at])
 
 
-def parts(folder: Path) -> dict[tuple[str, str], list[Part]]:
+Found = dict[tuple[str, str], list[Part]]
+Chosen = list[tuple[Part, Array]]
+
+
+def parts(folder: Path) -> Found:
     """All rows by form and engine."""
-    found: dict[tuple[str, str], list[Part]] = {}
-    for system in SYSTEMS:
-        for kind in (*linear.KINDS, *streams.KINDS):
-            path = folder / "kernels_more" / f"{system}_{kind.tail}.csv.gz"
-            if not path.exists():
-                continue
-            table = kernel_tables.read(path.name, *read(path))
-            even = table.fitted()
-            for words, mask in table.groups():
-                named = {**words, "dtype": dtype_named(words["dtype"]) or words["dtype"]}
-                x = {name: values[mask] for name, values in table.sizes.items()}
-
-                def make(at: np.ndarray, named: dict[str, str] = named, x: Mapping[str, np.ndarray] = x, kind=kind) -> object:
-                    return kind.make(named, {name: values[at] for name, values in x.items()})[0]
-
-                form = make(np.arange(1)).form  # type: ignore[attr-defined]
-                assert table.chip is not None
-                one = Part(kind.name, system, table.chip, make, x["seconds"], even[mask])
-                found.setdefault((form, words["framework"]), []).append(one)
+    found: Found = {}
+    for group in kernel_groups(folder, SYSTEMS, (kind.tail for kind in (*linear.KINDS, *streams.KINDS))):
+        form = group.make(np.arange(1))[0].form
+        found.setdefault((form, group.words["framework"]), []).append(Part(group))
     return found
 
 
-Chosen = list[tuple[Part, np.ndarray]]
-
-
-def chosen(rows: list[Part], systems: tuple[str, ...], even: bool | None, most: int = MOST) -> Chosen:
+def choose(rows: list[Part], systems: tuple[str, ...], fitted: bool | None, most: int = MOST) -> Chosen:
     """At most so many rows of the systems, each family of chips alike, spread over the table."""
     here = [part for part in rows if part.system in systems]
     families = [[s for s in its if any(part.system == s for part in here)] for its in FAMILIES.values()]
     shares = {s: 1 / len(its) / sum(map(bool, families)) for its in families for s in its}
     out = []
     for part in here:
-        at = np.arange(len(part.even)) if even is None else np.flatnonzero(part.even == even)
-        of_system = sum(len(other.even) for other in here if other.system == part.system)
-        keep = max(1, round(most * shares[part.system] * len(part.even) / of_system)) if even else len(at)
+        even = part.rows.fitted
+        at = np.arange(len(even)) if fitted is None else np.flatnonzero(even == fitted)
+        of_system = sum(len(other.rows.fitted) for other in here if other.system == part.system)
+        keep = most * shares[part.system] * len(even) / of_system if fitted else len(at)
         if len(at):
-            out.append((part, at[np.linspace(0, len(at) - 1, min(keep, len(at))).astype(int)]))
+            out.append((part, at[spread_over(len(at), keep)]))
     return out
 
 
-def logs(form: str, c: Constants, rows: Chosen) -> np.ndarray:
+def logs(form: str, c: Constants, rows: Chosen) -> Array:
     return np.concatenate([part.logs(form, c, at) for part, at in rows])
 
 
 def median(form: str, c: Constants, rows: Chosen) -> float:
-    return float(np.median(np.abs(np.expm1(logs(form, c, rows))))) if rows else float("nan")
+    return miss(logs(form, c, rows)) if rows else float("nan")
 
 
-def starts(form: str) -> list[dict[str, float]]:
-    by_function = {convolution: "conv", scan: "scan", encoder_attention: "encoder"}
+def starts(form: str) -> list[Constants]:
+    by_function = {convolution: "conv", chunked_scan: "scan", encoder_attention: "encoder"}
     name = "blocks" if form == "conv-blocks" else by_function.get(CHIP_FORMS[form], "rows" if form in BY_ROWS else "stream")
     return STARTS[name]
 
 
 def solve(form: str, rows: Chosen) -> Constants:
     """The constants of the best start; a start with more of them must be clearly better."""
-    fits = [_solve(form, start, rows) for start in starts(form)]
-    best, loss = fits[0]
-    for other, its in fits[1:]:
-        if its < loss * (0.97 if len(other) > len(best) else 1.0):
-            best, loss = other, its
+    best, least = {}, np.inf
+    for start in starts(form):
+        free = [name for name in start if name not in FIXED]
+        low, high = np.log([BOUNDS.get(name, (1e-30, 1e30)) for name in free]).T
+
+        def at(z: Array, start: Constants = start, free: list[str] = free) -> Constants:
+            return {**start, **dict(zip(free, np.exp(z).tolist(), strict=True))}
+
+        z, errors = DESCENT.solve(lambda z, at=at: logs(form, at(z), rows), np.log([start[n] for n in free]), low, high)
+        loss = DESCENT.loss(errors)
+        if loss < least * (0.97 if len(start) > len(best) else 1.0):
+            best, least = at(z), loss
     return best
 
 
-def _solve(form: str, start: Constants, rows: Chosen) -> tuple[Constants, float]:
-    free = [name for name in start if name not in FIXED]
-    ends = [(1e-3, 0.999) if n in FRACTIONS else BOUNDS.get(n, (1e-30, 1e30)) for n in free]
-    low, high = np.log(ends).T
-    z, damping = np.clip(np.log([start[n] for n in free]), low, high), 1e-2
-
-    def at(z: np.ndarray) -> Constants:
-        return {**start, **dict(zip(free, np.exp(z).tolist(), strict=True))}
-
-    def loss(r: np.ndarray) -> float:
-        return float(np.mean(np.sqrt(1 + (r / SCALE) ** 2)))
-
-    r = logs(form, at(z), rows)
-    for _ in range(40):
-        jac = np.stack([(logs(form, at(z + 1e-4 * e), rows) - r) / 1e-4 for e in np.eye(len(z))])
-        w = 1 / np.sqrt(1 + (r / SCALE) ** 2)
-        a, b = (jac * w) @ jac.T, -(jac * w) @ r
-        done = True
-        for _ in range(8):
-            tried = np.clip(z + np.clip(np.linalg.solve(a + damping * np.diag(np.diag(a) + 1e-9), b), -0.7, 0.7), low, high)
-            new = logs(form, at(tried), rows)
-            if np.isfinite(new).all() and loss(new) < loss(r) * (1 - 1e-5):
-                z, r, damping, done = tried, new, damping / 3, False
-                break
-            damping *= 4
-        if done:
-            break
-    return at(z), loss(r)
-
-
-def order(form: str) -> tuple[str, ...]:
-    return tuple(sorted(ENGINES, key=lambda engine: engine != FIRST.get(form, ENGINES[0])))
-
-
-def fit_file(form: str, name: str, systems: tuple[str, ...], found: dict[tuple[str, str], list[Part]]) -> dict[str, Constants]:
+def fit_file(form: str, name: str, systems: tuple[str, ...], found: Found) -> dict[str, Constants]:
     """Tables of one file: the family's own, and engines' where it misses them clearly. Keys as in the file."""
     tables: dict[str, Constants] = {}
     usual: Constants = {}
-    for engine in order(form):
+    for engine in sorted(ENGINES, key=lambda engine: engine != FIRST.get(form, ENGINES[0])):
         alone = OWN.get((form, engine), ("", ""))[1] or STRANGERS.get((form, engine), "")
         rows = [p for p in found.get((form, engine), []) if p.system in systems and p.system != alone]
         rows = [replace(p, elsewhere=name == "generic") for p in rows]
         here = tuple(dict.fromkeys(p.system for p in rows))
-        fit, test = chosen(rows, here, True), chosen(rows, here, False)
+        fit, test = choose(rows, here, True), choose(rows, here, False)
         if sum(len(at) for _, at in fit) < LEAST or not test:
             continue
         c = solve(form, fit)
@@ -212,72 +177,68 @@ def fit_file(form: str, name: str, systems: tuple[str, ...], found: dict[tuple[s
     return tables
 
 
-def fit_chip(form: str, engine: str, system: str, found: dict[tuple[str, str], list[Part]]) -> dict[str, Constants]:
+def fit_chip(form: str, engine: str, system: str, found: Found) -> dict[str, Constants]:
     """The table of an engine on one chip."""
     rows = found[form, engine]
-    c = solve(form, chosen(rows, (system,), True))
-    print(f"{system:10s} {form:15s} {engine:7s} {median(form, c, chosen(rows, (system,), False)):6.1%}", flush=True)
+    c = solve(form, choose(rows, (system,), True))
+    print(f"{system:10s} {form:15s} {engine:7s} {median(form, c, choose(rows, (system,), False)):6.1%}", flush=True)
     return {f"engine.{engine}.{form}.bf16": c}
 
 
-def left_out(forms: list[str], found: dict[tuple[str, str], list[Part]]) -> Iterator[tuple[str, str, np.ndarray]]:
+def left_out(forms: list[str], found: Found) -> Iterator[tuple[str, str, Array]]:
     """Each chip from the others of its family, or from all others: ln(predicted / measured) of all rows of a kind."""
     for system in SYSTEMS:
         family = next(its for its in FAMILIES.values() if system in its)
         kin = tuple(s for s in family if s != system)
         sisters = kin or tuple(s for s in SYSTEMS if s != system)
-        errors: dict[str, list[np.ndarray]] = {}
+        errors: dict[str, list[Array]] = {}
         for form, engine in ((form, engine) for form in forms for engine in ENGINES):
             rows = {e: [replace(p, elsewhere=not kin) for p in found.get((form, e), [])] for e in ENGINES}
-            fit, test = chosen(rows[engine], sisters, True), chosen(rows[engine], (system,), None)
+            fit, test = choose(rows[engine], sisters, True), choose(rows[engine], (system,), None)
             if not fit:  # no other chip with this engine's kernel: the usual one
-                fit = chosen([p for e in ENGINES for p in rows[e]], sisters, True)
+                fit = choose([p for e in ENGINES for p in rows[e]], sisters, True)
             if fit and test:
                 c = solve(form, fit)
                 for part, at in test:
-                    errors.setdefault(part.kind, []).append(part.logs(form, c, at))
+                    errors.setdefault(part.rows.kind.name, []).append(part.logs(form, c, at))
         yield from ((system, kind, np.concatenate(its)) for kind, its in errors.items())
 
 
-def leave(forms: list[str], found: dict[tuple[str, str], list[Part]]) -> None:
-    """Medians of a chip that was left out, by kind."""
-    for system, kind, its in left_out(forms, found):
-        e = np.abs(np.expm1(its))
-        print(f"left out {system:9s} {kind:18s} {len(e):5d} rows {np.median(e):6.1%} p90 {np.quantile(e, 0.9):6.1%}", flush=True)
+def write(form: str, name: str, tables: dict[str, Constants]) -> None:
+    """Tables in place of those of this form; with them those that other forms take from it."""
+    path = KERNELS / f"{name}.toml"
+    drop_tables(path, [f"{form}.bf16", *(f"engine.{engine}.{form}.bf16" for engine in ENGINES)])
+    written = dict(tables)
+    if form == "conv-blocks":  # what this engine's steps convolve with
+        written[f"engine.{FIRST[form]}.conv.bf16"] = tables[f"{form}.bf16"]
+    for other, like in TRANSFERRED.items():
+        if name == "generic" and like in tables:
+            written[f"{other}.bf16"] = {**tables[like], "sigma": TRANSFERRED_SIGMA}
+    for section, values in written.items():
+        write_table(path, section, values)
 
 
-def put(name: str, tables: dict[str, Constants], form: str) -> None:
-    """Tables written in place of those of this form, in front of the sources."""
-    path = FOLDER / f"{name}.toml"
-    text = path.read_text() if path.exists() else f'key = "{name}"\n\n'
-    blocks = text.split("\n\n")
-    endings = (f"[{form}.bf16]", f"[engine.{form}.bf16]", *(f"[engine.{e}.{form}.bf16]" for e in ENGINES))
-    kept = [block for block in blocks if not block.startswith(endings)]
-    made = ["\n".join([f"[{key}]", *(f"{n} = {v:.4g}" for n, v in c.items())]) for key, c in tables.items()]
-    at = next((i for i, block in enumerate(kept) if block.startswith("[sources.")), len(kept))
-    path.write_text("\n\n".join([*kept[:at], *made, *kept[at:]]).rstrip() + "\n")
+def fit_form(form: str, found: Found) -> dict[str, dict[str, Constants]]:
+    """Tables of each file."""
+    made = {name: fit_file(form, name, systems, found) for name, systems in (*FAMILIES.items(), ("generic", SYSTEMS))}
+    for (its, engine), (name, system) in OWN.items():
+        if its == form:
+            made.setdefault(name, {}).update(fit_chip(form, engine, system, found))
+    return made
 
 
 def main(arguments: list[str]) -> None:
     found = parts(Path(arguments[0]))
     forms = [a for a in arguments[1:] if a in CHIP_FORMS] or [f for f in CHIP_FORMS if any(f == form for form, _ in found)]
     if "--leave" in arguments:
-        leave(forms, found)
+        for system, kind, errors in left_out(forms, found):
+            figures = f"{len(errors):5d} rows {miss(errors):6.1%} p90 {miss(errors, 0.9):6.1%}"
+            print(f"left out {system:9s} {kind:18s} {figures}", flush=True)
         return
     for form in forms:
-        files = [*FAMILIES.items(), ("generic", tuple(SYSTEMS))]
-        made = [(name, fit_file(form, name, systems, found)) for name, systems in files]
-        own = [(engine, *place) for (its, engine), place in OWN.items() if its == form]
-        made += [(name, fit_chip(form, engine, system, found)) for engine, name, system in own]
-        before: dict[str, dict[str, Constants]] = {}
-        for name, tables in made:
+        for name, tables in fit_form(form, found).items():
             if "--write" in arguments and tables:
-                put(name, {**before.get(name, {}), **tables}, form)
-                before[name] = {**before.get(name, {}), **tables}
-                if form == "conv-blocks":  # what this engine's steps convolve with
-                    put(name, {f"engine.{FIRST[form]}.conv.bf16": tables[f"{form}.bf16"]}, f"{FIRST[form]}.conv")
-                for other in (o for o, like in TRANSFERRED.items() if name == "generic" and like in tables):
-                    put(name, {f"{other}.bf16": {**tables[TRANSFERRED[other]], "sigma": TRANSFERRED_SIGMA}}, other)
+                write(form, name, tables)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ other constants; shares are written where they improve the other rows clearly.
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -16,7 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from fit_kernels import CLEARLY, FOLDER, FRAMEWORK, PREFILL, SCALE, TABLES, TAILS, TIMED, Part, Rows, logs, median, put, solve
+from fit_kernels import (
+    DESCENT,
+    FRAMEWORK,
+    PREFILL,
+    TABLES,
+    TAILS,
+    TIMED,
+    Part,
+    Rows,
+    logs,
+    median,
+    solve,
+    usual_constants,
+    with_table,
+)
+from fitting import CLEARLY, KERNELS, write_table
 
 from commtax import catalog
 from commtax.spec import KernelConstants
@@ -44,50 +58,43 @@ class Wide(Rows):
         return [part for part in super().parts(even) if part[2]["head_dim"][0] == SIZES[-1]]
 
 
-def own_kernels(folder: Path, write: bool) -> None:
-    """Tables of decode attention that other kernels run."""
-    for name in SPLIT_BY_GROUPS:
-        _own_kernel(folder, name, "single", Singles, UNSPLIT, write)
-    _own_kernel(folder, "hopper", "512", Wide, BY_SEQUENCE, write)
-
-
-def _own_kernel(folder: Path, name: str, kind: str, rows_of: type[Rows], start: dict[str, float], write: bool) -> None:
+def fit_kernel(folder: Path, name: str, kind: str, rows_of: type[Rows], start: dict[str, float], write: bool) -> None:
+    """A table of decode attention that another kernel runs."""
     (key, where), table = TABLES[name], f"decode.{kind}"
-    chip = catalog.chip(key)
-    usual = catalog.kernel_constants(catalog.engine(FRAMEWORK), chip)
-    rows = [rows_of(folder / f"{where}_{TAILS['decode']}.csv.gz", "decode", "bf16", chip)]
-    begun = replace(usual, tables={**usual.tables, table: {**usual.tables["decode.bf16"], **start}})
-    values, (_, _, _, after) = solve(rows, begun, table)
-    before = median(replace(usual, tables={n: c for n, c in usual.tables.items() if n != table}), rows[0].parts(False))
+    usual = usual_constants(catalog.chip(key))
+    rows = rows_of(folder / f"{where}_{TAILS['decode']}.csv.gz", "decode", "bf16", catalog.chip(key))
+    values, (_, _, _, after) = solve([rows], with_table(usual, table, {**usual.tables["decode.bf16"], **start}), table)
+    before = median(replace(usual, tables={n: c for n, c in usual.tables.items() if n != table}), rows.parts(False))
     print(f"{name:10s} {table:14s} tested {before:6.1%} -> {after:6.1%}", flush=True)
     if write:
-        put(FOLDER / f"{name}.toml", f"engine.{FRAMEWORK}.{table}", values)
+        write_table(KERNELS / f"{name}.toml", f"engine.{FRAMEWORK}.{table}", values)
 
 
 def places() -> Iterator[tuple[str, str, str, str]]:
-    """File, system and engine of every table of attention, and where its rows are."""
+    """File, chip and engine of every table of attention, and where its rows are."""
     for name, (key, where) in TABLES.items():
         yield name, key, FRAMEWORK, where
         for engine in TIMED:
             yield name, key, engine, where.replace("kernels/", "kernels_more/")
 
 
-def sizes(folder: Path, write: bool) -> None:
+def fit_shares(folder: Path, write: bool) -> None:
     for name, key, engine, where in places():
-        file = tomllib.loads((FOLDER / f"{name}.toml").read_text())
+        file = tomllib.loads((KERNELS / f"{name}.toml").read_text())
         constants = catalog.kernel_constants(catalog.engine(engine), catalog.chip(key), timed=True)
         for form, share in SHARES.items():
+            path = folder / f"{where}_{TAILS[form]}.csv.gz"
             for kind in tuple(PREFILL) if form == "prefill" else ("bf16", "fp8"):
                 section = _section(file, engine, form, kind)
-                path = folder / f"{where}_{TAILS[form]}.csv.gz"
                 if section and path.exists():
-                    _at_sizes(
-                        Rows(path, form, kind, catalog.chip(key), engine),
-                        constants,
-                        (name, section, f"{form}.{kind}"),
-                        share,
-                        write,
-                    )
+                    rows = Rows(path, form, kind, catalog.chip(key), engine)
+                    for size, value, told in better_shares(rows, constants, f"{form}.{kind}", share):
+                        print(
+                            f"{name:10s} {section:35s} {share}{size} = {value:.3f}  tested {told[0]:6.1%} -> {told[1]:6.1%}",
+                            flush=True,
+                        )
+                        if write and told[0] > told[1] + CLEARLY:
+                            write_table(KERNELS / f"{name}.toml", section, {f"{share}{size}": value})
 
 
 def _section(file: dict[str, dict[str, dict[str, dict[str, dict[str, float]]]]], engine: str, form: str, kind: str) -> str:
@@ -97,37 +104,28 @@ def _section(file: dict[str, dict[str, dict[str, dict[str, dict[str, float]]]]],
     return f"{form}.{kind}" if engine == FRAMEWORK and kind in file.get(form, {}) else ""
 
 
-def _at_sizes(rows: Rows, constants: KernelConstants, where: tuple[str, str, str], share: str, write: bool) -> None:
-    """The attained share at each further head size that the rows have."""
-    name, section, table = where
+def better_shares(
+    rows: Rows, constants: KernelConstants, table: str, share: str
+) -> Iterator[tuple[int, float, tuple[float, float]]]:
+    """The attained share at each further head size that the rows have; medians of the other rows without and with it."""
+    own = constants.tables[table]
     for size in SIZES:
         fit, test = ([part for part in rows.parts(even) if part[2]["head_dim"][0] == size] for even in (True, False))
         if sum(len(part[3]) for part in fit) < LEAST or not test:
             continue
-        own = constants.tables[table]
         tried = np.exp(np.linspace(np.log(0.01), np.log(0.999), 120))
-        made = [replace(constants, tables={**constants.tables, table: {**own, f"{share}{size}": float(v)}}) for v in tried]
-        losses = [float(np.mean(np.sqrt(1 + (logs(one, fit) / SCALE) ** 2))) for one in made]
-        best = int(np.argmin(losses))
-        usual = replace(constants, tables={**constants.tables, table: {n: v for n, v in own.items() if n != f"{share}{size}"}})
-        before, after = median(usual, test), median(made[best], test)
-        print(f"{name:10s} {section:35s} {share}{size} = {tried[best]:.3f}  tested {before:6.1%} -> {after:6.1%}", flush=True)
-        if write and before > after + CLEARLY:
-            _add(FOLDER / f"{name}.toml", section, f"{share}{size}", float(tried[best]))
-
-
-def _add(path: Path, section: str, key: str, value: float) -> None:
-    """A constant in place, or as the last of its table."""
-    text = path.read_text()
-    start = text.index(f"[{section}]\n")
-    end = text.index("\n\n", start)
-    block = re.sub(rf"\n{key} = .*", "", text[start:end])
-    path.write_text(f"{text[:start]}{block}\n{key} = {value:.4g}{text[end:]}")
+        made = [with_table(constants, table, {**own, f"{share}{size}": float(v)}) for v in tried]
+        best = int(np.argmin([DESCENT.loss(logs(one, fit)) for one in made]))
+        usual = with_table(constants, table, {n: v for n, v in own.items() if n != f"{share}{size}"})
+        yield size, float(tried[best]), (median(usual, test), median(made[best], test))
 
 
 def main(arguments: list[str]) -> None:
-    own_kernels(Path(arguments[0]), "--write" in arguments)
-    sizes(Path(arguments[0]), "--write" in arguments)
+    folder, write = Path(arguments[0]), "--write" in arguments
+    for name in SPLIT_BY_GROUPS:
+        fit_kernel(folder, name, "single", Singles, UNSPLIT, write)
+    fit_kernel(folder, "hopper", "512", Wide, BY_SEQUENCE, write)
+    fit_shares(folder, write)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Fit the constants of kernels on published tables: ``python benchmarks/fit_kernels.py DATA_DIR [--engines] [--write] [FILE ...]``.
 
-Fitted are rows whose SHA-256 begins with an even byte, tested the others (``readers.published.kernels``): products with n and k of
-512 and more, attention without a window and with a bf16 or fp8 cache each at its own constants. Levenberg-Marquardt on log
-errors with soft-L1 weights from where the constants are. With ``--engines`` instead the tables of kernels of other
-engines, where they differ from the family's by more than ``CLEARLY``, and of formats that only they were measured in. With
-``--write`` the files under ``catalog/kernels`` are changed in place; ``FILE``: only these (ada, hopper …).
+Fitted are rows whose SHA-256 begins with an even byte, tested the others: products with n and k of 512 and more, attention without
+a window and with a bf16 or fp8 cache each at its own constants, from where the constants are. With ``--engines`` instead the tables
+of kernels of other engines, where they differ from the family's by more than ``CLEARLY``, and of formats that only they were
+measured in. With ``--write`` the files under ``catalog/kernels`` are changed in place; ``FILE``: only these (ada, hopper …).
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from fitting import CLEARLY, KERNELS, Array, Constants, Descent, miss, spread_over, write_table
 
-import commtax
 from commtax import catalog
 from commtax.spec import Chip, KernelConstants
-from commtax_lab.published import kernel_tables as kernel_tables
+from commtax_lab.published import kernel_tables
 from commtax_lab.published.kernel_kinds import KINDS
 from commtax_lab.published.tables import read
 from commtax_lab.scoring import kernel_scores
 
-FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
 TABLES = {  # a file of constants: the chip and the tables that it is fitted on
     "ampere": ("a100-80-sxm", "kernels/a100_sxm"),
     "hopper": ("h100-sxm", "kernels/h100_sxm"),
@@ -49,11 +47,12 @@ PREFILL = {"bf16": ("bf16", "bf16"), "fp8-kv": ("bf16", "fp8"), "fp8-attention":
 """Number formats of prompts' arithmetic and cache."""
 LIKE = {"fp8-block": "fp8", "int4": "bf16", "int8": "bf16", "fp8-kv": "bf16", "fp8-attention": "bf16"}
 """The format that the fit of another starts at."""
-SCALE, CLEARLY = 0.015, 0.03
 TAILS = {"gemm": "gemm", "prefill": "context_attention", "decode": "generation_attention"}
 MOST = 6000  # rows of one fit
 FIXED = ("tile_q", "pack")  # of a kernel's code
 AT_MOST_1 = re.compile(r"^e[bp]\d*$")
+HIGHEST = {"p": 12.0, "el": 12.0}
+DESCENT = Descent(scale=0.015, gain=1e-4)
 
 
 class Rows:
@@ -64,9 +63,8 @@ class Rows:
         if "framework" in header:
             lines = [line for line in lines if line[header.index("framework")] == framework]
         text = {c: np.array([line[i] for line in lines], dtype=object) for i, c in enumerate(header)}
-        arithmetic, stored = PREFILL[kind] if form == "prefill" else (kind, kind)
+        wanted = PREFILL[kind] if form == "prefill" else (kind, kind)
         columns = {"gemm": ("gemm_dtype",), "prefill": ("attn_dtype", "kv_cache_dtype"), "decode": ("kv_cache_dtype",)}[form]
-        wanted = (arithmetic, stored)
         keep = np.all([text[c] == WRITTEN.get(w, w) for c, w in zip(columns, wanted, strict=False)], axis=0)
         if form == "gemm":
             keep &= (text["n"].astype(float) >= 512) & (text["k"].astype(float) >= 512)
@@ -80,14 +78,15 @@ class Rows:
         self.even = self.records.fitted
 
     def parts(self, even: bool) -> list[Part]:
+        """Rows that are fitted or not, apart by what a kernel's code depends on."""
         chosen = np.flatnonzero(self.even == even)
-        chosen = chosen[np.linspace(0, len(chosen) - 1, min(MOST, len(chosen))).astype(int)]
+        chosen = chosen[spread_over(len(chosen), MOST)] if len(chosen) else chosen
         dims = self.numbers.get("head_dim", np.zeros(len(self.even)))
         alike = dict.fromkeys(zip(dims[chosen], self.sources[chosen], strict=True))
         groups = [(s, chosen[(dims[chosen] == d) & (self.sources[chosen] == s)]) for d, s in alike]
         return [(self, s, {c: v[g] for c, v in self.numbers.items()}, self.records.measured[g]) for s, g in groups]
 
-    def log(self, constants: KernelConstants, source: str, x: dict[str, np.ndarray], measured: np.ndarray) -> np.ndarray:
+    def log(self, constants: KernelConstants, source: str, x: dict[str, Array], measured: Array) -> Array:
         plain = self.kind.partition("-")[0]
         arithmetic, stored = PREFILL.get(self.kind, ("bf16", plain)) if self.form == "prefill" else ("bf16", plain)
         words = {"dtype": plain if self.form == "gemm" else arithmetic, "stored": stored, "framework": self.framework}
@@ -96,68 +95,42 @@ class Rows:
         return np.log(kernel_scores.price_kernels(made, self.chip, constants)[0] / measured)
 
 
-Part = tuple[Rows, str, dict[str, np.ndarray], np.ndarray]
+Part = tuple[Rows, str, dict[str, Array], Array]
 
 
-def logs(constants: KernelConstants, parts: list[Part]) -> np.ndarray:
+def logs(constants: KernelConstants, parts: list[Part]) -> Array:
     return np.concatenate([rows.log(constants, *part) for rows, *part in parts])
 
 
 def median(constants: KernelConstants, parts: list[Part]) -> float:
-    return float(np.median(np.abs(np.expm1(logs(constants, parts)))))
+    return miss(logs(constants, parts))
 
 
-def solve(many: list[Rows], constants: KernelConstants, name: str) -> tuple[dict[str, float], list[float]]:
+def with_table(constants: KernelConstants, name: str, table: Constants) -> KernelConstants:
+    return replace(constants, tables={**constants.tables, name: table})
+
+
+def solve(many: list[Rows], constants: KernelConstants, name: str) -> tuple[Constants, list[float]]:
+    """A table's constants; medians of rows that are fitted and not, before and after."""
     table = dict(constants.tables[name])
     free = [n for n, v in table.items() if v > 0 and n not in FIXED]
     start = np.array([table[n] for n in free])
-    most = {"p": 12.0, "el": 12.0}
-    high = np.array([np.log((0.999 if AT_MOST_1.match(n) else most.get(n, 20 * table[n])) / table[n]) for n in free])
-    low = np.array([np.log(1.0 / table[n]) if n in most else -3.0 for n in free])
-    fit, test = ([part for rows in many for part in rows.parts(even)] for even in (True, False))
+    high = np.log([0.999 if AT_MOST_1.match(n) else HIGHEST.get(n, 20 * table[n]) for n in free] / start)
+    low = np.array([np.log(1.0 / table[n]) if n in HIGHEST else -3.0 for n in free])
+    halves = [[part for rows in many for part in rows.parts(even)] for even in (True, False)]
 
-    def at(z: np.ndarray) -> KernelConstants:
-        moved = dict(zip(free, (start * np.exp(z)).tolist(), strict=True))
-        return replace(constants, tables={**constants.tables, name: {**table, **moved}})
+    def at(z: Array) -> Constants:
+        return dict(zip(free, (start * np.exp(z)).tolist(), strict=True))
 
-    z, damping = np.clip(np.zeros(len(free)), low, high), 1e-2
-    r = logs(at(z), fit)
-    before = [median(at(z), p) for p in (fit, test)]
-    for _ in range(30):
-        jac = np.stack([(logs(at(z + 1e-3 * e), fit) - r) / 1e-3 for e in np.eye(len(z))])
-        w = 1 / np.sqrt(1 + (r / SCALE) ** 2)
-        a, b = (jac * w) @ jac.T, -(jac * w) @ r
-        loss, done = np.sum(np.sqrt(1 + (r / SCALE) ** 2)), True
-        for _ in range(7):
-            tried = np.clip(z + np.clip(np.linalg.solve(a + damping * np.diag(np.diag(a) + 1e-9), b), -0.5, 0.5), low, high)
-            new = logs(at(tried), fit)
-            if np.sum(np.sqrt(1 + (new / SCALE) ** 2)) < loss * (1 - 1e-4):
-                z, r, damping, done = tried, new, damping / 3, False
-                break
-            damping *= 4
-        if done:
-            break
-    after = [median(at(z), p) for p in (fit, test)]
-    return dict(zip(free, (start * np.exp(z)).tolist(), strict=True)), before + after
+    def medians(z: Array) -> list[float]:
+        return [median(with_table(constants, name, {**table, **at(z)}), half) for half in halves]
+
+    first = np.clip(np.zeros(len(free)), low, high)
+    found, _ = DESCENT.solve(lambda z: logs(with_table(constants, name, {**table, **at(z)}), halves[0]), first, low, high)
+    return at(found), medians(first) + medians(found)
 
 
-def put(path: Path, name: str, values: dict[str, float]) -> None:
-    """A table's values in place, or the table in front of the sources."""
-    text = path.read_text()
-    if f"[{name}]\n" not in text:
-        made = "\n".join([f"[{name}]", *(f"{key} = {value:.4g}" for key, value in values.items())])
-        at = text.index("[sources.") if "[sources." in text else len(text)
-        path.write_text(f"{text[:at]}{made}\n\n{text[at:]}")
-        return
-    start = text.index(f"[{name}]\n")
-    end = text.index("\n[", start)
-    block = text[start:end]
-    for key, value in values.items():
-        block = re.sub(rf"^{key} = .*$", f"{key} = {value:.4g}", block, flags=re.M)
-    path.write_text(text[:start] + block + text[end:])
-
-
-def engines(folder: Path, write: bool, only: list[str]) -> None:
+def fit_engines(folder: Path, write: bool, only: list[str]) -> None:
     """Tables of engines' own kernels."""
     for name, (key, tables) in chosen(only):
         places = [(catalog.chip(key), tables.replace("kernels/", "kernels_more/"))]
@@ -169,29 +142,33 @@ def engines(folder: Path, write: bool, only: list[str]) -> None:
                     continue  # DeepGEMM's as SGLang has it
                 many = [Rows(folder / f"{where}_{tail}.csv.gz", form, kind, chip, engine) for chip, where in places]
                 if many := [rows for rows in many if len(rows.records)]:
-                    usual = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), places[0][0])
-                    _engine(name, f"{form}.{kind}", engine, many, usual, write)
+                    _fit_engine(name, f"{form}.{kind}", engine, many, write)
 
 
-def _engine(name: str, table: str, engine: str, many: list[Rows], usual: KernelConstants, write: bool) -> None:
+def _fit_engine(name: str, table: str, engine: str, many: list[Rows], write: bool) -> None:
     """One engine's table, written where it is clearly better than the family's."""
     form, _, kind = table.partition(".")
-    kept = catalog.kernel_constants(catalog.engine(engine), many[0].chip).tables.get(table)
-    like = kept or usual.tables.get(table) or usual.tables[f"{form}.{LIKE.get(kind, kind)}"]
+    usual = usual_constants(many[0].chip)
+    kept = usual_constants(many[0].chip, engine).tables.get(table)
+    like = dict(kept or usual.tables.get(table) or usual.tables[f"{form}.{LIKE.get(kind, kind)}"])
     starts = [like]
     if form == "gemm":  # also where a product has a fixed cost and quantises beside
         starts += [{**like, "q": like["q"] or 1e-13}, {**like, "t0": 1e-5, "kl": 0.005, "kc": 1e7, "mk": 1e5, "q": 5e-13, "p": 1.6}]
         starts += [{**like, "t0": 1e-4, "kl": 1e-5, "kc": 10.0, "mk": 1e5, "q": 1e-13, "p": 6.0}]
-    fits = [solve(many, replace(usual, tables={**usual.tables, table: start}), table) for start in starts]
+    fits = [solve(many, with_table(usual, table, start), table) for start in starts]
     shared = fits[0][1][1]
     values, (_, _, _, own) = min(fits, key=lambda fit: fit[1][2])
     print(f"{name:10s} {engine:7s} {table:15s} tested {shared:6.1%} -> {own:6.1%}", flush=True)
     has_own = kept is not None and kept != usual.tables.get(table)
     if write and (shared > own + (0.0 if has_own else CLEARLY) or kind in ONLY_TIMED):
-        path = FOLDER / f"{name}.toml"
+        path = KERNELS / f"{name}.toml"
         no_step = (engine, table) == UNTUNED or f"[timed.{engine}.{table}]" in path.read_text()
         where = IN_STEPS[engine] if kind == "fp8-block" else f"{'timed' if no_step else 'engine'}.{engine}."
-        put(path, f"{where}{table}", {**like, **values})
+        write_table(path, f"{where}{table}", {**like, **values})
+
+
+def usual_constants(chip: Chip, engine: str = kernel_scores.ENGINE) -> KernelConstants:
+    return catalog.kernel_constants(catalog.engine(engine), chip)
 
 
 def chosen(only: list[str]) -> list[tuple[str, tuple[str, str]]]:
@@ -199,25 +176,21 @@ def chosen(only: list[str]) -> list[tuple[str, tuple[str, str]]]:
 
 
 def main(arguments: list[str]) -> None:
+    folder, write = Path(arguments[0]), "--write" in arguments
     only = [word for word in arguments[1:] if not word.startswith("--")]
     if "--engines" in arguments:
-        engines(Path(arguments[0]), "--write" in arguments, only)
+        fit_engines(folder, write, only)
         return
     for name, (key, tables) in chosen(only):
-        chip = catalog.chip(key)
-        constants = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), chip)
-        own = tomllib.loads((FOLDER / f"{name}.toml").read_text())
-        for form, tail in TAILS.items():
-            for kind in ("bf16", "fp8", "nvfp4"):
-                if kind not in own.get(form, {}):
-                    continue
-                rows = Rows(Path(arguments[0]) / f"{tables}_{tail}.csv.gz", form, kind, chip)
-                if not len(rows.records):
-                    continue
-                values, (f0, t0, f1, t1) = solve([rows], constants, f"{form}.{kind}")
+        chip, path = catalog.chip(key), KERNELS / f"{name}.toml"
+        own = tomllib.loads(path.read_text())
+        for form, kind in product(TAILS, ("bf16", "fp8", "nvfp4")):
+            rows = Rows(folder / f"{tables}_{TAILS[form]}.csv.gz", form, kind, chip) if kind in own.get(form, {}) else None
+            if rows and len(rows.records):
+                values, (f0, t0, f1, t1) = solve([rows], usual_constants(chip), f"{form}.{kind}")
                 print(f"{name:10s} {form}.{kind:8s} fitted {f0:6.1%} -> {f1:6.1%}   tested {t0:6.1%} -> {t1:6.1%}", flush=True)
-                if "--write" in arguments:
-                    put(FOLDER / f"{name}.toml", f"{form}.{kind}", values)
+                if write:
+                    write_table(path, f"{form}.{kind}", values)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Fit the constants of latent, sparse and compressed attention on published tables: ``python benchmarks/fit_latent.py DATA_DIR``.
 
-``--write`` changes the files under ``catalog/kernels``; ``--errors FILE`` writes medians of the rows not fitted, and of each chip
-with constants that the others of its family gave, or the nearest family. Fitted are rows whose hash is even
-(``readers.published.kernels``), at most ``MOST`` of a chip, by Levenberg-Marquardt on log errors with soft-L1 weights. Kernels come
-first; modules are then the sum of products and kernels as they are, and what is fitted of them is what no other table tells:
+``--write`` changes the files under ``catalog/kernels``. Fitted are rows whose hash is even, at most ``MOST`` of a chip. Kernels
+come first; modules are then the sum of products and kernels as they are, and what is fitted of them is what no other table tells:
 attention over chosen entries, selectors, element-wise kernels, and the host's launches where no graph held them.
 """
 
@@ -11,29 +9,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from latent_store import FAMILIES, Constants, Store
+from fitting import FAMILIES, Array, Constants, Descent, kernel_groups, miss, spread_over
+from latent_store import Store
 
-from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds, table_of
+from commtax.cost.layer_forms import EAGER
 from commtax.spec import Chip
 from commtax.statement import Refusal
-from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.kernel_kinds.modules import SOURCES
 from commtax_lab.published.spellings import dtype_named
-from commtax_lab.published.tables import read
 from commtax_lab.scoring.kernel_scores import overlap_launches
 
 MOST = 1200
-SCALE = 0.02
 FIXED = ("both",)
-SHARES = ("eb", "eq", "ep")
+DESCENT = Descent(scale=0.02, rounds=40, slope=1e-4, reach=0.7, tries=8, gain=3e-5)
+LEAST, USUAL = 1e-18, (1e-18, 1e3)
 BOUNDS = {
+    **dict.fromkeys(("eb", "eq", "ep"), (0.02, 0.999)),
     "tile": (1.0, 128.0),
     "p": (1.0, 8.0),
     "kc": (1.0, 1e6),
@@ -66,44 +65,23 @@ class Group:
     """Rows of one chip that are alike in words: kernels whose constants stay, as seconds, and those whose constants move."""
 
     chip: Chip
-    measured: np.ndarray
-    still: np.ndarray
+    measured: Array
+    still: Array
     moving: list[Kernel]
     host: list[Kernel]
     words: dict[str, str] = field(default_factory=dict)
 
 
-def rows_of(folder: Path, system: str, job: Job, even: bool) -> Iterator[tuple[Chip, dict[str, str], np.ndarray, list[Kernel]]]:
-    for tail in job.tails:
-        path = folder / "kernels_more" / f"{system}_{tail}.csv.gz"
-        if not path.exists():
-            continue
-        table = loaded(path)
-        fitted = table.fitted()
-        for words, mask in table.groups():
-            kinds = {name: dtype_named(words[name]) or words[name] for name in ("dtype", "stored")}
-            if words["framework"] != job.engine or not job.keep(words):
-                continue
-            chosen = np.flatnonzero(mask & (fitted == even))
-            if len(chosen) and table.chip:
-                sizes = {name: column[chosen] for name, column in table.sizes.items()}
-                try:
-                    yield table.chip, words, sizes["seconds"], list(table.kind.make({**words, **kinds}, sizes))
-                except Refusal:
-                    continue
+def rows_of(folder: Path, system: str, job: Job, even: bool) -> Iterator[tuple[Chip, dict[str, str], Array, list[Kernel]]]:
+    """Rows of a job, fitted or not, that can be priced."""
+    for group in kernel_groups(folder, (system,), job.tails):
+        chosen = np.flatnonzero(group.fitted == even)
+        if group.words["framework"] == job.engine and job.keep(group.words) and len(chosen):
+            with suppress(Refusal):
+                yield group.chip, group.words, group.seconds[chosen], group.make(chosen)
 
 
-_LOADED: dict[Path, kernel_tables.KernelTable] = {}
-
-
-def loaded(path: Path) -> kernel_tables.KernelTable:
-    if path not in _LOADED:
-        header, lines = read(path)
-        _LOADED[path] = kernel_tables.read(path.name, header, lines)
-    return _LOADED[path]
-
-
-def thinned(kernel: Kernel, index: np.ndarray) -> Kernel:
+def thinned(kernel: Kernel, index: Array) -> Kernel:
     """A kernel of some of its rows."""
 
     def cut(value: object) -> object:
@@ -133,7 +111,7 @@ def fit(folder: Path, family: str, file: str, systems: Sequence[str], job: Job, 
         start(store, family, file, job, name)
     solve(job, store, file, prepared(folder, systems, job, store, True))
     first |= {(file, name) for name in free if not beside(name)}
-    return float(np.median(np.abs(np.expm1(logs(prepared(folder, systems, job, store, False), job, store)))))
+    return miss(logs(prepared(folder, systems, job, store, False), job, store))
 
 
 LIKE = {"sparse-decode": "latent-decode", "sparse-prefill": "latent-prefill"}
@@ -153,14 +131,14 @@ def start(store: Store, family: str, file: str, job: Job, name: str) -> None:
             table["t0"] = near["t0"]
 
 
-def prepared(folder: Path, systems: Sequence[str], job: Job, store: Store, even: bool, most: int = MOST) -> list[Group]:
+def prepared(folder: Path, systems: Sequence[str], job: Job, store: Store, even: bool) -> list[Group]:
     """Groups of rows, each kernel whose table is not fitted priced once."""
     groups = []
     for system in systems:
         found = list(rows_of(folder, system, job, even))
-        share = min(1.0, most / max(1, sum(len(t) for _, _, t, _ in found)))
+        share = min(1.0, MOST / max(1, sum(len(t) for _, _, t, _ in found)))
         for chip, words, measured, kernels in found:
-            index = np.unique(np.linspace(0, len(measured) - 1, max(1, round(share * len(measured)))).astype(int))
+            index = np.unique(spread_over(len(measured), share * len(measured)))
             cut = [thinned(k, index) for k in kernels]
             constants = store.constants(job.engine, chip)
             moves = [table_of(k, constants) in job.free for k in cut]
@@ -174,7 +152,7 @@ def prepared(folder: Path, systems: Sequence[str], job: Job, store: Store, even:
     return groups
 
 
-def logs(groups: list[Group], job: Job, store: Store) -> np.ndarray:
+def logs(groups: list[Group], job: Job, store: Store) -> Array:
     found = []
     for g in groups:
         constants = store.constants(job.engine, g.chip)
@@ -205,35 +183,20 @@ def free_constants(job: Job, store: Store, file: str) -> list[tuple[Constants, s
     return moved
 
 
-def solve(job: Job, store: Store, file: str, groups: list[Group], rounds: int = 40) -> None:
+def solve(job: Job, store: Store, file: str, groups: list[Group]) -> None:
     """Move the job's constants to where the rows are best told; ``store`` holds them after."""
     free = free_constants(job, store, file)
-    low, high = (np.log([BOUNDS.get(c, (0.02, 0.999) if c in SHARES else (1e-18, 1e3))[i] for _, c in free]) for i in (0, 1))
+    low, high = np.log([BOUNDS.get(c, USUAL) for _, c in free]).T
 
-    def put(z: np.ndarray) -> None:
+    def put(z: Array) -> None:
         for (table, constant), value in zip(free, np.exp(z).tolist(), strict=True):
             table[constant] = value
 
-    def at(z: np.ndarray) -> np.ndarray:
+    def errors(z: Array) -> Array:
         put(z)
         return logs(groups, job, store)
 
-    z, damping = np.clip(np.log([max(1e-18, table[c]) for table, c in free]), low, high), 1e-2
-    r = at(z)
-    for _ in range(rounds):
-        jac = np.stack([(at(z + 1e-4 * e) - r) / 1e-4 for e in np.eye(len(z))])
-        w = 1 / np.sqrt(1 + (r / SCALE) ** 2)
-        a, b, loss = (jac * w) @ jac.T, -(jac * w) @ r, np.sum(np.sqrt(1 + (r / SCALE) ** 2))
-        for _ in range(8):
-            tried = np.clip(z + np.clip(np.linalg.solve(a + damping * np.diag(np.diag(a) + 1e-9), b), -0.7, 0.7), low, high)
-            new = at(tried)
-            if np.sum(np.sqrt(1 + (new / SCALE) ** 2)) < loss * (1 - 3e-5):
-                z, r, damping = tried, new, damping / 3
-                break
-            damping *= 4
-        else:
-            break
-    put(z)
+    put(DESCENT.solve(errors, np.log([max(LEAST, table[c]) for table, c in free]), low, high)[0])
 
 
 def kernel_jobs() -> Iterator[Job]:
@@ -291,19 +254,19 @@ def odd_chips(folder: Path, store: Store, family: str, kernels: bool) -> Iterato
                 yield file, job, fit(folder, family, file, (system,), job, store, first)
 
 
-def fit_family(folder: Path, store: Store, family: str, systems: Sequence[str], chips: bool, say: Callable[[str], None]) -> None:
+def fit_family(folder: Path, store: Store, family: str, systems: Sequence[str]) -> None:
     first: set[tuple[str, str]] = set()
     done: list[tuple[str, Job, float]] = []
     for job in kernel_jobs():
         done.append((family, job, fit(folder, family, family, systems, job, store, first)))
-    done += odd_chips(folder, store, family, True) if chips else ()
+    done += odd_chips(folder, store, family, True)
     for job in module_jobs():
         like = [s for s in systems if (job.engine, job.tails[0]) not in ALONE.get(s, ())]
         done.append((family, job, fit(folder, family, family, like or systems, job, store, first)))
-    done += odd_chips(folder, store, family, False) if chips else ()
+    done += odd_chips(folder, store, family, False)
     for file, job, median in done:
         if median == median:
-            say(f"{file:10s} {job.engine:7s} {' '.join(job.tails):60s} tested {median:6.1%}")
+            print(f"{file:10s} {job.engine:7s} {' '.join(job.tails):60s} tested {median:6.1%}", flush=True)
 
 
 def finish(store: Store) -> None:
@@ -320,7 +283,7 @@ def finish(store: Store) -> None:
 def main(arguments: list[str]) -> None:
     folder, store = Path(arguments[0]), Store()
     for family, systems in FAMILIES.items():
-        fit_family(folder, store, family, systems, True, lambda line: print(line, flush=True))
+        fit_family(folder, store, family, systems)
     finish(store)
     if "--write" in arguments:
         store.write()

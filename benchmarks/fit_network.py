@@ -1,9 +1,9 @@
 """Fit what crosses hosts, and judge it with whole sources left out: ``python benchmarks/fit_network.py DATA_DIR``.
 
 Constants of all networks (protocols, efficiency) and of single ones (latency, fill) are moved together from where the files
-have them (Levenberg-Marquardt on log errors with soft-L1 weights; sizes that are an even power of two). Then every source is
-left out in turn: the others are fitted anew, and a network that only the source left out tells of has what was assumed of it
-before anybody measured it. Prints what to write into ``catalog/libraries/nccl.toml`` and ``catalog/links``, and errors by source.
+have them (sizes that are an even power of two). Then every source is left out in turn: the others are fitted anew, and a network
+that only the source left out tells of has what was assumed of it before anybody measured it. Prints what to write into
+``catalog/libraries/nccl.toml`` and ``catalog/links``, and errors by source.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from fitting import Array, Constants, Descent, collective_rows, leave_out, miss
 
 from commtax import catalog
 from commtax.cost.collectives import price
@@ -24,10 +25,9 @@ from commtax.files import MiB
 from commtax.spec import Network
 from commtax.statement import Refusal
 from commtax_lab.published.collective_rows import Curve, ask, describe, even_power, question
-from commtax_lab.published.tables import dicts, read
 
-PUBLISHED = Path(__file__).parent / "published" / "collectives.csv"
-SCALE = 0.05
+DESCENT = Descent(scale=0.05, rounds=12, reach=0.3, tries=6)
+FARTHEST = 1.5  # of a logarithm, from where a constant is
 QUANTILE = 0.82
 SHARED = ("LL.most_Bps", "LL128.share", "LL128.extra_s", "Simple.fill_s", "Simple.level_s", "efficiency", "hops", "eager_s")
 LINKS = (
@@ -39,7 +39,6 @@ LINKS = (
     "efa-v4-400.latency_s",
 )
 UNMEASURED = {"latency_s": 20e-6, "efficiency": 1.0, "fill_s": 0.0}  # of a network that nobody measured: the plugin's own latency
-Constants = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,14 @@ class Swept:
 
     source: str
     curve: Curve
-    sizes: np.ndarray
-    times: np.ndarray
+    sizes: Array
+    times: Array
 
 
 def sweeps(folder: Path) -> list[Swept]:
     """All curves across hosts of NCCL whose network is known."""
     found: dict[tuple[str, Curve], list[tuple[float, float]]] = defaultdict(list)
-    for row in _rows([folder / "collectives.csv", folder / "collectives_more.csv", PUBLISHED]):
+    for row in collective_rows(folder):
         try:
             curve, entry = question(row), describe(row)
             sound = ask(row, entry).entries[0].sound
@@ -64,10 +63,6 @@ def sweeps(folder: Path) -> list[Swept]:
         if sound and curve.crosses and curve.cluster.chip.vendor == "nvidia" and "vidur" not in row["source_id"]:
             found[row["source_id"], curve].append((float(row["bytes"]), float(row["time_us"]) * 1e-6))
     return [Swept(source, curve, *np.array(sorted(points)).T) for (source, curve), points in found.items()]
-
-
-def _rows(files: Iterable[Path]) -> list[dict[str, str]]:
-    return [row for file in files if file.exists() for row in dicts(*read(file))]
 
 
 def now() -> Constants:
@@ -86,7 +81,7 @@ def with_constants(network: Network, values: Constants) -> Network:
     return replace(network, protocols=protocols, **own)
 
 
-def predicted(one: Swept, values: Constants) -> np.ndarray:
+def predicted(one: Swept, values: Constants) -> Array:
     curve = one.curve
     key = curve.cluster.inter.key
     link = replace(curve.cluster.inter, **{n.split(".")[1]: v for n, v in values.items() if n.split(".")[0] == key})
@@ -99,7 +94,7 @@ def predicted(one: Swept, values: Constants) -> np.ndarray:
     return np.asarray(latency + took.wire_s)
 
 
-def errors(some: Iterable[Swept], values: Constants) -> np.ndarray:
+def errors(some: Iterable[Swept], values: Constants) -> Array:
     return np.concatenate([np.log(predicted(one, values) / one.times) for one in some])
 
 
@@ -109,70 +104,49 @@ def fitted(some: Iterable[Swept]) -> list[Swept]:
     return [replace(one, sizes=one.sizes[even], times=one.times[even]) for one, even in halves if even.any()]
 
 
-def fit(some: list[Swept], start: Constants, rounds: int = 12) -> Constants:
+def fit(some: list[Swept], start: Constants) -> Constants:
     """Constants that half of the sizes of these curves tell of; the others stay."""
     some = fitted(some)
     told = {one.curve.cluster.inter.key for one in some}
     eager = any(one.curve.eager for one in some)
     names = [n for n in start if ("." not in n or n in SHARED or n.split(".")[0] in told) and (n != "eager_s" or eager)]
 
-    def at(z: np.ndarray) -> Constants:
+    def at(z: Array) -> Constants:
         return start | {n: start[n] * float(np.exp(x)) for n, x in zip(names, z, strict=True)}
 
-    def residual(z: np.ndarray) -> np.ndarray:
-        return errors(some, at(z))
-
-    z, damping = np.zeros(len(names)), 1e-2
-    r = residual(z)
-    for _ in range(rounds):
-        slope = np.stack([(residual(z + 1e-3 * e) - r) / 1e-3 for e in np.eye(len(z))])
-        w = 1 / np.sqrt(1 + (r / SCALE) ** 2)
-        normal, right = (slope * w) @ slope.T, -(slope * w) @ r
-        for _ in range(6):
-            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-6), right)
-            tried = np.clip(z + np.clip(step, -0.3, 0.3), -1.5, 1.5)
-            new = residual(tried)
-            if np.sum(np.sqrt(1 + (new / SCALE) ** 2)) < np.sum(np.sqrt(1 + (r / SCALE) ** 2)) * (1 - 1e-5):
-                z, r, damping = tried, new, damping / 3
-                break
-            damping *= 4
-        else:
-            break
-    return at(z)
+    return at(DESCENT.solve(lambda z: errors(some, at(z)), np.zeros(len(names)), -FARTHEST, FARTHEST)[0])
 
 
-def sizes_of(some: list[Swept], source: str) -> np.ndarray:
+def sizes_of(some: list[Swept], source: str) -> Array:
     return np.concatenate([one.sizes for one in some if one.source == source])
 
 
-def left_out(some: list[Swept], values: Constants) -> dict[str, np.ndarray]:
+def left_out(some: list[Swept], values: Constants) -> dict[str, Array]:
     """Log errors of each source by constants that were fitted without it."""
     found = {}
-    for source in sorted({one.source for one in some}):
-        others = [one for one in some if one.source != source]
+    for source, others, own in leave_out(some, lambda one: one.source):
         told = {one.curve.cluster.inter.key for one in others}
         start = {n: UNMEASURED[n.split(".")[1]] if n in LINKS and n.split(".")[0] not in told else v for n, v in values.items()}
-        without = fit(others, start)
-        found[source] = errors([one for one in some if one.source == source], without)
+        found[source] = errors(own, fit(others, start))
     return found
 
 
-def table(some: list[Swept], values: Constants, without: dict[str, np.ndarray]) -> None:
+def table(some: list[Swept], values: Constants, without: dict[str, Array]) -> None:
     inside = {s: errors([one for one in some if one.source == s], values) for s in without}
     sizes = {s: sizes_of(some, s) for s in without}
     width = np.quantile(np.abs(np.concatenate(list(without.values()))), QUANTILE)
     print(f"{'source':28s} rows  1 MiB - 1 GiB: told, left out; all sizes: told, left out; in the 80 % range of all left out")
-    every: list[tuple[np.ndarray, np.ndarray]] = []
+    every: list[tuple[Array, Array]] = []
     for s in without:
         mid = (sizes[s] >= MiB) & (sizes[s] <= 1024 * MiB)
         every.append((inside[s][mid], without[s][mid]))
         parts = (inside[s][mid], without[s][mid], inside[s], without[s])
-        shown = [np.median(np.abs(np.expm1(x))) if len(x) else np.nan for x in parts]
+        shown = [miss(x) for x in parts]
         held = np.mean(np.abs(without[s]) <= width)
         print(f"{s:28s} {len(mid):4d}  {shown[0]:6.1%} {shown[1]:6.1%}   {shown[2]:6.1%} {shown[3]:6.1%}   {held:.0%}")
     told, unseen = (np.concatenate(x) for x in zip(*every, strict=True))
-    print(f"all, 1 MiB - 1 GiB: {len(told)} rows, told {np.median(np.abs(np.expm1(told))):.1%}, ", end="")
-    print(f"left out {np.median(np.abs(np.expm1(unseen))):.1%}; width {np.expm1(width):.3f}")
+    print(f"all, 1 MiB - 1 GiB: {len(told)} rows, told {miss(told):.1%}, ", end="")
+    print(f"left out {miss(unseen):.1%}; width {np.expm1(width):.3f}")
 
 
 def main(folder: Path) -> None:

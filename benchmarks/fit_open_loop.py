@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from commtax import catalog
-from commtax.verbs.requests import serve
+from commtax.verbs.requests import run_requests
 from commtax.verbs.settling import settle
 from commtax_lab.published import open_loop
 from commtax_lab.published.open_loop import OpenLoopRun
@@ -57,7 +57,7 @@ def errors(case: Case, constants: Constants, most: int) -> tuple[float, float]:
     row, run = case
     fewer = replace(run, load=replace(run.load, num_requests=min(most, run.load.num_requests)))
     q = question_of(fewer)
-    outcome = serve(settle(replace(q, engine=q.engine.but(**constants))))
+    outcome = run_requests(settle(replace(q, engine=q.engine.but(**constants))))
     figures = fitted_figure(row), FIRST
     first, second = (float(np.log(outcome.statistic(name) * 1e3 / float(row[f"{name}_ms"]))) for name in figures)
     return first, second

@@ -19,8 +19,8 @@ from typing import Any
 
 import fit_network
 import numpy as np
+from fitting import LIBRARIES, READ_BY_US
 
-import commtax
 import commtax_lab
 from commtax.catalog import cluster
 from commtax.catalog.foreign_names import find_chip_name
@@ -31,9 +31,9 @@ from commtax_lab.published.tables import folder_tables
 from commtax_lab.scoring import check
 from commtax_lab.scoring.prediction_columns import Records, join_records
 
-HERE, LABORATORY = Path(commtax.__file__).parent, Path(commtax_lab.__file__).parent
+SPREADS = Path(commtax_lab.__file__).parent / "scoring" / "spreads.toml"
 QUANTILE = 0.82
-LIBRARIES = {"nccl": ("nccl", "rccl"), "vllm": ("vllm",), "sglang": ("sglang",), "trtllm": ("trtllm",)}
+OF_LIBRARY = {"nccl": ("nccl", "rccl"), "vllm": ("vllm",), "sglang": ("sglang",), "trtllm": ("trtllm",)}
 LEAST = 6  # rows that a width needs
 XGMI = """[[spread]]
 where = "assumed xgmi"
@@ -53,9 +53,13 @@ NEXT = {"a100_sxm": ("ada",), "h100_sxm": ("volta", "blackwell"), "b200_sxm": ("
 """Chips' tables, and families whose constants a library takes of the generation before or after (``kin``)."""
 
 
+def factor_of(log_errors: Any) -> float:
+    return float(np.expm1(np.quantile(np.abs(log_errors), QUANTILE)))
+
+
 def width(records: Records, mask: Any) -> tuple[float, int]:
-    errors = np.abs(records.log_error[mask & records.priced & ~records.fitted])
-    return (float(np.expm1(np.quantile(errors, QUANTILE))) if len(errors) else 0.0), len(errors)
+    errors = records.log_error[mask & records.priced & ~records.fitted]
+    return (factor_of(errors) if len(errors) else 0.0), len(errors)
 
 
 def unseen(records: Records, mask: Any) -> tuple[float, int]:
@@ -66,6 +70,16 @@ def unseen(records: Records, mask: Any) -> tuple[float, int]:
     return (max(beside, elsewhere) if m >= LEAST else beside), n + m
 
 
+def block(where: str, factor: float, source: str, *limits: str, rows: int = 0) -> str:
+    """A [[spread]] record."""
+    said = f'source = "{source}"' + (f"  # {rows} rows" if rows else "")
+    return "\n".join(("[[spread]]", f'where = "{where}"', *filter(None, limits), f"factor = {factor:.3f}", said))
+
+
+def most_bytes(nbytes: float) -> str:
+    return f"max_bytes = {nbytes:.0f}" if np.isfinite(nbytes) else ""
+
+
 def pcie_hosts() -> list[str]:
     """Widths over PCIe, each host foretold by the geometric mean of the others of its generation and size.
 
@@ -74,65 +88,46 @@ def pcie_hosts() -> list[str]:
     errors: list[float] = []
     for hosts in HOSTS.values():
         shares = np.log(list(hosts.values()))
-        errors += list(np.abs(shares - (shares.sum() - shares) / (len(shares) - 1)))
-    widths = (
-        (SMALL_PCIE, "max_bytes = 180000"),
-        (float(np.expm1(np.quantile(errors, QUANTILE))), f"most_Bps = {PCIE4_BPS:.0e}"),
-        (1.0, ""),
-    )
-    return [_block("assumed pcie", factor, limit, "hosts") for factor, limit in widths]
+        errors += list(shares - (shares.sum() - shares) / (len(shares) - 1))
+    older = f"most_Bps = {PCIE4_BPS:.0e}"
+    widths = ((SMALL_PCIE, most_bytes(180_000)), (factor_of(errors), older), (1.0, ""))
+    return [block("assumed pcie", factor, "hosts", limit) for factor, limit in widths]
 
 
 def pairs(folder: Path) -> list[str]:
     """Widths of an engine's all-reduce on a chip that it was not measured on: each pair of library and chip left out."""
     errors: dict[bool, list[float]] = {True: [], False: []}
-    for row in (r for table in folder_tables(folder, "collectives") for r in table.dicts()):
-        if (
-            row["op"] != "all_reduce"
-            or not row["source_id"].startswith("aic-")
-            or "eager" in row["method"]
-            or "int" in row["dtype"]
-        ):
-            continue
-        for family in NEXT.get(row["system"], ()):
-            place = cluster(f"8x{find_chip_name(row['system'])}")
-            moved = replace(place, chip=replace(place.chip, key=f"{place.chip.key} as {family}", family=family))
-            size, name = float(row["bytes"]), row["library"].lower()
-            took = float(expect("all-reduce", moved, nbytes=size, ranks=int(row["gpus"]), library=name).seconds)
-            errors[size <= MiB].append(abs(np.log(took / float(row["time_us"]) * 1e6)))
-    small, large = (float(np.expm1(np.quantile(errors[which], QUANTILE))) for which in (True, False))
-    made = [
-        ("transferred nvlink", small, f"max_bytes = {MiB}"),
-        ("transferred nvlink", large, ""),
-        ("transferred eager", small, ""),
+    rows = [row for table in folder_tables(folder, "collectives") for row in table.dicts() if row["op"] == "all_reduce"]
+    rows = [
+        row for row in rows if row["source_id"].startswith("aic-") and "eager" not in row["method"] and "int" not in row["dtype"]
     ]
-    return [_block(*one, "pairs") for one in made]
-
-
-def _block(where: str, factor: float, limit: str, source: str) -> str:
-    lines = ("[[spread]]", f'where = "{where}"', *([limit] if limit else []), f"factor = {factor:.3f}", f'source = "{source}"')
-    return "\n".join(lines)
+    for row, family in [(one, family) for one in rows for family in NEXT.get(one["system"], ())]:
+        place = cluster(f"8x{find_chip_name(row['system'])}")
+        moved = replace(place, chip=replace(place.chip, key=f"{place.chip.key} as {family}", family=family))
+        size, name = float(row["bytes"]), row["library"].lower()
+        took = float(expect("all-reduce", moved, nbytes=size, ranks=int(row["gpus"]), library=name).seconds)
+        errors[size <= MiB].append(np.log(took / float(row["time_us"]) * 1e6))
+    small, large = factor_of(errors[True]), factor_of(errors[False])
+    made = (("transferred nvlink", small, MiB), ("transferred nvlink", large, np.inf), ("transferred eager", small, np.inf))
+    return [block(where, factor, "pairs", most_bytes(limit)) for where, factor, limit in made]
 
 
 def across_blocks(folder: Path) -> list[str]:
     """By size, each source's residuals from constants fitted without it."""
     some = fit_network.sweeps(folder)
     without = fit_network.left_out(some, fit_network.now())
-    errors = np.abs(np.concatenate(list(without.values())))
+    errors = np.concatenate(list(without.values()))
     sizes = np.concatenate([fit_network.sizes_of(some, source) for source in without])
     made = []
     for least, most in ((0, MiB - 1), (MiB, 1024 * MiB), (1024 * MiB + 1, np.inf)):
         here = errors[(sizes >= least) & (sizes <= most)]
-        limit = [f"max_bytes = {most:.0f}"] if np.isfinite(most) else []
-        factor = f"factor = {np.expm1(np.quantile(here, QUANTILE)):.3f}"
-        made.append("\n".join(["[[spread]]", 'where = "across"', *limit, factor, f'source = "residuals"  # {len(here)} rows']))
+        made.append(block("across", factor_of(here), "residuals", most_bytes(most), rows=len(here)))
     return made
 
 
 def spread_blocks(r: Records, library: str, folder: Path) -> str:
     """The [[spread]] records of one library: by place, collective and size."""
-    names = LIBRARIES[library]
-    mine = np.array([any(n in str(x).lower() for n in names) for x in r.library], dtype=bool)
+    mine = np.array([any(n in str(x).lower() for n in OF_LIBRARY[library]) for x in r.library], dtype=bool)
     if library == "vllm":
         mine &= np.array(["custom" not in str(x).lower() for x in r.library], dtype=bool)
     known = np.array([bool(v) for v in r.version], dtype=bool)
@@ -140,36 +135,30 @@ def spread_blocks(r: Records, library: str, folder: Path) -> str:
     quick = np.isin(r.mode.astype(str), ("graph", "nccl-tests"))
     reduce, out = r.kind == "all-reduce", []
 
-    def add(where: str, mask: Any, ops: str = "", limit: float = 0.0) -> None:
-        factor, n = unseen(r, mine & mask)
-        if n >= LEAST:
-            lines = [
-                "[[spread]]",
-                f'where = "{where}"',
-                *([f"ops = {ops}"] if ops else []),
-                *([f"max_bytes = {limit:.0f}"] if limit else []),
-            ]
-            out.append("\n".join([*lines, f"factor = {factor:.3f}", f'source = "residuals"  # {n} rows']))
+    def add(where: str, mask: Any, *limits: str) -> None:
+        factor, rows = unseen(r, mine & mask)
+        if rows >= LEAST:
+            out.append(block(where, factor, "residuals", *limits, rows=rows))
+
+    def add_sizes(where: str, mask: Any, *limits: str) -> None:
+        add(where, mask & (r.size <= MiB), *limits, most_bytes(MiB))
+        add(where, mask & (r.size > MiB), *limits)
 
     for where in ("nvlink", "pcie"):
-        here = (r.where == where) & known & ~assumed
-        add(where, here & quick & reduce & (r.size <= MiB), '["all-reduce"]', MiB)
-        add(where, here & quick & reduce & (r.size > MiB), '["all-reduce"]')
-        add(where, here & quick & ~reduce & (r.size <= MiB), "", MiB)
-        add(where, here & quick & ~reduce & (r.size > MiB))
-    add("eager", (r.mode == "eager") & ~assumed & (r.size <= MiB), "", MiB)
-    add("eager", (r.mode == "eager") & ~assumed & (r.size > MiB))
-    if library == "nccl":
-        add("assumed nvlink", assumed & (r.where == "nvlink") & ~reduce)  # all-reduces are nearer, on the two chips that there are
-        out.append(XGMI)
-        out += pcie_hosts()
-        add("assumed", assumed)
-        out += across_blocks(folder)
-    return "\n\n".join(out if library == "nccl" else pairs(folder) + out)
+        here = (r.where == where) & known & ~assumed & quick
+        add_sizes(where, here & reduce, 'ops = ["all-reduce"]')
+        add_sizes(where, here & ~reduce)
+    add_sizes("eager", (r.mode == "eager") & ~assumed)
+    if library != "nccl":
+        return "\n\n".join(pairs(folder) + out)
+    add("assumed nvlink", assumed & (r.where == "nvlink") & ~reduce)  # all-reduces are nearer, on the two chips that there are
+    out += [XGMI, *pcie_hosts()]
+    add("assumed", assumed)
+    return "\n\n".join(out + across_blocks(folder))
 
 
 def write_library(r: Records, library: str, folder: Path) -> None:
-    path = HERE / "catalog" / "libraries" / f"{library}.toml"
+    path = LIBRARIES / f"{library}.toml"
     text = re.sub(r"\[\[spread\]\]\n(?:\w+ = .*\n)+\n?", "", path.read_text())
     text = re.sub(r"\[sources\.residuals\]\n(?:\w+ = .*\n)+\n?", "", text)
     at = text.index("[sources.")
@@ -204,16 +193,15 @@ def tables(r: Records) -> str:
 
 
 def main(folder: Path, collectives: bool) -> None:
-    network = check(fit_network.PUBLISHED.parent).records
+    network = check(READ_BY_US.parent).records
     if collectives:
         everything = join_records([check(folder, only="collectives").records, network])
     else:
         everything = join_records([check(folder).records, network, check(None, only="h200").records])
-    for library in LIBRARIES:
+    for library in OF_LIBRARY:
         write_library(everything, library, folder)
-    if collectives:
-        return
-    (LABORATORY / "scoring" / "spreads.toml").write_text(tables(everything))
+    if not collectives:
+        SPREADS.write_text(tables(everything))
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ def _limit(found: Any, name: str) -> int:
 def _figure(found: Any, name: str) -> Any:
     """What a result tells under a name, itself or in its question and steps; the result where nowhere."""
     asked = getattr(found, "question", None)
-    if name == "fits" and asked and hasattr(found, "tokens_per_s"):
+    if name == "fits" and asked and hasattr(found, "step_s"):
         return _fits(found)
     if name in LIMITS and hasattr(found, "served"):
         return _limit(found, name)

@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+import hostile_samples
+
 CPU_S, MEMORY_BYTES = 5.0, 1e9
 """The bars: CPU seconds and resident bytes of any one command."""
 WALL_S = 30
@@ -343,11 +345,14 @@ def _one(make: Make, samples: Path, number: int) -> int:
     return 1 if found.broken else 0
 
 
-def options(text: str, count: int) -> argparse.Namespace:
-    """The options that the benchmarks share."""
+def main(text: str, count: int, case: Callable[[int, int, Path], Case]) -> int:
+    """A benchmark of such cases, with the options that all of them have."""
     given = argparse.ArgumentParser(description=text)
     given.add_argument("--count", type=int, default=count)
     given.add_argument("--seed", type=int, default=1)
     given.add_argument("--jobs", type=int, default=2)
     given.add_argument("--only", type=int, default=-1, metavar="CASE", help="Run one case, and print all it says.")
-    return given.parse_args()
+    words = given.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hostile-samples-") as folder:
+        samples = hostile_samples.make(Path(folder))
+        return drive(lambda number: case(words.seed, number, samples), samples, words.count, words.jobs, words.only)

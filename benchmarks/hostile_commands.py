@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 
 import click
 import hostile
-import hostile_samples
 from hostile import Case
 from hostile_values import GARBAGE, damaged, word
 from hostile_values import hostile as bad_word
@@ -160,12 +157,5 @@ BASES: dict[str, Callable[[random.Random, click.Command], Pieces]] = {
 }
 
 
-def main() -> int:
-    given = hostile.options(__doc__ or "", 100_000)
-    with tempfile.TemporaryDirectory(prefix="hostile-samples-") as folder:
-        samples = hostile_samples.make(Path(folder))
-        return hostile.drive(lambda number: case(given.seed, number), samples, given.count, given.jobs, given.only)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(hostile.main(__doc__ or "", 100_000, lambda seed, number, _: case(seed, number)))

@@ -2,8 +2,8 @@
 
 python benchmarks/hostile_files.py [--count 20000] [--seed 1] [--jobs 2] [--only CASE]. Exit code 1: a bar is broken.
 
-Real files (``hostile_samples.py``) lose, double and swap parts, get values of another type, other encodings, deep nesting and
-long lines, or are packed and damaged; each then goes to the command that reads it.
+Real files (``hostile_samples.py``, and ``hostile_seeds.py`` of every kind that is audited) lose, double and swap parts, get values
+of another type, other encodings, deep nesting and long lines, or are packed and damaged; each goes to a command that reads it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import random
 import re
 import sys
-import tempfile
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -21,79 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import hostile
-import hostile_samples
 from hostile import Case
+from hostile_seeds import Seed, seeds
 
 LARGEST = 4 * 2**20
 """Bytes of a damaged file, on disk."""
-BILL = "bill llama-3.1-8b -c 8xh100-sxm -tp 8"
-LAUNCHED = ("bill -c 2x8xh100-sxm --from", "fit -c 2x8xh100-sxm --from", "plan -c 8xh100-sxm --from")
-READ_BY: dict[str, tuple[str, ...]] = {
-    "profile.json": (
-        f"{BILL} --library nccl --profile",
-        "expect all-reduce -c 8xh100-sxm --profile",
-        "simulate llama-3.1-8b -c 8xh100-sxm --profile",
-        "fit llama-3.1-8b --json --profile",
-    ),
-    "kernels-profile.json": (
-        f"{BILL} --json --profile",
-        "plan llama-3.2-1b -c 1xh100-sxm --profile",
-        "compare llama-3.1-8b -c 8xh100-sxm --over batch=1:4 --profile",
-    ),
-    **{
-        f"learnt.{ending}": (
-            f"{BILL} --profile samples/profile.json --profile",
-            "profile show",
-            f"profile diff samples/learnt.{ending}",
-            "profile check -c 8xh100-sxm -m llama-3.1-8b -tp 8 --json",
-        )
-        for ending in ("toml", "json")
-    },
-    "nccl-8.txt": (
-        "expect all-reduce -c 8xh100-sxm --measured",
-        "calibrate -c 8xh100-sxm",
-        "calibrate samples/nccl-4.txt --json -c 8xh100-sxm",
-    ),
-    "collectives.jsonl": ("calibrate -c 8xh100-sxm",),
-    "gemm.jsonl": ("calibrate -c 8xh200-sxm",),
-    "decode.jsonl": ("calibrate -c 8xh200-sxm",),
-    "prefill.jsonl": ("calibrate -c 8xh200-sxm",),
-    "sglang.jsonl": ("calibrate -m llama-3.1-8b -c 8xh100-sxm", "audit -m llama-3.1-8b -c 8xh100-sxm"),
-    "aiperf.json": ("audit -m llama-3.1-8b -c 8xh100-sxm --json", "calibrate -m llama-3.1-8b -c 8xh100-sxm"),
-    "vllm-cpu-tp1.serve.json": ("calibrate -m samples/tiny -c 2xcpu", "audit -m samples/tiny -c 2xcpu"),
-    "vllm-cpu-tp2.latency.json": (
-        "audit -m samples/tiny -c 2xcpu -tp 2 --batch 1 --context 128 --output-len 32 --baseline samples/vllm-cpu-tp1.latency.json",
-        "audit samples/vllm-cpu-tp2.latency.json -m samples/tiny -c 2xcpu -tp 2 --baseline",
-        "calibrate -m samples/tiny -c 2xcpu --batch 1 --context 128 --output-len 32",
-    ),
-    "vllm-cpu-tp1.throughput.json": ("audit -m samples/tiny -c 2xcpu",),
-    "vllm-cpu-tp2.log": ("audit -m samples/tiny -c 2xcpu -tp 2", "audit -m llama-3.1-8b -c 2xh100-sxm --json"),
-    "vllm-cpu-tp2-rank0.trace.json": ("audit -m samples/tiny -c 2xcpu -tp 2",),
-    "vllm-cpu-tp2-rank1.trace.json.gz": ("audit samples/vllm-cpu-tp2-rank0.trace.json.gz -m samples/tiny -c 2xcpu -tp 2",),
-    "graphs-rank0.json": (
-        "audit -m llama-3.1-8b -c 2xh100-sxm -tp 2",
-        "audit samples/graphs-rank1.json -m llama-3.1-8b -c 2xh100-sxm -tp 2 --json",
-    ),
-    "topo-4x3090.txt": (
-        "bill llama-3.2-1b -c 4xrtx-3090 -tp 2 --topo",
-        "compare llama-3.2-1b -c 4xrtx-3090 --plans tp1,tp2,tp2dp2 --topo",
-    ),
-    **dict.fromkeys(
-        hostile_samples.LAUNCHES, ("bill -c 2x8xh100-sxm --from", "fit -c 2x8xh100-sxm --from", "plan -c 8xh100-sxm --from")
-    ),
-}
-"""What reads a file: the words before its name."""
-FOLDERS: dict[str, tuple[str, ...]] = {
-    **{
-        f"{name}/config.json": ("fit -c 8xh100-sxm", "bill -c 8xh100-sxm -tp 2", "catalog models")
-        for name in ("tiny", "mixture", "window", "quantised")
-    },
-    "stored/model.safetensors": ("fit -c 1xh100-sxm", "catalog models"),
-    "modelopt/hf_quant_config.json": ("fit -c 8xh100-sxm", "bill -c 8xh100-sxm"),
-    **{f"tables/{name}.csv": ("validate --data",) for name in hostile_samples.RENAMED},
-    "study/experiment.json": ("measure experiment --merge", "measure experiment --json --merge samples/study --merge"),
-}
-"""The same for a file that is read as part of its folder."""
+READ_BY: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+DIFFER = 0.1  # of the seeds: compared with themselves before they were damaged
 NUMBERS = (0, -1, 1, 1.5, 1e300, -1e300, 10**30, 10**400, 2**63, 1e-320, 7)
 OTHERS = (
     None, True, False, "", "x", "1", "[red]x[/red]", "\x1b[31m", "é" * 50, "y" * 20_000, [], {}, [[]], [1, "2", None],
@@ -104,19 +38,42 @@ OTHERS = (
 @lru_cache(maxsize=1)
 def readers() -> list[tuple[str, str]]:
     """Every pair of a sample and a command that reads it."""
-    return [(name, words) for table in (READ_BY, FOLDERS) for name, all_words in table.items() for words in all_words]
+    tables = (READ_BY["file"], READ_BY["folder"])
+    return [(name, words) for table in tables for name, all_words in table.items() for words in all_words]
+
+
+@lru_cache(maxsize=1)
+def audited() -> list[tuple[str, list[Seed]]]:
+    """Seeds of every kind that is audited, by kind."""
+    return sorted(seeds().items())
 
 
 def case(seed: int, number: int, samples: Path) -> Case:
     rng = random.Random(f"{seed}:{number}")
+    if rng.random() < 0.5:
+        return _damaged_seed(rng)
     name, words = rng.choice(readers())
     content, note = mutated(rng, (samples / name).read_bytes())
-    if name in READ_BY:
+    if name in READ_BY["file"]:
         return Case((*words.split(), f"given/{name}"), ((f"given/{name}", content),), note)
     folder = name.split("/")[0]
     beside = [f for f in (samples / folder).iterdir() if f.name != Path(name).name and folder != "tables"]
     files = ((f"given/{Path(name).name}", content), *((f"given/{f.name}", f.read_bytes()) for f in beside))
     return Case((*words.split(), "given"), files, note)
+
+
+def _damaged_seed(rng: random.Random) -> Case:
+    """A seed damaged, with the sound files beside it."""
+    kind, of_kind = rng.choice(audited())
+    seed = rng.choice(of_kind)
+    content, note = mutated(rng, seed.raw)
+    named = ((seed.name, content), *seed.beside)
+    files, note = tuple((f"given/{name}", raw) for name, raw in named), f"{kind}: {note}"
+    if rng.random() < DIFFER:
+        sound = tuple((f"sound/{name}", raw) for name, raw in ((seed.name, seed.raw), *seed.beside))
+        return Case((*rng.choice(READ_BY["seed"]["differ"]).split(), "sound", "given"), (*sound, *files), note)
+    words = rng.choice(READ_BY["seed"]["training" if kind.startswith("training") else "any"]).split()
+    return Case((*words, *(name for name, _ in files)), files, note)
 
 
 def mutated(rng: random.Random, content: bytes) -> tuple[bytes, str]:
@@ -317,12 +274,5 @@ CHANGES = (_flipped, _cut, _lost, _doubled, _moved, _inserted, _numbered, _numbe
 JSON_CHANGES = tuple(_json_change(change) for change in (_other_value, _other_value, _without, _scaled, _renamed, _swapped))
 
 
-def main() -> int:
-    given = hostile.options(__doc__ or "", 20_000)
-    with tempfile.TemporaryDirectory(prefix="hostile-samples-") as folder:
-        samples = hostile_samples.make(Path(folder))
-        return hostile.drive(lambda number: case(given.seed, number, samples), samples, given.count, given.jobs, given.only)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(hostile.main(__doc__ or "", 20_000, case))

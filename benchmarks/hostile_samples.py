@@ -153,7 +153,7 @@ def _profiles(folder: Path) -> None:
     """What ``commtax calibrate`` makes of the files above."""
     from commtax import catalog
     from commtax.catalog.profile_files import write_profile
-    from commtax.runs.calibrate import calibrate
+    from commtax.runs.calibrate.calibration import calibrate
     from commtax.spec import Deployment, RunLesson
 
     cluster = catalog.cluster("8xh100-sxm")

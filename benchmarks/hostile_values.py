@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+import tomllib
+from pathlib import Path
 
 import click
 
@@ -12,87 +13,11 @@ from commtax import catalog
 from commtax.catalog.programs import programs
 from commtax.launch.flags import Flags, flags_of
 
-MODELS = (
-    *("llama-3.1-8b", "llama-3.2-1b", "llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-20b", "gemma-3-27b", "deepseek-v3"),
-    "mixtral-8x7b",
-)
-CLUSTERS = (
-    *("8xh100-sxm", "2x8xh100-sxm", "8xh200-sxm", "4xb200-sxm", "18x4xgb200", "8xmi300x", "4xa100-80-sxm", "2xl40s"),
-    *("dgx-h100", "16x8xh100-sxm", "64x8xh200-sxm"),
-)
-FOLDERS = ("samples/tiny", "samples/stored", "samples/mixture", "samples/quantised/config.json")
-INSIDE, BETWEEN = ("nvlink4", "pcie5", "pcie4"), ("ib-ndr", "10gbe", "roce-400")
-WORDS: dict[str, Sequence[str]] = {
-    "model": (*MODELS, *FOLDERS, "meta-llama/Llama-3.1-8B"),
-    "cluster": CLUSTERS,
-    "intra": INSIDE,
-    "inter": BETWEEN,
-    "emulate_link": BETWEEN,
-    "links": ("nvlink4", "nvlink4,pcie5,10gbe"),
-    "engine": ("vllm", "sglang", "trtllm", "torch", "builtin", "textbook", "vllm@0.11", "vllm@0.6.3"),
-    "dtype": ("bf16", "fp8", "int4", "fp16"),
-    "kv_dtype": ("auto", "bf16", "fp8"),
-    "library": ("nccl", "vllm", "sglang", "trtllm", "gloo", "textbook"),
-    "emit": ("vllm", "sglang", "trtllm", "megatron", "torchrun", "kubernetes", "dynamo", "llm-d", "compose", "slurm"),
-    "phase": ("decode", "prefill", "mixed"),
-    "over": ("batch=1:64", "tp=1,2,4,8", "link=nvlink4,10gbe", "context=128,1024", "batch=1,8,64", "dp=1,2"),
-    "plans": ("tp1,tp2,tp4dp2", "tp8", "tp4pp2,tp8", "dp8,tp2dp4"),
-    "batches": ("1,8,64", "4"),
-    "ttft": ("500ms", "2s", "50ms"),
-    "tpot": ("30ms", "100ms", "5ms"),
-    "workload": ("chat", "summarise", "code", "rag"),
-    "objective": ("throughput", "latency", "cost", "gpus"),
-    "recompute": ("none", "selective", "full"),
-    "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"),
-    "async_axes": ("none", "dp", "dp,tp"),
-    "flops": ("full", "causal"),
-    "tokens": ("15T", "300B", "1.4e12"),
-    "times": ("1:1:1", "1:2:1", "0.5:1:0.25"),
-    "straggler": ("0:1.5", "1:2"),
-    "op": ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv"),
-    "measured": ("380GB/s", "25us", "4ms", "samples/nccl-8.txt"),
-    "ep_backend": ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"),
-    "kind": ("chips", "links", "clusters", "models", "engines"),
-    "name": ("llama-3.1-8b", "h100-sxm", "nvlink4", "vllm", "dgx-h100", "deepseek-v3"),
-    "profile": ("samples/profile.json", "samples/kernels-profile.json"),
-    "topo": ("samples/topo-4x3090.txt",),
-    "baseline": ("samples/vllm-cpu-tp1.latency.json", "samples/vllm-cpu-tp1.serve.json"),
-    "html": ("page.html",),
-    "plot": ("picture.svg",),
-    "svg": ("picture.svg",),
-    "chrome_trace": ("trace.json",),
-    "out": ("made.json", "made"),
-    "output": ("made.json",),
-    "rows": ("rows.csv",),
-    "merged": ("samples/study",),
-    "data": ("samples/tables",),
-    "only": ("inference", "training_runs"),
-}
-"""By the name of a parameter. What is not here gets words of its own help, so that a new option is tried without being told."""
-COUNTS: dict[str, Sequence[int]] = {
-    "tp": (1, 1, 2, 4, 8),
-    "pp": (1, 1, 2, 4),
-    "dp": (1, 1, 2, 4),
-    "ep": (1, 2, 8),
-    "cp": (1, 1, 2),
-    "batch": (1, 2, 8, 32, 64, 200),
-    "context": (128, 1024, 4000, 8192, 32768),
-    "input_len": (128, 1024, 8192),
-    "output_len": (1, 16, 128, 512),
-    "stages": (1, 2, 4, 8, 16, 1000),
-    "microbatches": (1, 8, 16, 64, 2000),
-    "chunks": (1, 2, 4),
-    "nics": (1, 4, 8),
-    "ranks": (2, 4, 8),
-    "zero": (0, 1, 2, 3),
-    "micro_batch": (1, 2),
-    "global_batch": (8, 64, 512),
-    "speculative": (1, 3),
-    "max_model_len": (2048, 8192, 131072),
-    "max_num_batched_tokens": (2048, 8192),
-    "max_num_seqs": (16, 64, 256),
-    "block_size": (16, 32),
-}
+TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+WORDS: dict[str, list[str]] = TABLES["words"]
+COUNTS: dict[str, list[int]] = TABLES["counts"]
+CLUSTERS = WORDS["cluster"]
+MODELS = [name for name in WORDS["model"] if "/" not in name]
 EXTREME = (
     *("0", "-1", "1", "3", "7", "1e3", "1.5", "128k", "1g", "1G", "1e18", "1e-300", "1e300", "1e308", "1e400", "-1e308"),
     *("nan", "inf", "-inf", "-0", "99999999999999999999", "9" * 39, "9" * 5000, "2147483648", "9223372036854775807"),

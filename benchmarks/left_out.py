@@ -18,27 +18,27 @@ from pathlib import Path
 import fit_experts
 import fit_forms
 import numpy as np
-from fit_kernels import FOLDER, TABLES, TAILS, Part, Rows, logs, put, solve
+from fit_kernels import TABLES, TAILS, Part, Rows, logs, solve, usual_constants, with_table
+from fitting import CATALOG, FAMILIES, KERNELS, Array, Constants, miss, write_table
 
 from commtax import catalog
 from commtax.catalog.kernel_constants import reference, rescale_to_chip
 from commtax.cost.kernels import STAND_INS
+from commtax.ledger import Z80
 from commtax.spec import Chip, KernelConstants
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.tables import read
 from commtax_lab.scoring import kernel_scores
 
-FAMILIES = ("ampere", "hopper", "ada", "blackwell")
 KIN = {"b300-sxm": ("b300-sxm", "kernels_more/b300_sxm"), "gb200": ("gb200", "kernels_more/gb200")}
 """Chips that B200's constants price."""
 PLAIN = ("gemm.bf16", "gemm.fp8", "gemm.nvfp4", "gemm.fp8-block", "decode.bf16", "decode.fp8", "prefill.bf16")
 LATENT = ("context_mla", "generation_mla", "mla_bmm")
-NORMAL_80 = 1.2816  # standard deviations that hold 80 % of a normal distribution
 HEAD = """\
 # How far kernels are off on chips that nothing was fitted on (benchmarks/left_out.py): [family]: a chip priced by the others of
 # its family; [unmeasured]: by other families, at its datasheet's pace. By form and number format: sigma, the 80th percentile of
 # |ln(predicted / measured)| over all rows divided by 1.28; shift, the root mean square over chips of its median."""
-Errors = dict[str, dict[str, np.ndarray]]
+Errors = dict[str, dict[str, Array]]
 """By form, and by the chip that was left out: ln(predicted / measured)."""
 
 
@@ -47,11 +47,11 @@ class Moved(Rows):
 
     paced = True
 
-    def log(self, constants: KernelConstants, source: str, x: dict[str, np.ndarray], measured: np.ndarray) -> np.ndarray:
+    def log(self, constants: KernelConstants, source: str, x: dict[str, Array], measured: Array) -> Array:
         name = f"{self.form}.{self.kind}"
         own = constants.tables[name]
         moved = rescale_to_chip(own, reference(), self.chip) if self.paced else own
-        return super().log(replace(constants, tables={**constants.tables, name: moved}), source, x, measured)
+        return super().log(with_table(constants, name, moved), source, x, measured)
 
 
 def unmeasured(chip: Chip) -> Chip:
@@ -59,26 +59,28 @@ def unmeasured(chip: Chip) -> Chip:
     return replace(chip, key="none", family="none")
 
 
-def plain(folder: Path, names: list[str], write: bool) -> Iterator[tuple[str, str, str, np.ndarray]]:
+def plain(folder: Path, names: list[str], write: bool) -> Iterator[tuple[str, str, str, Array]]:
     for name in names:
         form, _, kind = name.partition(".")
         found = {family: _rows(folder, family, form, kind) for family in FAMILIES if name in _tables(family)}
         rows = {family: its for family, its in found.items() if len(its.records)}
-        pooled = (
-            len(rows) > 2 and name in catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), unmeasured(reference())).tables
-        )
+        pooled = len(rows) > 2 and name in generic().tables
         for family in rows if pooled else ():
             with_pace = _pooled(rows, name, family)
             yield "unmeasured", name, family, with_pace
             _say(name, family, with_pace, _pooled(rows, name, family, paced=False))
         if write and pooled:
-            put(FOLDER / "generic.toml", name, _fit(list(rows.values()), name))
+            write_table(KERNELS / "generic.toml", name, _fit(list(rows.values()), name))
         for key, where in KIN.values():
             yield from _kin(folder, name, key, where)
 
 
+def generic() -> KernelConstants:
+    return usual_constants(unmeasured(reference()))
+
+
 def _tables(family: str) -> Mapping[str, Mapping[str, float]]:
-    return catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), catalog.chip(TABLES[family][0])).tables
+    return usual_constants(catalog.chip(TABLES[family][0])).tables
 
 
 def _rows(folder: Path, family: str, form: str, kind: str) -> Moved:
@@ -86,39 +88,36 @@ def _rows(folder: Path, family: str, form: str, kind: str) -> Moved:
     return Moved(folder / f"{where}_{TAILS[form]}.csv.gz", form, kind, catalog.chip(key))
 
 
-def _fit(rows: list[Moved], name: str) -> dict[str, float]:
-    usual = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), unmeasured(reference()))
-    return {**usual.tables[name], **solve(list(rows), usual, name)[0]}
+def _fit(rows: list[Moved], name: str) -> Constants:
+    return {**generic().tables[name], **solve(list(rows), generic(), name)[0]}
 
 
-def _pooled(rows: dict[str, Moved], name: str, left: str, paced: bool = True) -> np.ndarray:
+def _pooled(rows: dict[str, Moved], name: str, left: str, paced: bool = True) -> Array:
     """Errors of all rows of a family whose constants are fitted on the others."""
     for its in rows.values():
         its.paced = paced
-    usual = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), unmeasured(reference()))
-    constants = replace(usual, tables={**usual.tables, name: _fit([its for f, its in rows.items() if f != left], name)})
-    return logs(constants, _all(rows[left]))
+    table = _fit([its for family, its in rows.items() if family != left], name)
+    return logs(with_table(generic(), name, table), _all(rows[left]))
 
 
 def _all(rows: Rows) -> list[Part]:
     return [*rows.parts(True), *rows.parts(False)]
 
 
-def _kin(folder: Path, name: str, key: str, where: str) -> Iterator[tuple[str, str, str, np.ndarray]]:
+def _kin(folder: Path, name: str, key: str, where: str) -> Iterator[tuple[str, str, str, Array]]:
     """A chip of B200's family, with B200's constants."""
     form, _, kind = name.partition(".")
     chip = catalog.chip(key)
-    rows = Rows(
-        folder / f"{where}_{TAILS[form]}.csv.gz", form, kind, chip, "sglang" if kind == "fp8-block" else kernel_scores.ENGINE
-    )
-    constants = catalog.kernel_constants(catalog.engine(kernel_scores.ENGINE), replace(chip, key="none"))
+    engine = "sglang" if kind == "fp8-block" else kernel_scores.ENGINE
+    rows = Rows(folder / f"{where}_{TAILS[form]}.csv.gz", form, kind, chip, engine)
+    constants = usual_constants(replace(chip, key="none"))
     if len(rows.records) and name in constants.tables:
         errors = logs(constants, _all(rows))
         yield "family", name, key, errors
         _say(name, key, errors)
 
 
-def experts(folder: Path) -> Iterator[tuple[str, str, str, np.ndarray]]:
+def experts(folder: Path) -> Iterator[tuple[str, str, str, Array]]:
     """Routed experts: pools of other families at the chip's pace; of Blackwell's other chips as they are."""
     samples = [s for s in fit_experts.samples(folder) if not fit_experts.exchanged(s.form) and s.chip.family in FAMILIES]
     for chip in {s.chip.key: s.chip for s in samples}.values():
@@ -143,15 +142,15 @@ def _pool(rest: list[fit_experts.Sample], store: str) -> list[fit_experts.Sample
     return []
 
 
-def streams(folder: Path) -> Iterator[tuple[str, str, str, np.ndarray]]:
+def streams(folder: Path) -> Iterator[tuple[str, str, str, Array]]:
     """Linear attention and other streams, as ``fit_forms.py --leave`` does."""
     found = fit_forms.parts(folder)
     for system, kind, errors in fit_forms.left_out(sorted({form for form, _ in found}), found):
-        kin = any(system in its and len(its) > 1 for its in fit_forms.FAMILIES.values())
+        kin = any(system in its and len(its) > 1 for its in FAMILIES.values())
         yield "family" if kin else "unmeasured", "streams", f"{system} {kind}", errors
 
 
-def latent(folder: Path) -> Iterator[tuple[str, str, str, np.ndarray]]:
+def latent(folder: Path) -> Iterator[tuple[str, str, str, Array]]:
     """Latent attention with the generic constants, Hopper's, at each other chip's pace and without it."""
     for system in ("a100_sxm", "l40s", "b200_sxm"):
         for tail in LATENT:
@@ -164,15 +163,17 @@ def latent(folder: Path) -> Iterator[tuple[str, str, str, np.ndarray]]:
             _say(tail, system, with_pace, without)
 
 
-def _of_table(table: kernel_tables.KernelTable) -> np.ndarray:
+def _of_table(table: kernel_tables.KernelTable) -> Array:
     records = kernel_scores.answers(table, "")
     return records.log_error[records.priced]
 
 
-def _say(name: str, chip: str, errors: np.ndarray, without: np.ndarray | None = None) -> None:
-    before = "" if without is None else f"  without the pace {np.median(np.abs(np.expm1(without))):6.1%}"
-    middle, wide = np.median(np.abs(np.expm1(errors))), np.quantile(np.abs(errors), 0.8)
-    print(f"{name:28s} {chip:14s} {len(errors):6d} rows  {middle:6.1%}  80 % in {wide:.3f}{before}", flush=True)
+def _say(name: str, chip: str, errors: Array, without: Array | None = None) -> None:
+    before = "" if without is None else f"  without the pace {miss(without):6.1%}"
+    print(
+        f"{name:28s} {chip:14s} {len(errors):6d} rows  {miss(errors):6.1%}  80 % in {np.quantile(np.abs(errors), 0.8):.3f}{before}",
+        flush=True,
+    )
 
 
 def lines(found: dict[str, Errors]) -> Iterator[str]:
@@ -183,7 +184,7 @@ def lines(found: dict[str, Errors]) -> Iterator[str]:
         for form, by_chip in forms.items():
             rows = np.abs(np.concatenate(list(by_chip.values())))
             shift = float(np.sqrt(np.mean([np.median(e) ** 2 for e in by_chip.values()])))
-            sigma = float(np.quantile(rows, 0.8)) / NORMAL_80
+            sigma = float(np.quantile(rows, 0.8)) / Z80
             yield f'"{form}" = {{ sigma = {sigma:.3f}, shift = {shift:.3f} }}  # {len(by_chip)} left out, {len(rows)} rows'
 
 
@@ -200,7 +201,7 @@ def main(arguments: list[str]) -> None:
     text = "\n".join(lines(found)) + "\n"
     print(text)
     if write:
-        (FOLDER.parent / "left_out.toml").write_text(text)
+        (CATALOG / "left_out.toml").write_text(text)
 
 
 if __name__ == "__main__":

@@ -250,7 +250,7 @@ decoding pool's kind. `python benchmarks/practice.py --write` writes this page; 
 **{agree} of {count} agree.** {strict} would without the rule about decoding pools, {loose} if a published plan predicted far
 ahead agreed too. The search agreed with 34 when the list was fixed. Two rules were added after the rows had been run
 once: a published pool's experts exchange tokens over the backend that suits it best, and a published plan far ahead does not
-count as agreement. Misses showed where to look for errors, and four were found (`docs/log.md`: ranks that wait for each other's
+count as agreement. Misses showed where to look for errors, and four were found (ranks that wait for each other's
 prompts, clients counted by rank, memory of training in 8 bits, recomputation of modules), so the count flatters. Clients of a row
 are those of one rank, which is what the option meant then. Some facts of rows were written from memory; what their sources say
 instead is listed at the end, and no row was changed for it.

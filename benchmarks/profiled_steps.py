@@ -1,6 +1,6 @@
 """What one profiled step teaches of others: ``python benchmarks/profiled_steps.py [FOLDER]``.
 
-Decode steps of a Llama 8B of plain torch on an H200 (``h200/profiled.py``): each batch's trace is shown to ``calibrate`` in turn,
+Decode steps of a Llama 8B of plain torch on an H200: each batch's trace is shown to ``calibrate`` in turn,
 and the steps of the others, timed without a profiler, are predicted.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import commtax
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 
 MODEL, CLUSTER, CONTEXT = "llama-3.1-8b", "8xh200-sxm", 2048
 FOLDER = Path(__file__).parent / "h200/profiled"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import commtax
-from commtax.catalog.versions import parts
+from commtax.catalog.loader import version_parts
 
 PACKAGE = Path(commtax.__file__).parent
 
@@ -17,7 +17,7 @@ def write_times(times: Mapping[tuple[str, str], Mapping[str, float]]) -> None:
     """Into ``catalog/engines``: every version's own where it has a part, and those of the newest that ran for the engine itself."""
     for engine in dict.fromkeys(engine for engine, _ in times):
         path = PACKAGE / f"catalog/engines/{engine}.toml"
-        newest = max((version for name, version in times if name == engine), key=parts)
+        newest = max((version for name, version in times if name == engine), key=version_parts)
         sections = re.split(r"(?m)^(?=\[)", path.read_text(encoding="utf-8"))
         for i, section in enumerate(sections):
             of = re.match(r'\[versions\."(.+?)"\]', section)

@@ -1,10 +1,9 @@
-"""How fast: one million steps by one call, one step alone, and whole commands. Prints CPU seconds; nothing is asserted.
+"""How fast: one million steps by one call, one step alone, pipelines, and whole commands. Prints CPU seconds; nothing is asserted.
 
-python benchmarks/speed.py
-python benchmarks/speed.py --beside ../old-checkout [--repeats 3] [--racks]
+python benchmarks/speed.py [--beside ../old-checkout] [--repeats 3] [--racks]
 
-``--beside`` compares with another checkout instead: both take turns, and the least of several runs counts. ``--racks`` plans for
-racks of 72 GPUs too, which takes minutes.
+Everything runs in a process of its own, and the least of several runs counts; with ``--beside`` another checkout takes turns.
+``--racks`` plans for racks of 72 GPUs too, which takes minutes.
 """
 
 from __future__ import annotations
@@ -15,90 +14,58 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
-
-import numpy as np
-
-import commtax
-from commtax.cost.schedules import SCHEDULES
-from commtax.sim.pipeline import run
-from commtax.verbs.fitting import fits
-
-
-def million_steps() -> None:
-    rng = np.random.default_rng(0)
-    n = 1_000_000
-    tp, batch, context = rng.choice([1, 2, 4, 8], n), rng.integers(1, 512, n), rng.integers(1, 100_000, n)
-    commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8)
-    start = time.process_time()
-    priced = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=tp, batch=batch, context=context)
-    total = float(np.sum(priced.step_s))
-    spent = time.process_time() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"1,000,000 decode steps: {spent:.2f} s of CPU, {n / spent:,.0f} steps/s, peak {peak:.2f} GB (sum {total:.1f} s)")
-
-
-def one_step() -> None:
-    repeats = 300
-    start = time.process_time()
-    for batch in range(1, repeats + 1):
-        commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=batch)
-    print(f"one scalar step: {(time.process_time() - start) / repeats * 1e3:.2f} ms of CPU")
-
-
-def training() -> None:
-    """200,000 plans of a 405B model for 16,384 GPUs by one call, and one plan alone."""
-    rng = np.random.default_rng(0)
-    n = 200_000
-    tp, pp, micro = 2 ** rng.integers(0, 4, n), 2 ** rng.integers(0, 5, n), 2 ** rng.integers(0, 3, n)
-    words = {"context": 8192, "zero": 1, "recompute": "full", "sequence_parallel": True}
-    batch = micro * np.maximum(pp, 2 ** rng.integers(0, 6, n))
-    start = time.process_time()
-    priced = commtax.train_bill(
-        "llama-3.1-405b", "2048x8xh100-sxm", tp=tp, pp=pp, dp=16384 // (tp * pp), batch=batch, micro_batch=micro, **words
-    )
-    best = float(np.max(priced.mfu * fits(priced)))
-    print(f"200,000 training plans: {time.process_time() - start:.2f} s of CPU (best MFU that fits {best:.1%})")
-    repeats = 200
-    start = time.process_time()
-    for _ in range(repeats):
-        commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", tp=8, dp=8, batch=16, **words)
-    print(f"one training step: {(time.process_time() - start) / repeats * 1e3:.2f} ms of CPU")
-
-
-def pipelines() -> None:
-    for name in ("1f1b", "zb-v"):
-        start = time.process_time()
-        run(SCHEDULES[name], 64, 1024)
-        print(f"{name}, 64 stages x 1,024 microbatches: {time.process_time() - start:.2f} s of CPU")
-
-
-def commands() -> None:
-    for words in (BILL, "fit llama-3.1-70b --cluster 8xh100-sxm", "expect all-reduce -c 8xh100-sxm"):
-        print(f"commtax {words}: {command_s(HERE, words):.2f} s of CPU as a whole process")
-
+from textwrap import dedent
 
 HERE = Path(__file__).parents[1]
-BILL = "bill llama-3.1-8b --cluster 8xh100-sxm -tp 8"
-PLAN = "plan llama-3.1-70b --cluster 2x8xh100-sxm"
+NUMPY, BILL = "import numpy", "bill llama-3.1-8b --cluster 8xh100-sxm -tp 8"
+START = """
+import time, numpy as np, commtax
+rng = np.random.default_rng(0)
+commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8)
+"""
+SIMULATE = """
+from commtax.cost.schedules import SCHEDULES
+from commtax.sim.pipeline import run
+"""
+CALLS = {  # what is timed, after what comes before it
+    "a million steps": (
+        """
+        n = 1_000_000
+        tp, batch, context = rng.choice([1, 2, 4, 8], n), rng.integers(1, 512, n), rng.integers(1, 100_000, n)
+        """,
+        'float(np.sum(commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=tp, batch=batch, context=context).step_s))',
+    ),
+    "300 scalar steps": ("", '[commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=batch) for batch in range(1, 301)]'),
+    "200,000 training plans": (
+        """
+        n = 200_000
+        tp, pp, micro = 2 ** rng.integers(0, 4, n), 2 ** rng.integers(0, 5, n), 2 ** rng.integers(0, 3, n)
+        batch = micro * np.maximum(pp, 2 ** rng.integers(0, 6, n))
+        sizes = {"tp": tp, "pp": pp, "dp": 16384 // (tp * pp), "batch": batch, "micro_batch": micro}
+        words = {"context": 8192, "zero": 1, "recompute": "full", "sequence_parallel": True}
+        """,
+        'commtax.train_bill("llama-3.1-405b", "2048x8xh100-sxm", **sizes, **words)',
+    ),
+    "200 training steps": ("", '[commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", tp=8, dp=8, batch=16) for _ in range(200)]'),
+    "1F1B, 64 stages x 1,024 microbatches": (SIMULATE, 'run(SCHEDULES["1f1b"], 64, 1024)'),
+    "ZB-V, 64 stages x 1,024 microbatches": (SIMULATE, 'run(SCHEDULES["zb-v"], 64, 1024)'),
+}
 RATED = "plan llama-3.1-70b --cluster 4x8xh100-sxm --request-rate 20"
-LIMITED = f"{RATED} --ttft 2s --tpot 50ms"
-TAILS = f"{RATED} --p95-ttft 1s --p99-itl 50ms"
+COMMANDS = (
+    BILL,
+    "fit llama-3.1-70b --cluster 8xh100-sxm",
+    "expect all-reduce -c 8xh100-sxm",
+    "plan llama-3.1-70b --cluster 2x8xh100-sxm",
+    RATED,
+    f"{RATED} --ttft 2s --tpot 50ms",
+    f"{RATED} --p95-ttft 1s --p99-itl 50ms",
+)
 RACKS = (
     "plan llama-3.1-70b --cluster 72xgb200 --request-rate 200",
     "plan llama-3.1-70b --cluster 18x4xgb200 --request-rate 200",
     "plan deepseek-r1 --cluster gb200-nvl72 --request-rate 100 --ttft 2s --tpot 50ms",
 )
-MILLION = """
-import time, numpy as np, commtax
-rng, n = np.random.default_rng(0), 1_000_000
-tp, batch, context = rng.choice([1, 2, 4, 8], n), rng.integers(1, 512, n), rng.integers(1, 100_000, n)
-commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8)
-start = time.process_time()
-float(np.sum(commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=tp, batch=batch, context=context).step_s))
-print(time.process_time() - start)
-"""
 
 
 def process_s(checkout: Path, words: list[str]) -> tuple[float, str]:
@@ -110,38 +77,16 @@ def process_s(checkout: Path, words: list[str]) -> tuple[float, str]:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, ran.stdout
 
 
-def command_s(checkout: Path, words: str) -> float:
-    return process_s(checkout, ["-m", "commtax", *words.split()])[0]
-
-
 def measured_s(checkout: Path, what: str) -> float:
-    if what == MILLION:
-        return float(process_s(checkout, ["-c", MILLION])[1])
-    return process_s(checkout, ["-c", what])[0] if what == NUMPY else command_s(checkout, what)
-
-
-NUMPY = "import numpy"
-
-
-def _if_known(checkout: Path, what: str) -> float:
     """Infinite where an older package has no such option."""
     try:
-        return measured_s(checkout, what)
+        if what in CALLS:
+            before, call = CALLS[what]
+            timed = f"start = time.process_time()\n{call}\nprint(time.process_time() - start)"
+            return float(process_s(checkout, ["-c", f"{START}{dedent(before)}\n{timed}"])[1])
+        return process_s(checkout, ["-c", what] if what == NUMPY else ["-m", "commtax", *what.split()])[0]
     except subprocess.CalledProcessError:
         return math.inf
-
-
-def beside(old: Path, repeats: int, racks: bool) -> None:
-    """Each figure of this checkout, of the other one, and their ratio."""
-    least = {}
-    for what in (NUMPY, MILLION, BILL, PLAN, RATED, LIMITED, TAILS, *(RACKS if racks else ())):
-        pairs = [(measured_s(HERE, what), _if_known(old, what)) for _ in range(repeats + 1)][1:]  # the first writes bytecode
-        now, then = (min(side) for side in zip(*pairs, strict=True))
-        least[what] = now
-        name = "a million steps" if what == MILLION else what
-        there = f"{then:.3f} there: {now / then:.2f} of it" if then < math.inf else "not known there"
-        print(f"{name}: {now:.3f} s of CPU, {there}", flush=True)
-    print(f"bill over {NUMPY}: {least[BILL] / least[NUMPY]:.2f}")
 
 
 def main() -> None:
@@ -150,11 +95,13 @@ def main() -> None:
     given.add_argument("--repeats", type=int, default=3)
     given.add_argument("--racks", action="store_true")
     words = given.parse_args()
-    if words.beside:
-        beside(words.beside.resolve(), words.repeats, words.racks)
-        return
-    for figure in (million_steps, one_step, training, pipelines, commands):
-        figure()
+    checkouts, least = [HERE, *([words.beside.resolve()] if words.beside else [])], {}
+    for what in (NUMPY, *CALLS, *COMMANDS, *(RACKS if words.racks else ())):
+        runs = [[measured_s(checkout, what) for checkout in checkouts] for _ in range(words.repeats + 1)][1:]  # the first compiles
+        least[what], *there = (min(side) for side in zip(*runs, strict=True))
+        beside = f", {there[0]:.3f} there: {least[what] / there[0]:.2f} of it" if there else ""
+        print(f"{what}: {least[what]:.3f} s of CPU{beside}", flush=True)
+    print(f"bill over {NUMPY}: {least[BILL] / least[NUMPY]:.2f}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from web import start
+from hostile_requests import Server
 
 LEAST = 2000
 
@@ -21,18 +21,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=150)
     words = parser.parse_args()
-    server, port, _ = start()
+    server = Server()
     settings = ["--checks", "all", "--mode", "all", "--max-examples", str(words.examples), "--workers", "2"]
     config = str(Path(__file__).resolve().with_name("schemathesis.toml"))
     command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", config, "run"]
     try:
-        address = f"http://127.0.0.1:{port}/openapi.json"
+        address = f"http://127.0.0.1:{server.port}/openapi.json"
         with tempfile.TemporaryDirectory() as folder:  # it keeps its own cache where it runs
             ran = subprocess.run([*command, address, *settings], capture_output=True, text=True, check=False, cwd=folder)
-        alive = server.poll() is None
+        alive = server.process.poll() is None
     finally:
-        server.terminate()
-        server.wait()
+        server.end()
     print(ran.stdout[-3000:])
     count = re.search(r"([\d,]+) generated", ran.stdout)
     cases = int(count[1].replace(",", "")) if count else 0

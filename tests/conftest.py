@@ -6,16 +6,20 @@ import os
 import signal
 import sys
 import tempfile
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from commtax.__main__ import GARBAGE
 from forked import forked_ranks
 
-settings.register_profile("commtax", max_examples=12, deadline=None, print_blob=True, derandomize=True)
+FEWER = 4
+"""The profile ``few``, of ``make test``, asks a law this many times fewer questions than the usual one, of ``make test-all``."""
+for name, count in (("few", 12 // FEWER), ("commtax", 12)):
+    settings.register_profile(name, max_examples=count, deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("commtax")
 
 # A shell's background job ignores interrupts, and so would every process that a test starts and interrupts.
@@ -49,13 +53,37 @@ LONGEST = (
     *("test_files", "test_practice", "test_profile_files", "test_audit_training", "test_blame", "test_live_serving"),
 )
 """Files that take longest, the longest first: one that began last would leave the other workers idle."""
+SLOW = {test for group in tomllib.loads(Path(__file__).with_name("slow.toml").read_text()).values() for test in group["tests"]}
 TOGETHER = {"test_lab": "labs", "test_labs": "labs", "test_docs": "pages", "test_tasks": "pages"}
 """Files that share what is expensive: labs and those who grade them a live run, pages and tasks the answers to their commands."""
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
+def pytest_collection_modifyitems(config, items):
     rank = {f"{name}.py": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+    laws = set()
+    for item in items:
+        if {item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]} & SLOW:
+            item.add_marker("slow")
+        if is_hypothesis_test(test := drawn(getattr(item, "obj", None))):
+            item.add_marker("law")
+            laws.add(test)
+    if config.getoption("--hypothesis-profile") == "few":
+        ask_less(laws)
+
+
+def drawn(test):
+    """Return the function that ``each`` runs in a loop, or the test itself."""
+    return drawn(test.test) if hasattr(test, "test") else test
+
+
+def ask_less(laws):
+    """Divide the examples of laws that state a number; those of all others are the profile's."""
+    for law in laws:
+        usual = law._hypothesis_internal_use_settings
+        if usual.max_examples != settings.default.max_examples:
+            law._hypothesis_internal_use_settings = settings(usual, max_examples=-(-usual.max_examples // FEWER))
 
 
 @pytest.fixture(autouse=True, scope="session")

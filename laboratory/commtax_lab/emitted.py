@@ -12,7 +12,7 @@ import yaml
 from commtax.catalog.programs import programs
 from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.techniques import changes_of, techniques
-from commtax.launch.forms import FORMS, written
+from commtax.launch.deployment import FORMS, written
 from commtax.launch.shell import commands, script_of, split_here_documents
 from commtax.launch.writing import apart_command, benchmark_command, launch_command
 from commtax.question import Question

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from commtax.verbs.fit_advice import fit
     from commtax.verbs.fitting import Fit
     from commtax.verbs.pipelining import pipeline
-    from commtax.verbs.requests import RequestsInTime
-    from commtax.verbs.timed_serving import serve
+    from commtax.verbs.requests import RequestsInTime, serve
     from commtax.verbs.train_fitting import TrainFit, train_fit
     from commtax.verbs.why import Why, why
     from commtax.verbs.worth import Worth, worth

@@ -1,4 +1,7 @@
-"""Scalars and arrays alike."""
+"""Numbers and arrays alike.
+
+Change here what makes one formula serve both; it knows no unit and no noun.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
@@ -26,7 +29,7 @@ def holds_anywhere(condition: Condition) -> bool:
 
 
 def cache_answers(make: Callable[P, T], most: int = 1024) -> Callable[P, T]:
-    """A pure function that keeps its last answers; where an argument holds arrays, it makes each anew."""
+    """Return a pure function that keeps its last answers; where an argument holds arrays, it makes each anew."""
     kept = cast(Callable[P, T], lru_cache(maxsize=most)(make))
 
     @wraps(make)
@@ -41,12 +44,12 @@ def cache_answers(make: Callable[P, T], most: int = 1024) -> Callable[P, T]:
 
 
 def cache_few_answers(make: Callable[P, T]) -> Callable[P, T]:
-    """The same where an answer takes megabytes."""
+    """Return a function that keeps few answers, because each takes megabytes."""
     return cache_answers(make, 64)
 
 
 def unique_values(values: Array | Sequence[float], axis: int | None = None) -> Array:
-    """``np.unique``; that looks for masked arrays, and imports them, unless it is asked for more.
+    """Return ``np.unique``, which looks for masked arrays, and imports them, unless more is requested of it.
 
     >>> unique_values([3, 1, 3]).tolist()
     [1, 3]
@@ -55,7 +58,7 @@ def unique_values(values: Array | Sequence[float], axis: int | None = None) -> A
 
 
 def pick(condition: Condition, yes: Number, no: Number) -> Number:
-    """``yes`` where the condition holds, else ``no``; a plain number where all three are.
+    """Return ``yes`` where the condition holds, else ``no``; a plain number where all three are.
 
     >>> pick(True, 1, 2), pick(np.array([True, False]), 1, 2).tolist()
     (1, [1, 2])
@@ -66,7 +69,7 @@ def pick(condition: Condition, yes: Number, no: Number) -> Number:
 
 
 def unique_with_places(*values: Number) -> tuple[tuple[Number, ...], Array] | None:
-    """The different ones among many numbers (of several arrays: tuples of them), and where each stands.
+    """Return the different ones among many numbers (of several arrays: tuples of them), and where each stands.
 
     None where they are few, or most of them are different, or their shapes are: then nothing is gained.
 
@@ -106,5 +109,5 @@ def _levels(values: Array) -> tuple[Array, Array] | None:
 
 
 def spread(value: T, at: Array) -> T | Array:
-    """What was computed of different numbers, where each stands."""
+    """Return what was computed of different numbers, where each stands."""
     return value[at] if isinstance(value, np.ndarray) and value.ndim else value

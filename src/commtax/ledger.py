@@ -2,6 +2,8 @@
 
 An ``Item`` says what is sent, exactly. A ``Line`` is an item (or a piece of compute) with its seconds. A ``Bill`` is
 all lines of a step; its figures are sums over them.
+
+Change here what a line carries and which windows there are. Prices are made in ``cost``.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ NO_NOTE, NO_SOURCE = Note("", ""), Source("")
 
 
 def pass_of(stage: Stage) -> str:
-    """Weight gradients are a part of backward."""
+    """Return the pass of a stage: weight gradients are a part of backward."""
     return "backward" if stage == "weight-gradient" else stage
 
 
@@ -81,17 +83,17 @@ class Item:
 
     @property
     def during(self) -> str:
-        """The pass that it belongs to."""
+        """Return the pass that it belongs to."""
         return pass_of(self.stage)
 
     @property
     def sees(self) -> Place:
-        """Whose earlier tokens its time grows with: those of sequences that decode, or of prompts; "": nobody's."""
+        """Return whose earlier tokens its time grows with: of sequences that decode, or of prompts; "": none."""
         return self.place if self.part == "attention" and self.place in ("decode", "prefill") else ""
 
     @property
     def whole_axis(self) -> str:
-        """The parallel axis that its group belongs to."""
+        """Return the parallel axis that its group belongs to."""
         return AXIS_OF.get(self.axis, self.axis)
 
     @property
@@ -100,7 +102,7 @@ class Item:
 
     @property
     def sent_bytes_per_rank(self) -> Number:
-        """Bytes one rank sends in a step if the operation moves the least it can (a ring does).
+        """Return the bytes that one rank sends in a step if the operation moves the least it can (a ring does).
 
         all-reduce 2(n-1)/n of the tensor, all-gather, reduce-scatter and all-to-all (n-1)/n, send-recv all of it.
         """
@@ -149,11 +151,11 @@ class Line:
 
     @property
     def bound(self) -> str:
-        """What most of one collective's time is: ``latency``, which no size changes, or ``bandwidth``."""
+        """Name what most of one collective's time is: ``latency``, which no size changes, or ``bandwidth``."""
         return "latency" if float(self.fixed_s) > float(self.moving_s) else "bandwidth"
 
     def beside(self, window_s: Number, hidden: Number, sigma: Number) -> Line:
-        """The line with its window and what hides in it (written out: a copy by name takes four times as long)."""
+        """Return the line with its window and what hides in it (written out: a copy by name takes four times as long)."""
         same = (self.link, self.algorithm, self.names, self.why, self.source, self.via, self.flops)
         return Line(self.kind, self.item, self.fixed_s, self.moving_s, hidden, *same, window_s, self.launch_s, sigma)
 
@@ -172,7 +174,7 @@ class Windows:
         return self._free["forward"] + self._free["backward"] if window == "both passes" else self._free[window]
 
     def hide(self, line: Line, share: Number = 1.0) -> Line:
-        """The line with its window and what of it hides there: of the ``share`` that can run beside anything at all.
+        """Return the line with its window and its hidden part: of the ``share`` that can run beside anything at all.
 
         Hidden: efficiency x min(share of the line, window). Lines that share a window take of it in turn.
         """
@@ -185,7 +187,7 @@ class Windows:
 
 
 def hidden_s(comm_s: Number, window_s: Number, efficiency: float) -> Number:
-    """Seconds of a collective that cost nothing: what its window covers, times an efficiency.
+    """Return the seconds of a collective that cost nothing: what its window covers, times an efficiency.
 
     >>> hidden_s(2.0, 5.0, 0.9), hidden_s(2.0, 1.0, 0.9)
     (np.float64(1.8), np.float64(0.9))
@@ -207,7 +209,7 @@ class Bill:
 
     @property
     def items(self) -> tuple[Line, ...]:
-        """The lines that cost something."""
+        """Return the lines that cost something."""
         return tuple(line for line in self.lines if line.item.is_sent)
 
     @cached_property
@@ -216,12 +218,12 @@ class Bill:
 
     @property
     def fixed_s(self) -> Number:
-        """Of the lines, what does not shrink with size."""
+        """Return what of the lines does not shrink with size."""
         return self._sum(lambda line: line.item.count * line.fixed_s)
 
     @cached_property
     def sigma(self) -> Number:
-        """Standard deviation of the logarithm of the step: lines of one basis err together, others independently.
+        """Return the standard deviation of ln(step): lines of one basis err together, others independently.
 
         Whole runs of groups that constants were not fitted on say how far off whole steps are: no step is surer. Where this one's
         kind was measured they say it all, but for lines that are assumed, which err on top: s = sqrt(known^2 + s of those^2).
@@ -239,14 +241,14 @@ class Bill:
         return whole if self.measured else np.maximum(own, whole)
 
     def least_s(self, memory_Bps: float) -> Number:
-        """What bytes over bandwidth and FLOPs over the datasheet's peak allow its kernels at the least."""
+        """Return what bytes over bandwidth and FLOPs over the datasheet's peak allow its kernels at the least."""
         lines = [x for x in self.lines if x.kind == "compute"]
         each = (x.item.count * np.maximum(x.item.nbytes / memory_Bps, x.flops / x.peak_flops_per_s) for x in lines)
         return sum(each, start=0.0)
 
     @property
     def low_s(self) -> Number:
-        """Four of five steps like this one take between ``low_s`` and ``high_s``."""
+        """Return the lower end of the range that holds four of five steps like this one; ``high_s`` is the upper."""
         return self.step_s * np.exp(-Z80 * self.sigma)
 
     @property
@@ -255,7 +257,7 @@ class Bill:
 
     @property
     def compute_s(self) -> Number:
-        """Kernels of this rank, and the host's part that the GPU waits for."""
+        """Return the seconds of this rank's kernels, and of the host where the GPU waits for it."""
         return self._sum(lambda line: line.total_s, "compute", "host")
 
     @property
@@ -267,7 +269,7 @@ class Bill:
         return self._sum(lambda line: line.exposed_s, "comm")
 
     def exposed_on(self, axis: str) -> Number:
-        """Exposed communication of one parallel axis."""
+        """Return the exposed communication of one parallel axis."""
         return sum((x.exposed_s for x in self.lines if x.kind == "comm" and x.item.whole_axis == axis), start=0.0)
 
     @property
@@ -279,13 +281,13 @@ class Bill:
         return self.tokens / self.step_s
 
     def at(self, index: int) -> Bill:
-        """The scalar bill of one element of an array bill, codes turned into names."""
+        """Return the scalar bill of one element of an array bill, codes turned into names."""
         lines = tuple(_line_at(line, index) for line in self.lines)
         return Bill(lines, _item_at(self.tokens, index), known_sigma=_item_at(self.known_sigma, index), measured=self.measured)
 
 
 def _root_sum_square(parts: Iterable[Number]) -> Number:
-    """What independent errors add up to."""
+    """Return what independent errors add up to."""
     return np.sqrt(sum((p * p for p in parts), start=0.0))
 
 

@@ -2,6 +2,8 @@
 
 Command line, page, pasted command, planner, audit and what-ifs all build a ``Question``; ``question.but(tp=4)`` is the same one
 with something changed. Sizes, batch and lengths may be NumPy arrays, and then every figure of the answer is one.
+
+Change here what can be asked: a new field has its option in ``options.toml``.
 """
 
 from __future__ import annotations
@@ -73,11 +75,11 @@ class WhatIf:
 
     @property
     def trained_imbalance(self) -> float:
-        """Tokens of the busiest expert rank over the mean in training, which balances its router."""
+        """Return the tokens of the busiest expert rank over the mean in training, which balances its router."""
         return self.imbalance or 1.0
 
     def beside(self, engine: Engine) -> tuple[str, ...]:
-        """Axes whose collectives run beside compute."""
+        """Return the axes whose collectives run beside compute."""
         return engine.trains.async_axes if self.async_axes is None else self.async_axes
 
 
@@ -176,7 +178,7 @@ class Goal:
 
     @property
     def times(self) -> tuple[tuple[str, float], ...]:
-        """Means that are limited, and their limits."""
+        """Return the means that are limited, and their limits."""
         return tuple((name, limit) for name, limit in (("ttft_s", self.ttft_s), ("tpot_s", self.tpot_s)) if limit < math.inf)
 
 
@@ -189,7 +191,7 @@ class Pictures:
 
 
 def workload(phase: str, batch: Number, context: Number, speculative: int = 0) -> Workload:
-    """One serving step of ``batch`` sequences."""
+    """Return one serving step of ``batch`` sequences."""
     rows = 1 + speculative
     if phase == "decode":
         return Workload(decode_seqs=batch, cached_tokens=batch * context, rows_per_seq=rows)
@@ -235,12 +237,12 @@ class Question:
 
     @property
     def legal(self) -> Condition:
-        """For arrays: which elements are legal plans."""
+        """Return, for arrays, which elements are legal plans."""
         return self.codes == 0
 
     @property
     def places(self) -> tuple[Cluster, ...]:
-        """Where it runs: the cluster, or that of prompt workers and that of those that decode."""
+        """Return where it runs: the cluster, or that of prompt workers and that of those that decode."""
         ahead = self.requests.prefill_cluster
         return (ahead, self.cluster) if ahead else (self.cluster,)
 
@@ -250,7 +252,7 @@ class Question:
 
     @property
     def in_flight(self) -> Number:
-        """Sequences that pass the stages together: batches are split into one microbatch a stage, mixed steps are one."""
+        """Return the sequences that pass the stages together: one microbatch per stage of a batch, or the whole mixed step."""
         return self.micro_batch if self.trains else np.ceil(self.batch / self.plan.pp) if self.kind.staged else self.batch
 
     @property
@@ -258,7 +260,7 @@ class Question:
         return self.seen(workload(self.phase, self.in_flight, self.context, self.speculative), self.context)
 
     def seen(self, work: Workload, prompt: Number) -> Workload:
-        """A step with the pictures of its prompts, each ``prompt`` tokens long: as many as their share of it that is computed."""
+        """Return a step with the pictures of its prompts, each ``prompt`` tokens long: as many as the computed share of them."""
         if not self.pictures.images or self.model.tower is None:
             return work
         prompts = work.prefill_tokens / np.maximum(1, prompt)
@@ -277,7 +279,7 @@ class Question:
         return (decoded if self.kind.staged else decoded + 1) * self.plan.dp * self.plan.replicas
 
     def but(self, **changes: Any) -> Question:
-        """The same question with something changed, whichever of its parts that belongs to."""
+        """Return the same question with something changed, whichever of its parts that belongs to."""
         for part, names in PARTS.items():
             own = {name: changes.pop(name) for name in names if name in changes}
             if own:
@@ -285,7 +287,7 @@ class Question:
         return replace(self, **changes)
 
     def normal(self) -> Self:
-        """The question of its step alone: what else is asked does not change what the step costs."""
+        """Return the question of its step alone: the rest does not change what the step costs."""
         return replace(self, limits=Limits(), requests=Requests(), offered=OfferedRequests(), goal=Goal(), notes=(), codes=0)
 
 

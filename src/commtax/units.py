@@ -1,4 +1,7 @@
-"""SI inside, units at the edge: parse what people type, print what they read."""
+"""SI inside, units at the edge: parse what people type, print what they read.
+
+Change here how a quantity is read or printed. Formulas take and return SI floats.
+"""
 
 import math
 import re

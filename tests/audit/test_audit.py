@@ -14,10 +14,9 @@ from commtax import catalog
 from commtax.runs.audit import audit, formats
 from commtax.runs.audit.claimed_run import UNSAID, audit_run, logged_run
 from commtax.runs.audit.read_files import ReadFiles
-from commtax.runs.calibrate import read_runs
+from commtax.runs.calibrate.calibration import read_runs
 from commtax.runs.evidence.finding import Claim
-from commtax.runs.logs.engine_logs import vllm_log
-from commtax.runs.logs.startup import StartupLog
+from commtax.runs.logs.engine_logs import StartupLog, vllm_log
 from commtax.runs.logs.startup_audit import audit_log
 from commtax.runs.report.audit_words import summary
 from commtax.runs.results import bench

@@ -11,8 +11,8 @@ from commtax.runs.audit import audit
 from commtax.runs.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, Claim, missing_sentence
 from commtax.runs.logs.engine_logs import sglang_log, trtllm_log, vllm_log
 from commtax.runs.logs.startup_audit import audit_log
-from commtax.runs.machines import matrices, smi_query
-from commtax.runs.machines.topology_audit import audit_topology
+from commtax.runs.machines import smi, topology
+from commtax.runs.machines.topology import audit_topology
 from commtax.runs.report.audit_words import headline
 from commtax.runs.results import collective_tests
 from commtax.runs.results.bench_audit import audit_bench
@@ -321,7 +321,7 @@ def matrix(*rows):
     ],
 )
 def test_pairs_without_the_links_of_others_are_told(text, said):
-    section = audit_topology(matrices.parse(text), None)
+    section = audit_topology(topology.parse(text), None)
     assert [f.reason.partition(":")[0] for f in section.findings if f.reason] == [said] * bool(said)
     assert not section.causes
 
@@ -330,13 +330,13 @@ def test_no_nvlink_where_it_was_said_is_off_unless_the_legend_says_that_it_is_no
     claim, text = claimed(place="2xh100-nvl"), matrix("X SYS", "SYS X")
     legend = "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe\n"
     for printed, verdict in ((text, DISAGREE), (text + legend, UNKNOWN), (f"{text}{legend}  NV#  = Connection\n", DISAGREE)):
-        section = audit_topology(matrices.parse(printed), claim)
+        section = audit_topology(topology.parse(printed), claim)
         assert [f.verdict for f in section.findings if f.code == "off"] == [verdict]
 
 
 def test_gpus_that_a_cut_output_does_not_reach_are_counted(told):
     text = "Attached GPUs                             : 4\nGPU 00000000:42:00.0\n    Performance State                     : P8\n"
-    assert smi_query.parse(text).attached == 4
+    assert smi.parse_states(text).attached == 4
     audited = told(text)
     assert "partial" in headline(audited)
     assert found(audited, "GPUs").measured == 4

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from commtax.runs.audit import audit, formats
 from commtax.runs.logs import training_log
-from commtax.runs.logs.engine_logs import sglang_log, vllm_log
-from commtax.runs.logs.startup import Moment, StartupLog
+from commtax.runs.logs.engine_logs import Moment, StartupLog, sglang_log, vllm_log
 from commtax.runs.report.audit_words import headline
 from commtax.runs.results import bench, collective_tests
 from tables import tables
@@ -153,7 +152,7 @@ def test_a_queue_before_a_cache_with_room_is_told_with_what_binds(told):
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20), st.floats(0, 1)), min_size=3, max_size=20))
 def test_requests_that_do_not_outnumber_those_that_run_are_no_queue(rows):
-    from commtax.runs.logs.serving_load import queue_causes, waits_for_cache
+    from commtax.runs.logs.startup_audit import queue_causes, waits_for_cache
 
     calm = [Moment(running + 21, waiting, 1.0, min(share, 0.9)) for running, waiting, share in rows]
     assert not list(queue_causes(StartupLog(moments=tuple(calm))))

@@ -16,7 +16,7 @@ from commtax.runs.evidence import prefixes
 from commtax.runs.evidence.finding import Finding, Section
 from commtax.runs.logs import training_log
 from commtax.runs.report.auditing import tables
-from commtax.runs.results import nccl_tests
+from commtax.runs.results import collective_tests
 from commtax.statement import Refusal
 from commtax.wordings import lines_with, split_lines
 from made_nsys import Export
@@ -99,15 +99,15 @@ def test_views_without_end_and_triggers(tmp_path):
 
 def test_more_rows_than_are_read(monkeypatch):
     """Rows cost the same however many there are, and there is an end to them."""
-    assert len(nccl_tests.parse(ROW * 2_000).rows) == 2_000
-    monkeypatch.setattr(nccl_tests.COUNT, "most_rows", 1_000)
+    assert len(collective_tests.parse_run(ROW * 2_000).rows) == 2_000
+    monkeypatch.setattr(collective_tests.COUNT, "most_rows", 1_000)
     with pytest.raises(Refusal, match=r"more than 1,000 rows"):
-        nccl_tests.parse(ROW * 2_000)
+        collective_tests.parse_run(ROW * 2_000)
 
 
 @pytest.mark.parametrize("size", ["9" * 400, "1" * 6000])
 def test_sizes_that_no_number_holds(size):
-    assert nccl_tests.parse(ROW.replace("1048576", size) + ROW).rows == nccl_tests.parse(ROW).rows
+    assert collective_tests.parse_run(ROW.replace("1048576", size) + ROW).rows == collective_tests.parse_run(ROW).rows
 
 
 def test_a_cell_without_end(tmp_path):

@@ -12,14 +12,24 @@ from hypothesis import strategies as st
 import browser
 from audited import LATE, line, section
 from cli_run import run_here, shown_here
-from commtax.runs.evidence.finding import AGREE, Audit, Cause, Claim, Finding, Section, StepRow
+from commtax.runs.evidence.finding import (
+    AGREE,
+    WHOLE,
+    Audit,
+    Cause,
+    Claim,
+    Finding,
+    Section,
+    StepRow,
+    length_s,
+    mean_middle_half,
+    typical_of_ranks,
+)
 from commtax.runs.report.audit_page import MOST_SHOWN, audit_page, chart, thin_intervals
 from commtax.runs.report.audit_words import audit_document, headline
 from commtax.runs.report.auditing import bar, show_audit
-from commtax.runs.traces.predicted_timeline import predicted_step, priced_step
-from commtax.runs.traces.repetition import WHOLE
+from commtax.runs.traces.claim_check import predicted_step, priced_step
 from commtax.runs.traces.trace import KINDS
-from commtax.runs.traces.typical_step import length_s, mean_middle_half, typical_of_ranks
 from commtax.statement import Note
 from commtax.timeline import Timeline
 from commtax.verbs.settling import resolve_question

@@ -13,7 +13,7 @@ from commtax.launch import topology
 from commtax.launch.read_command import parse as parse_launch
 from commtax.runs.evidence import prefixes
 from commtax.runs.logs.engine_logs import vllm_log
-from commtax.runs.results import bench, nccl_tests
+from commtax.runs.results import bench, collective_tests
 from commtax.runs.traces import trace
 from commtax.runs.traces.profilers import kineto
 from each import each
@@ -28,7 +28,7 @@ UNITS = (
     *("[1,0]<stdout>:", "[a,", "[0] ", "a-", "2024-11-04T12:00:00Z ", "[pod/", " 0: ", "[1,0][a"),
 )
 READERS = {
-    "nccl-tests": nccl_tests.parse_all,
+    "nccl-tests": collective_tests.parse_all,
     "prefixes": prefixes.strip_prefixes,
     "log": vllm_log.parse,
     "log or not": vllm_log.looks_like,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax.runs.audit import audit
-from commtax.runs.audit.jobs import JobSigns, by_job
+from commtax.runs.audit.read_files import JobSigns, by_job
 from commtax.runs.report.audit_words import causes, headline
 from made_traces import decode_graphs, document, event, kernel, launch, write
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax.runs.audit import formats
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 from commtax.runs.evidence import prefixes
-from commtax.runs.results import nccl_tests
+from commtax.runs.results import collective_tests
 from made_nccl import SIZES, TRUE, noisy, output, written
 from tables import tables
 
@@ -31,7 +31,7 @@ def test_every_launcher_s_prefix_is_read_past(tmp_path, plain, prefix):
     """``calibrate`` took what begins with a bracket for JSON."""
     text, libraries = plain
     tagged = "\n".join(prefix + line for line in text.splitlines())
-    assert nccl_tests.parse_all(tagged) == nccl_tests.parse_all(text)
+    assert collective_tests.parse_all(tagged) == collective_tests.parse_all(text)
     assert calibrate([written(tmp_path, "b.txt", tagged)], "8xa100-80-sxm").profile.libraries == libraries
 
 
@@ -51,7 +51,7 @@ def test_hosts_that_ran_each_their_own(tmp_path):
     """pdsh over two hosts without MPI: two runs of eight ranks, line by line in turn."""
     texts = [output("all_reduce", 8, noisy(TRUE, 8, np.random.default_rng(s))).splitlines() for s in (1, 2)]
     mixed = "\n".join(f"host{i}: {line}" for pair in zip(*texts, strict=True) for i, line in enumerate(pair))
-    assert nccl_tests.parse_all(mixed) == tuple(r for t in texts for r in nccl_tests.parse_all("\n".join(t)))
+    assert collective_tests.parse_all(mixed) == tuple(r for t in texts for r in collective_tests.parse_all("\n".join(t)))
 
 
 def without_ranks(text, keep=()):
@@ -62,8 +62,8 @@ def without_ranks(text, keep=()):
 def test_one_line_of_the_list_tells_the_size():
     """Rank 71 alone is of 72 ranks, not of one."""
     text = output("all_reduce", 72, noisy(TRUE, 72, np.random.default_rng(3)))
-    assert nccl_tests.parse(without_ranks(text, [71])).ranks == 72
-    assert nccl_tests.parse(without_ranks(text, [0, 1, 2, 3])).ranks == 72, "the list was cut; the bandwidths tell"
+    assert collective_tests.parse_run(without_ranks(text, [71])).ranks == 72
+    assert collective_tests.parse_run(without_ranks(text, [0, 1, 2, 3])).ranks == 72, "the list was cut; the bandwidths tell"
 
 
 def test_a_list_that_the_bandwidths_contradict(tmp_path):
@@ -77,7 +77,7 @@ def test_groups_side_by_side_are_counted_apart():
     """NCCL_TESTS_SPLIT: eight ranks in two communicators."""
     text = output("all_reduce", 4, noisy(TRUE, 4, np.random.default_rng(3)))
     lines = [f"#  Rank {i:2d} Group {i % 2:2d} Pid 9 on host device {i} [0x00] GPU" for i in range(8)]
-    assert nccl_tests.parse("\n".join([*lines, without_ranks(text)])).ranks == 4
+    assert collective_tests.parse_run("\n".join([*lines, without_ranks(text)])).ranks == 4
 
 
 @given(
@@ -94,7 +94,7 @@ def test_no_part_of_a_list_gives_a_wrong_size(ranks, op, fastest, keep, prefix):
     lines = [f"# {op}_perf", *(f"#  Rank {i} Group 0 x" for i in {min(k, ranks - 1) for k in keep}), *rows]
 
     def size(found):
-        return nccl_tests.parse("\n".join(prefix + line for line in found)).ranks
+        return collective_tests.parse_run("\n".join(prefix + line for line in found)).ranks
 
     assert size([f"#  Rank {ranks - 1} Group 0 x", *lines]) == ranks
     assert size([line for line in lines if "Rank" not in line]) in (0, ranks)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from commtax.catalog.posterior import Posterior, beliefs, deployment_of, student_over_normal
 from commtax.runs.calibrate.advising import advise, best_runs
-from commtax.runs.report.advising import advised_words
+from commtax.runs.report.calibrating import advised_words
 from commtax.spec import Profile
 from commtax.statement import Refusal
-from commtax.verbs.closed_loop import simulate
-from commtax.verbs.foresight import Foresight, imagined
+from commtax.verbs.closed_loop import imagined, simulate
+from commtax.verbs.profiles import Foresight
 from commtax.verbs.settling import resolve_question
 from measured import CLUSTER, MODEL, measured, profile
 

@@ -18,12 +18,16 @@ from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose
-from commtax.runs.calibrate import calibrate, learning, robust_fit
-from commtax.runs.results import nccl_tests
+from commtax.runs.calibrate import learning, robust_fit
+from commtax.runs.calibrate.calibration import calibrate
+from commtax.runs.results import collective_tests
 from commtax.spec import Algorithm
 from commtax.spec import Path as Route
 from made_nccl import SIZES, TRUE, noisy, output, seconds, written
 from paths import BENCHMARKS, SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 COLLECTIVES = SHARED / "collectives.csv"
 H200 = BENCHMARKS / "h200"
@@ -46,7 +50,7 @@ def test_known_constants_come_back_through_noise_and_outliers(tmp_path, seed):
 
 
 def _rows(file):
-    return [(r.nbytes, r.seconds, r.in_place_s) for r in nccl_tests.parse(Path(file).read_text()).rows]
+    return [(r.nbytes, r.seconds, r.in_place_s) for r in collective_tests.parse_run(Path(file).read_text()).rows]
 
 
 def test_a_switch_of_algorithms_is_found_only_where_there_is_one(tmp_path):
@@ -115,8 +119,8 @@ def test_wrong_values_are_no_measurements(tmp_path):
 def test_several_runs_in_one_text_and_a_text_without_its_command():
     rng = np.random.default_rng(6)
     two = output("all_reduce", 8, noisy(TRUE, 8, rng)) + output("all_gather", 4, noisy(TRUE, 4, rng))
-    assert [(r.op, r.ranks, len(r.rows)) for r in nccl_tests.parse_all(two)] == [("all-reduce", 8, 21), ("all-gather", 4, 21)]
-    bare = nccl_tests.parse(output("all_reduce", 8, noisy(TRUE, 8, rng), header=False))
+    assert [(r.op, r.ranks, len(r.rows)) for r in collective_tests.parse_all(two)] == [("all-reduce", 8, 21), ("all-gather", 4, 21)]
+    bare = collective_tests.parse_run(output("all_reduce", 8, noisy(TRUE, 8, rng), header=False))
     assert (bare.op, bare.ranks) == ("all-reduce", 8)
 
 
@@ -291,20 +295,7 @@ def test_an_all_reduce_is_wished_for_by_the_library_that_has_none(tmp_path):
     assert [len(wishes) for wishes in wished.values()] == [1, 0], wished
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "is not recognised"),
-        ("hello\nworld\n", "is not recognised"),
-        ('{"a": ', "not valid JSON, or cut off"),
-        ("[1, 2]", "JSON without measurements"),
-        ('{"foo": 1}', "no key of"),
-        ('{"kind": "gemm", "m": 1, "n": 2, "k": 3, "median_s": -1}', "a time of -1 is no measurement"),
-        ('{"impl": "shm", "op": "all-reduce", "ranks": "x", "size_bytes": 8, "time_us": 3}', "ranks='x'"),
-        ('{"impl": "zzz", "op": "all-reduce", "ranks": 2, "size_bytes": 8, "time_us": 3}', "unknown library"),
-        ("1024 256 float sum -1 9.1 0.1 0.0 0 9.1 0.1 0.0 0", "does not say"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), DATA["corrupt_files_are_refused_in_one_line"])
 def test_corrupt_files_are_refused_in_one_line(tmp_path, capsys, text, says):
     file = written(tmp_path, "bad.txt", text)
     with pytest.raises(SystemExit) as end:

@@ -12,12 +12,12 @@ from cli_run import shown_here
 from commtax import catalog
 from commtax.catalog.profile import load_profile
 from commtax.judgement.suspects import LEVEL as SUSPECT
-from commtax.runs.calibrate import read_runs
+from commtax.runs.calibrate.calibration import read_runs
 from commtax.runs.calibrate.drift import EVERYTHING, LEVEL, PARTS, _chance, check_drift, judge, tail
 from commtax.runs.calibrate.learning import observe
-from commtax.runs.report.advising import part_words, show_drift
+from commtax.runs.report.calibrating import part_words, show_drift
 from commtax.spec import Profile
-from commtax.verbs.foresight import Foresight
+from commtax.verbs.profiles import Foresight
 from commtax.verbs.settling import ask
 from measured import LOADS, measured, profile
 

@@ -15,12 +15,15 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import profile as overlay
-from commtax.cost.measured_curves import sigma_over
-from commtax.runs.calibrate import calibrate
+from commtax.cost.collectives import sigma_over
+from commtax.runs.calibrate.calibration import calibrate
 from commtax.spec import NetworkCurve
 from commtax.statement import Refusal
 from made_nccl import output, written
 from paths import BENCHMARKS, SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 PLACE = "4x8xh100-sxm"
 NOISE = 0.02
@@ -191,19 +194,7 @@ def test_a_curve_is_read_between_its_knots_and_kept_beyond_them():
 CURVE = asdict(NetworkCurve("all-reduce", (16,), (1024.0, 4096.0), ((1.0, 2.0),), ((0.1, 0.1),)))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"op": "all-gossip"}, "one of all-reduce"),
-        ({"ranks": [32, 16]}, "numbers that rise"),
-        ({"nbytes": []}, "numbers that rise"),
-        ({"factor": [[1.0]]}, "1 x 2 numbers are needed"),
-        ({"factor": [[1.0, 0.0]]}, "nearest valid: 0.001"),
-        ({"sigma": 3}, "a list is needed"),
-        ({"grown": -1}, "nearest valid: 0"),
-        ({"width": 1}, "unknown key 'network_curves[0].width'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), DATA["a_curve_that_cannot_be_is_refused_by_key"])
 def test_a_curve_that_cannot_be_is_refused_by_key(change, says):
     with pytest.raises(Refusal) as refused:
         overlay.parse({"commtax_profile": 2, "network_curves": [{**CURVE, **change}]})

@@ -151,10 +151,10 @@ def test_what_was_not_seen_is_wider(more):
 def test_settling_again_moves_no_constant_twice():
     found = learn([measured(c, slow_host()) for c in (1, 16, 64)], BLANK).profile
     once = asked(16, profile=found)
-    again = commtax.verbs.closed_loop.serve(once.question.but(tp=2))
+    again = commtax.verbs.closed_loop.price_closed_loop(once.question.but(tp=2))
     assert float(again.tpot_s) == pytest.approx(float(once.tpot_s), rel=1e-12)
     back = once.question.but(tp=4).but(tp=2)
-    assert float(commtax.verbs.closed_loop.serve(back).tpot_s) == pytest.approx(float(once.tpot_s), rel=1e-12)
+    assert float(commtax.verbs.closed_loop.price_closed_loop(back).tpot_s) == pytest.approx(float(once.tpot_s), rel=1e-12)
 
 
 def test_the_formula_by_hand():

@@ -14,14 +14,17 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.launch.launch_options import read_pasted
-from commtax.runs.calibrate import calibrate
-from commtax.runs.calibrate.benchmark_runs import LabelledResult, measured_runs
+from commtax.runs.audit.reported_deployments import KnownLoad, ReportedDeployment, from_launch, from_result, joined
+from commtax.runs.calibrate.calibration import calibrate
+from commtax.runs.calibrate.engine_runs import LabelledResult, measured_runs
 from commtax.runs.calibrate.measurement_files import read_all
-from commtax.runs.calibrate.said_deployments import KnownLoad, SaidDeployment, from_launch, from_result, joined
 from commtax.runs.results import bench
 from commtax.statement import Refusal
 from made_nccl import TRUE, noisy, output
 from paths import FIXTURES
+from tables import tables
+
+DATA = tables(__file__)
 
 REAL = {real["name"]: real["text"] for real in json.loads((FIXTURES / "audit" / "benches.json").read_text())}
 NO_LOAD = KnownLoad()
@@ -45,7 +48,7 @@ SERVE = {
 
 def found(*paths, cluster="8xh100-sxm", launch="", load=NO_LOAD, **options):
     """The runs of files and folders, as ``calibrate`` reads them."""
-    given_here = SaidDeployment("the command line", options.pop("model", ""), options, load)
+    given_here = ReportedDeployment("the command line", options.pop("model", ""), options, load)
     pasted = [from_launch(read_pasted(launch), "--from")] if launch else []
     read = read_all([Path(path) for path in paths], "nccl", [given_here, *pasted])
     read.refuse_missing()
@@ -68,50 +71,8 @@ def asked(run, *names):
     return tuple(run.options.get(name) for name in names)
 
 
-TRTLLM = """trtllm-bench --model meta-llama/Llama-3.1-8B throughput --dataset d.json --tp 2 --concurrency 64 --streaming
-===========================================================
-= PYTORCH BACKEND
-===========================================================
-Model:   meta-llama/Llama-3.1-8B
-TensorRT-LLM Version: 1.1.0rc1
-Dtype:   bfloat16
-KV Cache Dtype:  FP8
-Quantization:  FP8
-
-Number of requests:             640
-Number of concurrent requests:  63.1
-Average Input Length (tokens):  1024.0000
-Average Output Length (tokens): 128.0000
-TP Size:                2
-PP Size:                1
-EP Size:                1
-Issue Rate (req/sec):   1.1684E+17
-= PERFORMANCE OVERVIEW
-Request Throughput (req/sec):                     41.0
-Total Output Throughput (tokens/sec):             5248.0
-Total Latency (ms):                               15600.0
-Average time-to-first-token [TTFT] (ms):          210.0
-Average time-per-output-token [TPOT] (ms):        10.5
-"""
-
-INFERENCEX = {
-    "hw": "h200",
-    "framework": "sglang",
-    "precision": "fp8",
-    "image": "lmsysorg/sglang:v0.5.5",
-    "model": "deepseek-ai/DeepSeek-R1-0528",
-    "isl": 1024,
-    "osl": 1024,
-    "conc": 64,
-    "tp": 8,
-    "ep": 8,
-    "dp_attention": "true",
-    "tput_per_gpu": 500.0,
-    "spec_decoding": "none",
-    "mean_ttft": 0.4,
-    "mean_tpot": 0.021,
-    "mean_e2el": 20.0,
-}
+TRTLLM = DATA["trtllm"]
+INFERENCEX = DATA["inferencex"]
 
 FORMATS = {
     "vllm bench serve": (SERVE, {}, ("vllm", 16, 1024, 128, 160), {"tpot": 0.009, "ttft": 0.08}),
@@ -180,20 +141,7 @@ def test_a_result_that_says_its_deployment(tmp_path):
     assert asked(run, *names) == (True, 8, 1, 4, 2)
 
 
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        ("vllm serve M -tp 4 --max-num-seqs 64 --kv-cache-dtype fp8", {"tp": 4, "max_num_seqs": 64, "kv_dtype": "fp8"}),
-        ("docker run vllm/vllm-openai:v0.11.2 --model M -tp 2 -pp 2", {"engine": "vllm@0.11.2", "tp": 2, "pp": 2}),
-        ("vllm serve M --enable-lora --max-lora-rank 32 --max-loras 4", {"lora_rank": 32, "max_loras": 4, "tp": 1}),
-        ("python -m sglang.launch_server --model-path M --tp 2 --dp 2", {"engine": "sglang", "tp": 2, "dp": 2}),
-        (
-            """vllm serve M -tp 4 --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}'
-            vllm serve M -tp 2 --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}'""",
-            {"disaggregated": True, "tp": 2, "prefill_tp": 4, "prefill_workers": 1, "decode_workers": 1},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("command", "options"), DATA["a_pasted_command_is_what_was_served"])
 def test_a_pasted_command_is_what_was_served(tmp_path, command, options):
     run = only(file(tmp_path, "r.json", SERVE), launch=command.replace(" M ", " meta-llama/Llama-3.1-8B "))
     assert options.items() <= run.options.items()
@@ -246,21 +194,7 @@ def test_files_that_are_named_one_by_one_are_told_apart_by_what_they_say(tmp_pat
         found(*paths, silent)
 
 
-@pytest.mark.parametrize(
-    ("content", "options", "says"),
-    [
-        ({"tensor_parallel_size": "2"}, {"launch": "vllm serve m -tp 4"}, r"tp: --from says 4, and 'r\.json' says 2"),
-        ({"tp": 2}, {"tp": 4}, r"tp: the command line says 4, and 'r\.json' says 2"),
-        ({}, {"launch": "vllm serve meta-llama/Llama-3.1-70B"}, r"model: --from says meta-llama/Llama-3\.1-70B, and 'r\.json'"),
-        ({}, {"launch": "vllm serve m", "engine": "sglang"}, "engine: the command line says sglang, and --from says vllm"),
-        ({"gpu_type": "A100"}, {}, r"'r\.json': the file names a100\S*, not h100-sxm"),
-        (
-            {"version": "0.9.1"},
-            {"engine": "vllm@0.11"},
-            r"engine: the command line says vllm 0\.11, and 'r\.json' says vllm 0\.9\.1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("content", "options", "says"), DATA["what_does_not_agree_is_refused_by_name"])
 def test_what_does_not_agree_is_refused_by_name(tmp_path, content, options, says):
     with pytest.raises(Refusal, match=says):
         found(file(tmp_path, "r.json", {**SERVE, **content}), **options)

@@ -13,11 +13,11 @@ import commtax
 from commtax import catalog
 from commtax.catalog.posterior import Posterior
 from commtax.catalog.profile_files import parse, profile_text
-from commtax.runs.calibrate import calibrate, read_runs
+from commtax.runs.calibrate.calibration import calibrate, read_runs
 from commtax.runs.calibrate.drift import check_drift
 from commtax.runs.calibrate.learning import learn, price_step
 from commtax.runs.calibrate.measurements import MeasuredRun, MeasuredStep
-from commtax.runs.traces.work_kinds import work_of
+from commtax.runs.traces.claim_check import work_of
 from commtax.spec import KERNEL_PACES, STEP_PARTS, Profile, Workload
 from commtax.statement import Refusal
 from each import each
@@ -25,7 +25,9 @@ from made_traces import decode_graphs, write
 from paths import FIXTURES, SHARED
 from profiled import trace_of
 
-CLUSTER, MODEL, ENGINE = "8xh100-sxm", "llama-3.1-8b", "vllm@0.18"
+CLUSTER = "8xh100-sxm"
+MODEL = "llama-3.1-8b"
+ENGINE = "vllm@0.18"
 STEP = "execute_context_0(0)_generation_64(64)"
 PUBLIC = SHARED / "traces"
 LAUNCH = "vllm serve meta-llama/Llama-3.1-8B-Instruct"

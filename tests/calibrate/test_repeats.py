@@ -12,14 +12,15 @@ from commtax import catalog
 from commtax.catalog.posterior import LoadPoint, Posterior, beliefs
 from commtax.catalog.profile import load
 from commtax.catalog.profile_files import write_profile
-from commtax.runs.calibrate.learning import learn
+from commtax.runs.calibrate.learning import join_repeats, learn
 from commtax.runs.calibrate.measurements import MeasuredRun
-from commtax.runs.calibrate.repeats import join_repeats
 from commtax.spec import Profile
-from commtax.verbs.closed_loop import simulate
-from commtax.verbs.foresight import Foresight, imagined
+from commtax.verbs.closed_loop import imagined, simulate
+from commtax.verbs.profiles import Foresight
 
-CLUSTER, MODEL, BLANK = catalog.cluster("8xh100-sxm"), "llama-3.1-8b", Profile("box")
+CLUSTER = catalog.cluster("8xh100-sxm")
+MODEL = "llama-3.1-8b"
+BLANK = Profile("box")
 OPTIONS = {"engine": "vllm@0.18", "tp": 2, "input_len": 1024, "output_len": 256, "spread": 0.0}
 
 

@@ -75,18 +75,7 @@ def test_aliases_are_unique():
                 assert owner.setdefault(name, key) == key, f"{alias} names {owner[name]} and {key}"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [  # per GPU, one direction; dense peaks (vendor datasheets)
-        ("nvlink4", 450e9),
-        ("nvlink3", 300e9),
-        ("nvlink5", 900e9),
-        ("nvlink4-h800", 200e9),
-        ("ib-ndr", 50e9),
-        ("10gbe", 1.25e9),
-        ("pcie5", 63.015e9),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), DATA["link_anchors"])
 def test_link_anchors(name, value):
     assert catalog.link(name).bandwidth_Bps == value
 
@@ -215,29 +204,7 @@ def test_only_cards_are_bridged():
     assert (cards.intra.key, cards.bridge.key) == ("pcie5", "nvlink-bridge")
 
 
-@each(
-    ("host", "chip", "gpus", "gbit", "domain"),
-    [  # per GPU in one direction between hosts, as their clouds and makers say
-        ("a3-ultra", "h200-sxm", 8, 400, 8),
-        ("a3-ultragpu-8g", "h200-sxm", 8, 400, 8),
-        ("a4-highgpu-8g", "b200-sxm", 8, 400, 8),
-        ("p5en.48xlarge", "h200-sxm", 8, 400, 8),
-        ("p6-b200.48xlarge", "b200-sxm", 8, 400, 8),
-        ("p6-b300.48xlarge", "b300-sxm", 8, 800, 8),
-        ("18xp6e-gb200", "gb200", 4, 400, 72),
-        ("gb300-nvl72", "gb300", 4, 800, 72),
-        ("2xgb200-nvl72", "gb200", 4, 400, 72),
-        ("u-p6e-gb200x72", "gb200", 4, 400, 72),
-        ("2xp6e-gb200x36", "gb200", 4, 400, 36),
-        ("18xa4x-maxgpu-4g-metal", "gb300", 4, 800, 72),
-        ("18xStandard_ND128isr_NDR_GB200_v6", "gb200", 4, 400, 72),
-        ("18xnd-gb300-v6", "gb300", 4, 800, 72),
-        ("dgx-b300", "b300-sxm", 8, 800, 8),
-        ("dgx-h800", "h800-sxm", 8, 400, 8),
-        ("hgx-h20", "h20", 8, 400, 8),
-        ("mi355x-platform", "mi355x", 8, 400, 8),
-    ],
-)
+@each(("host", "chip", "gpus", "gbit", "domain"), DATA["hosts_as_they_are_sold"])
 def test_hosts_as_they_are_sold(host, chip, gpus, gbit, domain):
     place = catalog.cluster(host)
     assert (place.chip.key, place.gpus_per_host, place.domain) == (chip, gpus, domain)

@@ -15,6 +15,9 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.statement import Refusal
 from paths import ROOT
+from tables import tables
+
+DATA = tables(__file__)
 
 FACTS = ROOT / "src" / "commtax" / "catalog"
 NUMBERS = ("num_gpus", "domain", "nics_per_host", "gpus_per_host")
@@ -135,47 +138,7 @@ def test_paths_are_the_user_s(tmp_path, monkeypatch):
     assert commtax.fit("llama-3.1-405b", "box.toml").advice[-1].split("--cluster ")[1].split()[0] == "2xbox.toml"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("chip = ", "not valid TOML"),
-        ("", "chip: missing; name one of the catalogue"),
-        ("[chip]", "intra: missing"),
-        ('chip = "h1000"', "unknown chip 'h1000'; did you mean"),
-        ("chip = 5", "chip=5: a name, or a table"),
-        ('chip = "h100"\ngpu_per_host = 8', "unknown key 'gpu_per_host'; did you mean gpus_per_host"),
-        ('chip = "h100"\nflops_per_s = 1', "unknown key 'flops_per_s': it belongs in [chip]"),
-        ('chip = "h100"\nbf16 = 1', "unknown key 'bf16': it belongs in [chip.flops_per_s]"),
-        ('intra = "pcie5"\n[chip]\nteraflops = 9', "[chip] takes aliases, compute_capability, family, flops_per_s,"),
-        ('chip = "h100"\ngpus_per_host = -1', "gpus_per_host=-1: a whole number from 1 to 1e+06; nearest valid: 1"),
-        ('chip = "h100"\ngpus_per_host = 2.5', "nearest valid: 2"),
-        ('chip = "h100"\nnum_hosts = nan', "num_hosts=nan: a whole number"),
-        ('chip = "h100"\nnum_hosts = 1e99', "nearest valid: 1e+06"),
-        ('chip = "h100"\nnum_hosts = 999999', "more than the 1,000,000 that are modelled"),
-        ('chip = "h100"\nnics_per_host = true', "nics_per_host=True: a whole number"),
-        ('chip = "h100"\nname = 5', "name=5: a text is needed"),
-        ('chip = "h100"\nintra = "ib-ndr"', "intra 'ib-ndr': runs between hosts"),
-        ('chip = "h100"\ninter = "nvlink4"', "inter 'nvlink4': runs inside a host"),
-        ('chip = "h100"\nintra = "xgmi"', "xgmi joins AMD chips"),
-        (
-            'chip = "h100"\n[intra]\nkind = "roce"\nbandwidth_Bps = 1e9',
-            "intra.kind='roce': inside a host, switched = true (through switches) or false (from chip to chip) is needed beside it",
-        ),
-        (
-            'chip = "h100"\n[intra]\nkind = "ici"\nbandwidth_Bps = 1e9',
-            "intra.kind='ici': one of memory, nvlink, pcie, xgmi; ICI or another scale-up link is nvlink",
-        ),
-        ('chip = "h100"\n[intra]\nkind = "nvlink"', "intra.bandwidth_Bps: missing; bytes a second are needed"),
-        ('chip = "h100"\n[intra]\nkind = "nvlink"\nbandwidth_Bps = 0', "nearest valid: 1000"),
-        ('chip = "h100"\n[intra]\nkind = "pcie"\nbandwidth_Bps = 1e9\nswitched = 1', "intra.switched=1: true or false is needed"),
-        ('intra = "pcie5"\ninter = "ib-ndr"\n[chip]\nmemory_bytes = 8e9', "chip.memory_Bps: missing"),
-        (
-            'intra = "pcie5"\ninter = "ib-ndr"\n[chip]\nmemory_bytes = 8e9\nmemory_Bps = 1e12',
-            "chip.flops_per_s: missing bf16 or fp16",
-        ),
-        ('intra = "pcie5"\ninter = "ib-ndr"\n[chip]\nfamily = "hoper"', "chip.family='hoper': one of"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), DATA["a_bad_file_is_refused_by_file_key_and_rule"])
 def test_a_bad_file_is_refused_by_file_key_and_rule(tmp_path, text, says):
     assert says in refusal(tmp_path, text)
     done = run_here("bill", "llama-3.1-8b", "--cluster", tmp_path / "box.toml")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here as run
 from commtax import catalog
-from commtax.catalog import checkpoints, loader
+from commtax.catalog import loader, quantisation
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled_model, origin, variant
 from commtax.cost.inventory import num_params
@@ -46,7 +46,7 @@ def test_what_is_not_known_of_an_id_is_said(tmp_path, monkeypatch, name, said):
 
 
 IDS = sorted(name for name in loader.aliases("models") if "/" in name)
-RELEASED = sorted(name for release in checkpoints._file()["releases"] for name in release["ids"])
+RELEASED = sorted(name for release in quantisation._file()["releases"] for name in release["ids"])
 SIZE = re.compile(r"(?<![\w.])(a?\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 VERSION = re.compile(r"(?<=\d\.)\d{1,2}(?![\d.]*[bm]\b)")
 ENDINGS = DATA["endings"]
@@ -113,7 +113,7 @@ def test_every_id_means_one_model():
 
 
 def test_releases_are_of_bundled_models_and_say_what_differs():
-    for release in checkpoints._file()["releases"]:
+    for release in quantisation._file()["releases"]:
         base = catalog.model(release["of"])
         assert base.key == release["of"]
         assert release.get("longest", 0) != base.max_len
@@ -131,9 +131,9 @@ def test_a_length_that_nothing_public_states_is_said_to_be_assumed():
 
 
 def test_a_release_whose_config_nobody_copied_may_differ():
-    for release in checkpoints._file()["releases"]:
+    for release in quantisation._file()["releases"]:
         for name in release["ids"]:
-            known = checkpoints.release_of(name)
+            known = quantisation.release_of(name)
             assert known is not None
             assert (known.by == "ending") == release.get("assumed", False)
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from commtax import catalog
 from commtax.catalog.hf import architectures, from_config
 from commtax.catalog.models import published_counts
-from commtax.cost.inventory import inventory, num_active_params, num_params
+from commtax.cost.inventory import inventory, num_active_params, num_params, total_bytes
 from commtax.cost.memory import check_stored
-from commtax.cost.tensors import total_bytes
 from commtax.spec import Plan
 from each import each
 from tables import tables

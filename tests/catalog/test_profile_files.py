@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.catalog import profile, profile_files
-from commtax.catalog.profile_files import document, load_profile, parse, profile_comment, profile_text, write_profile
-from commtax.catalog.profile_joining import join
-from commtax.catalog.profile_lessons import runs_of
+from commtax.catalog.profile_files import document, join, load_profile, parse, profile_comment, profile_text, runs_of, write_profile
 from commtax.spec import Deployment, Path, Profile, RunLesson
 from each import each
 from profiles import profiles

@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.checkpoints import rules
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import origin, variant
-from commtax.catalog.quantisation import quantisation_of_config
-from commtax.cost.inventory import EXPERTS, format_of, formats, inventory, num_params
+from commtax.catalog.quantisation import quantisation_of_config, rules
+from commtax.cost.inventory import EXPERTS, format_of, formats, inventory, num_params, total_bytes
 from commtax.cost.kernel import KernelStep
 from commtax.cost.kernels import table_of
-from commtax.cost.legality import codes
-from commtax.cost.tensors import total_bytes
 from commtax.cost.traffic import dispatched_bytes
+from commtax.rules.legality import codes
 from commtax.spec import Plan, Workload
 from commtax.statement import Refusal
 from each import each
@@ -155,17 +153,7 @@ def test_patterns_are_in_the_checkpoints_own_spelling(key, pattern, held, free):
 GROUP = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}, "targets": ["Linear"]}
 
 
-@pytest.mark.parametrize(
-    ("config", "table"),
-    [
-        ({"quant_algo": "NVFP4"}, "gemm.nvfp4"),
-        ({"quant_algo": "W4A16_NVFP4"}, "gemm.bf16"),
-        ({"quant_algo": "FP8"}, "gemm.fp8"),
-        ({"quant_algo": "MXFP8"}, "gemm.fp8"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "gemm.fp8-block"),
-        ({"quant_method": "mxfp4"}, "gemm.bf16"),
-    ],
-)
+@pytest.mark.parametrize(("config", "table"), DATA["each_format_has_its_kernels"])
 def test_each_format_has_its_kernels(config, table):
     """Of Blackwell's constants those of the arithmetic; weights alone are unpacked for bf16 products; nearest ones are assumed."""
     model, engine = with_quant("qwen3-8b", config), catalog.engine("vllm")

@@ -11,6 +11,9 @@ import pytest
 from cli_run import run_here
 from commtax import catalog
 from commtax.spelling import normalise
+from tables import tables
+
+DATA = tables(__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -153,20 +156,9 @@ def test_spellings_of_the_engines():
     assert ours["plan"]["ep"] == 8
 
 
-@pytest.mark.parametrize(
-    ("typed", "read"),
-    [
-        (["-ep"], ["--ep", "auto"]),
-        (["-ep", "-tp", "8"], ["--ep", "auto", "--tp", "8"]),
-        (["-ep", "16"], ["--ep", "16"]),
-        (["--enable-expert-parallel", "--json"], ["--ep", "auto", "--json"]),
-        (["--max_model_len", "128k"], ["--max-model-len", "128k"]),
-        (["--batch", "-4"], ["--batch", "-4"]),
-        (["--", "--max_model_len"], ["--", "--max_model_len"]),
-    ],
-)
+@pytest.mark.parametrize(("typed", "read"), DATA["normalise"])
 def test_normalise(typed, read):
-    assert normalise(typed) == read
+    assert normalise(list(typed)) == list(read)
 
 
 GOOD = ("--cluster", "8xh100-sxm")

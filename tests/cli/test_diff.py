@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_run import run_here
-from commtax.report.answer_changes import AnswerSide, compare_answers, difference_document, figures, look_up, rules_of, with_money
+from commtax.report.answer_changes import (
+    AnswerSide,
+    compare_answers,
+    compared_figures,
+    difference_document,
+    look_up,
+    rules_of,
+    with_money,
+)
+from commtax.report.figures import UNITS
 from commtax.report.markdown import code, difference_markdown, plain
 from commtax.statement import Refusal
 from commtax.units import format_figure
@@ -175,7 +184,7 @@ def test_rules_are_read_or_refused(text):
         rules = rules_of(text)
     except Refusal:
         return
-    assert set(rules) <= {"does-not-fit", *(figure.rule for figure in figures())}
+    assert set(rules) <= {"does-not-fit", *(figure.rule for figure in compared_figures())}
 
 
 hostile = st.text("a|<>@`#*_[]()!\\\n&-\x1b\u202e", max_size=30)
@@ -205,20 +214,19 @@ def test_an_audit_is_told_as_markdown():
     assert run_here(*words, "--markdown", "--diff").returncode == 2
 
 
-@pytest.mark.parametrize("figure", figures(), ids=lambda figure: figure.key)
+@pytest.mark.parametrize("figure", compared_figures(), ids=lambda figure: figure.key)
 def test_every_figure_has_a_place_and_ranges_in_step(figure):
     assert figure.at
-    assert len(figure.low) == len(figure.high)
-    assert len(figure.low) in (0, len(figure.at))
-    assert figure.worse in ("", "more", "less")
-    assert bool(figure.rule) <= bool(figure.worse)
+    assert len(figure.ends("low")) == len(figure.ends("high")) == len(figure.at)
+    assert figure.told.unit in UNITS
+    assert bool(figure.rule) <= figure.judged
     assert bool(figure.line) == bool(figure.brief)
     assert look_up({}, figure.at[0]) is None
 
 
 KEYS = sorted(
     {"tp", "replicas", "workers", "metric"}
-    | {part for figure in figures() for path in (*figure.at, *figure.low) for part in path.split(".") if part}
+    | {part for figure in compared_figures() for path in (*figure.at, *figure.low) for part in path.split(".") if part}
 )
 odd = st.recursive(
     st.none()

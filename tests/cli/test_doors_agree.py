@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
-from commtax.planner.compared_types import best_of_types
+from commtax.planner.alternatives import best_of_types
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.reasons import with_names_of_their_own
 from commtax.report.comparisons import fastest_words, flip_words
-from commtax.verbs.cache_room import full_length_requests
 from commtax.verbs.fitting import holds
+from commtax.verbs.kv_caches import full_length_requests
 from commtax.verbs.settling import ask, settle
 
 SERVER = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4 --quantization fp8 --max-model-len 32768 --gpu-memory-utilization 0.9"

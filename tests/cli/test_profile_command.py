@@ -13,6 +13,9 @@ from commtax.catalog.profile_files import write_profile
 from commtax.spec import Deployment, Path, Profile, RunLesson
 from each import each
 from made_nccl import TRUE, noisy, output, written
+from tables import tables
+
+DATA = tables(__file__)
 
 SERVED = Deployment("vllm", "0.12", "h100-sxm", "LlamaForCausalLM", "llama-3.1-8b", "bf16", tp=2)
 
@@ -143,18 +146,7 @@ def test_check_and_the_bill_agree_on_what_is_refused(files):
     assert told("check", files / "box.toml", *asked)[0] == 1
 
 
-@each(
-    ("text", "says"),
-    [
-        ("commtax_profile = 2\nhost_s = -1", "bad.toml: host_s=-1: seconds from 0 to 3600; nearest valid: 0"),
-        ("commtax_profile = 2\nfoo = 1", "bad.toml: unknown key 'foo'"),
-        ("commtax_profile = 9", "bad.toml: commtax_profile=9: a newer commtax wrote it"),
-        ("{", "bad.toml': not valid JSON"),
-        ("x", "bad.toml': not valid TOML"),
-        ("\x00", "bad.toml': not valid TOML"),
-        ('commtax_profile = 2\n[chip]\nkey = "h100-sxm"\nmemory_Bps = 9e12', "chip.memory_Bps=9e+12: more than h100-sxm can do"),
-    ],
-)
+@each(("text", "says"), DATA["what_cannot_be_read_is_one_line_and_exit_2"])
 def test_what_cannot_be_read_is_one_line_and_exit_2(text, says, tmp_path):
     bad = tmp_path / "bad.toml"
     bad.write_text(text)
@@ -177,17 +169,7 @@ def test_physics_of_a_profile_that_names_no_chip_is_the_cluster_s(tmp_path):
     assert "more than h100-sxm can do" in done.stderr
 
 
-@each(
-    "words",
-    [
-        ("bill", "llama-3.1-8b", "-tp", "2"),
-        ("compare", "llama-3.1-8b", "--over", "tp=1,2"),
-        ("simulate", "llama-3.1-8b", "-tp", "2", "--concurrency", "4"),
-        ("plan", "llama-3.2-1b", "--top", "2"),
-        ("expect", "all-reduce", "--size", "1M"),
-        ("fit", "llama-3.1-8b"),
-    ],
-)
+@each("words", DATA["every_verb_takes_several"])
 def test_every_verb_takes_several(words, tmp_path):
     """A fabric's and a host's; the chip is the profile's where no cluster is named."""
     chip = {"key": "h100-sxm", "memory_bytes": catalog.chip("h100-sxm").memory_bytes}

@@ -8,6 +8,9 @@ import commtax
 from cli_run import run_here
 from commtax.cost.inventory import inventory
 from commtax.statement import Refusal
+from tables import tables
+
+DATA = tables(__file__)
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b", "qwen3.5-27b", "nemotron-3-nano-30b-a3b")
@@ -82,18 +85,7 @@ def test_serving_with_adapters_is_slower():
     assert adapted.tpot_s > plain.tpot_s
 
 
-@pytest.mark.parametrize(
-    ("options", "argument", "nearest"),
-    [
-        ({"lora_rank": 24}, "lora_rank", (16, 32)),
-        ({"lora_rank": 1024}, "lora_rank", (512,)),
-        ({"lora_rank": -8}, "lora_rank", ()),
-        ({"max_loras": 3}, "lora_rank", ()),
-        ({"lora_rank": 8, "max_loras": 0}, "max_loras", ()),
-        ({"lora_rank": 8, "engine": "gpt-fast"}, "lora_rank", (0,)),
-        ({"lora_rank": 8, "tp": 2, "ep": 2}, "ep", (1,)),
-    ],
-)
+@pytest.mark.parametrize(("options", "argument", "nearest"), DATA["rules"])
 def test_rules(options, argument, nearest):
     with pytest.raises(Refusal) as refused:
         commtax.fit("mixtral-8x7b", "8xh100-sxm", **{"tp": 4, **options})

@@ -10,16 +10,12 @@ import commtax
 from commtax import catalog
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import peak, power_clock, seconds
+from tables import tables
+
+DATA = tables(__file__)
 
 CHIP = catalog.chip("mi355x")
-AITER = [  # a4w4 products on MI355X, not one by one fitted: FlyDSL 990, Primus-Turbo 514, facebookexperimental/triton 2725
-    (256, 8192, 4096, 14.48e-6),
-    (512, 8192, 4096, 18.48e-6),
-    (2048, 8192, 8192, 65.92e-6),
-    (8192, 8192, 8192, 215.8e-6),
-    (16384, 16384, 16384, 1573.5e-6),
-    (32768, 4096, 14336, 732.4e-6),
-]
+AITER = DATA["aiter"]
 
 
 def product(m, n, k):

@@ -16,7 +16,7 @@ from commtax.cost.placement import span
 from commtax.launch.topology import Topology, place
 from commtax.planner import plan
 from commtax.report.view.state import state_of as controls
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 from commtax.spec import Path, Plan, Profile
 from commtax.verbs.disaggregation import Disaggregation, wire_of
 from commtax.verbs.settling import ask, fabric_of

@@ -14,7 +14,7 @@ from commtax.cost.traffic import inference
 from commtax.launch.launch_options import options_of, read_pasted
 from commtax.launch.writing import launch_command
 from commtax.spec import Plan, Workload
-from commtax.verbs.fitting import cache_tokens
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.settling import ask
 from each import each
 

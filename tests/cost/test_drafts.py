@@ -17,6 +17,9 @@ from commtax.cost.memory import drafter_weights
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 LLAMA, R1 = ("llama-3.1-8b", "8xh100-sxm"), ("deepseek-r1", "8xb200-sxm")
 SHARES = st.floats(0, 1)
@@ -155,17 +158,7 @@ def test_plan_searches_with_drafts():
     assert drafted["plans"][0]["tokens_per_s"] > 1.5 * plain["plans"][0]["tokens_per_s"]
 
 
-@each(
-    ("options", "reason"),
-    [
-        ({"technique": "mtp=1"}, "has no MTP layers"),
-        ({"technique": "draft=qwen3-0.6b:3"}, "is not known; give --acceptance"),
-        ({"technique": "p-eagle=3:0.7", "engine": "trtllm"}, "has no such drafter"),
-        ({"technique": "eagle3=3", "accepted_length": 4.5}, "nearest valid: 4"),
-        ({"technique": "eagle3=3:0.5", "accepted_length": 2.0}, "not both"),
-        ({"technique": "eagle3=3:1.5"}, "from 0 to 1"),
-    ],
-)
+@each(("options", "reason"), DATA["drafts_that_cannot_be_are_refused"])
 def test_drafts_that_cannot_be_are_refused(options, reason):
     with pytest.raises(Refusal, match=reason):
         commtax.simulate(*LLAMA, tp=1, **options)

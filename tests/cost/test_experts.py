@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.cost.compute import step_kernels
-from commtax.cost.forms.experts import BACKENDS, FORMS, RoutedSizes, routed_kernels
-from commtax.cost.forms.modules import WAYS, exchanged_kernel
 from commtax.cost.kernels import kernel_source, least_s, peak, seconds, table_of
+from commtax.cost.layer_forms import BACKENDS, FORMS, WAYS, RoutedSizes, exchanged_kernel, routed_kernels
 from commtax.spec import Plan, Workload
 from commtax_lab.published.kernel_kinds.loads import load
 from commtax_lab.published.kernel_tables import read as read_kernels

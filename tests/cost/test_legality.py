@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtax import catalog
-from commtax.cost.legality import RULES, check, codes, legal_values, notes
+from commtax.rules.legality import RULES, check, codes, legal_values, notes
 from commtax.spec import Plan
 from each import each
 from strategies import models

@@ -10,23 +10,22 @@ from hypothesis import strategies as st
 
 from commtax import catalog
 from commtax.catalog import physics
-from commtax.cost.caches import state_bytes_per_layer
-from commtax.cost.compute import encoder_attention, step_kernels
-from commtax.cost.forms import CHIP_FORMS
-from commtax.cost.forms.form import from_memory, norm
-from commtax.cost.forms.linear import convolution, scan, stream
-from commtax.cost.inventory import inventory
-from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, seconds
-from commtax.cost.linear_attention import (
+from commtax.cost.attention import quantise_kernel
+from commtax.cost.attention_kinds import (
     convolved,
     convolved_further,
     delta_scanned,
-    quantise_kernel,
     space_scanned,
     streams_read,
     streams_written,
     updated,
 )
+from commtax.cost.caches import state_bytes_per_layer
+from commtax.cost.compute import encoder_attention, step_kernels
+from commtax.cost.forms import from_memory, norm
+from commtax.cost.inventory import inventory
+from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, seconds
+from commtax.cost.layer_forms import CHIP_FORMS, chunked_scan, convolution, stream
 from commtax.spec import Block, DeltaNet, Hyper, Mamba2, Plan, Workload
 from commtax_lab.published.kernel_kinds import linear as kinds
 from commtax_lab.published.kernel_tables import read as read_kernels
@@ -53,7 +52,7 @@ def made(form, sequences, tokens, heads):
     """A kernel of this form, and one twice as large."""
     if CHIP_FORMS[form] is convolution:
         return convolved(form, sequences, tokens, 128 * heads, 4)
-    if CHIP_FORMS[form] is scan:
+    if CHIP_FORMS[form] is chunked_scan:
         return (space_scanned if form == "ssd-scan" else delta_scanned)(form, sequences, tokens, heads, heads, 128, 64)
     if form in ("scales", "quantise"):
         return quantise_kernel(form, sequences * tokens, 128 * heads)

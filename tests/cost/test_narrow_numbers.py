@@ -13,6 +13,9 @@ from commtax.verbs.billing import price
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.scoring import kernel_scores
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 FP4_CHIPS = ("b200-sxm", "gb200", "b300-sxm")
 PLAIN_CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "l40s")
@@ -64,22 +67,7 @@ def test_no_product_beats_its_arithmetic_or_its_bytes(chip, m, n, k):
     assert sum(seconds(made, chip, constants)) >= max(made.flops / rate, moved / chip.memory_Bps, least_s(made, chip, constants))
 
 
-PUBLISHED = (  # m, n, k and milliseconds in nvfp4 on a B200, vLLM 0.24 (aiconfigurator's tables), rows that were not fitted
-    (16384, 8192, 4096, 0.273056),
-    (8192, 16384, 8192, 0.578528),
-    (8192, 8192, 4096, 0.131397),
-    (4096, 8192, 8192, 0.129755),
-    (4096, 4096, 4096, 0.047669),
-    (1024, 16384, 8192, 0.076763),
-    (1024, 4096, 4096, 0.016096),
-    (256, 16384, 8192, 0.027525),
-    (256, 8192, 8192, 0.015509),
-    (64, 8192, 8192, 0.01288),
-    (64, 4096, 4096, 0.009051),
-    (16, 8192, 8192, 0.013216),
-    (1, 16384, 8192, 0.017099),
-    (1, 4096, 8192, 0.010992),
-)
+PUBLISHED = DATA["published"]
 
 
 def test_published_products_in_nvfp4_on_b200():

@@ -15,6 +15,9 @@ from commtax.ledger import Bill
 from commtax.spec import Workload
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question, settle, terms_of
+from tables import tables
+
+DATA = tables(__file__)
 
 WIDE = {"dp": 72, "ep": 72, "engine": "sglang", "redundant_experts": 32, "ep_backend": "deepep_low_latency", "context": 2000}
 SPREAD = {"dp": 32, "ep": 32, "engine": "vllm", "context": 2000}
@@ -120,15 +123,7 @@ def test_halves_are_two_smaller_steps_less_what_hides():
 
 
 UNPADDED = {"dp": 16, "ep": 16, "eager": True, "ep_backend": "deepep_high_throughput"}
-ATTENTIONS = (
-    "deepseek-v3",
-    "deepseek-v3.2",
-    "deepseek-v4-flash",
-    "qwen3-30b-a3b",
-    "gpt-oss-120b",
-    "minimax-m3",
-    "qwen3-next-80b-a3b",
-)
+ATTENTIONS = DATA["attentions"]
 ALL_HALVED = {model: [terms(model, "2x8xh200-sxm", UNPADDED, name) for name in ("", "dbo=2")] for model in ATTENTIONS}
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from commtax import catalog
 from commtax.cost.attention import prefill_attention
-from commtax.cost.forms.products import _tile_pairs
+from commtax.cost.forms import _tile_pairs
 from commtax.cost.kernel import Kernel, KernelContext, KernelStep
 from commtax.cost.kernels import least_s, seconds
 from commtax.spec import Attention, Block, Plan, Workload

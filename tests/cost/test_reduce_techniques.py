@@ -11,9 +11,12 @@ import commtax
 from commtax import catalog
 from commtax.catalog.fabric import fusion, library
 from commtax.cost.collectives import choose, path_parts
-from commtax.cost.fused_reduce import FUSED_FORM, FUSED_OP, fused_fabric, most_fused_bytes
+from commtax.cost.overlap import FUSED_FORM, FUSED_OP, fused_fabric, most_fused_bytes
 from commtax.statement import Refusal
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 KIB, MIB = 1 << 10, 1 << 20
 OLD = "flashinfer@0.2.11"
@@ -178,14 +181,7 @@ def test_an_array_of_plans_is_fused_as_each_of_them_is():
     assert together == pytest.approx([float(_step("sglang", "fused-allreduce", tp=int(n)).step_s) for n in widths[1:]], rel=1e-12)
 
 
-REFUSED = [
-    ("8xh100-sxm", "vllm", "fused-allreduce", "already on"),
-    ("8xh100-sxm", "trtllm", "fused-allreduce", "already on"),
-    ("8xh100-sxm", "vllm", "symm-mem", "already on"),
-    ("8xmi300x", "sglang", "fused-allreduce", "no time of such a kernel"),
-    ("8xh100-sxm", "vllm", "quickreduce=int4", "not for h100-sxm"),
-    ("8xh100-sxm", "sglang", "pcie-collectives", "not for h100-sxm"),
-]
+REFUSED = DATA["refused"]
 
 
 @each(("cluster", "engine", "technique", "why"), REFUSED)

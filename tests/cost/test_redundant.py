@@ -19,6 +19,9 @@ from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.settling import AUTO_EP, ask
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 WIDE = ("deepseek-v3", "-c", "9x8xh100-sxm", "-tp", "1", "-dp", "72", "-ep")
 MIXTURES = ("deepseek-v3", "mixtral-8x7b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2")
@@ -101,17 +104,7 @@ def test_rules(model, options, argument):
         assert refused.value.argument == argument
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("bill", "--phase", "train", "-dp", "8", "-ep", "8", "--redundant-experts", "8"),
-        ("fit", "--phase", "train", "-dp", "8", "-ep", "8", "--redundant-experts", "8"),
-        ("fit", "--redundant-experts", "8"),
-        ("plan", "--phase", "train", "--global-batch", "64", "--redundant-experts", "8"),
-        ("plan", "--phase", "train", "--global-batch", "64", "--imbalance", "2"),
-        ("bill", "-tp", "8", "-ep", "8", "--imbalance", "2", "--exact"),
-    ],
-)
+@pytest.mark.parametrize("words", DATA["where_they_have_no_place"])
 def test_where_they_have_no_place(words):
     verb, *options = words
     refused = run_here(verb, "mixtral-8x7b", "-c", "8xh100-sxm", *options)

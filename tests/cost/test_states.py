@@ -229,10 +229,10 @@ def test_a_pool_gets_back_what_it_gave(lengths, states):
     book = book_of(RequestStream(np.zeros(len(lens)), lens[:, 0], lens[:, 1]))
     pool = BlockPool(Rules(tokens=512, seqs=64, blocks=60, block=16, states=states), book)
     admitted = [i for i in range(len(lens)) if pool.admit(i, pool.needed(i))]
-    assert pool.free == 60 - sum(-(-int(lens[i, 0]) // 16) + states for i in admitted)
+    assert pool.free_blocks == 60 - sum(-(-int(lens[i, 0]) // 16) + states for i in admitted)
     for i in admitted:
         pool.release(i, int(lens[i, 0]))
-    assert pool.free == 60
+    assert pool.free_blocks == 60
     assert pool.running == 0
 
 

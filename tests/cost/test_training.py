@@ -12,10 +12,13 @@ import commtax
 from commtax import catalog
 from commtax.cost.inventory import num_params
 from commtax.cost.memory import activations, microbatches_in_flight, training_memory
-from commtax.cost.train_traffic import training_items
+from commtax.cost.training import training_items
 from commtax.spec import Plan, TrainStep
 from each import each
 from strategies import questions
+from tables import tables
+
+DATA = tables(__file__)
 
 MEGATRON = catalog.engine("megatron")
 
@@ -250,21 +253,7 @@ def test_gradients_of_a_pipeline_add_up_whole_and_are_summed_once():
     assert held[0] == held[1] == held[2]
 
 
-@each(
-    ("change", "says"),
-    [
-        ({"zero": 4}, "zero=4"),
-        ({"zero": 3, "pp": 2}, "pp > 1"),
-        ({"schedule": "blah"}, "schedule 'blah'"),
-        ({"tp": 8, "sequence_parallel": True, "context": 4097}, "divisible by tp"),
-        ({"pp": 4, "chunks": 9, "schedule": "interleaved", "batch": 4}, "32 layers on pp=4 make at most 8 chunks per rank"),
-        ({"recompute": "some"}, "recompute 'some'"),
-        ({"batch": 3, "micro_batch": 2}, "does not divide"),
-        ({"chunks": 2}, "interleaved"),
-        ({"cp": 2, "context": 1001}, "divisible by 2 x cp"),
-        ({"engine": "vllm"}, "no train phase"),
-    ],
-)
+@each(("change", "says"), DATA["bad_questions"])
 def test_bad_questions(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.traffic("llama-3.1-8b", "8xh100-sxm", phase="train", **change)

@@ -7,10 +7,19 @@ import pytest
 from hypothesis import given
 
 from commtax import catalog
-from commtax.cost.inventory import FIRST, copies, inventory, num_params
+from commtax.cost.inventory import (
+    FIRST,
+    copies,
+    held_tensors,
+    inventory,
+    num_params,
+    share,
+    stage_layers,
+    total_bytes,
+    weight_bytes,
+)
 from commtax.cost.memory import weights
 from commtax.cost.placement import expert_ranks
-from commtax.cost.tensors import held_tensors, share, stage_layers, total_bytes, weight_bytes
 from commtax.spec import Plan
 from each import each
 from strategies import models, powers, questions

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from cli_run import told_here
-from paths import BENCHMARKS
+from paths import DOCUMENTS
 
-sys.path.append(str(BENCHMARKS))  # behind the helpers, one of which has a namesake there
+sys.path.append(str(DOCUMENTS))
 import printed
 
 

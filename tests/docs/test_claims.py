@@ -5,29 +5,14 @@ import pytest
 from commtax.spelling import ALIASES
 from commtax_lab.claims import claims, hierarchical_tax
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 BY_KEY = {c.key: c for c in claims()}
 
 
-@each(
-    ("key", "figures"),
-    [
-        ("tp-tax-degree", ["4.5%", "31%", "21%"]),
-        ("tp-tax-across-hosts", ["81%", "2.1x", "5.6x"]),
-        ("nvlink-900", ["450 GB/s", "371 GB/s"]),
-        ("two-s", ["1S at N=2"]),
-        ("study-85-us", ["16 KiB", "80 layers"]),
-        ("study-28-ms", ["41.8 ms", "20.9 ms"]),
-        ("study-ttft", ["128.0", "64 tokens"]),
-        ("study-four-way-ring", ["1.0 -> 1.5", "hops 2 -> 6"]),
-        ("lab-in-node-noise", ["4.6%", "25%", "73%"]),
-        ("lab-never-across", ["3.2% to 7.5%"]),
-        ("lab-ethernet-batch", ["419 µs", "51.3 µs"]),
-        ("exercise-no-latency", ["221 times"]),
-        ("bubble-63", ["63 give exactly 10.0%", "needs 64"]),
-        ("study-tools", ["600 GB/s on A100", "900 GB/s on H100"]),
-    ],
-)
+@each(("key", "figures"), DATA["figures"])
 def test_figures(key, figures):
     text = f"{BY_KEY[key].says} {BY_KEY[key].arithmetic}"
     assert all(f in text for f in figures), text

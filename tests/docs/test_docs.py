@@ -16,12 +16,12 @@ import commtax
 import metrics_pages
 from cli_run import run_here
 from commtax.catalog.profile import load
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 from each import each
 from page_pictures import kept_text
-from paths import BENCHMARKS, ROOT
+from paths import DOCUMENTS, ROOT
 
-sys.path.append(str(BENCHMARKS))  # behind the helpers, one of which has a namesake there
+sys.path.append(str(DOCUMENTS))
 import printed
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -40,7 +40,7 @@ COMMANDS = list({tuple(shlex.split(line, comments=True)): (page, line) for page,
 
 @each("page", printed.pages(), ids=str)
 def test_shown_output_is_what_is_printed(page, run):
-    """Stale ones: ``python benchmarks/printed.py``, or ``make figures``."""
+    """Stale ones: ``python benchmarks/documents/printed.py``, or ``make figures``."""
     text = page.read_text()
     assert printed.rewrite(text, printed.answer_by(run)).splitlines() == text.splitlines(), page
 
@@ -154,6 +154,10 @@ def test_the_maps_name_places_that_are(page):
     """Files and folders in backquotes, but for those with a NAME to fill in; a file may be named without its folder."""
     quoted = re.findall(r"`([\w.*-]*/[\w./*-]*|[\w*]+\.(?:py|toml))`", (ROOT / page).read_text())
     named = {place.strip("/") for place in quoted if not re.search(r"[A-Z]{4}", place)}
-    missing = [n for n in named if not any(any((ROOT / home).rglob(n)) for home in ("src", "laboratory")) and not any(ROOT.glob(n))]
+    missing = [
+        n
+        for n in named
+        if not any(any((ROOT / home).rglob(n)) for home in ("src", "laboratory", "benchmarks")) and not any(ROOT.glob(n))
+    ]
     assert len(named) > 10
     assert not missing

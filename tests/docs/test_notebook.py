@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from paths import BENCHMARKS, ROOT
+from paths import DOCUMENTS, ROOT
 
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 NEEDED = {"to_frame": "pandas", "frame[": "pandas"}
@@ -14,7 +14,7 @@ NEEDED = {"to_frame": "pandas", "frame[": "pandas"}
 
 @pytest.fixture
 def runner(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(DOCUMENTS))
     monkeypatch.chdir(NOTEBOOK.parent)
     yield __import__("notebook")
     sys.modules.pop("notebook")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from paths import BENCHMARKS
+from paths import DOCUMENTS
 
-sys.path.append(str(BENCHMARKS))  # behind the helpers, one of which has a namesake there
+sys.path.append(str(DOCUMENTS))
 import printed
 
 LINES = some.lists(some.text("abc …|·", min_size=1).map(str.rstrip).filter(lambda line: line not in ("", printed.CUT)), max_size=9)

@@ -1,7 +1,7 @@
 """What docs/requests.md says of its worked questions."""
 
 import commtax
-from commtax.verbs.usage import usage_of
+from commtax.verbs.examining import usage_of
 
 LENGTHS = {"input_len": 512, "output_len": 128}
 

@@ -20,7 +20,10 @@ import commtax
 from cli_run import run_here
 from commtax.cli import commands
 from each import each
-from paths import ROOT
+from paths import DOCUMENTS, ROOT
+from tables import tables
+
+DATA = tables(__file__)
 
 DOCS = ROOT / "docs"
 DRAWINGS = ("ring", "decode", "prefill", "memory", "bubble", "experts")
@@ -28,8 +31,8 @@ DRAWINGS = ("ring", "decode", "prefill", "memory", "bubble", "experts")
 
 @cache
 def tool(name):
-    """A module of benchmarks, which is no part of the package."""
-    folder = str(ROOT / "benchmarks")
+    """A maker of documents, which is no part of the package."""
+    folder = str(DOCUMENTS)
     sys.path.insert(0, folder)
     try:
         return import_module(name)
@@ -121,14 +124,7 @@ def test_the_reference_has_every_public_name():
     assert "tensor_parallel_allreduce_cost(" in page
 
 
-OTHERS = {
-    "commtax.bill/1": "bill qwen3-32b --cluster 4xl40s -tp 4 --batch 8 --dtype fp8",
-    "commtax.bill-exact/1": "bill deepseek-v3 --cluster 8xh200-sxm -tp 8 --exact",
-    "commtax.fit/1": "fit llama-3.1-8b --cluster 2xl40s -tp 2 --max-model-len 4096",
-    "commtax.expect/1": "expect all-gather --cluster 2x8xh100-sxm --size 64M",
-    "commtax.pipeline/1": "pipeline -p 3 -m 5 --schedule gpipe",
-    "commtax.compare/1": "compare llama-3.2-1b --cluster 2xh100-sxm --over tp=1,2",
-}
+OTHERS = DATA["others"]
 """Commands that the schemas were not made from."""
 
 

@@ -43,6 +43,7 @@ def section(ranks=2, exposed=0.002, **others):
     rows = [StepRow(r, i, DECODE, i * 0.0125, 0.008, exposed, 0.0004, 0.00005, 0.0012) for r in range(ranks) for i in range(8)]
     told = {
         "steps": tuple(rows),
+        "phases": {DECODE: "decode"},
         "collectives": (CollectiveRow("all-reduce", "ring ll", "tp:0", ranks, 584, 584 * 131072.0, 0.012, 0.005, 0.003),),
         "kernels": (KernelRow("void cutlass::Kernel2<" + "x" * 200, "compute", 144, 0.0051),),
         "facts": {"nccl": "2.27.3"},

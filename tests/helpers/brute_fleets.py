@@ -13,7 +13,7 @@ from commtax.planner.fleets import limits_of
 from commtax.planner.layouts import Layout
 from commtax.planner.money import with_prices
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.fitting import cache_tokens
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.loads import split
 from commtax.verbs.settling import resolve_question, settle
 

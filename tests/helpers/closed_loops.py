@@ -11,8 +11,8 @@ import numpy as np
 
 from commtax.question import Question
 from commtax.statement import Refusal
-from commtax.verbs.closed_loop import serve as closed_form
-from commtax.verbs.requests import serve as simulated
+from commtax.verbs.closed_loop import price_closed_loop as closed_form
+from commtax.verbs.requests import run_requests as simulated
 from commtax.verbs.settling import resolve_question, settle
 
 MODELS = ("llama-3.1-8b", "qwen3-14b", "gemma-3-27b", "llama-3.1-70b", "gpt-oss-120b", "qwen3-30b-a3b", "mixtral-8x7b")

@@ -28,6 +28,7 @@ def each(names, cases, ids=None):
 
         for name in ("__name__", "__doc__", "__module__", "__qualname__"):
             setattr(loop, name, getattr(test, name))
+        loop.test = test
         loop.pytestmark = list(getattr(test, "pytestmark", []))
         left = [p for p in inspect.signature(test).parameters.values() if p.name not in keys]
         loop.__signature__ = inspect.Signature(left)

@@ -3,7 +3,7 @@
 import math
 
 from commtax.cost.collectives import path_parts, ring_factor
-from commtax.runs.results.nccl_tests import OPS
+from commtax.runs.results.collective_tests import OPS
 from commtax.spec import Path as Route
 
 SIZES = [2**x for x in range(10, 31)]

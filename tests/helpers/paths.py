@@ -8,5 +8,7 @@ FIXTURES = TESTS / "fixtures"
 ROOT = TESTS.parent
 SOURCE = ROOT / "src" / "commtax"
 BENCHMARKS = ROOT / "benchmarks"
+DOCUMENTS = BENCHMARKS / "documents"
+"""Makers of documents."""
 SHARED = ROOT.parent / "shared" / "data"
 """Published tables and traces, which lie beside the repository where they lie at all."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
-from commtax.catalog.profile_lessons import SLOPES
+from commtax.catalog.profile_files import SLOPES
 from commtax.spec import DTYPE_BYTES, MEASURED, Algorithm, Deployment, NetworkCurve, Path, Profile, RunLesson
 from commtax.statement import Source
 

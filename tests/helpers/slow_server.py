@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 from commtax.web import pool, server
-from commtax.web.server import listen, serve
+from commtax.web.server import listen, run_server
 
 if __name__ == "__main__":
     server.HEAD_S = 1.5
@@ -14,4 +14,4 @@ if __name__ == "__main__":
     sys.stdout.write(f"http://127.0.0.1:{bound.getsockname()[1]}/\n")
     sys.stdout.flush()
     with contextlib.suppress(KeyboardInterrupt):
-        serve("127.0.0.1", bound, pool.WorkerPool("slow_nursery"))
+        run_server("127.0.0.1", bound, pool.WorkerPool("slow_nursery"))

@@ -4,7 +4,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from commtax import catalog
-from commtax.cost.legality import codes
+from commtax.rules.legality import codes
 from commtax.spec import Plan
 
 SERVING = ("vllm", "sglang", "trtllm", "torch")

@@ -42,19 +42,19 @@ class WatchedPool(BlockPool):
 
     def admit(self, i, needed):
         admitted = super().admit(i, needed)
-        assert 0 <= self.free <= self.rules.blocks
+        assert 0 <= self.free_blocks <= self.rules.blocks
         assert self.running <= self.rules.seqs
         return admitted
 
-    def grow(self, blocks):
-        super().grow(blocks)
-        assert self.free >= 0
+    def allocate(self, blocks):
+        super().allocate(blocks)
+        assert self.free_blocks >= 0
 
     def release(self, i, tokens):
         super().release(i, tokens)
-        assert self.free <= self.rules.blocks
+        assert self.free_blocks <= self.rules.blocks
         if self.prefixes:
-            assert self.prefixes.idle * self.prefixes.per_id <= self.free, "idle blocks are free ones"
+            assert self.prefixes.idle * self.prefixes.per_id <= self.free_blocks, "idle blocks are free ones"
 
 
 def watched(replica):
@@ -95,7 +95,7 @@ class Case:
         engine = watched(kind(self.rules, book, self.surface, *extra))
         if pieces:
             for i, at in enumerate(book.arrival_s):
-                engine.offer(i, at)
+                engine.submit(i, at)
             for until in pieces:
                 engine.run(until)
             engine.run()
@@ -133,8 +133,8 @@ def cases(draw, closed=True, shared=True):
         prompts=draw(st.sampled_from([1, 2, 2**31])),
         patience=draw(st.sampled_from([0, 0, 4])),
         gathering=draw(st.sampled_from([0, 2])),
-        way_s=draw(st.sampled_from([0.0, 0.013])),
-        door_s=draw(st.sampled_from([0.0, 0.003])),
+        delivery_s=draw(st.sampled_from([0.0, 0.013])),
+        frontend_s=draw(st.sampled_from([0.0, 0.003])),
         token_s=draw(st.sampled_from([0.0, 0.0004])),
     )
     prices = {"seq_s": draw(st.sampled_from([0.0, 1e-3])), "context_s": draw(st.sampled_from([0.0, 1e-5]))}

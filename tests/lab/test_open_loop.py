@@ -124,29 +124,7 @@ def test_prompts_that_repeat_are_cached_from_the_second_stage_on():
     assert (off.unique_prompts, off.shared_prefix) == (0, 0)
 
 
-@each(
-    ("changed", "reason"),
-    [
-        ({"tp": ""}, "tp is empty"),
-        ({"input_mean_tokens": ""}, "its lengths are not known"),
-        ({"output_mean_tokens": ""}, "its lengths are not known"),
-        ({"chip": "cpu"}, "runs on CPUs"),
-        ({"chip": "gaudi2"}, "no GPU of the catalogue"),
-        ({"chip": "arc-b60"}, "no GPU of the catalogue"),
-        ({"chip": "mixed-mi300x-mi325x"}, "several kinds of chips"),
-        ({"chip": "tpu"}, "chip 'tpu' is not in the catalogue"),
-        ({"note": "POWER-LIMITED run, slower than the stock chip"}, "its power is capped"),
-        ({"note": "a power cap of 500 W"}, "its power is capped"),
-        ({"experiment": "lab/H100x8_TRT_MaxQ"}, "its power is capped"),
-        ({"note": "EAGLE speculative decoding"}, "speculative decoding"),
-        ({"note": "disaggregated/Dynamo in config: tp/dp of one role only"}, "disaggregated"),
-        ({"engine": "pytorch"}, "engine 'pytorch' is not known"),
-        ({"model": "lab/Other-3B"}, "model 'lab/Other-3B' is not in the catalogue"),
-        ({"weights_dtype": "fp3"}, "weights in 'fp3' are not known"),
-        ({"request_rate_rps": "fast"}, "column request_rate_rps is 'fast', not a number"),
-        ({"num_requests": "-4"}, "column num_requests is -4"),
-    ],
-)
+@each(("changed", "reason"), DATA["what_is_left_out_says_why"])
 def test_what_is_left_out_says_why(changed, reason):
     (asked,) = open_loop.read([{**VLLM, **changed}], None)
     assert asked.question is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.catalog.technique_misses import missed, width
+from commtax.catalog.techniques import missed, width
 from commtax.statement import Refusal
 from commtax_lab.published.technique_rows import (
     READ_KINDS,

@@ -28,7 +28,7 @@ from commtax_lab.scoring import ADDED, ANSWERS, check, predicting
 from commtax_lab.scoring.scoreboard import score_lines
 from commtax_lab.scoring.statistics import figures, judge
 from each import each
-from paths import BENCHMARKS, ROOT, SHARED
+from paths import BENCHMARKS, DOCUMENTS, ROOT, SHARED
 from tables import tables
 
 DATA = tables(__file__)
@@ -68,7 +68,7 @@ def test_the_shipped_table_holds_every_bound(shipped):
 
 def test_the_readme_s_figures_are_what_validate_gives(shipped, monkeypatch):
     """Ours and others' on the same runs; stale ones: ``make figures``."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(DOCUMENTS))
     accuracy = __import__("accuracy")
     assert accuracy.quoted(shipped) in (ROOT / "README.md").read_text()
     rows = list(accuracy.rival_rows(shipped, sources=True))
@@ -94,9 +94,9 @@ def test_quoted_figures_are_what_validate_gives(shipped):
 
 def test_the_scoreboard_is_what_validate_gives(shipped, monkeypatch):
     """Its words to the letter, its figures but for rounding; stale: ``make figures``."""
-    if not BENCHMARKS.is_dir():
+    if not DOCUMENTS.is_dir():
         pytest.skip("pages are in the source tree only")
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(DOCUMENTS))
     scoreboard = importlib.import_module("scoreboard")
     figure = re.compile(r"\d[\d,.]*")
     made, kept = scoreboard.page(shipped.records), scoreboard.PAGE.read_text(encoding="utf-8")

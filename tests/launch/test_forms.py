@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax import catalog
-from commtax.launch.forms import FORMS, written
-from commtax.launch.misspelt import nearest_flags
+from commtax.launch.deployment import FORMS, written
 from commtax.launch.read_command import parse
+from commtax.launch.unread import nearest_flags
 from commtax.launch.yaml_text import yaml_text
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question

@@ -13,8 +13,7 @@ from commtax.runs.logs import nccl_log
 from commtax.runs.logs.engine_logs import sglang_log, trtllm_log, vllm_log
 from commtax.runs.logs.nccl_audit import audit_nccl
 from commtax.runs.logs.nccl_log import Route
-from commtax.runs.logs.startup_audit import audit_log
-from commtax.runs.logs.startup_facts import logged_options, typical_load
+from commtax.runs.logs.startup_audit import audit_log, logged_options, typical_load
 from commtax.verbs.settling import resolve_question
 from paths import FIXTURES
 from tables import tables

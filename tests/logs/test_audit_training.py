@@ -18,10 +18,8 @@ from commtax.runs.audit import audit, formats
 from commtax.runs.evidence import prefixes
 from commtax.runs.evidence.finding import Claim
 from commtax.runs.logs import training_log
-from commtax.runs.logs.taxes import taxes
-from commtax.runs.logs.training_audit import audit_training, pace
+from commtax.runs.logs.training_audit import audit_training, logged_plan, pace, taxes
 from commtax.runs.logs.training_log import TrainedStep
-from commtax.runs.logs.training_plan import logged_plan
 from commtax.runs.machines import smi
 from commtax.runs.machines.smi_audit import audit_links, audit_monitor
 from commtax.runs.report.audit_words import headline

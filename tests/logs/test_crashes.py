@@ -20,14 +20,7 @@ KILLED = SUMMARY.replace("exitcode  : 1", "exitcode  : -9").replace(
 )
 CHAIN = DATA["chain"]
 CAUSED = DATA["caused"]
-NCCL_BELOW = """\
-[rank0]: Traceback (most recent call last):
-[rank0]:   File "/w/train.py", line 60, in main
-[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled cuda error, NCCL version 2.26.2
-[rank0]: ncclUnhandledCudaError: Call to CUDA function failed.
-[rank0]: Last error:
-[rank0]: Cuda failure 2 'out of memory'
-"""
+NCCL_BELOW = DATA["nccl_below"]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from commtax.runs.audit import audit, audit_read, formats
 from commtax.runs.audit.read_files import ReadFiles
-from commtax.runs.logs import crashes, flight_text, llamacpp_log, nccl_log
-from commtax.runs.logs.engine_logs import sglang_log, vllm_log
+from commtax.runs.logs import crashes, flight, llamacpp_log, nccl_log
+from commtax.runs.logs.engine_logs import Moment, sglang_log, vllm_log
 from commtax.runs.logs.nccl_audit import causes as nccl_causes
-from commtax.runs.logs.startup import Moment
 from commtax.runs.logs.startup_audit import audit_log
 from commtax.runs.report.audit_words import headline
 from each import each
@@ -181,29 +180,19 @@ def test_what_was_met_long_before_did_not_lead_to_the_end(quiet):
 
 # analyses of hangs
 
-BLOCK = """\
-Not all ranks joining collective{}
-group info: 0:default_pg
-collective: nccl:all_reduce
-missing ranks: {{1}}
-expected ranks: 2
-collective state: scheduled
-collective stack trace:
-  all_reduce at /p/torch/distributed/distributed_c10d.py:2696
-  <module> at /home/me/crash.py:44
-"""
+BLOCK = DATA["block"]
 TABLE = DATA["table"]
 
 
 @pytest.mark.parametrize("number", [" 5 at entry 4", ", sequence number: 5", ": sequence number: 5"])
 def test_an_analysers_block(number, tmp_path):
-    (fault,) = flight_text.parse(BLOCK.format(number)).faults
+    (fault,) = flight.parse_analysis(BLOCK.format(number)).faults
     assert (fault.seq, fault.op, fault.missing, fault.size, fault.where) == (5, "all-reduce", (1,), 2, "/home/me/crash.py:44")
     assert head(BLOCK.format(number), tmp_path) == "1 flight record: rank 1 is the culprit (late rank)"
 
 
 def test_an_analysers_table():
-    found = flight_text.parse(TABLE)
+    found = flight.parse_analysis(TABLE)
     assert found.listed == 2
     assert [(f.seq, f.op, f.missing) for f in found.faults] == [(4, "all-reduce", (1,))]
 
@@ -212,7 +201,7 @@ def test_a_call_that_differs():
     text = (
         "Collective sequence number: 11 has errors\ncollective: nccl:all_gather\nerror msg: Culprit rank 1; SIZE_OR_SYNTAX_MISMATCH"
     )
-    found = audit_read(ReadFiles((("x", flight_text.parse(text)),)))
+    found = audit_read(ReadFiles((("x", flight.parse_analysis(text)),)))
     assert found.culprit.rank == 1
     assert "rank 1 differed from others in all-gather, number 11: SIZE_OR_SYNTAX_MISMATCH" in found.culprit.said
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from commtax.runs.logs.engine_logs import tgi_log, vllm_log
-from commtax.runs.logs.startup import Rank, StartupLog
+from commtax.runs.logs.engine_logs import Rank, StartupLog, tgi_log, vllm_log
 from commtax.runs.logs.startup_audit import audit_log
 from each import each
 from paths import FIXTURES

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from commtax.runs.audit import audit, formats
 from commtax.runs.evidence.finding import Claim
-from commtax.runs.machines import matrices, smi_query
-from commtax.runs.machines.state_audit import audit_states
-from commtax.runs.machines.topology_audit import audit_topology
+from commtax.runs.machines import smi, topology
+from commtax.runs.machines.smi_audit import audit_states
+from commtax.runs.machines.topology import audit_topology
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
 from each import each
@@ -47,11 +47,11 @@ def codes(section):
 @settings(max_examples=12)
 def test_a_gpu_off_nvlink_is_named(gpus, data):
     odd = data.draw(st.integers(0, gpus - 1))
-    section = audit_topology(matrices.parse(drawn(square(gpus, "NV18", odd))), None)
+    section = audit_topology(topology.parse(drawn(square(gpus, "NV18", odd))), None)
     assert codes(section) == ["off"]
     assert f"GPU {odd} has no NVLink" in section.causes[0].said
     assert [(f.code, f.measured) for f in section.findings if f.verdict == "disagree"] == [("off", 1)]
-    thin = audit_topology(matrices.parse(drawn(square(gpus, "NV18", odd, "NV16"))), None)
+    thin = audit_topology(topology.parse(drawn(square(gpus, "NV18", odd, "NV16"))), None)
     assert codes(thin) == ["fewer"]
     assert f"GPU {odd} has 16 NVLinks" in thin.causes[0].said
 
@@ -64,22 +64,22 @@ PAIRS = [[" X ", "NV4", "SYS", "SYS"], ["NV4", " X ", "SYS", "SYS"], ["SYS", "SY
     "links", [square(8, "NV18"), square(4, "PHB"), MESH, PAIRS, [[" X "]]], ids=["switch", "pcie", "v100", "bridges", "one"]
 )
 def test_sound_hosts_are_not_blamed(links):
-    section = audit_topology(matrices.parse(drawn(links)), None)
+    section = audit_topology(topology.parse(drawn(links)), None)
     assert not section.causes
     assert all(f.verdict == "unknown" for f in section.findings)
 
 
 def test_a_claim_of_nvlink_that_is_not_there():
     pcie = drawn(square(8, "PHB"))
-    told = audit_topology(matrices.parse(pcie), claim("8xh100-sxm"))
+    told = audit_topology(topology.parse(pcie), claim("8xh100-sxm"))
     assert [f.verdict for f in told.findings if f.code == "off"] == ["disagree"]
-    paths = audit_topology(matrices.parse(pcie.replace("NV#", "PXB")), claim("8xh100-sxm"))
+    paths = audit_topology(topology.parse(pcie.replace("NV#", "PXB")), claim("8xh100-sxm"))
     assert [f.verdict for f in paths.findings if f.code == "off"] == ["unknown"]
 
 
 def test_far_network_cards():
     near = [["PIX", "SYS"]] * 3 + [["SYS", "SYS"]]
-    section = audit_topology(matrices.parse(drawn(square(4, "NV18"), near)), None)
+    section = audit_topology(topology.parse(drawn(square(4, "NV18"), near)), None)
     assert codes(section) == ["far-nic"]
     assert "GPU 3" in section.causes[0].said
 
@@ -89,13 +89,13 @@ AMD = DATA["amd"]
 
 
 def test_pairs_without_p2p_and_cards_off_xgmi():
-    peers = audit_topology(matrices.parse(P2P), None)
+    peers = audit_topology(topology.parse(P2P), None)
     assert codes(peers) == ["no-p2p"]
     assert "0+1" in peers.causes[0].said
-    amd = audit_topology(matrices.parse(AMD), None)
+    amd = audit_topology(topology.parse(AMD), None)
     assert codes(amd) == ["off"]
     assert "GPU 2 has no XGMI" in amd.causes[0].said
-    assert not audit_topology(matrices.parse(AMD.replace("PCIE", "XGMI")), None).causes
+    assert not audit_topology(topology.parse(AMD.replace("PCIE", "XGMI")), None).causes
 
 
 def gpu(bus="18", **other):
@@ -144,7 +144,7 @@ HEAD = "\n==============NVSMI LOG==============\n\nDriver Version               
 
 @each(("odd", "code", "off"), DATA["what_the_driver_says_of_one_gpu"], ids=lambda x: str(x)[:24])
 def test_what_the_driver_says_of_one_gpu(odd, code, off):
-    section = audit_states(smi_query.parse(HEAD + gpu() + gpu("2A", **odd) + gpu("3B")), None)
+    section = audit_states(smi.parse_states(HEAD + gpu() + gpu("2A", **odd) + gpu("3B")), None)
     assert codes(section) == [code]
     assert "GPU 1" in section.causes[0].said
     assert [f.code for f in section.findings if f.verdict == "disagree"] == [code] * off
@@ -153,7 +153,7 @@ def test_what_the_driver_says_of_one_gpu(odd, code, off):
 def test_sound_and_idle_gpus_are_not_blamed():
     idle = {"active": "Idle", "util": 0, "gen": 1, "clock": 345}
     for text in (gpu() + gpu("2A"), gpu(**idle) + gpu("2A"), gpu(fabric="N/A")):
-        section = audit_states(smi_query.parse(HEAD + text), None)
+        section = audit_states(smi.parse_states(HEAD + text), None)
         assert not section.causes
         assert all(f.verdict == "unknown" for f in section.findings)
 
@@ -162,20 +162,22 @@ def test_parts_of_the_output():
     """nvidia-smi -q -d PERFORMANCE: no utilisation is told, and that it is not idle is."""
     part = HEAD + "GPU 00000000:18:00.0\n    Performance State                 : P0\n    Clocks Throttle Reasons\n"
     capped = part + "        Idle                          : {}\n        SW Power Cap                  : Active\n"
-    assert codes(audit_states(smi_query.parse(capped.format("Not Active")), None)) == ["power-cap"]
-    assert not codes(audit_states(smi_query.parse(capped.format("Active")), None))
+    assert codes(audit_states(smi.parse_states(capped.format("Not Active")), None)) == ["power-cap"]
+    assert not codes(audit_states(smi.parse_states(capped.format("Active")), None))
 
 
 def test_samples_that_come_again():
-    section = audit_states(smi_query.parse((HEAD + gpu()) * 3 + HEAD + gpu(active="SW Thermal Slowdown")), None)
+    section = audit_states(smi.parse_states((HEAD + gpu()) * 3 + HEAD + gpu(active="SW Thermal Slowdown")), None)
     assert "in 1 of 4 samples" in section.causes[0].said
 
 
 def test_another_chip_than_was_said():
-    section = audit_states(smi_query.parse(HEAD + gpu()), claim("8xa100-80-sxm"))
+    section = audit_states(smi.parse_states(HEAD + gpu()), claim("8xa100-80-sxm"))
     assert [f.measured for f in section.findings if f.code == "chip" and f.verdict == "disagree"] == [1]
     assert not [
-        f for f in audit_states(smi_query.parse(HEAD + gpu(name="NVIDIA A30")), claim("8xa100-80-sxm")).findings if f.code == "chip"
+        f
+        for f in audit_states(smi.parse_states(HEAD + gpu(name="NVIDIA A30")), claim("8xa100-80-sxm")).findings
+        if f.code == "chip"
     ]
 
 
@@ -197,7 +199,10 @@ def test_mutated_outputs_are_read_or_refused(text, random):
         at = random.randrange(len(signs))
         signs[at : at + random.randrange(3)] = random.choice(["", "\n", "9" * 30, "\t", ":", "X", "NV", " ", "\x00", "é"])
     mutated = "".join(signs)
-    for reader, judge in ((matrices, audit_topology), (smi_query, audit_states)):
-        if reader.looks_like(mutated):
+    for looks_like, parse, judge in (
+        (topology.looks_like, topology.parse, audit_topology),
+        (smi.looks_like_states, smi.parse_states, audit_states),
+    ):
+        if looks_like(mutated):
             with suppress(Refusal):
-                judge(reader.parse(mutated), None)
+                judge(parse(mutated), None)

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.launch import topology
+from commtax.launch.topology import parse as parse_link_matrix
 from commtax.runs.audit import audit, formats
 from commtax.runs.evidence.finding import Claim
-from commtax.runs.machines import matrices, smi, smi_query
-from commtax.runs.machines.smi_audit import audit_monitor
-from commtax.runs.machines.state_audit import audit_states
-from commtax.runs.machines.topology_audit import audit_topology
+from commtax.runs.machines import smi, topology
+from commtax.runs.machines.smi_audit import audit_monitor, audit_states
+from commtax.runs.machines.topology import audit_topology
 from commtax.runs.report.audit_words import headline
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question
@@ -35,7 +34,7 @@ def claim(cluster):
 
 
 def told(text):
-    section = audit_states(smi_query.parse(text), None)
+    section = audit_states(smi.parse_states(text), None)
     return section, {(f.code, f.item.partition(":")[0]): f.measured for f in section.findings if f.verdict == "unknown"}
 
 
@@ -71,7 +70,7 @@ EXCERPT = DATA["excerpt"]
 def test_the_long_output_without_its_first_lines(moved):
     text = "".join(line.removeprefix(" " * moved) + "\n" for line in EXCERPT.format("Not Active").splitlines())
     section, found = told(text)
-    assert smi_query.looks_like(text)
+    assert smi.looks_like_states(text)
     assert (found["used", "GPU 0"], section.facts["performance states"], section.causes) == (523 * 2**20, "P8", ())
     assert [c.code for c in told(EXCERPT.format("Active"))[0].causes] == ["throttled"]
 
@@ -105,23 +104,23 @@ def square(gpus, kind, odd=None):
 def test_rows_that_are_missing_are_told_by_the_others(gpus, data):
     odd = data.draw(st.integers(0, gpus - 1))
     shown = sorted(data.draw(st.sets(st.integers(0, gpus - 1), min_size=2)) | {odd})
-    section = audit_topology(matrices.parse(matrix(square(gpus, "NV18", odd), shown, ("NIC0",))), None)
+    section = audit_topology(topology.parse(matrix(square(gpus, "NV18", odd), shown, ("NIC0",))), None)
     assert [c.said.split(":")[0] for c in section.causes] == [f"GPU {odd} has no NVLink, which {gpus - 1} others have"]
     assert section.facts["gpus"] == str(gpus)
     assert any(n.code == "rows" for n in section.notes) == (len(shown) < gpus)
     bare = matrix(square(gpus, "NV18", odd), range(gpus)).partition("\n")[2]  # without its head
-    assert matrices.parse(bare).links.links == matrices.parse(matrix(square(gpus, "NV18", odd), range(gpus))).links.links
+    assert topology.parse(bare).links.links == topology.parse(matrix(square(gpus, "NV18", odd), range(gpus))).links.links
 
 
 def test_a_plan_needs_all_rows():
     with pytest.raises(Refusal, match="rows of GPU2, GPU3 are missing"):
-        topology.parse(matrix(square(4, "NV12"), [0, 1]))
+        parse_link_matrix(matrix(square(4, "NV12"), [0, 1]))
 
 
 def test_links_that_the_claimed_chip_has_not():
-    found = audit_topology(matrices.parse(matrix(square(8, "NV18"), range(6))), claim("8xa100-80-sxm"))
+    found = audit_topology(topology.parse(matrix(square(8, "NV18"), range(6))), claim("8xa100-80-sxm"))
     assert [(f.predicted, f.measured) for f in found.findings if f.verdict == "disagree"] == [(12, 18)]
-    sound = audit_topology(matrices.parse(matrix(square(8, "NV12"), range(4))), claim("8xa100-80-sxm"))
+    sound = audit_topology(topology.parse(matrix(square(8, "NV12"), range(4))), claim("8xa100-80-sxm"))
     assert not [f for f in sound.findings if f.verdict == "disagree"]
 
 

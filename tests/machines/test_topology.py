@@ -86,20 +86,7 @@ def switched(size, links):
     return made([["X" if i == j else f"NV{links}" for j in range(size)] for i in range(size)])
 
 
-@each(
-    ("chip", "size", "links", "tp", "key"),
-    [
-        ("a100-80-sxm", 8, 12, 8, "nvlink3"),
-        ("a100-80-sxm", 8, 8, 8, "nvlink3@8"),  # A800: eight links through the switch
-        ("a100-80-sxm", 8, 8, 2, "nvlink3@8"),
-        ("h100-sxm", 8, 18, 4, "nvlink4"),
-        ("h100-sxm", 8, 8, 8, "nvlink4@8"),  # H800
-        ("a100-80-sxm", 4, 4, 4, "nvlink3"),  # a board of four: four direct links to each of three peers
-        ("a100-80-sxm", 4, 4, 2, "nvlink3@4"),
-        ("rtx-3090", 2, 4, 2, "nvlink-bridge-3090"),
-        ("a100-80-pcie", 2, 4, 2, "nvlink-bridge@4"),  # one bridge of three
-    ],
-)
+@each(("chip", "size", "links", "tp", "key"), DATA["bonded_links_are_counted"])
 def test_bonded_links_are_counted(chip, size, links, tp, key):
     laid = place(switched(size, links), catalog.cluster(f"{size}x{chip}"), tp)
     assert laid.cluster.intra.key == key

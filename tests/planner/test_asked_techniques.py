@@ -7,6 +7,9 @@ import pytest
 import commtax
 from cli_run import run_here as run
 from commtax.statement import Refusal
+from tables import tables
+
+DATA = tables(__file__)
 
 
 def ranked(*words):
@@ -43,19 +46,7 @@ def test_a_plan_says_what_it_is_without_exactly_where_a_bill_refuses_it(model, c
         assert row["tpot_s"] == before.get(row["verdict"].replace(f", without {technique}", ""), row["tpot_s"])
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (
-            ("deepseek-v3", "-c", "8xh200-sxm", "--technique", "dbo", "--ep-backend", "allgather_reducescatter"),
-            "only DeepEP's kernels",
-        ),
-        (("llama-3.1-8b", "-c", "1xh100-sxm", "--technique", "sp=64"), "tp > 1"),
-        (("llama-3.1-70b", "-c", "8xh100-sxm", "--technique", "dcp=2"), "hold the same KV heads"),
-        (("deepseek-v3", "-c", "8xh200-sxm", "--technique", "sbo"), "vLLM does not have it; SGLang does"),
-        (("llama-3.1-8b", "-c", "1xh100-sxm", "--technique", "async-tp=64", "--request-rate", "1"), "tp > 1"),
-    ],
-)
+@pytest.mark.parametrize(("words", "why"), DATA["where_no_plan_can_have_it_one_line_says_why"])
 def test_where_no_plan_can_have_it_one_line_says_why(words, why):
     done = run("plan", *words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr

@@ -10,16 +10,12 @@ from commtax import plan
 from commtax.planner.columns import objective_value
 from commtax.planner.lost_ground import TELLING, telling_reasons
 from commtax.units import parse_seconds
+from tables import tables
+
+DATA = tables(__file__)
 
 TIME = r"([\d.,]+ (?:s|ms|µs))"
-QUESTIONS = (
-    {"model": "qwen3-32b", "cluster": "4xh100-sxm", "tpot_s": 0.03},
-    {"model": "llama-3.1-70b", "cluster": "8xh100-sxm", "ttft_s": 1.0, "tpot_s": 0.03},
-    {"model": "llama-3.1-8b", "cluster": "2x8xh100-sxm", "objective": "cost"},
-    {"model": "llama-3.1-8b", "cluster": "8xl40s", "objective": "latency"},
-    {"model": "gpt-oss-120b", "cluster": "4xh100-sxm", "engine": "trtllm"},
-    {"model": "gpt-oss-120b", "cluster": "4xh100-sxm", "tpot_s": 0.03},
-)
+QUESTIONS = DATA["questions"]
 
 
 def against(reason):

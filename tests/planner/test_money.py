@@ -13,6 +13,9 @@ from cli_run import run_here
 from commtax.planner.money import Money, per_million
 from commtax.planner.several_clusters import leaders_of_ranking, same_plan
 from commtax.report.several_clusters import reasons_between
+from tables import tables
+
+DATA = tables(__file__)
 
 PRICES = st.floats(0.01, 100)
 LENGTHS = st.sampled_from((32, 128, 512))
@@ -255,17 +258,7 @@ def test_nothing_good_on_any_cluster():
     assert "1xa40: no plan fits in memory" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--plot", "x.svg"), "plot: is of one cluster"),
-        (("--html", "x.html"), "html: is of one cluster"),
-        (("--price", "1,2,3"), "price: 3 prices for 2 clusters"),
-        (("--cost-of", "input"), "cost_of 'input': one of output, total"),
-        (("--objective", "dollars"), "objective 'dollars'"),
-        (("--phase", "train", "--global-batch", "8"), "cluster: training plans are searched on one cluster"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), DATA["what_several_clusters_refuse"])
 def test_what_several_clusters_refuse(words, says):
     done = run_here(*TWO, *words)
     assert done.returncode == 2

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 import brute
 import commtax
+from commtax.cost.closed_form import fullest_batch
 from commtax.cost.schedules import most_chunks
-from commtax.cost.uneven import fullest_batch
 from commtax.judgement.margins import margin
 from commtax.launch.read_command import parse
 from commtax.planner import plan, plan_training, rank_own_plan
-from commtax.planner.choosing import complexity, share_hosts
 from commtax.planner.columns import SIZED, ServingColumns, ServingPlans, objective_value
 from commtax.planner.exchanges import exchanges
+from commtax.planner.ranking import complexity, share_hosts
 from commtax.planner.space import space
 from commtax.planner.splits import SAME
 from commtax.planner.training_search import BUDGET

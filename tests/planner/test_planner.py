@@ -13,9 +13,10 @@ import commtax
 from commtax import catalog
 from commtax.judgement.leading import training_leads
 from commtax.planner import plan, plan_training, rank_own_plan, serving_search
-from commtax.report.pasted_plans import beside_recommended
+from commtax.report.planning import beside_recommended
 from commtax.spec import SERVING_AXES, Plan
-from commtax.verbs.fitting import cache_tokens, fits
+from commtax.verbs.fitting import fits
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.settling import ask, settle
 from each import each
 from planned import command, questions
@@ -145,31 +146,7 @@ def test_the_command():
     assert json.loads(out)["plans"][0]["mfu"] > 0.3
 
 
-@each(
-    ("words", "says"),
-    [
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--workload", "x"), "workload 'x'"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--objective", "fun"), "objective 'fun'"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--ttft", "0ms"), "ttft"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--output-len", "0"), "output_len=0"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--price", "-3"), "price=-3"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--input-len", "10M"), "positions"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--emit", "megatron"), "emit 'megatron'"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--phase", "train", "--global-batch", "8", "--emit", "vllm"), "emit 'vllm'"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--phase", "train"), "global_batch"),
-        (
-            ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--phase", "train", "--global-batch", "8", "--ttft", "1s"),
-            "belongs to serving",
-        ),
-        (
-            ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--phase", "train", "--global-batch", "8", "--spread", "0"),
-            "belongs to serving",
-        ),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--spread", "1.5"), "from 0 to 1"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--global-batch", "8"), "belongs to --phase train"),
-        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--engine", "megatron"), "no decode phase"),
-    ],
-)
+@each(("words", "says"), DATA["bad_questions"])
 def test_bad_questions(words, says):
     code, _, error = command(*words)
     assert code == 2

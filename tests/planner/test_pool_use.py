@@ -11,10 +11,10 @@ import commtax
 from cli_run import run_here
 from commtax.judgement.margins import margin
 from commtax.planner import plan
-from commtax.planner.choosing import effort
+from commtax.planner.alternatives import alone_words
 from commtax.planner.columns import power, request_s
-from commtax.planner.each_alone import alone_words
 from commtax.planner.pool_use import pool_use, pool_words
+from commtax.planner.ranking import effort
 from commtax.units import format_seconds
 
 SPLIT = {"disaggregated": True, "tp": 1, "prefill_tp": 1, "input_len": 2000, "output_len": 200}

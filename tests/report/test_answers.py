@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
-from commtax.answer import Answer
-from commtax.report.answer_manners import KINDS
-from commtax.report.answers import HEIGHT, WIDTH, to_rows
+from commtax.answer import Answer, manners
+from commtax.report.answers import HEIGHT, HOMES, WIDTH, to_rows
 from commtax.statement import Refusal
 from commtax.verbs.explained_step import ExplainedStep
 from each import each
@@ -224,7 +223,7 @@ def test_a_figure_is_for_any_ground_or_a_file(tmp_path):
 
 def test_every_answer_of_the_public_functions_is_told():
     kinds = {name for name in commtax.__all__ if isinstance(getattr(commtax, name), type)}
-    assert kinds == set(KINDS)
+    assert kinds == {*HOMES, *manners}
     assert all(issubclass(getattr(commtax, name), Answer) for name in kinds)
     assert kinds == {type(answer(name)).__name__ for name in ASKED}
 

@@ -11,7 +11,7 @@ from commtax.files import table
 from commtax.report import documents
 
 MAPPED = table("report/documents.toml")
-PACKAGES = ("verbs", "audit", "evidence")
+PACKAGES = ("verbs", "runs")
 
 
 def records():

@@ -6,8 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtax.report.drawing import MOST_LINES, WIDE_TEXT, DrawnTable, Text, choose
-from commtax.report.folding import fold, width_of
+from commtax.report.drawing import MOST_LINES, WIDE_TEXT, DrawnTable, Text, choose, fold, width_of
 
 WIDTHS = st.integers(60, 160)
 FIGURES = st.builds(

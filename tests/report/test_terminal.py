@@ -9,9 +9,12 @@ import pytest
 
 from cli_run import run_here
 from commtax.cli.signs import READABLE as READABLE_SIGNS
-from commtax.report.folding import width_of
+from commtax.report.drawing import width_of
 from paths import FIXTURES
 from pseudo_terminal import SIGNS, on_a_terminal
+from tables import tables
+
+DATA = tables(__file__)
 
 PLAN = ("plan", "llama-3.1-8b", "-c", "4xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--top", "4")
 TRAIN = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "-dp", "8")
@@ -32,23 +35,7 @@ ASKED = {
     "audit": ("audit", str(FIXTURES / "vllm-cpu-tp2.log")),
     "catalog": ("catalog", "chips", "h100-sxm"),
 }
-FIRST = {
-    "bill": r"Decode at batch 1: most of the time is fixed costs of kernels and host",
-    "train": r"Step \d.* MFU \d",
-    "why": r"line 8, tp attention output",
-    "exact": r"One step: 66 operations",
-    "plan": r"Recommended and best: \d GPUs? = ",
-    "no plan": r"No plan is 65% likely to meet the limits\.",
-    "clusters": r"No limit is given .* When users wait: ",
-    "compare": r"Most tokens/s in a decode step: tp8 at every point compared",
-    "over": r"Steps of .* most tokens/s: ",
-    "simulate": r"TPOT \d.*\(.* to .*\), TTFT ",
-    "fit": r"llama-3.1-405b does not fit on 8xh100-sxm",
-    "expect": r"PASS: measured",
-    "pipeline": r"zb-h1: 4 stages, 16 microbatches, .* bubble 5.88%",
-    "audit": r"1 log, 1 benchmark result, E2E 359 ms",
-    "catalog": r"h100-sxm: NVIDIA H100",
-}
+FIRST = DATA["first"]
 WIDTHS = (40, 60, 80, 100, 140)
 READABLE = {"0", "1", "2", "22", "31", "32", "34", "35", "36"}
 """Bold, dim, red, green, blue, magenta and cyan: no yellow, no white, nothing bright, no grounds."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from commtax.runs.audit import formats
-from commtax.runs.results import bench, prometheus
+from commtax.runs.results import bench, exposition
 from commtax.runs.results.bench import read_damaged
 from commtax.statement import Refusal
 from each import each
@@ -276,7 +276,7 @@ def test_engines_of_a_server_are_added():
 @given(some.lists(some.floats(0.001, 100), min_size=1, max_size=50), some.floats(0.01, 1))
 def test_a_quantile_lies_within_its_bucket(times, share):
     bounds = [0.01, 0.1, 1, 10, math.inf]
-    low, high = prometheus.quantile_bounds({b: sum(t <= b for t in times) for b in bounds}, share)
+    low, high = exposition.quantile_bounds({b: sum(t <= b for t in times) for b in bounds}, share)
     exact = sorted(times)[math.ceil(share * len(times) - 1e-9) - 1]
     assert low <= exact <= high
 

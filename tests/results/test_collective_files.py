@@ -8,7 +8,7 @@ import pytest
 from cli_run import run_here
 from commtax.runs.audit import audit
 from commtax.runs.report.audit_words import headline
-from commtax.runs.results import collective_tests, nccl_tests
+from commtax.runs.results import collective_tests
 from paths import ROOT
 
 HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20\n"
@@ -83,7 +83,7 @@ def test_programs_that_are_not_priced_keep_their_names(program, op):
 def test_columns_of_newer_versions():
     """Timestamps, differing bits and times of each iteration behind both halves of a row."""
     half = " 10.50  20.00  30.00  1  0  9.9  11.2  11.1  4.0"
-    row = nccl_tests.row_of(f"1048576 262144 float sum -1{half}{half.replace('10.50', '12.50')} 2026-02-01 10:00:00")
+    row = collective_tests.row_of(f"1048576 262144 float sum -1{half}{half.replace('10.50', '12.50')} 2026-02-01 10:00:00")
     assert (row.seconds, row.in_place_s, row.wrong) == pytest.approx((10.5e-6, 12.5e-6, 2))
 
 

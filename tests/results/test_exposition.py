@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from commtax.runs.results.exposition import Exposition, quantile_bounds, read_exposition
-from commtax.runs.results.prometheus import bounds_text, requests_in_flight, run_of
+from commtax.runs.results.exposition import Exposition, bounds_text, quantile_bounds, read_exposition, requests_in_flight, run_of
 from metrics_pages import BOUNDS, RECORDED_APART_S, histogram, recorded
 
 PAGES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["page"]

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from commtax.runs.audit import formats
-from commtax.runs.results import bench, commands
+from commtax.runs.results import bench, printed_runs
 from commtax.runs.results.bench_audit import audit_bench
-from commtax.runs.results.labels import meaning
+from commtax.runs.results.printed_runs import meaning
 from commtax.statement import Refusal
 from tables import tables
 
@@ -109,7 +109,7 @@ def test_the_command_above_a_result_is_what_ran(command, said):
 
 
 def test_no_command_is_a_sentence():
-    assert not commands.is_command("vllm serve prints this: 5 - 6")
+    assert not printed_runs.is_command("vllm serve prints this: 5 - 6")
 
 
 def test_answers_that_were_not_streamed_and_rates_that_were_not_sent_are_told():

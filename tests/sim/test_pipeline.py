@@ -16,6 +16,9 @@ from commtax.sim.pipeline import Durations, run, simulate
 from commtax.timeline import Timeline
 from each import each
 from made_traces import clashes
+from tables import tables
+
+DATA = tables(__file__)
 
 NAMES = sorted(SCHEDULES)
 CHUNKS = {"interleaved": (1, 2, 3)}
@@ -208,20 +211,7 @@ def test_command_answers_the_budget_question():
     assert "straggler" in text
 
 
-@each(
-    ("words", "says"),
-    [
-        (("-p", "8"), "microbatches"),
-        (("-p", "0", "-m", "4"), "at least 1"),
-        (("-p", "4", "-m", "6", "--schedule", "interleaved", "--chunks", "2"), "must divide"),
-        (("-p", "4", "-m", "8", "--schedule", "zigzag"), "one of"),
-        (("-p", "4", "-m", "8", "--straggler", "9:2"), "straggler"),
-        (("-p", "4", "-m", "8", "--times", "1:2"), "times"),
-        (("-p", "100000", "-m", "100000"), "more than"),
-        (("-p", "8", "--budget", "10%", "--straggler", "2:3"), "straggler"),
-        (("-p", "8", "--budget", "0"), "budget"),
-    ],
-)
+@each(("words", "says"), DATA["mistakes"])
 def test_mistakes(words, says):
     done = command(*words)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

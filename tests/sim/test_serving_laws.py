@@ -15,7 +15,7 @@ from commtax.sim.serving.running import ROUND_TRIP_S, Clients, Fleet, ServingRun
 from toy_engine import Case, Stepping, cases, stream
 
 EXACT = 1e-9
-TIMES = ("sent_s", "started_s", "first_s", "done_s", "lost_s")
+TIMES = ("sent_s", "started_s", "first_s", "done_s", "preempted_s")
 few = settings(max_examples=30)
 
 
@@ -47,7 +47,7 @@ def test_tokens_and_blocks_are_conserved(case, ranks):
     assert np.all(np.isfinite(book.done_s)), "every request ends"
     log = segments([engine])
     decoded = log["decodes"] @ log["steps"]
-    again = sum(book.thrown)  # each recomputation makes one token
+    again = sum(book.preemptions)  # each recomputation makes one token
     assert decoded + len(case.stream) + again == case.stream.output_len.sum()
     once = case.stream.input_len.sum() - sum(book.cached)
     computed = log["tokens"] @ log["steps"]
@@ -55,7 +55,7 @@ def test_tokens_and_blocks_are_conserved(case, ranks):
     if not again:
         assert computed == once, "hits and computed tokens are the prompts"
     for pool in engine.pools:
-        assert pool.free == case.rules.blocks
+        assert pool.free_blocks == case.rules.blocks
         assert pool.running == 0
         assert not pool.waiting
     assert not any(lane.busy or lane.cached or any(lane.phases) for lane in engine.lanes)
@@ -65,7 +65,7 @@ def test_tokens_and_blocks_are_conserved(case, ranks):
 
 @few
 @given(case=cases(), kind=st.sampled_from([(Replica, 1), (Replica, 3), (Pipeline, 2)]))
-def test_gaps_between_tokens_add_up_whoever_waits_or_is_thrown_out(case, kind):
+def test_gaps_between_tokens_add_up_whoever_waits_or_is_preempted(case, kind):
     """ITL and TPOT weighted by tokens are one figure: every second from a first to a last token lies between two tokens."""
     book, engine = case.run(*kind)
     times, counts = gaps(segments([engine]), late_tokens([engine]))
@@ -82,7 +82,7 @@ def test_nothing_is_early(case, ranks):
     rows = columns(ServingRun(book, []))
     for i in range(len(case.stream)):
         prefill = static_prefill_s(case, i, book)
-        way = case.rules.way_s + case.rules.door_s
+        way = case.rules.delivery_s + case.rules.frontend_s
         assert rows["ttft_s"][i] >= (way + prefill) * (1 - EXACT)
         assert rows["e2e_s"][i] >= (way + prefill + static_decode_s(case, i)) * (1 - EXACT)
     assert np.all(rows["queue_s"] >= 0)
@@ -97,7 +97,7 @@ def test_alone_a_request_pays_static_steps(case):
     book, _ = case.run()
     rows = columns(ServingRun(book, []))
     for i, output in enumerate(case.stream.output_len):
-        own = case.rules.way_s + case.rules.door_s + static_prefill_s(case, i, book)
+        own = case.rules.delivery_s + case.rules.frontend_s + static_prefill_s(case, i, book)
         assert rows["ttft_s"][i] == pytest.approx(own, rel=1e-9)
         if output > 1:
             assert rows["tpot_s"][i] == pytest.approx(static_decode_s(case, i) / (output - 1), rel=1e-9)
@@ -136,7 +136,7 @@ def test_blocks_of_shared_text_may_be_of_any_size(case, per_id, seed):
     ids = tuple(tuple(1000 * text + at for at in range(n)) for text, n in zip(texts, counts, strict=True))
     case = replace(case, stream=replace(case.stream, prefixes=ids, block=per_id))
     book, engine = case.run()
-    assert engine.pools[0].free == case.rules.blocks
+    assert engine.pools[0].free_blocks == case.rules.blocks
     assert not any(engine.lanes[0].phases)
     assert all(0 <= hit < n for hit, n in zip(book.cached, book.input_len, strict=True))
 
@@ -197,12 +197,12 @@ def test_prompts_are_cut_to_the_budget_or_not_at_all(case):
     beside = log["decodes"] if not case.rules.prefill_first else 0
     if case.rules.chunked:
         assert np.all((log["tokens"] == 0) | (log["tokens"] + beside <= case.rules.tokens))
-    elif not sum(book.thrown):
+    elif not sum(book.preemptions):
         over = log["tokens"] + beside > case.rules.tokens
         assert np.all(np.isin(log["tokens"][over], np.array(book.input_len) - np.array(book.cached))), "too long ones run alone"
     if case.rules.reserved:
-        assert not any(book.thrown), "who has room for all its tokens is never thrown out"
-    assert not any(lost > 0 and not thrown for lost, thrown in zip(book.lost_s, book.thrown, strict=True))
+        assert not any(book.preemptions), "who has room for all its tokens is never preempted"
+    assert not any(lost > 0 and not thrown for lost, thrown in zip(book.preempted_s, book.preemptions, strict=True))
 
 
 @few
@@ -229,20 +229,20 @@ def small(**rules):
 
 
 @pytest.mark.parametrize("prefill_first", [False, True])
-def test_thrown_out_requests_finish_and_cost_more(prefill_first):
+def test_preempted_requests_finish_and_cost_more(prefill_first):
     asked = stream([0] * 8, [16] * 8, [40] * 8)
     roomy = Case(asked, small(prefill_first=prefill_first))
     tight = roomy.but(blocks=40)
     (wide, _), (narrow, engine) = roomy.run(), tight.run()
-    assert not sum(wide.thrown)
-    assert sum(narrow.thrown)
+    assert not sum(wide.preemptions)
+    assert sum(narrow.preemptions)
     assert max(narrow.done_s) > max(wide.done_s)
     log = segments([engine])
     assert log["tokens"] @ log["steps"] > 8 * 16
-    lost = np.array(narrow.lost_s)
-    assert np.all((lost > 0) == (np.array(narrow.thrown) > 0))
+    lost = np.array(narrow.preempted_s)
+    assert np.all((lost > 0) == (np.array(narrow.preemptions) > 0))
     safe, _ = tight.but(reserved=True).run()
-    assert not sum(safe.thrown)
+    assert not sum(safe.preemptions)
 
 
 @pytest.mark.parametrize(("newcomers", "waited"), [(1, set(range(5))), (2, {2}), (3, {2})])
@@ -272,9 +272,9 @@ def test_a_prompt_goes_on_in_the_step_that_throws_another_out():
     """A cut prompt holds the blocks that a decoding request needs: that one waits, the prompt does not."""
     case = Case(stream([0.0, 0.0], [2, 40], [30, 4]), small(tokens=10, blocks=11))
     book, engine = case.run()
-    assert book.thrown == [1, 0]
+    assert book.preemptions == [1, 0]
     assert np.all(np.isfinite(book.done_s))
-    assert engine.pools[0].free == 11
+    assert engine.pools[0].free_blocks == 11
 
 
 def test_repeated_prompts_are_found_but_for_their_last_block():
@@ -311,7 +311,7 @@ def test_a_cache_without_idle_blocks_is_none(case):
 @given(case=cases(closed=False, shared=False))
 def test_prompts_and_links_without_time_leave_decoding_alone(case):
     """Apart, with prompts and caches that take no time: as an engine whose prompts are already there."""
-    case = replace(case, rules=replace(case.rules, way_s=0.0, door_s=0.0, token_s=0.0, reserved=True), hit_rate=0.0)
+    case = replace(case, rules=replace(case.rules, delivery_s=0.0, frontend_s=0.0, token_s=0.0, reserved=True), hit_rate=0.0)
     apart = case.stream.arrival_s + np.arange(len(case.stream)) * 1.2345e-3  # who comes at once would be prompted in turn
     case = replace(case, stream=replace(case.stream, arrival_s=apart))
     quick = Workers(replace(case.rules, prompts_only=True, seqs=10**6, blocks=10**6), case.surface.scaled(1e-12))
@@ -319,13 +319,13 @@ def test_prompts_and_links_without_time_leave_decoding_alone(case):
     longer = case.stream.output_len > 1
     lengths = case.stream.input_len[longer], case.stream.output_len[longer]
     there, engine = _already_prompted(replace(case, stream=stream(apart[longer], *lengths)))
-    assert engine.pools[0].free == case.rules.blocks
+    assert engine.pools[0].free_blocks == case.rules.blocks
     np.testing.assert_allclose(np.array(book.done_s)[longer], there.done_s, rtol=1e-6, atol=1e-6)
 
 
 def _already_prompted(case):
     book = book_of(case.stream, 0.0, case.rules.block)
-    book.elsewhere = [True] * len(case.stream)
+    book.prefilled_elsewhere = [True] * len(case.stream)
     engine = Replica(case.rules, book, case.surface)
     run_alone(engine, Clients(book, inf, range(len(case.stream))))
     return book, engine

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import closed_loops
 from commtax.sim.serving.figures import columns
 from commtax.sim.serving.running import Fleet, Workers, run
-from commtax.verbs.requests import serve
+from commtax.verbs.requests import run_requests
 from commtax.verbs.settling import resolve_question, settle
 from paths import HELPERS
 from toy_engine import Rules, cases, constant_surface, stream
@@ -91,11 +91,11 @@ OFFERED = ("request_rate", "seed", "router", "warmup")
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_a_queue_grows_beyond_capacity_and_only_there(engine):
-    capacity = serve(asked(engine=engine, request_rate=5.0, max_num_seqs=256)).capacity
+    capacity = run_requests(asked(engine=engine, request_rate=5.0, max_num_seqs=256)).capacity
     waits = {}
     for share in (0.9, 1.1):
         rate = share * capacity
-        short, long = (serve(asked(engine=engine, request_rate=rate, num_prompts=n, max_num_seqs=256)) for n in (1500, 6000))
+        short, long = (run_requests(asked(engine=engine, request_rate=rate, num_prompts=n, max_num_seqs=256)) for n in (1500, 6000))
         assert short.overloaded == long.overloaded == (share > 1)
         waits[share] = tuple(float(np.median(o.columns["ttft_s"][len(o.stream) // 2 :])) for o in (short, long))
     (short, long), (less, more) = waits[0.9], waits[1.1]
@@ -106,7 +106,7 @@ def test_a_queue_grows_beyond_capacity_and_only_there(engine):
 
 def test_a_closed_loop_is_never_more_than_full():
     """Little's law again, of a priced engine with as many clients as never wait: rate x E2E is their number."""
-    outcome = serve(asked(concurrency=48, num_prompts=3000))
+    outcome = run_requests(asked(concurrency=48, num_prompts=3000))
     assert in_flight(outcome.columns) == pytest.approx(48, rel=0.02)
     assert outcome.requests_per_s * outcome.statistic("e2e_mean") == pytest.approx(48, rel=0.02)
     assert not outcome.overloaded
@@ -114,7 +114,7 @@ def test_a_closed_loop_is_never_more_than_full():
 
 def checksums(seed):
     """Of every column of one run."""
-    outcome = serve(asked(request_rate=30.0, num_prompts=400, replicas=2, router="least-loaded", seed=seed))
+    outcome = run_requests(asked(request_rate=30.0, num_prompts=400, replicas=2, router="least-loaded", seed=seed))
     return {name: zlib.crc32(np.ascontiguousarray(column).tobytes()) for name, column in outcome.columns.items()}
 
 
@@ -137,8 +137,8 @@ def test_more_bandwidth_or_more_blocks_do_not_hurt(engine, load, seed, tight):
     """Means over the same requests; other batches meet, so a little noise is allowed."""
     words = {"engine": engine, "seed": seed, "num_prompts": 300, "request_rate": 20 * load, "tp": 2}
     room = {"kv_tokens": 4000 if tight else 40_000}
-    plain, more = serve(asked(**words, **room)), serve(asked(**words, kv_tokens=400_000))
-    faster = serve(asked(**words, **room).but(bandwidth_scale=4.0))
+    plain, more = run_requests(asked(**words, **room)), run_requests(asked(**words, kv_tokens=400_000))
+    faster = run_requests(asked(**words, **room).but(bandwidth_scale=4.0))
     for better in (more, faster):
         assert better.statistic("e2e_mean") <= 1.02 * plain.statistic("e2e_mean")
 

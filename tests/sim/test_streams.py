@@ -236,34 +236,7 @@ def test_prompts_come_again_and_share_what_is_common(unique, shared, block):
 # Spellings
 
 
-@each(
-    ("text", "says"),
-    [
-        ("shargpt", "did you mean sharegpt"),
-        ("mlperf-llama2-70", "mlperf-llama2-70b"),
-        ("", "write 512"),
-        ("-5", "write 512"),
-        ("0", "nearest valid: 1"),
-        ("1e300", "nearest valid: 10000000"),
-        ("nan", "write 512"),
-        ("uniform:9-3", "nearest valid: uniform:3-9"),
-        ("uniform:9", "such as uniform:256-1024"),
-        ("lognormal:", "it takes mean="),
-        ("lognormal:mean=5", "give two of"),
-        ("lognormal:mean=5,sigma=1,p90=9", "give two of"),
-        ("lognormal:mean=5,sigma=-1", "sigma=-1"),
-        ("lognormal:maen=5,p90=9", "did you mean mean"),
-        ("lognormal:mean=100,p50=200", "nearest valid: p50=100"),
-        ("lognormal:mean=100,p90=900", "nearest valid: p90=227.3"),
-        ("lognormal:p50=100,p90=90", "nearest valid: p90=100"),
-        ("sharegpt*0", "nearest valid: *1"),
-        ("sharegpt*1.2.3", "nearest valid: *1"),
-        ("sharegpt:mode=3", "did you mean mean"),
-        ("mlperf-gpt-oss-120b", "not published"),
-        ("file:/no/such/file", "no such file"),
-        ("file:", "write 512"),
-    ],
-)
+@each(("text", "says"), DATA["a_bad_spelling_is_refused_with_the_nearest"])
 def test_a_bad_spelling_is_refused_with_the_nearest(text, says):
     with pytest.raises(Refusal) as refused:
         catalog.lengths(text, "outputs", "output_len")

@@ -38,7 +38,7 @@ WORKED = {
     for heading, body in re.findall(r"(?ms)^## (.*?)$(.*?)(?=^#|\Z)", (ROOT / "CONTRIBUTING.md").read_text())
     if "```diff" in body
 }
-MOST_FILES = {"A chip": 1, "An option": 3, "A technique": 4, "An engine": 4, "A file format": 3}
+MOST_FILES = {"A chip": 1, "An option": 3, "A figure": 6, "A technique": 4, "An engine": 4, "A file format": 3}
 RUN = """
 import shlex, sys
 from cli_run import run_here
@@ -162,7 +162,7 @@ def written(name):
 @pytest.mark.parametrize("name", [key for key in SCHEDULES if key not in ("1f1b", "interleaved", "gpipe")])
 def test_a_schedule_is_one_entry(name):
     """Beside its entry a schedule is named only where it is recommended."""
-    assert written(name) <= {"cost/schedules.py", "verbs/explain.py", "runs/logs/taxes.py"}
+    assert written(name) <= {"cost/schedules.py", "verbs/explain.py", "runs/logs/training_audit.py"}
 
 
 @pytest.mark.parametrize("name", [key for key in ALGORITHMS if key != "ring"])  # keys of context parallelism go round one too
@@ -189,15 +189,21 @@ def test_a_verb_is_a_file_of_the_command_line(name):
     assert cli.VERBS[name].endswith(f".{name}")
 
 
-@pytest.mark.parametrize("entry", [*formats.DATA, *formats.TEXTS], ids=lambda e: e.described)
-def test_rooms_know_nothing_of_each_other_and_the_registry_knows_all(entry):
+@each("name", formats.RECORDS)
+def test_rooms_know_nothing_of_each_other_and_the_registry_knows_all(name):
     """A reader and its audit lie in one room, and the registry alone names the audit."""
-    module = entry.audit.__module__
-    named = {
-        str(path.relative_to(SOURCE)) for path, text in PYTHON.items() if f"from {module} import {entry.audit.__name__}" in text
-    }
-    several = re.compile(rf"from {re.escape(module)} import [^\n]*\b{entry.audit.__name__}\b")
-    named |= {str(path.relative_to(SOURCE)) for path, text in PYTHON.items() if several.search(text)}
-    assert named == {"runs/audit/formats.py"}
-    if entry.record is not tuple:
-        assert entry.record.__module__.split(".")[2] == module.split(".")[2]
+    module, audit = formats.RECORDS[name].audit.split(":")
+    imported = re.compile(rf"from commtax\.{re.escape(module)} import [^\n]*\b{audit}\b")
+    assert not [str(path) for path, text in PYTHON.items() if imported.search(text)]
+    if not name.startswith("builtins"):
+        assert name.split(".")[1] == module.split(".")[1]
+
+
+def test_a_log_imports_no_reader_of_other_rooms():
+    """Readers are imported when a file may be of their format: beside an engine's log no trace, result or matrix is."""
+    code = (
+        "import sys, commtax; commtax.audit_run('tests/fixtures/audit/vllm-cpu-serve.log');"
+        "rooms = {m.split('.')[2] for m in sys.modules if m.startswith('commtax.runs.')};"
+        "assert not rooms & {'traces', 'results', 'machines', 'calibrate'}, rooms"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -20,11 +20,11 @@ from commtax.options import options
 from commtax.runs.audit import audit
 from commtax.runs.evidence.finding import Cause, Claim, Culprit
 from commtax.runs.traces.profilers import kineto
-from commtax.runs.traces.series import Suspect
+from commtax.runs.traces.stages import Suspect
 from commtax.runs.traces.trace_audit import audit_traces
 from commtax.spec import Path
 from commtax.statement import Note, Source
-from commtax.verbs.layer import layer_of
+from commtax.verbs.explained_step import layer_of
 from commtax.verbs.settling import resolve_question
 from fault_traces import case
 from paths import FIXTURES, ROOT

@@ -5,7 +5,7 @@ import pytest
 
 from commtax.runs.traces.accounts import TracedJob
 from commtax.runs.traces.causes import microbatches
-from commtax.runs.traces.clocks import coinciding_offset
+from commtax.runs.traces.meeting import coinciding_offset
 from commtax.runs.traces.profilers import kineto
 from commtax.runs.traces.trace_audit import audit_traces
 from fault_traces import NCCL

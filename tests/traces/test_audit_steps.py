@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtax.runs.evidence.finding import Audit
+from commtax.runs.evidence.finding import Audit, typical_of_ranks
 from commtax.runs.traces.claim_check import both_means
 from commtax.runs.traces.profilers import kineto
 from commtax.runs.traces.run_differences import difference
 from commtax.runs.traces.trace import EVER, TraceStep, extend_steps
 from commtax.runs.traces.trace_audit import audit_traces
-from commtax.runs.traces.typical_step import typical_of_ranks
 from commtax.units import format_seconds
 from made_traces import document, event, kernel, launch
 

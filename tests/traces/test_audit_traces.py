@@ -12,7 +12,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import recognise
 from commtax.runs.traces.profilers import kineto
-from commtax.runs.traces.profilers.kineto_facts import facts_of
+from commtax.runs.traces.profilers.columns import facts_of
 from commtax.runs.traces.trace import KINDS, main_span, usage
 from commtax.runs.traces.trace_audit import audit_traces
 from commtax.timeline import Timeline

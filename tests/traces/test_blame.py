@@ -11,24 +11,22 @@ from hypothesis import strategies as st
 
 import fault_traces
 import plain_traces
-from commtax.runs.evidence.finding import CULPRITS
-from commtax.runs.traces.accounts import TracedJob
-from commtax.runs.traces.blame import blame
-from commtax.runs.traces.clocks import Clock, clock_between, coinciding_offset
-from commtax.runs.traces.coverage import coverage
-from commtax.runs.traces.job_rows import collective_rows, kernel_rows, step_rows, typical_step
-from commtax.runs.traces.meeting import meet
+from commtax.runs.evidence.finding import CULPRITS, typical_of_ranks
+from commtax.runs.traces.accounts import TracedJob, collective_rows, kernel_rows, period_of, step_rows, typical_step
+from commtax.runs.traces.causes import blame
+from commtax.runs.traces.meeting import Clock, clock_between, coinciding_offset, meet
 from commtax.runs.traces.profilers import kineto
-from commtax.runs.traces.repetition import period_of
-from commtax.runs.traces.series import rise
+from commtax.runs.traces.stages import rise
 from commtax.runs.traces.trace import KINDS as WORK
-from commtax.runs.traces.trace import Trace, usage
+from commtax.runs.traces.trace import Trace, coverage, usage
 from commtax.runs.traces.trace_audit import audit_traces
-from commtax.runs.traces.typical_step import typical_of_ranks
 from commtax.timeline import Timeline
 from each import each
 from fault_traces import KINDS, case
 from made_traces import decode_graphs, document, event, kernel, launch
+from tables import tables
+
+DATA = tables(__file__)
 
 
 def job_of(made):
@@ -289,19 +287,7 @@ def layered(layers, extra, steps=4, attention=True, norms=True, pause=1, launche
     return kineto.parse(document(events))
 
 
-@pytest.mark.parametrize(
-    ("layers", "extra", "attention", "says"),
-    [
-        (
-            36,
-            1,
-            True,
-            "73 all-reduces per step = 2 x 36 layers (counted by attention kernel) + 1 for the vocabulary-parallel embedding",
-        ),
-        (36, 0, False, "72 all-reduces per step: 2 x 36 layers, if each has two; no attention kernel counts them"),
-        (8, 3, True, "19 all-reduces per step: not two for each of the 8 attention kernels"),
-    ],
-)
+@pytest.mark.parametrize(("layers", "extra", "attention", "says"), DATA["layers_are_told_by_counts"])
 def test_layers_are_told_by_counts(layers, extra, attention, says):
     section = audit_traces([layered(layers, extra, attention=attention)], None, ["a"])
     assert [str(n) for n in section.notes if n.code == "layers"] == [says]

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from cli_run import run_here
 from commtax.runs.audit import formats
 from commtax.runs.audit.read_files import read_all
-from commtax.runs.traces.profilers import nccl_ranges, nsys
+from commtax.runs.traces.profilers import nsys
 from made_nsys import NEW, OLD, PID, Export, counted, payload
 from made_traces import clashes, exposed, per_step
+from tables import tables
+
+DATA = tables(__file__)
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -129,8 +132,8 @@ def test_graphs_that_were_traced_whole(tmp_path):
 
 def nccl_calls(export, pid, rank, grouped):
     """A communicator of eight, then an all-reduce of 1 MiB and a gather of 64 KiB a rank, inside a group as torch does it."""
-    export.schema_of(1, (nccl_ranges.COMMUNICATOR, 18, 0), (nccl_ranges.RANKS, 5, 8), (nccl_ranges.RANK, 5, 12))
-    export.schema_of(2, (nccl_ranges.COMMUNICATOR, 18, 0), (nccl_ranges.SIZE, 22, 8))
+    export.schema_of(1, (nsys.COMMUNICATOR, 18, 0), (nsys.RANKS, 5, 8), (nsys.RANK, 5, 12))
+    export.schema_of(2, (nsys.COMMUNICATOR, 18, 0), (nsys.SIZE, 22, 8))
     export.range("ncclCommInitRankConfig", 100, 200, pid, payload=payload(1, "<Qiii4x", 0xABC, 8, rank, 0), registered=True)
     for at, name, size, kernel in ((1_000, "ncclAllReduce", 1 << 20, REDUCE), (9_000, "ncclAllGather", 1 << 16, GATHER)):
         if grouped:
@@ -155,7 +158,7 @@ def test_sizes_from_what_nccl_hands_over(tmp_path, grouped):
 
 def test_several_calls_in_a_group_have_no_size_of_their_own(tmp_path):
     export = Export(tmp_path / "nccl.sqlite")
-    export.schema_of(2, (nccl_ranges.COMMUNICATOR, 18, 0), (nccl_ranges.SIZE, 22, 8))
+    export.schema_of(2, (nsys.COMMUNICATOR, 18, 0), (nsys.SIZE, 22, 8))
     export.range("ncclGroupStart", 0, 10)
     for at in (20, 60):
         export.range("ncclSend", at, at + 30, payload=payload(2, "<QQ", 1, 4096))
@@ -206,23 +209,7 @@ def test_packed_and_unchanged(tmp_path):
     assert (hashlib.sha256(path.read_bytes()).digest(), sorted(p.name for p in tmp_path.iterdir())) == before
 
 
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        ("CREATE TABLE t (a)", "without the tables CUPTI_ACTIVITY_KIND_KERNEL.*found t"),
-        ("CREATE TABLE rocpd_kernel_dispatch (a)", "rocpd convert"),
-        (
-            "CREATE TABLE StringIds (id, value); CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (a, b)",
-            "no columns start and end; found a, b",
-        ),
-        (
-            "CREATE TABLE StringIds (id, value); CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS "
-            "WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM n) SELECT start, start AS end FROM n",
-            "without the tables",
-        ),
-        ('CREATE TABLE StringIds (id, value); CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, "end")', "without a kernel"),
-    ],
-)
+@pytest.mark.parametrize(("made", "words"), DATA["other_databases_are_refused_in_words"])
 def test_other_databases_are_refused_in_words(tmp_path, made, words):
     connection = sqlite3.connect(tmp_path / "x.sqlite")
     connection.executescript(made)

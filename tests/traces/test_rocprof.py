@@ -35,7 +35,8 @@ def of_kind(kind, name=""):
 
 
 def spent_ns(trace):
-    return round(float(sum(trace.timeline.end_s - trace.timeline.start_s)) * 1e9)
+    line = trace.timeline
+    return round(float(sum(line.end_s - line.start_s)) * 1e9)
 
 
 @pytest.mark.parametrize("found", KERNELS, ids=lambda f: f["name"])

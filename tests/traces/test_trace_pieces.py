@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from commtax.cli import progress
 from commtax.files import open_stream
-from commtax.runs.audit import formats, parallel_reading, read_files
+from commtax.runs.audit import formats, read_files
 from commtax.runs.traces.profilers import chrome, kineto
 from commtax.runs.traces.trace import distinct
 from commtax.timeline import merge_spans
@@ -287,7 +287,7 @@ def test_nobody_is_told_where_nobody_looks(monkeypatch, capsys):
 
 def test_several_processes_read_what_one_reads(monkeypatch):
     alone = read_files.read_all(CPU).traces
-    monkeypatch.setattr(parallel_reading.COUNT, "worth_bytes", 0)
+    monkeypatch.setattr(read_files.COUNT, "worth_bytes", 0)
     heard = []
     several = read_files.read_all(CPU, watch=heard.append, processes=2).traces
     assert [told(t) for _, t in several] == [told(t) for _, t in alone]

@@ -49,14 +49,7 @@ def independent_count(path):
     return found
 
 
-SPELLED = {
-    "all_reduce": "all-reduce",
-    "broadcast": "broadcast",
-    "_reduce_scatter_base": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "_all_gather_base": "all-gather",
-    "unlaunched": "send-recv",  # all that is left is the kernel's name
-}
+SPELLED = DATA["spelled"]
 
 
 @shared

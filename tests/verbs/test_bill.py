@@ -20,6 +20,9 @@ from commtax.verbs.billing import price, with_link
 from commtax.verbs.explain import counterfactuals, verdict
 from each import each
 from strategies import questions
+from tables import tables
+
+DATA = tables(__file__)
 
 FIGURES = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 
@@ -160,23 +163,7 @@ def sentence(b):
     return verdict(b, counterfactuals(b))
 
 
-@pytest.mark.parametrize(
-    ("question", "words"),
-    [
-        (
-            ("llama-3.1-8b", "8xh100-sxm", {"tp": 8}),
-            ["latency-bound", "more bandwidth will not help, but lower latency will: halving it saves"],
-        ),
-        (("llama-3.1-70b", "2x1xh200-sxm", {"tp": 2, "inter": "10gbe"}), ["over 10gbe", "inside a host and a pipeline across"]),
-        (("llama-3.1-8b", "h100-sxm", {}), ["no communication", "memory-bound"]),
-        (("llama-3.1-8b", "h100-sxm", {"phase": "prefill", "context": 8192}), ["compute-bound"]),
-        (
-            ("llama-3.1-70b", "8xl40s", {"tp": 8, "phase": "prefill", "context": 4096}),
-            ["bandwidth-bound", "pcie4", "more bandwidth will help"],
-        ),
-        (("deepseek-v3", "8x8xh200-sxm", {"tp": 8, "dp": 8, "ep": 64, "batch": 128}), ["expert", "ib-ndr"]),
-    ],
-)
+@pytest.mark.parametrize(("question", "words"), DATA["the_sentence"])
 def test_the_sentence(question, words):
     model, cluster, options = question
     place = catalog.cluster(cluster, inter=options.pop("inter", ""))

@@ -16,8 +16,8 @@ from commtax.cost.network import STATIONS, CacheWire, DecodeStation, PromptStati
 from commtax.launch.writing import apart_command
 from commtax.planner import plan
 from commtax.statement import Refusal
-from commtax.verbs.closed_loop import serve as closed_form
-from commtax.verbs.requests import serve as simulated
+from commtax.verbs.closed_loop import price_closed_loop as closed_form
+from commtax.verbs.requests import run_requests as simulated
 from commtax.verbs.settling import ask, resolve_question, settle
 
 SLOW = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1, "concurrency": 32, "input_len": 4000}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
-from commtax.runs.results.nccl_tests import parse
+from commtax.runs.results.collective_tests import parse_run
 from each import each
 from paths import ROOT
 from tables import tables
@@ -24,7 +24,7 @@ SHORT = "     1048576         32768      int8     sum      -1    25.41   41.26  
 @each("prefix", ["", "[1,0]<stdout>:", "0: "])
 @each("row", [NEW, OLD, SHORT])
 def test_rows_of_every_variant(prefix, row):
-    run = parse(
+    run = parse_run(
         "\n".join(
             prefix + line
             for line in (*HEADER.splitlines(), row, "# Out of bounds values : 0 OK", "           0   0  int8  none -1  5.1 0 0 N/A")
@@ -36,8 +36,8 @@ def test_rows_of_every_variant(prefix, row):
 
 
 def test_ranks_from_the_ratio_of_bandwidths():
-    assert parse(NEW).ranks == 8
-    assert parse("nothing here").rows == ()
+    assert parse_run(NEW).ranks == 8
+    assert parse_run("nothing here").rows == ()
 
 
 def test_bandwidths_follow_their_definition():
@@ -102,17 +102,7 @@ def test_a_whole_output(tmp_path):
     assert run("all-reduce", "--cluster", "8xh100-sxm", "--measured", str(file)).returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("all-reduc", "--cluster", "8xh100-sxm"), "one of all-reduce"),
-        (("all-reduce", "--cluster", "8xh100-sxm", "--size", "0"), "above 0"),
-        (("all-reduce", "--cluster", "8xh100-sxm", "--ranks", "16"), "has 8 GPUs"),
-        (("all-reduce", "--cluster", "8xh100-sxm", "--measured", "fast"), "bus bandwidth"),
-        (("all-reduce", "--cluster", "h100-sxm"), "ranks=1"),
-        (("all-reduce", "--cluster", "8xh100-sxm", "--measured=-3us"), "above 0"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), DATA["mistakes"])
 def test_mistakes(words, says):
     done = run(*words)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

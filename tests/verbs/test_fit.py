@@ -17,9 +17,9 @@ from commtax.cost.caches import kv_bytes_per_token_layer, kv_pool
 from commtax.cost.memory import on_chip, weights
 from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
-from commtax.verbs.cache_room import limits_of
 from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.fitting import fits, judge
+from commtax.verbs.kv_caches import limits_of
 from commtax.verbs.settling import ask
 from each import each
 from start_logs import LOGS, name, of_log

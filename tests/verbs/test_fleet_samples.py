@@ -4,9 +4,7 @@ import numpy as np
 
 from commtax.sim.streams import draw_stream
 from commtax.spec.stream import Lengths
-from commtax.verbs.fleet_samples import sample_of
-from commtax.verbs.loads import split
-from commtax.verbs.request_streams import longest_of, stream_of
+from commtax.verbs.loads import longest_of, sample_of, split, stream_of
 from commtax.verbs.requests import fleet_of, run
 from commtax.verbs.settling import resolve_question, settle
 

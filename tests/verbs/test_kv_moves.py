@@ -9,7 +9,7 @@ import commtax
 from commtax import catalog
 from commtax.catalog.motion import TIERS, carrier, tier
 from commtax.catalog.techniques import technique
-from commtax.cost.kv_motion import hidden_s, loading_s, pieces_sent
+from commtax.cost.caches import hidden_s, loading_s, pieces_sent
 from commtax.statement import Refusal
 from commtax.verbs.disaggregation import Disaggregation, cache_bytes, wire_of
 from commtax.verbs.prefix_tiers import break_even, prefix_return

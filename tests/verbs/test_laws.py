@@ -1,5 +1,6 @@
 """The laws of ``laws.py`` and ``agreement`` on a few questions each; ``benchmarks/laws.py`` asks thousands."""
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -11,11 +12,12 @@ LAWS = laws.LAWS | agreement.LAWS
 SLOW = tuple(name for name, (_, share) in LAWS.items() if share == 1)
 
 
+@pytest.mark.law
 @each("name", sorted(LAWS))
 def test_law(name):
-    law, _ = LAWS[name]
+    law, usual = LAWS[name][0], settings.default.max_examples
 
-    @settings(max_examples=2 if name in SLOW else 12, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=-(-usual // 6) if name in SLOW else usual, suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=False))
     def holds(rng):
         found = law(rng)

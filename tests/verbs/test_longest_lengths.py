@@ -14,7 +14,7 @@ from commtax.catalog import engine, model
 from commtax.launch.writing import benchmark_command
 from commtax.question import Question
 from commtax.statement import Refusal
-from commtax.verbs.request_streams import longest_of, stream_of
+from commtax.verbs.loads import longest_of, stream_of
 from commtax.verbs.settling import ask
 
 ASKED = ("simulate", "llama-3.1-70b", "--cluster", "4xh100", "-tp", "4", "--concurrency", "2")

@@ -16,11 +16,15 @@ from cli_run import run_here
 from commtax.cli.options import GROUPS, KINDS
 from commtax.options import options, page_keys, refused_by, taken_by
 from commtax.question import PARTS, Question
+from commtax.rules import questions
 from commtax.spec import SIZES
 from commtax.statement import Refusal
-from commtax.verbs import checking, keywords
+from commtax.verbs import keywords
 from each import each
 from paths import ROOT
+from tables import tables
+
+DATA = tables(__file__)
 
 SOURCE = Path(commtax.__file__).parent
 LLAMA = ("llama-3.1-8b", "8xh100-sxm")
@@ -179,40 +183,18 @@ def test_the_page_says_options():
 @pytest.fixture
 def settled(monkeypatch):
     """Questions that were settled, as they were put."""
-    seen, check = [], checking.check_step
-    monkeypatch.setattr(checking, "check_step", lambda q: (seen.append(q), check(q)))
+    seen, check = [], questions.check_step
+    monkeypatch.setattr(questions, "check_step", lambda q: (seen.append(q), check(q)))
     return seen
 
 
-@pytest.mark.parametrize(
-    ("verb", "options"),
-    [
-        ("bill", {"tp": 8, "context": 777}),
-        ("train_bill", {"dp": 8, "batch": 8}),
-        ("traffic", {"tp": 4}),
-        ("simulate", {"concurrency": 7}),
-        ("serve", {"request_rate": 2, "num_prompts": 50}),
-        ("fit", {"tp": 4}),
-        ("fit", {}),
-        ("train_fit", {"tp": 4}),
-    ],
-)
+@pytest.mark.parametrize(("verb", "options"), DATA["a_verb_settles_its_question_once"])
 def test_a_verb_settles_its_question_once(verb, options, settled):
     getattr(commtax, verb)(*LLAMA, **options)
     assert len(settled) == 1
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("bill", "-tp", "8"),
-        ("bill", "--phase", "train", "-dp", "8", "--batch", "8"),
-        ("simulate", "--concurrency", "16"),
-        ("simulate", "--request-rate", "4", "--num-prompts", "100"),
-        ("fit", "-tp", "2"),
-        ("compare", "--over", "tp=1,2,4"),
-    ],
-)
+@pytest.mark.parametrize("words", DATA["a_command_settles_no_question_twice"])
 def test_a_command_settles_no_question_twice(words, settled):
     run_here(words[0], LLAMA[0], "--cluster", LLAMA[1], *words[1:])
     assert settled

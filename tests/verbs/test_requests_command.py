@@ -21,15 +21,11 @@ from commtax.sim.streams import draw_lengths
 from commtax.spelling import normalise
 from commtax.statement import Refusal
 from commtax.units import format_seconds
-from commtax.verbs.closed_loop import serve as closed_loop
-from commtax.verbs.loads import split
-from commtax.verbs.request_streams import _lengths
-from commtax.verbs.requests import serve
+from commtax.verbs.closed_loop import price_closed_loop as closed_loop
+from commtax.verbs.examining import Slo, first_tokens, gaps, points, question_at, slo_of, sweep, timeline_of, usage_of
+from commtax.verbs.loads import _lengths, split
+from commtax.verbs.requests import requests_question, run_requests
 from commtax.verbs.settling import settle
-from commtax.verbs.sweeping import Slo, points, question_at, slo_of, sweep
-from commtax.verbs.tails import first_tokens, gaps
-from commtax.verbs.timed_serving import requests_question
-from commtax.verbs.usage import timeline_of, usage_of
 from each import each
 from tables import tables
 
@@ -116,66 +112,14 @@ def test_one_output_token_has_no_time_between_tokens():
     assert re.search(r"TPOT +–", told)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "first"),
-    [
-        (("--request-rate", "10"), 0, "10 requests/s is "),
-        (("--request-rate", "1000"), 1, "Overloaded: "),
-        (("--request-rate", "10", "--goodput", "ttft:1"), 1, "SLO missed: 0.0% of requests meet TTFT ≤ 1 ms"),
-        (("--request-rate", "10", "--ttft", "1s", "--tpot", "50ms"), 0, "10 requests/s is "),
-        (("--concurrency", "32"), 0, "30.9 requests/s are answered, "),
-        (("--request-rate", "inf"), 0, "52.7 requests/s are answered, "),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "first"), DATA["what_is_wrong_is_said_first_and_is_the_exit_code"])
 def test_what_is_wrong_is_said_first_and_is_the_exit_code(words, code, first):
     done = command(*words)
     assert done.returncode == code, done.stderr
     assert done.stdout.startswith(first)
 
 
-@each(
-    ("words", "names"),
-    [
-        (("--request-rate", "0"), "request_rate=0"),
-        (("--request-rate", "nan"), "request_rate=nan"),
-        (("--request-rate", "-3"), "request_rate=-3"),
-        (("--request-rate", "1e9"), "request_rate=1e+09"),
-        (("--request-rate", "x"), "request_rate: 'x'"),
-        (("--request-rate", "8", "--burstiness", "0"), "burstiness=0"),
-        (("--request-rate", "8", "--duration", "0"), "duration=0"),
-        (("--request-rate", "8", "--duration", "soon"), "duration: 'soon'"),
-        (("--concurrency", "4", "--duration", "5s"), "duration: belongs to a request_rate"),
-        (("--request-rate", "8", "--prefix-cache", "2"), "prefix_cache"),
-        (("--request-rate", "8", "--unique-prompts", "10", "--prefix-cache", "0.5"), "prefix_cache=0.5"),
-        (("--request-rate", "8", "--unique-prompts", "0"), "unique_prompts=0"),
-        (("--request-rate", "8", "--shared-prefix", "-1"), "shared_prefix=-1"),
-        (("--request-rate", "8", "--router", "random"), "router 'random': one of round-robin"),
-        (("--request-rate", "8", "--warmup", "200"), "warmup=200"),
-        (("--request-rate", "8", "--seed", "-1"), "seed=-1"),
-        (("--request-rate", "8", "--ramp-up", "3s"), "ramp_up"),
-        (("--request-rate", "8", "--max-concurrency", "0"), "max_concurrency=0"),
-        (("--request-rate", "8", "--max-concurrency", "1,2"), "max_concurrency"),
-        (("--request-rate", "8", "--kv-tokens", "100"), "kv_tokens=100"),
-        (("--request-rate", "8", "--goodput", "itl:3"), "goodput 'itl:3'"),
-        (("--request-rate", "8", "--goodput", "ttft:soon"), "goodput 'ttft:soon'"),
-        (("--request-rate", "8", "--goodput", "ttft:1", "--ttft", "2ms"), "goodput 'ttft:1'"),
-        (("--request-rate", "8", "--goodput", "ttft:-1"), "goodput=-1"),
-        (("--request-rate", "8", "--tpot", "3"), "tpot"),
-        (("--request-rate", "8", "--prefill-workers", "1"), "prefill_workers=1"),
-        (("--request-rate", "8", "--disaggregated", "--decode-workers", "9"), "decode_workers=9"),
-        (("--request-rate", "8", "--disaggregated", "--prefill-tp", "3"), "tp=3"),
-        (("--request-rate", "8", "--replicas", "9"), "9"),
-        (("--request-rate", "8", "--sweep", "request-rate=1:4"), "sweep"),
-        (("--sweep", "tp=1:4"), "sweep 'tp=1:4'"),
-        (("--sweep", "request-rate=4:1"), "sweep: 4:1"),
-        (("--sweep", "concurrency=1.5"), "sweep: '1.5'"),
-        (("--sweep", "request-rate=1,2", "--save", "x.csv"), "save"),
-        (("--request-rate", "8", "--plot", "x.txt"), "plot"),
-        (("--request-rate", "8", "--timeline", "no-folder/x.json"), "timeline"),
-        (("--request-rate", "8", "--prompts-per-client", "3"), "prompts_per_client"),
-        (("--trace", "none.csv"), "input_len: the trace says"),
-    ],
-)
+@each(("words", "names"), DATA["each_option_is_refused_in_one_line"])
 def test_each_option_is_refused_in_one_line(words, names):
     done = command(*words)
     assert done.returncode == 2, done.stdout
@@ -372,13 +316,13 @@ def test_who_watches_may_stop_a_run_and_has_what_was_answered():
         return watch
 
     asked = settle(requests_question(MODEL, PLACE, {"request_rate": 10, "num_prompts": 200, **LENGTHS}))
-    o = serve(asked, stop_after(50))
+    o = run_requests(asked, stop_after(50))
     assert o.ran.stopped
     assert 50 <= len(o.stream) < 60
     assert o.notes[0].code == "interrupted"
     assert isfinite(o.statistic("ttft_p99"))
     with pytest.raises(KeyboardInterrupt):
-        serve(asked, stopped)
+        run_requests(asked, stopped)
 
 
 def test_a_pasted_benchmark_is_simulated():

@@ -318,18 +318,7 @@ def test_versions_have_their_own_constants():
     assert catalog.engine("trtllm@1.0.0rc3").host.frontend_request_s > 0 == catalog.engine("trtllm").host.frontend_request_s
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ({"concurrency": 0}, "concurrency"),
-        ({"concurrency": 8, "num_prompts": 4}, "num_prompts"),
-        ({"spread": 2.0}, "spread"),
-        ({"output_len": 0}, "output_len"),
-        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens"),
-        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
-        ({"tp": 3}, "tp"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), DATA["bad_input_is_named"])
 def test_bad_input_is_named(words, text):
     with pytest.raises(ValueError, match=text):
         simulate(**words)

@@ -6,25 +6,12 @@ import pytest
 import commtax
 from commtax import catalog
 from commtax.verbs.why import explained_collective, explained_kernel
+from tables import tables
 
-ASKED = [
-    ("llama-3.1-70b", "8xh100-sxm", {"tp": 4, "engine": "vllm", "concurrency": 64, "input_len": 1024, "output_len": 256}),
-    ("llama-3.1-8b", "8xh100-sxm", {"tp": 2, "engine": "sglang", "concurrency": 32, "input_len": 4096, "output_len": 256}),
-    (
-        "qwen3-235b-a22b",
-        "8xb200-sxm",
-        {"tp": 8, "ep": 8, "engine": "trtllm", "concurrency": 8, "input_len": 1024, "output_len": 1024},
-    ),
-    ("llama-3.1-70b", "8xh100-sxm", {"tp": 4, "engine": "vllm", "concurrency": 512, "input_len": 8192, "output_len": 512}),
-]
-PACED = {
-    "pace_products": 1.1,
-    "pace_latency": 0.8,
-    "pace_wire": 1.2,
-    "pace_prompt_steps": 1.15,
-    "pace_small": 0.9,
-    "pace_prompting": 0.7,
-}
+DATA = tables(__file__)
+
+ASKED = DATA["asked"]
+PACED = DATA["paced"]
 
 
 @pytest.mark.parametrize(("model", "cluster", "words"), ASKED)

@@ -20,10 +20,13 @@ from commtax.ledger import hidden_s
 from commtax.sim.pipeline import Durations, run
 from commtax.verbs.explain import causes, thresholds, verdict
 from commtax.verbs.fitting import fits
-from commtax.verbs.unsaid_options import completed_plans
+from commtax.verbs.train_fitting import completed_plans
 from commtax_lab.published.training import question
 from each import each
 from paths import SHARED
+from tables import tables
+
+DATA = tables(__file__)
 
 RUNS = SHARED / "training_runs.csv"
 SMALL = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-70b", "deepseek-v3")
@@ -232,31 +235,7 @@ def test_arrays_equal_scalars():
     assert many.legal.all()
 
 
-BAD = [
-    ({"zero": 3, "pp": 2, "batch": 4}, "zero=3 with pp > 1"),
-    ({"ep": 2, "dp": 2}, "ep"),
-    ({"hsdp": 3, "dp": 8, "engine": "fsdp"}, r"groups must divide dp=8 \(one of 1, 2, 4, 8\)"),
-    ({"pp": 2, "batch": 4, "engine": "fsdp"}, "fsdp has no pipeline stages; engine torchtitan has stages; nearest legal pp: 1"),
-    ({"cp": 2, "engine": "deepspeed"}, "deepspeed has no context parallelism"),
-    ({"recompute": "selective", "engine": "fsdp"}, "fsdp has no such mode"),
-    ({"imbalance": 2.0}, "needs a mixture of experts"),
-    ({"bandwidth_scale": -2.0}, "above 0"),
-    ({"microbatches": 1, "batch": 64}, "follow from batch"),
-    ({"schedule": "interleaved", "chunks": 2, "pp": 4, "batch": 6}, "a multiple of pp"),
-    ({"schedule": "zb-v", "pp": 8, "batch": 16, "model": "llama-3.2-3b"}, "not divisible"),
-    ({"hsdp": 2, "dp": 8}, "belongs to ZeRO 3"),
-    ({"cp": 2, "context": 1001}, "divisible by 2 x cp"),
-    ({"schedule": "zb-h2", "pp": 4, "batch": 4}, "at least 7"),
-    ({"schedule": "interleaved", "chunks": 0, "pp": 4, "batch": 8}, "at least 1 chunk"),
-    ({"schedule": "fill-drain"}, "schedule 'fill-drain'"),
-    ({"tp": 2, "async_axes": ("tp",)}, "add sequence_parallel"),
-    ({"async_axes": ("xp",)}, "axes are dp, tp, pp, ep, cp"),
-    ({"dtype": "int4"}, "bf16, fp16, fp8, fp8-rowwise, mxfp8"),
-    ({"flops": "half"}, "full .* or causal"),
-    ({"imbalance": 0.5}, "imbalance=0.5"),
-    ({"batch": 3, "micro_batch": 2}, "does not divide"),
-    ({"engine": "vllm"}, "no train phase"),
-]
+BAD = DATA["bad"]
 
 
 @each(("change", "says"), BAD)

@@ -14,9 +14,9 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.catalog.effects import KINDS, engine_number, mechanism, mechanisms
-from commtax.cost.forms import CHIP_FORMS, FORMS, equation
-from commtax.cost.forms.form import DAMPED, RATES, SECONDS
-from commtax.cost.seconds_split import terms
+from commtax.cost.forms import DAMPED, RATES, SECONDS
+from commtax.cost.kernels import terms
+from commtax.cost.layer_forms import CHIP_FORMS, FORMS, equation
 from commtax.files import table
 from commtax.spec import KernelHabits
 from commtax.verbs.billing import labels

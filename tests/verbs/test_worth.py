@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here as run
 from commtax.catalog.technique_flags import is_carrier
-from commtax.catalog.technique_misses import kind_of, missed
-from commtax.catalog.techniques import changes_of, technique, techniques, techniques_on
+from commtax.catalog.techniques import changes_of, kind_of, missed, technique, techniques, techniques_on
 from commtax.judgement.gains import ALIKE
 from commtax.statement import Refusal
 from commtax.verbs.fitting import fit_of_step
 from commtax.verbs.settling import resolve_question, settle
 from commtax.verbs.worth import Scale
+from tables import tables
+
+DATA = tables(__file__)
 
 STEPS = (
     ("deepseek-v3", "8xh200-sxm", {"tp": 8, "batch": 32}),
@@ -118,17 +120,7 @@ def test_none_turns_nothing_on():
     assert list(techniques_on(plain)) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("dbbo", "did you mean dbo"),
-        ("mtp", ""),
-        ("mtp=1:0.8:3:4", "write mtp="),
-        ("quickreduce=int3", "one of"),
-        ("dcp=", "write dcp="),
-        ("sbo=3", "no value"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), DATA["a_misspelt_technique_is_refused_in_one_line"])
 def test_a_misspelt_technique_is_refused_in_one_line(text, said):
     if not said:
         assert changes_of(text)["speculative"] >= 1

@@ -19,8 +19,7 @@ from commtax.cli import main
 from commtax.report.view.state import KEYS, State, arguments, config_text, parse
 from commtax.units import format_seconds
 from commtax.verbs.billing import price, with_collectives
-from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.layer import layer_of
+from commtax.verbs.explained_step import ExplainedStep, layer_of
 from commtax.verbs.settling import settle
 from commtax.web.answering import ANSWERS, catalogue
 from commtax.web.pages import state_view as view

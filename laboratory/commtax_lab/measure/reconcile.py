@@ -8,7 +8,7 @@ from statistics import median
 from commtax.catalog import profile as overlay
 from commtax.cost.caches import kv_bytes_per_token
 from commtax.cost.compute import step_kernels
-from commtax.cost.tensors import held_tensors
+from commtax.cost.inventory import held_tensors
 from commtax.question import Question, workload
 from commtax.verbs.billing import StepBill, price, question_traffic, with_link
 from commtax.verbs.settling import settle

@@ -1,6 +1,6 @@
 """The weights that one rank holds: read from safetensors files or made at random, cut as tensor parallelism cuts them.
 
-Cuts follow ``cost/tensors.py``: queries, gates and the vocabulary by output rows, the projections back to the hidden width
+Cuts follow ``cost/inventory.py``: queries, gates and the vocabulary by output rows, the projections back to the hidden width
 by input columns, keys and values by heads until there is one a rank, norms and routers whole on every rank.
 """
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from commtax import catalog
 from commtax.catalog.foreign_names import find_chip_name
-from commtax.catalog.loader import aliases
-from commtax.catalog.versions import parts
+from commtax.catalog.loader import aliases, version_parts
 from commtax.spec import DTYPE_BYTES, Chip, Model
 from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
@@ -343,7 +342,7 @@ def _round(row: Row) -> str:
     entered, version = lower_cell(row, "source_group").rpartition("v")[2], cell(row, "engine_version")
     known: dict[str, str] = names()["open_loop"]["software"]
     older = (its for name, its in known.items() if version == name or version.startswith(f"{name}."))
-    return min(entered, next(older, entered), key=parts)
+    return min(entered, next(older, entered), key=version_parts)
 
 
 def _dtypes(row: Row, model: Model, chip: Chip) -> tuple[str, str]:

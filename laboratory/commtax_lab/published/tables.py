@@ -1,6 +1,6 @@
 """Files of published figures: those that ship here in columns of their own, and folders in the larger tables' columns.
 
-``benchmarks/curate.py`` chose the rows that ship; after their columns are renamed they are read as those of the larger tables.
+The rows that ship are a spread of the larger tables'; after their columns are renamed they are read in the same way.
 A file of a folder is known by its columns, in any order and under any of their usual names; its own name tells only what they
 leave open.
 """

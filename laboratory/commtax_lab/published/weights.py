@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from commtax.catalog.checkpoints import made_of, taken_as
+from commtax.catalog.quantisation import made_of, taken_as
 from commtax.spec import DTYPE_BYTES, Model, Quant
 from commtax.statement import Refusal
 from commtax_lab.published.rows import Row, cell

@@ -6,9 +6,9 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import Array
-from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import kernel_sigma, least_s, seconds
+from commtax.cost.layer_forms import EAGER
 from commtax.ledger import Z80
 from commtax.runs.calibrate.measurements import SweepRow, kernel
 from commtax.spec import DTYPE_BYTES, Chip, KernelConstants, Number

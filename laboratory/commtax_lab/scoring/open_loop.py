@@ -9,7 +9,7 @@ from multiprocessing import current_process
 from commtax import catalog
 from commtax.question import Question
 from commtax.spec import Engine
-from commtax.verbs.requests import RequestsInTime, serve
+from commtax.verbs.requests import RequestsInTime, run_requests
 from commtax.verbs.settling import resolve_question, settle
 from commtax_lab.published import open_loop
 from commtax_lab.published.open_loop import BEYOND, HOLDS, HOLDS_BEYOND, OVERLOADED, OpenLoopRun, ReplicaSettings
@@ -75,7 +75,7 @@ def score(job: ScoringJob) -> Scores | str:
     """A run's figures and verdicts; the refusal where there is none."""
     run = job.run
     try:
-        outcome = serve(settle(question_of(run)))
+        outcome = run_requests(settle(question_of(run)))
         return {kind: _prediction(kind, run, outcome) for kind in job.kinds}
     except ValueError as error:
         return str(error)
@@ -87,7 +87,7 @@ def _prediction(kind: str, run: OpenLoopRun, outcome: RequestsInTime) -> Predict
     if kind == HOLDS:
         return _verdict(_holds_limits(run, outcome))
     if kind == HOLDS_BEYOND:
-        return _verdict(_holds_limits(run, serve(settle(question_of(overload_question(run))))))
+        return _verdict(_holds_limits(run, run_requests(settle(question_of(overload_question(run))))))
     low, high = outcome.range_of(kind)
     return Prediction(outcome.statistic(kind), low, high)
 

@@ -19,10 +19,9 @@ from commtax.catalog.models import bundled_model
 from commtax.catalog.quantisation import MXFP4, NVFP4, TILES
 from commtax.cost.attention import decode_attention, prefill_attention
 from commtax.cost.compute import routed_experts
-from commtax.cost.forms.experts import routed_kernels
-from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel, KernelStep, PricingTerms
 from commtax.cost.kernels import served_lines
+from commtax.cost.layer_forms import EAGER, routed_kernels
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Model, Number, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table

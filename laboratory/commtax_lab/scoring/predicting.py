@@ -16,7 +16,7 @@ from commtax.runs.calibrate.measurements import SweepRow
 from commtax.spec import Fabric, Number, Path
 from commtax.statement import Refusal
 from commtax.verbs.billing import bill, price, train_bill
-from commtax.verbs.closed_loop import serve
+from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.settling import resolve_question, settle, terms_of
 from commtax_lab.published import inference, step_rows, sweep, training
 from commtax_lab.published.collective_rows import Curve
@@ -38,7 +38,7 @@ def predict_inference(run: inference.InferenceRun, entries: Sequence[PublishedFi
 def _closed_loop_mean(run: inference.InferenceRun) -> Prediction:
     """Of a closed loop in which all requests have the same lengths."""
     requests = {"concurrency": run.batch, "spread": 0.0, "input_len": run.input_len, "output_len": run.output_len}
-    loop = serve(settle(resolve_question(run.model, run.cluster, {**requests, **run.options})))
+    loop = price_closed_loop(settle(resolve_question(run.model, run.cluster, {**requests, **run.options})))
     value, low, high, floor = FIGURES[run.served](loop)
     return Prediction(float(value), float(low), float(high), float(floor))
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.catalog.technique_misses import DRAFTS, OTHERS, kind_of, width
-from commtax.catalog.techniques import NONE, asked_techniques
+from commtax.catalog.techniques import DRAFTS, NONE, OTHERS, asked_techniques, kind_of, width
 from commtax.options import check_taken
 from commtax.verbs.settling import resolve_question, settle
 from commtax_lab.published.technique_rows import Options, TechniqueReading

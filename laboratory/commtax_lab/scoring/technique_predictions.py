@@ -11,15 +11,14 @@ from commtax import catalog
 from commtax.cost.pricing import Pricer
 from commtax.cost.traffic import expected_destinations
 from commtax.options import check_taken
+from commtax.rules.drafts import need_accepted
 from commtax.statement import Refusal
 from commtax.verbs import closed_loop, requests
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import ClosedLoop
-from commtax.verbs.drafts import need_accepted
 from commtax.verbs.expecting import expect
-from commtax.verbs.requests import RequestsInTime
+from commtax.verbs.requests import RequestsInTime, requests_question
 from commtax.verbs.settling import resolve_question, settle, terms_of
-from commtax.verbs.timed_serving import requests_question
 from commtax_lab.published.collective_rows import Curve
 from commtax_lab.published.technique_rows import Options, TechniqueReading, load_of
 from commtax_lab.scoring.predicting import curve_seconds
@@ -57,11 +56,11 @@ def _step(reading: TechniqueReading, options: Options) -> float:
 
 def _loop(reading: TechniqueReading, options: Options) -> float:
     asked = resolve_question(reading.model, reading.cluster, check_taken("simulate", options))
-    return _figure(closed_loop.serve(settle(asked)), reading.figure)
+    return _figure(closed_loop.price_closed_loop(settle(asked)), reading.figure)
 
 
 def _requests(reading: TechniqueReading, options: Options) -> float:
-    ran = requests.serve(settle(requests_question(reading.model, reading.cluster, check_taken("serve", options))))
+    ran = requests.run_requests(settle(requests_question(reading.model, reading.cluster, check_taken("serve", options))))
     return _figure(ran, reading.figure) if "per_s" in reading.figure else ran.statistic(reading.figure)
 
 

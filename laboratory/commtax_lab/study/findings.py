@@ -11,7 +11,7 @@ from commtax.spec import Model
 from commtax.thresholds import thresholds
 from commtax.units import format_bytes, format_rate, format_seconds
 from commtax.verbs.billing import StepBill, question_traffic
-from commtax.verbs.closed_loop import serve
+from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.settling import resolve_question, settle
 from commtax_lab.study import study_documents
 from commtax_lab.study.driving import ALL_REDUCE
@@ -248,7 +248,7 @@ def _served_prediction(
         ttft_s, how = prices.step_s("prefill", run.tp, 1, inputs), f"bill of a batch of {clients}, a prompt without waiting"
     else:
         asked = prices.claim(run.tp).question.but(eager=False)
-        loop = serve(settle(asked.but(concurrency=clients, spread=SPREAD, input_len=inputs, output_len=outputs)))
+        loop = price_closed_loop(settle(asked.but(concurrency=clients, spread=SPREAD, input_len=inputs, output_len=outputs)))
         tpot_s, ttft_s, how = float(loop.tpot_s), float(loop.ttft_s), f"simulate with {clients} clients"
     return {"predicted_tpot_ms": to_ms(tpot_s), "predicted_ttft_ms": to_ms(ttft_s), "predicted_how": how}
 

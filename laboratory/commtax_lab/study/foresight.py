@@ -6,9 +6,8 @@ from typing import cast
 
 from commtax import catalog
 from commtax.catalog import profile as overlay
-from commtax.runs.calibrate.learning import Learnt, learn
+from commtax.runs.calibrate.learning import Learnt, join_repeats, learn, question_of
 from commtax.runs.calibrate.measurements import MeasuredRun
-from commtax.runs.calibrate.repeats import join_repeats, question_of
 from commtax.spec import Profile
 from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax.verbs.keywords import SimulateOptions

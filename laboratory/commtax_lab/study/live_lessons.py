@@ -7,9 +7,9 @@ from statistics import median
 from typing import NamedTuple
 
 from commtax.catalog import profile as overlay
-from commtax.runs.calibrate.benchmark_runs import LabelledResult, measured_runs
+from commtax.runs.audit.reported_deployments import ReportedDeployment
+from commtax.runs.calibrate.engine_runs import LabelledResult, measured_runs
 from commtax.runs.calibrate.measurements import MeasuredRun
-from commtax.runs.calibrate.said_deployments import SaidDeployment
 from commtax.runs.results import bench
 from commtax.runs.results.bench_record import BenchmarkRun
 from commtax.spec import Cluster, Profile
@@ -61,12 +61,12 @@ def _result(series: LoadSeries, load: LiveLoad, one: LoadRound) -> LoadResult:
 def runs_of(series: LoadSeries, results: Sequence[LoadResult]) -> list[MeasuredRun]:
     """Those of the small engine, as the questions that they answer."""
     job, arch = series.job, series.job.arch()
-    said = SaidDeployment("this machine", job.model, {"tp": job.tp, "engine": ENGINE, "dtype": job.dtype})
+    said = ReportedDeployment("this machine", job.model, {"tp": job.tp, "engine": ENGINE, "dtype": job.dtype})
     found = read_runs(results, said, job.plan(arch).cluster)
     return [replace(run, model=arch.model) for run in found]  # which may have fewer layers
 
 
-def read_runs(results: Sequence[Mapping[str, object]], said: SaidDeployment, cluster: Cluster) -> list[MeasuredRun]:
+def read_runs(results: Sequence[Mapping[str, object]], said: ReportedDeployment, cluster: Cluster) -> list[MeasuredRun]:
     """Results as the questions that they answer, read as those of any benchmark."""
     labelled = [LabelledResult(_load_name(one), one, said) for one in bench.parse(json.dumps(results))]
     found = measured_runs(labelled, cluster)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from commtax import catalog
-from commtax.runs.calibrate.said_deployments import SaidDeployment
+from commtax.runs.audit.reported_deployments import ReportedDeployment
 from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.study.driving import StudyOrder
@@ -43,7 +43,7 @@ def serve_loads(order: StudyOrder, loads: Sequence[LiveLoad], advance: Callable[
             raise Refusal(f"vllm: {failure}") from None
     flat = [row for rows in results for row in rows]
     options = {"tp": tp, "engine": f"{ENGINE}@{driver.version.partition('+')[0]}", "dtype": driver.dtype, "eager": driver.eager}
-    runs = read_runs(flat, SaidDeployment("this machine", order.model, options), catalog.cluster(driver.where))
+    runs = read_runs(flat, ReportedDeployment("this machine", order.model, options), catalog.cluster(driver.where))
     return ServedLoads(f"vLLM {driver.version}", driver.model.key, driver.dtype, tp, driver.device, WALL, 1.0, flat, runs)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from commtax import catalog
-from commtax.cost.tensors import held_tensors
+from commtax.cost.inventory import held_tensors
 from commtax.files import write_text
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal

@@ -14,10 +14,9 @@ from commtax.catalog.fabric import fabric, fusion, library
 from commtax.catalog.hardware import chip, is_like, link, recognise
 from commtax.catalog.hosts import with_between, with_inside_link
 from commtax.catalog.kernel_constants import kernel_constants, with_shared_latents
-from commtax.catalog.loader import key_of, record, stems, table
+from commtax.catalog.loader import key_of, nearest_version, record, stems, table, version_parts
 from commtax.catalog.models import config, model
 from commtax.catalog.programs import APART
-from commtax.catalog.versions import nearest, parts
 from commtax.spec import ENGINE_PARTS, Engine
 from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
@@ -31,7 +30,7 @@ def lengths(text: str | float, side: Literal["inputs", "outputs"] = "inputs", ar
 
 
 def keys(kind: str) -> list[str]:
-    """All keys of one kind: ``chips``, ``links``, ``clusters``, ``models``, ``engines`` or ``lengths``."""
+    """Return all keys of one kind: ``chips``, ``links``, ``clusters``, ``models``, ``engines`` or ``lengths``."""
     return sorted(stems(kind))
 
 
@@ -47,11 +46,11 @@ def engine(name: str) -> Engine:
         raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{known.version})", "engine")
     if not version or version == known.version:
         return replace(known, note="")
-    near = nearest(version, [*known.versions, known.version])
+    near = nearest_version(version, [*known.versions, known.version])
     told = known.versions.get(near, {})
     constants = {name: value for name, value in told.items() if name not in ("since", "alike")}
     near = known.version if told.get("alike") else near  # all but some constants are the newest version's
-    same = parts(version)[: len(parts(near))] == parts(near)
+    same = version_parts(version)[: len(version_parts(near))] == version_parts(near)
     note = "" if same else f"constants of {stem} {near} are used for {version}: that version is not calibrated"
     return known.but(version=version, note=note, **constants)
 

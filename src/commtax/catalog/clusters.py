@@ -11,7 +11,7 @@ from commtax.statement import Refusal
 
 
 def is_file(text: str) -> bool:
-    """Whether a cluster's name is a file's: it ends in ``.toml``, or has a folder in it.
+    """Return whether a cluster's name is a file's: it ends in ``.toml``, or has a folder in it.
 
     >>> is_file("my-hosts.toml"), is_file("2x8xh100-sxm")
     (True, False)
@@ -77,7 +77,7 @@ def with_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
 
 
 def _entry(place: Cluster) -> str:
-    """The key of the catalogued host or rack that it is made of; "" where it was counted or described."""
+    """Return the key of the catalogued host or rack that it is made of; "" where it was counted or described."""
     return next((stem for name in (place.key, normal(place.key).partition("x")[2]) if (stem := find("clusters", name))), "")
 
 

@@ -59,35 +59,26 @@ def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: st
     family = check_one_of(texts["family"] or "generic", makers, part.named("family"))
     vendor = check_one_of(texts["vendor"] or makers[family], set(makers.values()), part.named("vendor"))
     facts, sources = numbers(part, physics.DESCRIBED_CHIP, cited, needed=("memory_bytes", "memory_Bps"))
-    peaks, their = _peaks(part.part("flops_per_s"), cited)
+    arithmetic = part.part("flops_per_s")
+    check_keys(arithmetic, PEAKS)
+    peaks, their = numbers(arithmetic, dict.fromkeys(PEAKS, physics.FLOPS), cited)
+    if not peaks.keys() & {"bf16", "fp16"}:  # models are computed in 16 bits
+        rule = f"missing bf16 or fp16, dense FLOP/s as in {arithmetic.named('bf16')} = 989.4e12"
+        raise Refusal(f"{arithmetic.where}: {rule}", arithmetic.where)
+    sources |= {f"flops_per_s.{dtype}": source for dtype, source in their.items()}
     said: dict[str, object] = {**texts, **links, "key": texts["key"] or name, "name": texts["name"] or texts["key"] or name}
-    said |= {"family": family, "vendor": vendor, "flops_per_s": peaks, "sources": sources | their}
+    said |= {"family": family, "vendor": vendor, "flops_per_s": peaks, "sources": sources}
     said |= {"visible_bytes": facts["memory_bytes"], "gpus_per_host": 1, **facts}
-    made = _named_chip(record_from(Chip, said), name)
-    return made, assumed_words(
-        made.name, "chip", [f"{key} ({words})" for key, words in UNSAID_OF_CHIP.items() if key not in part.table]
-    )
+    made = record_from(Chip, said)
+    catalogued = made.key in stems("chips") and all(getattr(chip(made.key), fact) == getattr(made, fact) for fact in RATES)
+    if not catalogued and (find("chips", made.key) or made.key in stems("kernels")):  # another chip's name, or a family's
+        made = replace(made, key=f"{made.key} of {name}")
+    unsaid = [f"{key} ({words})" for key, words in UNSAID_OF_CHIP.items() if key not in part.table]
+    return made, assumed_words(made.name, "chip", unsaid)
 
 
 def assumed_words(name: str, where: str, what: Collection[str]) -> str:
     return f"assumed of {name}, as [{where}] does not say: {', '.join(what)}" if what else ""
-
-
-def _peaks(part: TableView, cited: Sources) -> tuple[dict[str, float], Sources]:
-    """FLOP/s by type of arithmetic: models are computed in 16 bits, so one such peak is needed."""
-    check_keys(part, PEAKS)
-    peaks, sources = numbers(part, dict.fromkeys(PEAKS, physics.FLOPS), cited)
-    if not peaks.keys() & {"bf16", "fp16"}:
-        raise Refusal(f"{part.where}: missing bf16 or fp16, dense FLOP/s as in {part.named('bf16')} = 989.4e12", part.where)
-    return peaks, {f"flops_per_s.{name}": source for name, source in sources.items()}
-
-
-def _named_chip(made: Chip, name: str) -> Chip:
-    """The chip under the name that it has; under another one where that is another chip's, or a family's."""
-    if made.key in stems("chips") and all(getattr(chip(made.key), fact) == getattr(made, fact) for fact in RATES):
-        return made
-    taken = find("chips", made.key) or made.key in stems("kernels")
-    return replace(made, key=f"{made.key} of {name}") if taken else made
 
 
 def own_link(part: TableView, scope: str, cited: Sources, name: str) -> tuple[Link, str]:
@@ -98,7 +89,7 @@ def own_link(part: TableView, scope: str, cited: Sources, name: str) -> tuple[Li
     if texts["scope"] not in ("", scope):
         raise Refusal(f"{part.named('scope')}='{texts['scope']}': {scope} is needed here", part.named("scope"))
     facts, sources = numbers(part, physics.DESCRIBED_LINK, cited, needed=("bandwidth_Bps",))
-    given = {**facts, **{key: _flag(part, key) for key in LINK_FLAGS if key in part.table}}
+    given = {**facts, **{key: part.switch(key) for key in LINK_FLAGS if key in part.table}}
     rate, where = facts["bandwidth_Bps"], part.named("kind")
     kind = _layout(texts["kind"], given, where) if scope == "intra" else texts["kind"]
     near = nearest_links(kind, scope, rate, where)
@@ -139,7 +130,7 @@ def nearest_links(kind: str, scope: str, bandwidth_Bps: float, name: str) -> lis
 def numbers(
     part: TableView, ranges: Mapping[str, physics.PhysicalRange], cited: Sources, needed: Collection[str] = ()
 ) -> tuple[dict[str, float], Sources]:
-    """The numbers of these names, and where each is from; a number is plain, or ``[number, "source"]``."""
+    """Return the numbers of these names, and where each is from; a number is plain, or ``[number, "source"]``."""
     missing = [key for key in needed if key not in part.table]
     if missing:
         raise Refusal(f"{part.named(missing[0])}: missing; {ranges[missing[0]].kind} are needed", part.named(missing[0]))
@@ -174,22 +165,15 @@ def citations(part: TableView) -> Sources:
 
 
 def line(part: TableView, key: str) -> str:
-    """A text in one line, short enough to be shown."""
+    """Return a text in one line, short enough to be shown."""
     return "".join(sign if sign.isprintable() else " " for sign in part.text(key)[:LONGEST]).strip()
 
 
 def check_one_of(text: str, known: Collection[str], name: str) -> str:
-    """A word of a few; another one is refused with them."""
+    """Return a word of a few; another one is refused with them."""
     if text not in known:
         raise Refusal(f"{name}='{text}': one of {', '.join(sorted(known))}{suggest(text, known)}", name)
     return text
-
-
-def _flag(part: TableView, key: str) -> bool:
-    value = part.table[key]
-    if not isinstance(value, bool):
-        raise Refusal(f"{part.named(key)}={physics.short_repr(value)}: true or false is needed", part.named(key))
-    return value
 
 
 MOST_BYTES = MiB // 16  # of such a file
@@ -200,7 +184,7 @@ UNUSED = "100gbe"  # stands between hosts where there is one
 
 
 def read_cluster(text: str) -> Cluster:
-    """The cluster of a file; ``2xFILE.toml`` are two such hosts, however many the file says."""
+    """Return the cluster of a file; ``2xFILE.toml`` are two such hosts, however many the file says."""
     text = text.strip()
     count, path = split_count(text)
     hosts = {} if count is None else {"num_hosts": count}
@@ -247,7 +231,7 @@ def _document(path: str) -> dict[str, object]:
 
 
 def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> tuple[Chip, str]:
-    """A chip of the catalogue, or one of its own with the links that it names, else those that the cluster has; and what is
+    """Return a chip of the catalogue, or one of its own with the links that it names, else those that the cluster has; and what is
     assumed of it."""
     if "chip" not in whole.table:
         raise Refusal("chip: missing; name one of the catalogue, such as h100-sxm, or describe it in [chip]", "chip")
@@ -258,7 +242,7 @@ def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -
 
 
 def _usual_link(part: TableView, name: str, links: dict[str, Link]) -> str:
-    """The catalogue's name of a chip's usual link: as it says, else the cluster's, or the catalogued one nearest to that."""
+    """Return the catalogue's name of a chip's usual link: as it says, else the cluster's, or the catalogued one nearest to that."""
     if part.text(name):
         return _check_scope(link(part.text(name)), name, part.text(name)).key
     if name not in links:
@@ -268,7 +252,7 @@ def _usual_link(part: TableView, name: str, links: dict[str, Link]) -> str:
 
 
 def _link(whole: TableView, name: str, cited: Sources, key: str) -> tuple[Link, str]:
-    """A link of the catalogue, or one of its own and what is assumed of it."""
+    """Return a link of the catalogue, or one of its own and what is assumed of it."""
     entry = whole.table[name]
     if isinstance(entry, str):
         return _check_scope(link(entry), SCOPES[name], entry), ""

@@ -48,7 +48,7 @@ def data_set(stem: str) -> DataSet:
 
 
 def lengths(text: str | float, side: Side = "inputs", argument: str = "lengths") -> Lengths:
-    """A distribution as users spell it; a data set has one for prompts and one for answers.
+    """Return a distribution as users spell it; a data set has one for prompts and one for answers.
 
     >>> lengths("512").mean, lengths("uniform:256-1024").mean, lengths("sharegpt", "outputs").mean
     (512.0, 640.0, 198.343)
@@ -99,7 +99,7 @@ def _options(rest: str, known: tuple[str, ...], argument: str, kind: str) -> dic
 
 
 def _number(text: str) -> float:
-    """A plain number; -1 for what is none."""
+    """Return a plain number; -1 for what is none."""
     try:
         return float(text)
     except ValueError:
@@ -144,7 +144,7 @@ def _check_shape(shape: Mapping[str, float], rest: str, argument: str) -> None:
 
 
 def _data_set_lengths(word: str, side: Side, argument: str) -> Lengths:
-    """A data set that ships here, as it is, times a factor, or scaled to a mean."""
+    """Return a data set that ships here, as it is, times a factor, or scaled to a mean."""
     match = re.fullmatch(rf"([^*:]+)(?:\*({_NUMBER}))?(?::(.*))?", word)
     stem = find("lengths", match[1]) if match else ""
     if not match or not stem:

@@ -28,7 +28,7 @@ class MeasuredAcceptance:
     on: str = ""  # of which benchmark
 
     def told_of(self, model: str) -> str:
-        """What is taken for granted where it answers for a model: ``with llama-3.1-8b on MT-Bench``; "" where nothing is."""
+        """Return what is taken for granted where it answers for a model: ``with llama-3.1-8b on MT-Bench``; "" where nothing is."""
         borrowed = [f"with {self.model}"] if self.model and self.model != model else []
         return " ".join([*borrowed, *([f"on {self.on}"] if self.on else [])])
 
@@ -99,7 +99,7 @@ def drafter_kinds() -> Mapping[str, DrafterKind]:
 
 @lru_cache(maxsize=64)
 def drafter(name: str, model: Model, drafts: int, other: Model | None = None) -> Drafter:
-    """A drafter beside a model; ``other`` is the model that drafts, where the kind is one."""
+    """Return a drafter beside a model; ``other`` is the model that drafts, where the kind is one."""
     kind = drafter_kinds()[name]
     ways = kind.joined, kind.rejoined, kind.doubled, kind.parallel, kind.context_only, kind.markov
     plain = Drafter(name, None, 1, *ways, own_head=kind.vocab > 0)
@@ -151,11 +151,7 @@ def _dense_blocks(model: Model, kind: DrafterKind, count: int) -> tuple[Block, .
         own = Attention(a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim)
     dense = (block.ffn.intermediate for block in model.blocks if isinstance(block.ffn, Mlp))
     plain = Block(own, Mlp(next(dense, int(kind.width * model.hidden))))
-    first = replace(plain, extras=_doubled(own, model.hidden)) if kind.doubled else plain
-    return (first, *(plain,) * (count - 1))
-
-
-def _doubled(a: Attention, hidden: int) -> tuple[Extra, ...]:
-    """The other half of the first layer's queries, keys and values."""
-    kv = a.num_kv_heads * (a.head_dim + a.v_head_dim)
-    return (Extra("self_attn.embedding_qkv.weight", (a.num_heads * a.head_dim + kv, hidden), "heads", "attention"),)
+    # The other half of the first layer's queries, keys and values.
+    width = own.num_heads * own.head_dim + own.num_kv_heads * (own.head_dim + own.v_head_dim)
+    half = Extra("self_attn.embedding_qkv.weight", (width, model.hidden), "heads", "attention")
+    return (replace(plain, extras=(half,)) if kind.doubled else plain, *(plain,) * (count - 1))

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from commtax.catalog.loader import plain_record, stems
+from commtax.catalog.loader import nearest_version, plain_record, stems
 from commtax.catalog.loader import table as facts
-from commtax.catalog.versions import nearest
 from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import ENGINE_PARTS, Engine
@@ -42,15 +41,15 @@ def mechanism(name: str) -> Mechanism:
 
 
 def engine_number(engine: Engine, name: str) -> float | None:
-    """An engine's number of that name, whichever part it belongs to; None where it has none."""
+    """Return an engine's number of that name, whichever part it belongs to; None where it has none."""
     holders = (getattr(engine, part) for part in ENGINE_PARTS)
     return next((float(getattr(one, name)) for one in holders if hasattr(one, name)), None)
 
 
 def citation_of(engine: Engine, name: str) -> str:
-    """Where an engine's file has a number from."""
+    """Return where an engine's file has a number from."""
     newest = [str(facts("engines", engine.key)["version"])] if engine.key in stems("engines") else []
     known = [*engine.versions, *newest]
-    near = nearest(engine.version, known) if known else ""
+    near = nearest_version(engine.version, known) if known else ""
     own = engine.sources.get(f"versions.{near}.{name}") or engine.sources.get(name)
     return f"{own.title} ({own.date})" if own and own.date else own.title if own else ""

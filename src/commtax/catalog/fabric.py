@@ -12,8 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from commtax.catalog.hardware import link as link_of
-from commtax.catalog.loader import Table, find, plain_record, stems, suggest, table
-from commtax.catalog.versions import is_same_version, nearest, parts
+from commtax.catalog.loader import Table, find, is_same_version, nearest_version, plain_record, stems, suggest, table, version_parts
 from commtax.records import dataclass, replace
 from commtax.spec import Chip, Cluster, ExchangePath, Fabric, Link, Network, Path, Protocol, Spread
 from commtax.statement import Note, Refusal, Source
@@ -47,14 +46,14 @@ class PathRow:
 
     @property
     def link(self) -> Link:
-        """The link that it was measured on."""
+        """Return the link that it was measured on."""
         return link_of(self.reference)
 
     def of_chip(self, chip: str) -> bool:
         return not self.measured_on or chip in self.measured_on
 
     def measured_with(self, cluster: Cluster) -> bool:
-        """Whether it was measured on this chip, or its family, with this link."""
+        """Return whether it was measured on this chip, or its family, with this link."""
         chip = cluster.chip
         return chip.family in self.families and self.of_chip(chip.key) and self.reference == cluster.intra.key
 
@@ -118,26 +117,26 @@ class Library:
         return (self, *(library(self.fallback).chain if self.fallback else ()))
 
     def eager_floor(self, chip: Chip) -> float:
-        """The least time of a collective that is launched from Python; of an unmeasured generation the longest."""
+        """Return the least time of a collective that is launched from Python; of an unmeasured generation the longest."""
         known = self.eager_floor_s
         return known.get(chip.key, known.get(chip.family, max(known.values(), default=0.0)))
 
     def rows(self, family: str, kind: str, version: str = "") -> tuple[PathRow, ...]:
-        """What was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all.
+        """Return what was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all.
 
         Of several versions the one that is asked for, or the nearest; the newest where none is asked for.
         """
         for who in (family, self.kin.get(family), self.kin.get(kind)):
             if own := tuple(r for r in self.path if who in r.families and kind in r.links):
                 known = {r.version for r in own if r.version}
-                wanted = nearest(version or max(known, key=parts), known) if known else ""
+                wanted = nearest_version(version or max(known, key=version_parts), known) if known else ""
                 return tuple(r for r in own if r.version in ("", wanted))
         return ()
 
 
 @lru_cache(maxsize=64)
 def library(name: str) -> Library:
-    """A library by key or alias, whatever version is named behind it."""
+    """Return a library by key or alias, whatever version is named behind it."""
     if key := find("libraries", name.partition("@")[0]):
         return read_library("libraries", key)
     known = stems("libraries")
@@ -165,7 +164,7 @@ def _network(row: Table, where: str) -> Network:
 
 
 def _path_row(row: Table, where: str) -> PathRow:
-    """What a row serves, and its constants as a path of no collective yet; sizes by group are pairs there."""
+    """Return what a row serves, and its constants as a path of no collective yet; sizes by group are pairs there."""
     served = {f.name for f in fields(PathRow)}
     facts = {"op": "", **{key: value for key, value in row.items() if key not in served}}
     facts |= {key: _by_world(facts[key]) for key in BY_WORLD if key in facts}
@@ -179,7 +178,7 @@ def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
 
 
 def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({}), behind: str = "") -> Fabric:
-    """The paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud.
+    """Return the paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud.
 
     ``own`` are a profile's paths by library: for the collectives that they tell of, they stand in for the library's. They
     were measured on the inside link; bridged pairs keep the library's. ``behind`` is an engine's library, which takes over what
@@ -194,7 +193,7 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({}), be
 
 
 def _made(asked: Library, cluster: Cluster, version: str = "") -> Fabric:
-    """What ``_make`` makes, once for all clusters that it makes the same for."""
+    """Return what ``_make`` makes, once for all clusters that it makes the same for."""
     links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
     chip = (cluster.chip.key, cluster.chip.family, cluster.chip.memory_Bps)
     key = (asked.key, asked.ops, version, asked.fallback, *chip, cluster.gpus_per_host, cluster.domain, *links)
@@ -204,7 +203,7 @@ def _made(asked: Library, cluster: Cluster, version: str = "") -> Fabric:
 
 
 def source_title(name: str, source: str) -> str:
-    """What a source of a library's constants is, or of an exchange's; "" where it has none of that name."""
+    """Return what a source of a library's constants is, or of an exchange's; "" where it has none of that name."""
     key = name.partition("@")[0]
     apart = next((kind for kind in ("exchanges", "fusions") if key in stems(kind)), "")
     files = (read_library(apart, key),) if apart else library(key).chain
@@ -212,7 +211,7 @@ def source_title(name: str, source: str) -> str:
 
 
 def exchange(key: str, cluster: Cluster) -> Fabric:
-    """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
+    """Return the paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
     return _made(read_library("exchanges", key), cluster)
 
 
@@ -233,7 +232,7 @@ def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
 
 
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
-    """A host's paths with those of the bridged pairs in it, of whose ranks every other one sends over PCIe.
+    """Return a host's paths with those of the bridged pairs in it, of whose ranks every other one sends over PCIe.
 
     What is assumed of either is said.
     """
@@ -261,7 +260,11 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     network = replace(network, label=_source_between(last.key, network, cluster.inter))
     spreads = tuple(s for one in (asked, last) for s in _spreads(one, cluster))
     where = f"{cluster.intra.key} with {chip.key} are assumed"
-    never = _reason_assumed(last, asked.key, cluster)
+    own_chip = next((r for r in last.path if chip.key in r.measured_on and cluster.intra.kind in r.links), None)
+    never = f"{asked.key} was never measured on {chip.key} with {cluster.intra.key}"
+    if own_chip:
+        hosts = f"hosts on {cluster.intra.kind} differ 2 to 8 times"
+        never = f"one host of {chip.key} was measured ({own_chip.reference}); {hosts}"
     never_basis = f"{asked.key} {chip.key} {cluster.intra.key}"
     said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
     return Fabric(
@@ -284,13 +287,6 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     )
 
 
-def _reason_assumed(last: Library, key: str, cluster: Cluster) -> str:
-    chip, link = cluster.chip.key, cluster.intra
-    if one := next((r for r in last.path if chip in r.measured_on and link.kind in r.links), None):
-        return f"one host of {chip} was measured ({one.reference}); hosts on {link.kind} differ 2 to 8 times"
-    return f"{key} was never measured on {chip} with {link.key}"
-
-
 def _spreads(one: Library, cluster: Cluster) -> tuple[Spread, ...]:
     """Widths of a library on a chip and link; in hosts that it was not measured on those of pairs that were left out."""
     chip, rate = cluster.chip, cluster.intra.bandwidth_Bps
@@ -308,7 +304,8 @@ def _source_inside(asked: Library, cluster: Cluster, version: str) -> Source:
         return Source("transferred", f"transferred from {asked.key} on {chip.family} in other hosts", f"{asked.key} {chip.key}")
     if not version or not known or any(is_same_version(version, one) for one in known):
         return CALIBRATED
-    return Source("transferred", f"transferred from {asked.key} {max(known, key=parts)} to {version}", f"{asked.key} {version}")
+    newest = max(known, key=version_parts)
+    return Source("transferred", f"transferred from {asked.key} {newest} to {version}", f"{asked.key} {version}")
 
 
 def _source_between(key: str, network: Network, link: Link) -> Source:
@@ -320,7 +317,7 @@ def _source_between(key: str, network: Network, link: Link) -> Source:
 
 
 def _all_paths(asked: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
-    """A library's paths, then in later turns those of the libraries that it falls back on; ``version`` is its own."""
+    """Return a library's paths, then in later turns those of the libraries that it falls back on; ``version`` is its own."""
     chained: tuple[Path, ...] = ()
     turn = 0
     for one in asked.chain:
@@ -340,12 +337,12 @@ def _of_any_size(paths: tuple[Path, ...], own: int) -> Mapping[str, tuple[Path, 
 
 
 def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
-    """The all-reduce's spread over all sizes, for those who do not ask by size."""
+    """Return the all-reduce's spread over all sizes, for those who do not ask by size."""
     return max((s.factor for s in spreads if s.where == where and (not s.ops or "all-reduce" in s.ops)), default=default)
 
 
 def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
-    """The paths of one library on this cluster: as measured there, else as calibrated for its family and link."""
+    """Return the paths of one library on this cluster: as measured there, else as calibrated for its family and link."""
     own = measured.get(one.key, ())
     return (*own, *(p for p in _usual_paths(one, cluster, version) if p.op not in {o.op for o in own}))
 
@@ -365,7 +362,7 @@ def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ..
 
 
 def _moved_waits(path: Path, row: PathRow, cluster: Cluster, kin: Mapping[str, str]) -> Path:
-    """An exchange's constants of another generation: what waits for other ranks goes as an all-reduce of a few bytes does.
+    """Return an exchange's constants of another generation: what waits for other ranks goes as an all-reduce of a few bytes does.
 
     That does little but write to all others and wait for them. The times of Hopper's exchanges, whose bytes under way return sooner
     too, follow from Blackwell's within 14 % so, and within 23 % unmoved (benchmarks/fit_exchanges.py).
@@ -420,7 +417,7 @@ def _home(path: Path, one: Library, family: str) -> list[tuple[Path, Link]]:
 
 
 def _plain_ring(op: str, link: Link, last: Library) -> Path:
-    """A ring that nobody measured: the library's launch, the link's latency a hop, and most of the link's rate."""
+    """Return a ring that nobody measured: the library's launch, the link's latency a hop, and most of the link's rate."""
     alone = op in ("send-recv", "broadcast")
     hops = 0.0 if alone or op == "all-to-all" else 2.0 if op == "all-reduce" else 1.0
     launch_s, hop_s = last.launch_s + (link.latency_s if alone else 0.0), hops * link.latency_s
@@ -428,7 +425,7 @@ def _plain_ring(op: str, link: Link, last: Library) -> Path:
 
 
 def _textbook(cluster: Cluster) -> Fabric:
-    """The ring formula and nothing else: every hop one link latency, every byte at the link's rate."""
+    """Return the ring formula and nothing else: every hop one link latency, every byte at the link's rate."""
 
     def path(op: str, link: Link) -> Path:
         hops = 2.0 if op == "all-reduce" else 1.0

@@ -1,16 +1,16 @@
-"""Chips and models as drivers, logs and tables spell them.
+"""Chips and models as drivers, logs and tables spell them; clusters as people write them.
 
 A chip is known by the words of its key and of its aliases in the catalogue, in whatever order and between whatever other words
-they stand; nothing is looked up anywhere.
-"""
+they stand; nothing is looked up anywhere."""
 
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from commtax.catalog import loader
 from commtax.catalog.hardware import chip
-from commtax.catalog.loader import stems
+from commtax.catalog.loader import find, normal, stems
 from commtax.shipped_tables import table
 
 COUNT = re.compile(r"(?<![a-z0-9])(?:\d+ ?x ?)+(?=[a-z])|(?<=\d)x\d+(?![a-z0-9])")  # how many there are: ``8xH100``, ``h100x8``
@@ -21,7 +21,7 @@ BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|
 
 @lru_cache(maxsize=4096)
 def find_chip_name(text: str) -> str:
-    """The catalogue's key of the chip that a text names; "" where none is.
+    """Return the catalogue's key of the chip that a text names; "" where none is.
 
     >>> [find_chip_name(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
     ['gb200', 'b200-sxm', 'h100-sxm', 'gb10', 'rtx-pro-6000-server']
@@ -35,7 +35,7 @@ def find_chip_name(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def find_device_chip(text: str) -> str:
-    """The catalogue's key of the chip that a driver calls so; "" where one word of the name is of no chip that is known.
+    """Return the catalogue's key of the chip that a driver calls so; "" where one word of the name is of no chip that is known.
 
     Tables are read more freely (``find_chip_name``), and let a chip stand for another of its generation.
 
@@ -59,7 +59,7 @@ def _without_socket(word: str) -> str:
 
 
 def _by_words(text: str) -> str:
-    """The chip of whose names most words stand in a text."""
+    """Return the chip of whose names most words stand in a text."""
     words = _words(text)
     if spelled := _squeezed_chips().get(letters_and_digits(COUNT.sub("", text.lower()))):
         return spelled
@@ -70,7 +70,7 @@ def _by_words(text: str) -> str:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """The words of a name in lower case, without counts, memory as ``80gb``."""
+    """Return the words of a name in lower case, without counts, memory as ``80gb``."""
     plain = MEMORY.sub(r"\1gb", COUNT.sub(" ", text.lower().replace("_", "-")))
     return tuple(word for word in re.split(r"[^a-z0-9]+", BARE_MEMORY.sub(r"-\1gb", plain)) if word)
 
@@ -96,7 +96,7 @@ def letters_and_digits(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def model_key(name: str) -> str:
-    """The catalogue's key of a model; "" where none has that name, or several begin with it.
+    """Return the catalogue's key of a model; "" where none has that name, or several begin with it.
 
     >>> [model_key(name) for name in ("LLAMA3_70B", "DeepSeekV3 (w/o MTP)", "Qwen3_30B_a3B", "GPT OSS 120B", "Nemotron_3_Nano")]
     ['llama-3.1-70b', 'deepseek-v3', 'qwen3-30b-a3b', 'gpt-oss-120b', 'nemotron-3-nano-30b-a3b']
@@ -112,3 +112,53 @@ def model_key(name: str) -> str:
 @lru_cache(maxsize=1)
 def _spellings() -> dict[str, Any]:
     return table("catalog/foreign_names.toml")
+
+
+HOST = r"(?:node|host|server|machine|instance|system|box)(?:e?s)?\b"
+HOSTS = re.compile(rf"(x )?\b(\d{{1,7}}) (?:x )?{HOST}( (?:of|with|x)\b)?")
+EACH = re.compile(rf"\beach\b|(?:\bper |/ ?){HOST}( x\b)?")
+FILLERS = re.compile(r"\b(?:gpus?|an?|the|nvidia|amd|instinct)\b|[,;()]")
+COUNTED = (
+    re.compile(r"()()([a-z0-9].*?) ?([x:] ?\d{1,7})"),
+    re.compile(r"(?:(\d{1,7})(?: ?[x:] ?| ))?(?:(\d{1,7})(?: ?[x:-] ?| |(?=[a-z])))?((?<!\d)\d{4}|[a-z].*)()"),
+)
+"""A count behind a name, and counts before it."""
+LONGEST = 100  # signs of a text that may mean something
+
+
+def usual_spellings(text: str) -> list[str]:
+    """What a text may mean, in counts and a name of the catalogue: several where it is in doubt, none where nothing is known.
+
+    >>> [usual_spellings(text) for text in ("16 h100", "H100 x16", "2 nodes of 8 H200 SXM", "2x dgx-h100", "2x1xdgx-spark")]
+    [['16xh100'], ['16xh100'], ['2x8xh200-sxm'], ['2xdgx-h100'], ['2xdgx-spark']]
+    >>> usual_spellings("dgx-h100 x8"), usual_spellings("2 h100 nodes"), usual_spellings("16 h100 on 2 nodes")
+    (['8xdgx-h100', 'dgx-h100'], ['2x8xh100', '2x1xh100'], [])
+    """
+    written = re.sub("[×*]", "x", text.lower().replace("_", "-"))
+    plain = " ".join(FILLERS.sub(" ", written).split()) if len(text) < LONGEST and written.isascii() else ""
+    told, each = HOSTS.search(plain), EACH.search(plain)
+    rest = " ".join(EACH.sub(" ", HOSTS.sub(" ", plain)).split())
+    for form in COUNTED:
+        if match := form.fullmatch(re.sub(rf" {HOST}$", "", rest)):
+            first, second, name, behind = match.groups()
+            counts = [int(count.strip("x: ")) for count in (told[2] if told else "", first, second, behind) if count]
+            joined = not told or len(counts) < 2 or bool(each or told[1] or told[3])
+            if joined and all(counts) and (meant := _meant(counts, name, bool(behind), rest != match.string)):
+                return meant
+    return []
+
+
+def _meant(counts: list[int], name: str, behind: bool, hosts: bool) -> list[str]:
+    """Hosts of a name of their own, or GPUs: two counts are hosts and GPUs, one is of whatever has the name."""
+    if stem := find("clusters", name):
+        host = loader.table("clusters", stem)
+        own, whole = host["gpus_per_host"][0], f"{counts[0]}x{stem}" if counts else stem
+        if len(counts) == 1 and behind and counts[0] == own > 1:
+            return [whole, stem]
+        return [whole] if len(counts) < 2 or counts[1:] == [own] else [whole, f"{counts[0]}x{counts[1]}x{host['chip']}"]
+    key = next((n for n in (normal(name), normal(name.removesuffix("s"))) if find("chips", n)), "") or find_device_chip(name)
+    if not key or len(counts) > 2:
+        return []
+    if hosts and len(counts) == 1:
+        return [f"{counts[0]}x{chip(key).gpus_per_host}x{key}", f"{counts[0]}x1x{key}"]
+    return ["x".join([*map(str, counts), key])]

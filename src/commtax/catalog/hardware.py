@@ -14,7 +14,7 @@ _FORM_FACTORS = ("sxm", "pcie", "nvl")
 
 @lru_cache(maxsize=256)
 def chip(name: str) -> Chip:
-    """A chip by key or alias."""
+    """Return a chip by key or alias."""
     if not find("chips", name):
         check_measured(name, "chip")
     stem = key_of("chips", name)
@@ -22,7 +22,7 @@ def chip(name: str) -> Chip:
 
 
 def is_catalogued(own: Chip) -> bool:
-    """Whether a chip is one of ours, and not one that somebody describes."""
+    """Return whether a chip is one of ours, and not one that somebody describes."""
     return own.key in stems("chips")
 
 
@@ -40,13 +40,13 @@ def recognise(name: str, memory_bytes: float, num_sms: int = 0) -> tuple[str, ..
 
 
 def is_like(known: Chip, memory_bytes: float, num_sms: int = 0) -> bool:
-    """Whether memory and multiprocessors are the chip's, where both sides tell them."""
+    """Return whether memory and multiprocessors are the chip's, where both sides tell them."""
     near = abs(memory_bytes / known.visible_bytes - 1) <= MEMORY_SPREAD
     return near and (not num_sms or not known.num_sms or num_sms == known.num_sms)
 
 
 def _words(known: Chip) -> frozenset[str]:
-    """The words of a chip's key that a driver says too: no form factor, no size of its memory."""
+    """Return the words of a chip's key that a driver says too: no form factor, no size of its memory."""
     parts = (part for part in known.key.split("-") if part not in _FORM_FACTORS and not part.startswith("hbm"))
     return frozenset(part for part in parts if not (part.isdigit() and len(part) < 4))
 
@@ -65,7 +65,7 @@ def _has_words_of(known: Chip, name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def link(name: str) -> Link:
-    """A link by key or alias; ``nvlink3@8`` has 8 of its 12 NVLinks."""
+    """Return a link by key or alias; ``nvlink3@8`` has 8 of its 12 NVLinks."""
     base, counted, count = name.partition("@")
     stem = key_of("links", base)
     known = record(Link, table("links", stem), f"links/{stem}")

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from commtax.catalog.families.parts import ARCHITECTURES
-from commtax.catalog.fields import Fields
+from commtax.catalog.families.parts import ARCHITECTURES, Fields
 from commtax.catalog.loader import stems, suggest, table
 from commtax.catalog.quantisation import quantisation_of_config
 from commtax.spec import Model
@@ -25,7 +24,7 @@ LEAST = 4  # sizes that two configs must have in common, and agree in, before on
 
 
 def complete_config(config: Config, shared: tuple[str, ...]) -> tuple[Config, list[Note]]:
-    """The config with each field of ``shared`` that it lacks, and a note for each. An entry lists names of one thing."""
+    """Return the config with each field of ``shared`` that it lacks, and a note for each. An entry lists names of one thing."""
     text, notes = text_section(config), list[Note]()
     filled, outer = dict(text), dict(config)
     lacking = [names.split() for names in shared if all(s.get(n) is None for s in (config, text) for n in names.split())]
@@ -41,7 +40,7 @@ def complete_config(config: Config, shared: tuple[str, ...]) -> tuple[Config, li
 
 
 def text_section(config: Config) -> Config:
-    """The decoder's fields: a section of their own, or the config itself."""
+    """Return the decoder's fields: a section of their own, or the config itself."""
     text = config.get("text_config")
     return text if isinstance(text, Mapping) else config
 
@@ -67,7 +66,7 @@ NEUTRAL = re.compile(
 
 
 def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Model:
-    """The model that a ``config.json`` describes; ``Refusal`` names the architecture or the fields at fault.
+    """Return the model that a ``config.json`` describes; ``Refusal`` names the architecture or the fields at fault.
 
     ``read_as``: the family whose fields they are taken for, whatever architecture the config names.
     """
@@ -101,7 +100,7 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
 
 
 def _read(name: str, config: Mapping[str, object]) -> tuple[Model, Fields]:
-    """What a family makes of a config, and the fields with what is wrong with them."""
+    """Return what a family makes of a config, and the fields with what is wrong with them."""
     fields = Fields(config)
     model = NOTHING
     try:
@@ -127,7 +126,7 @@ def find_family(name: str, config: Mapping[str, object]) -> str:
 
 
 def _is_registered(name: str) -> bool:
-    """Whether a family reads it; a family whose name is in the architecture's is looked into first."""
+    """Return whether a family reads it; a family whose name is in the architecture's is looked into first."""
     for family in sorted(FAMILIES, key=lambda family: family not in name.lower()):
         if name in ARCHITECTURES:
             return True
@@ -136,13 +135,13 @@ def _is_registered(name: str) -> bool:
 
 
 def architectures() -> list[str]:
-    """All that are read, family by family."""
+    """Return all that are read, family by family."""
     _is_registered("")
     return sorted(ARCHITECTURES, key=lambda name: ARCHITECTURES[name].read.__module__)
 
 
 def family_name(architecture: str) -> str:
-    """The name that one types for a family."""
+    """Return the name that one types for a family."""
     return re.sub(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel)$", "", architecture).lower()
 
 
@@ -155,7 +154,7 @@ USUAL = "LlamaForCausalLM"  # whose layers most others follow
 
 
 def _nearest(config: Mapping[str, object], own: str) -> str:
-    """The family that can read the config and knows most of its fields; of equals one of a similar name, else Llama."""
+    """Return the family that can read the config and knows most of its fields; of equals one of a similar name, else Llama."""
 
     def fit(name: str) -> tuple[int, float, bool]:
         whole, _ = complete_config(config, ARCHITECTURES[name].shared)
@@ -173,7 +172,7 @@ def _nearest(config: Mapping[str, object], own: str) -> str:
 
 
 def _unused_fields(config: Mapping[str, object], fields: Fields) -> str:
-    """What that family has no use for, but for what never changes a size or a cost."""
+    """Return what that family has no use for, but for what never changes a size or a cost."""
     names = dict.fromkeys((*config, *text_section(config)))
     left = [name for name in names if name not in fields.asked and not NEUTRAL.search(name)]
     return f"; ignored: {', '.join(left)}" if left else "; no field is ignored"

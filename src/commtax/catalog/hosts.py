@@ -2,6 +2,7 @@
 
 import re
 
+from commtax import shipped_tables
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.loader import check_measured, did_you_mean, find, normal, record, stems, table
 from commtax.records import replace
@@ -9,7 +10,8 @@ from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Refusal
 
 MAX_GPUS = 1_000_000
-_MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}  # links that only one maker's chips have
+_ROWS = shipped_tables.table("catalog/makers.toml")
+_MAKERS = {kind: maker for maker, row in _ROWS.items() for kind in row["links"]}  # links that only one maker's chips have
 SLOTS = 8  # GPUs that a usual server holds on PCIe
 
 
@@ -36,6 +38,11 @@ def with_inside_link(place: Cluster, inside: Link) -> Cluster:
 def with_between(place: Cluster, between: Link) -> Cluster:
     """The same hosts with another network between them, and its usual number of NICs."""
     return replace(place, inter=between, nics_per_host=_usual_nics(between, place))
+
+
+def usual_library(made: Chip) -> str:
+    """Return the library whose collectives a test on such chips measures."""
+    return str(_ROWS.get(made.vendor.lower(), _ROWS["generic"])["library"])
 
 
 def catalogued_hosts(text: str) -> Cluster | None:
@@ -83,7 +90,7 @@ def parse_counts(text: str) -> Cluster:
 
 def _read_spelling(text: str, name: str) -> Cluster:
     """The hosts that people mean who write something else than counts and a known ``name``; refused where that is in doubt."""
-    from commtax.catalog.spelled_clusters import usual_spellings  # names of the catalogue need no second reading
+    from commtax.catalog.foreign_names import usual_spellings  # names of the catalogue need no second reading
 
     meant = usual_spellings(text)
     if len(meant) == 1:
@@ -103,9 +110,9 @@ def _read_spelling(text: str, name: str) -> Cluster:
 def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
     """Hosts as such chips usually come: their links, one NIC for each GPU where the network has it, cards in bridged pairs."""
     inside, between, bridge = link(kind.intra), link(kind.inter), None
-    if "bridge" in kind.intra and gpus > 2:  # a bridge joins two cards
-        bridge, inside = inside, link("pcie5" if kind.family == "hopper" else "pcie4")
-    switched = inside.kind in ("nvlink", "xgmi")
+    if inside.beside and gpus > 2:  # a bridge joins two cards
+        bridge, inside = inside, link(kind.beside_bridge or inside.beside)
+    switched = inside.kind in _MAKERS
     pairs = f" (pairs over {bridge.name})" if bridge else ""
     system = f"{inside.name} inside{pairs}, {between.name} between hosts"
     return Cluster(
@@ -126,7 +133,8 @@ def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
 
 def _largest_host(kind: Chip) -> int:
     """GPUs of such a chip that one host holds at most: a baseboard's, the slots of a PCIe server, one beside its own CPU."""
-    cards = kind.gpus_per_host > 1 and (link(kind.intra).kind == "pcie" or "bridge" in kind.intra)
+    inside = link(kind.intra)
+    cards = kind.gpus_per_host > 1 and (inside.kind == "pcie" or inside.beside)
     return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, SLOTS if cards else 0)
 
 

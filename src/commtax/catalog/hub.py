@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 def contents(name: str, file_name: str = "config.json") -> bytes:
-    """A file of a repository; ``LookupError`` says why there is none, and what to do."""
+    """Return a file of a repository; ``LookupError`` says why there is none, and what to do."""
     if not ID.fullmatch(name):
         raise LookupError("not an id of the Hub, which is OWNER/NAME")
     return _remember_failure(f"{name}/{file_name}", LookupError, lambda: _fetch_file(name, file_name))
 
 
 def optional_file(name: str, file_name: str) -> bytes:
-    """A file that a repository may have; nothing where it has none."""
+    """Return a file that a repository may have; nothing where it has none."""
     try:
         return contents(name, file_name)
     except LookupError:
@@ -48,12 +48,12 @@ def optional_file(name: str, file_name: str) -> bytes:
 
 
 def is_cached(name: str) -> bool:
-    """Whether a repository's config is kept on this machine; never a look at the network."""
+    """Return whether a repository's config is kept on this machine; never a look at the network."""
     return bool(ID.fullmatch(name)) and _cached_file(name, "config.json") is not None
 
 
 def _remember_failure(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
-    """What failed once fails again, and is tried again when it is old."""
+    """Return what the work makes. What failed once fails again, and is tried again when the failure is old."""
     if what not in _failed or time.monotonic() - _failed[what][0] > FORGET_SECONDS:
         try:
             return work()
@@ -109,7 +109,7 @@ def _repository(name: str) -> Path:
 
 
 def _cached_file(name: str, file_name: str) -> Path | None:
-    """A file in the client's cache: of the commit that its ``main`` is."""
+    """Return a file in the client's cache: of the commit that its ``main`` is."""
     with suppress(OSError, ValueError):
         commit = (_repository(name) / "refs" / "main").read_text(encoding="ascii").strip()
         path = _repository(name) / "snapshots" / commit / file_name
@@ -158,7 +158,7 @@ def _authorise(request: Request, token: str) -> None:
 
 
 def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
-    """A file's bytes and its commit, where the Hub tells it. ``OSError``: nobody answered."""
+    """Return a file's bytes and its commit, where the Hub tells it. ``OSError``: nobody answered."""
     told = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
     if not told and not _set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         with suppress(OSError, ValueError):
@@ -172,21 +172,18 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
             body, commit = answer.read(CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""
     except HTTPError as error:
         with error:
-            raise LookupError(_refusal_text(place, file_name, error.code, bool(token))) from None
+            which = "this HF_TOKEN may not read it" if token else "set HF_TOKEN to one that may read it"
+            said = f"{place} answers with {error.code}; try again later"
+            if error.code in DENIED:
+                said = f"{place} refuses it with {error.code}: {DENIED[error.code]}; {which}"
+            elif error.code == 404:
+                said = f"{place} has no such model, or it has no {file_name}"
+            raise LookupError(said) from None
     except (HTTPException, ValueError) as error:  # ValueError: an address that nobody can have
         raise LookupError(f"{place} answers no HTTP ({type(error).__name__})") from None
     if len(body) > CONFIG_BYTES:
         raise LookupError(f"{place} has a {file_name} larger than {CONFIG_BYTES // 2**20} MiB, which is more than is read")
     return body, commit
-
-
-def _refusal_text(place: str, file_name: str, code: int, had_token: bool) -> str:
-    if code in DENIED:
-        which = "this HF_TOKEN may not read it" if had_token else "set HF_TOKEN to one that may read it"
-        return f"{place} refuses it with {code}: {DENIED[code]}; {which}"
-    return (
-        f"{place} has no such model, or it has no {file_name}" if code == 404 else f"{place} answers with {code}; try again later"
-    )
 
 
 def _run_with_timeout(seconds: float, work: Callable[[], T]) -> T:

@@ -46,7 +46,7 @@ def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelC
 
 
 def with_shared_latents(own: KernelConstants, chip: Chip) -> KernelConstants:
-    """An engine's constants with the kernels over latents that engines have in common."""
+    """Return an engine's constants with the kernels over latents that engines have in common."""
     shared = _kernel_constants("", chip.key, chip.family, _pace(chip), False).tables
     return replace(own, tables={**own.tables, **{name: c for name, c in shared.items() if name.startswith("latent-decode.")}})
 
@@ -108,7 +108,7 @@ def _ratio(there: Pace, here: Pace) -> Ratio:
 
 
 def reference() -> Chip:
-    """The chip at whose pace the generic constants are."""
+    """Return the chip at whose pace the generic constants are."""
     return chip_of(table("kernels", "generic")["paced_as"])
 
 
@@ -130,7 +130,7 @@ def _rescale_tables(tables: Tables, ratio: Ratio) -> Tables:
 
 
 def _rescale_table(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
-    """The same object where nothing moves."""
+    """Return the same object where nothing moves."""
     if ratio == (1.0, 1.0):
         return c
     by_name = dict.fromkeys(LATENCIES, ratio[0]) | dict.fromkeys(SHARED, ratio[1])

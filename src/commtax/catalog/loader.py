@@ -34,7 +34,7 @@ def _published_totals(counts: Json, url: str) -> Iterator[JsonObject]:
 
 
 def parse_printed_count(text: str) -> tuple[int, int]:
-    """A printed count, and its significant digits.
+    """Return a printed count, and its significant digits.
 
     >>> parse_printed_count("12.30B"), parse_printed_count("0.4B")
     ((12300000000, 4), (400000000, 1))
@@ -103,7 +103,7 @@ def _value(entry: object, key: str, named: Mapping[str, Citation], sources: dict
 
 @lru_cache(maxsize=8)
 def stems(kind: str) -> tuple[str, ...]:
-    """The keys of one kind: its files' names, sorted; behind those of models the rows of the Hub's."""
+    """Return the keys of one kind: its files' names, sorted; behind those of models the rows of the Hub's."""
     files = sorted(f.stem for f in (FACTS / kind).iterdir() if f.suffix in (".toml", ".json"))
     return (*files, *sorted(_rows())) if kind == "models" else tuple(files)
 
@@ -115,7 +115,7 @@ def _rows() -> dict[str, Row]:
 
 @lru_cache(maxsize=512)
 def table(kind: str, stem: str) -> Table:
-    """The file of one key: a ``config.json`` keeps its format, all others are TOML; or its row."""
+    """Return the file of one key: a ``config.json`` keeps its format, all others are TOML; or its row."""
     if kind != "models":
         return kept(str(FACTS / kind / f"{stem}.toml"))
     if row := _rows().get(stem):
@@ -141,7 +141,7 @@ def aliases(kind: str) -> dict[str, str]:
 
 
 def find(kind: str, name: str) -> str:
-    """The key by itself or an alias; "" where there is none.
+    """Return the key by itself or an alias; "" where there is none.
 
     >>> find("models", "Qwen3-235B"), find("models", "llama3.1 70b"), find("models", "qwen3")
     ('qwen3-235b-a22b', 'llama-3.1-70b', '')
@@ -153,7 +153,7 @@ def find(kind: str, name: str) -> str:
 
 
 def _find_loosely(wanted: str) -> str:
-    """The one model whose key differs by dashes alone, or names its active parameters too (``-a22b``)."""
+    """Return the one model whose key differs by dashes alone, or names its active parameters too (``-a22b``)."""
     known = _loose_names().get(wanted.replace("-", ""), set())
     return next(iter(known)) if len(known) == 1 else ""
 
@@ -169,7 +169,7 @@ def _loose_names() -> dict[str, set[str]]:
 
 
 def key_of(kind: str, name: str) -> str:
-    """The key by itself or an alias; a name that nothing has is refused with what is near."""
+    """Return the key by itself or an alias; a name that nothing has is refused with what is near."""
     if stem := find(kind, name):
         return stem
     raise Refusal(f"unknown {kind[:-1]} '{name}'{did_you_mean(name, kind)}", kind[:-1])
@@ -198,7 +198,7 @@ def suggest(name: str, choices: Iterable[str]) -> str:
 
 
 def _abbreviates(short: str, name: str) -> bool:
-    """Whether all words and numbers of one name stand in the other, in order: llama3-70b in llama-3.1-70b."""
+    """Return whether all words and numbers of one name stand in the other, in order: llama3-70b in llama-3.1-70b."""
     rest = iter(re.findall(r"[a-z]+|\d+", name))
     return all(part in rest for part in re.findall(r"[a-z]+|\d+", short))
 
@@ -217,3 +217,25 @@ def check_measured(text: str, argument: str) -> None:
     what = next((one["what"] for one in made if re.fullmatch(one["pattern"], name)), "")
     if what:
         raise Refusal(f"{argument} '{text[:60]}': {what}, {INSTEAD}", argument)
+
+
+def version_parts(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version: ``1.0.0rc3`` is 1, 0, 0."""
+    return tuple(int(number[0]) for part in version.removeprefix("v").split(".") if (number := re.match(r"\d{1,9}", part)))
+
+
+def nearest_version(version: str, known: Iterable[str]) -> str:
+    """Return the newest known version that is not newer, else the oldest.
+
+    >>> nearest_version("0.5.12", ["0.5.10", "0.5.14"]), nearest_version("0.4", ["0.5.10", "0.5.14"])
+    ('0.5.10', '0.5.10')
+    """
+    wanted, measured = version_parts(version), sorted(known, key=version_parts)
+    older = [v for v in measured if version_parts(v) <= wanted]
+    return older[-1] if older else measured[0]
+
+
+def is_same_version(version: str, measured: str) -> bool:
+    """Return whether one of them is the other, or says less of it: 0.5 and 0.5.14."""
+    one, other = version_parts(version), version_parts(measured)
+    return one[: len(other)] == other[: len(one)]

@@ -8,9 +8,9 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from commtax.catalog.checkpoints import KnownModel, StorageRule, base_key, made_of, release_of, taken_as
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import did_you_mean, find, normal, plain_record, table
+from commtax.catalog.quantisation import KnownModel, StorageRule, base_key, made_of, release_of, taken_as
 from commtax.files import Json, JsonObject, expand_home, parse_json, read_json
 from commtax.records import dataclass
 from commtax.spec import Citation, Model
@@ -55,7 +55,7 @@ def published_counts(key: str) -> list[PublishedCount]:
 
 
 def bundled_model(name: str) -> Model | None:
-    """A bundled model by key or alias; never a look at the disk or the network. What it was called is its first alias.
+    """Return a bundled model by key or alias; never a look at the disk or the network. What it was called is its first alias.
 
     >>> bundled_model("meta-llama/Llama-3.1-8B-Instruct").aliases[0]
     'meta-llama/Llama-3.1-8B-Instruct'
@@ -116,20 +116,20 @@ def variant(name: str) -> Model | None:
 
 
 def known_model(name: str) -> Model | None:
-    """A bundled model by key or alias, or as a checkpoint's name alone tells; never a look at the disk or the network."""
+    """Return a bundled model by key or alias, or as a checkpoint's name alone tells; never a look at the disk or the network."""
     told = _read_name(name)
     return _as_told(name, *told) if told else bundled_model(name)
 
 
 def _as_told(name: str, rule: StorageRule | None, known: KnownModel) -> Model:
-    """The model that a name tells; an alias without its organisation is the same model as with it."""
+    """Return the model that a name tells; an alias without its organisation is the same model as with it."""
     if not rule and base_key(normal(name)):
         return _load_called(known.key, name)
     return taken_as(name, _load_bundled(known.key), known, rule)
 
 
 def _read_name(name: str) -> tuple[StorageRule | None, KnownModel] | None:
-    """What a name that is not in the catalogue tells: a format's rule, where it ends in one, and the model."""
+    """Return what a name that is not in the catalogue tells: a format's rule, where it ends in one, and the model."""
     if find("models", name):
         return None
     for rule, known in made_of(name):
@@ -140,7 +140,7 @@ def _read_name(name: str) -> tuple[StorageRule | None, KnownModel] | None:
 
 
 def origin(name: str) -> str:
-    """The bundled model that a name means, as it is or stored in another way; "" where it means none."""
+    """Return the bundled model that a name means, as it is or stored in another way; "" where it means none."""
     told = _read_name(name)
     return told[1].key if told else find("models", name)
 
@@ -164,7 +164,7 @@ def _load_bundled(key: str) -> Model:
 
 
 def _load_folder(path: Path, read_as: str) -> Model:
-    """A folder's model. Its safetensors headers, where there are any, tell the exact bytes."""
+    """Return a folder's model. Its safetensors headers, where there are any, tell the exact bytes."""
     file = path / "config.json" if path.is_dir() else path
     folder = file.parent
     if not os.path.exists(file):
@@ -212,7 +212,7 @@ def _is_prediction_layer(name: str, num_layers: int) -> bool:
 
 
 def config(name: str) -> Config:
-    """The raw ``config.json`` of a bundled model or a local folder."""
+    """Return the raw ``config.json`` of a bundled model or a local folder."""
     if key := find("models", name):
         return dict(_file(key).config)
     path = expand_home(name)
@@ -223,7 +223,7 @@ def config(name: str) -> Config:
 
 
 def safetensors_header(shard: Path) -> tuple[Config, int]:
-    """The JSON header of a safetensors file, and where its data begins: eight bytes of length, then that many of JSON."""
+    """Return the JSON header of a safetensors file, and where its data begins: eight bytes of length, then that many of JSON."""
     size = shard.stat().st_size
     with shard.open("rb") as file:
         prefix = file.read(8)
@@ -241,7 +241,7 @@ def safetensors_header(shard: Path) -> tuple[Config, int]:
 
 
 def span_of(entry: Json) -> tuple[int, int]:
-    """Where the bytes of a tensor begin and end among the data, as the header's entry tells."""
+    """Return where the bytes of a tensor begin and end among the data, as the header's entry tells."""
     match entry:
         case {"data_offsets": [int(start), int(end)]} if 0 <= start <= end:
             return start, end

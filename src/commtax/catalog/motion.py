@@ -15,7 +15,7 @@ TIERS = ("host", "disk", "remote")
 
 @lru_cache(maxsize=8)
 def carrier(name: str) -> CacheCarrier:
-    """A carrier by name; "": what is priced where nobody names one."""
+    """Return a carrier by name; "": what is priced where nobody names one."""
     known = table("catalog/carriers.toml")
     if (key := name or USUAL) not in known:
         told = tuple(one for one in known if one != USUAL)

@@ -54,7 +54,7 @@ class TableView:
         return value
 
     def rows(self, key: str) -> list[object]:
-        """A list; one that is not there is empty."""
+        """Return a list; one that is not there is empty."""
         value = self.table.get(key, [])
         if not isinstance(value, list):
             raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: a list is needed", self.named(key))
@@ -64,18 +64,18 @@ class TableView:
         return {key: self.text(key) for key in self.table}
 
     def some(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
-        """The numbers of these names that are given."""
+        """Return the numbers of these names that are given."""
         return {key: rule.read(self.table[key], self.named(key)) for key, rule in ranges.items() if key in self.table}
 
     def all_of(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
-        """The numbers of these names, each of which is needed."""
+        """Return the numbers of these names, each of which is needed."""
         missing = [key for key in ranges if key not in self.table]
         if missing:
             raise Refusal(f"{self.where} lacks {', '.join(missing)}", self.named(missing[0]))
         return self.some(ranges)
 
     def numbers(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
-        """All that is in it, as numbers of these names."""
+        """Return all that is in it, as numbers of these names."""
         self.check_known(ranges)
         return {key: ranges[key].read(value, self.named(key)) for key, value in self.table.items()}
 
@@ -90,7 +90,7 @@ class PhysicalRange:
     whole: bool = False
 
     def read(self, value: object, name: str) -> float:
-        """The value as a number of the range; anything else is refused with the nearest that would do."""
+        """Return the value as a number of the range; anything else is refused with the nearest that would do."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise Refusal(f"{name}={short_repr(value)}: {self.kind} from {self.low:g} to {self.high:g} is needed", name)
         if not self.low <= value <= self.high:
@@ -148,7 +148,7 @@ def check_path(path: Path, link: Link, name: str) -> None:
 
 
 def fastest_Bps(path: Path) -> float:
-    """The rate of the group size that contends least."""
+    """Return the rate of the group size that contends least."""
     return float(path.bandwidth_Bps) / min((slower for _, slower in path.contention), default=1.0)
 
 

@@ -123,7 +123,7 @@ class Posterior:
         return np.asarray(self._inverse @ self.residuals)
 
     def scale(self, metric: str) -> float:
-        """What deviations of a latency are over the usual ones: as the errors of each run by the others tell."""
+        """Return what deviations of a latency are over the usual ones: as the errors of each run by the others tell."""
         mine = self._metrics == MEASURED.index(metric)
         squares = self._pull[mine] ** 2 / np.diag(self._inverse)[mine] if mine.any() else mine
         return self.known.width * float(np.sqrt((self.known.freedom + squares.sum()) / self.freedom(metric)))
@@ -153,7 +153,7 @@ class Posterior:
         return np.asarray(np.sqrt(alike @ said / np.maximum(alike.sum(-1), np.finfo(float).tiny)))
 
     def changes(self, asked: Deployment) -> dict[str, Change]:
-        """How the constants of a deployment move."""
+        """Return how the constants of a deployment move."""
         weights = self.shares(asked)[0][:, None] * self._slopes * self.spread**2
         means = self._pull @ weights
         left = self.spread**2 - np.einsum("ip,ij,jp->p", weights, self._inverse, weights)
@@ -200,7 +200,7 @@ class Posterior:
 
 
 def student_over_normal(freedom: Number) -> Number:
-    """The 80 % range of Student's distribution over that of a normal one: the first terms of Cornish and Fisher's series.
+    """Return the 80 % range of Student's distribution over that of a normal one: the first terms of Cornish and Fisher's series.
 
     >>> round(Z80 * student_over_normal(3), 2), round(Z80 * student_over_normal(8), 2)
     (1.63, 1.4)
@@ -210,7 +210,7 @@ def student_over_normal(freedom: Number) -> Number:
 
 
 def metric_words(metric: str) -> str:
-    """A latency or a part of a profiled step, for people.
+    """Return a latency or a part of a profiled step, for people.
 
     >>> metric_words("tpot"), metric_words("host")
     ('TPOT', 'host')
@@ -241,7 +241,7 @@ def moves_of(own: Profile) -> Iterator[tuple[Deployment, dict[str, Change]]]:
 
 
 def range_words(sigma: float) -> str:
-    """The 80 % range of a constant whose logarithm has a standard deviation.
+    """Return the 80 % range of a constant whose logarithm has a standard deviation.
 
     >>> range_words(0.1), range_words(0.3)
     ('±14%', '±47%')
@@ -250,5 +250,5 @@ def range_words(sigma: float) -> str:
 
 
 def move_words(change: Change) -> tuple[str, str, str]:
-    """How far a constant moved, its 80 % range now, and before any run."""
+    """Return how far a constant moved, its 80 % range now, and before any run."""
     return f"{math.expm1(change.log):+.0%}", range_words(change.after), range_words(change.before)

@@ -1,6 +1,6 @@
 """What was measured on one machine, laid over the catalogue: chip, kernels, collectives, network and host.
 
-Its files are read and written by ``profile_files``, several are joined by ``profile_joining``.
+Its files are read, written and joined by ``profile_files``.
 """
 
 import math
@@ -11,12 +11,10 @@ from commtax.catalog import physics
 from commtax.catalog.fabric import fabric, library, with_pairs
 from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.posterior import deployment_of, posterior_of
-from commtax.catalog.profile_files import check_paths
+from commtax.catalog.profile_files import NO_FACTS, check_paths, run_topics, runs_of, tells_chip
 from commtax.catalog.profile_files import load as load
 from commtax.catalog.profile_files import load_profile as load_profile
 from commtax.catalog.profile_files import parse as parse
-from commtax.catalog.profile_joining import NO_FACTS, tells_chip
-from commtax.catalog.profile_lessons import run_topics, runs_of
 from commtax.records import with_fields
 from commtax.spec import Chip, Cluster, Engine, Model, Plan, Profile
 from commtax.spec.constants import Fabric, KernelConstants, Spread
@@ -28,19 +26,19 @@ _SPREAD = 0.25  # half-width of the range around a machine's own fit that does n
 
 
 def measured_chip(own: Profile) -> str:
-    """The chip that it was measured on, as it says or as all of its runs do; "" where that is not one."""
+    """Return the chip that it was measured on, as it says or as all of its runs do; "" where that is not one."""
     chips = {lesson.deployment.chip for lesson in own.lessons}
     return own.chip.get("key", "") or (chips.pop() if len(chips) == 1 else "")
 
 
 def other_chip(own: Profile, chip: Chip) -> str:
-    """The chip that it was measured on, where that is another one."""
+    """Return the chip that it was measured on, where that is another one."""
     key = own.chip.get("key", chip.key)
     return key if key != chip.key else ""
 
 
 def measured_cluster(own: Profile, cluster: Cluster) -> Cluster:
-    """The cluster with its chip as it was measured.
+    """Return the cluster with its chip as it was measured.
 
     Another chip's facts are refused; kernels, lessons and collectives of the same links are used there, aloud.
     """
@@ -61,7 +59,7 @@ def measured_cluster(own: Profile, cluster: Cluster) -> Cluster:
 
 
 def measured_engine(own: Profile, engine: Engine, chip: Chip) -> Engine:
-    """The engine with the host's times as measured, where that engine was measured on this chip."""
+    """Return the engine with the host's times as measured, where that engine was measured on this chip."""
     if not own.host or not tells_of(own, engine) or other_chip(own, chip):
         return engine
     return engine.but(**own.host, calibrated=True, host_label=own.label)
@@ -82,12 +80,12 @@ def learnt_engine(own: Profile, engine: Engine, chip: Chip, model: Model, plan: 
 
 
 def tells_of(own: Profile, engine: Engine) -> bool:
-    """Whether the host's times are this engine's."""
+    """Return whether the host's times are this engine's."""
     return not own.engine or own.engine.partition("@")[0] == engine.key
 
 
 def constants(own: Profile, engine: Engine, chip: Chip) -> KernelConstants:
-    """The family's kernel constants with the measured ones in their place."""
+    """Return the family's kernel constants with the measured ones in their place."""
     usual = kernel_constants(engine, chip)
     other = {"decode.single"} if "decode.bf16" in own.tables else set()  # attention as measured here, whatever the heads
     tables = {**{name: c for name, c in usual.tables.items() if name not in other}, **own.tables}
@@ -103,13 +101,13 @@ def same_link(own: Profile, which: str, cluster: Cluster) -> bool:
 
 
 def usual_library(own: Profile, engine: Engine) -> str:
-    """The library that the engine calls; the profile's first where that tells nothing of the engine's."""
+    """Return the library that the engine calls; the profile's first where that tells nothing of the engine's."""
     shared = set(own.libraries) & {one.key for one in library(engine.library).chain}
     return engine.library if shared or not own.libraries else next(iter(own.libraries))
 
 
 def paths(own: Profile, library: str, cluster: Cluster) -> Fabric:
-    """The library's paths as measured here; operations and links that were not measured keep the catalogue's."""
+    """Return the library's paths as measured here; operations and links that were not measured keep the catalogue's."""
     if cluster.bridge:
         return with_pairs(paths(own, library, cluster.without_pairs), paths(own, library, cluster.as_pairs))
     here = own.libraries if same_link(own, "intra", cluster) else {}
@@ -134,7 +132,7 @@ def _with_measured_network(own: Profile, made: Fabric) -> Fabric:
 
 
 def remarks(own: Profile, cluster: Cluster, engine: Engine, model: str = "", tp: int = 0) -> list[Note]:
-    """What a profile does not tell of this cluster, engine, model and tensor-parallel size, in words; no name: not asked."""
+    """Return what a profile does not tell of this cluster, engine, model and tensor-parallel size, in words; no name: not asked."""
     wanted = {"engine": engine.key, "chip": cluster.chip.key, "model": model, "tp": str(tp or "")}
     unseen = [topic.unseen for topic in run_topics(own.lessons, wanted) if not topic.told]
     outside = [f"its runs did not see {', '.join(unseen)}: the ranges of what they taught are widened"] if unseen else []
@@ -143,7 +141,7 @@ def remarks(own: Profile, cluster: Cluster, engine: Engine, model: str = "", tp:
 
 
 def _left_out(own: Profile, cluster: Cluster, engine: Engine) -> Iterator[str]:
-    """What of it is not used here, or less surely."""
+    """Yield what of it is not used here, or less surely."""
     measured_on = other_chip(own, cluster.chip)
     for part, which, what in ((own.libraries, "intra", "collectives were"), (own.network, "inter", "network was")):
         if part and not same_link(own, which, cluster):

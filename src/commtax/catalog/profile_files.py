@@ -2,14 +2,25 @@
 
 ``commtax_profile = 2``, ``name``, ``written`` (the day), ``engine`` and ``dtype`` that were measured, the host's times (``host_s``
 …), and tables ``chip``, ``network``, ``links``, ``sources``, ``kernels.tables``, lists ``libraries``, ``network_curves`` and
-``deployment`` (see ``profile_lessons``): every part may be left out. Version 1, which is JSON and has neither curves nor
-deployments, is still read.
+``deployment``: every part may be left out. Version 1, which is JSON and has neither curves nor deployments, is still read.
+
+``[[deployment]]`` has engine, version, chip, family, model, dtype, tp … ``[[deployment.run]]`` label, clients, lengths, and tables
+``tpot`` and ``ttft`` of measured_s, catalogue_s, residual, noise, repeats, scatter and slopes. Of a profiled step, ``products``,
+``attention`` … ``host`` instead (``spec.STEP_PARTS``): clients are the sequences in it, and input_len what they see.
+
+Several profiles become one where they are laid over each other in order: a host's, a fabric's, an engine's. What was fitted
+together stays together. Constants by name (chip, kernels, libraries) are taken one by one, those of the network and the host as a
+whole; what runs taught is joined.
 """
+
+from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
+from functools import reduce
+from itertools import islice
 from pathlib import Path as File
 from typing import cast, get_args
 
@@ -18,16 +29,207 @@ from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
 from commtax.catalog.loader import suggest
 from commtax.catalog.physics import TableView
-from commtax.catalog.posterior import Change, move_words, moves_of
-from commtax.catalog.profile_joining import join
-from commtax.catalog.profile_lessons import deployment_rows, read_lessons, runs_of
+from commtax.catalog.posterior import move_words, moves_of
 from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
-from commtax.records import record_from
-from commtax.spec import DTYPE_BYTES, ChipFacts, Deployment, Link, NetworkCurve, Path, Profile
+from commtax.records import dataclass, record_from
+from commtax.spec import DTYPE_BYTES, LATENCIES, MEASURED, ChipFacts, Deployment, Link, NetworkCurve, Path, Profile, RunLesson
 from commtax.spec.constants import Algorithm
+from commtax.spec.engine import HostTime, Paces
 from commtax.statement import Refusal, Source
-from commtax.toml_text import shorten_all, write_toml
-from commtax.units import plural
+from commtax.toml_text import shorten, shorten_all, write_toml
+from commtax.units import listed, plural
+
+SLOPES = frozenset(f.name for kind in (HostTime, Paces) for f in fields(kind) if f.type == "float")
+"""Constants that a lesson may blame."""
+_TEXTS = tuple(f.name for f in fields(Deployment) if f.type == "str")
+_SWITCHES = tuple(f.name for f in fields(Deployment) if f.type == "bool")
+_LEFT_OUT = {f.name: f.default for f in fields(Deployment) if f.default is not MISSING}  # what a deployment that does not say it is
+_UNSAID = {f.name: f.default for f in fields(RunLesson) if f.name in physics.LATENCY and f.default is not MISSING}
+"""What a latency that does not say it has."""
+MOST = 1_000  # latencies of a profile: what they teach together takes time with the third power of their number
+
+
+@dataclass(frozen=True, slots=True)
+class TaughtRun:
+    """One run or profiled step of a deployment: its times by metric, in the order of ``MEASURED``."""
+
+    deployment: Deployment
+    lessons: Mapping[str, RunLesson]
+
+    @property
+    def first(self) -> RunLesson:
+        return next(iter(self.lessons.values()))
+
+
+def read_lessons(rows: Iterable[object]) -> tuple[RunLesson, ...]:
+    """Lessons of a document's deployments; what cannot be is refused by key and rule."""
+    found = tuple(islice(_read_deployments(rows), MOST + 1))
+    if len(found) > MOST:
+        raise Refusal(f"deployment: more than the {MOST:,} latencies that are learnt from; leave some out", "deployment")
+    return found
+
+
+def _read_deployments(rows: Iterable[object]) -> Iterator[RunLesson]:
+    for index, row in enumerate(rows):
+        part = TableView.of(row, f"deployment[{index}]", "a table of a deployment")
+        part.check_known({*(f.name for f in fields(Deployment)), "run"})
+        facts: dict[str, object] = {key: part.text(key) for key in _TEXTS}
+        facts |= {key: int(size) for key, size in part.some(physics.DEPLOYMENT).items()}
+        facts |= {key: part.switch(key) for key in _SWITCHES if key in part.table}
+        deployment = record_from(Deployment, facts)
+        if not part.rows("run"):
+            raise Refusal(f"{part.where} lacks run", part.named("run"))
+        for i, run in enumerate(part.rows("run")):
+            yield from _read_run(TableView.of(run, f"{part.where}.run[{i}]", "a table of a run"), deployment)
+
+
+def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
+    part.check_known({"label", *physics.RUN, *MEASURED})
+    asked = part.all_of(physics.RUN)
+    if not any(metric in part.table for metric in MEASURED):
+        raise Refusal(f"{part.where} lacks {' or '.join(LATENCIES)}", part.where)
+    for metric in MEASURED:
+        if metric in part.table:
+            told = part.part(metric)
+            told.check_known({*physics.LATENCY, "slopes"})
+            needed = {key: rule for key, rule in physics.LATENCY.items() if key not in _UNSAID}
+            facts: dict[str, object] = {**asked, **told.all_of(needed), **told.some(physics.LATENCY), "label": part.text("label")}
+            slopes = told.part("slopes")
+            if unknown := next((key for key in slopes.table if key not in SLOPES), ""):
+                raise Refusal(f"unknown key '{slopes.named(unknown)}'{suggest(unknown, SLOPES)}", slopes.named(unknown))
+            facts |= {"deployment": deployment, "metric": metric}
+            yield record_from(RunLesson, {**facts, "slopes": slopes.numbers(dict.fromkeys(slopes.table, physics.SLOPE))})
+
+
+def runs_of(lessons: Iterable[RunLesson]) -> list[TaughtRun]:
+    """Lessons of one run together: of one deployment, label and load. A run has one latency of each metric."""
+    found: dict[tuple[object, ...], list[dict[str, RunLesson]]] = {}
+    for lesson in lessons:
+        load = (shorten(getattr(lesson, key)) for key in physics.RUN)
+        runs = found.setdefault((lesson.deployment, lesson.label, *load), [])
+        run = next((run for run in runs if lesson.metric not in run), None)
+        if run is None:
+            runs.append(run := {})
+        run[lesson.metric] = lesson
+    every = [{metric: run[metric] for metric in MEASURED if metric in run} for runs in found.values() for run in runs]
+    return [TaughtRun(next(iter(run.values())).deployment, run) for run in every]
+
+
+def deployment_rows(lessons: Iterable[RunLesson]) -> list[dict[str, object]]:
+    """Deployments as they are written, each with its runs; sizes of 1 go without saying."""
+    by: dict[Deployment, list[dict[str, object]]] = {}
+    for run in runs_of(lessons):
+        first = run.first
+        label = {"label": first.label} if first.label else {}
+        load = {key: getattr(first, key) for key in physics.RUN}
+        run_row = {**label, **load, **{metric: _latency_row(lesson) for metric, lesson in run.lessons.items()}}
+        by.setdefault(run.deployment, []).append(run_row)
+    rows = list[dict[str, object]]()
+    for deployment, run_rows in by.items():
+        facts = {f.name: getattr(deployment, f.name) for f in fields(Deployment)}
+        kept = {key: value for key, value in facts.items() if key == "tp" or (value != _LEFT_OUT.get(key) and value != "")}
+        rows.append({**kept, "run": run_rows})
+    return rows
+
+
+def _latency_row(lesson: RunLesson) -> dict[str, object]:
+    every = {key: getattr(lesson, key) for key in physics.LATENCY}
+    told = {key: value for key, value in every.items() if key not in _UNSAID or shorten(value) != _UNSAID[key]}
+    return {**told, **({"slopes": dict(lesson.slopes)} if lesson.slopes else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One thing that is asked, and what was measured of its kind."""
+
+    name: str
+    asked: str
+    seen: tuple[str, ...]
+
+    @property
+    def told(self) -> bool:
+        return self.asked in self.seen
+
+    @property
+    def unseen(self) -> str:
+        """Return what was asked and not seen, in words: ``tp 8 (seen 2 and 4)``."""
+        return f"{self.name} {self.asked}" + (f" (seen {listed(self.seen)})" if self.seen else "")
+
+
+def run_topics(lessons: Iterable[RunLesson], wanted: Mapping[str, str]) -> Iterator[Topic]:
+    """Facts of a deployment that are asked for, beside what its runs had: those that are alike in all facts before."""
+    runs = list(dict.fromkeys(lesson.deployment for lesson in lessons))
+    for name, value in wanted.items():
+        if value and runs:
+            had = {getattr(run, name) for run in runs}
+            yield Topic(name, value, tuple(str(x) for x in sorted(had) if x != ""))
+            runs = [run for run in runs if str(getattr(run, name)) == value] or runs
+
+
+NO_FACTS = ("key", "name")  # what a chip is called is no fact of it
+
+
+def join(profiles: Sequence[Profile]) -> Profile:
+    return reduce(lay_over, profiles)
+
+
+def tells_chip(own: Profile) -> bool:
+    """Return whether it holds facts of a chip, which hold of no other."""
+    return bool(set(own.chip) - set(NO_FACTS))
+
+
+def lay_over(first: Profile, second: Profile) -> Profile:
+    """Return the first with what the second holds in the place of its own."""
+    # The links that the joined collectives were measured on: whoever's they are says so.
+    inside = second if second.libraries or not first.libraries else first
+    across = second if second.network or not first.network else first
+    both = {**first.links, **second.links}
+    told = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
+    # Host times with the engine that they are of, and the lessons of both.
+    kept, other = (second, first) if second.host else (first, second)
+    engine = kept.engine if kept.host else second.engine or first.engine
+    host = kept.host or other.host
+    joined_runs = replace(
+        first, host=host, engine=engine, dtype=second.dtype or first.dtype, lessons=distinct([*first.lessons, *second.lessons])
+    )
+    return replace(
+        joined_runs,
+        name=f"{first.name} + {second.name}",
+        chip=_joined_chip(first, second),
+        tables={**first.tables, **second.tables},
+        libraries=_joined_libraries(first, second),
+        network=second.network or first.network,
+        curves=second.curves if second.network else first.curves,
+        links={which: told[which] or link for which, link in both.items()},
+        sources={**first.sources, **second.sources},
+        written=max(first.written, second.written),
+    )
+
+
+def distinct(lessons: Sequence[RunLesson]) -> tuple[RunLesson, ...]:
+    """Lessons in their order, equal ones once."""
+    by = {(replace(x, slopes={}).__repr__(), tuple(sorted(x.slopes.items()))): x for x in reversed(lessons)}
+    return tuple(reversed(by.values()))
+
+
+def _joined_chip(first: Profile, second: Profile) -> ChipFacts:
+    """Facts of one chip; where only one of them tells some, the chip is that one's."""
+    keys = [own.chip.get("key", "") for own in (first, second)]
+    telling = [own for own in (first, second) if tells_chip(own) or own.tables]
+    if all(keys) and keys[0] != keys[1]:
+        if len(telling) == 2:
+            raise Refusal(f"profiles '{first.name}' and '{second.name}' tell of two chips, {keys[0]} and {keys[1]}", "profile")
+        return (telling or [second])[0].chip
+    rates = {**first.chip.get("flops_per_s", {}), **second.chip.get("flops_per_s", {})}
+    return cast(ChipFacts, {**first.chip, **second.chip, **({"flops_per_s": rates} if rates else {})})
+
+
+def _joined_libraries(first: Profile, second: Profile) -> Mapping[str, tuple[Path, ...]]:
+    """Collectives of both by library, the later one's first; where they were measured on two links, the later one's alone."""
+    told = {own.links["intra"] for own in (first, second) if own.libraries and "intra" in own.links}
+    if len(told) > 1:
+        return second.libraries or first.libraries
+    return {**second.libraries, **{name: paths for name, paths in first.libraries.items() if name not in second.libraries}}
 
 
 def _curve(row: object, where: str) -> NetworkCurve:
@@ -35,7 +237,10 @@ def _curve(row: object, where: str) -> NetworkCurve:
     part.check_known({f.name for f in fields(NetworkCurve)})
     if part.text("op") not in OPS:
         raise Refusal(f"{where}.op={physics.short_repr(part.table.get('op'))}: one of {', '.join(OPS)}", "op", OPS)
-    ranks, nbytes = (_rising(_numbers(part, part.table.get(key), key), part.named(key)) for key in ("ranks", "nbytes"))
+    ranks, nbytes = (_numbers(part, part.table.get(key), key) for key in ("ranks", "nbytes"))
+    for key, values in (("ranks", ranks), ("nbytes", nbytes)):
+        if not values or list(values) != sorted(set(values)):
+            raise Refusal(f"{part.named(key)}: numbers that rise are needed, at least one", part.named(key))
     factor, sigma = (_grid(part, key, len(ranks), len(nbytes)) for key in ("factor", "sigma"))
     names = ("drift", "grown", "reshaped", "domain")
     drift, grown, reshaped, domain = (physics.CURVE[key].read(part.table.get(key, 0), part.named(key)) for key in names)
@@ -52,12 +257,6 @@ def _grid(part: TableView, key: str, groups: int, sizes: int) -> tuple[tuple[flo
 
 def _numbers(part: TableView, values: object, key: str) -> tuple[float, ...]:
     return tuple(physics.CURVE[key].read(value, part.named(key)) for value in _sequence(values, part.named(key)))
-
-
-def _rising(values: tuple[float, ...], name: str) -> tuple[float, ...]:
-    if not values or list(values) != sorted(set(values)):
-        raise Refusal(f"{name}: numbers that rise are needed, at least one", name)
-    return values
 
 
 def _sequence(value: object, name: str) -> Sequence[object]:
@@ -125,7 +324,7 @@ def write_profile(path: str | File, profile: Profile, comments: Sequence[str] | 
 
 
 def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_json: bool = False) -> str:
-    """The profile as it is written. What is written can be read: whatever no profile may hold is refused here."""
+    """Return the profile as it is written. What is written can be read: whatever no profile may hold is refused here."""
     made = document(profile)
     again = parse(made)
     if as_json:
@@ -142,27 +341,28 @@ def _check_length(text: str, name: str) -> None:
 
 
 def profile_comment(profile: Profile) -> list[str]:
-    """What stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
+    """Return what stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
     return [
         "What was measured on one machine, laid over commtax's catalogue: commtax bill MODEL --profile THIS-FILE",
         "commtax profile show THIS-FILE says it in words. Numbers are seconds (_s), bytes (_bytes) and bytes a second (_Bps).",
-        *(line for deployment, changes in moves_of(profile) for line in _moved_lines(profile, deployment, changes)),
+        *_moved_lines(profile),
     ]
 
 
-def _moved_lines(profile: Profile, d: Deployment, changes: Mapping[str, Change]) -> Iterator[str]:
-    """Constants of a deployment with how far they moved, their 80% range, and what that was before any run."""
-    runs = sum(run.deployment == d for run in runs_of(profile.lessons))
-    served = f"{d.engine} {d.version}".strip()
-    yield ""
-    yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80% range; before any run)"
-    for name, change in changes.items():
-        moved, after, before = move_words(change)
-        yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
+def _moved_lines(profile: Profile) -> Iterator[str]:
+    """Yield each deployment's constants with how far they moved, their 80% range, and what that was before any run."""
+    for d, changes in moves_of(profile):
+        runs = sum(run.deployment == d for run in runs_of(profile.lessons))
+        served = f"{d.engine} {d.version}".strip()
+        yield ""
+        yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80% range; before any run)"
+        for name, change in changes.items():
+            moved, after, before = move_words(change)
+            yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
 
 
 def document(profile: Profile) -> dict[str, object]:
-    """The profile as it is written, without its empty parts and with no more digits than were measured."""
+    """Return the profile as it is written, without its empty parts and with no more digits than were measured."""
     parts: dict[str, object] = {
         "written": profile.written,
         "engine": profile.engine,
@@ -182,7 +382,7 @@ def document(profile: Profile) -> dict[str, object]:
 
 
 def _in_order(table: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
-    """The table with these names first, so that what is read and written again is as it was."""
+    """Return the table with these names first, so that what is read and written again is as it was."""
     return {name: table[name] for name in (*names, *table) if name in table}
 
 
@@ -195,7 +395,7 @@ def path_rows(paths: Sequence[Path]) -> list[dict[str, object]]:
 
 
 def parse(document: object, name: str = "") -> Profile:
-    """A profile from its document; what cannot be is refused by key and rule."""
+    """Return a profile from its document; what cannot be is refused by key and rule."""
     whole = TableView(_checked_version(document))
     older = whole.table["commtax_profile"] == OLDER
     whole.check_known({"commtax_profile", *PARTS, *physics.HOST, *(() if older else LATER_PARTS)})
@@ -232,7 +432,7 @@ def parse(document: object, name: str = "") -> Profile:
 
 
 def _checked_version(document: object) -> Mapping[str, object]:
-    """The document, where it is one of a version that is read."""
+    """Return the document, where it is one of a version that is read."""
     version = document.get("commtax_profile") if isinstance(document, dict) else None
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         raise Refusal(
@@ -244,7 +444,7 @@ def _checked_version(document: object) -> Mapping[str, object]:
 
 
 def _day(whole: TableView) -> str:
-    """The day it was written, as text or as TOML's own kind."""
+    """Return the day it was written, as text or as TOML's own kind."""
     from datetime import date
 
     given = whole.table.get("written", "")
@@ -296,18 +496,12 @@ def _libraries(whole: TableView) -> Iterator[tuple[str, tuple[Path, ...]]]:
     for index, entry in enumerate(entries or ([one] if one else [])):
         part = TableView.of(entry, f"libraries[{index}]", "a table with a name and paths")
         part.check_known({"name", "paths"})
-        rows = _list(part.table.get("paths"), part.named("paths"))
+        rows = _sequence(part.table.get("paths"), part.named("paths"))
         name = part.text("name", "nccl")
         if name in seen:
             raise Refusal(f"{part.named('name')}={physics.short_repr(name)}: was given before; one list of paths is needed", "name")
         seen.add(name)
         yield name, tuple(_path(row, f"{part.where}.paths[{i}]") for i, row in enumerate(rows))
-
-
-def _list(value: object, name: str) -> list[object]:
-    if not isinstance(value, list):
-        raise Refusal(f"{name}={physics.short_repr(value)}: a list is needed", name)
-    return value
 
 
 def _path(row: object, where: str) -> Path:
@@ -332,12 +526,12 @@ def _path(row: object, where: str) -> Path:
 
 
 def _sizes(value: object, name: str) -> tuple[int, ...]:
-    return tuple(int(physics.RANKS.read(size, name)) for size in _list(value, name))
+    return tuple(int(physics.RANKS.read(size, name)) for size in _sequence(value, name))
 
 
 def _by_size(value: object, rule: physics.PhysicalRange, name: str) -> tuple[tuple[int, float], ...]:
     """Pairs of a group size and its value, smaller groups first."""
-    rows = _list(value, name)
+    rows = _sequence(value, name)
     pairs = [pair for pair in rows if isinstance(pair, list) and len(pair) == 2]
     if len(pairs) < len(rows):
         raise Refusal(f"{name}={physics.short_repr(value)}: pairs of a group size and its value are needed", name)

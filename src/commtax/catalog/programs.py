@@ -29,11 +29,11 @@ def program(key: str) -> Program:
 
 
 def program_of(engine: Engine) -> Program:
-    """An engine's program, or the one that stands for it: as its file says, else the first of those that run its phases."""
+    """Return an engine's program, or the one that stands for it: as its file says, else the first of those that run its phases."""
     able = [one for one in programs() if one.trains == ("train" in engine.phases)]
     return next((one for one in able if one.key in (engine.key, engine.launched_as)), able[0])
 
 
 def flag_table(key: str) -> dict[str, Any]:
-    """An engine's spellings of our options, by kind of value."""
+    """Return an engine's spellings of our options, by kind of value."""
     return dict(table("engines", key)["flags"])

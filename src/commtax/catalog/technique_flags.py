@@ -39,19 +39,19 @@ class FlagWord:
 
     @property
     def key(self) -> str:
-        """The path as flags are compared: underscores as dashes; variables as they are."""
+        """Return the path as flags are compared: underscores as dashes; variables as they are."""
         return "$" + self.path[0] if self.kind == "variable" else ".".join(self.path).replace("_", "-")
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """The field that stands here, and what is added to it."""
+        """Return the field that stands here, and what is added to it."""
         found = PLACE.fullmatch(self.value)
         return (found[1], int(found[2] or 0)) if found else None
 
 
 @lru_cache(maxsize=256)
 def flag_words(text: str) -> tuple[FlagWord, ...]:
-    """What a technique's text asks for.
+    """Return what a technique's text asks for.
 
     >>> [(word.key, word.value) for word in flag_words('--x \\'{"a_b": {"c": {dcp}}}\\' Y=1')]
     [('x.a-b.c', '<dcp>'), ('$Y', '1')]
@@ -81,7 +81,7 @@ def _is_value(word: str) -> bool:
 
 
 def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What stands at the ends of a value's JSON, by path; a plain value stands for itself.
+    """Return what stands at the ends of a value's JSON, by path; a plain value stands for itself.
 
     >>> list(leaves('{"a": {"b": true}, "c": 3}')), list(leaves("fp8"))
     ([(('a', 'b'), 'true'), (('c',), '3')], [((), 'fp8')])
@@ -93,11 +93,11 @@ def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
             tree = _python(value)
     else:
         tree = value
-    return _ends(tree, ())
+    return tree_ends(tree, ())
 
 
 def json_fault(value: str) -> str:
-    """What is wrong with a value that begins as JSON does, and where; "" where nothing is.
+    """Return what is wrong with a value that begins as JSON does, and where; "" where nothing is.
 
     >>> print(json_fault('{"a": 1'), json_fault("{'a': True}"), json_fault("fp8"), sep="|")
     not JSON: expecting ',' delimiter at character 8, after '{"a": 1'||
@@ -116,17 +116,18 @@ def json_fault(value: str) -> str:
 
 
 def _python(value: str) -> object:
-    """A dictionary of Python, as calls and logs have it; else the text."""
+    """Return a dictionary of Python, as calls and logs have it; else the text."""
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return value
 
 
-def _ends(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def tree_ends(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the ends of a tree of tables, each with its path."""
     if isinstance(tree, dict):
         for key, below in tree.items():
-            yield from _ends(below, (*path, str(key)))
+            yield from tree_ends(below, (*path, str(key)))
     else:
         yield path, tree if isinstance(tree, str) else str(tree).lower()
 
@@ -142,7 +143,8 @@ class WrittenFlags:
 
     @property
     def args(self) -> list[str]:
-        return [f"--{name}{'' if value is True else ' ' + _quoted(value)}" for name, value in self.flags.items()]
+        quoted = {name: shlex.quote(json.dumps(x) if isinstance(x, dict) else str(x)) for name, x in self.flags.items()}
+        return [f"--{name}{'' if self.flags[name] is True else ' ' + text}" for name, text in quoted.items()]
 
     @property
     def text(self) -> str:
@@ -150,10 +152,6 @@ class WrittenFlags:
         above = [f"{name}={value}" for name, value in self.variables.items()]
         below = [f"{name}: {_flow(value)}" for name, value in self.settings.items()]
         return "; ".join([*filter(None, [" ".join([*above, *self.args])]), *below])
-
-
-def _quoted(value: object) -> str:
-    return shlex.quote(json.dumps(value) if isinstance(value, dict) else str(value))
 
 
 def _flow(value: object) -> str:
@@ -170,7 +168,7 @@ def flag_text(asked: Sequence[Technique], engine: str, question: Question) -> st
 
 
 def written_flags(asked: Iterable[Technique], engine: str, question: Question, whole: bool = False) -> WrittenFlags:
-    """The flags of techniques, as the question sets them; ``whole``: with those of its plan that change along."""
+    """Return the flags of techniques, as the question sets them; ``whole``: with those of its plan that change along."""
     trees: dict[str, JsonObject] = {"flag": {}, "variable": {}, "setting": {}}
     unsaid: list[str] = []
     for one in asked:
@@ -193,7 +191,7 @@ def written_flags(asked: Iterable[Technique], engine: str, question: Question, w
 
 
 def _spoken(name: str, value: object) -> object:
-    """A value as engines know it: a model of ours by its name on the Hub, None where it has none."""
+    """Return a value as engines know it: a model of ours by its name on the Hub, None where it has none."""
     if name != "draft_model" or not value or "/" in str(value):
         return value
     from commtax.catalog.models import model  # not for those who draft with no model of its own
@@ -235,13 +233,13 @@ def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> 
 
 @lru_cache(maxsize=8)
 def words_of(engine: str) -> Mapping[str, Mapping[str, str]]:
-    """An engine's words for values, by the path of a flag or the name of a variable, and ours."""
+    """Return an engine's words for values, by the path of a flag or the name of a variable, and ours."""
     own = flag_table(engine)
     return {**{f"${name}": words for name, words in own.get("libraries", {}).items()}, **own.get("words", {})}
 
 
 def untold_fields(one: Technique, engine: str, question: Question) -> list[tuple[str, object]]:
-    """What a question sets of a technique and an engine has no flag for, beside what its requests decide."""
+    """Return what a question sets of a technique and an engine has no flag for, beside what its requests decide."""
     told = {word.place[0] for word in flag_words(one.flags.get(engine, "")) if word.place}
     own = [name.strip("?") for name in one.takes if name.strip("?") not in (*told, *OF_REQUESTS)]
     values = [(name, field_value(question, name)) for name in own]
@@ -257,5 +255,5 @@ def who_has(one: Technique, engine: Engine) -> str:
 
 
 def is_carrier(one: Technique) -> bool:
-    """Whether it says what carries caches between servers, which those of a pair are told when they are joined."""
+    """Return whether it says what carries caches between servers, which those of a pair are told when they are joined."""
     return "kv_transfer" in one.sets or "kv_transfer" in (name.strip("?") for name in one.takes)

@@ -40,7 +40,7 @@ NONE = "none"  # what asks for no technique, among several that are compared
 
 @lru_cache(maxsize=1)
 def techniques() -> Mapping[str, Technique]:
-    """All of them by key, in the order of the file."""
+    """Return all of them by key, in the order of the file."""
     return {
         key: plain_record(Technique, {"key": key, **entry}, "techniques.toml")
         for key, entry in table("catalog/techniques.toml").items()
@@ -53,7 +53,7 @@ def _by_name() -> Mapping[str, Technique]:
 
 
 def technique(name: str) -> Technique:
-    """A technique by key or other name, underscores as dashes."""
+    """Return a technique by key or other name, underscores as dashes."""
     known, asked = _by_name(), name.strip().lower().replace("_", "-")
     if asked not in known:
         option, rule = option_called(asked), f"one of {', '.join(techniques())}{suggest(asked, known)}"
@@ -64,7 +64,7 @@ def technique(name: str) -> Technique:
 
 
 def asked_techniques(text: str) -> Iterator[tuple[Technique, tuple[str, ...]]]:
-    """The techniques that a text asks for, each with its values: ``dbo,dcp=2,mtp=3:0.8``."""
+    """Yield the techniques that a text asks for, each with its values: ``dbo,dcp=2,mtp=3:0.8``."""
     for word in text.split(","):
         name, equals, values = word.partition("=")
         if name.strip() == NONE and not equals:
@@ -118,7 +118,7 @@ def techniques_on(q: Question) -> Iterator[tuple[Technique, str]]:
 
 
 def is_on(one: Technique, q: Question) -> bool:
-    """Whether all that a technique sets is set, and what it takes is not what nobody says."""
+    """Return whether all that a technique sets is set, and what it takes is not what nobody says."""
     taken = {name.strip("?") for name in one.takes}
     if any(field_value(q, name) != value for name, value in one.sets.items() if name not in taken):
         return False
@@ -132,7 +132,7 @@ def has_changes(q: Question, changes: Mapping[str, object]) -> bool:
 
 
 def field_value(q: Question, name: str) -> object:
-    """A field of the question, whichever of its parts it belongs to; None: there is no such field, or several values."""
+    """Return a field of the question, whichever of its parts it belongs to; None: there is no such field, or several values."""
     part = _part_of(name)
     value = getattr(getattr(q, part) if part else q, name, None)
     return None if isinstance(value, np.ndarray) else value
@@ -145,7 +145,7 @@ def default_of(name: str) -> object:
 
 
 def is_default(name: str, value: object) -> bool:
-    """Whether a field's value is what it is where nobody says."""
+    """Return whether a field's value is what it is where nobody says."""
     return value is None or value == default_of(name)
 
 
@@ -154,7 +154,7 @@ def _part_of(name: str) -> str:
 
 
 def _own_value(q: Question, one: Technique, name: str) -> object:
-    """What a question says of a field that a technique takes; None where that goes without saying."""
+    """Return what a question says of a field that a technique takes; None where that goes without saying."""
     value = field_value(q, name)
     return None if is_default(name, value) or value == one.sets.get(name) else value
 
@@ -177,3 +177,25 @@ def _value(one: Technique, name: str, text: str) -> object:
         rule = f"a {'whole ' * whole}number from {low:g} to {high:g} is needed for {name}"
         raise Refusal(f"technique '{one.key}={text[:40]}': {rule}", "technique", (int(low) if whole else low,))
     return value
+
+
+DRAFTS, OTHERS = "drafts", "others"
+"""Kinds of techniques that miss alike: what drafts come to hangs on the tokens that they yield, all else on the step's time."""
+
+
+def kind_of(group: str) -> str:
+    return DRAFTS if group == DRAFTS else OTHERS
+
+
+def width(effect: float, least: float, share: float) -> float:
+    """Half of the range of a gain's logarithm, by the size of the effect: sqrt(least^2 + (share effect)^2).
+
+    >>> round(width(0.4, 0.03, 0.1), 3)
+    0.05
+    """
+    return math.hypot(least, share * effect)
+
+
+def missed(kind: str, gain: float, tokens: float = 1.0) -> float:
+    """Half of the 80 % range of the logarithm of a predicted gain, for a step that yields so many tokens per sequence."""
+    return width(max(abs(math.log(gain)), math.log(max(1.0, tokens))), **table("catalog/technique_misses.toml")[kind])

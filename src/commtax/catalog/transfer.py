@@ -44,7 +44,7 @@ def gpu(chip: Chip) -> tuple[str, float]:
 
 
 def unpacks(chip: Chip, dtype: str) -> bool:
-    """Whether a chip lacks the arithmetic of weights that others multiply as they are."""
+    """Return whether a chip lacks the arithmetic of weights that others multiply as they are."""
     return dtype in MULTIPLIED and ARITHMETIC.get(dtype, dtype) not in chip.flops_per_s
 
 
@@ -60,14 +60,14 @@ def fitted_runs() -> Sequence[Mapping[str, str]]:
 
 
 def _shares(run: Mapping[str, str], setting: Setting, level: str) -> bool:
-    """Whether a run had the same of a level: of chips the same GPU, of number formats also multiplied in the same way."""
+    """Return whether a run had the same of a level: of chips the same GPU, of number formats also multiplied in the same way."""
     same = run[level] == getattr(setting, level) or (level == "chip" and gpu(chip_of(run["chip"])) == setting.gpu)
     return same and (level != "dtype" or unpacks(chip_of(run["chip"]), run["dtype"]) == setting.unpacked)
 
 
 @lru_cache(maxsize=1024)
 def is_measured(setting: Setting) -> bool:
-    """Whether this engine ran on this very chip with weights in this format."""
+    """Return whether this engine ran on this very chip with weights in this format."""
     here = [run for run in fitted_runs() if run["chip"] == setting.chip]
     return any(all(_shares(run, setting, level) for level in ("engine", "dtype")) for run in here)
 

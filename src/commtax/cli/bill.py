@@ -12,7 +12,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, question_traffic
 from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.longest_request import own_limits_notes
+from commtax.verbs.fit_advice import own_limits_notes
 from commtax.verbs.settling import settle
 
 TIMED = [name for name, option in taken_by("bill").items() if option.part == "what_if" and name not in taken_by("traffic()")]
@@ -42,7 +42,7 @@ def bill_command(order: Order) -> None:
 
         write_page(given.html, bill_page, explained)
     if given.why:
-        from commtax.report.whys import show_why, why_document
+        from commtax.report.bills import show_why, why_document
         from commtax.verbs.why import why
 
         order.output.answer(why_document, show_why, why(explained.bill, given.why))

@@ -18,11 +18,11 @@ from commtax.cli.pasting import apply_topology, fill_from_command
 from commtax.options import taken_by
 from commtax.question import Limits, Question
 from commtax.records import dataclass, record_from
+from commtax.rules.questions import share_of
 from commtax.spec import Cluster, Model, Profile
 from commtax.statement import COSTLY, STRANGE, Refusal
 from commtax.units import plural
 from commtax.verbs.billing import StepBill
-from commtax.verbs.checking import share_of
 from commtax.verbs.loads import offered_options, split
 from commtax.verbs.settling import resolve_question
 
@@ -48,7 +48,7 @@ class Order:
     def commands(self, priced: StepBill) -> dict[str, str]:
         """The launch of a step and what checks it, for the engine or the place that ``--emit`` names."""
         from commtax.launch.writing import nccl_command
-        from commtax.verbs.longest_request import length_to_start_with, startable
+        from commtax.verbs.fit_advice import length_to_start_with, startable
 
         q = priced.question
         if q.trains:
@@ -62,7 +62,7 @@ class Order:
 
     def launched(self, q: Question, copies: int = 1, prompts: int = 0) -> dict[str, str]:
         """What starts a plan, all of its servers, and the benchmark that would check it."""
-        from commtax.launch.forms import start_commands
+        from commtax.launch.deployment import start_commands
 
         return start_commands(q, self.given.emit, copies, prompts, self.devices)
 
@@ -119,7 +119,7 @@ def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Orde
     asked = [question_from_options(known, place, own, GivenOptions(given | {"engine": one}), about) for one in engines]
     given.engine = engines[0]
     if launch and launch.phase == "serve" and verb not in WEIGHING:
-        from commtax.verbs.costly_settings import questioned_flags  # not for those who paste nothing
+        from commtax.verbs.worth import questioned_flags  # not for those who paste nothing
 
         if flags := questioned_flags(asked[0], launch.options):
             asks = "diff with and without, --concurrency N" if launch.servers.prefill_workers else "worth --from … --concurrency N"

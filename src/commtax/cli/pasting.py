@@ -37,7 +37,7 @@ def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[
         read_pasted,
         unsearched_options,
     )
-    from commtax.launch.unpriced import unread_remarks
+    from commtax.launch.unread import unread_remarks
 
     launch = read_pasted(text, model)
     options = GivenOptions(options_of(launch, about.several))
@@ -159,7 +159,7 @@ def _agree_on_model(model: str, launch: Launch, remarks: list[str]) -> str:
         if normal(model) != normal(name):
             raise Refusal(f"MODEL '{model}' is not the pasted command's '{launch.model}': leave one of them out")
     elif launch.shape and known:
-        from commtax.launch.model_sizes import sizes_of
+        from commtax.launch.launch_options import sizes_of
 
         sizes = sizes_of(known)
         odd = [(name, size) for name, size in launch.shape if sizes.get(name, size) != size]

@@ -54,7 +54,7 @@ def plan_command(order: Order) -> None:
     if given.phase not in ("serve", "train"):
         raise Refusal.of(f"serve or train{suggest(given.phase, ('serve', 'train'))}", phase=given.phase)
     if given.emit:
-        from commtax.launch.forms import emitted_words
+        from commtax.launch.deployment import emitted_words
 
         able = emitted_words(order.question.trains)
         if order.given.emit not in able:
@@ -77,7 +77,7 @@ def _serve(order: Order) -> NoReturn:
         rows, own = searched.answered
         order.output.emitted = _commands(order, replace(searched, plans=rows), own) if len(searched.plans) else {}
     if given.plot and len(searched.front):
-        from commtax.report.front_plot import plot_front
+        from commtax.report.view.pictures import plot_front
 
         plot_front(searched, Path(given.plot))
     elif given.plot:

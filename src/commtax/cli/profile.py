@@ -11,10 +11,10 @@ from commtax.cli.options import GivenOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of
 from commtax.cli.output import Output
 from commtax.report import profiles
+from commtax.rules.values import dtype as dtype_of
 from commtax.spec import Profile
 from commtax.statement import Refusal
-from commtax.verbs.checking import dtype as dtype_of
-from commtax.verbs.profiles import AskedOfProfile, coverage, difference
+from commtax.verbs.profiles import ProfileRequest, coverage, difference
 
 TELLS_NOTHING = 1  # the exit code of a profile that tells nothing of what is asked
 
@@ -63,11 +63,11 @@ def _joined(files: tuple[Path, ...]) -> Profile:
     return own
 
 
-def _asked(given: GivenOptions, output: Output) -> AskedOfProfile:
+def _asked(given: GivenOptions, output: Output) -> ProfileRequest:
     """What is asked of it: what was given, and nothing else."""
     named = given.engine
     version = named.partition("@")[2]
-    return AskedOfProfile(
+    return ProfileRequest(
         cluster=output.read(cluster_of(given)) if given.cluster else None,
         engine=catalog.engine(named) if named else None,
         version=version,

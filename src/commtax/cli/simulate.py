@@ -17,23 +17,21 @@ from commtax.files import check_writable, write_text
 from commtax.judgement.confidence import Estimate, JudgedLimit, judged_limits, percent
 from commtax.question import Question
 from commtax.report import closed_loop, tables
+from commtax.rules.values import number, positive
 from commtax.sim import arrivals
 from commtax.sim.serving.running import ServingRun
 from commtax.spec import CACHE_SPLIT
 from commtax.statement import MEANS, Note, Refusal
 from commtax.units import format_seconds, parse_seconds, plural
 from commtax.verbs import requests
-from commtax.verbs.checking import number, positive
-from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import WORKERS, check_pools, prompter
+from commtax.verbs.examining import SPELLED, Slo, points, question_at, slo_of, sweep
 from commtax.verbs.explain import LARGE, LAYOUTS, attention_layouts
-from commtax.verbs.fit_advice import add_advice
+from commtax.verbs.fit_advice import add_advice, check_lengths
 from commtax.verbs.fitting import holds
-from commtax.verbs.longest_request import check_lengths
-from commtax.verbs.requests import RequestsInTime
+from commtax.verbs.requests import RequestsInTime, check_single_load
 from commtax.verbs.settling import settle
-from commtax.verbs.sweeping import SPELLED, Slo, points, question_at, slo_of, sweep
-from commtax.verbs.timed_serving import check_single_load
 from commtax.words import flag, settings_in, spelled
 
 
@@ -53,7 +51,7 @@ def simulate_command(order: Order) -> None:
     slo = _slo(given)
     if q.offered.inputs or q.offered.outputs:
         raise Refusal.about(input_len="the steady state has one mean length; add --num-prompts to draw from a distribution")
-    simulated = serve(settle(check_lengths(q)))
+    simulated = price_closed_loop(settle(check_lengths(q)))
     if q.requests.disaggregated:
         _check_gpus(simulated)
     if not closed_loop.holds_one(simulated):
@@ -124,7 +122,7 @@ USUAL_ROUNDS = 10  # requests of each client of a benchmark
 
 def _beginning(simulated: ClosedLoop) -> list[Note]:
     """What first tokens of a benchmark are, whose clients all start at once, where that differs."""
-    run = serve(simulated.question.but(num_prompts=USUAL_ROUNDS * simulated.requests.concurrency))
+    run = price_closed_loop(simulated.question.but(num_prompts=USUAL_ROUNDS * simulated.requests.concurrency))
     if float(run.ttft_s) < LONGER * float(simulated.ttft_s):
         return []
     text = f"a benchmark of {USUAL_ROUNDS} requests per client, all of whom start at once, has TTFT {format_seconds(run.ttft_s)}"
@@ -137,7 +135,7 @@ def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
     for tried in attention_layouts(q.vary(batch=int(q.plan.tp))):  # a step's batch, which clients do not have
         sizes = {name: value for name, value in tried.changes.items() if name != "batch"}
         try:
-            other = serve(q.but(**sizes))
+            other = price_closed_loop(q.but(**sizes))
         except ValueError:
             continue
         saved = 1 - float(other.tpot_s) / float(simulated.tpot_s)
@@ -153,7 +151,10 @@ def _means(o: RequestsInTime) -> list[Note]:
     drawn = offered.trace is not None or offered.inputs or offered.outputs
     if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
-    loop, names = serve(q), ("TTFT", "TPOT") if q.requests.output_len > 1 else ("TTFT",)  # one token has no time between tokens
+    loop, names = (
+        price_closed_loop(q),
+        ("TTFT", "TPOT") if q.requests.output_len > 1 else ("TTFT",),
+    )  # one token has no time between tokens
     fields = {name: f"{name.lower()}_s" for name in names}
     told = [f"{name} {format_seconds(getattr(loop, f))} ({closed_loop.ends_words(loop, f)})" for name, f in fields.items()]
     basis = "by the closed form, which published runs calibrated: a benchmark's means are judged by it"
@@ -174,7 +175,7 @@ def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
 
 def _worth_of_prefixes(simulated: ClosedLoop) -> Note:
     """What the same requests are without prefixes in the cache."""
-    plain = serve(simulated.question.but(prefix_hit_rate=0.0))
+    plain = price_closed_loop(simulated.question.but(prefix_hit_rate=0.0))
     times = {key.upper(): (float(getattr(simulated, f"{key}_s")), float(getattr(plain, f"{key}_s"))) for key in ("ttft", "tpot")}
     rates = float(simulated.tokens_per_s), float(plain.tokens_per_s)
     return Note("prefixes", closed_loop.saved_words(times, "output tokens/s", rates))
@@ -213,7 +214,7 @@ def _in_time(order: Order, q: Question) -> NoReturn:
         raise Refusal.about(num_prompts="a closed loop in time has an end; say how many requests, such as 1000")
     from commtax.report.requests import outcome_document, show_outcome
 
-    o = requests.serve(settle(check_single_load(q)), _follow)
+    o = requests.run_requests(settle(check_single_load(q)), _follow)
     _write(order, o)
     told, kept = replace(o, notes=(*([] if order.output.as_json else _means(o)), *o.notes)), slo.kept(o) and not o.overloaded
     order.output.answer(outcome_document, show_outcome, told, slo, code=0 if kept and _starts(order, o) else 1)
@@ -259,7 +260,7 @@ def _write(order: Order, o: RequestsInTime) -> None:
     if given.save:
         arrivals.write(o.as_sent, given.save, o.results, "save")
     if given.timeline:
-        from commtax.verbs.usage import timeline_of
+        from commtax.verbs.examining import timeline_of
 
         shown, left_out = timeline_of(o)
         write_text(given.timeline, shown.to_chrome(), "timeline")
@@ -267,14 +268,13 @@ def _write(order: Order, o: RequestsInTime) -> None:
             text = f"{given.timeline}: the first {len(shown.lane):,} slices; {left_out:,} later ones are left out"
             order.output.remarks.append(Note("timeline", text))
     if given.plot:
-        from commtax.report.request_sweeps import plot_outcome
+        from commtax.report.requests import plot_outcome
 
         plot_outcome(o, Path(given.plot))
 
 
 def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, ...]) -> NoReturn:
-    from commtax.report.request_sweeps import plot_sweep, show_sweep
-    from commtax.report.requests import sweep_document
+    from commtax.report.requests import plot_sweep, show_sweep, sweep_document
 
     given = order.given
     for file in ("timeline", "save"):

@@ -16,9 +16,9 @@ def web_command(port: int, host: str) -> None:
         raise Refusal("web: needs a system that forks processes, such as Linux or macOS (on Windows: WSL)")
     try:
         from commtax.web.pool import WorkerPool
-        from commtax.web.server import listen, serve
+        from commtax.web.server import listen, run_server
     except ImportError as error:
         raise Refusal(f"web: {error.name} is missing; pip install 'commtax[web]'") from None
     bound = listen(host, port)
     click.echo(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/  (Ctrl-C ends it)")
-    serve(host, bound, WorkerPool())
+    run_server(host, bound, WorkerPool())

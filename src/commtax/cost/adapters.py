@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.inventory import Tensor, inventory
+from commtax.cost.inventory import HeldTensor, Tensor, fullest_of, inventory, share, stage_params
 from commtax.cost.kernel import Kernel, KernelStep
 from commtax.cost.placement import expert_ranks
-from commtax.cost.tensors import HeldTensor, fullest_of, share, stage_params
 from commtax.records import dataclass
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan
 

@@ -1,11 +1,12 @@
-"""The kernels of attention, of every kind: projections, reading entries in decode, choosing them in prefill, scoring them.
+"""The kernels of attention: projections, decode and prefill over keys and values, or over latents; and how many pairs meet.
 
-Plain: each token's keys and values. Latent: keys and values of all heads are one low-rank latent a token, of which a selector may
-choose; decode folds the latents' up-projection into query and output (absorbed), so that it reads the latents themselves, and so do
-prompts whose tokens choose what they see, while others make keys and values of every token again. Compressed (DeepSeek-V4): one
-latent is key and value of all heads, the last tokens are seen as they are, older ones as entries that several share, all of them
-(ratio 128) or those that a selector chose (ratio 4). Blocks (MiniMax-M3): index heads score blocks, and all queries of a KV head
-see the best.
+Plain: each token's keys and values. Prompts see half of their pairs (causal), a window cuts them further. Latent: keys and values
+of all heads are one low-rank latent a token, of which a selector may choose; decode folds the latents' up-projection into query and
+output (absorbed), so that it reads the latents themselves, and so do prompts whose tokens choose what they see, while others make
+keys and values of every token again.
+
+Change here what attention computes and moves; further kinds (compressed, chosen blocks, linear) are in ``attention_kinds.py``,
+seconds in ``forms.py`` and ``layer_forms.py``.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,12 +15,18 @@ from typing import TypeVar
 import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
-from commtax.cost.caches import SCALE_BYTES, entry_bytes, kv_bytes_per_token_layer
+from commtax.cost.caches import SCALE_BYTES, kv_bytes_per_token_layer
 from commtax.cost.context_parallel import joining_kernels
-from commtax.cost.forms.latent import Choosing, HeadProduct, Prompts, Reading, SelectorScan
-from commtax.cost.forms.modules import ModuleSizes
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, KernelStep
-from commtax.cost.linear_attention import quantised_before
+from commtax.cost.layer_forms import (
+    Choosing,
+    HeadProduct,
+    MemoryPass,
+    ModuleSizes,
+    Prompts,
+    Reading,
+    SelectorScan,
+)
 from commtax.ledger import Place
 from commtax.records import dataclass, replace
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, Indexer, Latent, Number
@@ -28,7 +35,143 @@ Maker = Callable[[KernelStep, Attention, int], Iterator[Kernel]]
 T = TypeVar("T")
 Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
+ACTIVATION_BYTES, NARROW_BYTES = 2.0, 1.0  # bf16 in, fp8 out
 SCORE_BYTES = 12  # of a selector's score in fp32, written once and read twice: to find the threshold, and what is above it
+
+
+def made_queries(s: KernelStep, a: Attention) -> Number:
+    """Return the heads whose queries a rank makes: its own, or those of all ranks that it shares caches with."""
+    return a.num_heads / s.plan.tp * (s.plan.dcp if s.engine.contexts.queries_remade else 1)
+
+
+def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """Yield the products of queries, keys and values of a rank's heads, and of their outputs."""
+    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
+    kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
+    width = made_queries(s, a) * a.head_dim + kv * (a.head_dim + a.v_head_dim)
+    yield (qkv := s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj"))
+    if qkv.static_scales and s.engine.kernels.quantises_apart:
+        yield quantised_before(qkv)
+    yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
+    if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
+        yield s.small("query and key norms", "projections", "query", launches * count, rows * width)
+    width = a.num_heads * a.v_head_dim / tp
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, width, "self_attn.o_proj")
+
+
+def visible_tokens(s: KernelStep) -> Number:
+    """Return the tokens that a decoding query can see: those cached, and the new ones."""
+    return _per_sequence(s.work.cached_tokens, s.work.decode_seqs) + s.work.rows_per_seq
+
+
+def prompt_sizes(s: KernelStep) -> tuple[Number, Number, Number]:
+    """Return the prompts of a step, and of each the new and the cached tokens."""
+    seqs = s.work.prefill_seqs
+    return seqs, _per_sequence(s.work.prefill_tokens, seqs), _per_sequence(s.work.past_tokens, seqs)
+
+
+def _per_sequence(tokens: Number, seqs: Number) -> Number:
+    """Return the tokens of a whole sequence: half of one (``overlap.half_of``) has half of its pairs, and both halves have all."""
+    return tokens / pick(np.asarray(seqs) > 0, seqs, 1)
+
+
+def causal_pairs(new: Number, past: Number) -> Number:
+    """Return the query-key pairs of one prompt."""
+    return new * (new + 1) / 2 + new * past
+
+
+def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Number:
+    """Return the pairs where each query sees every ``ratio``-th token before it, and ``most`` of those at most."""
+    head = np.maximum(0, np.minimum(new, most * ratio - past))  # queries that still see everything
+    rest = (new - head) * most if np.isfinite(most) else 0.0
+    return causal_pairs(head, past) / ratio + rest
+
+
+def _attend(
+    s: KernelStep,
+    form: Place,
+    tokens: Number,
+    count: int,
+    flops: Number,
+    nbytes: Number,
+    shape: Attended,
+    stored: float,
+    window: int,
+) -> Kernel:
+    """Plain attention of so many tokens; without any there is none. Prompts over a narrow cache have kernels of their own in some
+    libraries, and so have decoding heads with keys of their own."""
+    narrow = form == "prefill" and s.plan.kv_dtype == "fp8"
+    low = narrow and s.engine.kernels.prefill_fp8
+    kind = NARROW_PROMPTS if low else NARROW_CACHE if narrow else ""
+    if form == "decode":
+        single = stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2]))
+        kind = SINGLE if single else WINDOWED if window else ""
+    sizes = (0, 0, 0, "fp8" if low else s.plan.activations_dtype, stored, *shape)
+    runs = pick(np.asarray(tokens) > 0, count, 0)
+    name = f"{form} attention in the window" if window else f"{form} attention"
+    plain = Kernel(name, form, runs, flops, nbytes, *sizes, part="attention", place=form)
+    return replace(plain, stored=kind, shape=KernelContext(window))
+
+
+def _cache(s: KernelStep, a: Attention) -> tuple[Number, Number]:
+    """Return the KV heads of a rank, and the bytes that a token has in its cache."""
+    kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
+    return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
+
+
+def decode_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """Yield decode attention, which reads every cached key and value."""
+    seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp * s.plan.dcp
+    kv_heads, per_token = _cache(s, a)
+    length = np.minimum(visible_tokens(s), a.window) if a.window else visible_tokens(s) / s.plan.dcp
+    flops = 2 * seqs * work.rows_per_seq * heads * length * (a.head_dim + a.v_head_dim)
+    shape = (seqs, heads * work.rows_per_seq, kv_heads, a.head_dim, length, 0)
+    stored, moved = DTYPE_BYTES[s.plan.kv_dtype], seqs * length * per_token
+    yield _attend(s, "decode", seqs, count, flops, moved, shape, stored, a.window)
+    if s.plan.splits_sequences:
+        yield from joining_kernels(s, a, count)
+
+
+def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """Yield prefill attention, which computes the causal half of new x (past + new)."""
+    (seqs, new, past), tokens, heads = prompt_sizes(s), s.work.prefill_tokens, a.num_heads / s.plan.tp
+    kv_heads, per_token = _cache(s, a)
+    width = a.head_dim + a.v_head_dim
+    moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
+    flops = 2 * seqs * heads * _pairs(new, past, a) * width
+    shape = (seqs, heads, kv_heads, a.head_dim, new, past)
+    moved = moved + seqs * (new + past) * per_token
+    yield _attend(s, "prefill", tokens, count, flops, moved, shape, WIDE_BYTES, a.window)
+
+
+def _pairs(new: Number, past: Number, a: Attention) -> Number:
+    """Return the query-key pairs of one prompt: half of the new tokens, all of the past, cut to the window or to those chosen."""
+    if a.compressed:
+        return compressed_pairs(new, past, a, a.compressed)
+    limit = a.window or (a.indexer.top_k if a.indexer else 0)
+    return chosen_pairs(new, past, limit) if limit else causal_pairs(new, past)
+
+
+def compressed_pairs(new: Number, past: Number, a: Attention, m: Compressed) -> Number:
+    """Return the pairs of a query and an entry that it sees, of one prompt."""
+    window = chosen_pairs(new, past, m.window)
+    return window + chosen_pairs(new, past, a.indexer.top_k if a.indexer else np.inf, m.ratio) if m.ratio else window
+
+
+def quantise_kernel(form: str, rows: Number, columns: Number) -> Kernel:
+    """Return the pass that brings rows of bf16 to fp8 (form ``quantise``), or the one that finds their scales (``scales``).
+
+    A block takes a row, so that few long rows take as long as one.
+    """
+    elements = rows * columns
+    nbytes = (ACTIVATION_BYTES + (NARROW_BYTES if form == "quantise" else 0.0)) * elements
+    return Kernel("quantisation", form, 1, 2.0 * elements, nbytes, dtype="fp32", shape=MemoryPass(columns, rows))
+
+
+def quantised_before(product: Kernel) -> Kernel:
+    """Return the kernel that brings a product's input to fp8 with a known scale, where an engine has a separate one."""
+    one = quantise_kernel("quantise", product.m, product.k)
+    return replace(one, what=f"quantisation before {product.what}", count=product.count, part=product.part, place=product.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +197,10 @@ def selective_attention(projections: Maker, selector: Maker, decode: Maker, pref
     return KernelMakers(projections, attention, trained)
 
 
-def _own(part: T | None) -> T:
+def own_part(part: T | None) -> T:
     """The part that makes attention of its kind: whoever asks has looked at the kind."""
     assert part is not None
     return part
-
-
-def made_queries(s: KernelStep, a: Attention) -> Number:
-    """Heads whose queries a rank makes: its own, or those of all ranks that it shares caches with."""
-    return a.num_heads / s.plan.tp * (s.plan.dcp if s.engine.contexts.queries_remade else 1)
-
-
-def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Queries, keys and values of a rank's heads, and their outputs."""
-    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
-    kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
-    width = made_queries(s, a) * a.head_dim + kv * (a.head_dim + a.v_head_dim)
-    yield (qkv := s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj"))
-    if qkv.static_scales and s.engine.kernels.quantises_apart:
-        yield quantised_before(qkv)
-    yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
-    if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
-        yield s.small("query and key norms", "projections", "query", launches * count, rows * width)
-    width = a.num_heads * a.v_head_dim / tp
-    yield s.gemm("output projection", "projections", "output projection", count, rows, h, width, "self_attn.o_proj")
 
 
 def read(s: KernelStep, form: str, count: int, shape: Reading, entry_bytes: Number, kv_dtype: str) -> Kernel:
@@ -143,106 +266,13 @@ def _scan(
     return replace(plain, part="attention", place="decode" if form.endswith("decode") else "prefill")
 
 
-def visible_tokens(s: KernelStep) -> Number:
-    """Tokens that a decoding query can see: what is cached, and the new ones."""
-    return _per_sequence(s.work.cached_tokens, s.work.decode_seqs) + s.work.rows_per_seq
-
-
-def prompt_sizes(s: KernelStep) -> tuple[Number, Number, Number]:
-    """Prompts of a step, and of each the new and the cached tokens."""
-    seqs = s.work.prefill_seqs
-    return seqs, _per_sequence(s.work.prefill_tokens, seqs), _per_sequence(s.work.past_tokens, seqs)
-
-
-def _per_sequence(tokens: Number, seqs: Number) -> Number:
-    """Return the tokens of a whole sequence: half of one (``overlap.half_of``) has half of its pairs, and both halves have all."""
-    return tokens / pick(np.asarray(seqs) > 0, seqs, 1)
-
-
-def causal_pairs(new: Number, past: Number) -> Number:
-    """Query-key pairs of one prompt."""
-    return new * (new + 1) / 2 + new * past
-
-
-def chosen_pairs(new: Number, past: Number, most: float, ratio: int = 1) -> Number:
-    """… where each query sees every ``ratio``-th token before it, and ``most`` of those at most."""
-    head = np.maximum(0, np.minimum(new, most * ratio - past))  # queries that still see everything
-    rest = (new - head) * most if np.isfinite(most) else 0.0
-    return causal_pairs(head, past) / ratio + rest
-
-
-def _attend(
-    s: KernelStep,
-    form: Place,
-    tokens: Number,
-    count: int,
-    flops: Number,
-    nbytes: Number,
-    shape: Attended,
-    stored: float,
-    window: int,
-) -> Kernel:
-    """Plain attention of so many tokens; without any there is none. Prompts over a narrow cache have kernels of their own in some
-    libraries, and so have decoding heads with keys of their own."""
-    narrow = form == "prefill" and s.plan.kv_dtype == "fp8"
-    low = narrow and s.engine.kernels.prefill_fp8
-    kind = NARROW_PROMPTS if low else NARROW_CACHE if narrow else ""
-    if form == "decode":
-        single = stored == WIDE_BYTES and bool(np.all(shape[1] == shape[2]))
-        kind = SINGLE if single else WINDOWED if window else ""
-    sizes = (0, 0, 0, "fp8" if low else s.plan.activations_dtype, stored, *shape)
-    runs = pick(np.asarray(tokens) > 0, count, 0)
-    name = f"{form} attention in the window" if window else f"{form} attention"
-    plain = Kernel(name, form, runs, flops, nbytes, *sizes, part="attention", place=form)
-    return replace(plain, stored=kind, shape=KernelContext(window))
-
-
-def _cache(s: KernelStep, a: Attention) -> tuple[Number, Number]:
-    """KV heads of a rank, and the bytes that a token has in its cache."""
-    kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
-    return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
-
-
-def decode_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Decode reads every cached key and value."""
-    seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp * s.plan.dcp
-    kv_heads, per_token = _cache(s, a)
-    length = np.minimum(visible_tokens(s), a.window) if a.window else visible_tokens(s) / s.plan.dcp
-    flops = 2 * seqs * work.rows_per_seq * heads * length * (a.head_dim + a.v_head_dim)
-    shape = (seqs, heads * work.rows_per_seq, kv_heads, a.head_dim, length, 0)
-    stored, moved = DTYPE_BYTES[s.plan.kv_dtype], seqs * length * per_token
-    yield _attend(s, "decode", seqs, count, flops, moved, shape, stored, a.window)
-    if s.plan.splits_sequences:
-        yield from joining_kernels(s, a, count)
-
-
-def prefill_attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Prefill computes the causal half of new x (past + new)."""
-    (seqs, new, past), tokens, heads = prompt_sizes(s), s.work.prefill_tokens, a.num_heads / s.plan.tp
-    kv_heads, per_token = _cache(s, a)
-    width = a.head_dim + a.v_head_dim
-    moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
-    flops = 2 * seqs * heads * _pairs(new, past, a) * width
-    shape = (seqs, heads, kv_heads, a.head_dim, new, past)
-    moved = moved + seqs * (new + past) * per_token
-    yield _attend(s, "prefill", tokens, count, flops, moved, shape, WIDE_BYTES, a.window)
-
-
-def _pairs(new: Number, past: Number, a: Attention) -> Number:
-    """Query-key pairs of one prompt: the causal half of the new tokens, all of the past, cut to the window or to what is chosen."""
-    if a.compressed:
-        return compressed_pairs(new, past, a, a.compressed)
-    limit = a.window or (a.indexer.top_k if a.indexer else 0)
-    return chosen_pairs(new, past, limit) if limit else causal_pairs(new, past)
-
-
 CHAINED = 0.6
 """Share of an absorbed product's fixed time that its neighbours hide: modules take so much less than their kernels alone."""
 
 
 def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:
     """Down-projections are whole on every rank. ``absorbed``: prompts are, too; None: where their tokens choose."""
-    m = _own(a.latent)
+    m = own_part(a.latent)
     h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
     low, width = m.q_rank + m.kv_rank + m.rope_dim, made_queries(s, a) * (m.nope_dim + m.rope_dim)
     yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "self_attn.q_a_proj")
@@ -282,7 +312,7 @@ def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float
 def latent_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """The selector's own queries, keys and weights, and its scores over all cached tokens; every rank has it whole."""
     if (x := a.indexer) and x.own:
-        h, rows, rank = s.model.hidden, s.rows, _own(a.latent).q_rank or s.model.hidden
+        h, rows, rank = s.model.hidden, s.rows, own_part(a.latent).q_rank or s.model.hidden
         yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, rank, "self_attn.indexer.wq_b")
         yield s.gemm("selector keys and weights", "projections", "", count, rows, x.head_dim + x.num_heads, h)
         yield from scans(s, x, count, 1)
@@ -290,7 +320,7 @@ def latent_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]
 
 def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     """Latents of all cached tokens, or of those that the selector chose."""
-    heads, m = a.num_heads / s.plan.tp * s.plan.dcp * s.work.rows_per_seq, _own(a.latent)
+    heads, m = a.num_heads / s.plan.tp * s.plan.dcp * s.work.rows_per_seq, own_part(a.latent)
     entries = visible_tokens(s) / s.plan.dcp
     if a.indexer:
         entries = np.minimum(entries, a.indexer.top_k)
@@ -309,7 +339,7 @@ def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
 
 def latent_prefill(s: KernelStep, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:
     """Whole prompts, or the tokens that the selector chose for each."""
-    m, (seqs, new, past) = _own(a.latent), prompt_sizes(s)
+    m, (seqs, new, past) = own_part(a.latent), prompt_sizes(s)
     if a.indexer:
         chosen = (seqs * chosen_pairs(new, past, a.indexer.top_k), np.minimum(new + past, a.indexer.top_k))
         yield choose(s, "sparse-prefill", count, a, chosen, 2 * m.kv_rank + m.rope_dim, _latent_bytes(s, a))
@@ -339,86 +369,3 @@ def latent_training(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]
 
 
 LATENT = replace(selective_attention(latent_projections, latent_selector, latent_decode, latent_prefill), trained=latent_training)
-
-
-def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Queries through a latent, one latent for keys and values, the compressor's values and gates, outputs by groups of heads."""
-    m, h, heads, rows = _own(a.compressed), s.model.hidden, a.num_heads / s.plan.tp, s.rows
-    low = m.q_rank + a.head_dim
-    yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "attn.wq_a")
-    yield s.gemm("query up-projection", "projections", "query", count, rows, heads * a.head_dim, m.q_rank, "attn.wq_b")
-    yield s.small("rotary, norms and KV write", "projections", "rotary", 3 * count, rows * (low + heads * a.head_dim))
-    if m.ratio:
-        yield s.gemm("compressor", "projections", "", count, rows, 2 * m.overlap * a.head_dim, h)
-    groups = np.maximum(1.0, m.out_groups / s.plan.tp)
-    inner, each = groups * m.out_rank, heads * a.head_dim / groups
-    yield s.gemm("output by groups", "projections", "output projection", count, rows, inner, each, "attn.wo_a")
-    yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "attn.wo_b")
-
-
-def _compressed_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """A selector over compressed entries, with a compressor of its own."""
-    if (x := a.indexer) and x.own:
-        m, h, rows = _own(a.compressed), s.model.hidden, s.rows
-        yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, m.q_rank, "attn.indexer.wq_b")
-        yield s.gemm("selector keys and weights", "projections", "", count, rows, x.num_heads + 2 * m.overlap * x.head_dim, h)
-        yield from scans(s, x, count, m.ratio, "compressed-selector")
-
-
-def _compressed_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """The last tokens, and entries of the older ones."""
-    m, heads, seen = _own(a.compressed), a.num_heads / s.plan.tp * s.work.rows_per_seq, visible_tokens(s)
-    shape = Reading(s.work.decode_seqs, heads, _entries(seen, a, m), 2 * a.head_dim)
-    yield read(s, "compressed-decode", count, shape, entry_bytes(a, m, s.plan.kv_dtype), s.plan.activations_dtype)
-
-
-def _compressed_prefill(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    m, (seqs, new, past) = _own(a.compressed), prompt_sizes(s)
-    chosen = (seqs * compressed_pairs(new, past, a, m), _entries(new + past, a, m))
-    yield choose(s, "compressed-prefill", count, a, chosen, 2 * a.head_dim, entry_bytes(a, m, s.plan.kv_dtype), low=False)
-
-
-def compressed_pairs(new: Number, past: Number, a: Attention, m: Compressed) -> Number:
-    """Pairs of a query and an entry that it sees, of one prompt."""
-    window = chosen_pairs(new, past, m.window)
-    return window + chosen_pairs(new, past, a.indexer.top_k if a.indexer else np.inf, m.ratio) if m.ratio else window
-
-
-def _entries(length: Number, a: Attention, m: Compressed) -> Number:
-    older = length / m.ratio if m.ratio else length * 0.0
-    return np.minimum(length, m.window) + (np.minimum(older, a.indexer.top_k) if a.indexer else older)
-
-
-COMPRESSED = selective_attention(_compressed_projections, _compressed_selector, _compressed_decode, _compressed_prefill)
-
-
-def _block_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Index queries of a rank's KV heads and one index key, and their scores; index keys stay in the activations' format."""
-    x = _own(a.indexer)
-    width = (x.num_heads / np.minimum(s.plan.tp, x.num_heads) + 1) * x.head_dim
-    yield s.gemm("selector", "projections", "", count, s.rows, width, s.model.hidden)
-    yield from scans(s, x, count, 1, "block-selector", x.head_dim * DTYPE_BYTES[s.plan.activations_dtype])
-
-
-def _block_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Keys and values of the chosen blocks, for each KV head its own."""
-    kv_heads, width = _kv_heads(s, a), a.head_dim + a.v_head_dim
-    heads = a.num_heads / s.plan.tp / kv_heads * s.work.rows_per_seq
-    entries = np.minimum(visible_tokens(s), _own(a.indexer).top_k)
-    shape = Reading(s.work.decode_seqs * kv_heads, heads, entries, width)
-    yield read(s, "block-decode", count, shape, width * DTYPE_BYTES[s.plan.kv_dtype], s.plan.kv_dtype)
-
-
-def _block_prefill(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    seqs, new, past = prompt_sizes(s)
-    most, width = _own(a.indexer).top_k, a.head_dim + a.v_head_dim
-    chosen = (seqs * chosen_pairs(new, past, most), np.minimum(new + past, most))
-    group = a.num_heads / s.plan.tp / _kv_heads(s, a)
-    yield choose(s, "block-prefill", count, a, chosen, width, width * DTYPE_BYTES[s.plan.kv_dtype], group)
-
-
-def _kv_heads(s: KernelStep, a: Attention) -> Number:
-    return a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
-
-
-BLOCKS = selective_attention(projections, _block_selector, _block_decode, _block_prefill)

@@ -5,7 +5,10 @@ The constants come from ``Path`` records, which are data.
 
 A group over several domains has a stage inside each, and what crosses the NICs between them. NCCL packs that in one of three ways,
 and so does the price: small tensors at once with a flag beside each word (LL), in lines of 128 bytes (LL128), or in a pipeline of
-long messages that takes time to fill (Simple). Constants are ``Protocol`` records and those of the network's ``Link``.
+long messages that takes time to fill (Simple). Constants are ``Protocol`` records and those of the network's ``Link``. What a
+machine's own collectives took over these constants is read between measured sizes and ranks (``NetworkCurve``).
+
+Change an algorithm's equation here; constants are in ``catalog/libraries``.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,17 +18,16 @@ from typing import get_args
 import numpy as np
 
 from commtax.arrays import Array, holds_anywhere, pick, spread, unique_with_places
-from commtax.cost.forms.modules import copying_slowness, sms_by_expert
-from commtax.cost.measured_curves import factor_over
+from commtax.cost.layer_forms import copying_slowness, sms_by_expert
 from commtax.cost.placement import Span
 from commtax.records import dataclass, replace
-from commtax.spec import Algorithm, Cluster, Condition, ExchangePath, Fabric, Link, Network, Number, Path, Protocol
+from commtax.spec import Algorithm, Cluster, Condition, ExchangePath, Fabric, Link, Network, NetworkCurve, Number, Path, Protocol
 
 Parts = tuple[Number, Number]
 
 
 def ring_factor(op: str, ranks: Number) -> Number:
-    """Share of the tensor that each rank sends in a ring: 2 (N-1)/N to all-reduce, (N-1)/N to gather or scatter.
+    """Return the share of the tensor that each rank sends in a ring: 2 (N-1)/N to all-reduce, (N-1)/N to gather or scatter.
 
     Broadcast and send-recv move all of it once.
     """
@@ -35,7 +37,7 @@ def ring_factor(op: str, ranks: Number) -> Number:
 
 
 def ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Neighbours pass shares round: one hop a further rank; a pipelining loss that grows as the root of the bytes.
+    """Price a ring: N - 1 hops from neighbour to neighbour, and a pipelining loss that grows as the root of the bytes.
 
     t = launch + hop (N - 1) + sent / bandwidth + sqrt_s sqrt(sent) seconds.
     """
@@ -45,20 +47,20 @@ def ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def ring_simple(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """A ring whose hops overlap its bytes: t = launch + [ (hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds."""
+    """Price a ring whose hops overlap its bytes: t = launch + [ (hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds."""
     hops = p.hop_s * (ranks - 1)
     wire = np.maximum(ring_factor(p.op, ranks), p.copied * (ranks > 1)) * nbytes / p.bandwidth_Bps
     return (p.launch_s + hops) * (ranks > 1), np.hypot(hops, wire) - hops
 
 
 def tree(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Double binary tree, every byte up once and down once: t = launch + 2 hop log2 N + 2 bytes / bandwidth seconds."""
+    """Price a double binary tree, each byte up once and down once: t = launch + 2 hop log2 N + 2 bytes / bandwidth seconds."""
     levels = np.ceil(np.log2(ranks))
     return (p.launch_s + 2 * p.hop_s * levels) * (ranks > 1), 2 * nbytes * (ranks > 1) / p.bandwidth_Bps
 
 
 def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Each rank reads the whole tensor from every other and adds: one step, (N-1) times the bytes.
+    """Price one step in which each rank reads the whole tensor from every other rank and adds: (N-1) times the bytes.
 
     t = launch + hop (N - 1) + (N - 1) bytes / bandwidth + sqrt_s sqrt((N - 1) bytes) seconds.
     """
@@ -67,7 +69,7 @@ def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Each rank reduces its share, then reads the others' results: two steps, the ring's bytes (fewer if quantised).
+    """Price two steps: each rank reduces its share, then reads the others' results; the ring's bytes (fewer if quantised).
 
     t = launch + extra + hop (N - 1) + [ beside^2 + (2 (N - 1)/N bytes wire_share / bandwidth)^2 ]^(1/2) seconds.
     """
@@ -77,7 +79,7 @@ def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """The switch adds (NVLS, multimem): a rank sends its tensor once and 1/N of the result, near-constant in N.
+    """Price sums in the switch (NVLS, multimem): a rank sends its tensor once and 1/N of the result, near-constant in N.
 
     t = launch + extra + each (N - 1) + (1 + 1/N) bytes / bandwidth seconds, of an all-reduce.
 
@@ -90,7 +92,7 @@ def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def pairwise(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Every rank sends each other one its part, (N-1)/N of the tensor, and copies its own part beside it (all-to-all).
+    """Price an all-to-all: each rank sends every other rank its part, (N-1)/N of the tensor, and copies its local part beside it.
 
     t = launch + hop (N - 1) + max(sent, copied bytes) / bandwidth + sqrt_s sqrt(sent) seconds.
 
@@ -102,7 +104,7 @@ def pairwise(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def per_peer(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Small parts of an all-to-all: one channel for each peer, all at a time, so that only a peer's own part counts.
+    """Price small parts of an all-to-all: one channel for each peer, all at a time, so that only one peer's part counts.
 
     t = launch + hop (N - 1) + bytes / N / bandwidth seconds.
     """
@@ -110,7 +112,7 @@ def per_peer(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def one_sided(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Ranks write to each other's memory, or read it, and wait for one flag of each: that wait and the bytes overlap.
+    """Price writes to each other's memory, or reads: ranks wait for one flag of each, and that wait and the bytes overlap.
 
     t = launch + [ (extra + hop (N - 1))^2 + (sent / bandwidth)^2 ]^(1/2) seconds.
     """
@@ -126,7 +128,7 @@ ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
 
 
 def path_parts(path: Path, nbytes: Number, ranks: Number) -> Parts:
-    """The price of one path: its algorithm's, with bytes as much slower as a group of this size makes them."""
+    """Price one path: its algorithm's seconds, with bytes as much slower as a group of this size makes them."""
     if path.mesh:  # a group of n has the links among its members
         share = np.clip((ranks - 1) / (path.mesh - 1), 1 / (path.mesh - 1), 1)
         path = replace(path, bandwidth_Bps=path.bandwidth_Bps * share)
@@ -166,7 +168,7 @@ def applies(path: Path, nbytes: Number, ranks: Number) -> Condition:
 
 
 def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice:
-    """The path that a library takes, at no more than a larger tensor costs on the path behind a limit.
+    """Return the path that a library takes, at no more than a larger tensor costs on the path behind a limit.
 
     Constants were fitted on powers of two: between the last of them and a limit they would tell of a step down in time. Of many
     steps most send the same tensors: each is looked at once.
@@ -191,7 +193,7 @@ def _choose_path(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Path
 
 
 def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
-    """The largest (or smallest) tensor of a path; a group between two listed sizes has the limit of the larger."""
+    """Return the largest (or smallest) tensor of a path; a group between two listed sizes has the limit of the larger."""
     worlds, limits = (np.asarray(x) for x in zip(*by_world, strict=True))
     return limits[np.minimum(np.searchsorted(worlds, ranks), len(worlds) - 1)]
 
@@ -242,12 +244,12 @@ class Crossing:
 
     @property
     def levels(self) -> Number:
-        """Levels of a tree over the domains."""
+        """Return the levels of a tree over the domains."""
         return np.ceil(np.log2(np.maximum(1, self.domains)))
 
     @property
     def hops(self) -> Number:
-        """Network hops one after the other in one pass: a ring goes through every domain, a tree through its levels.
+        """Return the network hops one after the other in one pass: a ring goes through every domain, a tree through its levels.
 
         Where each domain has one rank, NCCL gathers and scatters over a tree too (PAT).
         """
@@ -257,7 +259,7 @@ class Crossing:
 
     @property
     def leaving(self) -> Number:
-        """Share of the tensor that leaves each domain.
+        """Return the share of the tensor that leaves each domain.
 
         An all-reduce of two domains swaps their sums, each once (a tree); with more, every byte goes up and down, or twice
         round: 2 (n-1)/n over n ranks. A gather or scatter goes round all ranks: (n-1)/n. An all-to-all keeps what its own
@@ -269,7 +271,7 @@ class Crossing:
 
 
 def cross_domains(crossing: Crossing, inside: PathChoice, paths: tuple[Path, ...], network: Network) -> PathChoice:
-    """A collective over several domains: the cheapest protocol of the network, or one pipeline where none were measured.
+    """Price a collective over several domains: the cheapest protocol of the network, or one pipeline where none were measured.
 
     t = latency inside + hops of the network + what fills the pipeline + [ inside^norm + wire^norm ]^(1/norm) seconds.
 
@@ -284,7 +286,7 @@ def cross_domains(crossing: Crossing, inside: PathChoice, paths: tuple[Path, ...
 
 
 def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoice:
-    """Both stages as one pipeline: log2 M network hops each way (a tree), each some times the link's latency.
+    """Price both stages as one pipeline: log2 M network hops each way (a tree), each some times the link's latency.
 
     A pipeline cut into the best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way (levels work on different
     chunks at a time): most of the time of tensors of a few megabytes.
@@ -298,7 +300,7 @@ def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoic
 
 
 def _by_protocol(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path, ...], network: Network) -> PathChoice:
-    """Latency: the stage inside, the network's hops, what fills the pipeline. Bytes: both stages side by side."""
+    """Price one protocol. Latency: the stage inside, network hops, filling the pipeline. Bytes: both stages side by side."""
     index, (latency, moving) = _inside_path(p, c, inside, paths)
     hop = c.passes * (network.hops * c.link.latency_s)
     wire = c.leaving * c.nbytes / np.minimum(c.nics_Bps * p.share * network.efficiency * c.link.efficiency, p.most_Bps)
@@ -309,14 +311,14 @@ def _by_protocol(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path
 
 
 def _fill(p: Protocol, c: Crossing) -> Number:
-    """Seconds until a pipeline runs: longer over more levels of hosts; some networks take their own time for it."""
+    """Return the seconds until a pipeline runs: longer over more levels of hosts; some networks take a time of their own for it."""
     if not p.fill_s or c.op in PAIRS:
         return 0.0
     return c.passes * np.minimum(1, c.levels) * (c.link.fill_s or p.fill_s + p.level_s * c.levels)
 
 
 def _inside_path(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path, ...]) -> tuple[Number, Parts]:
-    """The path inside the domains that a protocol rides: the one chosen, or the plain ring."""
+    """Return the path inside the domains that a protocol rides: the one chosen, or the plain ring."""
     ring = next((i for i, path in enumerate(paths) if path.algorithm == "ring"), None) if p.ring else None
     if ring is None:
         return inside.path, (inside.latency_s, inside.wire_s)
@@ -324,12 +326,12 @@ def _inside_path(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path
 
 
 def stage_ranks(op: str, ranks: Number, inside: Number) -> Number:
-    """Ranks that the stage inside the domains is priced for: a ring that goes round passes every rank's link."""
+    """Return the ranks that the stage inside the domains is priced for: a ring that goes round passes every rank's link."""
     return pick(np.asarray(inside) > 1, ranks, inside) if op in ROUND else inside
 
 
 def _overlapped_stages(inside_s: Number, wire_s: Number, network: Network) -> Number:
-    """Two stages that overlap: the slower one, and a little more where both are near."""
+    """Return the seconds of two stages that overlap: the slower one, and a little more where both are near."""
     return (inside_s**network.norm + wire_s**network.norm) ** (1 / network.norm)
 
 
@@ -340,7 +342,7 @@ def _choice(latency: Number, wire: Number, path: Number, inside: PathChoice) -> 
 def price(
     op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0
 ) -> PathChoice:
-    """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
+    """Price a collective inside a fast domain, or over several through the hosts' NICs, which carry ``outside`` of its bytes."""
     if not holds_anywhere(where.crosses):
         return choose(fabric.paths[op], nbytes, ranks)
     across = _across(op, nbytes, ranks, where, cluster, fabric, outside)
@@ -378,7 +380,7 @@ def _choice_where(condition: Condition, yes: PathChoice, no: PathChoice) -> Path
 
 
 def for_experts(fabric: Fabric, experts: int, num_sms: int) -> Fabric:
-    """An exchange's paths for layers of so many experts, on chips of so many multiprocessors."""
+    """Return an exchange's paths for layers of so many experts, on chips of so many multiprocessors."""
 
     def tuned(path: Path) -> Path:
         if not isinstance(path, ExchangePath):
@@ -391,3 +393,39 @@ def for_experts(fabric: Fabric, experts: int, num_sms: int) -> Fabric:
         return {op: tuple(map(tuned, some)) for op, some in paths.items()}
 
     return replace(fabric, paths=every(fabric.paths), network_paths=every(fabric.network_paths))
+
+
+def curve_of(network: Network, op: str) -> NetworkCurve | None:
+    return next((curve for curve in network.curves if curve.op == op), None)
+
+
+def factor_over(network: Network, op: str, nbytes: Number, ranks: Number) -> Number:
+    """Return how many times as long as the constants say a collective takes; 1 where it was not measured."""
+    curve = curve_of(network, op)
+    return np.exp(_between(np.log(curve.factor), curve, nbytes, ranks)) if curve else 1.0
+
+
+def sigma_over(curve: NetworkCurve, nbytes: Number, ranks: Number, domain: int) -> Number:
+    """Return the deviation of the logarithm: more, the farther size, ranks and hosts are from those that were measured."""
+    knots = np.log2(curve.nbytes)
+    knot, share = _place(knots, np.log2(np.maximum(nbytes, 1)))
+    octaves = np.append(np.diff(knots), 0.0)[knot] * share * (1 - share)  # of a walk that is known at both ends
+    away = np.min([np.abs(np.log2(np.maximum(ranks, 1) / seen)) for seen in curve.ranks], axis=0)
+    reshaped = abs(np.log2(domain / curve.domain)) if curve.domain else 0.0
+    more = octaves * curve.drift**2 + away * curve.grown**2 + reshaped * curve.reshaped**2
+    return np.asarray(np.sqrt(_between(np.square(curve.sigma), curve, nbytes, ranks) + more))[()]
+
+
+def _between(rows: Array, curve: NetworkCurve, nbytes: Number, ranks: Number) -> Number:
+    """Return the value at a size and a number of ranks: straight lines over logarithms, constant beyond the ends."""
+    size, size_share = _place(np.log2(curve.nbytes), np.log2(np.maximum(nbytes, 1)))
+    group, group_share = _place(np.log2(curve.ranks), np.log2(np.maximum(ranks, 1)))
+    later, larger = np.minimum(size + 1, len(curve.nbytes) - 1), np.minimum(group + 1, len(curve.ranks) - 1)
+    few, many = (rows[at, size] * (1 - size_share) + rows[at, later] * size_share for at in (group, larger))
+    return np.asarray(few * (1 - group_share) + many * group_share)[()]
+
+
+def _place(knots: Array, at: Number) -> tuple[Array, Array]:
+    """Return the last knot that is not beyond, and the share of the way to the next."""
+    place = np.asarray(np.interp(at, knots, np.arange(len(knots))))
+    return place.astype(int), place % 1

@@ -3,6 +3,8 @@
 A step is a list of ``Kernel``s with the shapes that decide their time; ``kernels.py`` turns shapes into seconds. Layers of
 one kind share their kernels, so the list stays short whatever the depth. Behind the layers: encoders (vision and audio towers,
 whose tokens all see each other), and the routed part of a mixture of experts: how many experts tokens choose, and the busiest rank.
+
+Change here which kernels a step launches, and their FLOPs and bytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,10 +15,10 @@ import numpy as np
 
 from commtax.arrays import Array, pick
 from commtax.cost.adapters import adapter_kernels
-from commtax.cost.attention import BLOCKS, COMPRESSED, LATENT, decode_attention, prefill_attention, projections
-from commtax.cost.forms.experts import RoutedSizes, routed_kernels
+from commtax.cost.attention import LATENT, decode_attention, prefill_attention, projections, quantised_before
+from commtax.cost.attention_kinds import BLOCKS, COMPRESSED, delta_kernels, mamba_kernels, streams_read, streams_written
 from commtax.cost.kernel import Kernel, KernelStep, input_bytes
-from commtax.cost.linear_attention import delta_kernels, mamba_kernels, quantised_before, streams_read, streams_written
+from commtax.cost.layer_forms import RoutedSizes, routed_kernels
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.ledger import Part, Place
 from commtax.records import dataclass, replace
@@ -45,7 +47,7 @@ def step_kernels(
     if plan.sequence_parallel:  # what lies between a scatter and a gather runs on a rank's own rows
         layers = [replace(k, nbytes=k.nbytes / plan.tp) if k.part == "norms" else k for k in layers]
     kernels = [*layers, head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
-    if engine.key != "torch":
+    if engine.kernels.end_kernels:
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
     if sorts and (launches := engine.kernels.sort_launches):  # of the logits of each row: many passes over all of them
         moved = work.samples * model.vocab * engine.kernels.sort_bytes / launches / DTYPE_BYTES[plan.activations_dtype]
@@ -54,7 +56,7 @@ def step_kernels(
 
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, training: bool = False) -> list[Kernel]:
-    """The kernels of all layers. ``training`` absorbs nothing: keys and values of every head are made."""
+    """Return the kernels of all layers. ``training`` absorbs nothing: keys and values of every head are made."""
     return _layers(KernelStep(model, plan, work, rows, engine), training)
 
 
@@ -64,7 +66,7 @@ def _layers(step: KernelStep, training: bool = False) -> list[Kernel]:
 
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
-    """Logits of ``rows`` rows over this rank's part of the vocabulary."""
+    """Return the product that makes logits of ``rows`` rows over this rank's part of the vocabulary."""
     step, name = KernelStep(model, plan, Workload(), rows, engine), "" if model.tied else "lm_head"
     return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, name)
 
@@ -74,7 +76,7 @@ Maker = Callable[[KernelStep, Any, int], Iterator[Kernel]]
 
 @lru_cache(maxsize=256)
 def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...]:
-    """The different parts of the layers and how many layers have each: layers that differ in one part share the others."""
+    """Return the different parts of the layers and how many layers have each: layers that differ in one part share the others."""
     groups: dict[tuple[Maker, object], int] = {}
     for index, block in enumerate(model.blocks):
         halves = (block.mixer is not None) + (block.ffn is not None)
@@ -89,7 +91,7 @@ def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...
 
 
 def _mixer_makers(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object]]:
-    """Projections are the same whatever the window. Training makes keys and values of every head."""
+    """Yield makers of kernels: projections are alike whatever the window, and training makes keys and values of every head."""
     if isinstance(mixer, Attention):
         kind = LATENT if mixer.latent else COMPRESSED if mixer.compressed else BLOCKS if mixer.indexer else None
         if kind is None:
@@ -109,12 +111,12 @@ def _mixer_makers(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, 
 
 
 def _norms(s: KernelStep, num_norms: int, count: int) -> Iterator[Kernel]:
-    """Residual add and norm: reads hidden and residual, writes both."""
+    """Yield residual add and norm: it reads hidden and residual, and writes both."""
     yield s.small("norms", "norms", "", count * num_norms, s.rows * s.model.hidden * 4)
 
 
 def stream_kernels(s: KernelStep, halves: int, count: int) -> Iterator[Kernel]:
-    """Hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them.
+    """Yield hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them.
 
     Attention residuals read every block's vector so far and the sum, and write one: on average over the layers.
     """
@@ -158,14 +160,14 @@ ACTIVATION_BYTES = 2.0  # bf16
 
 
 def encoder_attention(batch: Number, length: Number, heads: Number, head_dim: Number) -> Kernel:
-    """Attention of ``length`` tokens over each other: 4 length^2 FLOPs an element of each head; four tensors move."""
+    """Return attention of ``length`` tokens over each other: 4 length^2 FLOPs per element of each head; four tensors move."""
     flops, nbytes = 4.0 * batch * heads * length**2 * head_dim, 4 * ACTIVATION_BYTES * batch * length * heads * head_dim
     plain = Kernel("encoder attention", "encoder", 1, flops, nbytes, batch=batch, heads=heads, kv_heads=heads)
     return replace(plain, length=length, head_dim=head_dim)
 
 
 def tower_kernels(s: KernelStep) -> Iterator[Kernel]:
-    """A vision tower over the pictures of a step: patches in, its layers, then what hands tokens to the decoder.
+    """Yield a vision tower's kernels over the pictures of a step: patches in, its layers, then tokens for the decoder.
 
     Ranks share its weights and look at all of them, or each has it whole and looks at its own of the pictures.
     """
@@ -197,8 +199,6 @@ def tower_kernels(s: KernelStep) -> Iterator[Kernel]:
 
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 """Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
-EXCHANGED = {"deepep_low_latency": "generation", "deepep_high_throughput": "context"}
-"""What experts run as behind an all-to-all: masked grouped products over slots of one size, or contiguous ones."""
 DRAWS = 8  # of popularities that a placement is judged by
 DRIFT = 0.15
 """How far an expert's load of one step lies from the measured one that a layout rests on, as a share of it. SGLang's blog of
@@ -207,7 +207,7 @@ GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as chec
 
 
 def routed_experts(s: KernelStep, f: Experts, count: int) -> Iterator[Kernel]:
-    """Kernels of the routed part of ``count`` layers on the rank that all others wait for."""
+    """Yield the kernels of the routed part of ``count`` layers on the rank that all others wait for."""
     sizes, behind = _sizes(s, f), s.engine.kernels.experts_apart or s.exchange
     if not s.engine.kernels.fused_experts:
         yield from _plain_experts(s, sizes, count, f.bias)
@@ -223,7 +223,7 @@ def routed_experts(s: KernelStep, f: Experts, count: int) -> Iterator[Kernel]:
 
 
 def _sizes(s: KernelStep, f: Experts) -> RoutedSizes:
-    """Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts."""
+    """Return the sizes of the routed part: across replicas a rank works on the tokens of the whole group that chose its experts."""
     plan, popularity, ranks = s.plan, s.engine.kernels.popularity, expert_ranks(s.plan, s.engine)
     tokens = s.rows * ranks.reach
     slots = f.num_experts + plan.redundant
@@ -238,7 +238,7 @@ def _sizes(s: KernelStep, f: Experts) -> RoutedSizes:
 
 
 def _fused_experts(s: KernelStep, r: RoutedSizes, count: Number, backend: str) -> Iterator[Kernel]:
-    """Kernels made for experts: their constants are of the whole routed part (``forms/experts.py``)."""
+    """Yield kernels made for experts: their constants are of the whole routed part (``layer_forms.py``)."""
     like = s.gemm("", "experts", "gate", 1, r.copies, r.inner, r.hidden, GATE)
     kind = "fp8-static" if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16"
     stored = like.stored or ("fp8-loaded" if kind == "fp8" and s.scales_found else kind)
@@ -253,7 +253,7 @@ def _fused_experts(s: KernelStep, r: RoutedSizes, count: Number, backend: str) -
 
 
 def _plain_experts(s: KernelStep, r: RoutedSizes, count: int, biased: bool) -> Iterator[Kernel]:
-    """Plain products, as one whose matrix is the experts that some token chose, with small kernels around them."""
+    """Yield plain products, as one whose matrix is the experts that some token chose, with small kernels around them."""
     each, both, runs = r.copies / np.maximum(1e-9, r.active), r.up * r.inner, s.engine.kernels
     up = s.gemm("experts gate and up", "experts", "gate", count, each, both * r.active, r.hidden, GATE)
     yield replace(up, grouped=True, batch=r.active)
@@ -276,7 +276,7 @@ def _plain_experts(s: KernelStep, r: RoutedSizes, count: int, biased: bool) -> I
 
 
 def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
-    """Mean number of different experts that ``tokens`` tokens choose.
+    """Return the mean number of different experts that ``tokens`` tokens choose.
 
     The first token chooses ``top_k``; each of the others leaves an expert out with 1 - k/E if all are equally popular:
     E - (E - k) (1 - k/E)^(n - 1). With popularities spread as a gamma distribution of shape a, the power becomes
@@ -292,7 +292,7 @@ def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
 
 
 def busiest_active(moe: Experts, tokens: Number, ep: Number, popularity: float) -> Number:
-    """Experts with work on the rank that has the most of them: all ranks wait for the weights that it reads.
+    """Return the experts with work on the rank that has the most of them: all ranks wait for the weights that it reads.
 
     Of E/ep experts each has work with q = chosen/E, so their number spreads by sqrt(E/ep q (1 - q)) around its mean, less what
     the fixed total takes; the largest of n normal values lies ``LARGEST`` spreads above it. All of them at the most.
@@ -321,7 +321,7 @@ class Placing:
 
 
 def busiest_rank(moe: Experts, tokens: Number, ep: Number, placing: Placing) -> Number:
-    """Copies of the busiest of ``ep`` ranks over the mean, when experts lie whole on ranks: all wait for it.
+    """Return the copies of the busiest of ``ep`` ranks over the mean, when experts lie whole on ranks: all wait for it.
 
     A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is sqrt(ep / (E a)),
     beside that of drawing n copies by chance, sqrt(ep / n); less what the fixed total takes, sqrt(1 - 1/ep). A layout by measured
@@ -344,12 +344,12 @@ def busiest_rank(moe: Experts, tokens: Number, ep: Number, placing: Placing) -> 
 
 
 def _largest_load(ep: Number) -> Number:
-    """Spreads that the busiest of so many ranks lies above the mean."""
+    """Return the spreads that the busiest of so many ranks lies above the mean."""
     return np.interp(np.log2(ep * 1.0), np.arange(len(LARGEST)), LARGEST)
 
 
 def laid_out(num_experts: int, ep: Number, popularity: float, redundant: int) -> tuple[Number, Number]:
-    """Experts laid out by known loads, the most popular ones with ``redundant`` further copies (EPLB).
+    """Lay experts out by measured loads, the most popular ones with ``redundant`` further copies (EPLB).
 
     Returned are the load of the busiest rank over the mean, and the sum of the squares of all copies' shares of it. Each copy in
     turn goes to the expert with the most tokens a copy, then copies go to the emptiest rank, largest first: means of a few draws

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from commtax.cost.compute import EXCHANGED, head_kernel, step_kernels
+from commtax.cost.compute import head_kernel, step_kernels
 from commtax.cost.kernel import Kernel, KernelStep, PricingTerms
 from commtax.cost.placement import padded_vocab
-from commtax.cost.traffic import inference, padded_rows
+from commtax.cost.traffic import backend_called, default_backend, inference, padded_rows
 from commtax.ledger import Item
 from commtax.records import dataclass, replace
 from commtax.spec import DTYPE_BYTES, Attention, Drafter, Engine, Model, Number, Plan, Workload
@@ -98,7 +98,7 @@ def _pass_kernels(t: PricingTerms, d: Drafter, model: Model, p: DraftPass) -> It
     """One forward pass: the drafter's layers, its input, and logits of the rows that are drafts."""
     ran, plan, engine = t.settings, t.plan, t.engine
     rows = padded_rows(p.work.rows, p.work, engine, plan.tp, ran.eager)
-    exchange = EXCHANGED.get(ran.ep_backend or next(iter(engine.sends.ep_backends), ""), "")
+    exchange = backend_called(ran.ep_backend or default_backend(engine)).experts
     made = step_kernels(model, plan, p.work, rows, engine, exchange, ran.imbalance)
     yield from (kernel for kernel in made if kernel.part not in ("head", "tower"))
     yield head_kernel(model, plan, p.samples, engine)

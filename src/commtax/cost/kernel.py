@@ -1,10 +1,12 @@
-"""A kernel as the cost model sees it: the shapes that decide its time, FLOPs and bytes; and what steps make and price it from."""
+"""A kernel as the cost model sees it: the shapes that decide its time, FLOPs and bytes; and what steps make and price it from.
+
+Change here what a kernel or a priced step is made from: a new shape needs no field, but a record as ``Kernel.shape``.
+"""
 
 import math
 from typing import Any
 
-from commtax.cost.inventory import format_of
-from commtax.cost.tensors import quantisation
+from commtax.cost.inventory import format_of, quantisation
 from commtax.ledger import Part, Place, Stage
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.records import dataclass, replace
@@ -85,7 +87,7 @@ class Kernel:
 
     @property
     def number_format(self) -> str:
-        """What a product multiplies in: its arithmetic, or the finer of two formats that share one (MXFP8 of fp8)."""
+        """Name the arithmetic of a product, or the finer of two formats that share one (MXFP8 of fp8)."""
         return self.stored or self.dtype
 
 
@@ -110,11 +112,12 @@ class KernelStep:
         return self.engine.kernels.quantises and self.model.quant is None
 
     def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
-        """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4.
+        """Return a matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4.
 
         ``name`` is the weight's in the checkpoint; "": one that stays in 16 bits whatever the model's quantisation.
         """
-        quant = format_of(self.model, name, quantisation(self.model, self.plan)) if name else None
+        narrowed = name and (self.model.quant or self.plan.weights_dtype)  # else all is stored in 16 or 32 bits
+        quant = format_of(self.model, name, quantisation(self.model, self.plan)) if narrowed else None
         plain = self.plan.activations_dtype
         stored, dtype, static = DTYPE_BYTES[plain], plain, False
         if quant:
@@ -130,7 +133,7 @@ class KernelStep:
         return replace(kernel, stored=_unusual_format(quant)) if quant else kernel
 
     def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
-        """An element-wise kernel, which an engine may fuse with a neighbour."""
+        """Return an element-wise kernel, which an engine may fuse with a neighbour."""
         runs, nbytes = self.engine.kernels, elements * DTYPE_BYTES[self.plan.activations_dtype]
         fused, nbytes = (1 - runs.small_kernels, nbytes * runs.small_bytes) if fusable else (0.0, nbytes)
         return Kernel(what, "small", count, 0.0, nbytes, fused=fused, part=part, place=place)
@@ -149,7 +152,7 @@ def _unusual_format(quant: Quant) -> str:
 
 
 def input_bytes(dtype: str, plan: Plan) -> float:
-    """Bytes of one activation as a product reads it: fp4 products take plain ones and quantise them themselves."""
+    """Return the bytes of one activation as a product reads it: fp4 products take plain ones and quantise them themselves."""
     return DTYPE_BYTES["fp8" if dtype == "fp8" else plan.activations_dtype]
 
 

@@ -4,18 +4,29 @@ Kernels in 8 bits are never slower than the same ones in 16 unless somebody meas
 kernels are named factors, which pricing multiplies and an explanation lists, so that they agree. A factor's name is a field of the
 engine (``fp8_rate``, ``small_kernels`` …), a constant of whole steps among the kernels' ones (``step.clock``, ``train.flash2`` …)
 or a what-if (``slow_rank``); ``catalog/effects.toml`` says what each of them is.
+
+At the end stands whose seconds a kernel takes: memory's, arithmetic's, and those of each constant that is a time. A form's seconds
+can only come from the chip's bandwidth, its peak and constants that are seconds (or rates). Twice as slow in all of them is twice
+as long, so Euler's theorem on homogeneous functions splits any form, however it joins its terms, exactly::
+
+    T = sum over carriers x of  x dT/dx
+
+Derivatives are taken along the imaginary axis (a complex step), which rounds nothing off.
+
+Change here which constants price a kernel, and what a step multiplies onto it. Equations are in ``forms.py``.
 """
 
 import math
+from collections.abc import Mapping
 from itertools import product
+from typing import cast
 
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.forms import CHIP_FORMS, FORMS
-from commtax.cost.forms.experts import FORMS as ROUTED
-from commtax.cost.forms.form import Parts, Table, from_memory
+from commtax.cost.forms import DAMPED, RATES, SECONDS, Parts, Table, from_memory
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, PricingTerms
+from commtax.cost.layer_forms import CHIP_FORMS, FORMS, ROUTED
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
 from commtax.records import dataclass, replace
 from commtax.spec import Chip, KernelConstants, Number
@@ -55,7 +66,7 @@ linear in the clock."""
 
 
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
-    """Time of one launch on this chip, with the constants of its family and arithmetic.
+    """Return the time of one launch on this chip, with the constants of its family and arithmetic.
 
     ``rate``: arithmetic over that of the constants (sustained clocks, other kernels). Weights or a cache of 8 bits take no longer
     than of 16 where nobody timed them on this family.
@@ -70,7 +81,7 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
 
 
 def charged_as(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> Kernel:
-    """The kernel whose constants price this one: of 16 bits where 8 would take longer and nobody timed them."""
+    """Return the kernel whose constants price this one: of 16 bits where 8 would take longer and were not timed."""
     wide = _unmeasured_twin(kernel, constants)
     slower = wide is not None and sum(_one(kernel, chip, constants, rate)) > sum(_one(wide, chip, constants, rate))
     return _single_head_reads(wide if wide is not None and slower else kernel, constants)
@@ -87,14 +98,14 @@ def _one(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) ->
 
 
 def _single_head_reads(kernel: Kernel, constants: KernelConstants) -> Kernel:
-    """Attention in a window by a kernel that serves each head by itself reads the keys of a group once for each head."""
+    """Return attention in a window as a kernel runs it that serves each head alone: it reads a group's keys once for each head."""
     if kernel.stored == WINDOWED and table_of(kernel, constants).endswith(SINGLE):
         return replace(kernel, kv_heads=kernel.heads)
     return kernel
 
 
 def form_parts(kernel: Kernel, table: Table, chip: Chip, constants: KernelConstants, rate: float) -> Parts:
-    """What a kernel's form says with these constants on this chip."""
+    """Return the seconds of a kernel's form with these constants on this chip."""
     if kernel.form in CHIP_FORMS:
         return CHIP_FORMS[kernel.form](kernel, table, chip, rate)
     kernel = _warm(kernel, table, chip)
@@ -112,7 +123,7 @@ def _warm(kernel: Kernel, table: Table, chip: Chip) -> Kernel:
 
 
 def _prompts_bytes(kernel: Kernel) -> Number:
-    """All but what is cached of earlier prompts, and what a repeated measurement writes."""
+    """Return all bytes but those cached of earlier prompts, and those that a repeated measurement writes."""
     queries = kernel.batch * kernel.length * kernel.heads * kernel.head_dim * 2 * WIDE_BYTES
     past = kernel.past / np.maximum(kernel.past + kernel.length, 1.0)
     return kernel.nbytes - np.maximum(0.0, kernel.nbytes - queries) * past + (kernel.shape.written if kernel.shape else 0.0)
@@ -132,7 +143,7 @@ def constants_of(kernel: Kernel, constants: KernelConstants) -> Table:
 
 
 def narrow_note(kernel: Kernel, took: Parts, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Note:
-    """What a bill of one step says where 8 bits took longer than 16: which table's rows do."""
+    """Note, in a bill of one step, that 8 bits took longer than 16, and which table's rows do."""
     taken = took[0] + took[1]
     wide = None if np.ndim(taken) or not taken else wide_twin(kernel)
     if wide is None:
@@ -151,7 +162,7 @@ def narrow_note(kernel: Kernel, took: Parts, chip: Chip, constants: KernelConsta
 
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
-    """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
+    """Return what bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
     kernel = _warm(kernel, constants_of(kernel, constants), chip)
     moved = kernel.nbytes - (kernel.shape.kept if isinstance(kernel.shape, KernelContext) else 0.0)
     if kernel.form in CHIP_FORMS:
@@ -161,7 +172,7 @@ def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
 
 
 def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
-    """The datasheet's rate of the arithmetic that a kernel runs in.
+    """Return the datasheet's rate of the arithmetic that a kernel runs in.
 
     4-bit products without constants of their own unpack the weights and multiply in bf16, whatever else the chip could do.
     """
@@ -179,7 +190,7 @@ def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
 
 
 def table_of(kernel: Kernel, constants: KernelConstants) -> str:
-    """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
+    """Return the table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
     if kernel.form in ROUTED:  # the implementation's, else of the usual one, or of the nearest format; both halves share tables
@@ -204,7 +215,7 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
 
 
 def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
-    """Where a kernel's price comes from; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
+    """Return the source of a kernel's price; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
     name = table_of(kernel, constants)
     family = f"were not measured on {constants.family} chips"
     if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
@@ -220,19 +231,19 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
 
 
 def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
-    """Standard deviation of the logarithm of a kernel's time inside a step."""
+    """Return the standard deviation of the logarithm of a kernel's time inside a step."""
     source = kernel_source(kernel, constants)
     own = widen_sigma(max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0)), source)
     return max(own, UNMEASURED_SIGMA) if source.kind == "assumed" and own else own
 
 
 def widen_sigma(sigma: float, source: Source) -> float:
-    """A deviation on the chip that was measured, as it is on another one of the family."""
+    """Return a deviation on the chip that was measured as it is on another chip of the family."""
     return math.hypot(sigma, TRANSFERRED_SIGMA) if source.kind == "transferred" else sigma
 
 
 def power_clock(chip: Chip, table: Table) -> float:
-    """The clock of a part with fewer watts for its arithmetic than the one its family's constants were measured on, at most 1.
+    """Return the clock of a part with fewer watts for its arithmetic than the chip that was measured, over that chip's; at most 1.
 
     Watts a FLOP/s decide, not watts: a part with few multipliers (H20) holds its clock with less. 1 where a table names none.
     """
@@ -248,7 +259,7 @@ ATTENDING = ("decode", "prefill")  # … and end with; a selector's keys are nar
 
 
 def wide_twin(k: Kernel) -> Kernel | None:
-    """The same kernel on weights or a cache of 16 bits; None: it is of 16 bits, or no fp8 of either."""
+    """Return the same kernel on weights or a cache of 16 bits; None where it is of 16 bits, or neither is fp8."""
     first, _, last = k.form.partition("-")
     if k.form == "decode" and k.weight_bytes == 1:
         kind = SINGLE if np.all(k.heads == k.kv_heads) else k.stored
@@ -289,7 +300,7 @@ class KernelFactors:
 
 
 def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: KernelFactors) -> Parts:
-    """Fixed and moving seconds of one launch inside a step."""
+    """Return fixed and moving seconds of one launch inside a step."""
     fixed, moving = seconds(kernel, chip, constants, a.rate)
     if a.launch_s:
         fixed = np.maximum(fixed, a.launch_s - moving)
@@ -299,7 +310,7 @@ def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: KernelF
 
 
 def fused_by(kernel: Kernel) -> str:
-    """Which number says what share of a kernel's launches run inside its neighbours: their fixed time is gone."""
+    """Name the number that says what share of a kernel's launches run inside its neighbours: their fixed time is gone."""
     return "small_kernels" if kernel.form == "small" else "chained"
 
 
@@ -315,12 +326,12 @@ def kernel_line(
 
 
 def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:
-    """The kernels of a served step as lines, once all of them are priced."""
+    """Return the kernels of a served step as lines, once all of them are priced."""
     return [_served_line(*priced, t) for priced in [(kernel, *_served_s(kernel, t)) for kernel in kernels]]
 
 
 def _served_s(kernel: Kernel, t: PricingTerms) -> tuple[KernelFactors, Parts]:
-    """What a served step multiplies onto a kernel, and its seconds; one that is never launched takes none."""
+    """Return what a served step multiplies onto a kernel, and its seconds; one that is never launched takes none."""
     applied = applied_in_serving(kernel, t)
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     return applied, (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
@@ -335,7 +346,7 @@ def _served_line(kernel: Kernel, applied: KernelFactors, times: Parts, t: Pricin
 
 
 def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
-    """What a served step multiplies onto a kernel.
+    """Return what a served step multiplies onto a kernel.
 
     In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone. In narrow formats
     an engine's own differs from that of the tables which constants were fitted on.
@@ -348,9 +359,52 @@ def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
 
 
 def pace_of(kernel: Kernel) -> str:
-    """The field of ``Paces`` that a kernel of a served step goes by."""
+    """Name the field of ``Paces`` that a kernel of a served step goes by."""
     if kernel.form in ROUTED:
         return "pace_experts"
     if kernel.part == "attention" and kernel.place in ATTENTION_PACES:
         return ATTENTION_PACES[kernel.place]
     return "pace_products" if kernel.form == "gemm" else "pace_small"
+
+
+TINY_STEP, ALONE = 1e-30, 1e-30
+MEMORY, ARITHMETIC = "memory", "arithmetic"
+CARRIERS = {MEMORY: "bytes at the memory's bandwidth", ARITHMETIC: "FLOPs at the arithmetic's peak", **SECONDS, **RATES}
+"""What time can come from, and in words."""
+NOTHING = 1e-13  # a share that rounding makes of nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One carrier's part of a launch's fixed and moving seconds, and what it would take alone."""
+
+    name: str
+    fixed_s: float
+    moving_s: float
+    alone_s: float
+
+
+def terms(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> tuple[Term, ...]:
+    """Return what a form's seconds are made of, before step factors are multiplied onto them; they sum to the form's."""
+    table = constants_of(kernel, constants)
+
+    def priced(factors: Mapping[str, float]) -> Parts:
+        scaled: dict[str, float] = dict(table)
+        for name, factor in factors.items():
+            for key in DAMPED if name == ARITHMETIC else (name,):
+                if key in table:
+                    scaled[key] = table[key] / factor if key in RATES else table[key] * factor
+
+        peaks: dict[str, float] = {kind: value / factors.get(ARITHMETIC, 1.0) for kind, value in chip.flops_per_s.items()}
+        slow_chip = replace(chip, memory_Bps=chip.memory_Bps / factors.get(MEMORY, 1.0), flops_per_s=peaks)
+        return form_parts(kernel, scaled, slow_chip, constants, rate)
+
+    carriers = [name for name in CARRIERS if name in (MEMORY, ARITHMETIC) or table.get(name)]
+    total = float(sum(priced({})))
+    found = []
+    for name in carriers:
+        fixed, moving = (complex(x).imag / TINY_STEP for x in priced({name: cast(float, 1 + 1j * TINY_STEP)}))
+        if abs(fixed + moving) > NOTHING * total:
+            others = {other: ALONE for other in carriers if other != name}
+            found.append(Term(name, fixed, moving, float(sum(priced(others)))))
+    return tuple(found)

@@ -10,10 +10,20 @@ import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
 from commtax.cost.adapters import adapter_bytes, trained_params
-from commtax.cost.inventory import EXPERTS, format_of
+from commtax.cost.inventory import (
+    EXPERTS,
+    HeldTensor,
+    by_pp,
+    format_of,
+    fullest_layers,
+    held_tensors,
+    quantisation,
+    share,
+    stage_params,
+    total_bytes,
+)
 from commtax.cost.placement import expert_ranks, holders, padded_vocab
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
-from commtax.cost.tensors import HeldTensor, by_pp, fullest_layers, held_tensors, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
 from commtax.records import dataclass
 from commtax.spec import (

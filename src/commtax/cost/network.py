@@ -10,6 +10,7 @@ passes more than it can: where clients are left over at the most that the slowes
 
 A queue's wait is Kingman's, S rho (ca^2 + cs^2) / 2 (1 - rho), seen by one of N (the arrival theorem: the others' share of the
 load). Prompts share steps, up to ``most``: then who comes waits for the step in progress, and a queue forms later (Sakasegawa).
+At the end stand the means of a closed loop of such servers.
 """
 
 from dataclasses import replace
@@ -18,12 +19,13 @@ from typing import Self
 import numpy as np
 
 from commtax.arrays import Array, unique_values
+from commtax.cost.closed_form import LEAST_S, ClosedLoopMeans, knee
 from commtax.records import dataclass
-from commtax.spec import Condition, Number
+from commtax.spec import Condition, Engine, Number
 
 TURNS, EXACT = 80, 1e-11  # of looking for the requests/s, and how well they are known
 RISE = 0.05  # the least power of a batch that its tokens/s grow with
-LEAST_S = 1e-12  # of a cache on a wire that takes no time
+LEAST_WIRE_S = 1e-12  # of a cache on a wire that takes no time
 GATES = 2  # rounds that the batch of a gated queue settles in
 STATIONS = ("prompts", "wire", "decoding")
 NODES = unique_values(np.r_[1:9, np.round(2 ** np.arange(3, 14.1, 0.25) / 2) * 2]).astype(int)
@@ -91,7 +93,7 @@ class CacheWire:
 
     def most_per_s(self, before: Number, after: Number) -> Number:
         """Caches that so many workers send and so many take."""
-        return np.minimum(before / np.maximum(self.out_s, LEAST_S), after / np.maximum(self.in_s, LEAST_S))
+        return np.minimum(before / np.maximum(self.out_s, LEAST_WIRE_S), after / np.maximum(self.in_s, LEAST_WIRE_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,7 @@ class Times:
         self.lockstep = 1 / np.maximum(1.0, 2 * net.spread * (net.decodes + 2))  # share of a step's prompts that come back together
         self.chance = np.minimum(1.0, self.before.chance + self.before.varied)
         busy = np.maximum(1.0, np.minimum(p.workers, net.clients))  # senders that there can be at once
-        senders = np.minimum(1.0, net.wire.out_s / np.maximum(net.wire.in_s, LEAST_S)) / busy
+        senders = np.minimum(1.0, net.wire.out_s / np.maximum(net.wire.in_s, LEAST_WIRE_S)) / busy
         self.meet = 1 - senders  # caches of one sender do not meet at the receiver, unless that is slower
 
     def at(self, per_s: Number) -> Flow:
@@ -362,3 +364,36 @@ class Times:
         regular = steps * self.before.varied + (1 - steps) * self.before.chance  # steps let prompts out one after the other
         out = (batch - 1) / 2 * net.wire.out_s + self.before.wait_s(sent * net.wire.out_s, net.wire.out_s, regular)
         return out + self.meet * self.after.wait_s(taken * net.wire.in_s, net.wire.in_s, self.after.chance)
+
+
+def disaggregated_means(
+    net: QueueNetwork, passed: Flow, engine: Engine, num_prompts: Number = np.inf, loading_s: Number = 0.0
+) -> ClosedLoopMeans:  # fmt: skip
+    """Means over the requests of a closed loop with prompts on workers of their own (``network``).
+
+    The first prompts of a benchmark arrive at once: they wait, and share steps that are as full as steps can be; where the wire is
+    slower than their workers, their caches wait for it. The front ends of both kinds of workers limit as those of one do.
+    """
+    full = net.prompting.full(net.clients)
+    first, full_s = np.minimum(1.0, net.clients / num_prompts), net.prompting.step_s(full)
+    burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * full_s
+    wait = passed.ahead_s + first * np.maximum(0.0, burst - passed.ahead_s)
+    own = passed.prefill_s + first * np.maximum(0.0, full_s - passed.prefill_s)
+    moved = passed.moved_s + first * np.maximum(0.0, net.clients / 2 / net.limits[1] - burst - passed.moved_s)
+    life = passed.life_s(net) + wait - passed.ahead_s + own - passed.prefill_s + moved - passed.moved_s
+    tokens_s = engine.host.frontend_token_s * (net.decodes / net.steps_per_token + 1) / net.decoding.workers
+    least = net.clients * np.maximum(np.maximum(engine.host.frontend_request_s, loading_s) / net.prompting.workers, tokens_s)
+    frontend = knee(np.maximum(LEAST_S, life), least)
+    after = np.where(net.decodes > 0, frontend / 2, 0.0)
+    return ClosedLoopMeans(
+        tpot_s=(passed.step_s + after / np.maximum(1.0, net.decodes)) * net.steps_per_token,
+        request_s=net.request_s + passed.per_s * 0,
+        boundary_s=passed.boundary_s,
+        prefill_s=own,
+        ahead_s=wait,
+        slot_s=passed.slot_s,
+        frontend_s=frontend - after,
+        ahead=wait / net.prompting.one_s,
+        stretch_s=0.0,
+        moved_s=moved,
+    )

@@ -1,6 +1,8 @@
 """Where ranks lie: which share an expert, and which GPUs a group spans.
 
 Rank order decides which axis leaves the fast domain (a host, or an NVLink fabric).
+
+Change here how an engine numbers its ranks, or which group spans which domain.
 """
 
 import math
@@ -26,7 +28,7 @@ class ExpertRanks(NamedTuple):
 
 
 def expert_ranks(plan: Plan, engine: Engine) -> ExpertRanks:
-    """Megatron keeps tp inside an expert, or none; serving engines divide what ep leaves.
+    """Return how ranks share experts: Megatron keeps tp inside an expert, or none; serving engines divide what ep leaves.
 
     Without expert parallelism vLLM cuts every expert over tp x dp ranks; other engines then run independent replicas.
     """
@@ -41,7 +43,7 @@ def expert_ranks(plan: Plan, engine: Engine) -> ExpertRanks:
 
 
 def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
-    """Data-parallel ranks that share one copy's state, (of dense parameters, of one expert's): all, or an HSDP group."""
+    """Return the data-parallel ranks that share one copy's state (of dense parameters, of one expert's): all, or an HSDP group."""
     ranks = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
     return ranks, np.maximum(1, ranks * plan.tp / (plan.ep * expert_ranks(plan, engine).inside))
 
@@ -53,7 +55,7 @@ def tokens_split(model: Model, plan: Plan, engine: Engine) -> Condition:
 
 
 def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
-    """Rows of the embedding table as the engine lays it out (Megatron's multiple grows with tp)."""
+    """Return the rows of the embedding table as the engine lays it out (Megatron's multiple grows with tp)."""
     multiple = engine.sends.vocab_multiple * (plan.tp if engine.sends.experts_keep_tp else 1)
     return np.ceil(model.vocab / multiple) * multiple
 
@@ -77,7 +79,7 @@ class Span:
 
 
 def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
-    """The span of one axis' groups, in ranks and domains, when ranks are numbered in ``plan.order``, innermost first.
+    """Return the span of one axis' groups, in ranks and domains, when ranks are numbered in ``plan.order``, innermost first.
 
     A group is a product of (size, stride) runs; of a run clip(used // stride, 1, size) ranks lie in one domain, where used are
     the GPUs that the job takes of it. An axis' stride is the product of the sizes inside it in the engine's own order (``order``
@@ -110,7 +112,7 @@ def _span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
 
 
 def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
-    """GPUs that a job takes of each fast domain, so that its groups end where domains end: 64 of 72 for groups of 16.
+    """Return the GPUs that a job takes of each fast domain, so that its groups end where domains end: 64 of 72 for groups of 16.
 
     It takes the largest multiple of its widest group that fits into a domain, as launchers do who place ranks by rack, and
     of a group that needs several domains equal parts: 4 of 5 for one of 8. A cluster of whole domains may have too few of
@@ -133,13 +135,13 @@ def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
 
 
 def _extent(axis: str, plan: Plan, engine: Engine) -> Number:
-    """From the first to behind the last rank of a group."""
+    """Return the ranks from the first to behind the last of a group."""
     one: Number = 1
     return reduce(np.maximum, (size * stride for size, stride in _runs(axis, plan, engine)), one)
 
 
 def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
-    """The (size, stride) runs of a group.
+    """Return the (size, stride) runs of a group.
 
     ``dp`` is the gradient group and so joins cp. ``ep``: Megatron numbers experts' ranks tp, ep, edp; serving engines
     fill tp first and then go on over dp. ``edp``: the ranks that hold the same experts. ``shard`` and ``replica``: the
@@ -162,6 +164,6 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
 
 
 def _stride(axis: str, plan: Plan) -> Number:
-    """The product of the sizes inside an axis."""
+    """Return the product of the sizes inside an axis."""
     product: Number = math.prod(getattr(plan, inner) for inner in plan.order[: plan.order.index(axis)])
     return product

@@ -1,6 +1,8 @@
 """What kernels and collectives of a step cost, as lines of a bill: the choice of a path, its seconds, their source and range.
 
 At the end the lines of an inference step, its kernels, its collectives and the host, become its bill.
+
+Change here how lines become a step, what the host adds, and how sure a collective's price is.
 """
 
 from __future__ import annotations
@@ -13,16 +15,15 @@ import numpy as np
 
 from commtax.arrays import holds_anywhere, pick
 from commtax.cost import overlap
-from commtax.cost.collectives import Parts, PathChoice, for_experts, price
-from commtax.cost.compute import EXCHANGED, step_kernels
+from commtax.cost.collectives import Parts, PathChoice, curve_of, for_experts, price, sigma_over
+from commtax.cost.compute import step_kernels
 from commtax.cost.context_parallel import own_prompts
-from commtax.cost.forms.experts import AROUND
-from commtax.cost.fused_reduce import FUSED_FORM, FUSED_OP, fuse, fused_fabric
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
-from commtax.cost.measured_curves import curve_of, sigma_over
+from commtax.cost.layer_forms import AROUND
+from commtax.cost.overlap import FUSED_FORM, FUSED_OP, fuse, fused_fabric
 from commtax.cost.placement import Span, span
-from commtax.cost.traffic import BULK, expected_destinations, inference, padded_rows
+from commtax.cost.traffic import backend_called, bulk_backend, default_backend, expected_destinations, inference, padded_rows
 from commtax.ledger import NO_NOTE, Z80, Bill, Item, Line, Via
 from commtax.question import WhatIf
 from commtax.records import replace
@@ -57,7 +58,7 @@ class Pricer:
         return self._spans[axis]
 
     def priced_by(self, item: Item) -> tuple[Fabric, str]:
-        """Whose paths carry an item, and what it is called there: tokens may reach experts by kernels of their own."""
+        """Return the fabric whose paths carry an item, and its name there: experts' exchanges may have kernels of their own."""
         if self.exchange and item.axis == "ep" and item.op == "all-to-all":
             return self.exchange, item.place
         if self.fused and item.form == FUSED_FORM:
@@ -65,7 +66,7 @@ class Pricer:
         return self.fabric, item.op
 
     def names(self, item: Item) -> tuple[str, ...]:
-        """Names of all paths of a collective, inside and across, and of both links."""
+        """Return the names of all paths of a collective, inside and across, and of both links."""
         fabric, op = self.priced_by(item)
         if op not in self._names:
             prefix = "" if fabric.flat or fabric.network.direct else "hierarchical "
@@ -75,7 +76,7 @@ class Pricer:
         return self._names[op]
 
     def via(self, item: Item, path: int) -> Via:
-        """How the path of that number runs. An engine's own kernels stand before those of the library that it falls back on."""
+        """Say how the path of that number runs. An engine's own kernels stand before those of the library that it falls back on."""
         fabric, op = self.priced_by(item)
         inside = fabric.paths[op]
         if path >= len(inside) and not (fabric.flat or fabric.network.direct):
@@ -108,7 +109,7 @@ class Pricer:
 
 
 def comm_lines(items: Sequence[Item], pricer: Pricer, settings: Iterable[WhatIf]) -> list[Line]:
-    """Collectives as lines, once all of them are priced; what this plan does not send costs nothing."""
+    """Return collectives as lines, once all of them are priced; those that this plan does not send cost nothing."""
     priced = [pricer.choices(item) for item in items]
     return [_line(item, pricer, choices, own) for item, choices, own in zip(items, priced, settings, strict=False)]
 
@@ -121,7 +122,7 @@ def _line(item: Item, pricer: Pricer, choices: list[tuple[Pricer, PathChoice]], 
 
 
 def _line_where(condition: Condition, yes: Line, no: Line) -> Line:
-    """The line of some plans where a condition holds, and of the others where not."""
+    """Return the line of some plans where a condition holds, and of the others elsewhere."""
     link, algorithm = (pick(condition, getattr(yes, name) + len(no.names), getattr(no, name)) for name in ("link", "algorithm"))
     named = replace(no, names=no.names + yes.names, link=link, algorithm=algorithm)
     fixed, moving = pick(condition, yes.fixed_s, no.fixed_s), pick(condition, yes.moving_s, no.moving_s)
@@ -130,7 +131,7 @@ def _line_where(condition: Condition, yes: Line, no: Line) -> Line:
 
 
 def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf) -> Line:
-    """One collective, whatever its group, on the links of one pricer."""
+    """Return the line of one collective, whatever its group, on the links of one pricer."""
     fabric, op = pricer.priced_by(item)
     where = pricer.span(item.axis)
     names, inside = pricer.names(item), len(fabric.paths[op])
@@ -158,7 +159,7 @@ def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf)
 
 
 def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note:
-    """Why a library takes this path, in words; ``ranks`` are those inside one host.
+    """Say why a library takes this path; ``ranks`` are those inside one host.
 
     >>> reason(Path("all-reduce", "one-shot", 1e9, name="custom one-shot", max_bytes=((8, 262143.0),)), 16384, 8)
     'custom one-shot: 16 KiB <= 256 KiB on 8 ranks'
@@ -177,24 +178,24 @@ def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note
 
 
 def all_reduce_share(item: Item, engine: Engine) -> float:
-    """What an engine's own way to all-reduce leaves of the library's time."""
+    """Return what an engine's way to all-reduce leaves of the library's time."""
     return engine.sends.reduce_share if item.op == "all-reduce" else 1.0
 
 
 def scaled_s(item: Item, chosen: PathChoice, engine: Engine, settings: WhatIf) -> Parts:
-    """Latency and wire of a path as this engine takes it, with links as they are asked for."""
+    """Return latency and wire of a path as this engine takes it, with links scaled as requested."""
     left, paces = all_reduce_share(item, engine), engine.paces
     latency, wire = left * chosen.latency_s * settings.latency_scale, left * chosen.wire_s / settings.bandwidth_scale
     return latency * paces.pace_latency, wire * paces.pace_wire
 
 
 def launched_s(fabric: Fabric, latency: Number, wire: Number, crosses: Condition) -> Number:
-    """Latency of a collective that is launched from Python, alone: no less than a launch, and across hosts threads wake too."""
+    """Return the latency of a collective launched from Python, alone: at least a launch, and across hosts threads wake too."""
     return np.maximum(latency + pick(crosses, fabric.network.eager_s, 0.0), fabric.eager_floor_s - wire)
 
 
 def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, inside: float = 0.0) -> Source:
-    """What the price of a collective rests on; groups beyond the measured ones are assumed.
+    """Return the source of a collective's price; groups beyond the measured ones are assumed.
 
     Across hosts it is the network, unless most of the time (``inside``) goes by inside them, on a link that is assumed.
     """
@@ -215,7 +216,7 @@ def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, ins
 
 
 def _largest_measured_group(path: Path) -> int:
-    """The largest group that a path was measured on: its own, else the libraries'."""
+    """Return the largest group that a path was measured on, else the libraries'."""
     return path.ranks[-1] if path.ranks else MEASURED_RANKS
 
 
@@ -234,7 +235,7 @@ def spread_of(
     *,
     eager: bool = False,
 ) -> Number:
-    """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
+    """Return the half-width of the 80 % range of a collective as a factor, from the residuals of its constants."""
     if fabric.flat:
         return 0.0
     across = _spread_across(fabric, op, nbytes, ranks, chosen, cluster) if holds_anywhere(crosses) else 0.0
@@ -243,7 +244,7 @@ def spread_of(
 
 
 def _spread_across(fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster) -> Number:
-    """Between hosts: as sure as this machine's own curve; else no surer than the stage inside them, by its share of the time."""
+    """Return the width between hosts: that of a machine's curve, else no less than the inner stage's, by its share of the time."""
     if fabric.network.curves and (curve := curve_of(fabric.network, op)):
         return np.expm1(Z80 * sigma_over(curve, nbytes, ranks, cluster.domain))
     timed = fabric.label.kind in MEASURED
@@ -258,7 +259,7 @@ def _spread_across(fabric: Fabric, op: str, nbytes: Number, ranks: Number, chose
 def _inside_spread(
     fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster, eager: bool
 ) -> Number:  # fmt: skip
-    """Inside a fast domain, by what was measured there and on how many ranks; or a machine's own fit."""
+    """Return the width inside a fast domain, by what was measured there and on how many ranks, or a machine's fit."""
     known = (fabric.label.kind in MEASURED) & (np.asarray(ranks) <= _largest_timed_group(fabric, op))
     measured = _residual(fabric, op, nbytes, "eager" if eager else cluster.intra.kind, True) if holds_anywhere(known) else 0.0
     width = pick(known, measured, 0.0 if np.all(known) else _residual(fabric, op, nbytes, cluster.intra.kind, False))
@@ -270,12 +271,12 @@ def _inside_spread(
 
 
 def _largest_timed_group(fabric: Fabric, op: str) -> int:
-    """Ranks of the largest group inside a domain that any path of a library was measured on."""
+    """Return the ranks of the largest group inside a domain that any path of a library was measured on."""
     return max(map(_largest_measured_group, fabric.paths[op]))
 
 
 def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: bool) -> Number:
-    """Half-width by place, collective and size. What was not measured (another chip, more ranks) is "assumed", by link."""
+    """Return the half-width by place, collective and size; on another chip or more ranks it is "assumed", by link."""
     place = where if measured or where == "across" else f"assumed {where}"
     if place not in {s.where for s in fabric.spreads}:
         place = "across" if where == "across" else "" if measured else "assumed"
@@ -297,19 +298,19 @@ def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
 
 
 def backend_of(work: Workload, engine: Engine, backend: str) -> str:
-    """How a step's tokens reach their experts: by the backend that a server is told, unless its engine changes by step."""
+    """Return the backend that carries a step's tokens to experts: the server's, unless its engine changes by step."""
     by_step = engine.sends.exchange_by_step and holds_anywhere(np.asarray(work.prefill_tokens) > 0)
-    return BULK.get(backend, backend) if by_step else backend
+    return bulk_backend(backend) if by_step else backend
 
 
 def in_step(t: PricingTerms, work: Workload) -> PricingTerms:
-    """What a step is priced from, with the exchange that the engine runs in it."""
+    """Return what a step is priced from, with the exchange that the engine runs in it."""
     backend = backend_of(work, t.engine, t.settings.ep_backend)
     return t if backend == t.settings.ep_backend else replace(t, settings=replace(t.settings, ep_backend=backend))
 
 
 def expose_lines(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
-    """The lines of a served step, each with what of it hides: what techniques cover, or the share that a user supposes."""
+    """Return the lines of a served step, each with its hidden part: what techniques cover, or the share that a user supposes."""
     supposed = t.settings.overlap
     if supposed:
         return tuple(x.beside(0.0, supposed * x.total_s, x.sigma) if x.kind == "comm" else x for x in lines)
@@ -317,7 +318,7 @@ def expose_lines(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
 
 
 def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
-    """Kernels, the wait for the host, and collectives of one step; what of them hides is for ``expose_lines`` to say."""
+    """Return kernels, the wait for the host, and collectives of one step; ``expose_lines`` says what of them hides."""
     if t.techniques is NO_TECHNIQUES:
         return _plain_lines(t, work)
     lines = _batch_lines(t, work)
@@ -330,7 +331,7 @@ def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
 
 
 def _batch_lines(t: PricingTerms, work: Workload) -> list[Line]:
-    """The lines of one batch, with what it runs beside its own kernels."""
+    """Return the lines of one batch, with what it runs beside its kernels."""
     whole = overlap.keeps_sequences(t, work)
     if not holds_anywhere(whole):
         return _own_overlap(_plain_lines(t, work), t, work.rows)
@@ -352,7 +353,7 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     rows = padded_rows(own.rows, own, t.engine, t.plan.tp, ran.eager)
     sent_as = t.techniques.dispatch_dtype
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager, dispatch_dtype=sent_as)
-    exchange = EXCHANGED.get(ran.ep_backend or next(iter(t.engine.sends.ep_backends), ""), "")
+    exchange = backend_called(ran.ep_backend or default_backend(t.engine)).experts
     top_p = ran.sampling == "top-p"
     made = step_kernels(
         t.model, t.plan, own, rows, t.engine, exchange, ran.imbalance, top_p, t.techniques.balanced, t.copied_tokens
@@ -372,7 +373,7 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
 
 
 def _paced_prompts(lines: list[Line], pace: float, prompts: Condition, memory_Bps: float) -> list[Line]:
-    """Lines of steps with prompts at the pace that runs taught, though none below what bytes and FLOPs allow the step."""
+    """Return lines of steps with prompts at the pace that runs taught, none below what bytes and FLOPs allow the step."""
     kernels = Bill(tuple(x for x in lines if x.kind == "compute"), 1)
     least = np.minimum(1.0, kernels.least_s(memory_Bps) / kernels.step_s)
     factor = pick(prompts, np.maximum(pace, least), 1.0)
@@ -380,13 +381,13 @@ def _paced_prompts(lines: list[Line], pace: float, prompts: Condition, memory_Bp
 
 
 def num_launches(lines: Iterable[Line], engine: Engine) -> Number:
-    """Launches of kernels and collectives: one for each, and several for a form that stands for all that surrounds experts."""
+    """Return the launches of kernels and collectives: several for a form that stands for all that surrounds experts."""
     many = engine.kernels.routing_launches
     return sum((line.item.count * (many if line.item.form in AROUND else 1.0) for line in lines), start=0.0)
 
 
 def host_parts(lines: list[Line], work: Workload, t: PricingTerms) -> dict[str, Number]:
-    """What the GPU waits for, by the engine's field that says how long."""
+    """Return the seconds that the GPU waits for the host, by the engine's field that holds them."""
     host = t.engine.host
     parts: dict[str, Number] = {
         "host_s": host.host_s,
@@ -407,7 +408,7 @@ def host_parts(lines: list[Line], work: Workload, t: PricingTerms) -> dict[str, 
 
 
 def _launch_note(lines: list[Line], t: PricingTerms) -> Note:
-    """What launching a scalar step without graphs takes, and what of it the GPU does not wait for."""
+    """Note what launching a scalar step without graphs takes, and what of it the GPU does not wait for."""
     if not t.settings.eager:
         return NO_NOTE
     launches, busy = num_launches(lines, t.engine), sum((line.total_s for line in lines), start=0.0)
@@ -422,7 +423,7 @@ def _launch_note(lines: list[Line], t: PricingTerms) -> Note:
 
 
 def host_line(lines: list[Line], work: Workload, t: PricingTerms) -> Line:
-    """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
+    """Return the time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     host = t.engine.host
     waiting: Number = sum(host_parts(lines, work, t).values())
     unmeasured = Source("assumed" if host.host_s else "by definition")

@@ -2,45 +2,76 @@
 
 Counts follow one token's path through all pipeline stages. The set of lines is fixed: a collective that a plan does not issue
 has count 0. Control messages and scalars (scheduler metadata, token ids, router's counts) are left out.
+
+Change here what is sent. No second belongs here.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.context_parallel import own_prompts, split_cache_items, split_prompt_items
-from commtax.cost.inventory import EXPERTS, format_of
+from commtax.cost.inventory import EXPERTS, format_of, quantisation
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
-from commtax.cost.tensors import quantisation
 from commtax.ledger import Item, Part, Place, Stage, Window
+from commtax.records import dataclass, replace
+from commtax.shipped_tables import table
 from commtax.spec import DTYPE_BYTES, Condition, Engine, Experts, Mamba2, Model, Number, Plan, Quant, Workload
 
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
 SUM_BYTES = 4  # of a row: a sum of squares, fp32
 NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
 WIDE = 4  # from this tp on an engine may capture larger graphs
-AG_RS, DEEPEP_LL, DEEPEP = "allgather_reducescatter", "deepep_low_latency", "deepep"
-PER_EXPERT = (DEEPEP_LL, "nixl_ep")  # exchanges that send a copy to each expert; others send one to each rank that has some
-ONCE = (DEEPEP, "hybridep")  # exchanges of training that send a token once to each rank, and through the NICs once to each host
-BULK = {DEEPEP_LL: "deepep_high_throughput", "mori_low_latency": "mori_high_throughput"}
-"""How prompts reach their experts, by how decodes do: on workers of their own, and where an engine changes by step."""
-ONE_DOMAIN = ("flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided")
-"""Exchanges that write to the memory of other GPUs: all of them must lie in one NVLink domain."""
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
 NVFP4_SCALE_GROUP = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How a backend carries tokens to experts: the fields of a row of ``exchanges.toml``, where they are described."""
+
+    title: str = ""
+    gathers: bool = False
+    per_expert: bool = False
+    once: bool = False
+    bulk: str = ""
+    experts: str = ""
+    received: bool = False
+    one_domain: bool = False
+    vendor: str = ""
+    searched_on: Sequence[str] = ()
+
+
+BACKENDS = {name: Backend(**row) for name, row in table("cost/exchanges.toml").items()}
+GATHERING = next(name for name, backend in BACKENDS.items() if backend.gathers)
+PLAIN = Backend()
+
+
+def backend_called(name: str) -> Backend:
+    """Return what is known of a backend; of one that has no row, that it sends a copy to each rank."""
+    return BACKENDS.get(name, PLAIN)
+
+
+def default_backend(engine: Engine) -> str:
+    """Return the backend by which an engine carries tokens to experts unless told."""
+    return next(iter(engine.sends.ep_backends), "")
+
+
+def bulk_backend(name: str) -> str:
+    """Return the backend that carries prompts where this one carries decodes."""
+    return backend_called(name).bulk or name
+
+
 def largest_graph(tp: Number, engine: Engine) -> Number:
-    """Rows of the largest captured graph; 0 where the engine captures none."""
+    """Return the rows of the largest captured graph; 0 where the engine captures none."""
     most = pick(np.asarray(tp) >= WIDE, engine.sends.graph_rows_wide, engine.sends.graph_rows)
     return np.minimum(most, max(engine.sends.graph_sizes, default=0))
 
 
 def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, eager: bool = False) -> Number:
-    """Rows as the engine runs them: a graph is captured for some batch sizes only, and a batch runs in the next one.
+    """Return rows as the engine runs them: a graph is captured for some batch sizes only, and a batch runs in the next one.
 
     Steps with prompt tokens are padded only by engines that capture those too; rows beyond the largest size run as
     they are. With drafts, sizes count sequences, or are rounded up to whole sequences.
@@ -62,16 +93,17 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
 def inference(
     model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False, dispatch_dtype: str = ""
 ) -> list[Item]:
-    """All collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
+    """List all collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
     whole, work = work, own_prompts(work, plan.cp) if plan.splits_sequences else work
-    act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or (engine.sends.ep_backends or (AG_RS,))[0]
+    act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or default_backend(engine) or GATHERING
+    gathers = backend_called(backend).gathers
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))
     split, shared = np.asarray(tokens_split(model, plan, engine)), expert_ranks(plan, engine).over_replicas
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
-    apart = split | (backend != AG_RS) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
+    apart = split | (not gathers) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
     apart = apart & (np.asarray(plan.ep) > plan.tp)
     samples = work.samples
     if engine.sends.logits_padded:
@@ -100,7 +132,7 @@ def inference(
 
 
 def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
-    """Sums of layers with experts over tp: of the hidden width, and of experts' latent.
+    """Return the sums of layers with experts over tp: of the hidden width, and of experts' latent.
 
     Shared and routed experts are added before one sum, unless each has a norm of its own. A latent is summed before the norm
     in it, or where the engine does so; then shared experts have a sum of their own.
@@ -116,14 +148,14 @@ def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
 def tp_item(
     what: str, op: str, nbytes: Number, count: Number, plan: Plan, part: Part, stage: Stage = "", place: Place = "", note: str = ""
 ) -> Item:
-    """A collective among the tensor-parallel ranks; one rank issues none. Products can be cut beside gathers and scatters."""
+    """Return a collective of the tensor-parallel ranks; one rank issues none. Products can be cut beside gathers and scatters."""
     sent = pick(np.asarray(plan.tp) > 1, count, 0)
     window: Window = "products" if op in ("all-gather", "reduce-scatter") else ""
     return Item(what, "tp", op, nbytes, plan.tp, sent, note, part=part, place=place, stage=stage, overlaps_with=window)
 
 
 def _reduce_output(what: str, payload: Number, count: Number, plan: Plan, part: Part, place: Place) -> list[Item]:
-    """A row-parallel output: one all-reduce, or reduce-scatter and all-gather with sequence parallelism."""
+    """List what sums a row-parallel output: one all-reduce, or reduce-scatter and all-gather with sequence parallelism."""
     ops = ("reduce-scatter", "all-gather") if plan.sequence_parallel else ("all-reduce",)
     return [tp_item(what, op, payload, count, plan, part, place=place) for op in ops]
 
@@ -143,7 +175,7 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
 
 
 def _gather_tokens(axis: str, group: Number, count: Number, token: Number, routing: Number, back: Number) -> list[Item]:
-    """Every token to every rank of the group, and its parts back; bytes are of one rank's tokens."""
+    """List what brings each token to every rank of the group, and its parts back; bytes are of one rank's tokens."""
     return [
         exchange_item("dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
         exchange_item("routing ids", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
@@ -159,12 +191,12 @@ ROUND_TRIP: tuple[Place, ...] = ("dispatch", "combine")
 
 
 def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, note: str = "") -> Item:
-    """A collective that carries tokens to experts, or back."""
+    """Return a collective that carries tokens to experts, or back."""
     return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
 
 def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str], count: Number, split: Condition) -> list[Item]:
-    """Experts of ``count`` layers shared among replicas. Within one replica the tp all-reduce stays and nothing is added.
+    """List what experts of ``count`` layers send, shared among replicas. Inside one replica the tp all-reduce is all.
 
     By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),
     and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert.
@@ -180,22 +212,22 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
     back = width * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
     regather = exchange_item("output", "tp", "all-gather", sent * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
-    if backend == AG_RS:
+    how_sent = backend_called(backend)
+    if how_sent.gathers:
         group = pick(split | (np.asarray(plan.tp) == 1), np.maximum(plan.ep, plan.dp), plan.dp)
         on_ep = np.asarray(group) == plan.ep
         sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
         sizes = sent * out, sent * moe.top_k * ROUTING_BYTES, sent * back
         return [x for axis, n in sets if np.any(n) for x in _gather_tokens(axis, group, n, *sizes)] + [regather]
-    each = backend in PER_EXPERT
-    copies, routed = (moe.top_k, None) if each else (expected_destinations(moe, plan.ep), moe)
-    note = "one copy an expert" if each else "one copy a destination rank, uniform routing"
+    copies, routed = (moe.top_k, None) if how_sent.per_expert else (expected_destinations(moe, plan.ep), moe)
+    note = "one copy an expert" if how_sent.per_expert else "one copy a destination rank, uniform routing"
     there = exchange_item("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
     home = exchange_item("combine", "ep", "all-to-all", sent * copies * back, plan.ep, count, "bf16 back")
     return [replace(there, routed=routed), replace(home, routed=routed), regather]
 
 
 def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") -> float:
-    """Bytes of one activation element on its way to an expert, its share of scales with it.
+    """Return the bytes of one activation element on its way to an expert, its share of scales with it.
 
     As asked; else quantised first where the experts' arithmetic is.
     """
@@ -209,7 +241,7 @@ def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") 
 
 
 def expected_destinations(moe: Experts, ep: Number) -> Number:
-    """Mean number of different ranks that a token's ``top_k`` experts lie on: ep (1 - C(E-E/ep, k)/C(E, k)).
+    """Return the mean number of different ranks of a token's ``top_k`` experts: ep (1 - C(E-E/ep, k)/C(E, k)).
 
     Routing is uniform, within the groups of experts that a token may choose among (node-limited routing): a rank is missed if none
     of its groups is chosen, or none of its experts in them.
@@ -235,7 +267,7 @@ def expected_destinations(moe: Experts, ep: Number) -> Number:
 
 
 def _missed(moe: Experts, experts: Number, owned: Number) -> Number:
-    """Chance that none of ``top_k`` different experts is among the ``owned`` ones."""
+    """Return the chance that none of ``top_k`` different experts is among the ``owned`` ones."""
     missed: Number = 1.0
     for drawn in range(moe.top_k):
         missed = missed * np.maximum(0, experts - owned - drawn) / (experts - drawn)
@@ -243,7 +275,7 @@ def _missed(moe: Experts, experts: Number, owned: Number) -> Number:
 
 
 def _choices(of: Number, taken: int) -> Number:
-    """Ways to take some of so many."""
+    """Return the number of ways to take some of so many."""
     ways: Number = 1.0
     for i in range(taken):
         ways = ways * np.maximum(0, of - i) / (i + 1)
@@ -251,7 +283,7 @@ def _choices(of: Number, taken: int) -> Number:
 
 
 def vectors_handed_on(model: Model, pp: Number) -> Number:
-    """Vectors of a token that a cut between stages hands on: one, all streams of hyper-connections, or those looked back at.
+    """Return the vectors of a token that a cut between stages hands on: one, all streams, or those looked back at.
 
     The latter are one of each block begun before the cut, ceil(layer / lookback), and the sum since: a mean over the cuts
     (Kimi-K3's report, arXiv 2607.24653, section 2.2).
@@ -268,7 +300,7 @@ def vectors_handed_on(model: Model, pp: Number) -> Number:
 
 
 def tower_items(model: Model, plan: Plan, work: Workload) -> list[Item]:
-    """What the ranks of a tower send: two sums a layer where they share its weights; else every rank's tokens to all."""
+    """List what the ranks of a tower send: two sums per layer where they share its weights; else every rank's tokens to all."""
     t = model.tower
     if t is None or not np.any(work.pictures):
         return []

@@ -10,10 +10,10 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.compute import head_kernel, layer_kernels
-from commtax.cost.forms import CHIP_FORMS
+from commtax.cost.inventory import ROWWISE
 from commtax.cost.kernel import LOW_ARITHMETIC, Kernel
+from commtax.cost.layer_forms import CHIP_FORMS
 from commtax.cost.placement import padded_vocab
-from commtax.cost.tensors import ROWWISE
 from commtax.ledger import Stage
 from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Sending, TrainStep, Workload

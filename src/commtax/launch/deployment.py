@@ -1,25 +1,27 @@
 """A plan as servers to be deployed: pools of equal ones, what each is told, its image, its volume, how long it may take to start.
 
-What form that takes (Kubernetes, Dynamo, llm-d, Compose, Slurm) is written by the modules beside this one.
-"""
+What form that takes (Kubernetes, Dynamo, llm-d, Compose, Slurm) is written by the modules beside this one."""
 
 import math
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
-from commtax.catalog.programs import program_of
-from commtax.cost.tensors import total_bytes
+from commtax.catalog.programs import program_of, programs
+from commtax.cost.inventory import total_bytes
 from commtax.files import table
 from commtax.launch.flags import command_of
 from commtax.launch.jobs import MASTER, Address, Command, LaunchJob, checkpoint_remark, model_id, start_s
-from commtax.launch.writing import groups_per_server
+from commtax.launch.writing import apart_command, benchmark_command, groups_per_server, launch_command
 from commtax.launch.yaml_text import Explained
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Chip, Program
+from commtax.statement import Refusal
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.longest_request import startable
+from commtax.verbs.fit_advice import startable
 
 FACTS = table("launch/deployments.toml")
 WHY: dict[str, str] = FACTS["why"]
@@ -52,7 +54,7 @@ class Pool:
         return self.job.question.cluster.chip
 
     def command(self, number: int = 0, host: str = POD) -> Command:
-        """What one server is started by; ``number`` keeps ports apart where servers share a host."""
+        """Return what one server is started by; ``number`` keeps ports apart where servers share a host."""
         own = command_of(self.job.engine)
         written: Command = own.write(self.job)
         return own.join(written, self.role, number, host) if self.role else written
@@ -71,7 +73,7 @@ class DeployedPlan:
 
     @property
     def name(self) -> str:
-        """The model's name as names of resources and hosts are spelled."""
+        """Return the model's name as names of resources and hosts are spelled."""
         last = self.question.model.key.rstrip("/").rsplit("/", 1)[-1]
         return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-") or "llm"
 
@@ -95,12 +97,12 @@ class DeployedPlan:
 
     @staticmethod
     def gpu(pool: Pool) -> str:
-        """What a device plugin calls the GPUs of a pool."""
+        """Return what a device plugin calls the GPUs of a pool."""
         return str(FACTS["gpu"].get(pool.chip.vendor.lower(), FACTS["gpu"]["nvidia"]))
 
     @property
     def stored_bytes(self) -> float:
-        """The weights, once."""
+        """Return the weights, once."""
         return total_bytes(self.question.model, self.question.plan)
 
     @property
@@ -127,7 +129,7 @@ class DeployedPlan:
         return list(dict.fromkeys([*checkpoint_remark(self.pools[-1].job), *left]))
 
     def router(self, prompts: list[Address], decodes: list[Address]) -> Command:
-        """What clients of servers with two roles talk to."""
+        """Return what clients of servers with two roles talk to."""
         command: Command = command_of(self.program.key).route(prompts, decodes, PORT, self.start_s)
         return command
 
@@ -149,7 +151,7 @@ def deployment_of(question: Question, prompts: int, copies: int, placed: bool = 
 
 
 def words_of(command: Command, file: str = "") -> list[str]:
-    """The words of a container: a flag and its value as one, as they are read line by line.
+    """Return the words of a container: a flag and its value as one, as they are read line by line.
 
     >>> words_of(Command(["vllm serve x", "--tensor-parallel-size 2", "--enforce-eager"]))
     ['vllm', 'serve', 'x', '--tensor-parallel-size=2', '--enforce-eager']
@@ -164,7 +166,7 @@ def words_of(command: Command, file: str = "") -> list[str]:
 
 
 def host_script(command: Command, hosts: int, line: str, leads: bool | None = None, address: str = MASTER) -> list[str]:
-    """What a host of a server runs: the first one, one of the others, or (None) whichever it is, by NODE_RANK.
+    """Return what a host of a server runs: the first one, one of the others, or (None) whichever it is, by NODE_RANK.
 
     >>> host_script(Command([], below="--headless"), 2, "vllm serve x", leads=False)
     ['vllm serve x --headless']
@@ -185,7 +187,7 @@ def host_script(command: Command, hosts: int, line: str, leads: bool | None = No
 
 
 def listening(program: Program, port: int = PORT) -> list[str]:
-    """What makes a server hear others than itself, on the port that all have."""
+    """Return what makes a server hear others than itself, on the port that all have."""
     return [*["--host=0.0.0.0"] * (not program.listens), f"--port={port}"]
 
 
@@ -203,5 +205,53 @@ def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
 
 
 def model_name(deployment: DeployedPlan) -> str:
-    """The model as the Hub knows it."""
+    """Return the model as the Hub knows it."""
     return shlex.split(model_id(deployment.question.model))[0]
+
+
+FORMS, TRAINING, ONE_KIND = (tuple(table("launch/deployments.toml")[kind].split()) for kind in ("forms", "training", "one_kind"))
+"""Words of ``--emit`` that name where a plan is started, not by which engine; those that start a training job too, and those whose
+hosts are all alike."""
+
+
+def emitted_words(trains: bool) -> tuple[str, ...]:
+    """Words that ``--emit`` takes: engines that train or serve, and the forms that start them."""
+    return (*(one.emitted_as for one in programs() if one.trains == trains), *(TRAINING if trains else FORMS))
+
+
+def written(question: Question, form: str, copies: int, prompts: int = 0) -> dict[str, str]:
+    """What starts a plan in one of the forms, by what it is for: ``copies`` of it, and servers for ``prompts`` of their own."""
+    own = import_module(f"commtax.launch.{form.replace('-', '_')}")
+    if question.trains:
+        if form not in TRAINING:
+            raise Refusal.of(f"starts servers alone; training: {', '.join(emitted_words(trains=True))}", emit=form)
+        return {"launch": own.write_training(question, program_of(question.engine))}
+    used = int(question.plan.num_gpus) * copies
+    if not prompts and used > question.cluster.num_gpus:
+        raise Refusal.about(emit=f"the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}")
+    deployment = deployment_of(question, prompts, copies, placed=form == "dynamo")
+    chips = dict.fromkeys(pool.chip.key for pool in reversed(deployment.pools))
+    if len(chips) > 1 and form in ONE_KIND:
+        rule = f"pools on {' and '.join(chips)} are two jobs; kubernetes and dynamo start both"
+        raise Refusal.of(rule, emit=form)
+    write: Callable[[DeployedPlan], str] = own.write
+    if form != "llm-d":
+        return {"launch": write(deployment)}
+    return {"launch": write(deployment), "router": own.scheduler(deployment), "install": own.install(deployment)}
+
+
+def start_commands(q: Question, word: str, copies: int = 1, prompts: int = 0, devices: str = "") -> dict[str, str]:
+    """Commands by what they are for. ``word`` names the engine or the place; ``prompts`` are servers for prompts alone.
+
+    >>> from commtax.verbs.settling import ask
+    >>> start_commands(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm")["launch"]
+    'vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2'
+    """
+    if word in FORMS:
+        launch = written(q, word, copies, prompts)
+    elif prompts:
+        launch = {"launch": apart_command(q.but(prefill_workers=prompts, decode_workers=copies), word)}
+    else:
+        launch = {"launch": launch_command(q if q.trains else q.but(replicas=copies), word, devices)}
+    engine = program_of(q.engine).emitted_as if word in FORMS else word
+    return launch if q.trains else launch | {"benchmark": benchmark_command(q, engine)}

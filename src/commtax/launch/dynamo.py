@@ -11,7 +11,7 @@ Component = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
-    """The graph: a frontend, and a component for each pool."""
+    """Return the graph: a frontend, and a component for each pool."""
     words = ["python3", "-m", "dynamo.frontend"]
     container = {
         "name": "main",

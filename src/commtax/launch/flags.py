@@ -57,7 +57,7 @@ class FlagTable:
         return next((word for word, value in self.names[name].items() if value == ours), "")
 
     def spell(self, **facts: Value) -> list[str]:
-        """The flags that tell the program these facts, in their order; 0, "" and False are left to it.
+        """Return the flags that tell the program these facts, in their order; 0, "" and False are left to it.
 
         >>> flags_of("vllm").spell(tp=2, eager=True, max_num_seqs=0, gpu_memory_utilization=0.9)
         ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
@@ -67,7 +67,7 @@ class FlagTable:
 
 
 def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]]:
-    """The fields of flags, and the flag that each field is written by."""
+    """Return the fields of flags, and the flag that each field is written by."""
     spelled = [(name, kind, flags.split()) for kind in KINDS for name, flags in rows.get(kind, {}).items()]
     flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in spelled for flag in spellings}
     return flags, {name: spellings[0] for name, _, spellings in spelled}
@@ -96,7 +96,7 @@ def _asked(engine: str, same: Mapping[str, str]) -> Flags:
 
 
 def command_of(engine: str) -> ModuleType:
-    """The module that knows what an engine's flags mean together: it understands its command, and writes it."""
+    """Return the module that knows what an engine's flags mean together: it understands its command, and writes it."""
     return import_module(f"commtax.launch.{engine.replace('-', '_')}_command")
 
 
@@ -161,7 +161,7 @@ class FlagReading:
         self.note("prefix caching", f"{written}: prompts that share text are computed whole; {how}")
 
     def _say(self, own: FlagTable, name: str, value: str | None, written: str) -> bool:
-        """Whether techniques are asked for by a flag; what it says is then kept by path."""
+        """Return whether techniques are asked for by a flag; what it says is then kept by path."""
         off = name.startswith("no-") and name not in own.asked
         name = name.removeprefix("no-") if off else name
         if name.partition(".")[0] not in own.asked:
@@ -193,7 +193,7 @@ class FlagReading:
 
 
 def usual_key(own: FlagTable, key: str) -> str:
-    """A flag's path as techniques have it, whichever spelling was taken."""
+    """Return a flag's path as techniques have it, whichever spelling was taken."""
     for other, usual in own.same.items():
         if key == other or key.startswith(f"{other}."):
             key = usual + key[len(other) :]
@@ -201,7 +201,7 @@ def usual_key(own: FlagTable, key: str) -> str:
 
 
 def _value(name: str, kind: str, value: str | None) -> Value | None:
-    """What a flag's word says; None leaves it to the engine."""
+    """Return what a flag's word says; None leaves it to the engine."""
     if kind == "on":
         return True if str(value).lower() not in ("false", "0", "no") else None
     if value is None:
@@ -245,7 +245,7 @@ def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str
 
 
 def flag_name(flag: str) -> str:
-    """A flag's name as tables have it.
+    """Return a flag's name as tables have it.
 
     >>> flag_name("--tp_size")
     'tp-size'

@@ -1,6 +1,7 @@
-"""A job, the command of one of its servers, and what any engine is told."""
+"""A job, the command of one of its servers, what any engine is told; and torchrun, which starts training jobs."""
 
 import math
+import re
 import shlex
 from dataclasses import replace
 
@@ -8,9 +9,9 @@ from commtax import catalog
 from commtax.catalog.programs import program
 from commtax.catalog.technique_flags import WrittenFlags, is_carrier, place_value, untold_fields, written_flags
 from commtax.catalog.techniques import techniques_on
-from commtax.cost.tensors import total_bytes
+from commtax.cost.inventory import total_bytes
 from commtax.files import table
-from commtax.launch.flags import SaidValues, Value, flags_of
+from commtax.launch.flags import COMMON, RULES, TORCHRUN, FlagReading, SaidValues, Value, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
 from commtax.spec import Model, Plan, Technique
@@ -70,7 +71,7 @@ class LaunchJob:
         return written_flags(self.techniques, self.engine, self.question)
 
     def with_techniques(self, command: "Command") -> "Command":
-        """The command with the variables of its techniques, what carries caches, and what is left to put in."""
+        """Return the command with the variables of its techniques, what carries caches, and what is left to put in."""
         carriers = [one for one, _ in techniques_on(self.question) if self.apart and is_carrier(one) and self.engine in one.flags]
         asked, carried = self.asked, written_flags(carriers, self.engine, self.question)
         variables = (f"{name}={value}" for name, value in {**asked.variables, **carried.variables}.items())
@@ -85,7 +86,7 @@ class LaunchJob:
 
 
 def model_id(model: Model) -> str:
-    """The name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
+    """Return the name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
     name = next((a for a in model.aliases if "/" in a), model.key)
     if not name.isprintable():
         raise Refusal.about(emit=f"no command can hold the model's name {name!r}; rename the folder")
@@ -93,13 +94,13 @@ def model_id(model: Model) -> str:
 
 
 def start_s(question: Question) -> int:
-    """What a server's start may take: the weights come from the Hub or a slow volume, then the engine warms up."""
+    """Return what a server's start may take: the weights come from the Hub or a slow volume, then the engine warms up."""
     facts, stored = table("launch/deployments.toml"), total_bytes(question.model, question.plan)
     return math.ceil(stored / float(facts["first_load_Bps"])) + int(facts["warm_up_s"])
 
 
 def above_one(size: Number) -> int:
-    """A size that is worth a flag, else 0."""
+    """Return a size that is worth a flag, else 0."""
     return int(size) if size > 1 else 0
 
 
@@ -133,7 +134,7 @@ class Command:
 
 
 def server_flags(job: LaunchJob, **own: Value) -> list[str]:
-    """What a server is told, and an engine's ``own`` way to say some of it; for the rest of it the engine has no flag.
+    """Return what a server is told, and an engine's ``own`` way to say some of it; for the rest of it the engine has no flag.
 
     Weights that the engine quantises itself are told too; other types need a checkpoint that has them.
     """
@@ -148,7 +149,7 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
     facts |= SaidValues(gpu_memory_utilization=float(limits.gpu_memory_utilization), lora=bool(plan.lora_rank))
     facts |= SaidValues(lora_rank=plan.lora_rank, max_loras=plan.max_loras if plan.lora_rank else 0, eplb=bool(plan.redundant))
     facts |= SaidValues(redundant_experts=int(plan.redundant), eager=how.eager, graphs="")
-    facts |= SaidValues(plain_nccl=how.library == "nccl", tower="data" if whole else "", tower_data=whole)
+    facts |= SaidValues(plain_nccl=how.library == COMMON["plain_library"], tower="data" if whole else "", tower_data=whole)
     own_flags = flags_of(job.engine)
     told = {name for one in job.techniques for name in (*one.sets, *(taken.strip("?") for taken in one.takes))}
     told |= {"eplb"} if "balanced" in told else set()
@@ -164,3 +165,36 @@ def checkpoint_remark(job: LaunchJob) -> list[str]:
     if wanted in ("", stored) or (wanted in made and not quant):
         return []
     return [f"# needs a checkpoint in {wanted}: put its name for {model_id(model)}, which is in {stored}"]
+
+
+def count_ranks(reading: FlagReading) -> None:
+    """Hosts and replicas of a torchrun job; elastic jobs (1:4) count their most hosts."""
+    values, world = reading.values, 1
+    for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
+        text = str(values.get(name, "1")).split(":")[-1]
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+            raise Refusal(f"from: '{flag} {text}': {RULES['int']}", "from")
+        values[name] = int(text)
+        world *= int(text)
+    inner = int(values.tp or 1) * int(values.pp or 1) * int(values.cp or 1)
+    if world % inner:
+        raise Refusal(f"from: tp x pp x cp = {inner} does not divide the {world} GPUs of --nnodes x --nproc-per-node", "from")
+    values.dp = world // inner
+
+
+def start(job: LaunchJob) -> str:
+    """Return the words before the script."""
+    per = min(job.gpus, job.question.cluster.gpus_per_host)
+    if job.gpus % per:
+        raise Refusal.about(emit=f"{job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each")
+    start = ["torchrun", *TORCHRUN.spell(gpus_per_node=per, nnodes=above_one(job.hosts))]
+    return " ".join(start + [f"--node-rank $NODE_RANK --master-addr {job.address} --master-port 29500"] * (job.hosts > 1))
+
+
+def global_batch(job: LaunchJob) -> int:
+    return int(job.plan.microbatches) * int(job.question.micro_batch) * int(job.plan.dp)
+
+
+def further_axes(plan: Plan) -> SaidValues:
+    """Return the axes beyond tensors, stages and replicas, where they split anything."""
+    return SaidValues(cp=above_one(plan.cp), ep=above_one(plan.ep))

@@ -17,7 +17,7 @@ Document = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
-    """All resources of a plan, as ``kubectl apply`` takes them."""
+    """Return all resources of a plan, as ``kubectl apply`` takes them."""
     for pool in deployment.pools:
         if pool.hosts > 1 and deployment.program.key in FACTS["by_mpi"].split():
             title = deployment.program.title
@@ -60,7 +60,7 @@ def _labels(deployment: DeployedPlan, role: str) -> Document:
 
 
 def _pool(deployment: DeployedPlan, pool: Pool) -> Iterator[Document]:
-    """The servers of a pool, and the Service by which they are reached."""
+    """Yield the servers of a pool, and the Service by which they are reached."""
     name, labels = pool.named(deployment.name), _labels(deployment, pool.role)
     if pool.hosts > 1:
         yield _group(deployment, pool, name)
@@ -97,7 +97,7 @@ def _group(deployment: DeployedPlan, pool: Pool, name: str) -> Document:
 
 
 def service(name: str, selector: Tree, headless: bool = False) -> Document:
-    """What finds pods by their labels; a headless one gives each of them a name, ready or not."""
+    """Return what finds pods by their labels; a headless one gives each of them a name, ready or not."""
     none = {"clusterIP": Explained("None", "a name for each pod"), "publishNotReadyAddresses": True} if headless else {}
     port = {"name": "http", "port": PORT, "targetPort": PORT}
     spec = {**none, "selector": selector, "ports": [port]}
@@ -105,7 +105,7 @@ def service(name: str, selector: Tree, headless: bool = False) -> Document:
 
 
 def started(deployment: DeployedPlan, pool: Pool, command: Command, port: int = PORT, leads: bool = True) -> Document:
-    """What a container runs: the program's words, or a script where hosts have to find each other."""
+    """Return what a container runs: the program's words, or a script where hosts have to find each other."""
     more, file = listening(deployment.program, port), f"/settings/{pool.role or 'llm'}"
     if pool.hosts > 1:
         line = " ".join(["exec", replace(command, variables=()).line(file), *more])
@@ -166,7 +166,7 @@ def volumes(deployment: DeployedPlan, pool: Pool, command: Command) -> list[Docu
 
 
 def addresses(deployment: DeployedPlan) -> tuple[list[Address], list[Address]]:
-    """Where the router finds the servers of both pools: pods of a set, and leaders of groups, are numbered."""
+    """Return where the router finds the servers of both pools: pods of a set, and leaders of groups, are numbered."""
     names = [(pool.named(deployment.name), pool.servers) for pool in deployment.pools]
     prompts, decodes = ([(f"{name}-{i}.{name}", PORT) for i in range(count)] for name, count in names)
     return prompts, decodes
@@ -188,7 +188,7 @@ def _router(deployment: DeployedPlan) -> Iterator[Document]:
 
 
 def router_script(deployment: DeployedPlan, command: Command) -> tuple[str, str]:
-    """The image of a router, and what starts it there."""
+    """Return the image of a router, and what starts it there."""
     package, line = FACTS["router"].get(deployment.program.key, ""), command.line("/settings/disagg").replace(" --", " \\\n  --")
     if not package:
         return deployment.image, f"exec {line}\n"

@@ -1,25 +1,25 @@
 """What a launch means in our options: the model by a name that the catalogue may know, the plan, servers beside each other."""
 
 import os
+from collections.abc import Iterable
 
 from commtax import catalog
-from commtax.catalog.checkpoints import base_key
-from commtax.catalog.loader import normal
+from commtax.catalog.loader import normal, stems
 from commtax.catalog.models import bundled_model, origin, variant
 from commtax.catalog.programs import program
+from commtax.catalog.quantisation import base_key
 from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.techniques import technique
 from commtax.files import ELSEWHERE, expand_home, read_text
 from commtax.launch.flags import COMMON, SaidValues
 from commtax.launch.launch_record import AUTO_EP, PRICED_WHOLE, Launch
-from commtax.launch.model_sizes import model_with
 from commtax.launch.read_command import parse
 from commtax.spec import Model
 from commtax.statement import Refusal
 
 
 def read_pasted(text: str, model: str = "") -> Launch:
-    """What was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
+    """Return what was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
     name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
     file = name if "\n" not in text and name and os.path.exists(name) else ""
     if not file and len(text.split()) == 1 and "(" not in text:
@@ -56,12 +56,12 @@ def options_of(launch: Launch, several: bool) -> SaidValues:
 
 
 def unsearched_options() -> tuple[str, ...]:
-    """What a pasted command may say and a search for plans can do without: said, and never a reason to refuse the rest."""
+    """Return what a pasted command may say and a search for plans can do without: said, and never a reason to refuse the rest."""
     return tuple(COMMON["unsearched"].split())
 
 
 def implied_options(launch: Launch, known: Model | None, remarks: list[str]) -> SaidValues:
-    """What a command says only together with the model's sizes."""
+    """Return what a command says only together with the model's sizes."""
     options = SaidValues()
     if launch.stage_layers and known:
         options.chunks = launch.chunks_of(known.num_layers)
@@ -86,7 +86,7 @@ def _copies(slots: int, model: Model | None, remarks: list[str]) -> SaidValues:
 
 
 def model_of(launch: Launch, remarks: list[str]) -> str:
-    """The command's model: by its name, by the last part of its path, or by its sizes."""
+    """Return the command's model: by its name, by the last part of its path, or by its sizes."""
     if launch.model:
         name = usual_model_name(launch.model, remarks)
         return usual_model_name(launch.called, remarks) if launch.called and name.startswith(ELSEWHERE) else name
@@ -100,7 +100,7 @@ def model_of(launch: Launch, remarks: list[str]) -> str:
 
 
 def usual_model_name(name: str, remarks: list[str]) -> str:
-    """A name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
+    """Return a name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
     if bundled_model(name) or os.path.exists(expand_home(name)):
         return name
     last = name.rstrip("/").rsplit("/", 1)[-1]
@@ -110,3 +110,23 @@ def usual_model_name(name: str, remarks: list[str]) -> str:
     if not variant(last):
         return name
     return last if name.startswith(ELSEWHERE) or name.count("/") > 1 else name
+
+
+def sizes_of(model: Model) -> dict[str, int]:
+    """Return what a command may say of a model, by our names."""
+    attention, ffn, experts = model.attention, model.feed_forward, model.experts
+    sizes = {"layers": model.num_layers, "hidden": model.hidden, "heads": attention.num_heads, "kv_heads": attention.num_kv_heads}
+    return {**sizes, "width": ffn.intermediate, "experts": experts.num_experts if experts else 0, "vocab": model.vocab}
+
+
+def model_with(shape: Iterable[tuple[str, int]]) -> str:
+    """Return the first bundled model that agrees in every size that is told; "" where none does.
+
+    >>> model_with([("layers", 32), ("hidden", 4096), ("experts", 8), ("width", 14336)])
+    'mixtral-8x7b'
+    """
+    told = dict(shape)
+    for key in stems("models"):  # those with a file of their own first
+        if all(value == told.get(name, value) for name, value in sizes_of(catalog.model(key)).items()):
+            return key
+    return ""

@@ -21,9 +21,7 @@ LOAD = frozenset(name for name, option in options().items() if option.part in ("
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
 TOLD = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
 """Options of ours that a command may set, in the order in which they are told."""
-USUAL_LORA_RANK = 16  # max_lora_rank of vLLM's LoRAConfig
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
-BENCHMARKS = ("throughput", "latency")  # words behind ``trtllm-bench`` that are no model
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class LaunchPlace:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command, read. The model is told by its name, or (Megatron) by its ``shape``."""
+    """A command, read. The model is told by its name, or by its ``shape``."""
 
     engine: str
     options: SaidValues  # what it leaves to the engine is not in them
@@ -85,10 +83,10 @@ class Launch:
 
 
 def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mapping[str, str]) -> Launch:
-    """The command of an engine, by its flags, the words that belong to none, and its variables."""
+    """Return the command of an engine, by its flags, the words that belong to none, and its variables."""
     values, trains = reading.values, program(engine).trains
     if not trains:
-        values.setdefault("model", next((w for w in loose if w not in BENCHMARKS), ""))
+        values.setdefault("model", next((w for w in loose if w not in COMMON["subcommands"]), ""))
         _settle_serving(reading)
     command_of(engine).understand(reading, loose, env)
     shape = tuple((name, int(values[name])) for name in SHAPE if name in values)
@@ -106,24 +104,20 @@ def _settle_serving(reading: FlagReading) -> None:
         reading.note("chunks", "prompts are not cut into chunks here; the price cuts them at the engine's usual size")
     if values.input_len != "":
         values.spread = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
-    _settle_request_rate(reading)
-    if not reading.values.lora:
-        reading.values.lora_rank = reading.values.max_loras = ""
-    elif reading.values.lora_rank == "":
-        reading.values.lora_rank = USUAL_LORA_RANK
-        reading.note("lora rank", f"the adapters' rank is not said: {USUAL_LORA_RANK}, vLLM's usual one")
-    values.dtype = str(values.quantization) or str(values.compute)
-    values.library = "nccl" if values.plain_nccl else values.library
-
-
-def _settle_request_rate(reading: FlagReading) -> None:
-    """A finite rate makes requests in time, as many as are said; without one clients make a closed loop, which has no end here."""
-    values = reading.values
     words = (values.request_rate, values.burstiness)
     rate, gaps = (float(word) if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", str(word)) else "" for word in words)
+    # A finite rate makes requests in time, as many as are stated. Without one, clients make a closed loop, which has no end here.
     values.request_rate, values.burstiness = rate or "", gaps if rate else ""
     if not rate:
         values.num_prompts = ""
+    if not reading.values.lora:
+        reading.values.lora_rank = reading.values.max_loras = ""
+    elif reading.values.lora_rank == "":
+        reading.values.lora_rank = rank = int(COMMON["lora_rank"])
+        usual = f"{program(COMMON['lora_rank_of']).title}'s usual one"
+        reading.note("lora rank", f"the adapters' rank is not said: {rank}, {usual}")
+    values.dtype = str(values.quantization) or str(values.compute)
+    values.library = COMMON["plain_library"] if values.plain_nccl else values.library
 
 
 def group_attention(reading: FlagReading, groups: int) -> None:
@@ -133,8 +127,5 @@ def group_attention(reading: FlagReading, groups: int) -> None:
         raise Refusal(f"from: attention in {groups} groups does not divide the server's {total} GPUs", "from")
     if values.ep == "" and groups > 1:
         values.ep = total
-        reading.note(
-            "experts spread",
-            f"experts split over all {total} GPUs are {PRICED_WHOLE}",
-        )
+        reading.note("experts spread", f"experts split over all {total} GPUs are {PRICED_WHOLE}")
     values.tp, values.dp = total // groups, groups

@@ -41,7 +41,7 @@ def write(deployment: DeployedPlan) -> str:
 
 
 def _pool(deployment: DeployedPlan, pool: Pool) -> Values:
-    """The servers of a pool. Those that decode beside others listen behind the sidecar."""
+    """Return the servers of a pool. Those that decode beside others listen behind the sidecar."""
     command, port = pool.command(), OWN["inner_port"] if pool.role == "decode" else PORT
     local = max(1, pool.job.dp // pool.hosts)
     counted = pool.gpus_per_host // local
@@ -73,7 +73,7 @@ def scheduler(deployment: DeployedPlan) -> str:
 
 
 def _plugins() -> str:
-    """The scheduler's own configuration for two pools."""
+    """Return the scheduler's own configuration for two pools."""
     named = [*PLUGINS["always"].split(), *PLUGINS["filters"].split(), *PLUGINS["scorers"].split()]
     handler = {"type": "disagg-profile-handler", "parameters": {"deciderPluginName": named[1]}}
     picker = {"pluginRef": named[-1]}

@@ -1,8 +1,7 @@
 """Servers that YAML describes: manifests of Kubernetes and Compose, values of charts, settings of an engine.
 
 Whatever the kind of a document, a server is a container that starts one; what it is told outside its words (replicas, hosts,
-GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean.
-"""
+GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean."""
 
 import json
 import re
@@ -10,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 
 from commtax.catalog.programs import programs
+from commtax.catalog.technique_flags import tree_ends
 from commtax.files import Json, JsonObject, list_of, object_of, table, text_of
 from commtax.launch.flags import flags_of
 from commtax.launch.shell import assignments, script_of, split, substitute_variables
@@ -60,7 +60,7 @@ def _engines(part: str) -> dict[str, str]:
 
 
 def is_manifest(text: str) -> bool:
-    """Whether a text opens as YAML does, and no command or script.
+    """Return whether a text opens as YAML does, and no command or script.
 
     >>> is_manifest("# a\\napiVersion: v1"), is_manifest("vllm serve x"), is_manifest("X=1\\nvllm serve x")
     (True, False, False)
@@ -69,7 +69,7 @@ def is_manifest(text: str) -> bool:
 
 
 def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str], int]:
-    """The servers of all documents, files that stand in them by their name, and how many containers were looked at."""
+    """Return the servers of all documents, files that stand in them by their name, and how many containers were looked at."""
     documents = [_merge_tree(d, [0], 0) for d in load_documents(text, source)]
     looked: list[JsonObject] = []
     served = [s for document in documents for s in _walk(document, DescribedServer(), "", looked)]
@@ -84,7 +84,7 @@ def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str],
 
 
 def load_documents(text: str, source: str) -> list[Json]:
-    """All documents as their authors wrote them, with text for keys: numbers are text too."""
+    """Return all documents as their authors wrote them, with text for keys: numbers are text too."""
     import yaml  # only for those who hand over YAML
 
     if len(text) > MAX_SIGNS:
@@ -113,7 +113,7 @@ def _judge_depth(events: Iterator[object], source: str) -> None:
 
 
 def _merge_tree(node: Json, seen: list[int], depth: int) -> Json:
-    """The tree with what ``<<`` merges merged, and documents that stand in it as text read."""
+    """Return the tree with what ``<<`` merges merged, and documents that stand in it as text read."""
     seen[0] += 1
     if seen[0] > MAX_NODES or depth > MAX_DEPTH:
         raise Refusal("from: more YAML than is read; hand over the part that starts the server", "from")
@@ -131,7 +131,7 @@ def _merge_tree(node: Json, seen: list[int], depth: int) -> Json:
 
 
 def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject]) -> Iterator[DescribedServer]:
-    """The servers at and below a place."""
+    """Yield the servers at and below a place."""
     if isinstance(node, list):
         for part in node:
             yield from _walk(part, around, key, looked)
@@ -163,7 +163,7 @@ def _parts(node: JsonObject) -> list[str]:
 
 
 def _is_container(node: JsonObject, key: str) -> bool:
-    """Whether a mapping may start a program."""
+    """Return whether a mapping may start a program."""
     words = any(name in node for name in ("args", "command", "entrypoint"))
     return (
         key in ("containers", "mainContainer", "container", *SETTINGS)
@@ -176,14 +176,14 @@ def _is_container(node: JsonObject, key: str) -> bool:
 
 
 def _is_settings(node: JsonObject) -> bool:
-    """Whether a mapping's own keys are the first engine's flags, as in the file of its ``--config``."""
+    """Return whether a mapping's own keys are the first engine's flags, as in the file of its ``--config``."""
     flags = flags_of(programs()[0].key).flags
     fields = [flags.get(dash_key(name), ("", ""))[0] for name in node if "-" in name.replace("_", "-")]
     return any(name in _TABLE["telling"] for name in fields)
 
 
 def dash_key(name: str) -> str:
-    """A key in any spelling as flags have it.
+    """Return a key in any spelling as flags have it.
 
     >>> dash_key("tensorParallelSize"), dash_key("max_model_len"), dash_key("enableLoRA")
     ('tensor-parallel-size', 'max-model-len', 'enable-lora')
@@ -192,7 +192,7 @@ def dash_key(name: str) -> str:
 
 
 def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> DescribedServer:
-    """What a mapping says of the servers in it."""
+    """Return what a mapping says of the servers in it."""
     held = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
     said = [v for labels in held for k, v in labels.items() if k.rpartition("/")[2] == "role"]
     said += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
@@ -212,6 +212,7 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
     hosts = hosts or _number(node.get("workerSpec"), "pipelineParallelSize")
     counted = [_number(node, name) for name in COUNTS if str(node.get(name, "")).isdigit()]
+    chips = [label for name in PRODUCTS if isinstance(label := object_of(node.get("nodeSelector")).get(name), str)]
     counted += [_number(deploy, "replicas")] if "replicas" in (deploy := object_of(node.get("deploy"))) else []
     return replace(
         around,
@@ -223,14 +224,8 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
         ordered=around.ordered or node.get("kind") == "StatefulSet",
         hosts=hosts or around.hosts,
         gpus=_gpus(node) or around.gpus,
-        chip=_chip(node) or around.chip,
+        chip=next(iter(chips), "") or around.chip,
     )
-
-
-def _chip(node: JsonObject) -> str:
-    """The GPU that hosts are selected by."""
-    chosen = object_of(node.get("nodeSelector"))
-    return next((label for name in PRODUCTS if isinstance(label := chosen.get(name), str)), "")
 
 
 def _name(node: JsonObject, key: str) -> str:
@@ -249,7 +244,7 @@ def _sizes(node: JsonObject) -> dict[str, str]:
 
 
 def _model(node: JsonObject) -> str:
-    """A model's name beside a container, its place on the Hub before any other."""
+    """Return a model's name beside a container, its place on the Hub before any other."""
     parts = [node, *(object_of(node.get(k)) for k in ("model", "modelArtifacts", "model_loading_config"))]
     found = [model for part in parts for k in MODELS if isinstance(model := part.get(k), str)]
     hub = [f.partition("://")[2].partition(":")[0] for f in found if f.startswith(("hf://", "huggingface://"))]
@@ -259,7 +254,7 @@ def _model(node: JsonObject) -> str:
 
 
 def _engine(node: JsonObject) -> str:
-    """The engine that a key, or else an image, names."""
+    """Return the engine that a key, or else an image, names."""
     said = [*map(node.get, ("engine", "modelCommand", "backendFramework")), object_of(node.get("modelFormat")).get("name")]
     named = [_engines("names").get(str(word).lower(), "") for word in said if isinstance(word, str)]
     keyed = [engine for key, engine in _engines("keys").items() if key in node]
@@ -282,7 +277,7 @@ def _engine_of_image(image: str) -> str:
 
 
 def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None:
-    """The server of a container, or None where it starts something else, or nothing that is known."""
+    """Return the server of a container, or None where it starts something else, or nothing that is known."""
     image = _image(node)
     inner = {**node, **object_of(node.get("image"))}
     env = around.env
@@ -303,7 +298,7 @@ def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None
 
 
 def _words(node: JsonObject) -> list[str]:
-    """The words of a container: of its program, of its arguments, of settings that become such."""
+    """Return the words of a container: of its program, of its arguments, of settings that become such."""
     words: list[str] = []
     for key in ("entrypoint", "command", "args"):
         value = node.get(key, "")
@@ -330,7 +325,7 @@ def _flags(settings: JsonObject) -> list[str]:
 
 
 def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str]) -> dict[str, str]:
-    """What is said beside a server's words, by the fields of its engine; variables that set one are taken out."""
+    """Return what is said beside a server's words, by the fields of its engine; variables that set one are taken out."""
     own, prefixes = flags_of(engine), "|".join(one.variables for one in programs() if one.variables)
     told = {("mode" if name == "role" and "mode" in own.written else name): value for name, value in around.items()}
     for name in [n for n, value in env.items() if "$" not in value and value]:
@@ -342,7 +337,7 @@ def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str])
 
 
 def _number(node: Json, name: str) -> int:
-    """A whole number under a key; 0 where there is none."""
+    """Return a whole number under a key; 0 where there is none."""
     text = node.get(name, "") if isinstance(node, dict) else ""
     return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,6}", text) else 0
 
@@ -361,3 +356,32 @@ def _gpus(node: JsonObject) -> int:
         ids = device.get("device_ids") if isinstance(device, dict) else None
         asked += [len(",".join(map(str, ids)).split(","))] if isinstance(ids, list) else [_number(device, "count")]
     return next((n for n in asked if n), 0)
+
+
+LINE = re.compile(r"([ \t]*+)([\w-]++)[ \t]*+:(.*)")
+
+
+def settings_of(text: str) -> Iterator[tuple[str, str]]:
+    """Paths of settings and what they say; a place that somebody is to fill in is no YAML, so that lines are read by themselves.
+
+    >>> list(settings_of("a:\\n  b:\\n    c: 1  # one\\n  d: {e: 2}\\nf: null"))
+    [('a.b.c', '1'), ('a.d.e', '2'), ('f', 'null')]
+    """
+    above: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        match = LINE.match(line)
+        if not match:
+            continue
+        indent = len(match[1])
+        above = [(deep, key) for deep, key in above if deep < indent]
+        value = re.sub(r"(?:^|\s)#.*", "", match[3]).strip()
+        path = ".".join([*(key for _, key in above), match[2]])
+        above.append((indent, match[2]))
+        if value.startswith("{"):  # keys in one line
+            try:
+                tree = next(iter(load_documents(value, "")), value)
+            except Refusal:
+                tree = value
+            yield from ((".".join(keys), end) for keys, end in tree_ends(tree, (path,)))
+        elif value:
+            yield path, value.strip("\"'")

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from commtax.cost.schedules import Layout, virtual_layers
 from commtax.launch.flags import FlagReading, flags_of
-from commtax.launch.jobs import Command, LaunchJob, above_one
-from commtax.launch.torchrun import count_ranks, further_axes, global_batch, start
+from commtax.launch.jobs import Command, LaunchJob, above_one, count_ranks, further_axes, global_batch, start
 from commtax.spec import OVERLAPPED, Experts, Mlp, Model, Plan
 from commtax.statement import Refusal
 
@@ -64,7 +63,7 @@ def _chunks(reading: FlagReading, pp: int) -> int:
 
 
 def stages(text: str) -> list[str]:
-    """What each virtual stage of Megatron's ``--pipeline-model-parallel-layout`` holds, in the order of the model.
+    """Return what each virtual stage of Megatron's ``--pipeline-model-parallel-layout`` holds, in the order of the model.
 
     ``E`` is the embedding, ``t`` a layer, ``m`` a layer of multi-token prediction, ``L`` head and loss; ``|`` ends a stage, ``*n``
     repeats the letter or the group before it, and commas only please the eye.
@@ -105,7 +104,7 @@ def layout_of(text: str, pp: int) -> Layout:
 
 
 def layout_text(layout: Layout) -> str:
-    """The layout as Megatron reads it, equal stages beside each other in one group.
+    """Return the layout as Megatron reads it, equal stages beside each other in one group.
 
     >>> layout_text(((3, 4, 4), (4, 4, 3)))
     'Ettt|(tttt|)*4tttL'
@@ -143,14 +142,14 @@ def write(job: LaunchJob) -> Command:
 
 
 def _format_flags(dtype: str) -> list[str]:
-    """The number format of the products, where it is not bf16."""
+    """Return the number format of the products, where it is not bf16."""
     if dtype == "mxfp8":
         return FLAGS.spell(fp8="e4m3", fp8_recipe="mxfp8")
     return FLAGS.spell(fp8="hybrid" if dtype == "fp8" else "", fp4="e2m1" if dtype == "nvfp4" else "")
 
 
 def _stages(model: Model, plan: Plan) -> list[str]:
-    """How layers lie on the stages: told one by one where they do not divide, because Megatron refuses to guess."""
+    """Return how layers lie on the stages: told one by one where they do not divide, because Megatron refuses to guess."""
     pp, chunks = int(plan.pp), plan.chunks if plan.schedule == "interleaved" else 1
     if pp == 1 or model.num_layers % (pp * chunks) == 0:
         return FLAGS.spell(chunks=above_one(chunks)) if pp > 1 else []

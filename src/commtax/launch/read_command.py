@@ -15,13 +15,12 @@ from commtax.catalog.foreign_names import find_device_chip
 from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
 from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag_name, flags_of
-from commtax.launch.launch_record import BENCHMARKS, LOAD, Launch, LaunchPlace, make_launch
-from commtax.launch.manifest import DescribedServer, is_manifest, server_settings
+from commtax.launch.launch_record import LOAD, Launch, LaunchPlace, make_launch
+from commtax.launch.manifest import DescribedServer, is_manifest, server_settings, settings_of
 from commtax.launch.manifest import read as read_manifest
-from commtax.launch.misspelt import refuse_misspelt
 from commtax.launch.read_techniques import recognise
-from commtax.launch.settings_file import settings_of
 from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
+from commtax.launch.unread import refuse_misspelt
 from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 
@@ -66,13 +65,13 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
 
 
 def _program_names() -> str:
-    """How the programs are called, for people."""
+    """Return how the programs are called, for people."""
     *called, last = (one.called for one in programs())
     return f"{', '.join(called)} or {last}"
 
 
 def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) -> Launch:
-    """The servers of YAML: those of one model, prompts and decoding together."""
+    """Return the servers of YAML: those of one model, prompts and decoding together."""
     served, files, looked = read_manifest(text, source)
     read = [(s, _server(s, files)) for s in served if s.replicas]
     found = [(s.name, launch) for s, launch in read if launch]
@@ -98,7 +97,7 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
 
 
 def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
-    """The launch of one container, or None where it starts nothing that is known."""
+    """Return the launch of one container, or None where it starts nothing that is known."""
     script, written = split_here_documents(served.script)
     calls = list(commands(script)) if served.script else [list(served.words)]
     known = {**files, **written}
@@ -149,7 +148,7 @@ def _starts() -> list[tuple[str, str, str, int]]:
 
 
 def _program(args: list[str], at: int) -> tuple[str, int]:
-    """The program that starts at a word, and how many words name it (0: none)."""
+    """Return the program that starts at a word, and how many words name it (0: none)."""
     word, following = args[at].rsplit("/", 1)[-1], args[at + 1] if at + 1 < len(args) else ""
     for program, first, then, count in _starts():
         if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
@@ -160,7 +159,7 @@ def _program(args: list[str], at: int) -> tuple[str, int]:
 def _read(
     engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
 ) -> Launch:
-    """The flags of one program in the engine's own meaning; ``before`` it stand its variables and what starts it."""
+    """Return the flags of one program in the engine's own meaning; ``before`` it stand its variables and what starts it."""
     reading = FlagReading()
     env = dict(served.env) if served else {}
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
@@ -174,7 +173,7 @@ def _read(
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
     loose = reading.take(args, flags_of(engine))
-    model = str(reading.values.model) or next((w for w in loose if w not in BENCHMARKS), "")
+    model = str(reading.values.model) or next((w for w in loose if w not in COMMON["subcommands"]), "")
     if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
         reading.values["model"] = told["model"]
     own = flags_of(engine)
@@ -194,7 +193,7 @@ def _read(
 
 
 def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -> Launch:
-    """The launch that a server's own settings describe, as its log or its answer to ``/get_server_info`` has them.
+    """Return the launch that a server's own settings describe, as its log or its answer to ``/get_server_info`` has them.
 
     >>> from_settings("vllm", {"model": "m", "tensor_parallel_size": "4", "enforce_eager": "False", "seed": "0"}).options
     {'tp': 4}
@@ -206,7 +205,7 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
 
 
 def _srun(before: list[str]) -> int:
-    """Hosts that a job launcher in front names."""
+    """Return how many hosts a job launcher in front names; 0 where none does."""
     text = " ".join(before)
     called = re.search(r"\b(?:srun|salloc)\b", text)
     nodes = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
@@ -277,7 +276,7 @@ def _is_bench(launch: Launch) -> bool:
 
 
 def _count_equal_servers(launches: list[Launch]) -> Launch:
-    """The first of several servers, with as many as are its equals; parts of one job are one job."""
+    """Return the first of several servers, with as many as are its equals; parts of one job are one job."""
     first = next((x for x in launches if not _is_bench(x)), launches[0])
     alike = [x for x in launches if _common_part(x) == _common_part(first)]
     parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address

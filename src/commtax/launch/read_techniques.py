@@ -5,9 +5,8 @@ from functools import cache
 
 from commtax.catalog.technique_flags import FlagWord, flag_words
 from commtax.catalog.techniques import default_of, techniques
-from commtax.launch.flags import QUIET, RULES, FlagReading, FlagTable, SaidWord, Value, command_of, flags_of
-from commtax.launch.misspelt import nearest_flags
-from commtax.launch.unpriced import would_change
+from commtax.launch.flags import QUIET, RULES, FlagReading, SaidWord, Value, command_of, flags_of
+from commtax.launch.unread import nearest_flags, would_change
 from commtax.options import options
 from commtax.records import dataclass
 from commtax.spec import Technique
@@ -16,7 +15,7 @@ from commtax.units import parse_count
 
 OFF = ("false", "0", "no", "off", "none", "null", "~", "auto", "default", "")
 """Words that leave a technique off, or to the engine."""
-Fields = dict[str, Value]
+FieldValues = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class AskedTechnique:
     """A technique that flags ask for: what they set, and the words that say so."""
 
     technique: Technique
-    fields: Fields
+    fields: FieldValues
     keys: frozenset[str]
     fixed: int  # words of its text that stood there as they are
 
@@ -45,9 +44,10 @@ def recognise(engine: str, reading: FlagReading) -> None:
     if not own.asked:
         return
     command_of(engine).complete(reading)
-    said = {key: _usual_word(own, key, word) for key, word in reading.said.items()}
+    words = {key: {theirs.lower(): ours for theirs, ours in own.words.get(key, {}).items()} for key in reading.said}
+    said = {key: SaidWord(words[key].get(word.value.lower(), word.value), word.written) for key, word in reading.said.items()}
     found = sorted((one for t in techniques().values() if (one := _asked(t, engine, said, reading))), key=lambda one: one.fixed)
-    fields: Fields = {}
+    fields: FieldValues = {}
     for one in found:  # the one that more words ask for wins
         fields |= one.fields
     found = [one for one in found if all(fields[name] == value for name, value in one.fields.items())]
@@ -66,34 +66,28 @@ def recognise(engine: str, reading: FlagReading) -> None:
 
 @cache
 def _own_options() -> Mapping[str, str]:
-    """Fields of the question that have an option of their own, and its name; experts of all ranks are told as such."""
+    """FieldValues of the question that have an option of their own, and its name; experts of all ranks are told as such."""
     return {option.key: name for name, option in options().items() if option.field} | {"slots": "slots"}
 
 
 def _is_told_by_option(one: Technique, name: str) -> bool:
-    """Whether a field is one that may be left out behind a technique's name, and has an option of its own."""
+    """Return whether a field is one that may be left out behind a technique's name, and has an option of its own."""
     return name in _own_options() and (f"{name}?" in one.takes or name == "slots")
 
 
-def _usual_word(own: FlagTable, key: str, word: SaidWord) -> SaidWord:
-    """A value by the word that tables have for it."""
-    words = {theirs.lower(): ours for theirs, ours in own.words.get(key, {}).items()}
-    return SaidWord(words.get(word.value.lower(), word.value), word.written)
-
-
 def _asked(one: Technique, engine: str, said: Mapping[str, SaidWord], reading: FlagReading) -> AskedTechnique | None:
-    """A technique that flags ask for: all of its text's words stand there, or, where it has none, what it takes is said."""
+    """Return a technique that flags ask for: all of its text's words stand there, or, where it has none, what it takes is said."""
     words = flag_words(one.flags.get(engine, ""))
     fixed = [word for word in words if not word.optional and not word.place]
     if not words or not all(_stands(word, said, reading) for word in fixed):
         return None
-    taken: Fields = {}
+    taken: FieldValues = {}
     for word in words:
         if word.place and word.key in said:
             taken |= _taken(one, word.place, said[word.key])
     if not fixed and not taken:
         return None
-    fields: Fields = {name: value for name, value in one.sets.items() if isinstance(value, (int, float, str))} | taken
+    fields: FieldValues = {name: value for name, value in one.sets.items() if isinstance(value, (int, float, str))} | taken
     missing = [word.place[0] for word in words if word.place and not word.optional and word.place[0] not in fields]
     if missing and one.usual:
         usual = dict(zip((name.strip("?") for name in one.takes), one.usual.split(":"), strict=False))
@@ -103,12 +97,12 @@ def _asked(one: Technique, engine: str, said: Mapping[str, SaidWord], reading: F
 
 
 def _stands(word: FlagWord, said: Mapping[str, SaidWord], reading: FlagReading) -> bool:
-    """Whether a word was said, as it is or by another that means it."""
+    """Return whether a word was said, as it is or by another that means it."""
     return word.key in said and word.value.lower() in (said[word.key].value.lower(), reading.said[word.key].value.lower())
 
 
-def _taken(one: Technique, place: tuple[str, int], said: SaidWord) -> Fields:
-    """The field that a word sets, where it is not left to the engine."""
+def _taken(one: Technique, place: tuple[str, int], said: SaidWord) -> FieldValues:
+    """Return the field that a word sets, where it is not left to the engine."""
     name, _ = place
     if name not in {"slots", *(taken.strip("?") for taken in one.takes)}:  # what is only written, such as a drafter's checkpoint
         return {}

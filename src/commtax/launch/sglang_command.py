@@ -94,14 +94,14 @@ def write(job: LaunchJob) -> Command:
 
 
 def join(command: Command, role: str, number: int, _host: str) -> Command:
-    """A server that has either prompts or decodes."""
+    """Return a server that has either prompts or decodes."""
     door = [f"--disaggregation-bootstrap-port {DOOR + number}"] * (role == "prefill")
     carried = command.transfer.args or ["--disaggregation-transfer-backend nixl"]
     return replace(command, args=[*command.args, *FLAGS.spell(role=role), *carried, *door])
 
 
 def route(prompts: list[Address], decodes: list[Address], port: int, wait_s: int) -> Command:
-    """What clients talk to: SGLang's own router (the package sglang-router)."""
+    """Return what clients talk to: SGLang's own router (the package sglang-router)."""
     doors = [f"--prefill http://{host}:{at} {DOOR + max(0, at - PORT)}" for host, at in prompts]  # one door in a container
     doors += [f"--decode http://{host}:{at}" for host, at in decodes]
     more = [f"--worker-startup-timeout-secs {wait_s}", f"--host 0.0.0.0 --port {port}"]  # servers load their weights first

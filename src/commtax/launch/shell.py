@@ -33,7 +33,7 @@ OPERATORS: Mapping[type, Callable[[int, int], int]] = {
 
 
 def split(text: str) -> list[str]:
-    """The words of one line of shell; where its quotes do not match, what blanks part.
+    """Return the words of one line of shell; where its quotes do not match, what blanks part.
 
     >>> split("vllm serve 'a b' --x")
     ['vllm', 'serve', 'a b', '--x']
@@ -46,7 +46,7 @@ def split(text: str) -> list[str]:
 
 
 def script_of(words: list[str]) -> tuple[str, list[str]]:
-    """The script that a shell among the words is given, with its own arguments put in, and no words; else "" and the words.
+    """Return the script that a shell among the words is given, with its own arguments put in, and no words; else "" and the words.
 
     >>> script_of(["/bin/sh", "-c", "exec vllm serve \\"$@\\"", "--", "x"])
     ('exec vllm serve x', [])
@@ -62,7 +62,7 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
 
 
 def substitute_variables(text: str, values: Mapping[str, str]) -> str:
-    """The text with ``$(NAME)``, ``${NAME:-usual}`` and ``$NAME`` put in where they are known, and sums worked out.
+    """Return the text with ``$(NAME)``, ``${NAME:-usual}`` and ``$NAME`` put in where they are known, and sums worked out.
 
     >>> substitute_variables("-tp $(TP) -dp ${DP:-4} -pp $((A * 2)) $HOME", {"TP": "8", "A": "3"})
     '-tp 8 -dp 4 -pp 6 $HOME'
@@ -82,7 +82,7 @@ def substitute_variables(text: str, values: Mapping[str, str]) -> str:
 
 
 def _evaluate_sum(match: re.Match[str], values: Mapping[str, str]) -> str:
-    """A sum of the shell, where all of it is known; bare names are variables there."""
+    """Return a sum of the shell, where all of it is known; bare names are variables there."""
     written = re.sub(r"[A-Za-z_]\w*", lambda name: values.get(name[0], name[0]), match[1])
     try:
         return str(_value(ast.parse(written.strip(), mode="eval").body))
@@ -129,7 +129,7 @@ def keywords(text: str, name: str) -> list[str]:
 
 
 def split_here_documents(text: str) -> tuple[str, dict[str, str]]:
-    """The script without its here-documents, and those by the name of the file they are written to."""
+    """Return the script without its here-documents, and those by the name of the file they are written to."""
     lines, files, kept, at = text.split("\n"), dict[str, str](), list[str](), 0
     ends: dict[str, list[int]] = {}
     for number, line in enumerate(lines):
@@ -180,7 +180,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def _strip_comments(text: str) -> str:
-    """A script without what follows a # at the start of a word; inside quotes it is a sign like any other.
+    """Return a script without what follows a # at the start of a word; inside quotes it is a sign like any other.
 
     >>> _strip_comments("a 'b #c' #d")
     "a 'b #c' "

@@ -15,7 +15,7 @@ NETWORK = "# export NCCL_SOCKET_IFNAME=ib0  # where hosts have several networks:
 
 
 def write(deployment: DeployedPlan) -> str:
-    """A script for ``sbatch``: servers side by side, and what clients talk to on the first host."""
+    """Return a script for ``sbatch``: servers side by side, and what clients talk to on the first host."""
     lines, used = list[str](), _JobHosts(deployment.question.cluster)
     at: dict[str, list[tuple[str, int]]] = {}
     number = 0
@@ -42,7 +42,7 @@ def write(deployment: DeployedPlan) -> str:
 
 
 def write_training(question: Question, made_by: Program) -> str:
-    """A script for ``sbatch``: torchrun once on every host."""
+    """Return a script for ``sbatch``: torchrun once on every host."""
     job = LaunchJob(made_by.key, question, int(question.plan.dp), 1, address=MASTER)
     command: Command = command_of(made_by.key).write(job)
     per = min(job.gpus, question.cluster.gpus_per_host)
@@ -64,7 +64,7 @@ class _JobHosts:
         return len(self.free)
 
     def take(self, pool: Pool) -> tuple[range, str]:
-        """The hosts of a server, and which GPUs it sees there; one of several hosts has them whole."""
+        """Return the hosts of a server, and which GPUs it sees there; one of several hosts has them whole."""
         if pool.hosts > 1:
             self.free += [0] * pool.hosts
             return range(self.hosts - pool.hosts, self.hosts), ""
@@ -90,7 +90,7 @@ def _head(name: str, hosts: int, gpus: int) -> list[str]:
 
 
 def _srun(hosts: range) -> str:
-    """A step on some of the job's hosts, beside the steps of other servers."""
+    """Return a step on some of the job's hosts, beside the steps of other servers."""
     return f"srun --overlap --nodes={len(hosts)} --ntasks={len(hosts)} --nodelist={_listed(hosts)}"
 
 
@@ -121,6 +121,6 @@ def _server(made_by: Program, pool: Pool, number: int, hosts: range, gpus: str) 
 
 
 def _on_every_host(name: str, script: list[str], meet: str = "MASTER_ADDR=${HOSTS[0]}") -> Iterator[str]:
-    """A function that each host of a step runs, by its number among them; the address where they meet goes with it."""
+    """Yield a function that each host of a step runs, by its number among them; the address where they meet goes with it."""
     yield from (f"export {meet}", f"{name}() {{", "NODE_RANK=$SLURM_NODEID")
     yield from (*script, "}", f"export -f {name}")

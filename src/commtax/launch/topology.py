@@ -49,11 +49,11 @@ class Topology:
         return groups
 
     def worst(self, group: Iterable[int]) -> str:
-        """The farthest kind between any two GPUs of a group; "" for one GPU."""
+        """Return the farthest kind between any two GPUs of a group; "" for one GPU."""
         return max((self.links[i][j] for i, j in combinations(sorted(group), 2)), key=distance, default="")
 
     def best(self, size: int, among: Iterable[int] | None = None) -> tuple[int, ...]:
-        """The group whose farthest pair is nearest, then whose pairs are nearest together; the first of equals."""
+        """Return the group whose farthest pair is nearest, then whose pairs are nearest together; the first of equals."""
         here = tuple(range(self.num_gpus) if among is None else sorted(among))
         if not 1 <= size <= len(here):
             raise Refusal(f"topo: {size} GPUs are wanted, and the matrix has {len(here)}", "topo")
@@ -93,7 +93,7 @@ def parse(text: str) -> Topology:
 
 
 def topology_of(grid: NodeMatrix) -> Topology:
-    """A table of links; what its rows contradict each other in is refused."""
+    """Return a table of links; what its rows contradict each other in is refused."""
     links = grid.square()
     for i, j in combinations(range(len(links)), 2):
         if len({row[at] for row, at in ((grid.rows.get(i, ()), j), (grid.rows.get(j, ()), i)) if at < len(row)}) > 1:
@@ -102,7 +102,7 @@ def topology_of(grid: NodeMatrix) -> Topology:
 
 
 def describe(matrix: Topology) -> str:
-    """The GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
+    """Return the GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
     joined = ["+".join(map(str, g)) for g in matrix.joined() if len(g) > 1]
     rest = sorted({kind for row in matrix.links for kind in row if kind in KINDS}, key=distance)
     sentences = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
@@ -120,12 +120,12 @@ class PlacedCluster:
 
     @property
     def devices(self) -> str:
-        """What CUDA_VISIBLE_DEVICES should say, groups in the order of ranks."""
+        """Return what CUDA_VISIBLE_DEVICES should say, groups in the order of ranks."""
         return ",".join(str(i) for group in self.groups for i in group)
 
 
 def nvlink_of(chip: Chip) -> Link:
-    """The NVLink that joins two such chips: their switched fabric, or the bridge of their generation."""
+    """Return the NVLink that joins two such chips: their switched fabric, or the bridge of their generation."""
     own = catalog.link(chip.intra)
     if own.kind == "nvlink":
         return own
@@ -174,7 +174,7 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
 
 
 def _link_with_fewest(matrix: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
-    """The link with as many NVLinks as the GPU with the fewest has within its group; said where it has more elsewhere."""
+    """Return the link with as many NVLinks as the GPU with the fewest has within its group; said where it has more elsewhere."""
     least = min(_num_links(matrix, group, i, link.num_links) for group in groups for i in group)
     if least == link.num_links:
         return link, []
@@ -192,7 +192,7 @@ def _num_links(matrix: Topology, group: tuple[int, ...], gpu: int, most: int) ->
 
 
 def _advice(matrix: Topology, groups: Groups, worst: str) -> Note:
-    """Which GPUs to show to the engine, and what the plain order would have done."""
+    """Return which GPUs to show to the engine, and what the plain order would have done."""
     named, size = ", ".join("+".join(map(str, g)) for g in groups), len(groups[0])
     flat = [i for g in groups for i in g]
     if flat == list(range(len(flat))):
@@ -205,7 +205,7 @@ def _advice(matrix: Topology, groups: Groups, worst: str) -> Note:
 
 
 def _slow(matrix: Topology, size: int, worst: str, link: Link) -> Iterator[Note]:
-    """Why a group is priced on PCIe although some of its pairs may have NVLink."""
+    """Yield why a group is priced on PCIe although some of its pairs may have NVLink."""
     crossed = f"the farthest hop of TP {size} crosses {MEANS[worst]} ({worst})"
     yield Note("farthest hop", f"{crossed}: priced as {link.key}, assumed")
     widest = max(len(g) for g in matrix.joined())

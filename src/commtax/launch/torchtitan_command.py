@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from commtax.cost.schedules import virtual_layers
 from commtax.launch.flags import FlagReading, flags_of
-from commtax.launch.jobs import Command, LaunchJob, above_one
-from commtax.launch.torchrun import count_ranks, further_axes, global_batch, start
+from commtax.launch.jobs import Command, LaunchJob, above_one, count_ranks, further_axes, global_batch, start
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
 

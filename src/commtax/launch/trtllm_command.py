@@ -7,7 +7,7 @@ from commtax.files import JsonObject
 from commtax.launch.flags import FlagReading, flags_of
 from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.launch.launch_record import group_attention
-from commtax.launch.settings_file import settings_lines
+from commtax.launch.yaml_text import yaml_text
 
 FLAGS = flags_of("trtllm")
 
@@ -42,18 +42,22 @@ def write(job: LaunchJob) -> Command:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
         args.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
         args += FLAGS.spell(gpus_per_node=job.question.cluster.gpus_per_host)
-    return job.with_techniques(Command(args, settings=tuple(settings_lines({**settings, **job.asked.settings}))))
+    return job.with_techniques(Command(args, settings=_settings_lines({**settings, **job.asked.settings})))
+
+
+def _settings_lines(settings: JsonObject) -> tuple[str, ...]:
+    return tuple(yaml_text([settings]).splitlines())
 
 
 def join(command: Command, role: str, _number: int, _host: str) -> Command:
-    """A server that has either prompts or decodes."""
+    """Return a server that has either prompts or decodes."""
     alone: JsonObject = {"disable_overlap_scheduler": True} if role == "prefill" else {}  # prompts need no overlapping one
     carried: JsonObject = command.transfer.settings or {"cache_transceiver_config": {"backend": "DEFAULT"}}
-    return replace(command, settings=(*command.settings, *settings_lines({**alone, **carried})))
+    return replace(command, settings=(*command.settings, *_settings_lines({**alone, **carried})))
 
 
 def route(prompts: list[Address], decodes: list[Address], port: int, _wait_s: int) -> Command:
-    """What clients talk to: TensorRT-LLM's own server in front of the others."""
+    """Return what clients talk to: TensorRT-LLM's own server in front of the others."""
     lines = ["hostname: 0.0.0.0", f"port: {port}"]
     for side, at in (("context", prompts), ("generation", decodes)):
         lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]

@@ -81,7 +81,7 @@ def _local_size_below(dp: int, local: int) -> str:
 
 
 def join(command: Command, role: str, number: int, host: str) -> Command:
-    """A server that has either prompts or decodes, and that others on other hosts can talk to."""
+    """Return a server that has either prompts or decodes, and that others on other hosts can talk to."""
     told = {"kv_connector": "NixlConnector", **object_of(command.transfer.flags.get("kv-transfer-config"))}
     config = shlex.quote(json.dumps({**told, "kv_role": FLAGS.theirs("role", role)}))
     channel = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={host}"] * (host != "localhost") + [f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE + number}"]
@@ -89,7 +89,7 @@ def join(command: Command, role: str, number: int, host: str) -> Command:
 
 
 def route(prompts: list[Address], decodes: list[Address], port: int, wait_s: int) -> Command:
-    """What clients talk to: vLLM's own router (the package vllm-router)."""
+    """Return what clients talk to: vLLM's own router (the package vllm-router)."""
     doors = [f"--prefill http://{host}:{at}" for host, at in prompts] + [f"--decode http://{host}:{at}" for host, at in decodes]
     more = [f"--worker-startup-timeout-secs {wait_s}", f"--host 0.0.0.0 --port {port}"]  # servers load their weights first
     return Command(["vllm-router", "--vllm-pd-disaggregation", *doors, *more])

@@ -15,13 +15,13 @@ from commtax.launch.flags import command_of, flags_of
 from commtax.launch.jobs import MASTER, PORT, Address, LaunchJob, checkpoint_remark, model_id, start_s
 from commtax.ledger import Line
 from commtax.question import Question
+from commtax.rules.questions import spread_within_limit
 from commtax.spec import Cluster, Plan, Program
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax.verbs.billing import StepBill
-from commtax.verbs.checking import spread_within_limit
 from commtax.verbs.disaggregation import prompter
-from commtax.verbs.longest_request import startable
+from commtax.verbs.fit_advice import startable
 
 CLIENTS = 8000  # the port that clients ask
 RATED = 1000  # requests of a benchmark at a rate, or those of a minute
@@ -38,7 +38,7 @@ class Seats:
         """By host that several servers end on: the first host of each, and how many GPUs it takes here."""
 
     def seat(self, job: LaunchJob, number: int) -> tuple[str, str]:
-        """The host of a server and the GPUs that it sees there; one of several hosts has them all."""
+        """Return the host of a server and the GPUs that it sees there; one of several hosts has them all."""
         host = next((h for h, room in enumerate(self.free) if room >= job.gpus), None)
         if host is None:
             self._end_server(f"{MASTER}_{number}", job.gpus % self.each)
@@ -57,7 +57,7 @@ class Seats:
             (room or self.ends[-1:])[0].append((name, rest))
 
     def remarks(self) -> list[str]:
-        """Which servers end on one host, and the GPUs that each sees there."""
+        """Return which servers end on one host, and the GPUs that each sees there."""
         said = []
         for end in self.ends:
             order, parts = iter(range(self.each)), list[str]()
@@ -69,7 +69,7 @@ class Seats:
 
 
 def launch_command(question: Question, engine: str, devices: str = "") -> str:
-    """The command that starts a question's plan; several, one a line, where there are replicas of it, servers of their own.
+    """Return the command that starts a question's plan; several, one a line, where there are replicas of it, servers of their own.
 
     ``devices`` are the GPUs that it shall see (CUDA_VISIBLE_DEVICES), where they were chosen.
 
@@ -161,7 +161,7 @@ def apart_command(question: Question, engine: str) -> str:
 
 
 def benchmark_command(question: Question, engine: str) -> str:
-    """The benchmark of the engine's tool that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate.
+    """Return the benchmark of the engine's tool that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate.
 
     vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
     """

@@ -62,8 +62,8 @@ def _entry(head: str, value: Tree, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Tree) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping | list | tuple):
         return "{}" if isinstance(value, Mapping) else "[]"
     if not isinstance(value, str):

@@ -13,27 +13,26 @@ import numpy as np
 from commtax.judgement.confidence import confidence_of, margin_of
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
+from commtax.planner.alternatives import alone_words, answer_with_room, questions_alone, roomier_words
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
-from commtax.planner.each_alone import alone_words, questions_alone
 from commtax.planner.exchanges import way_asked
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.ranking import best_first
 from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
-from commtax.planner.roomier import answer_with_room, roomier_words
-from commtax.planner.same_layout import at_loads
+from commtax.planner.serving_search import at_loads
 from commtax.planner.space import WIDE
 from commtax.planner.technique_reasons import kept_settings, shared_gain, untried_gain
 from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import dataclass, record_from
+from commtax.rules import values
 from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Note, Refusal
-from commtax.verbs import checking
 from commtax.verbs.billing import price
 from commtax.verbs.disaggregation import describe_pools
+from commtax.verbs.fit_advice import own_limits_notes
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
-from commtax.verbs.longest_request import own_limits_notes
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
 from commtax.words import words
 
@@ -67,7 +66,7 @@ def plan(
     techniques: str = "",
     **options: Unpack[PlanOptions],
 ) -> ServingPlans:
-    """The best serving plans for a cluster, why one is recommended, and why the others lost.
+    """Return the best serving plans for a cluster, why one is recommended, and why the others lost.
 
     >>> import commtax
     >>> found = commtax.plan("llama-3.1-8b", "2xh100-sxm", ttft_s="500ms", tpot_s="15ms")
@@ -95,7 +94,7 @@ def plan(
         raise Refusal.about(cluster="plans are searched on one; commtax.plan_several takes several")
     input_len, output_len = serving_search.usual_lengths(options.get("workload", ""))
     usual = PlanOptions(disaggregated=True, input_len=input_len, output_len=output_len)
-    limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
+    limits = {"ttft_s": values.seconds(ttft_s, "ttft_s"), "tpot_s": values.seconds(tpot_s, "tpot_s")}
     put = resolve_question(model, cluster, {**usual, **check_taken("plan", options), **CompareOptions(dtype=dtypes[0])})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     put = put.but(confidence=confidence_of(confidence), margin=margin_of(margin), cost_of=cost_of)
@@ -104,7 +103,7 @@ def plan(
 
 
 def best_serving(put: Question) -> ServingPlans:
-    """The serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
+    """Return the serving plans of a question, and why one is recommended, or what would have to change: tried before it is said."""
     answer = _search(put)
     if len(answer.plans):
         answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
@@ -142,7 +141,7 @@ def plan_training(
     usd_per_gpu_hour: Prices = None,
     **options: Unpack[PlanTrainingOptions],
 ) -> TrainPlans:
-    """The fastest training plans for a global batch. Days and dollars are those of ``train_tokens``.
+    """Return the fastest training plans for a global batch. Days and dollars are those of ``train_tokens``.
 
     >>> import commtax
     >>> found = commtax.plan_training("llama-3.2-1b", "2xh100-sxm", global_batch=16, seq=2048)
@@ -159,7 +158,7 @@ def plan_training(
 
 
 def best_training(put: Question) -> TrainPlans:
-    """The training plans of a question, and why one is recommended."""
+    """Return the training plans of a question, and why one is recommended."""
     answer = training_search.search_training(put)
     return replace(answer, why=tuple(explain_training(answer, answer.recommended))) if len(answer.plans) else answer
 
@@ -215,7 +214,7 @@ def rank_own_plan(
 
 
 def _own_length(run: Question, prompts: Plan | None) -> str:
-    """Whether servers of a kind would not start with the model's own length."""
+    """Return whether servers of a kind would not start with the model's own length."""
     servers = run.but(disaggregated=False)
     if prompts:
         servers = run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
@@ -232,7 +231,7 @@ def _own_length_words(answer: ServingPlans) -> list[Note]:
 
 
 def _lack(q: Question, gpus: int, prompting: int) -> str:
-    """The GPUs that a plan has too many, on its cluster or on either of two."""
+    """Return the GPUs that a plan has too many, on its cluster or on either of two."""
     needed = (prompting, gpus) if len(q.places) > 1 else (gpus + prompting,)
     for several, place in zip(needed, q.places, strict=True):
         if several > place.num_gpus:
@@ -241,19 +240,19 @@ def _lack(q: Question, gpus: int, prompting: int) -> str:
 
 
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> StandingPlan:
-    """A plan that no row can be made of."""
+    """Return a plan that no row can be made of."""
     return StandingPlan(name, answer.plans.take(slice(0)), reason=reason)
 
 
 def _index(q: Question, dtype: str) -> int:
-    """The type among those that were searched, the checkpoint's own where the command says none; else the first."""
+    """Return the type among those that were searched, the checkpoint's own where the command says none; else the first."""
     stored = q.model.quant.dtype if q.model.quant else q.model.dtype
     wanted = (dtype,) if dtype else ("", stored)
     return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)
 
 
 def training_standing(answer: TrainPlans, run: Question) -> StandingPlan:
-    """A training plan of some kind beside the answer's, for the same global batch."""
+    """Return a training plan of some kind beside the answer's, for the same global batch."""
     plan, micro, total = run.plan, int(run.micro_batch), answer.question.goal.global_batch
     axes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "dp", "cp", "ep"))
     name = f"{axes}, {describe_kind(plan)}"

@@ -1,6 +1,6 @@
 """Plans as columns, one row a plan or a plan and a load; what a search answers with them, and what each row is and costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,19 +12,18 @@ from commtax.catalog.techniques import changes_of, has_changes
 from commtax.cost.closed_form import ClosedLoopLoad, decoding_seqs
 from commtax.judgement.confidence import Estimate
 from commtax.judgement.leading import latest_first_token_s, standing
-from commtax.planner.asked_techniques import dropped, without
-from commtax.planner.exchanges import ExpertExchange, exchanges
+from commtax.planner.exchanges import ExpertExchange, dropped, exchanges, without
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
 from commtax.question import Question
 from commtax.records import dataclass, record_from
+from commtax.rules.drafts import drafted_load
 from commtax.spec import SERVING_AXES, SIZES, Number, Plan
 from commtax.units import plural
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import describe_pools, prompter
-from commtax.verbs.drafts import drafted_load
+from commtax.verbs.fit_advice import length_to_start_with
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.longest_request import length_to_start_with
 from commtax.verbs.settling import describe_layout, replan, settle
 
 
@@ -41,18 +40,18 @@ class ColumnTable:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Of the columns."""
+        """Return the columns' names."""
         return [f.name for f in fields(cls)]
 
     @classmethod
     def of(cls, rows: int, **columns: Array | float) -> Self:
-        """A table of so many rows; what is one number is that in all of them."""
+        """Return a table of so many rows; what is one number is that in all of them."""
         make: Callable[..., Self] = cls
         return make(**{name: np.broadcast_to(np.asarray(column), rows) for name, column in columns.items()})
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:
-        """The rows of all parts, one after the other; of none an empty table."""
+        """Return the rows of all parts, one after the other; of none an empty table."""
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) if parts else np.array([]) for name in cls.names()))
 
 
@@ -100,7 +99,7 @@ class ServingColumns(ColumnTable):
         return replace(plan, replicas=int(self.replicas[i]), redundant_experts=redundant_experts)
 
     def prompter(self, i: int) -> Plan:
-        """The workers of row ``i`` that compute prompts."""
+        """Return the workers of row ``i`` that compute prompts."""
         tp, dp = int(self.prefill_tp[i]), int(self.prefill_dp[i])
         return Plan(tp=tp, dp=dp, ep=tp * dp if dp > 1 or self.ep[i] > 1 else 1, replicas=int(self.prefill_replicas[i]))
 
@@ -215,7 +214,7 @@ class ServingPlans(SearchAnswer):
 
     @property
     def answered(self) -> tuple[ServingColumns, int]:
-        """The plan that the answer names first: the recommended one, or that of the point to start from."""
+        """Return the plan that the answer names first: the recommended one, or that of the point to start from."""
         return (self.usual.plans, self.usual.recommended) if self.places else (self.plans, self.recommended)
 
     @property
@@ -223,7 +222,7 @@ class ServingPlans(SearchAnswer):
         return exchanges(self.question)
 
     def exchange_of(self, rows: ServingColumns, i: int) -> ExpertExchange:
-        """How row ``i`` is run, without techniques that have nothing to do in it: a set is tried on plans of all kinds."""
+        """Return how row ``i`` is run, without techniques that have nothing to do in it: a set is tried on plans of all kinds."""
         exchange = self.exchanges[int(rows.exchange[i])]
         if not exchange.techniques:
             return exchange
@@ -276,37 +275,36 @@ class ServingPlans(SearchAnswer):
         """Row ``i`` as ``simulate`` has it, all copies or all workers of a split; at its own load or at others of the whole."""
         copies, clients, asked = int(rows.replicas[i]), clients if np.any(clients) else int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
-            return serve(settle(asked.but(replicas=copies, concurrency=clients // copies * copies, disaggregated=False)))
+            return price_closed_loop(
+                settle(asked.but(replicas=copies, concurrency=clients // copies * copies, disaggregated=False))
+            )
         ahead = rows.prompter(i)
         workers = asked.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp, prefill_workers=ahead.replicas, decode_workers=copies)
-        return serve(settle(workers.but(concurrency=clients, disaggregated=True)))
+        return price_closed_loop(settle(workers.but(concurrency=clients, disaggregated=True)))
 
     def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:
-        """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
+        """Return the 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
         priced = self.simulation(rows, i)
         times = float(getattr(rows, name)[i]) / float(getattr(priced, name))
         low, high = priced.range_of(name)
         return times * float(low), times * float(high)
 
     def ranges(self, rows: ServingColumns, name: str) -> list[tuple[float, float]]:
-        """The same of all rows, those of one pool priced together."""
+        """Return the same of all rows, those of one pool priced together."""
         found = {i: self.range_of(rows, i, name) for i in np.flatnonzero(rows.mode == 1).tolist()}
-        for index, by in unique_values(np.stack([rows.dtype, rows.exchange])[:, rows.mode == 0], axis=1).T.astype(int).tolist():
-            alike = np.flatnonzero((rows.mode == 0) & (rows.dtype == index) & (rows.exchange == by))
+        for alike, put in self._priced_together(rows, np.flatnonzero(rows.mode == 0)):
             some = rows.take(alike)
-            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVING_AXES}
-            put = replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
-            priced = serve(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
+            priced = price_closed_loop(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
             ends = (getattr(some, name) * np.broadcast_to(end / getattr(priced, name), len(alike)) for end in priced.range_of(name))
             found |= dict(zip(alike.tolist(), zip(*ends, strict=True), strict=True))
         return [found[i] for i in range(len(rows))]
 
     def estimate(self, rows: ServingColumns, i: int, name: str) -> Estimate:
-        """A time of row ``i`` with its range."""
+        """Return a time of row ``i`` with its range."""
         return Estimate(float(getattr(rows, name)[i]), *self.range_of(rows, i, name))
 
     def kept(self, rows: ServingColumns, i: int) -> float:
-        """The probability that row ``i`` keeps the limits: that of the least sure one."""
+        """Return the probability that row ``i`` keeps the limits: that of the least sure one."""
         return min([1.0, *(self.estimate(rows, i, name).kept(limit) for name, limit in self.question.goal.times)])
 
     def usd_per_million_tokens(self, rows: ServingColumns) -> Array:
@@ -315,20 +313,25 @@ class ServingPlans(SearchAnswer):
         return np.asarray(per_million(q.goal.usd_per_gpu_hour * gpus, counted_tokens_per_s(q, rows.tokens_per_s)))
 
     def step_of(self, rows: ServingColumns, i: int) -> StepBill:
-        """The decode step that row ``i`` runs in the middle of its requests' lives."""
+        """Return the decode step that row ``i`` runs in the middle of its requests' lives."""
         batch = int(self.decoding(rows.take(slice(i, i + 1)))[0])
         return price(settle(self.put(rows, i).but(batch=batch, context=self._middle)))
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
         """Shares of all rows' decode steps that are exposed communication, those of a kind priced together."""
-        shares, kinds = np.zeros(len(rows)), np.stack([rows.dtype, rows.ep, rows.exchange])
-        for index, ep, by in unique_values(kinds, axis=1).T.astype(int).tolist():
-            alike = np.flatnonzero((rows.dtype == index) & (rows.ep == ep) & (rows.exchange == by))
-            some = rows.take(alike)
-            sizes = {axis: getattr(some, axis).astype(int) for axis in SERVING_AXES[:3]}
-            put = replan(self.question, **sizes, ep=ep, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
-            shares[alike] = price(settle(put.but(batch=self.decoding(some), context=self._middle))).comm_fraction
+        shares = np.zeros(len(rows))
+        for ep in unique_values(rows.ep).tolist():
+            for alike, put in self._priced_together(rows, np.flatnonzero(rows.ep == ep)):
+                batch = self.decoding(rows.take(alike))
+                shares[alike] = price(settle(put.but(batch=batch, context=self._middle, ep=int(ep)))).comm_fraction
         return shares
+
+    def _priced_together(self, rows: ServingColumns, some: Array) -> Iterator[tuple[Array, Question]]:
+        """Yield the rows, of ``some``, that share a type of weights and an exchange, and one question about all of them."""
+        for index, by in unique_values(np.stack([rows.dtype, rows.exchange])[:, some], axis=1).T.astype(int).tolist():
+            alike = some[(rows.dtype[some] == index) & (rows.exchange[some] == by)]
+            sizes = {axis: getattr(rows, axis)[alike].astype(int) for axis in SERVING_AXES}
+            yield alike, replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
 
     @property
     def _middle(self) -> int:
@@ -362,7 +365,7 @@ class TrainPlans(SearchAnswer):
         return np.sort(np.unique(np.stack([getattr(p, axis) for axis in SIZES]), axis=1, return_index=True)[1])
 
     def step_of(self, rows: TrainColumns, i: int) -> StepBill:
-        """The priced step of row ``i``, line by line."""
+        """Return the priced step of row ``i``, line by line."""
         sizes = {axis: int(getattr(rows, axis)[i]) for axis in SIZES}
         batch, micro = self.question.goal.global_batch // int(rows.dp[i]), int(rows.micro_batch[i])
         return price(settle(self.kinds[int(rows.kind[i])].but(batch=batch, micro_batch=micro, **sizes)))
@@ -376,12 +379,12 @@ class TrainPlans(SearchAnswer):
         return describe_kind(replace(self.kinds[int(rows.kind[i])].plan, tp=int(rows.tp[i])))
 
     def whole_words(self, rows: TrainColumns, i: int) -> str:
-        """All of row ``i``."""
+        """Return all of row ``i``."""
         return f"{self.gpu_words(rows, i)}, microbatch {int(rows.micro_batch[i])}, {self.kind_words(rows, i)}"
 
 
 def ground(put: Question) -> Question:
-    """A search's question, settled as one GPU's, with what plans keep that spread experts over ranks, or caches."""
+    """Return a search's question, settled as one GPU's, with what plans keep that spread experts over ranks, or caches."""
     plain = settle(replan(put, dcp=1)).plain().but(redundant_experts=put.plan.redundant_experts, dcp=put.plan.dcp)
     return plain.but(imbalance=put.what_if.imbalance, techniques=put.techniques)
 
@@ -392,7 +395,7 @@ def paid_rate(q: Question, c: ServingColumns) -> Array:
 
 
 def worst_limit_ratio(q: Question, c: ServingColumns) -> Array:
-    """A plan's time over its limit, as surely as is wanted, of the limit that it keeps worst: good plans have at most 1."""
+    """Return a plan's time over its limit, as surely as is wanted, of the limit that it keeps worst: good plans have at most 1."""
     with np.errstate(over="ignore"):  # limits of next to nothing are missed by more than a number holds
         return np.maximum(c.sure_ttft_s / q.goal.ttft_s, c.sure_tpot_s / q.goal.tpot_s)
 
@@ -425,12 +428,12 @@ def order(q: Question, c: ServingColumns) -> list[Array]:
 
 
 def standing_of(q: Question, c: ServingColumns) -> Array:
-    """What stands for each plan of a ranking."""
+    """Return what stands for each plan of a ranking."""
     return standing(q, c.mode, c.ttft_s, latest_first_token_s(q))
 
 
 def sizes_of(rows: ColumnTable, i: int) -> dict[str, int]:
-    """The sizes of a copy of row ``i``."""
+    """Return the sizes of a copy of row ``i``."""
     return {axis: int(getattr(rows, axis)[i]) for axis in SERVING_AXES}
 
 

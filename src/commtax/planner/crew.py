@@ -62,7 +62,11 @@ class Processes:
         from concurrent.futures import ProcessPoolExecutor, as_completed  # half of what a small plan takes to import
 
         if self.pool is None:
-            self.pool = ProcessPoolExecutor(self.count, get_context(_start_method()), initializer=_leave_interrupts)
+            # Forked processes know at once what this one does. That is safe as long as it has one thread, and on Linux.
+            method = "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
+            # An interrupt is for the process that was asked: it tells the best so far.
+            ignored = (signal.SIGINT, signal.SIG_IGN)
+            self.pool = ProcessPoolExecutor(self.count, get_context(method), initializer=signal.signal, initargs=ignored)
         places = {self.pool.submit(work, task): place for place, task in enumerate(tasks)}
         for done in as_completed(places):
             yield places[done], done.result()
@@ -109,16 +113,6 @@ def cores() -> int:
     """Cores that this process may use."""
     able = getattr(os, "sched_getaffinity", None)
     return len(able(0)) if able else os.cpu_count() or 1
-
-
-def _start_method() -> str:
-    """Forked processes know at once what this one does; that is safe as long as it has one thread, and Linux is known for it."""
-    return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
-
-
-def _leave_interrupts() -> None:
-    """An interrupt is for the process that was asked: it tells the best so far."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _client(address: str) -> Client:

@@ -24,8 +24,8 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import RunLesson
 from commtax.thresholds import thresholds
-from commtax.verbs.closed_loop import serve
-from commtax.verbs.foresight import Foresight, imagined, lessons_of
+from commtax.verbs.closed_loop import imagined, price_closed_loop
+from commtax.verbs.profiles import Foresight, lessons_of
 from commtax.verbs.settling import settle
 
 COUNT, LEVEL = thresholds(__name__)
@@ -70,16 +70,11 @@ class Weighing:
         """
         wanted, (tpot_s, ttft_s) = self.goal.goal, (seconds[i :: len(METRICS)] for i in range(len(METRICS)))
         kept = (tpot_s <= wanted.tpot_s) & (ttft_s <= wanted.ttft_s)
-        value = np.where(kept, self._counted(ttft_s + (self.goal.requests.output_len - 1) * tpot_s), 0.0)
-        return np.array([value[a:b].max(axis=0) for a, b in pairwise(self.bounds)])
-
-    def _counted(self, request_s: Array) -> Array:
-        """By the seconds of a request; GPUs count alike in every world."""
-        objective = self.goal.goal.objective
-        if objective == "latency":
-            return np.asarray(1 / request_s)
+        request_s = ttft_s + (self.goal.requests.output_len - 1) * tpot_s
         made = self.clients * self.goal.requests.output_len / request_s
-        return np.asarray(made / self.gpus if objective == "cost" else 1 / self.gpus if objective == "gpus" else made)
+        counted = {"latency": 1 / request_s, "cost": made / self.gpus, "gpus": 1 / self.gpus}  # GPUs are alike in every world
+        value = np.where(kept, counted.get(wanted.objective, made), 0.0)
+        return np.array([value[a:b].max(axis=0) for a, b in pairwise(self.bounds)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +105,12 @@ class Settlement:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing that is measured will change it."""
+        """Return whether nothing that is measured will change it."""
         return self.sure or not self.runs
 
 
 def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
-    """The recommended plan of a search against the others, and at most so many runs, each best after those before it."""
+    """Weigh the recommended plan against the others, and choose at most so many runs, each best after those before it."""
     goal = answer.question
     order = dict.fromkeys([answer.recommended, *range(min(COUNT.plans, len(answer.plans)))])
     plans = [_weighed(answer, answer.plans, i) for i in order]
@@ -139,7 +134,7 @@ def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
 def _runs(
     weighing: Weighing, plans: Sequence[WeighedPlan], known: Foresight, draws: tuple[Array, Array], loss: float, wanted: int
 ) -> Iterable[SettlingRun]:
-    """The best run, then the best after it, as long as they save anything."""
+    """Yield the best run, then the best after it, as long as they save anything."""
     left, each = loss, len(METRICS)
     starts = np.cumsum([0, *(len(plan.latencies) for plan in plans)])
     every = [(p, i) for p, plan in enumerate(plans) for i in range(0, len(plan.loads), EVERY)]
@@ -181,7 +176,7 @@ def _worlds(known: Foresight, normals: Array) -> Array:
 
 
 def _judged(values: Array, chosen: int, within: float) -> tuple[float, float]:
-    """The share of worlds in which a plan is right, and the share of the best one's worth that it loses in the mean."""
+    """Return the share of worlds in which a plan is right, and the share of the best one's worth that it loses in the mean."""
     best, own = values.max(axis=0), values[chosen]
     return float(np.mean(best <= own * (1 + within))), float((best - own).mean() / max(best.mean(), 1e-300))
 
@@ -193,7 +188,7 @@ def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
     unit = copies if shared else 1
     loads = sorted({max(1, round(listed * share / unit)) * unit for share in LOADS})
     if shared:
-        priced = [serve(settle(asked.but(concurrency=np.array(loads) // copies, disaggregated=False)))]
+        priced = [price_closed_loop(settle(asked.but(concurrency=np.array(loads) // copies, disaggregated=False)))]
     else:
         priced = [answer.simulation(rows, i, clients) for clients in loads]
     latencies = tuple(lesson for one in priced for lesson in imagined(one))

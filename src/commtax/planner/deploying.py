@@ -1,13 +1,13 @@
 """A plan that was found as the servers that run it."""
 
 from commtax.planner.columns import ServingPlans
-from commtax.planner.fleet_lengths import all_requests
+from commtax.planner.fleet_sizes import all_requests
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.pool_use import admitted_sequences
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.verbs.longest_request import length_to_start_with, startable
-from commtax.verbs.request_streams import longest_of
+from commtax.verbs.fit_advice import length_to_start_with, startable
+from commtax.verbs.loads import longest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
 
 
 def fleet_servers(trial: Trial) -> PlannedServers:
-    """A fleet, with room for the longest request that was asked for, drawn or not."""
+    """Return a fleet, with room for the longest request that was asked for, drawn or not."""
     q = trial.layout.question
     stated = float((1 + q.requests.spread) * q.requests.tokens) if q.offered.trace is None else 0.0
     longest = max(longest_of(all_requests(q)), stated)

@@ -1,18 +1,16 @@
 """How plans are run beside their sizes, as far as a search tries it: how tokens reach spread experts, over how many ranks
-caches are split, and techniques."""
+caches are split, and techniques; and which requested techniques a plan cannot have."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from commtax.catalog.techniques import changes_of
-from commtax.cost.traffic import BULK
+from commtax.catalog.techniques import changes_of, techniques_on
+from commtax.cost.traffic import BACKENDS, backend_called
 from commtax.question import Question
 from commtax.records import dataclass
-
-TITLES = {"deepep": "DeepEP", "mori": "MoRI", "flashinfer": "NVLink one-sided"}
-"""What exchanges are called, by the first word of a backend."""
-DEEPEP, MORI, ONE_SIDED = "deepep_low_latency", "mori_low_latency", "flashinfer_nvlink_one_sided"
-"""How engines send tokens to experts on many ranks; prompts go by the first two's kernels for throughput."""
-ONE_SIDED_ON = ("blackwell",)  # families of chips whose one-sided exchanges were timed
+from commtax.spec import NO_TECHNIQUES
+from commtax.statement import Refusal, rule_of
+from commtax.verbs.settling import settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +27,13 @@ class ExpertExchange:
 
     @property
     def beside(self) -> bool:
-        """Whether it is tried beside the engine's own way, which tells why plans are none."""
+        """Return whether it is tried beside the engine's own way, which tells why plans are none."""
         return self.wide or self.dcp > 1 or bool(self.techniques)
 
     @property
     def title(self) -> str:
-        """How it is called, where it is tried beside the engine's own."""
-        return TITLES.get(self.backend.partition("_")[0], self.backend) if self.wide else ""
+        """Return how it is called, where it is tried beside the engine's own."""
+        return (backend_called(self.backend).title or self.backend) if self.wide else ""
 
     @property
     def asked(self) -> dict[str, object]:
@@ -51,13 +49,13 @@ class ExpertExchange:
 
 
 def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
-    """All ways that are tried: without techniques first, then with each set of them."""
+    """Return all ways that are tried: without techniques first, then with each set of them."""
     plain = _plain_exchanges(q)
     return plain + tuple(replace(one, techniques=text) for text in q.goal.technique_sets for one in plain)
 
 
 def way_asked(q: Question, apart: bool) -> int:
-    """The one of all ways that is the question's own: nothing beside it is tried, and caches are split as it says."""
+    """Return the one of all ways that is the question's own: nothing beside it is tried, and caches are split as it says."""
     split = (i for i, one in enumerate(_plain_exchanges(q)) if not one.wide and one.dcp == q.plan.dcp and (one.apart or not apart))
     return next(split, 0)
 
@@ -75,21 +73,56 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
         return (own, *split)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
     copies = [own.redundant] if own.redundant else list(usual)
-    wide = (one for backend in wide_backends(q) for one in _ways(backend, copies, q.engine.sends.exchange_by_step))
+    wide = list[ExpertExchange]()
+    for backend in wide_backends(q):
+        prompts = backend_called(backend).bulk
+        both = q.engine.sends.exchange_by_step or not prompts
+        wide += [ExpertExchange(backend, n, wide=True, shared=both) for n in copies]
+        # Prompts of servers that also decode go in bulk, where the backend has kernels for that.
+        wide += [] if both else [ExpertExchange(prompts, n, wide=True, apart=False) for n in copies]
     return own, *wide, *split
 
 
 def wide_backends(q: Question) -> list[str]:
     """Backends that are made for many ranks, of those that the engine has and the cluster's links carry."""
     place, able = q.cluster, q.engine.sends.ep_backends
-    made = [MORI] if place.chip.vendor == "amd" else [DEEPEP]
-    if place.intra.kind == "nvlink" and place.chip.family in ONE_SIDED_ON:
-        made.append(ONE_SIDED)
-    return [backend for backend in made if backend in able]
+    kinds = {place.chip.vendor, place.chip.family}
+    tried = [name for name, one in BACKENDS.items() if kinds.intersection(one.searched_on)]
+    return [name for name in tried if name in able and (place.intra.kind == "nvlink" or not backend_called(name).one_domain)]
 
 
-def _ways(backend: str, copies: list[int], by_step: bool) -> list[ExpertExchange]:
-    """One backend with several numbers of copies; prompts of servers that also decode go in bulk where it has kernels for that."""
-    both = by_step or backend not in BULK
-    bulk = [] if both else [ExpertExchange(BULK[backend], n, wide=True, apart=False) for n in copies]
-    return [ExpertExchange(backend, n, wide=True, shared=both) for n in copies] + bulk
+SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for
+
+
+def dropped(asked: Question, workers: Iterable[Question]) -> tuple[str, ...]:
+    """Techniques that none of a plan's workers can have, as they are written."""
+    if asked.techniques == NO_TECHNIQUES:
+        return ()
+    on = {one.key for worker in workers for one, _ in techniques_on(worker)}
+    return tuple(text for one, text in techniques_on(asked) if one.key not in {*on, SEARCHED})
+
+
+def without(names: tuple[str, ...]) -> str:
+    """Return the same behind a plan's name."""
+    return f", without {', '.join(names)}" if names else ""
+
+
+def refuse_unused(asked: Question, plans: list[tuple[Question, ...]]) -> None:
+    """Refuse a technique that no plan can have; plans are the questions of their workers."""
+    missing = set.intersection(*(set(dropped(asked, workers)) for workers in plans)) if plans else set()
+    if asked.plan.dcp > 1 and all(worker.plan.dcp == 1 for workers in plans for worker in workers):
+        missing.add(f"{SEARCHED}={asked.plan.dcp}")
+    for text in sorted(missing):
+        reasons = dict.fromkeys(why for workers in plans for worker in workers if (why := _refused(worker, text)))
+        if reasons:
+            told = list(reasons)[-1 if text.startswith(SEARCHED) else -2 :]  # those of the widest plans
+            raise Refusal(f"technique '{text}': no plan here can have it: {'; others: '.join(told)}", "technique")
+
+
+def _refused(worker: Question, text: str) -> str:
+    """Return why a worker cannot have a technique; "" where it can."""
+    try:
+        settle(worker.but(**changes_of(text)))
+    except ValueError as error:
+        return rule_of(error)
+    return ""

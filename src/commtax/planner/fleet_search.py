@@ -14,12 +14,12 @@ import numpy as np
 from commtax import counting
 from commtax.judgement.margins import margin
 from commtax.planner import fleet_trials
-from commtax.planner.choosing import complexity_of, simplest_served
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
-from commtax.planner.fleet_lengths import all_requests
+from commtax.planner.fleet_sizes import all_requests
 from commtax.planner.fleet_trials import Task, Trial, longest_step, rate_of, too_slow
 from commtax.planner.layouts import SLACK, Layout, candidates
+from commtax.planner.ranking import complexity_of, simplest_served
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -67,7 +67,7 @@ def recommended_place(ranking: Sequence[Trial]) -> int:
 
 
 def simplest_place(ranking: Sequence[Trial]) -> int:
-    """The place of the simplest fleet that the first beats by no more than the margin."""
+    """Return the place of the simplest fleet that the first beats by no more than the margin."""
     effort = np.array([complexity_of(x.question.plan, x.ahead, x.question.cluster) for x in (trial.layout for trial in ranking)])
     worth = np.array([1 / burden(trial) if burden(trial) else 0.0 for trial in ranking])  # without a price there is no saying
     return simplest_served(ranking[0].layout.question, effort, worth)
@@ -100,7 +100,7 @@ class Search:
         self.complete = False
 
     def run(self) -> bool:
-        """Whether it came to its end; an interrupt leaves what there is."""
+        """Run the search, and return whether it came to its end. An interrupt leaves what there is."""
         try:
             stream = all_requests(self.question)
             longest = int(np.max(stream.input_len + stream.output_len))
@@ -110,12 +110,12 @@ class Search:
             layouts, self.rejected, self.count = candidates(self.question, stream)
             self.total = len(layouts)
             self.left = sorted(layouts, key=lambda layout: self._bound(layout, 1.0))
-            self._tell(LARGER)
+            self._report_progress(LARGER)
             for kind in (ONE_POOL, APART, STAGES):  # the first says what the others have to beat
                 self._rounds([x for x in layouts if kind_of(x) == kind], kind)
             if not self.held:
-                self._examine()
-            self._detail(layouts)
+                self._retry_nearest()
+            self._add_details(layouts)
             self.complete = True
         except KeyboardInterrupt:
             self.held.sort(key=order)
@@ -133,16 +133,16 @@ class Search:
                 for place, trial in self.workers.each(fleet_trials.least_fleet, tasks):
                     results[place] = trial
                     self.left = [x for x in self.left if x is not part[place]]
-                    self._tell(self._effort([part[place]], kind) if trial.figures else 0.0)
+                    self._report_progress(self._effort([part[place]], kind) if trial.figures else 0.0)
                     self.tried[kind] += 1
             finally:
                 for place in sorted(results):  # in their order, whoever was first
                     (self.held if results[place].holds else self.broken).append(results[place])
                 self.done += len(these)
                 self.left = [x for x in self.left if x not in these]
-            self._tell()
+            self._report_progress()
 
-    def _tell(self, effort: float = 0.0) -> None:
+    def _report_progress(self, effort: float = 0.0) -> None:
         """Tell how far the search is, so much effort further; layouts that are likely to be tried are left."""
         self.spent += effort
         likely = WORSE * self._bound(self.left[0], 1.0) if self.left else 0.0
@@ -165,7 +165,7 @@ class Search:
         return sum(each[:first]) + LATER * sum(each[first:])
 
     def _bound(self, layout: Layout, slack: float = SLACK) -> float:
-        """What the objective counts at the least."""
+        """Return what the objective counts at the least."""
         goal, rate = self.question.goal, rate_of(self.question)
         if goal.objective == "tokens":
             each = layout.group / layout.answers + layout.ahead_gpus / layout.prompt_answers
@@ -173,7 +173,7 @@ class Search:
         return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
 
     def _bar(self, kind: int) -> float:
-        """What a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best.
+        """Return what a layout must not exceed to be tried: to be listed, or, where simulating it takes long, to be near the best.
 
         Two pools must do with no more than one, which is simpler, and come near the best two.
         """
@@ -194,7 +194,7 @@ class Search:
             return whole
         return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
 
-    def _examine(self) -> None:
+    def _retry_nearest(self) -> None:
         """Where nothing holds, the nearest that were never run are tried after all, if more than the closed form thought; then
         those that are the nearest instead."""
         while True:
@@ -208,7 +208,7 @@ class Search:
             self.held = [trial for trial in self.broken if trial.holds]
             self.broken = [trial for trial in self.broken if not trial.holds]
 
-    def _detail(self, layouts: list[Layout]) -> None:
+    def _add_details(self, layouts: list[Layout]) -> None:
         """Growth and ranges of those that are listed first and of all that are as good as the best, larger fleets of the layouts
         of the best fleet and of the simplest within the margin, and the capacity of all listed."""
         self.held.sort(key=order)
@@ -222,7 +222,7 @@ class Search:
         self.held.sort(key=order)
         best, chosen = self.held[0], self.held[simplest_place(self.held)]
         leaders = [best] if _key(best.layout) == _key(chosen.layout) else [best, chosen]
-        grown = self._each_told(fleet_trials.larger_fleets, leaders, LARGER)
+        grown = self._do_each(fleet_trials.larger_fleets, leaders, LARGER)
         self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
         self._find_safe(layouts)
         self.held.sort(key=order)
@@ -230,7 +230,7 @@ class Search:
         self._replace_first(self.top, fleet_trials.with_capacity)
         at = recommended_place(self.held)
         for work in (fleet_trials.with_growth,) if self.held[at].ranges else (fleet_trials.with_details, fleet_trials.with_growth):
-            self.held[at] = self._each_told(work, [self.held[at]], DETAIL)[0]
+            self.held[at] = self._do_each(work, [self.held[at]], DETAIL)[0]
 
     def _find_safe(self, layouts: list[Layout]) -> None:
         """Fleets of all layouts that answer in time and stay clear of their limits, on fewer GPUs than those that are known to."""
@@ -247,7 +247,7 @@ class Search:
             if not part or self.question.goal.objective == "tokens":  # these are counted per GPU
                 return
             tasks = [Task(x, most, safe=True) for x in part]
-            found = self._each_told(fleet_trials.least_fleet, tasks, DETAIL)
+            found = self._do_each(fleet_trials.least_fleet, tasks, DETAIL)
             for trial in (found[place] for place in range(len(tasks))):
                 alike = [other for other in (*self.held, *self.broken) if _key(other.layout) == _key(trial.layout)]
                 self.left_out -= not alike
@@ -264,15 +264,15 @@ class Search:
 
     def _replace_first(self, count: int, known: Callable[[Trial], Trial]) -> None:
         """The first fleets with more known of them."""
-        first = self._each_told(known, self.held[:count], DETAIL)
+        first = self._do_each(known, self.held[:count], DETAIL)
         self.held[: len(first)] = [first[place] for place in range(len(first))]
 
-    def _each_told(self, work: Callable[[Given], Made], trials: Sequence[Given], effort: float) -> dict[int, Made]:
-        """What the work, which takes so much effort, makes of each trial, by its place."""
+    def _do_each(self, work: Callable[[Given], Made], trials: Sequence[Given], effort: float) -> dict[int, Made]:
+        """Return what the work, which takes so much effort, makes of each trial, by its place."""
         made = dict[int, Made]()
         for place, one in self.workers.each(work, trials):
             made[place] = one
             counts = min(effort, self.details)  # what is known already is looked at again at the end, and takes no time
             self.details -= counts
-            self._tell(counts)
+            self._report_progress(counts)
         return made

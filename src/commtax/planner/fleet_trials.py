@@ -1,6 +1,6 @@
 """One layout under a rate, by simulation of the fleet: how many copies hold the limits, and how far the rate may grow.
 
-Of a large fleet a few copies stand for all (``verbs/fleet_samples.py``). All fleets of a question see the same requests: the first
+Of a large fleet a few copies stand for all (``verbs/loads.py``). All fleets of a question see the same requests: the first
 ones of a single stream, at the rate exactly. A run is long enough that a percentile means something: ``COUNTED`` requests, and
 ``EACH`` for every copy of a fleet that is simulated whole, count after a warm-up of as many as are under way at once.
 """
@@ -18,16 +18,25 @@ from commtax.judgement.fleet_samples import Size
 from commtax.judgement.leading import late_codes
 from commtax.judgement.overload import longest_steps, overloaded
 from commtax.ledger import Z80
-from commtax.planner.fleet_lengths import COUNTED, all_requests, is_sampled, run_lengths, sample_of_fleet, used_size
-from commtax.planner.fleet_sizes import able_sizes, first_size, largest_size, no_more
+from commtax.planner.fleet_sizes import (
+    COUNTED,
+    able_sizes,
+    all_requests,
+    first_size,
+    is_sampled,
+    largest_size,
+    no_more,
+    run_lengths,
+    sample_of_fleet,
+    used_size,
+)
 from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
 from commtax.sim.serving.running import Fleet, run
 from commtax.sim.streams import arrival_times, random_numbers
-from commtax.verbs.loads import first_requests
-from commtax.verbs.request_streams import longest_of
+from commtax.verbs.loads import first_requests, longest_of
 from commtax.verbs.requests import RANGED, RequestsInTime, capacity_of, fleet_of, range_between
 from commtax.verbs.settling import Settled, settle
 
@@ -113,7 +122,7 @@ class Trial:
 
     @property
     def money(self) -> Money:
-        """What it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
+        """Return what it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
         q, known, tokens = self.layout.question, not isnan(self.capacity), float(counted_tokens(self.layout.question))
         answered = min(self.rate, self.capacity) if known else self.rate
         used = self.rate / self.capacity if known else None
@@ -127,7 +136,7 @@ class Trial:
 
     @property
     def kept(self) -> float | None:
-        """The probability that all limits are kept at the rate, that of the least sure one; None where nobody has looked.
+        """Return the probability that all limits are kept at the rate, that of the least sure one; None where nobody has looked.
 
         Overloaded, it keeps none for long, whatever a run of some minutes says.
         """
@@ -142,7 +151,7 @@ class Trial:
 
     @property
     def able(self) -> float:
-        """The probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
+        """Return the probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
         if isnan(self.capacity) or (self.stretch == 1 and not self.sigma):
             return 1.0
         confidence = self.layout.question.goal.confidence
@@ -151,7 +160,7 @@ class Trial:
 
     @property
     def steps(self) -> Estimate:
-        """How long steps are over what is predicted."""
+        """Return how long steps are over what is predicted."""
         return Estimate(1.0, 1 / longest_step(self), longest_step(self))
 
 
@@ -161,7 +170,7 @@ def rate_of(q: Question) -> float:
 
 
 def least_fleet(task: Task) -> Trial:
-    """The least fleet of a layout that holds; where none does, the one that answers most."""
+    """Return the least fleet of a layout that holds; where none does, the one that answers most."""
     layout = task.layout
     able = able_sizes(layout, rate_of(layout.question), task.most_gpus)
     if not able:
@@ -203,7 +212,7 @@ def least_fleet(task: Task) -> Trial:
 
 
 def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
-    """The limit on the time of tokens that a fleet is sure to break by the closed form, and that time.
+    """Return the limit on the time of tokens that a fleet is sure to break by the closed form, and that time.
 
     That of a steady state: runs of fewer requests than are usual may end before.
     """
@@ -238,7 +247,7 @@ def _most_answered(layout: Layout, size: Size) -> float:
 
 
 def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
-    """Whether a fleet is known to answer a rate before all of it is saturated."""
+    """Return whether a fleet is known to answer a rate before all of it is saturated."""
     if layout.apart and is_sampled(layout, size):
         return TOGETHER * _most_answered(layout, size) > rate
     return layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate
@@ -252,7 +261,7 @@ def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
 
 
 def _overload(q: Question, most: float) -> float:
-    """The rate over what is answered at most, where that is not enough."""
+    """Return the rate over what is answered at most, where that is not enough."""
     return max(rate_of(q) / most, 1 + 1e-9)
 
 
@@ -276,7 +285,7 @@ def _saturation_rate(q: Question, alone: str = "", decoded: Fraction = ALL) -> f
 
 @cache_few_answers
 def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fleet]:
-    """A question as it is run, and its engines, which decode a share of the prompts."""
+    """Return a question as it is run, and its engines, which decode a share of the prompts."""
     asked = settle(q)
     return asked, replace(fleet_of(asked, longest), decoded=decoded)
 
@@ -284,7 +293,7 @@ def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fle
 def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
 ) -> RequestsInTime:
-    """The run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
+    """Return the run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
     return _last_runs(layout, size, rate, length or run_lengths(sample_of_fleet(layout, size)), stretch, most)
 
 
@@ -301,7 +310,7 @@ def _last_runs(layout: Layout, size: Size, rate: float, length: tuple[int, int],
 
 
 def worst(q: Question, outcome: RequestsInTime) -> float:
-    """The time that is longest against its limit, over that; 0 where there is no limit, or nothing that it limits."""
+    """Return the time that is longest against its limit, over that; 0 where there is no limit, or nothing that it limits."""
     ratios = [outcome.statistic(name) / limit for name, limit in q.goal.slo]
     return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
 
@@ -349,7 +358,7 @@ def _trial(layout: Layout, size: Size) -> Trial:
 
 
 def stretch_of(outcome: RequestsInTime) -> float:
-    """How much longer than priced steps are, at most, with the confidence that is wanted."""
+    """Return how much longer than priced steps are, at most, with the confidence that is wanted."""
     step = outcome.alike
     return float(Estimate(step.tpot_s, *step.range_of("tpot_s")).sure(outcome.question.goal.confidence) / step.tpot_s)
 
@@ -404,7 +413,7 @@ def with_ranges(trial: Trial) -> Trial:
 
 
 def longest_step(trial: Trial) -> float:
-    """The long end of the 80 % range of a step, over what is predicted."""
+    """Return the long end of the 80 % range of a step, over what is predicted."""
     return exp(Z80 * trial.sigma)
 
 
@@ -417,13 +426,13 @@ def stays_clear(trial: Trial) -> bool:
 
 
 def _holds_longer(layout: Layout, size: Size, capacity: float, factor: float) -> bool:
-    """Whether a fleet holds at the rate that is asked with steps longer by a factor."""
+    """Return whether a fleet holds at the rate that is asked with steps longer by a factor."""
     q, rate = layout.question, layout.question.offered.request_rate
     return not overloaded(rate, capacity, factor) and (not q.goal.slo or _decide_fleet(layout, size, rate, factor, RANGED)[0] <= 1)
 
 
 def larger_fleets(trial: Trial) -> list[Trial]:
-    """The next larger fleet of a layout, and the smallest that stays clear of its limits where it is another."""
+    """Return the next larger fleet of a layout, and the smallest that stays clear of its limits where it is another."""
     layout, q = trial.layout, trial.layout.question
     most, factor = 2 * trial.gpus + layout.group + layout.ahead_gpus, longest_step(trial)
     sizes = able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))

@@ -18,11 +18,11 @@ from commtax.counting import counted
 from commtax.judgement.confidence import confidence_of, margin_of, percent
 from commtax.judgement.overload import overloaded
 from commtax.options import check_taken
-from commtax.planner.asked_techniques import without
 from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew, crew
-from commtax.planner.fleet_lengths import lengths_of_run
+from commtax.planner.exchanges import without
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
+from commtax.planner.fleet_sizes import lengths_of_run
 from commtax.planner.fleet_trials import (
     Task,
     Trial,
@@ -42,10 +42,10 @@ from commtax.planner.serving_search import usual_lengths
 from commtax.planner.several_clusters import leaders_of_ranking
 from commtax.question import CONFIDENCE, EVEN, Question
 from commtax.records import dataclass
+from commtax.rules import values
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_figure, format_seconds, listed, plural, round_up_seconds
-from commtax.verbs import checking
 from commtax.verbs.disaggregation import check_one_place, describe_pools
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
 from commtax.verbs.loads import split
@@ -114,7 +114,7 @@ def plan_fleet(
     margin: float | str | None = None,
     **options: Unpack[PlanFleetOptions],
 ) -> FleetPlans:
-    """How many GPUs for a request rate: the fewest GPUs or dollars, or most tokens/s per GPU, that hold limits at a rate.
+    """Return the fewest GPUs or dollars, or the most tokens/s per GPU, that hold limits at a request rate.
 
     >>> import commtax
     >>> limits = {"p95_ttft": "1s", "p99_itl": "100ms"}
@@ -151,14 +151,14 @@ def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
         if which not in STATISTICS or metric not in METRICS:
             known = f"{', '.join(STATISTICS)} of {', '.join(METRICS)}, such as p95_ttft"
             raise Refusal.of(f"not a statistic; there are {known}", ("p95_ttft",), slo=name)
-        limits.append((f"{metric}_{which}", checking.seconds(value, name)))
+        limits.append((f"{metric}_{which}", values.seconds(value, name)))
     return tuple(sorted(limits))
 
 
 def best_fleets(
     put: Sequence[Question], on: str = "", processes: int = 0, top: int = LISTED, progress: Progress | None = None
 ) -> FleetPlans:
-    """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
+    """Return the fleets of a question on each of its clusters, ranked together; where none holds, what would."""
     for q in put:
         _check(q)
     objective = _objective(put)
@@ -201,7 +201,7 @@ def _objective(put: Sequence[Question]) -> str:
 
 
 def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
-    """What all searches have, ranked together."""
+    """Return what all searches have, ranked together."""
     every = (trial for search in searches for trial in search.held)
     # those that dollars cannot rank stand behind those that they do
     held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
@@ -236,7 +236,7 @@ def _with_confidence(trial: Trial) -> Trial:
 
 
 def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
-    """Why layouts lost; what is true of several clusters is said once, with their names."""
+    """Yield why layouts lost; what is true of several clusters is said once, with their names."""
     if len(searches) == 1:
         yield from _rejected_layouts(searches[0])
         return
@@ -250,7 +250,7 @@ def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
 
 
 def _rejected_layouts(search: Search) -> Iterator[Rejected]:
-    """Why layouts of one cluster lost."""
+    """Yield why layouts of one cluster lost."""
     yield from search.rejected
     for trial in search.broken:
         yield Rejected(layout_words(trial.layout), obstacle(trial))
@@ -268,7 +268,7 @@ def layout_words(layout: Layout, copies: int = 0, prompts: int = 0) -> str:
 
 
 def obstacle(trial: Trial) -> str:
-    """Why a fleet does not hold: its throughput, or the limit that it breaks most."""
+    """Return why a fleet does not hold: its throughput, or the limit that it breaks most."""
     q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
     if not trial.figures and isnan(trial.capacity) and (slow := too_slow(trial.layout, trial.size)):
         name, token_s = slow
@@ -306,13 +306,13 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
 
 
 def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
-    """The rate, as somebody would type it, with which an overloaded fleet was tried and holds; else 0."""
+    """Return the rate, as somebody would type it, with which an overloaded fleet was tried and holds; else 0."""
     q = nearest.layout.question
     longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(q.goal.confidence))
     for slack in SLOWER:
         lower = float(f"{nearest.capacity / longer / (1 + q.goal.growth) / slack:.2g}")
         tried = replace(nearest.layout, question=q.but(request_rate=lower))
-        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(tried, nearest.gpus)])):
+        if _holds(tried, nearest.gpus, workers):
             return lower
     return 0.0
 
@@ -336,13 +336,18 @@ def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
     for slack in SLACKS:
         looser = {name: round_up_seconds(needed[name] * slack) for name, limit in slo.items() if needed[name] > limit}
         tried = replace(layout, question=layout.question.but(slo=tuple((slo | looser).items())))
-        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(tried, nearest.gpus)])):
+        if _holds(tried, nearest.gpus, workers):
             return list(looser.items())
     return []
 
 
+def _holds(layout: Layout, gpus: int, workers: Crew) -> bool:
+    """Return whether a fleet of a layout on so many GPUs holds, as tried."""
+    return any(trial.holds for _, trial in workers.each(least_fleet, [Task(layout, gpus)]))
+
+
 def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float:
-    """The most, in whole per cent and below what is wanted, with which the surest of fleets was tried and holds; else 0.
+    """Return the most, in whole per cent and below what is wanted, with which the surest of fleets was tried and holds; else 0.
 
     Interpolated probabilities may be a little too high: half of the way to an even chance, and that, are tried behind them.
     """
@@ -353,7 +358,7 @@ def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float:
         return 0.0
     for sure in dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)):
         layout = replace(surest.layout, question=surest.layout.question.but(confidence=sure))
-        if any(trial.holds for _, trial in workers.each(least_fleet, [Task(layout, surest.gpus)])):
+        if _holds(layout, surest.gpus, workers):
             return sure
     return 0.0
 
@@ -366,7 +371,7 @@ def _probability(trial: Trial) -> float:
 
 
 def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """What is recommended on more GPUs of the nearest fleet's kind."""
+    """Yield what is recommended on more GPUs of the nearest fleet's kind."""
     q = answer.near[0].layout.question
     put = answer.question.but(cluster=q.cluster, engine=q.engine, usd_per_gpu_hour=q.goal.usd_per_gpu_hour)
     for place, _ in zip(larger_clusters(q.cluster), range(DOUBLINGS), strict=False):

@@ -12,9 +12,8 @@ from math import ceil, inf
 import numpy as np
 
 from commtax.arrays import Array, unique_values
-from commtax.planner.asked_techniques import dropped, refuse_unused
 from commtax.planner.columns import Rejected, ground, sizes_of
-from commtax.planner.exchanges import ExpertExchange, exchanges
+from commtax.planner.exchanges import ExpertExchange, dropped, exchanges, refuse_unused
 from commtax.planner.reasons import dtype_words
 from commtax.planner.serving_search import grid_of, having_room
 from commtax.planner.space import Roomy, Space, at_once, simulated, sizes, workers_beside
@@ -24,10 +23,10 @@ from commtax.records import dataclass, record_from, replace
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
 from commtax.units import format_seconds
-from commtax.verbs.closed_loop import serve
+from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.disaggregation import cache_bytes, prompter
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.kv_motion import carrier_of, outside_Bps
+from commtax.verbs.kv_caches import carrier_of, outside_Bps
 from commtax.verbs.settling import describe_layout, replan, settle
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
@@ -128,11 +127,13 @@ def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) ->
 
 
 def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestStream) -> Array:
-    """A statistic of requests that each have a copy to themselves: prompts take longer the longer they are."""
+    """Return a statistic of requests that each have a copy to themselves: prompts take longer the longer they are."""
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
-    s = serve(settle(replan(_endless_loop(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens)))
+    s = price_closed_loop(
+        settle(replan(_endless_loop(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
+    )
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
 

@@ -93,7 +93,7 @@ class TrainingRun:
 
 
 def training_money(q: Question, gpus: int, tokens_per_s: float) -> TrainingRun:
-    """The goal's tokens at a pace."""
+    """Return what the goal's tokens take at a pace."""
     hours = q.goal.train_tokens / tokens_per_s / 3600
     return TrainingRun(hours / 24, q.goal.usd_per_gpu_hour, gpus * q.goal.usd_per_gpu_hour * hours or None)
 
@@ -124,7 +124,7 @@ def _with_price(q: Question, said: list[float | None]) -> Question:
 
 
 def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
-    """What was said of each of so many clusters."""
+    """Return what was said of each of so many clusters."""
     each = [usd] * clusters if usd is None or isinstance(usd, int | float) else list(usd)
     if len(each) != clusters:
         raise Refusal.about(price=f"{len(each)} prices for {plural(clusters, 'cluster')}; give one, or one per cluster")
@@ -132,6 +132,6 @@ def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
 
 
 def asks_for_dollars(q: Question) -> bool:
-    """Whether dollars are what somebody asks about: a price was given, or they are the objective, and a price is known."""
+    """Return whether dollars are what somebody asks about: a price was given, or they are the objective, and a price is known."""
     given = q.goal.usd_per_gpu_hour != q.cluster.chip.usd_per_gpu_hour
     return bool(q.goal.usd_per_gpu_hour) and (given or q.goal.objective == "cost")

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtax.cost.disaggregated_loop import disaggregated_means
-from commtax.cost.network import flow
+from commtax.cost.network import disaggregated_means, flow
 from commtax.judgement.admission import sequences_to_admit
 from commtax.ledger import Z80
 from commtax.planner.columns import ServingColumns, ServingPlans
@@ -35,7 +34,7 @@ class PoolUse(NamedTuple):
 
     @property
     def queues(self) -> bool:
-        """Whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
+        """Return whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
         return self.later > self.slower if self.prompts >= self.decoding else self.decoding * self.slower >= 1
 
 
@@ -77,11 +76,7 @@ def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[N
     pool, other = ("prompt", "decode") if ahead else ("decode", "prompt")
     fills = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
     limit = words("pool-limit", admitted=admitted) if admitted else ""
-    late = f"; {_late_words(answer, use, float(rows.ttft_s[i]))}" if ahead else ""
-    yield words("pool-fills", pool=pool, fills=fills, other=other, least=least, limit=limit, late=late)
-
-
-def _late_words(answer: ServingPlans, use: PoolUse, ttft_s: float) -> str:
-    late_s = use.later * ttft_s
+    ttft_s, late_s = float(rows.ttft_s[i]), use.later * float(rows.ttft_s[i])
     beyond = ", over the limit" if ttft_s <= answer.question.goal.ttft_s < late_s else ""
-    return f"if prompts took {use.slower - 1:.0%} longer, within their 80% range, TTFT would be {format_seconds(late_s)}{beyond}"
+    late = f"; if prompts took {use.slower - 1:.0%} longer, within their 80% range, TTFT would be {format_seconds(late_s)}{beyond}"
+    yield words("pool-fills", pool=pool, fills=fills, other=other, least=least, limit=limit, late=late if ahead else "")

@@ -1,17 +1,24 @@
-"""Serving plans in order: the best of each family first, those that others beat in every way left out."""
+"""Serving plans in order, those that others beat in every way left out; and which of them to run: the simplest near the best.
+
+The best plan is the first of a ranking. Nobody runs two pools of workers, or tensor parallelism over a network, for a gain that
+predictions cannot tell from none: so plans are ranked by how much there is to set up and to go wrong, and of the simplest that
+stay within the margin the best is recommended. In training the margin is 0 unless somebody asks for one."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from commtax.arrays import Array
 from commtax.catalog.techniques import changes_of
-from commtax.judgement.margins import ratio_error
+from commtax.judgement.margins import margin, ratio_error
 from commtax.planner import columns
-from commtax.planner.columns import NO_SERVING, ServingColumns
+from commtax.planner.columns import NO_SERVING, ServingColumns, TrainColumns, objective_value, paid_rate, standing_of
 from commtax.planner.exchanges import exchanges
 from commtax.question import PARTS, Question
-from commtax.verbs.drafts import accepted_width, with_accepted_tokens
+from commtax.rules.drafts import accepted_width, with_accepted_tokens
+from commtax.spec import Cluster, Plan
 
 LEAST = 0.01  # share of its worth that each technique must add to a plan to be turned on: what adds less is not worth a flag
 FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtype", *PARTS["plan"], *PARTS["requests"][1:]))
@@ -46,7 +53,7 @@ def passed_over_plan(q: Question, keys: list[Array], every: ServingColumns) -> S
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
-    """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
+    """Return the best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
     good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
         least = least_gains(q)[good.exchange.astype(int)]
@@ -57,12 +64,12 @@ def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, Serv
 
 
 def least_gains(q: Question) -> Array:
-    """What the techniques of each way must add to the logarithm of a plan's worth to be turned on."""
+    """Return what the techniques of each way must add to the logarithm of a plan's worth to be turned on."""
     return np.asarray([least_gain(q, one.techniques) for one in exchanges(q)])
 
 
 def least_gain(q: Question, techniques: str) -> float:
-    """What some must add to it: drafts more than it varies by with the acceptance that nobody measured here."""
+    """Return what some must add to it: drafts more than it varies by with the acceptance that nobody measured here."""
     if not techniques:
         return 0.0
     accepted = with_accepted_tokens(q.but(**changes_of(techniques)))
@@ -82,7 +89,7 @@ def _rank_by_keys(keys: list[Array]) -> Array:
 
 
 def _first_by_keys(keys: list[Array]) -> int:
-    """The first index of such a ranking, which needs no sorting."""
+    """Return the first index of such a ranking, which needs no sorting."""
     rows = np.arange(len(keys[0]))
     for key in keys:
         rows = rows[key[rows] == np.max(key[rows])]
@@ -97,3 +104,126 @@ def front_of(c: ServingColumns) -> Array:
     keep = np.ones(len(ranked), dtype=bool)
     keep[1:] = gpu[ranked][1:] > best[:-1]
     return np.asarray(ranked[keep])
+
+
+KINDS = (
+    "replicas with TP inside a host",
+    "stages or expert parallelism inside a host",
+    "attention DP with experts spread inside a host",
+    "stages across hosts",
+    "experts across hosts",
+    "TP across hosts",
+    "two pools",
+)
+"""Kinds of plans, simplest first. A host is a fast domain: the GPUs that NVLink joins, a rack where it joins that."""
+INSIDE, SPREAD_INSIDE, STAGES, EXPERTS, TENSORS, POOLS = range(1, len(KINDS))
+TRAINED = (
+    "data parallelism",
+    "TP, experts or context inside a host",
+    "stages",
+    "experts or context across hosts",
+    "TP across hosts",
+)
+"""Kinds of training plans, simplest first."""
+UNEVEN = len(TRAINED)  # plans that leave GPUs idle come behind all that do not
+
+
+def kinds(rows: ServingColumns, cluster: Cluster) -> Array:
+    """Return the kind of each plan: index in ``KINDS``."""
+    return np.where(rows.mode == 1, POOLS, _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster))
+
+
+def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
+    """Return what there is to set up: a plan's kind, the fast domains of a copy or what its pools are made of, and shared hosts."""
+    own, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
+    ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
+    ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
+    spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
+    both = ((rows.dp > 1) & (rows.pp > 1)) / 2  # attention ranks in stages are both
+    made_of = np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + both + spanned / 100)
+    return np.asarray(made_of + share_hosts(rows, cluster, prompts) / 1000)
+
+
+def share_hosts(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
+    """How many pools of each plan have workers that are neither whole hosts nor an even part of one: DP 9 on hosts of four GPUs."""
+    groups, places = (rows.tp * rows.pp * rows.dp, rows.prefill_tp * rows.prefill_dp), (cluster, prompts or cluster)
+    pools = zip(groups, (place.gpus_per_host for place in places), strict=True)
+    return np.asarray(sum(np.minimum(n % host, host % np.maximum(1, n)) > 0 for n, host in pools))
+
+
+def effort(q: Question, rows: ServingColumns) -> Array:
+    """Return the same of a search's plans, and last how many techniques are turned on."""
+    turned_on = np.array([len(way.techniques.split(",")) if way.techniques else 0 for way in exchanges(q)])
+    return np.asarray(complexity(rows, q.cluster, q.requests.prefill_cluster) + turned_on[rows.exchange.astype(int)] / 10_000)
+
+
+def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
+    """Return the same of one plan, and of the workers of their own that prompts may have."""
+    ahead = prompts or Plan(tp=0, dp=0)
+    unknown = ServingColumns.of(1, **dict.fromkeys(ServingColumns.names(), 0))
+    tp, pp, dp, ep, prefill_tp, prefill_dp = np.array([[plan.tp, plan.pp, plan.dp, plan.ep, ahead.tp, ahead.dp]]).T
+    row = replace(unknown, mode=unknown.mode + (prompts is not None), tp=tp, pp=pp, dp=dp, ep=ep)
+    return float(complexity(replace(row, prefill_tp=prefill_tp, prefill_dp=prefill_dp), cluster)[0])
+
+
+def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Cluster) -> Array:
+    """Return the kind of plans of one pool."""
+    spread = [
+        (tp > cluster.domain, TENSORS),
+        (tp * dp > cluster.domain, EXPERTS),
+        ((pp > 1) & (tp * pp * dp > cluster.domain), STAGES),
+        (dp > 1, SPREAD_INSIDE),
+        ((pp > 1) | (ep > 1), INSIDE),
+    ]
+    return np.select([np.asarray(condition, dtype=bool) for condition, _ in spread], [kind for _, kind in spread], 0)
+
+
+def training_kinds(rows: TrainColumns, q: Question) -> Array:
+    """Return the kind of each training plan: index in ``TRAINED``, and ``UNEVEN`` more where GPUs idle that others use."""
+    domain = q.cluster.domain
+    ranks = rows.tp * np.maximum(rows.cp, np.where(rows.ep > 1, rows.ep, 1))
+    spread = [(rows.tp > domain, 4), (ranks > domain, 3), (rows.pp > 1, 2), (ranks > 1, 1)]
+    kind = np.select([np.asarray(condition, dtype=bool) for condition, _ in spread], [kind for _, kind in spread], 0)
+    idle = rows.gpus < np.max(rows.gpus, initial=0)
+    return np.asarray(kind + UNEVEN * idle)
+
+
+def simplest(complex_: Array, worth: Array, within: float) -> int:
+    """Return the first of the simplest plans whose worth the best exceeds by no more than the margin; plans are in order."""
+    near = np.flatnonzero(_is_near(worth, within))
+    return int(near[np.argmin(complex_[near])])
+
+
+def _is_near(worth: Array, within: float) -> Array:
+    return np.asarray(worth[0] <= worth * (1 + within) * (1 + 1e-12))
+
+
+def recommended_row(q: Question, rows: ServingColumns) -> int:
+    """Return which of a search's plans to run; they are in order, first those that nothing stands against.
+
+    Workers on a cluster of their own are as many as are worth their price: of the simplest plans whose tokens/s predictions cannot
+    tell apart, the one with most for it. On one cluster GPUs that no plan uses are there all the same.
+    """
+    rows = rows.take(slice(leading_count(standing_of(q, rows))))
+    complex_, worth = effort(q, rows), objective_value(q, rows)
+    first = simplest_served(q, complex_, worth)
+    if not q.requests.prefill_cluster or q.goal.objective != "throughput":
+        return first
+    alike = np.flatnonzero((complex_ == complex_[first]) & _is_near(worth, margin(q)))
+    return int(alike[np.argmax(paid_rate(q, rows)[alike])])
+
+
+def leading_count(stands: Array) -> int:
+    """Of how many plans at the head of a ranking as much stands for them as for the first."""
+    return int(np.sum(stands == stands[0]))
+
+
+def simplest_served(q: Question, complex_: Array, worth: Array, power: int = 1) -> int:
+    """Return the same of serving plans: those with two pools only where they beat all others by more than predictions of them err.
+
+    ``power``: what ``worth`` is a power of.
+    """
+    one_pool = np.flatnonzero(complex_ < POOLS)
+    surely = (1 + margin(q, pools=True)) ** power
+    left = one_pool if len(one_pool) and worth[0] <= worth[one_pool[0]] * surely * (1 + 1e-12) else np.arange(len(worth))
+    return int(left[simplest(complex_[left], worth[left], (1 + margin(q)) ** power - 1)])

@@ -8,26 +8,25 @@ import numpy as np
 
 from commtax.arrays import Array, unique_values
 from commtax.catalog.hardware import is_catalogued
-from commtax.cost.legality import RULES, PlanToCheck
 from commtax.judgement.confidence import percent
 from commtax.judgement.leading import LATE, SLOW, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
 from commtax.judgement.margins import is_close, margin
-from commtax.planner.choosing import KINDS, TRAINED, kinds, leading_count, share_hosts, training_kinds
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainPlans, objective_value, sizes_of, standing_of
 from commtax.planner.lost_ground import telling_reasons, waited_links
 from commtax.planner.money import asks_for_dollars, training_money
 from commtax.planner.pool_use import pool_words
-from commtax.planner.ranking import family
+from commtax.planner.ranking import KINDS, TRAINED, family, kinds, leading_count, share_hosts, training_kinds
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.records import record_from
+from commtax.rules.legality import RULES, PlanToCheck
 from commtax.spec import Plan
 from commtax.statement import Note
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
 from commtax.verbs.disaggregation import UNCHECKED as UNCHECKED_POOLS
 from commtax.verbs.explain import verdict
+from commtax.verbs.fit_advice import lack_words
 from commtax.verbs.fitting import holds, judged_by_memory
-from commtax.verbs.longest_request import lack_words
 from commtax.verbs.settling import describe_layout, replan
 from commtax.words import words
 

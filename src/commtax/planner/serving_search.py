@@ -1,11 +1,10 @@
 """Serving plans: price the whole grid of plans x concurrency at once, keep what meets the limits, rank, and say why.
 
-Splits of a cluster into workers for prompts and workers that decode are plans beside the others.
-"""
+Splits of a cluster into workers for prompts and workers that decode are plans beside the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -16,21 +15,33 @@ from commtax.arrays import Array, unique_values
 from commtax.judgement.leading import bearable_ttft_s, depends_on_who_waits, latest_first_token_s, standing
 from commtax.judgement.margins import margin
 from commtax.planner import columns, money, reasons
-from commtax.planner.asked_techniques import refuse_unused
-from commtax.planner.choosing import effort, leading_count, recommended_row, simplest_served
 from commtax.planner.columns import NO_SERVING, OperatingPoint, Rejected, ServingColumns, ServingPlans
-from commtax.planner.exchanges import ExpertExchange, exchanges
-from commtax.planner.ranking import best_first, best_rows, family, front_of, least_gains, passed_over_plan
-from commtax.planner.space import Roomy, Space, most_each, sizes, space
+from commtax.planner.exchanges import ExpertExchange, exchanges, refuse_unused
+from commtax.planner.ranking import (
+    best_first,
+    best_rows,
+    effort,
+    family,
+    front_of,
+    leading_count,
+    least_gains,
+    passed_over_plan,
+    recommended_row,
+    simplest_served,
+)
+from commtax.planner.space import Roomy, Space, figures, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import INPUT_LEN, MAX_CONCURRENCY, OUTPUT_LEN, Question
 from commtax.records import dataclass
-from commtax.spec import NO_TECHNIQUES, SERVING_AXES
+from commtax.rules.values import positive
+from commtax.spec import NO_TECHNIQUES, SERVING_AXES, Number, Plan
 from commtax.statement import Refusal
-from commtax.verbs.checking import positive
+from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.disaggregation import refuse_place, where_prompts_run
-from commtax.verbs.fitting import cache_tokens, state_places, state_tokens
-from commtax.verbs.longest_request import check_lengths, starts
+from commtax.verbs.fit_advice import check_lengths, starts, why_it_does_not_start
+from commtax.verbs.fitting import state_places, state_tokens
+from commtax.verbs.kv_caches import cache_tokens
+from commtax.verbs.settling import settle
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
@@ -57,13 +68,13 @@ def usual_lengths(workload: str) -> tuple[int, int]:
 
 
 def search_serving(put: Question) -> ServingPlans:
-    """The plans of a question, best first, and which of them to run."""
+    """Return the plans of a question, best first, and which of them to run."""
     q = grounded(put)
     return rank_found(q, search_ways(q))
 
 
 def grounded(put: Question) -> Question:
-    """The question of a search, checked, and settled as one GPU's."""
+    """Return the question of a search, checked, and settled as one GPU's."""
     wanted, goal = put.requests, put.goal
     if wanted.output_len == 1 and goal.limited:
         raise Refusal.about(tpot_s="with one output token there is no time between tokens; limit ttft_s")
@@ -147,10 +158,7 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
     alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
     apart = [one for one in found if ways[one.exchange].apart]
     if first:
-        alike, apart = (
-            list(_among(kind, [_layouts_of(q, one.exchange % first, mode) for one in kind]))
-            for mode, kind in enumerate((alike, apart))
-        )
+        alike, apart = (_among_layouts(q, kind, mode, first) for mode, kind in enumerate((alike, apart)))
     with counting.part(0.0, 0.5):
         shared = list(search_beside(alike, known, np.exp(-least_gains(q))) if len(known) else map(search, counting.counted(alike)))
     with counting.part(0.5, 1.0):
@@ -161,16 +169,14 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
 
 
 def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]]:
-    """The (tp, pp, dp, ep) that techniques are tried on, of one way to reach experts, and of these modes or any."""
+    """Return the (tp, pp, dp, ep) that techniques are tried on, of one way to reach experts, and of these modes or any."""
     return [tuple(own) for by, mode, *own in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
 
 
-def _among(found: Sequence[Roomy], layouts: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[Roomy]:
-    """Of each those plans that are one of its layouts."""
-    for one, own in zip(found, layouts, strict=True):
-        plans = one.plans.take(one.plans.among(own))
-        if len(plans):
-            yield replace(one, plans=plans)
+def _among_layouts(q: Question, found: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
+    """Return, of each way, the plans that techniques are tried on in a mode, where there are any."""
+    taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in found)
+    return [one for one in taken if len(one.plans)]
 
 
 def having_room(
@@ -261,7 +267,7 @@ class LoadGrid:
 
     @property
     def highest(self) -> float:
-        """The best that any of its plans reaches by the first score."""
+        """Return the best that any of its plans reaches by the first score."""
         score = next(_scores(self.of.question, self.points, np.ones(len(self.points))))[0]
         met = columns.worst_limit_ratio(self.of.question, self.points) <= 1
         return float(np.max(score, where=met, initial=-np.inf)) * self.counted
@@ -291,7 +297,7 @@ class LoadGrid:
                 one.by_plan[key] = max(value, one.by_plan.get(key, -np.inf))
 
     def between(self, bars: Sequence[Array | float], best: Sequence[KnownBests] = ()) -> Iterator[ServingColumns]:
-        """All loads inside intervals that may hold one above a bar; what they reach is noted among the best."""
+        """Yield all loads inside intervals that may hold one above a bar; what they reach is noted among the best."""
         q, load, last = self.of.question, self.load, self.last
         ahead = np.where(last, load, np.append(load[1:], 1))
         past = columns.worst_limit_ratio(q, self.points)
@@ -310,7 +316,7 @@ class LoadGrid:
 
 
 def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Array, Array, int]]:
-    """What points are chosen by, what it is at most until the next, and how many plans are listed by it."""
+    """Yield what points are chosen by, what it is at most until the next, and how many plans are listed by it."""
     if q.goal.objective == "latency":
         yield 1 / columns.request_s(q, c), DIP / columns.request_s(q, c), LISTED
     else:
@@ -336,14 +342,14 @@ def grid_of(room: Array, fineness: int = COARSE) -> tuple[Array, Array, Array]:
 
 
 def _best_each(rows: Array, score: Array, count: int) -> Array:
-    """The best score of each of so many plans; -inf where there is none."""
+    """Return the best score of each of so many plans; -inf where there is none."""
     best = np.full(count, -np.inf)
     np.maximum.at(best, rows, score)
     return best
 
 
 def _least(best: Array, listed: int, within: float) -> float:
-    """The score that a plan must reach, given the best of each: to be listed, or to be within the margin of the best."""
+    """Return the score that a plan must reach, given the best of each: to be listed, or to be within the margin of the best."""
     kept = np.sort(best[np.isfinite(best)])[::-1]
     return min(float(kept[min(listed, len(kept)) - 1]), float(kept[0]) / (1 + within)) if len(kept) else np.inf
 
@@ -361,7 +367,7 @@ def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
 
 
 def _without_techniques(q: Question, found: FoundPlans) -> ServingPlans | None:
-    """Where sets of techniques were tried: the plans that have none, and which of them to run."""
+    """Return the plans without techniques, and which of them to run, where sets of techniques were tried."""
     if not q.goal.technique_sets:
         return None
     bare = q.but(technique_sets=(), technique_layouts=())
@@ -370,7 +376,7 @@ def _without_techniques(q: Question, found: FoundPlans) -> ServingPlans | None:
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
-    """The shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
+    """Yield the shortest requests, the most tokens/s over the time of a request (Kleinrock's power), and most of the objective."""
     scores = (1 / columns.request_s(q, every), 1), (columns.power(q, every), 2), (columns.objective_value(q, every), 1)
     for name, (value, power) in zip(PLACES, scores, strict=True):
         stands = standing(q, every.mode, every.ttft_s, bearable_ttft_s(q) if name != "most" else np.inf)
@@ -380,3 +386,54 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
         simplest = simplest_served(q, effort(q, every.take(lead)), value[lead], power)
         own = recommended_row(q, plans) if name == "most" else simplest
         yield OperatingPoint(name, PLACES[name], plans, own, passed_over_plan(q, keys, every))
+
+
+def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> ServingColumns:
+    """Row ``i``'s layout with its question changed, at the best load within the limits; none where it cannot be had."""
+    rows = answer.plans
+    run = answer.put(rows, i).but(replicas=int(rows.replicas[i]), **changes)
+    prompts = rows.prompter(i) if rows.mode[i] else None
+    try:
+        every = at_loads(run, prompts, 0, int(rows.dtype[i]), int(rows.exchange[i]))
+    except ValueError:
+        return rows.take(slice(0))
+    return best_first(answer.question, every)[0].take(slice(1))
+
+
+def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: int) -> ServingColumns:
+    """Copies of a plan at ``clients`` of the whole, or at all their loads; ``prompts``: with workers of their own for those."""
+    if prompts:
+        plan, copies = run.plan, int(run.plan.replicas)
+        ranks = copies * int(plan.dp)
+        loads = np.array([clients]) if clients else np.arange(1, int(most_each(run, ranks)) + 1) * ranks
+        tp, dp, workers = int(prompts.tp), int(prompts.dp), int(prompts.replicas)
+        put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
+        put = put.but(disaggregated=True)
+        s = price_closed_loop(settle(put))
+        held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
+        _check_room(put, held)
+        sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}
+        sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
+        sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
+        return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
+    return _of_one_pool(run, clients, index, by)
+
+
+def _of_one_pool(run: Question, clients: int, index: int, by: int) -> ServingColumns:
+    base = settle(run).plain()
+    kv = float(np.max(cache_tokens(base)))
+    _check_room(base.but(disaggregated=False), kv)
+    copies = int(run.plan.replicas)
+    one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVING_AXES}, replicas=copies, codes=0, kv_tokens=kv)
+    of = Roomy(base.but(replicas=1, max_concurrency=None), one, index, by)
+    if clients:  # at that load, whatever the cache holds
+        return of.at(np.array([0]), np.array([max(1, round(clients / (copies * int(run.plan.dp))))]))
+    every, most = search(of), run.goal.max_concurrency
+    return every if most is None else every.take(np.flatnonzero(every.concurrency <= max(most, copies * run.plan.dp)))
+
+
+def _check_room(q: Question, kv: float) -> None:
+    if kv < q.requests.tokens:
+        raise Refusal(f"does not fit: the KV cache of a replica holds {kv:,.0f} tokens, less than one request")
+    if why := why_it_does_not_start(q):
+        raise Refusal(f"does not fit: {why}")

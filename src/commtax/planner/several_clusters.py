@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 from commtax import counting
 from commtax.answer import Answer
 from commtax.planner import best_serving, plan
+from commtax.planner.alternatives import usual_limits
 from commtax.planner.columns import ServingPlans, request_s, standing_of
-from commtax.planner.each_alone import usual_limits
 from commtax.planner.money import Money, Prices, plan_money, price_per_cluster
 from commtax.question import Question
 from commtax.records import dataclass
@@ -35,8 +35,13 @@ class RankedPlan(NamedTuple):
         rows, i = self.answer.plans, self.row
         return plan_money(self.answer.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))
 
+    @property
+    def place(self) -> tuple[int, str]:
+        """The answer's question and the layout: equal for one layout on one cluster, at whatever loads."""
+        return id(self.answer.question), self.answer.layout(self.answer.plans, self.row)
+
     def deciding(self, objective: str) -> tuple[float, float, float]:
-        """The figure that an objective ranks by (dollars per million tokens, tokens/s, seconds, GPUs) and its 80 % range."""
+        """Return the figure that an objective ranks by (dollars per million tokens, tokens/s, seconds, GPUs) and its 80 % range."""
         rows, i, q = self.answer.plans, self.row, self.answer.question
         if objective == "latency":
             ends = [self.answer.range_of(rows, i, name) for name in ("ttft_s", "tpot_s")]
@@ -52,19 +57,13 @@ class RankedPlan(NamedTuple):
         return rate / gpus, low / gpus, high / gpus
 
     def worth(self, objective: str) -> float:
-        """What ranks, larger is better."""
+        """Return what ranks, larger is better."""
         return -_burden(self, objective)[0]
 
 
 def same_plan(one: RankedPlan, other: RankedPlan) -> bool:
-    """Whether both are one row of one answer."""
+    """Return whether both are one row of one answer."""
     return one.answer is other.answer and one.row == other.row
-
-
-def _same_layout(one: RankedPlan, other: RankedPlan) -> bool:
-    """Return whether both are one layout on one cluster, at whatever loads."""
-    first, second = (x.answer.layout(x.answer.plans, x.row) for x in (one, other))
-    return one.answer.question is other.answer.question and first == second
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +82,32 @@ class SeveralPlans(Answer):
 
     @property
     def best(self) -> RankedPlan | None:
-        """The first of all."""
+        """Return the first of all."""
         return self.plans[0] if self.plans else None
 
     @property
     def recommended(self) -> RankedPlan | None:
-        """The plan to run: the first of what is recommended on each cluster."""
+        """Return the plan to run: the first of what is recommended on each cluster."""
         each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
         return next(iter(_rank_plans(each, self.objective)), None)
 
     @property
     def passed_over(self) -> RankedPlan | None:
-        """What would be the best of all, where something stands against it."""
+        """Return what would be the best of all, where something stands against it."""
         each = [RankedPlan(replace(a, plans=a.passed_over), 0) for a in self.answers if len(a.passed_over)]
         first = min(each, key=lambda one: _burden(one, self.objective), default=None)
         return first if first and self.best and _burden(first, self.objective) < _burden(self.best, self.objective) else None
 
     @property
     def beside(self) -> tuple[RankedPlan, ...]:
-        """What is recommended on each of the other clusters, best first."""
+        """Return what is recommended on each of the other clusters, best first."""
         each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
         return tuple(_rank_plans(each, self.objective)[1:])
 
     def listed(self, top: int) -> tuple[RankedPlan, ...]:
         """Return the first plans, among them each cluster's best and recommended ones, and the one that was passed over."""
         named, over = [one for one in (self.recommended, *self.beside) if one], self.passed_over
-        named += [one for one in self.plans if over and _same_layout(one, over)]
+        named += [one for one in self.plans if over and one.place == over.place]
         first = {id(one) for one in leaders_of_ranking(self.plans, [one.answer.question.cluster.key for one in self.plans], top)}
         return tuple(one for one in self.plans if id(one) in first or any(same_plan(one, own) for own in named))
 
@@ -147,7 +146,7 @@ def plan_several(
 
 
 def best_of_several(put: Sequence[Question], objective: str) -> SeveralPlans:
-    """The same of questions, one a cluster."""
+    """Return the same of questions, one a cluster."""
     asked = [q.but(objective=objective or "cost") for q in put]
     return _rank_searched(lambda limits: [best_serving(q.but(**limits)) for q in counting.counted(asked)], objective)
 
@@ -175,7 +174,7 @@ def rank_answers(answers: Sequence[ServingPlans], objective: str) -> SeveralPlan
 
 
 def leaders_of_ranking(ranking: Sequence[Ranked], places: Sequence[str], top: int) -> tuple[Ranked, ...]:
-    """The first ones of a ranking, among them the best of each place."""
+    """Return the first ones of a ranking, among them the best of each place."""
     best = {place: at for at, place in reversed(list(enumerate(places)))}.values()
     others = [at for at in range(len(ranking)) if at not in best][: max(0, top - len(best))]
     return tuple(ranking[at] for at in sorted([*best, *others]))
@@ -188,7 +187,7 @@ def _rank_plans(plans: Sequence[RankedPlan], objective: str) -> list[RankedPlan]
 
 
 def _burden(one: RankedPlan, objective: str) -> tuple[float, ...]:
-    """What the objective counts, smaller is better; then fewer GPUs for each token, fewer GPUs, shorter waits."""
+    """Return what the objective counts, smaller is better; then fewer GPUs for each token, fewer GPUs, shorter waits."""
     rows, i = one.answer.plans, one.row
     by_gpu = -float(rows.tokens_per_s_per_gpu[i])
     counts = {

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost import legality
-from commtax.cost.traffic import ONE_DOMAIN
+from commtax.cost.traffic import backend_called
 from commtax.judgement.confidence import Estimate
 from commtax.planner.columns import ColumnTable, ServingColumns, mean_cached_tokens
 from commtax.planner.exchanges import ExpertExchange
 from commtax.question import EVEN, MAX_CONCURRENCY, Question
 from commtax.records import dataclass
+from commtax.rules import legality
 from commtax.spec import SERVING_AXES, Cluster, Number, Plan
-from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.fitting import state_places, state_tokens
 from commtax.verbs.settling import replan, settle
 
@@ -40,7 +40,7 @@ class Space(ColumnTable):
         return np.asarray(self.tp * self.pp * self.dp)
 
     def among(self, layouts: Sequence[Sequence[int]]) -> Array:
-        """Which rows are one of these (tp, pp, dp, ep)."""
+        """Return which rows are one of these (tp, pp, dp, ep)."""
         own = np.stack([getattr(self, axis) for axis in SERVING_AXES], axis=1)
         return np.asarray((own[:, None, :] == np.array(layouts, dtype=int).reshape(-1, own.shape[1])[None]).all(axis=2).any(axis=1))
 
@@ -81,7 +81,7 @@ def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
     experts = q.model.experts
     assert experts
     slots, gpus, heads = experts.num_experts + exchange.redundant, q.cluster.num_gpus, q.model.attention.num_heads
-    most = min(q.cluster.domain, gpus) if exchange.backend in ONE_DOMAIN else gpus
+    most = min(q.cluster.domain, gpus) if backend_called(exchange.backend).one_domain else gpus
     degrees = [n for n in range(WIDE, min(most, slots) + 1) if slots % n == 0]
     rows = [(tp, 1, ep // tp, ep) for ep in degrees for tp in range(1, min(8, ep // 2) + 1) if ep % tp == heads % tp == 0]
     return _judged_space(q, rows).legal
@@ -179,7 +179,9 @@ def at_once(base: Question, plans: Space) -> Array:
 
 def simulated(base: Question, s: Space, clients: Array) -> ClosedLoop:
     """One copy of each plan under its load."""
-    return serve(settle(replan(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False)))
+    return price_closed_loop(
+        settle(replan(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
+    )
 
 
 def columns(grid: Space, load: Array, priced: ClosedLoop, dtype: int, exchange: int) -> ServingColumns:
@@ -201,7 +203,7 @@ def columns(grid: Space, load: Array, priced: ClosedLoop, dtype: int, exchange: 
 
 
 def figures(s: ClosedLoop, held: Number) -> dict[str, Array]:
-    """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
+    """Return what a simulation tells of each load, with ``held`` tokens of cache a copy."""
     headroom = 1 - s.running * (mean_cached_tokens(s.question) + s.state_tokens) / np.asarray(held)
     times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
     return {name: np.asarray(value) for name, value in {"running": s.running, **times, "kv_headroom": headroom}.items()}

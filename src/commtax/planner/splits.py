@@ -10,10 +10,8 @@ import numpy as np
 
 from commtax import counting
 from commtax.arrays import Array, spread, unique_values
-from commtax.cost import legality
 from commtax.cost.closed_form import ClosedLoopLoad, Steps, closed_loop, running_requests
-from commtax.cost.disaggregated_loop import disaggregated_means
-from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, flow, prompt_wait_s
+from commtax.cost.network import DecodeStation, PromptStation, QueueNetwork, disaggregated_means, flow, prompt_wait_s
 from commtax.judgement.leading import latest_first_token_s
 from commtax.judgement.margins import margin
 from commtax.planner.columns import NO_SERVING, ColumnTable, ServingColumns, mean_cached_tokens
@@ -22,13 +20,15 @@ from commtax.planner.money import paid
 from commtax.planner.space import Roomy, Space, most_each, replicas, space, surely, workers_beside
 from commtax.question import EVEN, Goal, Question
 from commtax.records import dataclass, replace
+from commtax.rules import legality
+from commtax.rules.drafts import drafted_load
 from commtax.spec import Cluster, Number, Plan
 from commtax.units import plural
-from commtax.verbs.closed_loop import ClosedLoop, serve
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop
 from commtax.verbs.disaggregation import Disaggregation, decoding_of, network_of, prompting_of, where_prompts_run
-from commtax.verbs.drafts import drafted_load
-from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.longest_request import starts
+from commtax.verbs.fit_advice import starts
+from commtax.verbs.fitting import state_places, state_tokens, step_limits
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.settling import replan, settle
 from commtax.verbs.steps import decode_workload, step_bill
 
@@ -145,7 +145,7 @@ def split(found: Sequence[Roomy]) -> ServingColumns:
 
 
 def load_of(q: Question) -> ClosedLoopLoad:
-    """The requests of a question, as its drafts have them decoded."""
+    """Return the requests of a question, as its drafts have them decoded."""
     lengths, cached = (q.requests.input_len * 1.0, q.requests.output_len * 1.0), q.offered.cached_tokens(q.requests.input_len)
     return drafted_load(ClosedLoopLoad(1.0, *lengths, spread=q.requests.spread, cached=cached), q)
 
@@ -185,10 +185,10 @@ def prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> Pr
 
 
 def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
-    """How many times as long TTFT of a request alone is with the confidence that is wanted."""
+    """Return how many times as long TTFT of a request alone is with the confidence that is wanted."""
     if not len(kv) or asked.goal.ttft_s == np.inf:
         return np.ones(len(kv))
-    alone = serve(settle(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False)))
+    alone = price_closed_loop(settle(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False)))
     if base.requests.prefill_cluster:  # ranges are those of both chips, whichever does what
         alone = replace(alone, question=alone.question.but(prefill_cluster=base.cluster))
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
@@ -203,7 +203,7 @@ def _copies(of: Roomy, i: int, load: ClosedLoopLoad, ahead: PromptWorkers) -> De
 
 
 def why_none(base: Question, roomy: Space) -> str:
-    """Why there is no split at all."""
+    """Return why there is no split at all."""
     place, ahead = base.cluster, base.requests.prefill_cluster
     if base.requests.output_len == 1:
         return "with one output token there is nothing to decode"
@@ -217,14 +217,14 @@ def why_none(base: Question, roomy: Space) -> str:
 
 
 def full_copy(one: Question, load: ClosedLoopLoad, kv_tokens: float) -> DecodeStation:
-    """A copy that decodes as many requests at once as its cache and engine let in."""
+    """Return a copy that decodes as many requests at once as its cache and engine let in."""
     most = np.minimum(step_limits(one)[1], state_places(one, kv_tokens))
     alone = replace(load, concurrency=np.inf, state_tokens=state_tokens(one))
     return decoding_of(one, load, running_requests(alone, one.engine, kv_tokens, most), 1)
 
 
 def _confidence_factor(one: Question, load: ClosedLoopLoad, most: int, kv: float) -> Array:
-    """How many times as long a decode step of each batch is with the confidence that is wanted."""
+    """Return how many times as long a decode step of each batch is with the confidence that is wanted."""
     seqs = np.arange(1, most + 1)
     if one.goal.confidence == EVEN or one.goal.tpot_s == np.inf:
         return np.ones(most)
@@ -235,7 +235,7 @@ def _confidence_factor(one: Question, load: ClosedLoopLoad, most: int, kv: float
 
 
 def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
-    """All splits, and whether fewer prompt workers than fit may do.
+    """Return all splits, and whether fewer prompt workers than fit may do.
 
     For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
     stay in the copies' own domain or have left it anyway: all that fit, and help.
@@ -309,7 +309,7 @@ def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
 def _loads_between(
     of: DecodeWorkers, rows: SplitRows, loads: Array, good: Array, free: UnqueuedReplica | None
 ) -> Iterator[dict[str, Array]]:
-    """The most clients of a rank between a good load and one that is not: times never fall when one joins."""
+    """Yield the most clients of a rank between a good load and one that is not: times never fall when one joins."""
     first = np.where(good, np.arange(loads.shape[1]), -1).max(1)
     gaps = np.flatnonzero((first >= 0) & (first + 1 < loads.shape[1]))
     if not len(gaps):

@@ -4,23 +4,21 @@ from collections.abc import Iterator
 from math import log
 from operator import itemgetter
 
-from commtax.catalog.technique_misses import DRAFTS
-from commtax.catalog.techniques import changes_of, technique
+from commtax.catalog.techniques import DRAFTS, changes_of, technique
 from commtax.judgement.gains import UNDECIDED, is_worth_telling, verdict_on_gain
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value
 from commtax.planner.ranking import least_gain
 from commtax.planner.reasons import grown_times
-from commtax.planner.same_layout import best_load
+from commtax.planner.serving_search import best_load
 from commtax.planner.technique_sets import sure_set
 from commtax.question import Question
 from commtax.records import dataclass
+from commtax.rules.drafts import accepted_as
 from commtax.spec import NO_TECHNIQUES
 from commtax.statement import Note
 from commtax.units import listed, plural
-from commtax.verbs.costly_settings import questioned, why_start_is_lost
-from commtax.verbs.drafts import accepted_as
 from commtax.verbs.settling import settle
-from commtax.verbs.worth import Scale
+from commtax.verbs.worth import Scale, questioned, why_start_is_lost
 from commtax.words import words
 
 

@@ -10,8 +10,7 @@ from commtax.catalog.techniques import NONE, changes_of, technique, techniques
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of, worst_limit_ratio
 from commtax.planner.exchanges import exchanges
 from commtax.planner.ranking import LEAST
-from commtax.planner.same_layout import at_loads
-from commtax.planner.serving_search import grounded, rank_briefly, rank_found, search_ways
+from commtax.planner.serving_search import at_loads, grounded, rank_briefly, rank_found, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
 from commtax.spec import SERVING_AXES, Technique
 from commtax.thresholds import thresholds
@@ -26,14 +25,10 @@ DECODES = (*PROMPTS, "context", "drafts")
 """Groups of techniques that may shorten a step of either kind; what moves or keeps caches is no part of one."""
 
 
-NO_DRAFTS = {"speculative": 0, "drafter": ""}
-"""Steps of prompts check none."""
-
-
 def prompt_step(q: Settled) -> Settled:
-    """A full step of prompts of the same plan."""
+    """Return a full step of prompts of the same plan, which checks no drafts."""
     tokens = int(max(1, min(q.limits.max_num_batched_tokens or q.engine.serves.max_batched_tokens, q.model.max_len)))
-    return q.but(phase="prefill", batch=1, context=tokens, **NO_DRAFTS)
+    return q.but(phase="prefill", batch=1, context=tokens, speculative=0, drafter="")
 
 
 def technique_sets_of(text: str) -> tuple[str, ...]:
@@ -46,7 +41,7 @@ def technique_sets_of(text: str) -> tuple[str, ...]:
 
 
 def search_with_techniques(put: Question) -> ServingPlans:
-    """The search, and then the techniques that gain on its leading plans, on the best of those that it lists."""
+    """Search, then try the techniques that gain on the leading plans on the best of those that are listed."""
     told = tuple(one for one in put.goal.technique_sets if one != AUTO)
     q = grounded(_asked(put, told, ()))
     found = search_ways(q)
@@ -69,7 +64,7 @@ def search_with_techniques(put: Question) -> ServingPlans:
 
 
 def _lean_sets(answer: ServingPlans) -> Iterator[str]:
-    """The techniques of each plan to run without those that add too little at its load to be turned on."""
+    """Yield the techniques of each plan to run without those that add too little at its load to be turned on."""
     to_run = [(answer.plans, answer.recommended), *((point.plans, point.recommended) for point in answer.places)]
     for rows, i in to_run if len(answer.plans) else ():
         named = kept = answer.turned_on(rows, i)
@@ -82,7 +77,7 @@ def _lean_sets(answer: ServingPlans) -> Iterator[str]:
 
 
 def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple[str, ...]) -> float:
-    """What the objective counts of row ``i`` with some techniques alone; 0 where they cannot be had."""
+    """Return what the objective counts of row ``i`` with some techniques alone; 0 where they cannot be had."""
     way, q = replace(answer.exchanges[int(rows.exchange[i])], techniques=",".join(named)), answer.question
     index, replicas = int(rows.dtype[i]), int(rows.replicas[i])
     run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.asked)
@@ -94,7 +89,7 @@ def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple
 
 
 def _layouts_with(put: Question, text: str, plain: ServingPlans) -> tuple[tuple[int, ...], ...]:
-    """The best layouts of a search whose every plan has some techniques: they are not always the best without."""
+    """Return the best layouts of a search whose every plan has some techniques: they are not always the best without."""
     with_them = grounded(_asked(put.but(**changes_of(text)), (), ()))
     if exchanges(with_them) != plain.exchanges:  # techniques that are ways to reach experts themselves
         return ()
@@ -123,18 +118,12 @@ def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...
     """
     best = plain.plans.take(np.unique([*range(min(COUNT.layouts, len(plain.plans))), *_leading(plain)]))
     apart = best.take(best.mode == 1)
-    own, split = (dict.fromkeys(_sizes(rows)) for rows in (best, apart))
-    prompts = [
-        (int(tp), 1, int(dp), int(tp * dp) if dp > 1 else 1) for tp, dp in zip(apart.prefill_tp, apart.prefill_dp, strict=True)
-    ]
-    wanted = {*((0, *sizes) for sizes in own), *((1, *sizes) for sizes in split)}
+    senders_of = zip(apart.prefill_tp.tolist(), apart.prefill_dp.tolist(), strict=True)
+    prompts = [(int(tp), 1, int(dp), int(tp * dp) if dp > 1 else 1) for tp, dp in senders_of]
+    wanted = {(mode, *sizes_of(rows, i).values()) for mode, rows in enumerate((best, apart)) for i in range(len(rows))}
     found = {(by, mode, *sizes) for by, mode, *sizes in _near_layouts(plain, every) if (mode, *sizes) in wanted}
     senders = {(by, 1, *sizes) for by in {by for by, mode, *_ in found if mode == 1} for sizes in prompts}
     return tuple(sorted(found | senders))
-
-
-def _sizes(rows: ServingColumns) -> list[tuple[int, ...]]:
-    return list(zip(*(getattr(rows, axis).astype(int).tolist() for axis in SERVING_AXES), strict=True))
 
 
 def _near_layouts(plain: ServingPlans, every: ServingColumns) -> Iterator[tuple[int, ...]]:
@@ -160,7 +149,7 @@ def _asked(put: Question, sets: tuple[str, ...], layouts: tuple[tuple[int, ...],
 
 
 def _leading(plain: ServingPlans) -> list[int]:
-    """The plan to run, the best, and the best of other kinds: of separate prompt workers, of experts on many ranks."""
+    """Return the plan to run, the best, and the best of other kinds: of separate prompt workers, of experts on many ranks."""
     rows = plain.plans
     if not len(rows):
         return []
@@ -170,14 +159,14 @@ def _leading(plain: ServingPlans) -> list[int]:
 
 
 def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
-    """What gains on the decode step of plan ``i`` or on a step of its prompts, joined while the next gains on top, and both
+    """Yield what gains on the decode step of plan ``i`` or on a step of its prompts, joined while the next gains on top, and both
     together; and what makes room for more requests."""
     decode = plain.step_of(plain.plans, i).question
     scale = Scale(decode, flips=False)
-    able = [row for row in _rows(scale, DECODES) if not row.refused and row.fits]
+    able = [row for row in map(scale.row, _searched(DECODES)) if not row.refused and row.fits]
     together = _joined(scale, able)
     prompts = Scale(prompt_step(decode), flips=False)
-    ahead = _joined(prompts, [row for row in _rows(prompts, PROMPTS) if not row.refused])
+    ahead = _joined(prompts, [row for row in map(prompts.row, _searched(PROMPTS)) if not row.refused])
     both = _union(ahead, together, scale)
     covered = {*together.split(",")} < {*both.split(",")} and scale.gain(both) >= scale.gain(together or NONE)
     yield from (text for text in dict.fromkeys([both] if covered and together else [together, both]) if text)
@@ -193,12 +182,8 @@ def sure_set(step: Settled) -> str:
     return _joined(scale, [row for row in map(scale.row, able) if not row.refused and row.fits])
 
 
-def _rows(scale: Scale, groups: Collection[str]) -> list[TechniqueWorth]:
-    """Techniques of some groups that a search may turn on by itself."""
-    return [scale.row(one) for one in _searched(groups)]
-
-
 def _searched(groups: Collection[str]) -> list[Technique]:
+    """Return the techniques of some groups that a search may turn on by itself."""
     return [one for one in techniques().values() if one.group in groups and not (one.lossy or SEARCHED & {*one.sets, *one.takes})]
 
 

@@ -13,12 +13,11 @@ from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.judgement.leading import training_leads
 from commtax.judgement.margins import margin
-from commtax.planner.choosing import simplest, training_kinds
 from commtax.planner.columns import SIZED, Rejected, TrainColumns, TrainPlans
+from commtax.planner.ranking import simplest, training_kinds
 from commtax.question import Question
-from commtax.spec import Engine, Model
+from commtax.rules.values import positive
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.checking import positive
 from commtax.verbs.settling import settle
 
 MICRO = (1, 2, 4, 8)
@@ -29,7 +28,7 @@ LONG = 8192  # tokens a rank from which sequences are cut over context-parallel 
 
 
 def search_training(put: Question) -> TrainPlans:
-    """The training plans of a question, fastest first, and behind them those whose gain from idle GPUs is not certain."""
+    """Return the training plans of a question, fastest first, and behind them those whose gain from idle GPUs is not certain."""
     positive(global_batch=put.goal.global_batch)
     positive(seq=put.context)
     base = settle(put).plain()
@@ -47,7 +46,7 @@ def search_training(put: Question) -> TrainPlans:
 
 
 def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> TrainColumns:
-    """The widest data parallelism of each split, then what could still be faster although it leaves GPUs idle.
+    """Return the widest data parallelism of each split, then what could still be faster although it leaves GPUs idle.
 
     No plan takes less time than its GPUs need at their peak, so whatever is left out is slower than the fastest found.
     """
@@ -67,23 +66,19 @@ def _widest_first(answer: TrainPlans, grid: TrainColumns, budget: float) -> Trai
 
 
 def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
-    parts = []
-    for index, kind in counting.counted(list(enumerate(answer.kinds))):
-        able = _rows_of_kind(grid, kind)
-        if len(able):
-            parts.append(_priced(index, kind, able))
-    return TrainColumns.joined(parts)
+    kinds = counting.counted(list(enumerate(answer.kinds)))
+    return TrainColumns.joined([_priced(i, kind, able) for i, kind in kinds if len(able := _rows_of_kind(grid, kind))])
 
 
 def _priced(index: int, kind: Question, able: TrainColumns) -> TrainColumns:
-    """The legal rows of a kind, priced."""
+    """Return the legal rows of a kind, priced."""
     b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **{name: getattr(able, name) for name in SIZED})))
     rows = columns(b, index, able)
     return rows.take(np.flatnonzero(b.legal * np.ones(len(rows))))
 
 
 def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> tuple[TrainPlans, TrainColumns]:
-    """All rows, and those whose bubble alone may keep them behind the fastest in other counts of chunks.
+    """Return all rows, and those whose bubble alone may keep them behind the fastest in other counts of chunks.
 
     They are tried where virtual stages share the layers evenly, embedding and head as a layer each or as none.
     """
@@ -119,12 +114,14 @@ def _kinds(base: Question) -> Iterator[Question]:
 
 
 def _grid(base: Question) -> TrainColumns:
-    """All sizes that fit on the cluster and divide batch and sequence: a larger cluster only adds to them."""
+    """Return all sizes that fit on the cluster and divide batch and sequence: a larger cluster only adds to them."""
     model, engine, gpus, rows = base.model, base.engine, base.cluster.num_gpus, []
     global_batch, seq = base.goal.global_batch, int(base.context)
     degrees = [t for t in (1, 2, 4, 8, 16, 32) if t <= gpus and model.attention.num_heads % t == 0]
     contexts = [c for c in (1, 2, 4, 8, 16) if c == 1 or (engine.trains.context_parallel and seq / c >= LONG // 2)]
     replicas = [d for d in range(1, min(global_batch, gpus) + 1) if global_batch % d == 0]
+    spread = model.experts.num_experts if model.experts and engine.sends.ep_backends else 1
+    experts = [e for e in (2**i for i in range(10)) if spread % e == 0]
     for tp, cp in itertools.product(degrees, contexts):
         if seq % (tp if cp == 1 else 2 * cp * tp):  # two pieces a rank balance causal attention
             continue
@@ -132,7 +129,8 @@ def _grid(base: Question) -> TrainColumns:
         for pp in range(1, stages + 1):
             for dp in replicas[: bisect_right(replicas, gpus // (tp * cp * pp))]:
                 micros = [m for m in MICRO if (global_batch // dp) % m == 0]
-                rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in _expert_sizes(model, engine, dp * cp)]
+                ranks = [e for e in experts if (dp * cp) % e == 0]
+                rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in ranks]
     return unpriced(*np.array(rows, dtype=int).reshape(-1, 6).T)
 
 
@@ -140,12 +138,6 @@ def unpriced(*sizes: Array) -> TrainColumns:
     """Plans by their sizes, without figures."""
     columns: dict[str, Array | float] = dict.fromkeys(TrainColumns.names(), 0)
     return TrainColumns.of(len(sizes[0]), **(columns | dict(zip(SIZED, sizes, strict=True))))
-
-
-def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
-    if model.experts is None or not engine.sends.ep_backends:
-        return [1]
-    return [e for e in (2**i for i in range(10)) if ranks % e == 0 and model.experts.num_experts % e == 0]
 
 
 def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:

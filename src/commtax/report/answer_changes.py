@@ -1,7 +1,7 @@
 """Two answers beside each other: what a change of a launch, a plan or a question does to latency, throughput, cost and memory.
 
 Answers are read from their JSON documents, so that one of last week, of another version or of another command is as good as one of
-now. ``answer_changes.toml`` says which figures there are and where they stand.
+now. ``figures.toml`` says which figures are compared and where they stand.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,12 +14,14 @@ from commtax.judgement.gains import is_worth_telling
 from commtax.judgement.overload import load_words
 from commtax.planner.money import per_million
 from commtax.records import dataclass, record_from, replace
+from commtax.report.figures import AnswerFigure, figures
 from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.units import format_figure, format_seconds, parse_fraction
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.settling import describe_gpus
 
+PLACES = ("at", "low", "high")
 SAME = 0.0005  # relative: equal as printed
 UNFIT = "does-not-fit"
 CACHE, TOKENS, TOKENS_PER_GPU, COST = "kv_cache_tokens", "tokens_per_s", "tokens_per_s_per_gpu", "usd_per_million_tokens"
@@ -41,18 +43,31 @@ CROWDED = {(False, True): "Overloaded", (True, True): "Overloaded, as before", (
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """A figure that answers have, as the table describes it."""
+    """A figure that answers are compared by, as ``figures.toml`` describes it."""
 
     key: str
-    title: str
+    figure: str
     at: tuple[str, ...]
+    name: str = ""
     brief: str = ""
-    unit: str = "count"
-    worse: str = ""
     rule: str = ""
     line: int = 0
+    judged: bool = True
     low: tuple[str, ...] = ()
     high: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> AnswerFigure:
+        """What it is."""
+        return figures()[self.figure]
+
+    @property
+    def title(self) -> str:
+        return self.name or self.told.name
+
+    def ends(self, which: str) -> tuple[str, ...]:
+        """The places of one end of its range: beside ``ttft_s`` stands ``ttft_low_s``."""
+        return getattr(self, which) or tuple(f"{path.removesuffix('_s')}_{which}_s" for path in self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +142,7 @@ class AnswerChange:
     def loss(self) -> float:
         """By how much it is worse, relative; below 0 it is better."""
         change = self.relative or 0.0
-        return {"more": change, "less": -change, "": 0.0}[self.figure.worse]
+        return (change if self.figure.told.less else -change) if self.figure.judged else 0.0
 
     @property
     def is_same(self) -> bool:
@@ -152,7 +167,7 @@ class AnswerDifference:
 
 def compare_answers(before: AnswerSide, after: AnswerSide, rules: Mapping[str, float]) -> AnswerDifference:
     """The second against the first, judged by rules: how much worse a kind of figure may be."""
-    changes = tuple(change for figure in figures() if (change := _change(figure, before, after)))
+    changes = tuple(change for figure in compared_figures() if (change := _change(figure, before, after)))
     if not changes:
         raise Refusal(
             f"{before.name}, {after.name}: these answers have no figure that is compared; plan, simulate, bill and fit have"
@@ -167,7 +182,7 @@ def rules_of(text: str) -> dict[str, float]:
     >>> rules_of("slower=10%,does-not-fit"), rules_of("never")
     ({'slower': 0.1, 'does-not-fit': 0.0}, {})
     """
-    known = sorted({figure.rule for figure in figures() if figure.rule})
+    known = sorted({figure.rule for figure in compared_figures() if figure.rule})
     rules = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, equals, share = word.partition("=")
@@ -180,16 +195,19 @@ def rules_of(text: str) -> dict[str, float]:
 
 
 @lru_cache(maxsize=1)
-def figures() -> tuple[ComparedFigure, ...]:
-    rows = table("report/answer_changes.toml")["figure"]
-    listed = ({key: tuple(v) if isinstance(v, list) else v for key, v in row.items()} for row in rows)
-    return tuple(record_from(ComparedFigure, row) for row in listed)
+def compared_figures() -> tuple[ComparedFigure, ...]:
+    rows = table("report/figures.toml")["changes"].items()
+    return tuple(
+        record_from(ComparedFigure, {"key": key, **row, **{name: tuple(row.get(name, ())) for name in PLACES}}) for key, row in rows
+    )
 
 
 def with_money(document: JsonObject, price: float | None) -> JsonObject:
     """With tokens per GPU and what they cost, where an answer does not say it: at a price, or at the catalogue's."""
     side = AnswerSide("", (document,))
-    tokens, gpus = (_number(side.value(figure.at)) for key in (TOKENS, "gpus") for figure in figures() if figure.key == key)
+    tokens, gpus = (
+        _number(side.value(figure.at)) for key in (TOKENS, "gpus") for figure in compared_figures() if figure.key == key
+    )
     if not tokens or not gpus or "recommended" in document:
         return document
     made: JsonObject = document | {TOKENS_PER_GPU: tokens / gpus}
@@ -200,7 +218,7 @@ def with_money(document: JsonObject, price: float | None) -> JsonObject:
 
 def _catalogue_price(side: AnswerSide) -> float:
     """Dollars per GPU-hour of where an answer is about; 0 where they are not known, or of two kinds."""
-    place, ahead = (text_of(side.value([path])) for path in table("report/answer_changes.toml")["places"].values())
+    place, ahead = (text_of(side.value([path])) for path in table("report/figures.toml")["compared_places"].values())
     try:
         return 0.0 if ahead else float(catalog.cluster(place).chip.usd_per_gpu_hour)
     except ValueError:  # a file that is not here
@@ -225,13 +243,14 @@ def look_up(document: Json, path: str) -> Json:
 def told(figure: ComparedFigure, value: float | None) -> str:
     if value is None:
         return "-"
-    if figure.unit == "time":
+    unit = figure.told.unit
+    if unit == "seconds":
         return format_seconds(value)
-    if figure.unit == "usd":
+    if unit in ("usd", "money"):
         return f"${value:,.2f}" if value < 1000 else f"${value:,.0f}"
-    if figure.unit == "share":
+    if unit == "share":
         return f"{value:.1%}"
-    return f"{value:,.0f}" if figure.unit == "count" else format_figure(value)
+    return f"{value:,.0f}" if unit == "count" else format_figure(value)
 
 
 def told_change(change: AnswerChange) -> str:
@@ -310,12 +329,12 @@ def _change(figure: ComparedFigure, before: AnswerSide, after: AnswerSide) -> An
     a, b = (_number(side.value(figure.at)) for side in (before, after))
     if a is None and b is None:
         return None
-    low, high = (_number(after.value(paths)) for paths in (figure.low, figure.high))
+    low, high = (_number(after.value(paths)) for paths in (figure.ends("low"), figure.ends("high")))
     return AnswerChange(figure, a, b, low, high)
 
 
 def _facts(before: AnswerSide, after: AnswerSide) -> Iterator[tuple[str, str, str]]:
-    known = {} if before.is_nothing else table("report/answer_changes.toml")["facts"]
+    known = {} if before.is_nothing else table("report/figures.toml")["compared_facts"]
     for name, paths in known.items():
         a, b = (_told_fact(side.value(paths)) for side in (before, after))
         if a != b:

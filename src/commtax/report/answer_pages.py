@@ -10,7 +10,7 @@ from html import escape
 from commtax.report.drawing import DrawnTable, Sketch, Telling, Text
 from commtax.report.plots import LOOKS
 from commtax.units import format_seconds
-from commtax.verbs.layer import Bar, LayerTimeline
+from commtax.verbs.explained_step import Bar, LayerTimeline
 
 COMPUTE, EXPOSED, HIDDEN = (str(LOOKS["any-ground"][name]) for name in ("compute", "exposed", "hidden"))
 """As on the page: one hot colour for what is exposed."""

@@ -1,16 +1,20 @@
 """Every kind of answer as Python shows it and hands it on: words, a page, a document, rows, a figure.
 
-Nothing is told twice: words are those of the terminal, documents those of ``--json`` (``answer_manners`` says which).
+Nothing is told twice: words are those of the terminal, documents those of ``--json``.
+What a kind of answer needs is imported when one of that kind is shown.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from commtax.report.answer_manners import manner_of
+from commtax.answer import manners
 from commtax.report.documents import Record, to_object
 from commtax.report.drawing import DrawnTable, Telling, Text
+from commtax.report.manners import Manner
 from commtax.statement import Refusal
 
 if TYPE_CHECKING:
@@ -104,9 +108,44 @@ def _flat(row: Mapping[str, object]) -> Record:
     return flat
 
 
-def to_figure(answer: object, path: str = "") -> "Figure":
+def to_figure(answer: object, path: str = "") -> Figure:
     from commtax.report.plots import check_plot
 
     place = Path(path) if path else None
     check_plot(place)
     return manner_of(answer).plot(answer, place)
+
+
+HOMES = {
+    "StepBill": "bills",
+    "Expectation": "bills",
+    "Why": "bills",
+    "Traffic": "exact_bytes",
+    "Fit": "exact_bytes",
+    "TrainFit": "exact_bytes",
+    "ClosedLoop": "closed_loop",
+    "RequestsInTime": "requests",
+    "Comparison": "comparisons",
+    "PlanTable": "comparisons",
+    "Worth": "worths",
+    "ServingPlans": "view.pictures",
+    "TrainPlans": "view.pictures",
+    "FleetPlans": "fleets",
+    "SeveralPlans": "several_clusters",
+    "PipelineRun": "pipelines",
+}
+"""The module of ``report`` that shows each class of answers: nothing of the others is imported."""
+
+
+def manner_of(answer: object) -> Manner[object]:
+    """Return how an answer is shown: as its class is, or as a table where sizes that were asked for are arrays."""
+    from commtax.report.comparisons import GRID, is_grid
+
+    if is_grid(answer):
+        return GRID
+    name = next(one.__name__ for one in type(answer).__mro__ if one.__name__ in HOMES or one.__name__ in manners)
+    return cast("Manner[object]", manners[name]() if name in manners else _known(name))
+
+
+def _known(name: str) -> object:
+    return import_module(f"commtax.report.{HOMES[name]}").MANNERS[name]

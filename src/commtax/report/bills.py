@@ -8,17 +8,33 @@ from commtax.judgement.gains import UNDECIDED
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import Condition
-from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text
+from commtax.report.figures import figure_table
+from commtax.report.manners import Manner, bars, layer_drawing, line_colours, question_title
+from commtax.report.tables import (
+    ANSWER,
+    NOTHING_SENT,
+    OWN_LIMITS,
+    SENT,
+    Remarks,
+    notes,
+    range_80,
+    say,
+    say_asked,
+    say_own_limits,
+    served_step,
+    show_shares,
+    show_table,
+)
 from commtax.report.worths import worth_row
-from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_tokens, plural
+from commtax.rules.drafts import is_accepted_known
+from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_si, format_tokens, plural
 from commtax.verbs.billing import StepBill, by_cost, labels
-from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
-from commtax.verbs.explained_step import HELD, ExplainedStep
-from commtax.verbs.layer import layer_segments
+from commtax.verbs.explained_step import HELD, ExplainedStep, layer_segments
+from commtax.verbs.why import Effect, Explanation, Floor, TimePart, Why
 from commtax.verbs.worth import TechniqueWorth
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
@@ -34,25 +50,25 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
     """What binds and the totals first, then the picture, the lines that sum to the step, and the what-ifs."""
     b, q = step.bill, step.bill.question
     if not step.memory.fits:
-        tables.say(console, step.lacking, "bold red")
-    tables.say_own_limits(console, b.notes)
-    tables.say(console, step.verdict, tables.ANSWER)
-    modes = [text for text, on in _modes(q) if on]
+        say(console, step.lacking, "bold red")
+    say_own_limits(console, b.notes)
+    say(console, step.verdict, ANSWER)
+    modes, beside = [text for text, on in _modes(q) if on], figure_table("step").words({"bill": b})
     if q.trains:
-        _trained_totals(console, step, num_tokens)
+        _trained_totals(console, step, num_tokens, beside)
     else:
         kv = "fits" if step.memory.fits else "does not fit in memory with this batch and context (see commtax fit)"
         sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
-        whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)}"
-        tables.say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {_rates(b)}; {kv}")
-    tables.say_asked(console, q, _trained_step(q) if q.trains else tables.served_step(q), *modes)
+        whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
+        say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {'; '.join([_rates(b), *beside, kv])}")
+    say_asked(console, q, _trained_step(q) if q.trains else served_step(q), *modes)
     remarks, details = _show_trained(console, step, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
     changes += [(f"--technique {w.asked}", format_seconds(w.step_s), *_gained(w, b)) for w in step.techniques]
-    tables.show_table(console, ("what if", ">step", ">change", ""), changes)
+    show_table(console, ("what if", ">step", ">change", ""), changes)
     source = [f"least certain: {weakest(b)}"]
     unsure = any(x.source.kind in UNSURE for x in b.items)
-    tables.notes(console, (*remarks, *(source if unsure else [])), (*details, *([] if unsure else source)))
+    notes(console, (*remarks, *(source if unsure else [])), (*details, *([] if unsure else source)))
 
 
 def _gained(w: TechniqueWorth, b: StepBill) -> tuple[str, str]:
@@ -104,13 +120,13 @@ def weakest(b: StepBill) -> str:
 LINES = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
 
 
-def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
+def _show_served(console: Console, step: ExplainedStep) -> Remarks:
     """A served step's picture and lines; what is left to remark."""
     b = step.bill
     console.print()
     for line in _drawn_layer(b, console.width):
         console.print(line)
-    tables.show_table(
+    show_table(
         console,
         LINES,
         [_line_cells(*one, float(b.step_s)) for one in zip(by_cost(b), labels(b), strict=True)],
@@ -118,7 +134,7 @@ def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
     )
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
-    said = tuple(note for note in b.notes if note.code != tables.OWN_LIMITS)
+    said = tuple(note for note in b.notes if note.code != OWN_LIMITS)
     return said, (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose)
 
 
@@ -152,7 +168,7 @@ def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
 
 def _line_cells(x: Line, label: str, step_s: float) -> tuple[str | Text, ...]:
     item, sent = x.item, x.kind == "comm"
-    name = Text(f"{item.axis} {item.what}" if sent else label, style=tables.SENT if sent else "")
+    name = Text(f"{item.axis} {item.what}" if sent else label, style=SENT if sent else "")
     times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
     size = format_bytes(item.nbytes) if item.nbytes else ""
     return (name, how_sent(x), size, f"{item.count:,.0f}", *times, f"{float(x.exposed_s) / step_s:.1%}")
@@ -177,7 +193,7 @@ def _rates(b: StepBill) -> str:
     return f"{outputs}{f', {prompts}' if b.question.phase == 'mixed' else ''}"
 
 
-def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> tables.Remarks:
+def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> Remarks:
     """What would explain a measured MFU, taxes and where the time goes; what is left to remark."""
     b = step.bill
     if measured_mfu is not None:
@@ -186,7 +202,7 @@ def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | N
     rows = [(part, sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)) for part in PASSES]
     rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
     rows.append(("pipeline bubble", float(b.bubble_s)))
-    tables.show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
+    show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
     return b.notes, (*_inequalities(step), f"MFU counts {b.mfu_definition}")
 
 
@@ -196,16 +212,16 @@ def _show_taxes(console: Console, b: StepBill) -> None:
     if b.bubble_s:
         sizes = ("", "", "", str(int(b.question.plan.pp)), "", "")
         bubble = (f"bubble of {b.question.plan.schedule}", *sizes, format_seconds(b.bubble_s), Text("exposed", style="red"))
-        rows.append((Text("pp", style=tables.SENT), *bubble))
+        rows.append((Text("pp", style=SENT), *bubble))
     if not rows:
-        tables.say(console, tables.NOTHING_SENT)
+        say(console, NOTHING_SENT)
         return
     columns = ("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
-    tables.show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
+    show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
 
 
 def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
-    item, axis = x.item, Text(x.item.whole_axis, style=tables.SENT)
+    item, axis = x.item, Text(x.item.whole_axis, style=SENT)
     window = format_seconds(x.window_s) if b.runs_beside(x) and x.window_s else "none"
     sizes = (format_bytes(item.nbytes), f"{item.count:,.0f}", str(x.link), f"{item.ranks:,.0f}")
     return (axis, f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
@@ -218,19 +234,19 @@ def _fate(x: Line) -> Text:
     return Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "")
 
 
-def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float) -> None:
+def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float, beside: list[str]) -> None:
     b = step.bill
     hours = f"{format_tokens(b.gpu_hours(num_tokens))} GPU-hours"
     days = f"; {format_tokens(num_tokens)} tokens take {format_duration(b.days(num_tokens) * DAY_S)}, {hours}" if num_tokens else ""
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
-    whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)}"
-    tables.say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {rates}")
+    whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
+    say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {'; '.join([rates, *beside])}")
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
     held = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
-    tables.say(console, held, "" if step.memory.fits else "red")
+    say(console, held, "" if step.memory.fits else "red")
 
 
 def _inequalities(step: ExplainedStep) -> Iterator[str]:
@@ -246,26 +262,26 @@ def _inequalities(step: ExplainedStep) -> Iterator[str]:
 
 
 def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
-    from commtax.verbs.unsaid_options import completed_plans  # not for those who measured nothing
+    from commtax.verbs.train_fitting import completed_plans  # not for those who measured nothing
 
     likely, predicted = causes(b, measured_mfu), float(b.mfu)
     if completed := completed_plans(b, measured_mfu):
         over = f"is above the predicted {predicted:.1%}" if measured_mfu > predicted else "was reached, yet this does not fit"
         why = f"measured MFU {measured_mfu:.1%} {over}: the run was not this plan. The same sizes with options that it lacks:"
         rows = [(c.options, f"{c.mfu:.1%}", format_bytes(c.memory_bytes), "yes" if c.fits else "no") for c in completed]
-        tables.show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
+        show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
         return
     if not likely:
         low, high = (predicted * float(b.step_s / end) for end in (b.high_s, b.low_s))
         near = "agrees with" if measured_mfu <= high else "is above"
         text = f"measured MFU {measured_mfu:.1%} {near} the predicted {predicted:.1%} (80% range {low:.1%} to {high:.1%})"
-        tables.say(console, text, "green" if measured_mfu <= high else "")
+        say(console, text, "green" if measured_mfu <= high else "")
         return
     slower = predicted / measured_mfu
     step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
     gap = f"measured MFU {measured_mfu:.1%} against {predicted:.1%} predicted"
     rows = [(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail) for c in likely]
-    tables.show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
+    show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
 
 
 def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
@@ -301,16 +317,16 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None,
     place = f"{e.cluster.key} ({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm})"
     times = f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)})"
     rates = f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}"
-    tables.say(
+    say(
         console,
         f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {place}: {times}, {rates}",
-        "" if measured_s is not None else tables.ANSWER,
+        "" if measured_s is not None else ANSWER,
     )
     parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
-    tables.say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
+    say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
     if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
         figures = f"{format_seconds(nccl.seconds)}, busbw {format_rate(nccl.busbw_Bps)} ({nccl.algorithm})"
-        tables.say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
+        say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
 
 
 STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
@@ -319,12 +335,10 @@ STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdic
 def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
     verdict, ratio = e.verdict(measured_s), measured_s / float(e.seconds)
     if measured_s < float(e.low_s):
-        tables.notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
+        notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
     assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
     why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
-    tables.say(
-        console, f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}", STYLES[verdict]
-    )
+    say(console, f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}", STYLES[verdict])
 
 
 PASSED = {"pass": True, "fail": False, "undecided": None}
@@ -335,3 +349,139 @@ def expectation_document(e: Expectation, measured_s: float | None, _: Expectatio
     verdict = "" if measured_s is None else e.verdict(measured_s)
     judged = (measured_s, verdict, PASSED[verdict]) if verdict else (LEFT_OUT,) * len(keys)
     return record("expect", of=e, profile=e.profile or None, **dict(zip(keys, judged, strict=True)))
+
+
+def why_document(w: Why) -> Record:
+    """``bill --why LINE --json``. Bytes, FLOPs and parts are of one launch; parts times ``times`` less ``hidden_s`` are
+    ``exposed_s``."""
+    e = w.explanation
+    return document("why", w.bill.question, why=w, total_nbytes=e.nbytes * w.times, total_flops=e.flops * w.times)
+
+
+def why_view(w: Why) -> Record:
+    """A line's explanation as the page shows it: sentences, the parts of one launch, effects and the range."""
+    return record("page-why", why=w, heading=_heading(w), told=[*_reason_lines(w), *_derived_lines(w)], range=_range_words(w))
+
+
+def show_why(console: Console, w: Why) -> None:
+    """What it is, how long it takes and how sure that is, why, and by which parts and effects."""
+    say(console, f"line {w.number}, {_heading(w)}", ANSWER)
+    say(console, f"80% range{range_80(w.range.low_s, w.range.high_s)}")
+    for text in _reason_lines(w):
+        say(console, text)
+    say_asked(console, w.bill.question)
+    columns = ("seconds of one launch", "", ">alone", ">here", ">share")
+    show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts], ("", "alone"))
+    effects = w.explanation.effects
+    sources = _cited(effects)
+    marks = [f"[{sources.index(e.source) + 1}]" if e.source else "" for e in effects]
+    values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
+    rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
+    if rows:
+        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
+    cited = [f"[{number}] {source}" for number, source in enumerate(_cited(w.explanation.effects), start=1)]
+    notes(console, w.range.reasons, (*_derived_lines(w), _range_words(w), *cited))
+
+
+def _heading(w: Why) -> str:
+    hidden = f", of which {format_seconds(w.hidden_s)} is hidden" if w.hidden_s else ""
+    times = f"{w.times:,.6g} x {format_seconds(w.each_s)} = {format_seconds(w.total_s)}"
+    how = "" if w.kind == "comm" else f" ({w.how})"
+    bound = f", {w.bound}-bound" if w.bound else ""
+    return f"{w.line}{how}: {times}{hidden}, {w.share:.1%} of the step{bound}"
+
+
+def _range_words(w: Why) -> str:
+    return f"80% range{range_80(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
+
+
+def _reason_lines(w: Why) -> Iterator[str]:
+    """What is moved, by which path, and how far that is from what the hardware could do."""
+    e = w.explanation
+    if e.nbytes or e.flops:
+        yield f"per launch: {_moved_words(e, 1)}; in total: {_moved_words(e, w.times)}"
+    if e.way:
+        over = f" on {plural(int(e.way.domains), 'domain')}" if e.way.domains > 1 else ""
+        yield f"path: {e.way.path} over {e.way.link}, {int(e.way.ranks)} ranks{over}, {e.way.library}; {e.way.reason}"
+    if e.floor:
+        yield _floor_words(e.floor, w.each_s)
+
+
+def _derived_lines(w: Why) -> Iterator[str]:
+    """What the price is computed from, and by which formula."""
+    e = w.explanation
+    if e.shape:
+        yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
+    if e.way:
+        window = f"{format_seconds(e.way.window_s)} ({e.way.window})" if e.way.window_s else "none"
+        yield f"on the wire: each rank sends at least {format_bytes(e.way.sent_bytes)} each time; window: {window}"
+    if e.priced_by:
+        p = e.priced_by
+        home = f", measured on {', '.join(p.measured_on)}" if p.measured_on and p.kind == "calibrated" else ""
+        yield f"priced by: {p.table} ({p.source}{home})"
+        if p.equation:
+            yield p.equation
+        yield ", ".join(f"{name} {value:.4g}" for name, value in p.constants.items())
+    elif e.source:
+        yield f"source: {e.source}"
+
+
+def _size(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
+
+
+def _moved_words(e: Explanation, times: float) -> str:
+    computed = f", {format_si(e.flops * times, 'FLOP')}" if e.flops else ""
+    return f"{format_bytes(e.nbytes * times)}{computed}"
+
+
+def _floor_words(floor: Floor, each_s: float) -> str:
+    computed = f", FLOPs {format_seconds(floor.flops_s)} at {format_si(floor.flops_per_s, 'FLOP/s')}" if floor.flops_s else ""
+    least = "the longer of these" if computed else "that"
+    slower = f"; the line takes {each_s / floor.seconds:.2f} times {least}" if floor.seconds else ""
+    return f"floor: bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}{computed}{slower}"
+
+
+def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
+    alone = format_seconds(part.alone_s) if part.alone_s is not None else ""
+    return part.name, part.what, alone, format_seconds(part.seconds), f"{part.seconds / w.each_s:.1%}" if w.each_s else ""
+
+
+def _cited(effects: tuple[Effect, ...]) -> list[str]:
+    return list(dict.fromkeys(e.source for e in effects if e.source))
+
+
+def _line_name(x: Line) -> str:
+    return f"{x.item.axis} {x.item.what} {x.item.op}" if x.kind == "comm" else str(x.item.what)
+
+
+MANNERS = {
+    "StepBill": Manner[StepBill](
+        lambda console, b: show_bill(console, ExplainedStep(b)),
+        lambda b: bill_document(ExplainedStep(b)),
+        lambda b: [record("bill-line", line=x) | {"kind": "communication" if x.kind == "comm" else x.kind} for x in by_cost(b)],
+        bars(
+            lambda b: [(_line_name(x), float(x.exposed_s)) for x in by_cost(b)],
+            "s",
+            question_title,
+            lambda b: line_colours(x.kind == "comm" for x in by_cost(b)),
+        ),
+        lambda b: layer_drawing(ExplainedStep(b).layer),
+    ),
+    "Expectation": Manner[Expectation](
+        lambda console, e: show_expectation(console, e, None),
+        lambda e: expectation_document(e, None),
+        lambda e: [expectation_document(e, None)],
+        bars(
+            lambda e: [("latency", float(e.latency_s)), ("wire", float(e.wire_s))],
+            "s",
+            lambda e: f"{e.op} of {format_bytes(e.nbytes)} on {e.cluster.key}: {format_seconds(e.seconds)}",
+        ),
+    ),
+    "Why": Manner[Why](
+        show_why,
+        why_document,
+        lambda w: [{"part": part.name, "why": part.what, "seconds": part.seconds} for part in w.explanation.parts],
+        bars(lambda w: [(part.name, part.seconds) for part in w.explanation.parts], "s", lambda w: f"{w.line}: one launch"),
+    ),
+}

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from commtax.catalog import keys
 from commtax.catalog.models import PublishedCount
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
-from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
-from commtax.cost.tensors import total_bytes
+from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params, total_bytes
 from commtax.report.documents import Record, facts, record, to_object
 from commtax.report.drawing import Console, Text, telling
 from commtax.report.tables import notes, say, show_table

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,12 +14,17 @@ from commtax.judgement.confidence import JudgedLimit
 from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
+from commtax.report.figures import figure_table
+from commtax.report.manners import Manner, question_title
 from commtax.spec import SERVING_AXES
 from commtax.units import format_figure, format_mean, format_seconds, plural
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.settling import describe_gpus
+
+if TYPE_CHECKING:
+    from commtax.report.plots import Figure
 
 PARTS = table("report/words.toml")["closed_loop"]["parts"]
 LITTLE = 0.15  # of a time or a difference: what is less is not worth a word
@@ -58,7 +65,9 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
         f"{name} {format_seconds(getattr(s, f))} ({ends_words(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s"))
     )
     times = f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}"
-    tables.say(console, f"{times}; {s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s", tables.ANSWER)
+    rates = [f"{s.tokens_per_s:,.0f} output tokens/s", f"{s.requests_per_s:,.2f} requests/s"]
+    rates += figure_table("run").words({"simulation": s})
+    tables.say(console, f"{times}; {', '.join(rates)}", tables.ANSWER)
     _say_first(console, s)
     found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
     handover_s = s.question.engine.host.handover_s * (float(np.exp(s.learnt["ttft"].log)) if s.learnt else 1.0)
@@ -149,9 +158,7 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
     tables.say(console, span_words, tables.ANSWER)
     _say_first(console, s)
     _say_asked(console, s)
-    times = (">TPOT", ">80% range", ">TTFT", ">80% range", ">E2E")
-    columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">prompts in TPOT")
-    tables.show_table(console, columns, map(_run_cells, runs), ("running", "prompts in TPOT", "E2E", "requests/s", "80% range"))
+    figure_table("runs").show(console, runs)
     tables.notes(console, *_remarks(s))
 
 
@@ -159,16 +166,6 @@ def _say_first(console: Console, s: ClosedLoop) -> None:
     """The notes that belong to the answer itself."""
     for note in (note for note in s.notes if note.code in TOLD_FIRST):
         tables.say(console, note)
-
-
-def _run_cells(run: Run) -> tuple[str, ...]:
-    """Without a second token there is no time between tokens."""
-    mean, low, high = (run[f"tpot{end}_s"] for end in ("", "_low", "_high"))
-    between = ("–", "–") if not math.isfinite(mean) else (format_seconds(mean), f"{format_seconds(low)}-{format_seconds(high)}")
-    first = (format_seconds(run["ttft_s"]), f"{format_seconds(run['ttft_low_s'])}-{format_seconds(run['ttft_high_s'])}")
-    mixed = "–" if not math.isfinite(run["mixed_share"]) else f"{run['mixed_share']:.0%}"
-    rates = (format_seconds(run["e2e_s"]), f"{run['tokens_per_s']:,.0f}", f"{run['requests_per_s']:,.2f}", mixed)
-    return (f"{run['concurrency']:,.0f}", format_mean(run["running"]), *between, *first, *rates)
 
 
 def _say_unfit(console: Console, s: ClosedLoop) -> None:
@@ -285,3 +282,18 @@ def _workers(s: ClosedLoop) -> Record:
         "gpus": gpus,
         "idle_gpus": None if gpus is None else s.question.gpus_there - gpus,
     }
+
+
+def _show_all(console: Console, s: ClosedLoop) -> None:
+    (show_simulations if np.ndim(s.requests.concurrency) else show_simulation)(console, s)
+
+
+def _plot(s: ClosedLoop, path: Path | None) -> "Figure":
+    from commtax.report.plots import plot_latencies  # not for those who print
+
+    return plot_latencies(simulation_runs(s), question_title(s), path)
+
+
+MANNERS = {
+    "ClosedLoop": Manner[ClosedLoop](_show_all, simulation_document, lambda s: [dict(run) for run in simulation_runs(s)], _plot),
+}

@@ -1,24 +1,28 @@
 """Bills side by side, over ranges and of several plans: tables, heat maps, break-evens, CSV, JSON and pictures."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from commtax.files import table
 from commtax.judgement.margins import ratio_error
+from commtax.options import options
 from commtax.question import STEP_AXES
 from commtax.records import dataclass
 from commtax.report import plots
-from commtax.report.documents import Record, facts
+from commtax.report.documents import Record, engine_name, facts
 from commtax.report.drawing import Console, Text, telling
+from commtax.report.figures import figure_table
+from commtax.report.manners import Manner
 from commtax.report.plots import no_formula, picture, style
 from commtax.report.tables import ANSWER, STEP_WITHOUT, drop_empty_columns, length_words, model_words, notes, say, show_table
+from commtax.rules.drafts import is_accepted_known
 from commtax.spec import PARALLEL, SIZES, TAXES
-from commtax.units import format_rate, format_seconds, listed, plural
+from commtax.units import format_bytes, format_rate, format_seconds, listed, plural
 from commtax.verbs.billing import StepBill
-from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
-from commtax.verbs.drafts import is_accepted_known
+from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable, ServedPlan
 from commtax.verbs.fitting import fits
-from commtax.verbs.served_plans import ServedPlan
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 4  # break-evens that are told at first
@@ -40,11 +44,6 @@ def _prefills(compared: Comparison) -> bool:
 
 def _floats(b: StepBill, names: tuple[str, ...]) -> Record:
     return {name: float(getattr(b, name)) for name in names}
-
-
-def _shown_times(b: StepBill, digits: int) -> tuple[str, ...]:
-    times = (format_seconds(s) for s in (b.step_s, b.compute_s, b.exposed_comm_s))
-    return (*times, f"{b.comm_fraction:.{digits}%}")
 
 
 def comparison_rows(compared: Comparison) -> list[Record]:
@@ -84,29 +83,22 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     for line in comparison_words(compared):
         say(console, line, ANSWER)
     say(console, _fixed_words(compared), "dim")
-    apart = TAXES if compared.question.trains else tuple(f"{axis} comm" for axis in APART)
-    last, prefills = (">MFU", "binding") if compared.question.trains else (), _prefills(compared)
-    rates = (">TTFT", ">prompt tokens/s") if prefills else (">tokens/s",)
-    costs = (">step", ">compute", ">exposed comm", ">share", *(f">{name}" for name in apart), *rates, *last, ">to hide", "fits")
-    rows: list[tuple[str | Text, ...]] = []
-    for row in compared.rows:
-        at, b = map(str, row.at), row.bill
-        if b is None:
-            rows.append((*at, *[""] * len(costs), Text(row.refused, style="red")))
-            continue
-        taxes = b.taxes.values() if compared.question.trains else [b.exposed_on(axis) for axis in APART]
-        trained = (f"{b.mfu:.1%}", b.binding) if compared.question.trains else ()
-        shown = (format_seconds(tax) if tax else "" for tax in taxes)
-        rate = (format_seconds(b.ttft_s), f"{b.prompt_tokens_per_s:,.0f}") if prefills else (f"{b.tokens_per_s:,.0f}",)
-        hide = f"{overlap:.0%}" if (overlap := compared.breakeven_overlap(row)) else ""
-        rows.append((*at, *_shown_times(b, 1), *shown, *rate, *trained, hide, "yes" if fits(b) else "no", ""))
-    names = [name.lstrip(">") for name in costs]
-    by_axis = (*(f"{axis} comm" for axis in reversed(APART)), *reversed(TAXES))
-    expendable = ("fits", "to hide", *by_axis, "compute", "exposed comm", "MFU")
-    show_table(console, *drop_empty_columns((*compared.axes, *costs, ""), rows), [name for name in expendable if name in names])
+    rows, table = comparison_rows(compared), figure_table("cells")
+    unshown = [key for key in table.columns if key not in rows[0] or (key == "tokens_per_s" and _prefills(compared))]
+    cells = table.cells([_without_nothing(row) for row in rows], unshown)
+    columns = {axis: [str(row.at[i]) for row in compared.rows] for i, axis in enumerate(compared.axes)} | cells
+    refused = [Text(row.refused, style="red") for row in compared.rows]
+    drawn = drop_empty_columns([*columns, ""], zip(*columns.values(), refused, strict=True))
+    show_table(console, *drawn, table.spare_headings(unshown))
     hidden = "to hide: the share of a link's communication that must be hidden for it to match the fastest (bill --overlap)"
     hides = [hidden] * any(map(compared.breakeven_overlap, compared.rows))
     notes(console, [*hides, *draft_remarks(row.bill for row in compared.rows)])
+
+
+def _without_nothing(row: Record) -> Record:
+    """Return a row in which an axis that sends nothing, or has nothing to hide, has no figure."""
+    some = (*(f"{axis}_comm_s" for axis in APART), *(f"{axis}_tax_s" for axis in TAXES), "breakeven_overlap")
+    return {key: None if key in some and not value else value for key, value in row.items()}
 
 
 def comparison_words(compared: Comparison) -> list[str]:
@@ -246,16 +238,14 @@ def show_plans(console: Console, compared: PlanTable) -> None:
         f"{model_words(q.model)} on {q.cluster.key}, {q.engine.key}@{q.engine.version}, {q.phase}, context {compared.context:,}",
         "dim",
     )
-    prefill = compared.phase == "prefill"
-    rates = (">TTFT", ">prompt tokens/s", ">per GPU") if prefill else (">tokens/s", ">per GPU")
-    costs = (">step", ">compute", ">exposed comm", ">share", *rates, "fits", "")
-    rows = [_plan_cells(row, compared) for row in compared.rows]
-    show_table(
-        console,
-        ("plan", "link", ">global batch", ">batch", ">GPUs", *costs),
-        rows,
-        ("compute", "fits", "per GPU", "link", "GPUs", "exposed comm"),
-    )
+    table, prefill = figure_table("compared"), compared.phase == "prefill"
+    known: dict[str, list[object]] = {
+        "batch": [row.batch if row.bill else None for row in compared.rows],
+        "tokens_per_s_per_gpu": [row.rate / row.gpus if row.bill else None for row in compared.rows],
+    }
+    columns = table.cells(plan_rows(compared), ["tokens_per_s"] if prefill else ["ttft_s", "prompt_tokens_per_s"], known)
+    marks = [_mark(row, compared) if row.bill else Text("not legal", style="red") for row in compared.rows]
+    show_table(console, [*columns, ""], zip(*columns.values(), marks, strict=True), table.spare_headings())
     _heat_maps(console, compared)
     refusals = dict.fromkeys(f"{row.plan}: {row.refused}" for row in compared.rows if row.refused)
     notes(console, (*refusals, *_remarks(compared)))
@@ -271,16 +261,19 @@ def _show_served(console: Console, compared: PlanTable) -> None:
     """Whole requests: who serves most, and a line for each plan and load."""
     most = f"Most tokens/s of whole requests of {length_words(compared.served[0].question, True)}"
     say(console, _winners(compared, compared.served, most, "at concurrency {}"), ANSWER)
-    rows: list[tuple[str | Text, ...]] = []
+    table, rows = figure_table("served"), list[Record]()
     for row in compared.served:
-        head = (row.plan, row.link, f"{row.clients:,}", str(row.gpus))
-        if not row.fits:
-            rows.append((*head, "", "", "", "", Text("not legal" if row.refused else "does not fit", style="red")))
-            continue
-        times = (format_seconds(row.ttft_s), format_seconds(row.tpot_s))
-        rows.append((*head, *times, f"{row.rate:,.0f}", f"{row.rate / row.gpus:,.0f}", _mark(row, compared)))
-    names = ("plan", "link", ">clients", ">GPUs", ">TTFT", ">TPOT", ">tokens/s", ">per GPU", "")
-    show_table(console, names, rows, ("link", "GPUs"))
+        figures = {
+            "ttft_s": row.ttft_s,
+            "tpot_s": row.tpot_s,
+            "tokens_per_s": row.rate,
+            "tokens_per_s_per_gpu": row.rate / row.gpus,
+        }
+        rows.append(facts(row, "plan", "link", "clients", "gpus") | (figures if row.fits else dict.fromkeys(figures)))
+    columns = table.cells(rows)
+    unfit = (Text("not legal" if row.refused else "does not fit", style="red") for row in compared.served)
+    marks = [_mark(row, compared) if row.fits else why for row, why in zip(compared.served, unfit, strict=True)]
+    show_table(console, [*columns, ""], zip(*columns.values(), marks, strict=True), table.spare_headings())
     console.print()
 
 
@@ -306,15 +299,6 @@ def _leaders(compared: PlanTable, row: PlanRow | ServedPlan) -> list[PlanRow | S
     beside = [r for r in compared.beside(row) if r.fits]  # what does not fit wins nothing
     best = max((r.rate for r in beside), default=0.0)
     return [r for r in beside if r.rate == best or best <= r.rate * (1 + ratio_error(compared.question))]
-
-
-def _plan_cells(row: PlanRow, compared: PlanTable) -> tuple[str | Text, ...]:
-    head = (row.plan, row.link, f"{row.sequences:,}", f"{row.batch:,}" if row.bill else "", str(row.gpus))
-    if row.bill is None:
-        return (*head, *[""] * (8 if compared.phase == "prefill" else 7), Text("not legal", style="red"))
-    first_s = (format_seconds(row.bill.ttft_s),) if compared.phase == "prefill" else ()
-    rates = (*first_s, f"{row.rate:,.0f}", f"{row.rate / row.gpus:,.0f}")
-    return (*head, *_shown_times(row.bill, 0), *rates, "yes" if row.fits else "no", _mark(row, compared))
 
 
 def _mark(row: PlanRow | ServedPlan, compared: PlanTable) -> Text:
@@ -441,3 +425,110 @@ def plot_plans(compared: PlanTable, path: Path | None) -> "plots.Figure":
         figure.suptitle(no_formula(title), fontsize=11)
 
     return picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(compared.values("plan"))))
+
+
+FIGURES = {
+    "StepBill": ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s"),
+    "Traffic": ("sent_bytes_per_rank",),
+    "ClosedLoop": ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s", "requests_per_s"),
+    "Expectation": ("seconds", "low_s", "high_s", "busbw_Bps"),
+}
+"""What each row tells; the first is drawn."""
+EXPENDABLE = ("compute", "requests/s", "high", "low", "exposed comm", "e2e")
+"""Columns that a narrow screen can do without, the least important first."""
+UNITS: dict[str, Callable[[float], str]] = {
+    "_s": format_seconds,
+    "seconds": format_seconds,
+    "_rank": format_bytes,
+    "nbytes": format_bytes,
+    "_Bps": format_rate,
+}
+"""How figures are written, by the ends of their names."""
+
+
+def _axes(answer: object) -> Record:
+    """What was asked for as an array, by the names of the options."""
+    if (q := getattr(answer, "question", None)) is None:
+        sizes: Record = {"nbytes": getattr(answer, "nbytes", 0)}
+    else:
+        parted = {name: option for name, option in options().items() if option.field and option.type.startswith("Number")}
+        sizes = {name: getattr(getattr(q, option.part) if option.part else q, option.key) for name, option in parted.items()}
+    return {name: value for name, value in sizes.items() if isinstance(value, np.ndarray)}
+
+
+def is_grid(answer: object) -> bool:
+    """Whether sizes are arrays; clients of a closed loop alone are listed as the command lists them."""
+    name = type(answer).__name__
+    return name in FIGURES and bool(_axes(answer).keys() - ({"concurrency"} if name == "ClosedLoop" else set()))
+
+
+def grid_rows(answer: object) -> list[Record]:
+    legal = {"legal": answer.legal} if hasattr(answer, "legal") else {}
+    columns = _axes(answer) | {name: getattr(answer, name) for name in FIGURES[type(answer).__name__]} | legal
+    wide = np.broadcast_arrays(*map(np.asarray, columns.values()))
+    return [dict(zip(columns, row, strict=True)) for row in zip(*(column.ravel().tolist() for column in wide), strict=True)]
+
+
+def grid_document(answer: object) -> Record:
+    return {"schema": "commtax.grid/1", "rows": grid_rows(answer)}
+
+
+def show_grid(console: Console, answer: object) -> None:
+    rows = grid_rows(answer)
+    if (q := getattr(answer, "question", None)) is not None:
+        say(console, f"{model_words(q.model)} on {q.cluster.key}, {engine_name(q)}, {q.phase}: {len(rows):,} questions", "bold")
+    columns = [f">{_name(name)}" for name in rows[0] if name != "legal"]
+    show_table(
+        console, columns, [[_cell(name, value) for name, value in row.items() if name != "legal"] for row in rows], EXPENDABLE
+    )
+
+
+def _name(figure: str) -> str:
+    """A figure's name in words.
+
+    >>> _name("tokens_per_s"), _name("exposed_comm_s")
+    ('tokens/s', 'exposed comm')
+    """
+    return figure.replace("_per_s", "/s").removesuffix("_s").replace("_", " ")
+
+
+def _cell(name: str, value: object) -> str:
+    if not isinstance(value, int | float):
+        return str(value)
+    if name.endswith("_fraction"):
+        return f"{value:.1%}"
+    told = next((write for end, write in UNITS.items() if name.endswith(end) and not name.endswith("per_s")), None)
+    return told(value) if told else f"{value:,.10g}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def plot_grid(answer: object, path: Path | None) -> "plots.Figure":
+    """The first figure over the first size, a line for each value of the others."""
+    rows, axes = grid_rows(answer), list(_axes(answer))
+    figure = FIGURES[type(answer).__name__][0]
+
+    def draw(canvas: "plots.Figure") -> None:
+        axis, lines = canvas.subplots(), dict[tuple[object, ...], list[Record]]()
+        for row in rows:
+            lines.setdefault(tuple(row[name] for name in axes[1:]), []).append(row)
+        for index, (key, points) in enumerate(lines.items()):
+            label = ", ".join(f"{name} {value}" for name, value in zip(axes[1:], key, strict=True))
+            axis.plot(*(np.array([p[name] for p in points]) for name in (axes[0], figure)), **style(index, label=label))
+        axis.set(
+            xlabel=axes[0].replace("_", " "),
+            ylabel=figure.removesuffix("_s").replace("_", " ") + ", s" * figure.endswith("_s"),
+            xscale="log",
+            yscale="log",
+        )
+        axis.grid(True, alpha=0.3)
+        axis.set_title(no_formula(type(answer).__name__), loc="left", fontsize=10)
+        if len(axes) > 1:
+            axis.legend(fontsize=8)
+
+    return picture(path, draw)
+
+
+MANNERS = {
+    "Comparison": Manner[Comparison](show_comparison, comparison_document, comparison_rows, plot_comparison),
+    "PlanTable": Manner[PlanTable](show_plans, plans_document, plan_rows, plot_plans),
+}
+GRID = Manner[object](show_grid, grid_document, grid_rows, plot_grid)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from math import isfinite
+from typing import cast
 
 import numpy as np
 
@@ -27,6 +28,8 @@ WAYS: dict[str, Way] = {
     "": lambda value: value,
     "whole": lambda value: round(value) if isinstance(value, float) and isfinite(value) else value,
     "if any": lambda value: value or LEFT_OUT,
+    "or null": lambda value: value or None,
+    "if there": lambda value: LEFT_OUT if value is None else value,
 }
 """How a value is told."""
 
@@ -47,9 +50,22 @@ def _mapping(name: str) -> dict[str, tuple[str, Way]]:
 
 
 def record(name: str, /, **things: object) -> Record:
-    """A record made of things, as ``documents.toml`` maps it."""
-    values = {key: way(_look_up(path, things)) for key, (path, way) in _mapping(name).items()}
-    return {key: value for key, value in values.items() if value is not LEFT_OUT}
+    """Return a record made of things, as ``documents.toml`` maps it; the keys of "*" are those of a record that is there."""
+    values: Record = {}
+    for key, (path, way) in _mapping(name).items():
+        value = way(look_up(path, things))
+        if key.startswith("*"):
+            values |= cast("Record", value)
+        elif value is not LEFT_OUT:
+            values[key] = value
+    return values
+
+
+def value_of(name: str, key: str, things: Mapping[str, object]) -> object:
+    """Return the value of one key of a record, None where the record does without it."""
+    path, way = _mapping(name)[key]
+    value = way(look_up(path, things))
+    return None if value is LEFT_OUT else value
 
 
 def facts(thing: object, *names: str) -> Record:
@@ -57,11 +73,13 @@ def facts(thing: object, *names: str) -> Record:
     return {name: getattr(thing, name) for name in names}
 
 
-def _look_up(path: str, things: Record) -> object:
+def look_up(path: str, things: Mapping[str, object]) -> object:
     if path.startswith("= "):
         return path[2:]
     first, *names = path.split(".")
     value = things[first] if first != "null" else None
+    if callable(value):  # what is dear is made when somebody wants it
+        value = value()
     for name in names:
         if value is None or value is LEFT_OUT:
             break

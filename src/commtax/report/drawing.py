@@ -5,14 +5,20 @@ Numbers are never folded. Text folds to a few lines; what a narrow screen can do
 even the rest has room, there is no table: rows become short records instead.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol, Self
 
 from commtax.records import dataclass
-from commtax.report.folding import count_lines, fold, narrowest, width_of, word_widths
 from commtax.spelling import escape_controls
+
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+    from rich.console import ConsoleOptions
+    from rich.text import Text as RichText
+
 
 BETWEEN = 2  # columns
 WIDE_TEXT = 36  # columns from which on text is no name, and may fold to many lines
@@ -53,11 +59,6 @@ class Choice:
     kept: tuple[int, ...]
     widths: tuple[int, ...]
 
-
-if TYPE_CHECKING:
-    from rich.console import Console as RichConsole
-    from rich.console import ConsoleOptions
-    from rich.text import Text as RichText
 
 FURTHER, NOTED = 4, 2
 """Columns that a sentence is indented by from its second line on; one that has a mark or is itself indented by fewer."""
@@ -310,3 +311,80 @@ def _least_gain(need: Needs, width: int, left: int, rows: Mapping[int, Sequence[
         shorter = sum(map(max, need.lines(width + middle), others)) < height
         low, high = (low, middle) if shorter else (middle + 1, high)
     return high if high < most else 0
+
+
+_LETTERS = re.compile("[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u22ff\u2500-\u259f\u25c6]*")
+"""Signs that take one column each."""
+_GLUE = "\0"  # a space that no line ends at
+_UNITS = (
+    *("ns", "µs", "us", "ms", "s", "minutes?", "hours?", "days?", "years?", "%", "x", "±"),
+    *("[KMGTP]i?B", "B", "[KMGTP]?i?B/s", "[KMGTP]?FLOP(?:/s)?", "tokens?(?:/s)?", "requests?(?:/s)?"),
+    *("GPUs?", "clients?", "ranks?", "stages?", "replicas?", "layers?", "columns", "◆", "◇"),
+)
+_TOGETHER = (
+    rf"(?<=[\d%]) (?=(?:{'|'.join(_UNITS)})(?![\w/]))",  # 25.4 ms
+    r"(?<=\b[TPDEC]P) (?=\d)",  # TP 4
+    r"(?<=[=x±≤$<>]) (?=[\d±])|(?<=<=) (?=\d)| (?=<= |≤ |= \S)",  # TTFT <= 500 ms, x 2 stages
+    r"(?<=·) (?=\S)",  # a note's mark
+)
+_JOINED = re.compile("|".join(_TOGETHER))
+_AFTER = "/-_:,.&?="  # signs that a word too long for a line is best broken after
+
+
+def width_of(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    if text.isascii() or _LETTERS.fullmatch(text):
+        return len(text)
+    from unicodedata import category, east_asian_width
+
+    return sum(0 if category(sign) in ("Mn", "Me") else 1 + (east_asian_width(sign) in "WF") for sign in text)
+
+
+def narrowest(text: str, lines: int) -> int:
+    """The least width at which a text folds to so many lines, and nothing that belongs together comes apart."""
+    words = word_widths(text)
+    low, high = max(words), width_of(text)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if count_lines(words, middle) <= lines else (middle + 1, high)
+    return high
+
+
+def word_widths(text: str) -> tuple[int, ...]:
+    """Of what never comes apart."""
+    return tuple(width_of(word) for word in _JOINED.sub(_GLUE, text).split(" "))
+
+
+def count_lines(words: Sequence[int], width: int) -> int:
+    """Lines that words of such widths, none of them wider, take."""
+    lines, filled = 1, -1
+    for word in words:
+        filled += 1 + word
+        if filled > width and filled > word:
+            lines, filled = lines + 1, word
+    return lines
+
+
+def fold(text: str, width: int, indent: int = 0) -> list[str]:
+    """Lines of at most ``width`` columns, all but the first indented; nothing but spaces at the breaks is left out.
+
+    >>> fold("a decode step takes 25.4 ms at TP 4", 24, 2)
+    ['a decode step takes', '  25.4 ms at TP 4']
+    """
+    if width_of(text) <= width:
+        return [text]
+    lines, line = list[str](), ""
+    for piece in re.findall(r" *[^ ]+", _JOINED.sub(_GLUE, text)):
+        if line.strip() and width_of(line) + width_of(piece) > width:
+            lines.append(line)
+            line = " " * indent + piece.lstrip(" ")
+        else:
+            line += piece
+        while width_of(line) > width:
+            most = next(i for i in range(len(line) + 1) if width_of(line[: i + 1]) > width)
+            parted = [i for i in range(most, most // 2, -1) if line[i - 1] in _AFTER or line[i - 1] == _GLUE]
+            at = max(1, parted[0] if parted else most)
+            first, line = line[:at].rstrip(_GLUE), line[at:]
+            lines.append(first)
+            line = " " * indent + line
+    return [one.replace(_GLUE, " ") for one in (*lines, line)]

@@ -7,12 +7,12 @@ from commtax.judgement.starting import LENGTH, SEQS
 from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
+from commtax.report.manners import Manner, bars, question_title
 from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.billing import Traffic
 from commtax.verbs.explained_step import HELD
-from commtax.verbs.fit_advice import changed_limits, limit_costs, room_words, without_adapters
+from commtax.verbs.fit_advice import changed_limits, lack_words, limit_costs, room_words, without_adapters
 from commtax.verbs.fitting import Fit
-from commtax.verbs.longest_request import lack_words
 from commtax.verbs.settling import describe_gpus
 from commtax.verbs.train_fitting import TrainFit
 from commtax.words import flags
@@ -238,3 +238,35 @@ def fit_document(judged: Fit | TrainFit) -> Record:
 def roomier_record(roomier: Fit, judged: Fit) -> Record:
     """What other engine limits make room for: the flags to add, what they cost, what caches hold then."""
     return record("fit-roomier", then=roomier, add=flags(changed_limits(roomier, judged)), costs=limit_costs(roomier, judged))
+
+
+def held_rows(judged: Fit | TrainFit) -> list[Record]:
+    """Return what a rank holds, part by part, as rows of a table."""
+    whole = judged.question.cluster.chip.visible_bytes
+    return [{"part": name, "nbytes": size, "share": size / whole, "note": note} for name, size, note in held_parts(judged)]
+
+
+FITS = Manner[Fit | TrainFit](
+    show_fit,
+    fit_document,
+    held_rows,
+    bars(
+        lambda judged: [(name, size) for name, size, _ in held_parts(judged)],
+        "bytes",
+        lambda judged: f"{question_title(judged)}: held per rank",
+    ),
+)
+MANNERS = {
+    "Fit": FITS,
+    "TrainFit": FITS,
+    "Traffic": Manner[Traffic](
+        show_traffic,
+        traffic_document,
+        lambda sent: [record("exact-line", line=line) for line in sent.lines],
+        bars(
+            lambda sent: [(f"{x.item.axis} {x.item.what} {x.item.op}", float(x.item.sent_bytes_per_rank)) for x in sent.lines],
+            "bytes",
+            lambda sent: f"{question_title(sent)}: sent per rank and step",
+        ),
+    ),
+}

@@ -9,22 +9,23 @@ from commtax.judgement.confidence import percent
 from commtax.judgement.leading import LATE, SLOW, against, bearable_token_s, bearable_ttft_s
 from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
-from commtax.planner.fleet_lengths import COUNTED, EACH
 from commtax.planner.fleet_search import burden, recommended_place, simplest_place, sustained_tokens_per_s
+from commtax.planner.fleet_sizes import COUNTED, EACH
 from commtax.planner.fleet_trials import Trial, longest_step, rate_of
 from commtax.planner.fleets import FleetPlans, layout_words, obstacle
 from commtax.planner.layouts import limit_name
 from commtax.planner.reasons import against_note, doubt_words, role_words
-from commtax.report.documents import Record, document, facts, record
+from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
-from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes, spent_record
+from commtax.report.figures import figure_table, million
+from commtax.report.manners import Manner, bars
+from commtax.report.money import COUNTS, counted_note, fleet_cost_words, price_notes
 from commtax.report.plan_tables import places, show_ranked
 from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, name_and_gpus, notes, range_80, say, show_rejected
-from commtax.spec import SERVING_AXES
 from commtax.statement import Note
 from commtax.units import format_figure, format_money, format_seconds, listed, plural
-from commtax.verbs.longest_request import own_limits_notes
+from commtax.verbs.fit_advice import own_limits_notes
 from commtax.words import opening, words
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
@@ -182,32 +183,20 @@ def _range(trial: Trial, name: str) -> str:
 
 
 def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> None:
-    several, costs = len(a.questions) > 1, [t.money for t in rows]
-    limits = dict.fromkeys((*(name for name, _ in a.question.goal.slo), *SHOWN))
+    shown, slo = figure_table("fleet"), a.question.goal.slo
+    limits = dict.fromkeys((*(name for name, _ in slo), *SHOWN))
     columns = {
         "": places(range(len(rows)), a.recommended if rows is a.plans else None),
         "plan": [layout_words(t.layout, *t.size) for t in rows],
-        **({"cluster": [t.layout.question.cluster.key for t in rows]} if several else {}),
+        **({"cluster": [t.layout.question.cluster.key for t in rows]} if len(a.questions) > 1 else {}),
     }
     for name in limits:
         columns[f">{limit_name(name)}"] = [format_seconds(t.figures[name]) if t.figures else "–" for t in rows]
         columns[f">{limit_name(name)} range"] = [_range(t, name).strip(" ()") for t in rows]
-    if a.question.goal.slo:
-        columns[">likely"] = ["" if t.kept is None else percent(t.kept) for t in rows]
-    columns |= {
-        ">used": ["" if m.used is None else f"{m.used:.0%}" for m in costs],
-        ">headroom": [f"{t.growth:+.0%}" if t.growth >= 0 else "" for t in rows],
-        ">tokens/s/GPU": [f"{sustained_tokens_per_s(t) / t.gpus:,.0f}" if t.growth >= 0 else "" for t in rows],
-        ">$/hour": [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for m in costs],
-        ">$/M at rate": [million(m.usd_per_million_tokens) for m in costs],
-        ">$/M full": [million(m.full_usd_per_million_tokens) for m in costs],
-    }
+    columns |= shown.cells([_things(t) for t in rows], [] if slo else ["limits_kept_with"])
     ranges = [f"{limit_name(name)} range" for name in reversed(limits)]
-    show_ranked(console, columns, [t.gpus for t in rows], [*EXPENDABLE[:2], *ranges, *EXPENDABLE[2:]])
-
-
-EXPENDABLE = ("tokens/s/GPU", "$/M full", "used", "$/M at rate", "likely", "headroom")
-"""Columns that a narrow screen can do without, the least important first."""
+    spare = shown.spare_headings()
+    show_ranked(console, columns, [t.gpus for t in rows], [*spare[:2], *ranges, *spare[2:]])
 
 
 def _nothing_words(a: FleetPlans) -> str:
@@ -269,11 +258,6 @@ def fleets_document(a: FleetPlans) -> Record:
     )
 
 
-def fleet_rows(a: FleetPlans) -> list[Record]:
-    """Every fleet that holds, best first."""
-    return [_row(trial) for trial in a.plans]
-
-
 def statistic_key(name: str) -> str:
     """A statistic as benchmarks spell it: ``p95_ttft_s``."""
     metric, which = name.rsplit("_", 1)
@@ -281,29 +265,34 @@ def statistic_key(name: str) -> str:
 
 
 def _row(trial: Trial) -> Record:
-    q, layout, ahead = trial.layout.question, trial.layout, trial.layout.ahead
+    return record("plan-fleet-row", **_things(trial))
+
+
+def _things(trial: Trial) -> Record:
+    """Return what documents and tables of fleets are made of."""
+    q, grown = trial.layout.question, trial.growth >= 0
     return {
-        "cluster": q.cluster.key,
-        "mode": "disaggregated" if layout.apart else "together",
-        **facts(q.plan, *SERVING_AXES),
+        "trial": trial,
+        "question": q,
+        "mode": "disaggregated" if trial.layout.apart else "together",
         "replicas": trial.size[0],
-        **({"prefill_tp": ahead.tp, "prefill_dp": ahead.dp, "prefill_replicas": trial.size[1]} if ahead else {}),
-        **layout.way.told,
-        **({"techniques": on} if (on := [text for _, text in techniques_on(q)]) else {}),
-        **({"without_techniques": list(layout.dropped)} if layout.dropped else {}),
+        "prompt_workers": trial.size[1] if trial.layout.ahead else None,
+        "techniques": [text for _, text in techniques_on(q)],
         "dtype": q.plan.weights_dtype or "as stored",
-        "gpus": trial.gpus,
-        **({"simulated_workers": sum(trial.sample)} if trial.sampled else {}),
-        **{statistic_key(name): value for name, value in trial.figures.items()},
-        "ranges_s": {statistic_key(name): list(ends) for name, ends in trial.ranges.items()},
-        "limits_kept_with": trial.kept,
-        "capacity_requests_per_s": trial.capacity,
-        "utilisation": trial.money.used,
-        "full_requests_per_s": trial.full_rate,
-        "clear_of_limits": trial.clear,
-        "headroom": trial.growth if trial.growth >= 0 else None,
-        "sustained_tokens_per_s_per_gpu": sustained_tokens_per_s(trial) / trial.gpus if trial.growth >= 0 else None,
-        **spent_record(trial.money),
-        **facts(trial.money, "usd_per_million_tokens", "full_usd_per_million_tokens"),
+        "simulated_workers": sum(trial.sample) if trial.sampled else None,
+        "statistics": {statistic_key(name): value for name, value in trial.figures.items()},
+        "ranges": {statistic_key(name): list(ends) for name, ends in trial.ranges.items()},
+        "headroom": trial.growth if grown else None,
+        "sustained": sustained_tokens_per_s(trial) / trial.gpus if grown else None,
         "verdict": gpu_words(trial),
     }
+
+
+MANNERS = {
+    "FleetPlans": Manner[FleetPlans](
+        show_fleets,
+        fleets_document,
+        lambda a: list(map(_row, a.plans)),
+        bars(lambda a: [(gpu_words(one), float(one.gpus)) for one in a.plans], "GPUs", lambda a: a.question.model.key),
+    ),
+}

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from commtax.planner.money import COUNTED, MONTH_H, YEAR_H, Money, plan_money
 from commtax.question import Question
-from commtax.report.documents import Record, facts
+from commtax.report.figures import million
 from commtax.statement import Note
 from commtax.units import format_money, plural
 from commtax.words import words
 
 COUNTS = dict(zip(COUNTED, ("output tokens", "tokens, input and output"), strict=True))
 OTHER = dict(zip(COUNTED, ("--cost-of total counts input too", "--cost-of output counts output alone"), strict=True))
-SPENT = ("usd_per_hour", "usd_per_month", "usd_per_year")
 
 
 def price_notes(put: Sequence[Question]) -> list[Note]:
@@ -34,10 +33,6 @@ def counted_note(q: Question) -> str:
     """Which tokens dollars are spread over, and how long a month is."""
     of = q.goal.cost_of
     return f"$/M: dollars per million {COUNTS[of]} ({OTHER[of]}); a month has {MONTH_H} hours, a year {YEAR_H:,}"
-
-
-def million(usd: float | None) -> str:
-    return "" if usd is None else f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.2g}"
 
 
 def fleet_cost_words(m: Money) -> str:
@@ -72,8 +67,3 @@ def page_note(q: Question, gpus: int, output_tokens_per_s: float, prompting: int
         return f"no price is known for {q.cluster.chip.key}"
     tokens = f"${million(each[0].usd_per_million_tokens)} per million output tokens"
     return f"{fleet_cost_words(each[0])}; {tokens}, ${million(each[1].usd_per_million_tokens)} where input counts too, at this load"
-
-
-def spent_record(m: Money) -> Record:
-    """For a document: null where no price is known."""
-    return {"usd_per_gpu_hour": m.usd_per_gpu_hour or None, **facts(m, *SPENT)}

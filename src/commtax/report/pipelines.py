@@ -1,5 +1,10 @@
 """A pipeline for a terminal (the grid), as a picture (SVG), as a document, and for the page (boxes)."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from commtax import napkin
@@ -7,12 +12,17 @@ from commtax.cost.schedules import SCHEDULES
 from commtax.files import table
 from commtax.report.documents import Record, record
 from commtax.report.drawing import Console, Sketch, telling
+from commtax.report.manners import Manner
+from commtax.report.plots import no_formula, picture
 from commtax.report.tables import ANSWER, notes, say, show_table
 from commtax.sim.pipeline import PipelineRun, step_pipeline
 from commtax.statement import Refusal
 from commtax.timeline import Timeline
 from commtax.units import plural
 from commtax.verbs.billing import StepBill
+
+if TYPE_CHECKING:
+    from commtax.report.plots import Figure
 
 KINDS = table("report/words.toml")["pipeline"]
 NAMES, MOST_ROWS = 9, 64
@@ -167,3 +177,33 @@ def page_pipeline(b: StepBill) -> Record:
         bubble_fraction=idle,
         formula=f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B",
     )
+
+
+def plot_pipeline(ran: PipelineRun, path: Path | None) -> Figure:
+    """The schedule as boxes: a row for each rank."""
+    t = ran.timeline
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for code, kind in enumerate(t.kinds):
+            mine = [i for i in range(len(t.lane)) if int(t.kind[i]) == code]
+            _, label, _, colour = KINDS[kind]
+            left, width = [float(t.start_s[i]) for i in mine], [float(t.end_s[i] - t.start_s[i]) for i in mine]
+            if mine:
+                axes.barh(
+                    [int(t.lane[i]) for i in mine], width, left=left, color=colour, label=label, edgecolor="white", linewidth=0.4
+                )
+        axes.set_yticks(range(len(t.lanes)), t.lanes, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel("time units")
+        axes.set_title(no_formula(f"{ran.kind.name}: {ran.over_total:.1%} idle"), loc="left", fontsize=10)
+        axes.legend(fontsize=8, ncols=3)
+
+    return picture(path, draw, (9, 1.4 + 0.3 * len(t.lanes)))
+
+
+MANNERS = {
+    "PipelineRun": Manner[PipelineRun](
+        show_pipeline, pipeline_document, pipeline_rows, plot_pipeline, lambda ran: to_svg(ran.timeline, ground="none")
+    ),
+}

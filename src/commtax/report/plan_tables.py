@@ -1,24 +1,29 @@
 """Tables of plans: their places and the mark of the recommended one, their GPUs, and cells of serving plans."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+from typing import NamedTuple
 
-from commtax.judgement.confidence import percent
+import numpy as np
+
 from commtax.judgement.leading import latest_first_token_s
-from commtax.planner import columns as planned
-from commtax.planner.columns import ColumnTable, ServingColumns, ServingPlans
+from commtax.planner import ranking
+from commtax.planner.columns import ColumnTable, ServingColumns, ServingPlans, TrainColumns, TrainPlans, request_s
+from commtax.planner.money import plan_money, training_money
 from commtax.planner.reasons import against_codes, against_note, dtype_words
-from commtax.report.documents import Record
+from commtax.planner.training_search import BUDGET
+from commtax.report.documents import Record, facts, record
 from commtax.report.drawing import Console
-from commtax.report.money import million
-from commtax.report.tables import say, show_table
+from commtax.report.figures import figure_table
+from commtax.report.money import price_notes
+from commtax.report.tables import Remarks, say, show_table
+from commtax.spec import Number
 from commtax.statement import Note
-from commtax.units import format_seconds, plural
+from commtax.units import format_bytes, format_tokens, plural
 from commtax.words import words
 
 MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
-EXPENDABLE = ("KV free", "comm", "/user", "microbatch", "bubble", "memory", "/GPU", "80% range", "range", "kind", "$/M", "likely")
-"""Columns of plans that a narrow screen can do without, the least important first."""
 NEAREST = 5  # plans that are shown where none is good
 
 
@@ -84,37 +89,157 @@ def behind_notes(
         yield words("rank-behind", plans=named, against=why)
 
 
-SERVED: Mapping[str, Callable[[ServingPlans, ServingColumns, int], str]] = {
-    "plan": lambda a, rows, i: a.layout(rows, i) + dtype_words(a.question, int(rows.dtype[i])),
-    ">clients": lambda _, rows, i: f"{int(rows.concurrency[i]):,}",
-    ">TTFT": lambda _, rows, i: format_seconds(rows.ttft_s[i]),
-    ">TPOT": lambda a, rows, i: tpot_cell(a, rows, i),
-    ">likely": lambda a, rows, i: percent(a.kept(rows, i)),
-    ">request": lambda a, rows, i: format_seconds(planned.request_s(a.question, rows)[i]),
-    ">tokens/s": lambda _, rows, i: f"{rows.tokens_per_s[i]:,.0f}",
-    ">/GPU": lambda _, rows, i: f"{rows.tokens_per_s_per_gpu[i]:,.0f}",
-    ">/user": lambda a, rows, i: f"{rows.tokens_per_s_per_user[i]:,.0f}" if a.question.requests.output_len > 1 else "–",
-    ">$/M": lambda a, rows, i: million(a.usd_per_million_tokens(rows)[i]) if a.question.goal.usd_per_gpu_hour else "",
-    ">KV free": lambda _, rows, i: f"{rows.kv_headroom[i]:.0%}",
-}
-"""Cells of a serving plan, by the names of their columns."""
+class RowValues:
+    """A row of columns, each of them an attribute."""
+
+    def __init__(self, rows: ColumnTable, i: int) -> None:
+        self._rows, self._i = rows, i
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._rows, name)[self._i]
 
 
-def served_columns(listed: Sequence[tuple[ServingPlans, ServingColumns, int]], *names: str) -> dict[str, list[str]]:
-    """Some columns of some plans; how likely limits hold only where there are any."""
-    limited = any(a.question.goal.times for a, _, _ in listed)
-    return {name: [SERVED[name](*one) for one in listed] for name in names if limited or name != ">likely"}
+class Ends(NamedTuple):
+    """The ends of an 80% range, where there is one."""
+
+    low: Number | None
+    high: Number | None
+
+
+def served_things(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
+    """Return what documents and tables of serving plans are made of; without a second token there is no time between tokens."""
+    q, row, decodes = a.question, RowValues(rows, i), a.question.requests.output_len > 1
+    return {
+        "row": row,
+        "mode": "disaggregated" if rows.mode[i] else "together",
+        "idle_gpus": q.gpus_there - rows.gpus[i],
+        "prompts": row if rows.mode[i] else None,
+        "exchange": lambda: a.exchange_of(rows, i).told,
+        "techniques": lambda: list(a.turned_on(rows, i)),
+        "dropped": lambda: list(a.dropped(rows, i)),
+        "kind": lambda: ranking.KINDS[int(ranking.kinds(rows.take(slice(i, i + 1)), q.cluster)[0])],
+        "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
+        "decoded": row if decodes else None,
+        "ttft": lambda: Ends(*a.range_of(rows, i, "ttft_s")),
+        "tpot": lambda: Ends(*a.range_of(rows, i, "tpot_s")) if decodes else None,
+        "kept": lambda: a.kept(rows, i) if q.goal.times else None,
+        "request_s": lambda: request_s(q, rows)[i],
+        "money": plan_money(q, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i])),
+        "usd": lambda: a.usd_per_million_tokens(rows)[i] if q.goal.usd_per_gpu_hour else None,
+        "step": lambda: a.step_of(rows, i),
+        "verdict": lambda: a.gpu_words(rows, i),
+    }
+
+
+def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
+    return record("plan-serving", **served_things(a, rows, i))
+
+
+def trained_things(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
+    """Return what documents and tables of training plans are made of."""
+    rate = a.tokens_per_s(rows, i)
+    return {
+        "row": RowValues(rows, i),
+        "kind": a.kind_words(rows, i),
+        "step": lambda: a.step_of(rows, i),
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": rate / rows.gpus[i],
+        "run": training_money(a.question, int(rows.gpus[i]), rate),
+        "way": lambda: a.kinds[int(rows.kind[i])].plan,
+        "verdict": a.gpu_words(rows, i),
+    }
+
+
+def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
+    return record("plan-training", **trained_things(a, rows, i))
+
+
+def plan_names(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[str]:
+    """Return plans in words, with the type of their weights where several were compared."""
+    return [a.layout(rows, i) + dtype_words(a.question, int(rows.dtype[i])) for a, rows, i in listed]
 
 
 def gpus_of(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[int]:
     return [int(rows.gpus[i]) for _, rows, i in listed]
 
 
-def tpot_cell(a: ServingPlans, rows: ServingColumns, i: int) -> str:
-    """Without a second token there is no time between tokens."""
-    return format_seconds(rows.tpot_s[i]) if a.question.requests.output_len > 1 else "–"
+CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")
+"""Columns of a search that no table shows: codes, and times with a margin that limits were held against."""
 
 
-def facts_at(rows: ColumnTable, i: int, *names: str) -> Record:
-    """Some columns of one row under their own names."""
-    return {name: getattr(rows, name)[i] for name in names}
+def served_rows(a: ServingPlans) -> list[Record]:
+    """Every good plan, best first; ranges and dollars per month are in the document."""
+    rows, q, usd = a.plans, a.question, a.usd_per_million_tokens(a.plans)
+    kinds, figures = ranking.kinds(rows, q.cluster), [name for name in rows.names() if name not in CODED]
+    return [
+        {
+            "plan": a.gpu_words(rows, i),
+            "recommended": i == a.recommended,
+            "mode": "disaggregated" if rows.mode[i] else "together",
+            "kind": ranking.KINDS[int(kinds[i])],
+            "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
+            **facts(RowValues(rows, i), *figures, "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
+            "usd_per_million_tokens": usd[i] if q.goal.usd_per_gpu_hour else None,
+            **a.exchanges[int(rows.exchange[i])].told,
+        }
+        for i in range(len(rows))
+    ]
+
+
+def trained_rows(a: TrainPlans) -> list[Record]:
+    """Every plan that fits, fastest first."""
+    rows = a.plans
+    return [
+        {
+            "plan": a.gpu_words(rows, i),
+            "recommended": i == a.recommended,
+            "kind": a.kind_words(rows, i),
+            **record("plan-training-sizes", row=RowValues(rows, i)),
+        }
+        for i in range(len(rows))
+    ]
+
+
+def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:
+    """The ranking of splits, or the nearest plans; what is left to remark."""
+    if not len(a.plans):
+        if len(a.near):
+            _show_ranked_training(console, a, a.near, NEAREST)
+        return tuple(run_notes(a) if len(a.near) else ()), ()
+    splits = a.splits()
+    _show_ranked_training(console, a, a.plans.take(splits), top, int(np.flatnonzero(splits == a.recommended)[0]))
+    listed = f"--top N --json lists the first N of all {len(a.plans):,} that fit"
+    best = f"the best microbatch, recomputation and schedule of each split; {listed}"
+    return (best, *run_notes(a)), ()
+
+
+def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
+    first, shown = rows_to_show(rows, top, recommended), figure_table("training")
+    columns = {"": places(first, recommended), "plan": [a.layout(rows, i) for i in first]}
+    columns |= shown.cells([trained_things(a, rows, i) for i in first])
+    show_ranked(console, columns, [int(rows.gpus[i]) for i in first], shown.spare_headings(), a.question.gpus_there)
+
+
+def untrained_words(a: TrainPlans) -> list[str]:
+    """What is missing; a rank's share shrinks with the GPUs, or a little slower."""
+    if not len(a.near):
+        return ["No plan is legal."]
+    least, budget = float(a.near.memory_bytes[0]), BUDGET * a.question.cluster.chip.visible_bytes
+    gpus = math.ceil(int(a.near.gpus[0]) * least / budget)
+    short = f"{format_bytes(least)} per rank at least, of {format_bytes(budget)}"
+    return [f"No plan fits in memory: {short}.", f"It would take about {gpus:,} GPUs."]
+
+
+def run_words(a: TrainPlans) -> str:
+    """The run's tokens: ``15T``.
+
+    >>> from types import SimpleNamespace as Any
+    >>> run_words(Any(question=Any(goal=Any(train_tokens=1.5e12))))
+    '1.5T'
+    """
+    return format_tokens(a.question.goal.train_tokens)
+
+
+def run_notes(a: TrainPlans) -> list[Note]:
+    """Return the run that time and dollars are of, and the price of a GPU-hour."""
+    return [words("run-tokens", tokens=run_words(a), prices=price_notes([a.question]))]

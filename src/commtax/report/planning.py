@@ -1,54 +1,75 @@
 """Plans for a terminal: the winner and why, the ranking, the Pareto front, what was rejected; and as a document."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from math import isinf
 from typing import TypeVar
 
 import numpy as np
 
 from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.confidence import percent
-from commtax.judgement.margins import margin
-from commtax.planner import StandingPlan, choosing
-from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans, objective_value
-from commtax.planner.compared_types import best_of_types
-from commtax.planner.money import asks_for_dollars, plan_money
-from commtax.planner.reasons import TITLES, against_codes, missed_times, odds, role_words
-from commtax.planner.roomier import recommended_fit
+from commtax.judgement.margins import margin, ratio_error
+from commtax.planner import StandingPlan, ranking
+from commtax.planner.alternatives import alone_words, best_of_types, recommended_fit
+from commtax.planner.columns import (
+    USUAL,
+    OperatingPoint,
+    Rejected,
+    ServingColumns,
+    ServingPlans,
+    TrainColumns,
+    TrainPlans,
+    objective_value,
+    power,
+)
+from commtax.planner.money import asks_for_dollars
+from commtax.planner.pool_use import pool_words
+from commtax.planner.ranking import FAMILY, KINDS, kinds
+from commtax.planner.reasons import (
+    TITLES,
+    against_codes,
+    against_words,
+    delivers,
+    doubt_words,
+    dtype_words,
+    missed_times,
+    odds,
+    role_words,
+)
+from commtax.planner.serving_search import power_margin
 from commtax.question import EVEN, Question
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Sketch
 from commtax.report.exact_bytes import roomier_record
-from commtax.report.money import counted_note, plan_notes, spent_record
-from commtax.report.operating_points import point_name, show_points
-from commtax.report.pasted_plans import show_own_plan
+from commtax.report.figures import figure_table
+from commtax.report.money import counted_note, plan_notes
 from commtax.report.plan_tables import (
-    EXPENDABLE,
     MARK,
     NEAREST,
+    RowValues,
     behind_notes,
-    facts_at,
     gpus_of,
     places,
+    plan_names,
     rows_to_show,
-    served_columns,
-    show_ranked,
-)
-from commtax.report.tables import ANSWER, Remarks, length_words, model_words, notes, say, show_rejected, show_table, sized_places
-from commtax.report.trained_plans import (
-    ranked_columns,
     run_notes,
+    served_row,
+    served_things,
+    show_ranked,
     show_training_plans,
-    trained_figures,
     trained_row,
+    trained_things,
     untrained_words,
 )
-from commtax.spec import SERVING_AXES
-from commtax.units import format_seconds, plural
-from commtax.verbs.request_streams import lengths_note
+from commtax.report.tables import ANSWER, Remarks, length_words, model_words, notes, say, show_rejected, show_table, sized_places
+from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs.disaggregation import UNCHECKED
+from commtax.verbs.loads import lengths_note
 from commtax.verbs.settling import link_notes
-from commtax.words import inside
+from commtax.words import inside, opening, words
 
 WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
 HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
@@ -148,17 +169,16 @@ DEFINITION = (
 
 
 def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
-    own = a.recommended if rows is a.plans else None
-    first, q = rows_to_show(rows, top, own), a.question
-    shown = rows.take(np.array(first, dtype=int))
-    listed, timed = [(a, rows, i) for i in first], [">request"] if q.goal.objective == "latency" else []
-    aim, columns = WANTED[q.goal.objective] if a.places else "", {"": places(first, own)}
-    columns |= served_columns(listed, "plan", ">clients", ">TTFT", ">TPOT", ">likely", *timed, ">tokens/s")
-    columns[">range"] = [f"{low:,.0f}-{high:,.0f}" for low, high in a.ranges(shown, "tokens_per_s")]
-    columns |= served_columns(listed, ">/GPU", ">/user", ">$/M")
-    columns[">comm"] = [f"{share:.0%}" for share in a.comm_fractions(shown)]
-    expendable = [name for name in EXPENDABLE if name != "$/M" or not asks_for_dollars(q)]
-    show_ranked(console, columns | served_columns(listed, ">KV free"), gpus_of(listed), expendable, q.gpus_there, aim)
+    own, q, shown = a.recommended if rows is a.plans else None, a.question, figure_table("serving")
+    first = rows_to_show(rows, top, own)
+    some, listed = rows.take(np.array(first, dtype=int)), [(a, rows, i) for i in first]
+    priced = {"tokens_per_s.range": a.ranges(some, "tokens_per_s"), "exposed_comm_fraction": a.comm_fractions(some).tolist()}
+    asked = {"limits_kept_with": bool(q.goal.times), "request_s": q.goal.objective == "latency"}
+    cells = shown.cells([served_things(*one) for one in listed], [key for key, on in asked.items() if not on], priced)
+    needed = ["usd_per_million_tokens"] if asks_for_dollars(q) else []
+    aim = WANTED[q.goal.objective] if a.places else ""
+    columns = {"": places(first, own), "plan": plan_names(listed), **cells}
+    show_ranked(console, columns, gpus_of(listed), shown.spare_headings(needed), q.gpus_there, aim)
 
 
 def nothing_words(a: Plans) -> list[str]:
@@ -233,36 +253,10 @@ def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Reco
 def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
     rows, figures = pasted.rows, Record()
     if isinstance(rows, TrainColumns):
-        figures = trained_figures(rows, 0) if len(rows) else {}
+        figures = record("plan-training-sizes", row=RowValues(rows, 0)) if len(rows) else {}
     elif isinstance(a, ServingPlans):
         figures = served_row(a, rows, 0) if len(rows) else {}
     return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}
-
-
-def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
-    """One plan; without a second token there is no time between tokens."""
-    ranges = {metric: zip(("low", "high"), a.range_of(rows, i, f"{metric}_s"), strict=True) for metric in ("tpot", "ttft")}
-    between, exchange = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user"), a.exchange_of(rows, i)
-    return {
-        "mode": "disaggregated" if rows.mode[i] else "together",
-        **facts_at(rows, i, *SERVING_AXES, "replicas", "gpus", "concurrency"),
-        "idle_gpus": a.question.gpus_there - rows.gpus[i],
-        **(facts_at(rows, i, "prefill_tp", "prefill_dp", "prefill_replicas") if rows.mode[i] else {}),
-        **exchange.told,
-        **({"techniques": list(on)} if (on := a.turned_on(rows, i)) else {}),
-        **({"without_techniques": list(left)} if (left := a.dropped(rows, i)) else {}),
-        "kind": choosing.KINDS[int(choosing.kinds(rows.take(slice(i, i + 1)), a.question.cluster)[0])],
-        "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
-        **facts_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
-        **{f"{metric}_{end}_s": seconds for metric, ends in ranges.items() for end, seconds in ends},
-        "limits_kept_with": a.kept(rows, i) if a.question.goal.times else None,
-        **facts_at(rows, i, "tokens_per_s_per_user"),
-        **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
-        **spent_record(plan_money(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))),
-        "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,
-        "exposed_comm_fraction": a.step_of(rows, i).comm_fraction,
-        "verdict": a.gpu_words(rows, i),
-    }
 
 
 def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
@@ -302,10 +296,6 @@ def _marked(a: ServingPlans) -> dict[str, tuple[str, ServingColumns, int]]:
     return {name[0].upper(): (name, point.plans, point.recommended) for name, point in named}
 
 
-OF_ENGINES = (">step", ">80% range", ">tokens/s", ">takes", ">costs", ">MFU", ">comm", ">memory")
-"""Columns of plans that are shown; the plans themselves stand in the sentences above."""
-
-
 def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> None:
     """Which engine, with which plan, and by how much; then each engine's own plan in a row."""
     q, able = answers[0].question, fastest_first(answers)
@@ -320,9 +310,10 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
     work = f"{plural(q.goal.global_batch, 'sequence')} of {q.context:,} tokens per step"
     say(console, f"{model_words(q.model)} on {sized_places(q)}, {' or '.join(_engine_key(a) for a in answers)}: {work}", "dim")
     if able:
-        shown = [ranked_columns(a, a.plans, [a.recommended]) for a in able]
-        columns = {"engine": [_engine_key(a) for a in able]} | {name: [one[name][0] for one in shown] for name in OF_ENGINES}
-        show_table(console, list(columns), zip(*columns.values(), strict=True), EXPENDABLE)
+        shown = figure_table("engines")
+        columns = {"engine": [_engine_key(a) for a in able]}
+        columns |= shown.cells([trained_things(a, a.plans, a.recommended) for a in able])
+        show_table(console, list(columns), zip(*columns.values(), strict=True), shown.spare_headings())
     notes(console, [*(run_notes(able[0]) if able else []), "why other plans of an engine lost: name it alone"])
 
 
@@ -355,3 +346,190 @@ def _rate(a: TrainPlans) -> float:
 
 def _engine_key(a: TrainPlans) -> str:
     return a.question.engine.key
+
+
+MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
+
+
+def point_name(a: ServingPlans, point: OperatingPoint) -> str:
+    """As people read it.
+
+    >>> import commtax
+    >>> found = commtax.plan("llama-3.2-1b", "1xh100-sxm")
+    >>> [point_name(found, point) for point in found.places]
+    ['fastest', 'balanced', 'most tokens/s']
+    """
+    return MOST[a.question.goal.objective] if point is a.places[-1] else point.name
+
+
+def start_sentence(a: ServingPlans) -> str:
+    rows, own = a.answered
+    plan = a.gpu_words(rows, own) + dtype_words(a.question, int(rows.dtype[own]))
+    return f"When users wait, start from {USUAL}: {plan}; {plural(int(rows.concurrency[own]), 'client')} at once."
+
+
+def best_sentence(a: ServingPlans) -> str:
+    """What the point to start from could have with two pools, where a simpler plan is named for it; else nothing."""
+    rows, point = a.usual.passed_over, a.usual
+    lead = rows if len(rows) else point.plans
+    if not lead.mode[0] or point.plans.mode[point.recommended]:
+        return ""
+    times = f"TTFT {format_seconds(lead.ttft_s[0])}, TPOT {format_seconds(lead.tpot_s[0])}"
+    best = f"{a.workers(lead, 0)}: {plural(int(lead.concurrency[0]), 'client')}, {times}, {lead.tokens_per_s[0]:,.0f} tokens/s"
+    return f"Predicted ahead for {USUAL} are two pools, {best}, {doubt_words(a.question, pools=True)}."
+
+
+def simpler_sentence(a: ServingPlans) -> str:
+    """The best plan of a simpler kind for the point to start from, and how far predictions of two pools are to be trusted."""
+    point, q = a.usual, a.question
+    rows, own, kind = point.plans, point.recommended, kinds(point.plans, q.cluster)
+    simpler = next((i for i in range(own + 1, len(rows)) if kind[i] < kind[own]), None)
+    if simpler is None:
+        return ""
+    clients = plural(int(rows.concurrency[simpler]), "client")
+    named = f"The best simpler plan ({KINDS[int(kind[simpler])]}) is {a.workers(rows, simpler)}; {clients}"
+    gives = f"{named}: {delivers(replace(a, plans=rows), simpler)}."
+    if not rows.mode[own]:
+        return gives
+    error = ratio_error(q, pools=True)
+    doubt = f"{UNCHECKED} both" if isinf(error) else f"predictions of two pools against one err by {percent(error)}: measure both"
+    return f"{gives} {opening(doubt)}"
+
+
+def point_lines(a: ServingPlans) -> list[str]:
+    """What the point to start from gives, what is simpler, and what to beware of."""
+    rows, own = a.answered
+    gives = f"{delivers(replace(a, plans=rows), own)}."
+    beware = map(opening, (*alone_words(a), *pool_words(a, rows, own)))
+    return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
+
+
+def show_points(console: Console, a: ServingPlans) -> None:
+    """The answer where nothing is limited: a row for each point, and when it is the one to choose."""
+    for line in (words("no-limit"), start_sentence(a)):
+        say(console, line, ANSWER)
+    for line in point_lines(a):
+        say(console, f"  {line}")
+    listed = [(a, point.plans, point.recommended) for point in a.places]
+    columns = {"point": [point_name(a, point) for point in a.places]}
+    shown = figure_table("points")
+    columns |= {"plan": plan_names(listed), **shown.cells([served_things(*one) for one in listed])}
+    show_ranked(console, columns, gpus_of(listed), shown.spare_headings(), a.question.gpus_there)
+    for point in a.places:
+        say(console, f"  {point_name(a, point)}: when {point.when}", "dim")
+    console.print()
+
+
+GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s per GPU", "gpus": "its answer per GPU"}
+LEAD = {"throughput": "has {:.0%} more tokens/s", "latency": "is {:.0%} faster", "cost": "has {:.0%} more tokens per dollar"}
+ALIKE = 1.005  # a ratio below which two plans are told as equal
+
+
+def show_own_plan(console: Console, a: ServingPlans | TrainPlans, pasted: StandingPlan | None) -> None:
+    """Where the plan that was pasted stands, in one sentence; before it, that it would not start as it is."""
+    if pasted is None:
+        return
+    if pasted.remark:
+        say(console, f"As pasted, {pasted.remark}.", "bold red")
+    if not len(pasted.rows):
+        say(console, f"Pasted: {pasted.plan}: {pasted.reason}.", "bold red")
+        return
+    figures, standing, gain = _served(a, pasted) if isinstance(a, ServingPlans) else _trained(a, pasted)
+    say(console, f"Pasted: {pasted.plan}{figures}; {standing}.", "bold" if pasted.rank else "bold red")
+    better = pasted.tuned
+    if better and better.rank and pasted.gain > ALIKE * better.gain:
+        say(console, f"  run as {better.plan}, it would have {pasted.gain / better.gain:.2f} x {gain}")
+
+
+def _trained(a: TrainPlans, pasted: StandingPlan) -> tuple[str, str, str]:
+    r, gain = pasted.rows, "its speed"
+    assert isinstance(r, TrainColumns)
+    figures = f": step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {format_bytes(r.memory_bytes[0])} per rank"
+    more = float(a.plans.gpus[0] / r.gpus[0]) if len(a.plans) else 1.0
+    beside = f", {_times('the best', pasted.gain, gain, more)}" if pasted.rank and pasted.gain > ALIKE else ""
+    return figures, place_words(pasted, len(a.plans)) + beside, gain
+
+
+def _served(a: ServingPlans, pasted: StandingPlan) -> tuple[str, str, str]:
+    q, r = a.question, pasted.rows
+    assert isinstance(r, ServingColumns)
+    tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} per GPU"
+    figures = f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {_latencies(q, r, 0)}"
+    aim = f"for {MOST[q.goal.objective]} " if a.places and pasted.rank else ""
+    standing = f"{aim}{place_words(pasted, len(a.plans))}{beside_recommended(a, pasted)}{_when_users_wait(a, pasted)}"
+    return figures, standing, GAIN[q.goal.objective]
+
+
+def _latencies(q: Question, rows: ServingColumns, i: int) -> str:
+    tpot = f", TPOT {format_seconds(rows.tpot_s[i])}" if q.requests.output_len > 1 else ""
+    return f"TTFT {format_seconds(rows.ttft_s[i])}{tpot}"
+
+
+def place_words(pasted: StandingPlan, count: int) -> str:
+    """Its place among the good plans, or why it has none."""
+    if not pasted.rank:
+        return pasted.reason
+    if pasted.rank > count > 0:  # as it runs it is none of them
+        return "the only good plan is better" if count == 1 else f"all {count:,} good plans are better"
+    return f"place {pasted.rank:,} among {count:,} good plans" if pasted.rank > 1 else "no plan is better"
+
+
+def _times(whose: str, ratio: float, gain: str, more: float) -> str:
+    """How many times a plan's worth another has, and what that is of each GPU where it has ``more`` times as many.
+
+    >>> _times("the best", 2.42, "its tokens/s", 2.0)
+    'the best has 2.42 x its tokens/s with 2 x its GPUs, 1.21 x per GPU'
+    """
+    each = f" with {more:.3g} x its GPUs, {ratio / more:.2f} x per GPU" if more != 1 else ""
+    return f"{whose} has {ratio:.2f} x {gain}{each}"
+
+
+def beside_recommended(a: ServingPlans, pasted: StandingPlan) -> str:
+    """The pasted plan against the recommended one: who runs a good plan need not change it for a simpler or an equal one."""
+    r, q = pasted.rows, a.question
+    if not isinstance(r, ServingColumns) or not pasted.rank or not len(a.plans):
+        return ""
+    theirs, aim = a.plans.take(slice(a.recommended, a.recommended + 1)), q.goal.objective
+    if a.gpu_words(theirs, 0) == pasted.plan:
+        clients = int(theirs.concurrency[0])
+        return "; it is the recommended plan" + (f", which has {plural(clients, 'client')}" if clients != r.concurrency[0] else "")
+    ratio = float(objective_value(q, theirs)[0] / objective_value(q, r)[0])
+    more = float(theirs.gpus[0] / r.gpus[0]) if aim == "throughput" else 1.0  # which more GPUs have more of
+    copies = float(theirs.replicas[0] / r.replicas[0])
+    sizes = [name for name in (*FAMILY, "exchange") if name != "replicas"]
+    alike = not theirs.mode[0] and all(getattr(theirs, name)[0] == getattr(r, name)[0] for name in sizes)
+    if alike and copies in range(2, 1 + int(copies)):
+        return f"; the recommended plan is {copies:.0f} of yours" + (f": {ratio:.2f} x {GAIN[aim]}" if ratio > ALIKE else "")
+    if more == 1 and aim in LEAD:
+        lead = 1 / ratio - 1
+        if round(100 * lead) > 0:
+            return f"; yours {LEAD[aim].format(lead)} than the recommended plan{_why_keep(q, theirs, r)}"
+        if ratio - 1 <= margin(q):
+            return f"; yours is as good as the recommended plan within the margin of {percent(margin(q))} (--margin)"
+    return f"; {_times('the recommended plan', ratio, GAIN[aim], more)}" if more != 1 or ratio > ALIKE else ""
+
+
+def _why_keep(q: Question, theirs: ServingColumns, r: ServingColumns) -> str:
+    """Why a plan that is better than the recommended one is not recommended itself, and what to do about it."""
+    if doubts := against_words(q, r):
+        return f", but {doubts}"
+    own, simple = (float(ranking.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
+    return f"{', which is simpler' if simple < own else ''}: if it runs, keep it"
+
+
+def _when_users_wait(a: ServingPlans, pasted: StandingPlan) -> str:
+    """Where no limit says how long requests may take: the same plan at the point to start from, beside the one to start from."""
+    if not a.places or not pasted.rank:
+        return ""
+    rows, own = a.answered
+    if a.gpu_words(rows, own) == pasted.plan:
+        return f"; when users wait, start from it too, with {plural(int(rows.concurrency[own]), 'client')} ({USUAL})"
+    q, start = a.question, a.workers(rows, own)
+    same = next((i for i in range(len(rows)) if a.gpu_words(rows, i) == pasted.plan), None)
+    if same is None:
+        return f"; when users wait, start from {start}"
+    worth, apart = power(q, rows), bool(rows.mode[same] != rows.mode[own])
+    alike = not apart and worth[own] <= worth[same] * (1 + power_margin(q))
+    clients, rate = plural(int(rows.concurrency[same]), "client"), f"{rows.tokens_per_s[same]:,.0f} tokens/s"
+    judged = f"yours is as good as {start} within the margin" if alike else f"start from {start}"
+    return f"; when users wait, {judged} ({USUAL}, yours has {clients}, {_latencies(q, rows, same)}, {rate})"

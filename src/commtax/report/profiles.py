@@ -6,8 +6,7 @@ from itertools import groupby
 
 from commtax.catalog.posterior import metric_words, move_words, moves_of
 from commtax.catalog.profile import parts_of
-from commtax.catalog.profile_files import document
-from commtax.catalog.profile_lessons import TaughtRun, runs_of
+from commtax.catalog.profile_files import TaughtRun, document, runs_of
 from commtax.report.documents import Record, record
 from commtax.report.drawing import Console
 from commtax.report.tables import drop_empty_columns, notes, say, show_table

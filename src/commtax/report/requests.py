@@ -3,7 +3,11 @@
 Documents have our figures beside the keys of ``vllm bench serve``, so that scripts for its results read ours.
 """
 
+from collections.abc import Mapping
+from functools import partial
 from math import isfinite, isinf
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,20 +16,31 @@ from commtax.judgement.overload import load_words
 from commtax.report.closed_loop import LITTLE, fixed_time_notes, host_times, saved_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
+from commtax.report.manners import Manner
+from commtax.report.plots import COLOURS, format_time_axis, no_formula, picture, style
 from commtax.report.tables import ANSWER, OWN_LIMITS, cached_words, longest_words, notes, say, say_asked, say_own_limits, show_table
+from commtax.sim.serving.figures import weighted_quantile
 from commtax.spec.stream import Lengths
 from commtax.statement import MEANS, Note
 from commtax.units import format_figure, format_seconds, format_spread, plural
 from commtax.verbs.disaggregation import describe_pools, prompter
+from commtax.verbs.examining import NEEDED, UPPER, EngineUsage, FirstTokens, Gaps, RequestSweep, Slo, first_tokens, gaps, usage_of
+from commtax.verbs.loads import LOADS
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import describe_gpus
-from commtax.verbs.sweeping import NEEDED, UPPER, RequestSweep, Slo
-from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps
-from commtax.verbs.usage import EngineUsage, usage_of
+
+if TYPE_CHECKING:
+    from commtax.report.plots import Axes, Figure
 
 WORDS = table("report/words.toml")["requests"]
-METRICS = WORDS["metrics"]
-BENCH = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}  # our times, and what vLLM calls them
+TIMES: Mapping[str, Mapping[str, str]] = table("report/figures.toml")["times"]
+METRICS = {key: one["name"] for key, one in TIMES.items()}
+SWEPT = {
+    f"{metric}_{which}": f"{METRICS[metric]} {which}"
+    for metric, some in {"ttft": ("mean", "p99"), "tpot": ("mean", "p99"), "itl": ("p99",), "e2e": ("mean",)}.items()
+    for which in some
+}
+"""Statistics that a sweep lists, and the names of their columns."""
 MEDIAN = {"p50": "median"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 LONGER = 1.2  # prompts of the slowest over those of the middle
@@ -289,7 +304,7 @@ def bench_result(o: RequestsInTime, slo: Slo) -> Record:
         request_goodput=slo.goodput(o) if slo.limits else None,
         total_token_throughput=o.tokens_per_s + o.input_tokens_per_s,
     )
-    for metric, theirs in BENCH.items():
+    for metric, theirs in ((key, one["bench"]) for key, one in TIMES.items() if "bench" in one):
         row |= {f"{MEDIAN.get(s, s)}_{theirs}_ms": 1e3 * o.statistic(f"{metric}_{s}") for s in (*STATISTICS, "std")}
     return row
 
@@ -311,3 +326,124 @@ def sweep_document(s: RequestSweep, slo: Slo) -> Record:
 def _point(o: RequestsInTime, slo: Slo) -> Record:
     kept = slo.share(o) if slo.limits else None
     return {**bench_result(o, slo), "source": "predicted", "overloaded": o.overloaded, "share": kept}
+
+
+EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "tokens/s out")
+
+
+def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
+    """One line a point, the knee and the capacity said."""
+    say_own_limits(console, s.outcomes[0].notes)
+    unit = rate_words if s.name == LOADS[0] else partial(plural, noun="client")
+    parts = [f"the capacity is {rate_words(s.capacity)}"]
+    if s.knee is not None:
+        parts.append(f"the knee {unit(s.values[s.knee])}, where throughput over latency is greatest")
+    if slo.limits:
+        most = s.most(slo)
+        parts.append("no point meets the SLO" if most is None else f"the SLO is met up to {unit(s.values[most])}")
+    say(console, f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0], ANSWER)
+    say_asked(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
+    columns = (
+        f">{s.title}",
+        *(f">{title}" for title in SWEPT.values()),
+        ">answered/s",
+        ">tokens/s out",
+        *([">SLO met"] if slo.limits else []),
+        "",
+    )
+    show_table(console, columns, (_sweep_cells(s, i, slo) for i in range(len(s.values))), EXPENDABLE)
+    notes(console, remarks(s.outcomes[0]))
+
+
+def _sweep_cells(s: RequestSweep, at: int, slo: Slo) -> tuple[str, ...]:
+    o = s.outcomes[at]
+    times = [format_seconds(value) if np.isfinite(value := o.statistic(name)) else "–" for name in SWEPT]
+    mark = "overloaded" if o.overloaded else "the knee" if at == s.knee else ""
+    kept = [f"{slo.share(o):.1%}"] if slo.limits else []
+    return (f"{s.values[at]:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark)
+
+
+def plot_sweep(s: RequestSweep, path: Path | None) -> "Figure":
+    """Latency against rate: TTFT and times between tokens, mean and p99 with their ranges, the knee and the capacity marked."""
+
+    def draw(figure: "Figure") -> None:
+        first = s.outcomes[0].question
+        figure.suptitle(no_formula(f"{first.model.key} on {first.cluster.key}: {fleet_words(s.outcomes[0])}"), fontsize=11)
+        panels = {"time to first token": ("ttft_mean", "ttft_p99"), "time per token": ("tpot_mean", "itl_p99")}
+        for axes, (title, names) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+            for index, name in enumerate(names):
+                metric, which = name.split("_")
+                values = [o.statistic(name) for o in s.outcomes]
+                ends = np.array([o.range_of(name) for o in s.outcomes])
+                axes.plot(s.values, values, **style(index, label=f"{metric.upper()} {which}"), markersize=4)
+                axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
+                if s.knee is not None:
+                    axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
+            _frame(axes, s, title)
+
+    return picture(path, draw, size=(11, 4.8))
+
+
+def _frame(axes: "Axes", s: RequestSweep, what: str) -> None:
+    axes.set(xscale="log", xlabel=s.title, ylabel=what)
+    ticks = s.values[:: max(1, len(s.values) // 8)]
+    axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    axes.minorticks_off()
+    format_time_axis(axes, "y")
+    axes.grid(alpha=0.25)
+    if s.knee is not None:
+        axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
+    if s.name == LOADS[0] and s.values[0] < s.capacity < s.values[-1]:
+        axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
+
+
+def plot_outcome(o: RequestsInTime, path: Path | None) -> "Figure":
+    """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
+
+    def draw(figure: "Figure") -> None:
+        left, right = figure.subplots(1, 2)
+        title = f"{o.question.model.key} on {o.question.cluster.key}: {fleet_words(o)}, {rate_words(o.requests_per_s)}"
+        figure.suptitle(no_formula(title), fontsize=11)
+        times, counts = o.gaps
+        if counts.sum():
+            ms = times * 1e3
+            ends = [weighted_quantile(ms, counts, share) for share in (0.0, 0.9999)]
+            bins = np.linspace(0.9 * ends[0], 1.05 * ends[1], 80).tolist()
+            left.hist(ms, weights=counts / counts.sum(), bins=bins, color=COLOURS[0], alpha=0.85)
+            for index, which in enumerate(("mean", "p50", "p99")):
+                value = o.statistic(f"itl_{which}") * 1e3
+                left.axvline(value, color=COLOURS[index + 1], linestyle=("-", "--", ":")[index], label=f"{which} {value:.3g} ms")
+            left.legend(fontsize=8, frameon=False)
+        left.set(xlabel="time between tokens, ms", ylabel="share of tokens", yscale="log")
+        left.grid(alpha=0.25)
+        _distribution(right, o)
+
+    return picture(path, draw, size=(11, 4.8))
+
+
+def _distribution(axes: "Axes", o: RequestsInTime) -> None:
+    seen = o.counted
+    for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
+        values = np.sort(o.columns[name][seen])
+        share = np.arange(1, len(values) + 1) / len(values)
+        axes.plot(values, share, label=label, color=COLOURS[index], linestyle=("-", "--")[index], drawstyle="steps-post")
+    for which, height in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        value = o.statistic(f"ttft_{which}")
+        axes.plot(value, height, "o", color=COLOURS[0], markersize=5)
+        axes.annotate(f"{which} {format_seconds(value)}", (value, height), xytext=(7, -10), textcoords="offset points", fontsize=8)
+    format_time_axis(axes, "x")
+    low, high = axes.get_xlim()
+    axes.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=(low, high * (high / low) ** 0.15))
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+MANNERS = {
+    "RequestsInTime": Manner[RequestsInTime](
+        lambda console, o: show_outcome(console, o, Slo()),
+        lambda o: outcome_document(o, Slo()),
+        lambda o: [dict(zip(o.columns, row, strict=True)) for row in zip(*o.columns.values(), strict=True)],
+        plot_outcome,
+    ),
+}

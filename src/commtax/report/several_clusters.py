@@ -8,17 +8,27 @@ from commtax.planner.reasons import against_codes, against_words, among_words, d
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
 from commtax.report.documents import Record, document, engine_name, facts
 from commtax.report.drawing import Console
-from commtax.report.money import COUNTS, counted_note, fleet_cost_words, million, price_notes
-from commtax.report.plan_rows import served_rows
-from commtax.report.plan_tables import behind_notes, gpus_of, places, served_columns, show_ranked
-from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document, served_row
+from commtax.report.figures import figure_table, million
+from commtax.report.manners import LISTED, Manner, bars
+from commtax.report.money import COUNTS, counted_note, fleet_cost_words, price_notes
+from commtax.report.plan_tables import (
+    behind_notes,
+    gpus_of,
+    places,
+    plan_names,
+    served_row,
+    served_rows,
+    served_things,
+    show_ranked,
+)
+from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document
+from commtax.report.plots import BarRow
 from commtax.report.tables import ANSWER, length_words, model_words, name_and_gpus, notes, say
 from commtax.statement import Note
 from commtax.units import format_seconds, listed, plural
-from commtax.verbs.request_streams import lengths_note
+from commtax.verbs.loads import lengths_note
 from commtax.words import words
 
-EXPENDABLE = ("/GPU", "likely", "clients", "$/hour", "tokens/s")
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}
 UNITS = {
     "cost": "per million tokens",
@@ -178,14 +188,14 @@ def _why_words(own: RankedPlan, other: RankedPlan, objective: str) -> str:
 
 def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
     shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans)}
-    listed, costs = [(one.answer, one.answer.plans, one.row) for one in shown], [one.money for one in shown]
+    listed = [(one.answer, one.answer.plans, one.row) for one in shown]
     own, *others = (at for plan in (a.recommended, *a.beside) for at, one in enumerate(a.plans) if plan and same_plan(one, plan))
-    columns = {"": places([place[id(one)] for one in shown], own, others), **served_columns(listed, "plan")}
+    table, asked = figure_table("several"), any(answer.question.goal.times for answer in a.answers)
+    cells = table.cells([served_things(*one) for one in listed], [] if asked else ["limits_kept_with"])
+    columns = {"": places([place[id(one)] for one in shown], own, others), "plan": plan_names(listed)}
     columns["cluster"] = [one.answer.question.cluster.key for one in shown]
-    columns |= served_columns(listed, ">clients", ">TTFT", ">TPOT", ">likely", ">tokens/s", ">/GPU")
-    columns[">$/hour"] = [f"{m.usd_per_hour:,.2f}" if m.usd_per_hour else "" for m in costs]
-    columns[">$/M"] = [million(m.usd_per_million_tokens) for m in costs]
-    show_ranked(console, columns, gpus_of(listed), EXPENDABLE, aim=RANKED[a.objective] if a.waited else "")
+    aim = RANKED[a.objective] if a.waited else ""
+    show_ranked(console, columns | cells, gpus_of(listed), table.spare_headings(), aim=aim)
 
 
 def clusters_without_plans(a: SeveralPlans) -> Iterator[Note]:
@@ -254,3 +264,18 @@ def several_rows(a: SeveralPlans) -> list[Record]:
 
 def ranked_row(one: RankedPlan) -> Record:
     return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}
+
+
+def _cost_bar(one: RankedPlan) -> BarRow:
+    name = f"{one.answer.question.cluster.key}: {one.answer.gpu_words(one.answer.plans, one.row)}"
+    return name, float(one.money.usd_per_million_tokens or 0.0)
+
+
+MANNERS = {
+    "SeveralPlans": Manner[SeveralPlans](
+        lambda console, a: show_several(console, a, LISTED),
+        lambda a: several_document(a, LISTED),
+        several_rows,
+        bars(lambda a: list(map(_cost_bar, a.listed(LISTED))), "$ per million tokens", lambda a: a.answers[0].question.model.key),
+    ),
+}

@@ -4,18 +4,17 @@ from collections.abc import Iterator
 from math import isnan
 
 from commtax.catalog.programs import program
-from commtax.catalog.technique_misses import DRAFTS
-from commtax.catalog.techniques import changes_of, techniques_on
+from commtax.catalog.techniques import DRAFTS, changes_of, techniques_on
 from commtax.judgement import gains
 from commtax.report import tables
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Text, telling
+from commtax.report.manners import Manner, bars, question_title
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID
 from commtax.units import format_seconds, plural
-from commtax.verbs.costly_settings import SettingWorth
 from commtax.verbs.requests_weighed import PayRange, RequestTimes
 from commtax.verbs.settling import context_notes, link_notes
-from commtax.verbs.worth import TechniqueWorth, Worth
+from commtax.verbs.worth import SettingWorth, TechniqueWorth, Worth
 
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
 AXES = {"prompt": "prompt length"}  # what axes are called, where not by their name
@@ -337,3 +336,17 @@ def worth_document(w: Worth) -> Record:
 
 def worth_row(row: TechniqueWorth) -> Record:
     return record("worth-row", row=row, technique=row.technique, pays=row.pays)
+
+
+MANNERS = {
+    "Worth": Manner[Worth](
+        show_worth,
+        worth_document,
+        lambda w: [worth_row(row) | {"pays": pays_text(row, bool(w.swept))} for row in w.rows],
+        bars(
+            lambda w: [(row.name, row.gain - 1, row.low - 1, row.high - 1) for row in w.here],
+            "%",
+            lambda w: f"{question_title(w)}: gain of each technique",
+        ),
+    ),
+}

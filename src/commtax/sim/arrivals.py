@@ -1,4 +1,4 @@
-"""Traces of requests, told apart by what they hold, plain or gzipped.
+"""Traces of requests, recognised by their content, plain or gzipped.
 
 ============  ==========================================================================================================
 ours          CSV with ``arrival_s,input_tokens,output_tokens`` and perhaps ``hash_ids``; other columns are passed over
@@ -55,7 +55,7 @@ class _RequestTable:
 
 
 def read(path: Named) -> RequestStream:
-    """The requests of a trace in the order of their arrival."""
+    """Read the requests of a trace in the order of their arrival."""
     name = f"trace '{path}'"
     text = read_text(path, "trace", most=LOG_BYTES)
     if not text.strip():
@@ -74,20 +74,20 @@ def read(path: Named) -> RequestStream:
     stream = RequestStream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
     if table.ids is not None:
         most = np.ceil(prompt / table.block).astype(np.int64).tolist()
-        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        distinct: dict[tuple[int, ...], tuple[int, ...]] = {}
         prefixes = []
         for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
             prefix = _whole_ids(ids)
             if prefix is None or len(prefix) > blocks:
                 rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
                 raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
-            prefixes.append(known.setdefault(prefix, prefix))
+            prefixes.append(distinct.setdefault(prefix, prefix))
         stream = replace(stream, prefixes=tuple(prefixes), block=table.block)
     return _sort_arrivals(_drop_unanswered(stream, table.name))
 
 
 def write(stream: RequestStream, path: Named, results: Mapping[str, Array] = NOTHING, what: str = "trace") -> None:
-    """Our own form of a trace, gzipped where the name ends so. A client's limit of requests in flight is no part of it.
+    """Write our own form of a trace, gzipped where the name ends so. A client's limit of requests in flight is no part of it.
 
     ``results`` of the requests stand in columns of their own, which readers of traces pass over.
     """
@@ -133,7 +133,7 @@ def _from_csv(text: str, name: str) -> _RequestTable:
 
 
 def _ids_column(header: Sequence[str]) -> tuple[int | None, int]:
-    """Where the ids of blocks stand, and how many tokens one stands for."""
+    """Return the column with the ids of blocks, and how many tokens one stands for."""
     for place, column in enumerate(header):
         if match := _IDS.fullmatch(column):
             return place, int(match[1] or HASH_BLOCK)
@@ -159,14 +159,14 @@ def _from_json(text: str, name: str) -> _RequestTable:
     if not documents or (stray := next(strays, "")):
         where = f"{stray}: " if documents else ""
         raise Refusal(f"{name}: {where}no request with {', '.join(MOONCAKE)}, nor a benchmark's {', '.join(BENCH)}", "trace")
-    told = [row for row in documents if isinstance(row, dict)]
-    rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in told]
-    ids = [row.get("hash_ids") or [] for row in told] if any("hash_ids" in row for row in told) else None
+    requests = [row for row in documents if isinstance(row, dict)]
+    rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in requests]
+    ids = [row.get("hash_ids") or [] for row in requests] if any("hash_ids" in row for row in requests) else None
     return _RequestTable(name, places, MOONCAKE, rows, lambda value: _number(value) * 1e-3, ids)
 
 
 def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
-    """Documents with their places: one, a list of them, or one a line (all lines as one list first, which is much quicker)."""
+    """Return documents with their places: one, a list, or one per line (all lines as one list first, which is much quicker)."""
     lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     places = [place for place, _ in lines]
     try:
@@ -184,7 +184,7 @@ def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
 
 
 def _number(value: Json) -> float:
-    """A number of a cell or of JSON; what is none is NaN."""
+    """Return the number in a cell or in JSON, NaN where it is none."""
     if value is None or isinstance(value, (bool, list, dict)):
         return nan
     try:
@@ -194,7 +194,7 @@ def _number(value: Json) -> float:
 
 
 def _moment(text: Json) -> float:
-    """Seconds of a date with its time, as ISO 8601 writes it; without a zone it is UTC."""
+    """Return the seconds of an ISO 8601 date with its time, in UTC where it has no zone."""
     try:
         moment = datetime.fromisoformat(str(text).strip())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
@@ -210,12 +210,12 @@ def _check(table: _RequestTable, side: int, holds: Array, rule: str) -> None:
 
 
 def _whole_ids(ids: Json) -> tuple[int, ...] | None:
-    """Ids as whole numbers of 64 bits; None where they are something else."""
-    told = [i for i in list_of(ids) if type(i) is int or type(i) is str]
-    if not isinstance(ids, list) or len(told) < len(ids):
+    """Return ids as whole numbers of 64 bits, or None where one of them is not."""
+    texts = [i for i in list_of(ids) if type(i) is int or type(i) is str]
+    if not isinstance(ids, list) or len(texts) < len(ids):
         return None
     try:
-        whole = tuple(map(int, told))
+        whole = tuple(map(int, texts))
     except ValueError:
         return None
     return whole if all(-MOST_ID < i < MOST_ID for i in whole) else None

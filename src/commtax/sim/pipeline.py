@@ -1,4 +1,4 @@
-"""Run a pipeline schedule: every rank takes its operations in order, each as soon as its input has arrived.
+"""A pipeline schedule as it runs: every rank takes its operations in order, each as soon as its input has arrived.
 
 Of what was run: its bubble counted and by closed form, over the total and over the ideal; also that of a priced step.
 """
@@ -116,7 +116,7 @@ def _table(order: OperationOrder) -> _OperationTable:
 
 
 def _inputs(order: OperationOrder, t: _OperationTable, position: Column, transfer: float) -> tuple[Column, Column]:
-    """The operation on another (or the same) rank that each one waits for, and how long its output travels."""
+    """Return the operation that each one waits for, on another rank or the same, and how long its output travels."""
     near = np.full((2, order.p, order.v), -1)
     for path in order.paths:
         for (rank, chunk), (after, next_chunk) in pairwise(path):
@@ -146,7 +146,7 @@ def _seconds(order: OperationOrder, t: _OperationTable, times: Durations, full: 
 def _progress(
     t: _OperationTable, needs: list[int], lag: list[float], also: list[int], also_lag: list[float], seconds: list[float]
 ) -> tuple[list[float], list[float]]:
-    """Advance a rank until an input is missing; whoever makes that input wakes it."""
+    """Advance a rank until an input is missing; the rank that makes that input wakes it."""
     count, ranks = len(needs), len(t.ends)
     start, end, waiting = [0.0] * count, [-1.0] * count, [-1] * count
     leads, stops = t.leads.tolist(), t.ends
@@ -231,14 +231,14 @@ class PipelineRun(Answer):
 
 
 def step_pipeline(q: Question, b: Bill) -> PipelineRun:
-    """The pipeline of a training step and its bill, in seconds."""
+    """Return the pipeline of a training step and its bill, in seconds."""
     plan, kind = q.plan, SCHEDULES[q.plan.schedule]
     v = int(plan.chunks)
     return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, _durations(q, b, kind.passes(v)))
 
 
 def _durations(q: Question, b: Bill, chunks: int) -> Durations:
-    """Forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
+    """Return the times of forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
     m = float(q.plan.microbatches) * chunks
 
     def total(*stages: str) -> float:
@@ -249,7 +249,7 @@ def _durations(q: Question, b: Bill, chunks: int) -> Durations:
 
 
 def _depths(q: Question, chunks: int) -> tuple[float, ...]:
-    """Layers of each virtual stage over the mean of the fullest rank's, where interleaved stages are unequal."""
+    """Return the layers of each virtual stage over the mean of the fullest rank's, where interleaved stages are unequal."""
     plan, layers = q.plan, q.model.num_layers
     pp = int(plan.pp)
     if plan.schedule != "interleaved" or layers % (pp * chunks) == 0:

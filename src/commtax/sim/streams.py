@@ -7,16 +7,15 @@ from math import erf, inf, isfinite, isinf, log, pi, sin, sqrt
 
 import numpy as np
 
-from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, Lengths, RequestStream, lognormal_with_mean
+from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, Lengths, RequestStream
 from commtax.statement import Refusal
-
-__all__ = ["arrival_times", "draw_lengths", "draw_pairs", "draw_stream", "lognormal_with_mean"]
 
 _erf = np.frompyfunc(erf, 1, 1)
 
 
 def arrival_times(rate: float, count: int, burstiness: float, rng: np.random.Generator) -> Array:
-    """Seconds at which ``count`` requests arrive, as ``vllm bench serve`` sends them (``get_request`` in vllm/benchmarks/serve.py).
+    """Return the seconds at which ``count`` requests arrive, as ``vllm bench serve`` sends them (``get_request`` in
+    vllm/benchmarks/serve.py).
 
     Gaps are gamma distributed with shape ``burstiness`` and mean 1 / rate: 1 is a Poisson process, less comes in bursts, infinite
     is a constant rate. The first request is sent after one gap, and all times are stretched so that the last one is sent at
@@ -38,7 +37,7 @@ def _gaps(rate: float, count: int, burstiness: float, rng: np.random.Generator) 
 
 
 def _times_within(duration_s: float, rate: float, burstiness: float, rng: np.random.Generator) -> Array:
-    """All arrivals up to a moment; how many is chance, so nothing is stretched."""
+    """Draw all arrivals up to a moment; how many is chance, so nothing is stretched."""
     piece = int(rate * duration_s * 1.1) + 16
     times = np.cumsum(_gaps(rate, piece, burstiness, rng))
     while times[-1] <= duration_s:
@@ -47,7 +46,7 @@ def _times_within(duration_s: float, rate: float, burstiness: float, rng: np.ran
 
 
 def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> Array:
-    """Whole numbers of tokens, at least 1.
+    """Draw whole numbers of tokens, at least 1.
 
     >>> draw_lengths(Lengths("constant", 512), 3, np.random.default_rng(0)).tolist()
     [512, 512, 512]
@@ -56,7 +55,7 @@ def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> Arra
 
 
 def draw_pairs(inputs: Lengths, outputs: Lengths, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Lengths of prompts and answers; of one data set they go together as they do there.
+    """Draw lengths of prompts and answers; of one data set they go together as they do there.
 
     A Gaussian copula: normals with correlation 2 sin(pi r / 6), which have the rank correlation r, are carried to each side's own
     distribution, so that neither side changes.
@@ -69,7 +68,7 @@ def draw_pairs(inputs: Lengths, outputs: Lengths, count: int, rng: np.random.Gen
 
 
 def _lengths_at(lengths: Lengths, z: Array) -> Array:
-    """Lengths at places of a standard normal: the inverse of a distribution at Phi(z)."""
+    """Return the lengths at places of a standard normal: the inverse of a distribution at Phi(z)."""
     if lengths.kind == "lognormal":
         with np.errstate(over="ignore"):  # what is too long is cut below
             real = np.exp(log(lengths.mean) - lengths.sigma**2 / 2 + lengths.sigma * z)
@@ -83,7 +82,7 @@ def _lengths_at(lengths: Lengths, z: Array) -> Array:
 
 
 def _share_below(z: Array) -> Array:
-    """Phi(z), the standard normal's distribution."""
+    """Return Phi(z), the standard normal's distribution."""
     return np.asarray(_erf(z / sqrt(2)), dtype=np.float64) * 0.5 + 0.5
 
 
@@ -101,7 +100,7 @@ def draw_stream(
     block: int = 16,
     in_flight: float = inf,
 ) -> RequestStream:
-    """A stream of ``count`` requests, or of those that arrive within ``duration_s``; the same seed gives the same bytes.
+    """Draw a stream of ``count`` requests, or of those that arrive within ``duration_s``; the same seed gives the same bytes.
 
     An infinite rate sends all at once. Arrivals and lengths have random numbers of their own: another rate finds the same
     requests. With ``unique_prompts``, request i asks prompt i mod N once more, which has one length and one answer's length. The
@@ -124,12 +123,12 @@ def draw_stream(
 
 
 def random_numbers(seed: int) -> list[np.random.Generator]:
-    """Those of arrivals, and those of lengths."""
+    """Return the random numbers of arrivals, and those of lengths."""
     return np.random.default_rng(seed).spawn(2)
 
 
-def _check_above_zero(unit: str, **given: float) -> None:
-    for name, value in given.items():
+def _check_above_zero(unit: str, **values: float) -> None:
+    for name, value in values.items():
         if not value > 0:
             raise Refusal(f"{name}={value:g}{unit}: a number above 0 is needed; nearest valid: 1", name, (1,))
 
@@ -153,14 +152,14 @@ def _check(rate: float, count: int | None, duration_s: float, burstiness: float)
 
 
 def _prefixes(prompts: Array, shared: int, block: int, repeats: bool) -> tuple[tuple[int, ...], ...] | None:
-    """Ids of each prompt's whole blocks: the common ones first, then its own, which are named only where a prompt comes again."""
+    """Return the ids of each prompt's whole blocks: common ones, then its own, which are named only where a prompt comes again."""
     common = tuple(range(shared // block))
     if not common and not repeats:
         return None
     if not repeats:
         cut = {int(blocks): common[:blocks] for blocks in np.unique(prompts // block)}
         return tuple(cut[blocks] for blocks in (prompts // block).tolist())
-    own = np.maximum(prompts // block - len(common), 0)
-    ends = (len(common) + np.cumsum(own)).tolist()
-    counts = zip((prompts // block).tolist(), own.tolist(), ends, strict=True)
+    unshared = np.maximum(prompts // block - len(common), 0)
+    ends = (len(common) + np.cumsum(unshared)).tolist()
+    counts = zip((prompts // block).tolist(), unshared.tolist(), ends, strict=True)
     return tuple((*common[:blocks], *range(end - added, end)) for blocks, added, end in counts)

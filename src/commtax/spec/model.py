@@ -1,4 +1,7 @@
-"""A decoder, as its ``config.json`` tells it."""
+"""A decoder, as its ``config.json`` tells it.
+
+Add here a kind of layer as a record. What it keeps, launches and sends is said in ``cost``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How a model is laid over GPUs, and what one step of it does."""
+"""How a model is laid over GPUs, and what one step of it does.
+
+Add here a parallel axis, a kind of training, or what a step may consist of.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields

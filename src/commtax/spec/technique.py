@@ -65,6 +65,7 @@ class Technique:
     usual: str = ""  # the values that are tried where nobody says any: ``3`` or ``int4``
     flags: Mapping[str, str] = field(default_factory=dict)  # by engine: what asks for it, fields in braces
     along: Mapping[str, str] = field(default_factory=dict)  # by engine: what of the plan's own flags changes with it
+    families: tuple[str, ...] = ()  # of chips that have kernels for it; (): it asks for none
     needs: tuple[str, ...] = ()  # techniques, one of which has to be on beside it
     always: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which it is on without being asked for
     dropped: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which there is no such technique

@@ -14,6 +14,8 @@ from commtax import catalog
 from commtax.answer import Answer
 from commtax.arrays import cache_answers, pick
 from commtax.cost.compute import Placing, busiest_rank
+from commtax.cost.kernel import Kernel
+from commtax.cost.kernels import pace_of
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import expert_ranks, span
 from commtax.cost.pricing import Pricer, backend_of, comm_lines, expose_lines, in_step, inference_bill
@@ -22,12 +24,13 @@ from commtax.ledger import Z80, Bill, Item, Line
 from commtax.options import check_taken
 from commtax.question import INPUT_LEN, Limits, Question
 from commtax.records import dataclass, replace
-from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Model, Number
+from commtax.rules.questions import LOOKING, check_arithmetic, check_pictures
+from commtax.spec import ARITHMETIC, TAXES, Cluster, Condition, Engine, Model, Number
 from commtax.statement import Note, Refusal
-from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
 from commtax.verbs.keywords import BillOptions, TrafficOptions, TrainBillOptions
 from commtax.verbs.settling import Settled, context_notes, copies_cache, link_notes, resolve_question, settle, terms_of
 
+LEAST_S = 1e-12
 USABLE = 0.95  # share of the chip's memory that a training run can use
 
 
@@ -65,7 +68,7 @@ class StepBill(Bill, Answer):
         return self.question.what_if.beside(self.question.engine)
 
     def runs_beside(self, line: Line) -> bool:
-        """Whether a collective is launched beside compute: with its whole axis, or by itself."""
+        """Return whether a collective is launched beside compute: with its whole axis, or by itself."""
         return line.item.whole_axis in self.async_axes or bool(np.any(np.asarray(line.hidden_s) > 0))
 
     @property
@@ -101,7 +104,7 @@ class StepBill(Bill, Answer):
 
     @property
     def ttft_s(self) -> Number:
-        """Of prompts that nobody is before: their step, the way to the engine and that of the first token back."""
+        """The TTFT of prompts with no request before them: their step, the way to the engine and that of the first token back."""
         return self.step_s + self.question.engine.host.request_s
 
     @property
@@ -121,7 +124,7 @@ class StepBill(Bill, Answer):
         return float(peaks.get(listed) or peaks.get("bf16") or peaks.get("fp16") or max(peaks.values()))
 
     def model_flops(self, convention: str = "") -> Number:
-        """FLOPs that the model needs in one training step: nothing recomputed, padded or masked (``step_flops``)."""
+        """Return the FLOPs that the model needs in one training step: nothing recomputed, padded or masked (``step_flops``)."""
         from commtax.cost.train_kernels import step_flops
 
         causal = (convention or self.question.what_if.flops) == "causal"
@@ -132,7 +135,7 @@ class StepBill(Bill, Answer):
 
     @property
     def _causal(self) -> Condition:
-        """Whether causal pairs alone are counted: as was asked, and where all pairs would be above what the chip can do."""
+        """Whether causal pairs alone are counted: as requested, and where all pairs would be above what the chip can do."""
         return np.asarray(self._utilization(self.model_flops())) > 1 if self.question.what_if.flops == "full" else np.True_
 
     @property
@@ -169,29 +172,28 @@ class StepBill(Bill, Answer):
         return self.memory.total
 
     def days(self, tokens: float) -> Number:
-        """Days that ``tokens`` tokens take."""
+        """Return the days that ``tokens`` tokens take."""
         return tokens / self.tokens_per_s / 86400
 
     def gpu_hours(self, tokens: float) -> Number:
-        """Hours that they take, times the GPUs."""
+        """Return the hours that ``tokens`` tokens take, times the GPUs."""
         return 24 * self.days(tokens) * self.num_gpus
 
 
 def by_cost(b: StepBill) -> list[Line]:
-    """The lines of a bill, the costliest first."""
+    """Return the lines of a bill, the costliest first."""
     return sorted(b.items, key=lambda x: -float(x.exposed_s))
 
 
 def labels(b: StepBill) -> list[str]:
-    """What each line is called, the costliest first; those that are alike have a number behind."""
-    names = [_label(x) for x in by_cost(b)]
+    """Return the label of each line, the costliest first; lines with equal labels are numbered."""
+    names = [
+        f"{x.item.axis} {x.item.what} {x.item.op}"
+        if x.kind == "comm"
+        else x.item.what + " (recomputed)" * (x.item.stage == "recompute")
+        for x in by_cost(b)
+    ]
     return [name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)]
-
-
-def _label(x: Line) -> str:
-    if x.kind == "comm":
-        return f"{x.item.axis} {x.item.what} {x.item.op}"
-    return f"{x.item.what} (recomputed)" if x.item.stage == "recompute" else x.item.what
 
 
 def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptions]) -> StepBill:
@@ -207,10 +209,10 @@ def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptio
     out in that time. ``profile`` is a machine's own constants (a file of ``commtax calibrate``): its engine and type are used
     unless others are given. ``commtax.keywords("bill")`` says what each keyword means.
     """
-    asked = resolve_question(model, cluster, check_taken("bill", options))
-    if asked.trains:
+    q = resolve_question(model, cluster, check_taken("bill", options))
+    if q.trains:
         raise Refusal("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed", "phase")
-    return price(settle(asked))
+    return price(settle(q))
 
 
 def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[TrainBillOptions]) -> StepBill:
@@ -230,7 +232,7 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Tra
 
 
 def price(q: Settled) -> StepBill:
-    """The step of a question. A step that was priced before is not priced again."""
+    """Price the step of a question. A step that was priced before is not priced again."""
     kept = q.limits if copies_cache(q) else Limits()
     return _price_question(replace(q.normal(), limits=kept, notes=q.notes, codes=q.codes))
 
@@ -247,23 +249,23 @@ def _price_question(q: Settled) -> StepBill:
     else:
         plain = inference_bill(terms, q.work, q.tokens)
         if q.phase == "decode" and q.profile and q.profile.lessons:
-            from commtax.verbs.learnt import learnt_step_sigma  # not for those who have no profile
+            from commtax.verbs.profiles import learnt_step_sigma  # not for those who have no profile
 
-            plain = replace(plain, known_sigma=learnt_step_sigma(q, plain), measured=True)
+            plain = replace(plain, known_sigma=learnt_step_sigma(q, step_shares(plain, q.engine, q.batch)), measured=True)
     rows = _rows(q)
     notes = (*q.notes, *_step_notes(q, rows), *link_notes(q), *_untaken(plain, q))
     return StepBill(plain.lines, plain.tokens, q, rows, notes, known_sigma=plain.known_sigma, measured=plain.measured)
 
 
 def _rows(q: Question) -> Number:
-    """Rows of the step's activation matrix, as the engine pads them."""
+    """Return the rows of the step's activation matrix, as the engine pads them."""
     if q.trains:
         return q.micro_batch * q.context
     return padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
 
 
 def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
-    """What a reader of one step should know: its microbatches, padding, length, chunks and drafts."""
+    """Yield notes on one step: its microbatches, padding, length, chunks and drafts."""
     yield from flight_notes(q)
     if q.trains:
         yield from context_notes(q, q.context)
@@ -285,19 +287,19 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         yield Note("copied-cache", f"{read}, also what no sequence uses (sgl-project/sglang issue 35291; {none})")
     yield from _spread_notes(q, rows)
     if q.speculative:
-        from commtax.verbs.drafts import draft_notes  # not for those who draft nothing
+        from commtax.rules.drafts import draft_notes  # not for those who draft nothing
 
         yield from draft_notes(q)
 
 
 def padding_note(q: Question, rows: Number, padded: Number, when: str = "") -> Note:
-    """That a step is as long as one of more rows."""
+    """Return the note that a step is as long as one of more rows."""
     graph = f"{q.engine.key} runs {rows:,.0f} rows in a CUDA graph of {padded:,.0f}"
     return Note("padding", f"{when}{graph}: the padding is computed and sent too")
 
 
 def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
-    """How unequally experts' ranks are loaded, where nobody set it."""
+    """Yield a note on how unequally experts' ranks are loaded, where no imbalance was set."""
     moe, plan = q.model.experts, q.plan
     if moe is None or q.what_if.imbalance or np.ndim(rows) or np.ndim(plan.ep) or plan.ep <= 1:
         return
@@ -308,7 +310,7 @@ def _spread_notes(q: Question, rows: Number) -> Iterator[Note]:
 
 
 def flight_notes(q: Question) -> Iterator[Note]:
-    """What a scalar pipeline should know: how its batch is split, and whether it starves."""
+    """Yield a note on a scalar pipeline: how its batch is split, and whether stages idle."""
     if not q.kind.staged or np.ndim(q.plan.pp) or np.ndim(q.batch) or q.plan.pp <= 1:
         return
     flight = min(int(q.plan.pp), int(q.batch))
@@ -319,16 +321,37 @@ def flight_notes(q: Question) -> Iterator[Note]:
 
 
 def _untaken(plain: Bill, q: Question) -> list[Note]:
-    """A profile whose collectives are not the ones that run: said, not left to be guessed."""
-    own, comm = q.profile, [x for x in plain.items if x.kind == "comm"]
-    if q.trains or not own or not own.libraries or not comm or any(x.source.basis == own.label.basis for x in comm):
+    """Return a note on a profile whose collectives are not the ones that run."""
+    profile, comm = q.profile, [x for x in plain.items if x.kind == "comm"]
+    if q.trains or not profile or not profile.libraries or not comm or any(x.source.basis == profile.label.basis for x in comm):
         return []
-    instead = f"--library {next(iter(own.libraries))} prices with it"
-    return [Note("profile", f"none of these collectives takes a path of profile {own.name}: {instead}")]
+    instead = f"--library {next(iter(profile.libraries))} prices with it"
+    return [Note("profile", f"none of these collectives takes a path of profile {profile.name}: {instead}")]
+
+
+def step_shares(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False) -> dict[str, Number]:
+    """Return the shares of a step by the constant that they go by."""
+    return {name: part / bill.step_s for name, part in step_seconds(bill, engine, seqs, prompts).items()}
+
+
+def step_seconds(bill: Bill, engine: Engine, seqs: Number, prompts: bool = False) -> dict[str, Number]:
+    """Return the seconds of a step by the constant that they go by."""
+    host = engine.host
+    seconds: dict[str, Number] = {"host_s": host.host_s, "host_s_per_seq": host.host_s_per_seq * seqs}
+    seconds["prompt_s"] = host.prompt_s if prompts else 0.0
+    for line in bill.lines:
+        if line.kind == "compute" and isinstance(line.priced_from, Kernel):
+            name = pace_of(line.priced_from)
+            seconds[name] = seconds.get(name, 0.0) + line.exposed_s
+        elif line.kind == "comm":
+            left = line.exposed_s / np.maximum(line.each_s, LEAST_S)
+            for name, part in (("pace_latency", line.fixed_s), ("pace_wire", line.moving_s)):
+                seconds[name] = seconds.get(name, 0.0) + left * part
+    return seconds
 
 
 def with_collectives(priced: StepBill, **changes: object) -> StepBill:
-    """The same step with other collectives (library, latency, bandwidth): kernels and host are as they were.
+    """Price the same step with other collectives (library, latency, bandwidth): kernels and host are as they were.
 
     Without graphs the host waits for collectives too, and everything is priced again.
     """
@@ -342,7 +365,7 @@ def with_collectives(priced: StepBill, **changes: object) -> StepBill:
 
 
 def with_link(cluster: Cluster, name: str) -> Cluster:
-    """The same hosts on another link: inside where the link is an inside one, else between single-GPU hosts."""
+    """Return the same hosts on another link: inside where the link is an inside one, else between single-GPU hosts."""
     link = catalog.link(name)
     if link.scope == "intra":
         return catalog.with_inside_link(cluster, link)
@@ -396,7 +419,7 @@ class Traffic(Answer):
 
 
 def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[TrafficOptions]) -> Traffic:
-    """What one step sends, exactly: every collective with its bytes and how often it runs, and no seconds.
+    """Return what one step sends, exactly: every collective with its bytes and how often it runs, and no seconds.
 
     >>> import commtax
     >>> sent = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=3)
@@ -419,11 +442,11 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[Traffi
 
 
 def question_traffic(q: Settled) -> Traffic:
-    """The collectives of a question's step."""
+    """Return the collectives of a question's step."""
     check_arithmetic(q)
     check_pictures(q, q.context if q.phase in LOOKING else None)
     if q.trains:
-        from commtax.cost.train_traffic import training_items
+        from commtax.cost.training import training_items
 
         return Traffic(q, _rows(q), tuple(training_items(q.model, q.plan, q.step, q.engine, q.what_if.ep_backend)), q.notes)
     how, sent_as = q.what_if, q.techniques.dispatch_dtype
@@ -431,7 +454,7 @@ def question_traffic(q: Settled) -> Traffic:
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=backend, eager=how.eager, dispatch_dtype=sent_as)
     if q.speculative:
         from commtax.cost.drafting import draft_items  # not for those who draft nothing
-        from commtax.verbs.drafts import drafter_of
+        from commtax.rules.drafts import drafter_of
 
         items += draft_items(drafter_of(q), q.plan, q.work, q.engine, backend, how.eager)
     return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))

@@ -1,4 +1,7 @@
-"""Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``."""
+"""Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``.
+
+Beside its means: how much each constant has to do with a latency, and what a profile's runs tell of it beyond the constants.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +17,40 @@ from commtax.arrays import cache_answers, pick
 from commtax.catalog.transfer import Setting, is_measured
 from commtax.catalog.transfer import sigma as transferred_sigma
 from commtax.cost import closed_form as loop
-from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
-from commtax.cost.disaggregated_loop import disaggregated_means
-from commtax.cost.network import STATIONS, flow, load_share
+from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps, fullest_batch
+from commtax.cost.network import STATIONS, disaggregated_means, flow, load_share
 from commtax.cost.traffic import padded_rows
-from commtax.cost.uneven import fullest_batch
 from commtax.judgement.closed_loops import LEFT_OUT, Crowd, left_out
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken
 from commtax.question import Question, Requests
 from commtax.records import dataclass, replace
-from commtax.spec import SIZES, Cluster, Condition, Model, Number
+from commtax.rules import questions
+from commtax.rules.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
+from commtax.rules.values import positive
+from commtax.spec import LATENCIES, SIZES, Cluster, Condition, Model, Number, RunLesson
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
-from commtax.verbs import checking
-from commtax.verbs.checking import positive
+from commtax.verbs.billing import LEAST_S, step_shares
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
-from commtax.verbs.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
-from commtax.verbs.fitting import cache_tokens, reported_kv_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.fit_advice import check_lengths, own_limits_notes, why_it_does_not_start
+from commtax.verbs.fitting import reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
-from commtax.verbs.kv_motion import check_sides
-from commtax.verbs.longest_request import check_lengths, own_limits_notes, why_it_does_not_start
+from commtax.verbs.kv_caches import cache_tokens, check_sides
+from commtax.verbs.loads import lengths_note
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
-from commtax.verbs.request_streams import lengths_note
 from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
-from commtax.verbs.slopes import PricedLoop, Slopes, latency_slopes
 from commtax.verbs.steps import chunk_tokens, decode_workload, padding_notes, prompt_work, spread_s, step_bill
 
 if TYPE_CHECKING:
-    from commtax.verbs.learnt import LearntRest
+    from commtax.verbs.profiles import LearntRest
 
 QUEUES = (
     "a queue of prompts stands before their workers",
     "a queue of caches stands before the wire",
     "a queue stands before the workers that decode",
 )
+Slopes = Mapping[str, Number]
 ALONE = 1  # rank, or of several that wait for nobody
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 
@@ -152,10 +154,7 @@ class ClosedLoop(Answer):
     @property
     def slopes(self) -> Mapping[str, Slopes]:
         """How much each constant has to do with TPOT and TTFT."""
-        q, decodes = self.question, np.maximum(0.0, self.requests.output_len - 1)
-        return latency_slopes(
-            PricedLoop(q.engine, self.steps, self.served, self.bills, self.running, decodes, self.apart is not None)
-        )
+        return latency_slopes(self)
 
     @property
     def measured_here(self) -> bool:
@@ -173,11 +172,11 @@ class ClosedLoop(Answer):
         if not self.question.engine.host.calibrated:
             return "assumed"
         lines = [line for step in self.bills for line in step.lines]
-        known = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
-        return "calibrated" if known and self.measured_here else "transferred"
+        measured = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
+        return "calibrated" if measured and self.measured_here else "transferred"
 
     def sigma_of(self, name: str) -> Number:
-        """Standard deviation of the logarithm of ``tpot_s``, ``ttft_s``, or ``tokens_per_s`` (from both, by their time).
+        """Return the standard deviation of the logarithm of ``tpot_s``, ``ttft_s``, or ``tokens_per_s`` (from both, by their time).
 
         Pooled engines err as published runs of whole engines, chips and families did that were left out of the fit. Nowhere is a
         time surer than the step that it is made of; elsewhere than where the engine ran, steps err on their own.
@@ -188,20 +187,20 @@ class ClosedLoop(Answer):
         decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
-        own, pooled = self._own_sigma(name.removesuffix("_s"))
-        whole = np.maximum(own, part) if pooled or self.measured_here else np.hypot(own, part)
-        known = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
-        return self.learnt[name.removesuffix("_s")].sigma_beside(known) if self.learnt else known
+        whole_run, pooled = self._own_sigma(name.removesuffix("_s"))
+        whole = np.maximum(whole_run, part) if pooled or self.measured_here else np.hypot(whole_run, part)
+        sigma = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
+        return self.learnt[name.removesuffix("_s")].sigma_beside(sigma) if self.learnt else sigma
 
     def _own_sigma(self, metric: str) -> tuple[float, bool]:
-        """Of whole runs, the least sure of its chips', and whether groups that were left out tell it."""
+        """Return the deviation of whole runs, the widest of its chips', and whether groups left out of the fit determine it."""
         host, mixture = self.question.engine.host, self.question.model.experts is not None
         if host.pooled and not host.host_label:
             return max(transferred_sigma(setting, metric, mixture) for setting in self.settings), True
         return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
 
     def range_of(self, name: str) -> tuple[Number, Number]:
-        """The 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``; no token is decoded faster than its bytes are read."""
+        """Return the 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``; no token is faster than its bytes are read."""
         factor, value = np.exp(Z80 * self.sigma_of(name)), getattr(self, name)
         if name != "tpot_s":
             return value / factor, value * factor
@@ -210,7 +209,7 @@ class ClosedLoop(Answer):
 
 
 def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[SimulateOptions]) -> ClosedLoop:
-    """Mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
+    """Price the mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
 
     >>> import commtax
     >>> loop = commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, input_len=1024, output_len=256)
@@ -222,38 +221,38 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Simul
     where ``prefill_cluster`` names one. ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     For requests at a rate and their percentiles: ``commtax.serve``.
     """
-    return serve(settle(check_lengths(resolve_question(model, cluster, check_taken("simulate", options)))))
+    return price_closed_loop(settle(check_lengths(resolve_question(model, cluster, check_taken("simulate", options)))))
 
 
 @cache_answers
-def serve(asked: Settled) -> ClosedLoop:
-    """The closed loop of a question."""
-    checking.check_pictures(asked, asked.requests.input_len)
-    need_accepted(asked)
-    load, known = _load(asked), asked.requests.kv_tokens
-    kv = cache_tokens(asked) if known is None else known
-    most = np.minimum(step_limits(asked)[1], state_places(asked, kv))
-    fed = loop.fed_requests(load, step_limits(asked)[0], asked.plan.pp, asked.engine)
-    seqs = loop.running_requests(load, asked.engine, kv, most, fed)
-    apart = _split(asked, np.ceil(load.concurrency / seqs))
+def price_closed_loop(q: Settled) -> ClosedLoop:
+    """Price the closed loop of a question."""
+    questions.check_pictures(q, q.requests.input_len)
+    need_accepted(q)
+    load, kv_tokens = _load(q), q.requests.kv_tokens
+    kv = cache_tokens(q) if kv_tokens is None else kv_tokens
+    most = np.minimum(step_limits(q)[1], state_places(q, kv))
+    fed = loop.fed_requests(load, step_limits(q)[0], q.plan.pp, q.engine)
+    seqs = loop.running_requests(load, q.engine, kv, most, fed)
+    apart = _split(q, np.ceil(load.concurrency / seqs))
     if apart:
-        return _disaggregated_loop(asked, load, kv, most, apart)
-    steps, served, bills = _shared_workers(asked, load, seqs, kv, most)
-    return _answer(asked, load, seqs, steps, kv, served, bills)
+        return _disaggregated_loop(q, load, kv, most, apart)
+    steps, served, bills = _shared_workers(q, load, seqs, kv, most)
+    return _answer(q, load, seqs, steps, kv, served, bills)
 
 
-def _answer(asked: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
-    """With the rows of a decode step."""
-    work = replace(decode_workload(np.ceil(fullest_batch(seqs, asked.plan.pp)), load), rows_per_seq=load.rows)
-    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, asked.what_if.eager)
-    answer = ClosedLoop(asked, seqs, rows, *parts)
-    return _as_learnt(answer) if asked.profile and asked.profile.lessons else answer
+def _answer(q: Settled, load: ClosedLoopLoad, seqs: Number, *parts: Any) -> ClosedLoop:
+    """Return the closed loop with the rows of a decode step, and with the lessons of its profile."""
+    work = replace(decode_workload(np.ceil(fullest_batch(seqs, q.plan.pp)), load), rows_per_seq=load.rows)
+    rows = padded_rows(work.rows, work, q.engine, q.plan.tp, q.what_if.eager)
+    answer = ClosedLoop(q, seqs, rows, *parts)
+    return _as_learnt(answer) if q.profile and q.profile.lessons else answer
 
 
 def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
-    """With what the constants do not explain of a deployment's measured latencies, and how sure they are now."""
+    """Add what the constants do not explain of a deployment's measured latencies, and how sure they are now."""
     from commtax.catalog.posterior import LoadPoint  # not for those who have no profile
-    from commtax.verbs.learnt import learnt_rest
+    from commtax.verbs.profiles import learnt_rest
 
     q, wanted = answer.question, answer.requests
     at = LoadPoint(wanted.concurrency, wanted.input_len, wanted.output_len)
@@ -264,41 +263,41 @@ def _as_learnt(answer: ClosedLoop) -> ClosedLoop:
     return replace(answer, served=loop.scaled(answer.served, *factors), learnt=rest)
 
 
-def _disaggregated_loop(asked: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
-    """Prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
-    wanted, plan = asked.requests, asked.plan
+def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Number, apart: Disaggregation) -> ClosedLoop:
+    """Price prompts on workers of their own: decoding is never stretched, and requests queue for prompt workers, wire and slots."""
+    wanted, plan = q.requests, q.plan
     if wanted.kv_tokens is None:
-        apart = replace(apart, kv_tokens=cache_tokens(prompter(asked)))
-    room = loop.running_requests(replace(load, concurrency=np.inf), asked.engine, kv, most)
-    prompting, prompt = prompting_of(prompter(asked), load, apart.senders, apart.kv_tokens)
-    net = network_of(asked, load, wanted.concurrency, apart, prompting, decoding_of(asked, load, room, apart.copies))
+        apart = replace(apart, kv_tokens=cache_tokens(prompter(q)))
+    room = loop.running_requests(replace(load, concurrency=np.inf), q.engine, kv, most)
+    prompting, prompt = prompting_of(prompter(q), load, apart.senders, apart.kv_tokens)
+    net = network_of(q, load, wanted.concurrency, apart, prompting, decoding_of(q, load, room, apart.copies))
     passed = flow(net)
-    bills = step_bill(asked, decode_workload(np.ceil(fullest_batch(passed.seqs, plan.pp)), load)), prompt
-    served = disaggregated_means(net, passed, asked.engine, wanted.num_prompts, load.loading_s)
-    chunks = load.computed / chunk_tokens(prompter(asked), load.computed)
+    bills = step_bill(q, decode_workload(np.ceil(fullest_batch(passed.seqs, plan.pp)), load)), prompt
+    served = disaggregated_means(net, passed, q.engine, wanted.num_prompts, load.loading_s)
+    chunks = load.computed / chunk_tokens(prompter(q), load.computed)
     steps = Steps(passed.step_s, bills[1].step_s, chunks, 1, plan.pp, decoding=passed.seqs)
-    return _answer(asked, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
+    return _answer(q, load, passed.seqs, steps, kv, served, bills, replace(apart, net=net, passed=passed))
 
 
-def _split(asked: Settled, enough: Number) -> Disaggregation | None:
-    """Both kinds of workers; ``enough`` decode where nobody says how many."""
-    wanted = asked.requests
-    check_apart(asked)
+def _split(q: Settled, enough: Number) -> Disaggregation | None:
+    """Return both kinds of workers; ``enough`` decode where their number is not set."""
+    wanted = q.requests
+    check_apart(q)
     if not wanted.disaggregated:
         return None
-    ahead = prompter(asked)
-    check_sides(asked, ahead.plan.tp)
+    ahead = prompter(q)
+    check_sides(q, ahead.plan.tp)
     if any(x is not None for x in (wanted.prefill_tp, wanted.prefill_dp, wanted.prefill_cluster)):  # must be legal
         settle(ahead.but(weights_dtype="", kv_dtype="", profile=None))
     return Disaggregation(ahead.plan, wanted.prefill_workers, enough if wanted.decode_workers is None else wanted.decode_workers)
 
 
 def _shared_workers(
-    asked: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
+    q: Question, load: ClosedLoopLoad, seqs: Number, kv: Number, most: Number
 ) -> tuple[Steps, ClosedLoopMeans, tuple[Bill, Bill]]:
-    """One pool of workers computes prompts and decodes, in shared steps or in turn."""
-    engine, pp, budget, first = asked.engine, asked.plan.pp, step_limits(asked)[0], asked.engine.serves.prefill_first
-    ranks = ALONE if asked.model.experts is None else asked.plan.dp  # a prompt of one holds up all that share experts
+    """Price one pool of workers that computes prompts and decodes, in shared steps or in turn."""
+    engine, pp, budget, first = q.engine, q.plan.pp, step_limits(q)[0], q.engine.serves.prefill_first
+    ranks = ALONE if q.model.experts is None else q.plan.dp  # a prompt of one holds up all that share experts
     load = loop.with_patience(load, ranks, seqs, engine)
     full = loop.pressure(load, engine, kv, seqs, most, loop.fed_requests(load, budget, pp, engine))
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
@@ -306,9 +305,9 @@ def _shared_workers(
     room = np.maximum(1.0, budget - beside * load.rows)  # for prompt tokens, with the rows of each decode beside them
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.computed / tokens), np.maximum(1.0, tokens / load.computed)
-    decode = step_bill(asked, decode_workload(np.ceil(fullest_batch(decodes, pp)), load))
-    prompt = step_bill(asked, asked.seen(prompt_work(beside, load, tokens, together), load.input_len))
-    spread = 0.0 if ranks is ALONE else spread_share(asked, decode, prompt)
+    decode = step_bill(q, decode_workload(np.ceil(fullest_batch(decodes, pp)), load))
+    prompt = step_bill(q, q.seen(prompt_work(beside, load, tokens, together), load.input_len))
+    spread = 0.0 if ranks is ALONE else spread_share(q, decode, prompt)
     steps = Steps(decode.step_s, prompt.step_s, chunks, together, pp, ranks, spread, decodes)
     queued = pick(first, loop.gathered_prompts(load, steps, seqs, engine), seqs - decodes) * (load.output_len > 1)
     begin = None
@@ -316,37 +315,37 @@ def _shared_workers(
         most = loop.burst_prompts(load, seqs, budget, engine)
         least = 0.0 if engine.serves.chunked else load.computed
         work = prompt_work(beside / 2, load, np.minimum(most * load.computed, np.maximum(budget, least)), most)
-        full_s = step_bill(asked, asked.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
+        full_s = step_bill(q, q.seen(work, load.input_len)).step_s * np.maximum(1.0, chunks)
         begin = loop.Beginning(most, full_s, loop.prompts_ahead(replace(load, num_prompts=np.inf), seqs, room, engine, pp, queued))
     ahead = loop.prompts_ahead(load, seqs, room, engine, pp, queued)
     served = loop.closed_loop(load, steps, seqs, ahead, engine, full, begin)
     return steps, served, (decode, prompt)
 
 
-def spread_share(asked: Question, decode: Bill, prompt: Bill) -> Number:
-    """Of the seconds that prompts add to a step, the share that all ranks of attention data parallelism work off together."""
-    without = 0.0 if asked.engine.serves.prefill_first else 1.0
+def spread_share(q: Question, decode: Bill, prompt: Bill) -> Number:
+    """Return the share of the seconds added by prompts that all ranks of attention data parallelism work off together."""
+    without = 0.0 if q.engine.serves.prefill_first else 1.0
     added = np.maximum(1e-12, prompt.step_s - without * decode.step_s)
     return np.clip((spread_s(prompt) - without * spread_s(decode)) / added, 0.0, 1.0)
 
 
-def _load(asked: Question) -> ClosedLoopLoad:
-    """What one replica is asked."""
-    wanted, prompts = asked.requests, asked.requests.num_prompts
+def _load(q: Question) -> ClosedLoopLoad:
+    """Return the load of one replica."""
+    wanted, prompts = q.requests, q.requests.num_prompts
     if not np.all(np.isinf(prompts)):
         prompts = positive(num_prompts=prompts)
         if np.any(np.asarray(prompts) < wanted.concurrency):
             raise Refusal.of(f"at least as many as clients, {wanted.concurrency}, are needed", num_prompts=prompts)
-    dp = asked.plan.dp * asked.plan.replicas
+    dp = q.plan.dp * q.plan.replicas
     each, lengths = wanted.concurrency / dp, (wanted.input_len * 1.0, wanted.output_len * 1.0)
-    cached = asked.offered.cached_tokens(lengths[0])
-    loading = prefix_loading_s(prompter(asked) if wanted.disaggregated else asked, cached)
-    kept = state_tokens(asked) + asked.speculative  # drafts are in the cache while they are checked
-    return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached, loading), asked)
+    cached = q.offered.cached_tokens(lengths[0])
+    loading = prefix_loading_s(prompter(q) if wanted.disaggregated else q, cached)
+    kept = state_tokens(q) + q.speculative  # drafts are in the cache while they are checked
+    return drafted_load(ClosedLoopLoad(each, *lengths, prompts / dp, wanted.spread, kept, cached, loading), q)
 
 
 def _notes(s: ClosedLoop) -> Iterator[Note]:
-    """What a reader of one scalar answer should know."""
+    """Yield notes on one scalar answer."""
     q, wanted, plan, apart = s.question, s.requests, s.question.plan, s.apart
     # Idle GPUs are counted over both kinds of workers, where there are two.
     yield from (note for note in q.notes if not apart or note.code != "idle-gpus")
@@ -388,7 +387,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
 
 
 def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
-    """What happens in time that means leave out; and who waits for prompts."""
+    """Yield notes on what happens in time and means leave out, and on requests that wait for prompts."""
     q, serves, decoding = s.question, s.question.engine.serves, float(s.steps.decoding)
     net, passed = (s.apart.net, s.apart.passed) if s.apart else (None, None)
     if queued := 0 < decoding < 0.8 * s.running:
@@ -413,3 +412,62 @@ def _left_out_notes(s: ClosedLoop, each: float) -> Iterator[Note]:
         load=float(load_share(net, passed)) if net and passed and not passed.queued else 0.0,
     )
     yield from (Note(code, f"{LEFT_OUT[code]}; simulate with --num-prompts to see it") for code in left_out(running))
+
+
+def latency_slopes(s: ClosedLoop) -> dict[str, Slopes]:
+    """Return d ln(latency) / d ln(constant) of ``tpot`` and ``ttft``, by the names of an engine's constants.
+
+    TPOT and TTFT are sums of a decode step D, of a step with prompts P, and of what prompts add to shared steps, P - D. The steps
+    are sums of lines, and each line goes by one constant, so nothing is priced again.
+    """
+    engine, served, decodes = s.question.engine, s.served, np.maximum(0.0, s.requests.output_len - 1)
+    decode, prompt = (step_shares(bill, engine, s.running, prompts) for bill, prompts in zip(s.bills, (False, True), strict=True))
+    first, stretched = _added(served.ahead_s, s), _added(served.stretch_s, s)
+    each = stretched | {"decode": stretched["decode"] + served.tpot_s - served.stretch_s}
+    first_token = {
+        "prompt": first["prompt"] + served.prefill_s,
+        "decode": first["decode"] + served.boundary_s,
+        "request": first["request"] + served.request_s,
+    }
+    life = served.request_s + served.boundary_s + served.prefill_s + served.ahead_s + decodes * served.tpot_s
+    waited = served.slot_s / np.maximum(LEAST_S, life)
+    first_token_parts = {name: part + waited * (part + decodes * each[name]) for name, part in first_token.items()}
+    # Who waits for a slot waits for whole lives of requests.
+    parts = {"tpot": (each, served.tpot_s), "ttft": (first_token_parts, served.ttft_s)}
+    return {
+        metric: {
+            name: (part["decode"] * decode.get(name, 0.0) + part["prompt"] * prompt.get(name, 0.0)) / whole
+            for name in dict.fromkeys([*decode, *prompt])
+        }
+        | {"request_s": part["request"] / whole, "pace_prompt_steps": part["prompt"] / whole}
+        for metric, (part, whole) in parts.items()
+    }
+
+
+def _added(seconds: Number, s: ClosedLoop) -> dict[str, Number]:
+    """Return seconds that go as P - D does, or as P where prompts run in steps of their own, by what they go with."""
+    beside = 0.0 if s.apart or s.question.engine.serves.prefill_first else s.steps.decode_s
+    added = np.maximum(LEAST_S, s.steps.prompt_s - beside)
+    return {"prompt": seconds * s.steps.prompt_s / added, "decode": -seconds * beside / added, "request": 0.0 * seconds}
+
+
+def imagined(answer: ClosedLoop) -> list[RunLesson]:
+    """Return the latencies of an answer as lessons not yet measured: its loads one after the other, TPOT then TTFT."""
+    from commtax.catalog.posterior import deployment_of  # not for those who have no profile
+
+    q, wanted, slopes = answer.question, answer.requests, answer.slopes
+    where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, answer.apart is not None)
+    loads = np.broadcast_arrays(*(np.atleast_1d(x) for x in (wanted.concurrency, wanted.input_len, wanted.output_len)))
+    count = len(loads[0])
+
+    def at(value: object, i: int) -> float:
+        return float(np.broadcast_to(np.asarray(value, float), count)[i])
+
+    made = []
+    for i in range(count):
+        clients, prompt, output = (float(x[i]) for x in loads)
+        for metric in LATENCIES:
+            seconds = at(getattr(answer, f"{metric}_s"), i)
+            by_constant = {name: at(slope, i) for name, slope in slopes[metric].items()}
+            made.append(RunLesson(where, metric, clients, prompt, output, seconds, seconds, 0.0, by_constant))
+    return made

@@ -22,16 +22,54 @@ from commtax.options import check_taken
 from commtax.options import options as options_known
 from commtax.question import INPUT_LEN, OUTPUT_LEN, STEP_AXES, Question
 from commtax.records import dataclass, record_from
+from commtax.rules.questions import share_of
+from commtax.rules.values import check_option
 from commtax.spec import SERVING_AXES, SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.billing import StepBill, price, with_link
-from commtax.verbs.checking import check_option, share_of
+from commtax.verbs.closed_loop import price_closed_loop
+from commtax.verbs.fit_advice import check_lengths, why_it_does_not_start
 from commtax.verbs.fitting import fits, step_fits
 from commtax.verbs.keywords import CompareOptions, ComparePlansOptions
-from commtax.verbs.longest_request import check_lengths
-from commtax.verbs.served_plans import ServedPlan, serve_plan
 from commtax.verbs.settling import AUTO_EP, Settled, replan, resolve_question, settle
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPlan:
+    """Whole requests of some clients, all servers of one plan together."""
+
+    plan: str
+    link: str
+    clients: int
+    gpus: int
+    question: Question
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    tokens_per_s: float = 0.0  # output of all clients
+    refused: str = ""
+    fits: bool = False
+
+    @property
+    def rate(self) -> float:
+        return self.tokens_per_s
+
+    @property
+    def load(self) -> int:
+        """What plans are compared at."""
+        return self.clients
+
+
+def serve_plan(q: Question, name: str, link: str, clients: int) -> ServedPlan:
+    """Price the closed loop of all servers, as ``simulate`` does."""
+    where = name, link, clients, int(q.plan.all_gpus), q
+    try:
+        loop = price_closed_loop(settle(q.but(concurrency=clients)))
+    except ValueError as error:
+        return ServedPlan(*where, refused=str(error))
+    room = bool(loop.kv_tokens >= q.requests.tokens + loop.state_tokens) and not why_it_does_not_start(loop.question)
+    return ServedPlan(*where, float(loop.ttft_s), float(loop.tpot_s), float(loop.tokens_per_s), fits=room)
+
 
 TYPES = {name: option for name, option in options_known().items() if option.rule.endswith("dtype")}  # axes of number formats
 AXES = (*STEP_AXES, *SERVING_AXES, "dcp", "link", "technique", *TYPES)
@@ -70,7 +108,7 @@ class Comparison(Answer):
         return {*self.axes, *(STEP_AXES if "local_tokens" in self.axes else ())}
 
     def breakeven_overlap(self, row: ComparedBill) -> float | None:
-        """How much of a cell's communication must be hidden for it to match its fastest link; None where links are not compared."""
+        """Return how much of a cell's communication must be hidden to match its fastest link; None where links are not compared."""
         if "link" not in self.axes or row.bill is None:
             return None
         index = self.axes.index("link")
@@ -85,7 +123,7 @@ class Comparison(Answer):
 
 
 def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[int | str]]:
-    """``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
+    """Parse an axis: ``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
 
     >>> parse_over("batch=1:8"), parse_over("technique=none,mtp=3:0.8,dbo+dcp=2")
     (('batch', [1, 2, 4, 8]), ('technique', ['none', 'mtp=3:0.8', 'dbo+dcp=2']))
@@ -113,7 +151,7 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
 
 
 def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CompareOptions]) -> Comparison:
-    """The same step over a range of batches, lengths, degrees or links; a combination that is not legal keeps its rule.
+    """Price the same step over a range of batches, lengths, degrees or links; a combination that is not legal keeps its rule.
 
     >>> import commtax
     >>> swept = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["tp=1,2,8"])
@@ -130,7 +168,7 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **optio
 
 
 def compare_question(put: Question, over: list[str], **fixed: int | None) -> Comparison:
-    """A question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
+    """Price a question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
     axes = [parse_over(text, TRAIN_AXES if put.trains else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
         raise Refusal.about(over="one or two different axes are needed")
@@ -143,7 +181,7 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
 
 
 def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
-    """One combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
+    """Price one combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
     cell, numbers = tuple(at.values()), {**fixed, **{name: value for name, value in at.items() if isinstance(value, int)}}
     total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
@@ -220,13 +258,13 @@ class BreakEven:
     steps: np.ndarray = field(repr=False, compare=False)  # at each, those of ``first`` over those of ``then``
 
     def sure(self, within: float) -> tuple[float | None, float | None]:
-        """Below which point ``first`` is always faster by more than a share, and from which on ``then`` is; None: nowhere."""
+        """Return the points below which ``first`` and from which ``then`` is always faster by more than a share; None: nowhere."""
         ahead, behind = (1 / self.steps > 1 + within), (self.steps > 1 + within)
         first, then = int(np.argmin([*ahead, False])), int(np.argmin([*behind[::-1], False]))
         return float(self.points[first]) if first else None, float(self.points[-then]) if then else None
 
     def leads(self, within: float) -> tuple[float, float]:
-        """By how much, at most, each plan is faster where neither is sure to be."""
+        """Return by how much, at most, each plan is faster where neither is sure to be."""
         below, above = self.sure(within)
         between = self.steps[(self.points >= (below or 0.0)) & (self.points < (above or np.inf))]
         return float(np.max(1 / between, initial=1.0)) - 1, float(np.max(between, initial=1.0)) - 1
@@ -255,7 +293,7 @@ class PlanTable(Answer):
         return self.question.phase
 
     def beside(self, row: PlanRow | ServedPlan) -> list[PlanRow | ServedPlan]:
-        """The rows that a row competes with: the same load, and the same link where links were asked for."""
+        """Return the rows that a row competes with: the same load, and the same link where links were requested."""
         rows: Sequence[PlanRow | ServedPlan] = self.served if isinstance(row, ServedPlan) else self.rows
         return [r for r in rows if r.load == row.load and (r.link == row.link or not self.links)]
 
@@ -267,7 +305,7 @@ class PlanTable(Answer):
 
 
 def parse_plan(text: str) -> dict[str, int]:
-    """Sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers, and so is ``2x`` before them.
+    """Parse sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers, and so is ``2x`` before them.
 
     >>> {axis: n for axis, n in parse_plan("tp8pp2").items() if n > 1}
     {'tp': 8, 'pp': 2}
@@ -277,14 +315,14 @@ def parse_plan(text: str) -> dict[str, int]:
     True
     """
     plain = re.sub(r"^(\d+)x(.+)", r"\2r\1", re.sub(r"[-\s]", "", text.lower()))
-    given = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
-    twice = len(dict(given)) != len(given)
-    bare = any(not size and name != "ep" for name, size in given)
-    if not given or "".join(name + size for name, size in given) != plain or twice or bare:
+    sizes_given = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
+    twice = len(dict(sizes_given)) != len(sizes_given)
+    bare = any(not size and name != "ep" for name, size in sizes_given)
+    if not sizes_given or "".join(name + size for name, size in sizes_given) != plain or twice or bare:
         raise Refusal.of(
             f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text
         )
-    named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in given}
+    named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in sizes_given}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
         raise Refusal.of("sizes are at least 1", plans=text)
@@ -313,7 +351,7 @@ def compare_plans(
     output_len: int = OUTPUT_LEN,
     **options: Unpack[ComparePlansOptions],
 ) -> PlanTable:
-    """Plans side by side, and the sequences in a step, the length and the bandwidth at which two of them swap.
+    """Compare plans side by side, and find the sequences per step, length and bandwidth at which two of them swap.
 
     >>> import commtax
     >>> table = commtax.compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp8", "tp4r2"])
@@ -340,7 +378,7 @@ def compared_plans(
     where: Where | None = None,
     concurrency: Sequence[int] = (),
 ) -> PlanTable:
-    """The plans of a question side by side."""
+    """Compare the plans of a question side by side."""
     if concurrency and check_lengths(put).phase != "decode":
         raise Refusal.about(concurrency="whole requests have prompts and decoding; leave phase out")
     if any(clients < 1 for clients in concurrency):
@@ -372,14 +410,14 @@ class PlanOnLink:
 
     @property
     def shown(self) -> str:
-        """The links a reader should see: the one asked for, else the host's own, that of its bridged pairs, and that between hosts
+        """The links to show: the requested one, else the host's own, that of its bridged pairs, and that between hosts
         where a replica has more than one."""
         place = self.question.cluster
         inter = place.inter if self.question.plan.num_gpus > place.domain else None
         return self.link or ", ".join(x.key for x in (place.intra, place.bridge, inter) if x)
 
     def step(self, batch: Number, **changes: object) -> Settled:
-        """The question of a replica that has its share of ``batch`` sequences."""
+        """Return the question of a replica that has its share of ``batch`` sequences."""
         plan = self.question.plan
         share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
         return settle(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
@@ -402,7 +440,7 @@ class PlanOnLink:
 
 
 def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
-    """Where two plans that fit swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
+    """Find where two plans that fit swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
     longest = min((p.question.model.max_len for p in plans), default=1)
     lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
     axes = (
@@ -425,14 +463,14 @@ def _flips(plans: list[PlanOnLink], batch: int) -> list[BreakEven]:
                     place = wide.cluster.as_pairs if wide.plan.tp == 2 else wide.cluster
                     scale = (place.intra if wide.plan.tp <= place.domain else place.inter).bandwidth_Bps
                 first, then = (a, b) if ahead else (b, a)
-                known, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
+                sequences, ratio = 0 if axis == "sequences" else batch, steps[first.name] / steps[then.name]
                 names = (axis, first.name, then.name)
-                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, known, grid[both] * scale, ratio[both]))
+                flips.append(BreakEven(*names, at * scale, earliest * scale, a.link, sequences, grid[both] * scale, ratio[both]))
     return flips
 
 
 def _flip(grid: np.ndarray, difference: np.ndarray) -> tuple[float, float, bool] | None:
-    """(the first point of another sign, the point from which it stays, whether the first plan leads at the start)."""
+    """Return the first point of another sign, the point from which it stays, and whether the first plan leads at the start."""
     sign = np.sign(np.where(np.abs(difference) < 1e-12, 0.0, difference))
     if not sign.size or sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:
         return None

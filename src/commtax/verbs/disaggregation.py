@@ -7,20 +7,18 @@ import numpy as np
 from commtax.arrays import Array, cache_answers, pick
 from commtax.catalog.programs import program_of
 from commtax.cost import closed_form as loop
-from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
-from commtax.cost.closed_form import ClosedLoopLoad, prompt_passes
-from commtax.cost.kv_motion import hidden_s, pieces_sent, posted_pieces
+from commtax.cost.caches import hidden_s, kv_bytes_per_token, pieces_sent, posted_pieces, state_bytes_per_sequence
+from commtax.cost.closed_form import ClosedLoopLoad, fullest_batch, prompt_passes
 from commtax.cost.memory import on_chip
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, QueueNetwork, nodes_to
-from commtax.cost.traffic import BULK
-from commtax.cost.uneven import fullest_batch
+from commtax.cost.traffic import bulk_backend
 from commtax.ledger import Bill
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, replace
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Note, Refusal
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.kv_motion import carrier_of, outside_Bps
+from commtax.verbs.kv_caches import carrier_of, outside_Bps
 from commtax.verbs.settling import Settled, describe_experts, describe_sizes, replan
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
@@ -50,51 +48,51 @@ class Disaggregation:
         return np.inf if self.workers is None else self.workers
 
     def gpus(self, decoder: Plan) -> Number | None:
-        """Of all workers; None where there are "enough" for prompts."""
+        """Count the GPUs of all workers; None where there are "enough" for prompts."""
         return None if self.workers is None else decoder.num_gpus * self.copies + self.plan.num_gpus * self.workers
 
 
-def prompter(asked: Question) -> Question:
-    """Of a worker that computes prompts: its own tp and ranks of attention, experts spread where they were or ranks share them.
+def prompter(q: Question) -> Question:
+    """Return the question of a prompt worker: its tp and ranks of attention, experts spread where they were or ranks share them.
 
-    Its ranks split no caches: that is for those who decode.
+    Its ranks split no caches: that is for workers that decode.
     """
-    wanted, plan = asked.requests, asked.plan
+    wanted, plan = q.requests, q.plan
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     dp = 1 if wanted.prefill_dp is None else wanted.prefill_dp
-    spread = (np.asarray(plan.ep) > 1) | (dp > 1 and asked.model.experts is not None)
-    return where_prompts_run(asked, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1), dcp=1)
+    spread = (np.asarray(plan.ep) > 1) | (dp > 1 and q.model.experts is not None)
+    return where_prompts_run(q, tp=tp, dp=dp, ep=pick(spread, tp * dp, 1), dcp=1)
 
 
-def where_prompts_run(asked: Question, **sizes: object) -> Question:
-    """The question of prompt workers of some sizes: on their own cluster where they have one, as the engine runs on its chip."""
-    backend, place = asked.what_if.ep_backend, asked.requests.prefill_cluster
-    asked = asked.plain() if isinstance(asked, Settled) else asked
+def where_prompts_run(q: Question, **sizes: object) -> Question:
+    """Return the question of prompt workers of some sizes: on their cluster where they have one, as the engine runs on its chip."""
+    backend, place = q.what_if.ep_backend, q.requests.prefill_cluster
+    q = q.plain() if isinstance(q, Settled) else q
     if place:
-        asked = asked.but(cluster=place, engine=on_chip(asked.engine, place.chip), prefill_cluster=None)
-    return replan(asked, **sizes, ep_backend=BULK.get(backend, backend), max_num_seqs=0)  # that counts requests that decode
+        q = q.but(cluster=place, engine=on_chip(q.engine, place.chip), prefill_cluster=None)
+    return replan(q, **sizes, ep_backend=bulk_backend(backend), max_num_seqs=0)  # that counts requests that decode
 
 
-def check_pools(asked: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:
-    """Workers of both kinds that were asked for, and at least one of each, must be there: together, or each on its own cluster."""
-    names, own = ("prefill_workers", "decode_workers"), asked.cluster
-    several, each = [count or 1 for count in counts], (int(ahead.num_gpus), int(asked.plan.num_gpus))
-    if len(asked.places) > 1:
-        for name, kind, count, size, place in zip(names, ("for prompts", "for decoding"), several, each, asked.places, strict=True):
+def check_pools(q: Question, ahead: Plan, counts: tuple[int | None, int | None]) -> None:
+    """Refuse workers of both kinds, at least one of each, that have no room together, or each on its own cluster."""
+    names, cluster = ("prefill_workers", "decode_workers"), q.cluster
+    several, each = [count or 1 for count in counts], (int(ahead.num_gpus), int(q.plan.num_gpus))
+    if len(q.places) > 1:
+        for name, kind, count, size, place in zip(names, ("for prompts", "for decoding"), several, each, q.places, strict=True):
             if count * size > place.num_gpus:
                 needed = f"{count} x {size} GPUs {kind} = {count * size}"
                 raise Refusal(f"{name}={count}: {needed}, but {place.key} has {place.num_gpus}", name)
         return
     total = several[0] * each[0] + several[1] * each[1]
-    if total > own.num_gpus:
+    if total > cluster.num_gpus:
         at = 0 if counts[0] else 1
         needed = f"{several[0]} x {each[0]} GPUs for prompts + {several[1]} x {each[1]} for decoding = {total}"
-        raise Refusal(f"{names[at]}={several[at]}: {needed}, but {own.key} has {own.num_gpus}", names[at])
+        raise Refusal(f"{names[at]}={several[at]}: {needed}, but {cluster.key} has {cluster.num_gpus}", names[at])
 
 
-def check_apart(asked: Question) -> None:
-    """What belongs to disaggregated serving alone is refused elsewhere; that counts its servers in its own way."""
-    wanted, copies = asked.requests, asked.plan.replicas
+def check_apart(q: Question) -> None:
+    """Refuse options of disaggregated serving elsewhere, and there replicas, which it counts as decode workers."""
+    wanted, copies = q.requests, q.plan.replicas
     if not wanted.disaggregated:
         for name in WORKERS:
             if (value := getattr(wanted, name)) is not None:
@@ -105,44 +103,44 @@ def check_apart(asked: Question) -> None:
         raise Refusal.of("disaggregated serving counts its servers as decode_workers", replicas=copies)
 
 
-def pool_notes(asked: Question) -> list[Note]:
-    """That nobody has held such pools against a run."""
-    alone = asked.requests.disaggregated and len(asked.places) == 1 and asked.cluster.num_hosts == 1
+def pool_notes(q: Question) -> list[Note]:
+    """Return the note that predictions of such pools were never compared with a run."""
+    alone = q.requests.disaggregated and len(q.places) == 1 and q.cluster.num_hosts == 1
     return [Note("pools", f"{UNCHECKED} before you rely on these")] if alone else []
 
 
 def network_of(
-    asked: Question, load: ClosedLoopLoad, clients: Number, apart: Disaggregation, prompting: PromptStation, decoding: DecodeStation
+    q: Question, load: ClosedLoopLoad, clients: Number, apart: Disaggregation, prompting: PromptStation, decoding: DecodeStation
 ) -> QueueNetwork:  # fmt: skip
-    """Both kinds of workers, of which one is priced, with the wire between them."""
-    pp = asked.plan.pp
+    """Return the queues of both kinds of workers, of which one each is priced, with the wire between them."""
+    pp = q.plan.pp
     return QueueNetwork(
         clients=clients,
         decodes=load.decodes,
-        request_s=asked.engine.host.request_s + load.loading_s,
+        request_s=q.engine.host.request_s + load.loading_s,
         prompting=prompting,
-        wire=wire_of(asked, apart, load.input_len, prompting.one_s),
+        wire=wire_of(q, apart, load.input_len, prompting.one_s),
         decoding=decoding,
         spread=load.spread,
         steps_per_token=load.steps_per_token,
-        turns=loop.boundary_turns(asked.engine, pp) - 0.5 / pp,  # caches come at any time, not as a step ends
-        decided=asked.engine.serves.ahead * (np.asarray(pp) == 1),
+        turns=loop.boundary_turns(q.engine, pp) - 0.5 / pp,  # caches come at any time, not as a step ends
+        decided=q.engine.serves.ahead * (np.asarray(pp) == 1),
     )
 
 
-def prompting_of(asked: Question, load: ClosedLoopLoad, workers: Number, kv_tokens: Number = np.inf) -> tuple[PromptStation, Bill]:
-    """Workers of one plan that compute prompts, and the step of one; as many share a step as its tokens and the cache let in."""
-    plan, serves = asked.plan, asked.engine.serves
-    (budget, seqs), chunk = step_limits(asked), chunk_tokens(asked, load.computed)
+def prompting_of(q: Question, load: ClosedLoopLoad, workers: Number, kv_tokens: Number = np.inf) -> tuple[PromptStation, Bill]:
+    """Return workers of one plan that compute prompts, and their step, which as many share as its tokens and the cache admit."""
+    plan, serves = q.plan, q.engine.serves
+    (budget, seqs), chunk = step_limits(q), chunk_tokens(q, load.computed)
     fitting = budget / load.computed if serves.chunked else budget // load.computed
-    held = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
-    most: Number = np.maximum(1.0, np.minimum(fitting, held))
+    admitted = np.minimum(np.floor(kv_tokens / load.input_len), min(seqs, serves.prompts_per_step))
+    most: Number = np.maximum(1.0, np.minimum(fitting, admitted))
     two = np.maximum(2.0, most)
-    one, several = (step_bill(asked, asked.seen(prompt_work(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
+    one, several = (step_bill(q, q.seen(prompt_work(0.0, load, n * chunk, n), load.input_len)) for n in (1.0, two))
     chunks = load.computed / chunk
-    one_s = one.step_s * prompt_passes(chunks, plan.pp, asked.engine)
+    one_s = one.step_s * prompt_passes(chunks, plan.pp, q.engine)
     more_s: Number = np.maximum(0.0, several.step_s - one.step_s) / (two - 1)
-    alone = lone_ranks(asked.model, plan)
+    alone = lone_ranks(q.model, plan)
     ranks = plan.dp / alone
     follows = (np.asarray(chunks) > 1) & serves.chunks_follow  # one prompt fills all stages, and the next comes behind it
     more_s, most = pick(follows, one.step_s * chunks / plan.pp, more_s), pick(follows, plan.pp * 1.0, most)
@@ -151,34 +149,34 @@ def prompting_of(asked: Question, load: ClosedLoopLoad, workers: Number, kv_toke
 
 
 def lone_ranks(model: Model, plan: Plan) -> Number:
-    """Ranks of attention data parallelism that share no experts: each is a worker of its own."""
+    """Count the ranks of attention data parallelism that share no experts: each is a worker of its own."""
     return 1 if model.experts is not None else plan.dp
 
 
-def decoding_of(asked: Question, load: ClosedLoopLoad, room: Number, copies: Number) -> DecodeStation:
-    """Workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
-    return DecodeStation.of(copies, asked.plan.dp, room, _decode_steps(asked.normal(), load.input_len, load.output_len, room))
+def decoding_of(q: Question, load: ClosedLoopLoad, room: Number, copies: Number) -> DecodeStation:
+    """Return workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
+    return DecodeStation.of(copies, q.plan.dp, room, _decode_steps(q.normal(), load.input_len, load.output_len, room))
 
 
 @cache_answers
-def _decode_steps(asked: Question, input_len: Number, output_len: Number, room: Number) -> Array:
-    """Seconds of each batch; splits of a cluster differ in how many workers they have, whose steps are the same."""
-    counts = (*(getattr(asked.plan, axis) for axis in SIZES), input_len, output_len, room)
+def _decode_steps(q: Question, input_len: Number, output_len: Number, room: Number) -> Array:
+    """Price the step of each batch; splits of a cluster differ in how many workers they have, whose steps are the same."""
+    counts = (*(getattr(q.plan, axis) for axis in SIZES), input_len, output_len, room)
     sizes = np.broadcast_shapes(*map(np.shape, counts))
     batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
-    fullest = np.ceil(fullest_batch(batches, asked.plan.pp))
-    bill = step_bill(asked, decode_workload(fullest, ClosedLoopLoad(1.0, input_len, output_len)))
+    fullest = np.ceil(fullest_batch(batches, q.plan.pp))
+    bill = step_bill(q, decode_workload(fullest, ClosedLoopLoad(1.0, input_len, output_len)))
     return np.broadcast_to(bill.step_s, (len(batches), *sizes))
 
 
-def cache_bytes(asked: Question, tokens: Number) -> Number:
-    """Of a request with so many tokens, on all ranks of a worker that decodes it."""
-    model, plan = asked.model, asked.plan
+def cache_bytes(q: Question, tokens: Number) -> Number:
+    """Return the bytes of the cache of so many tokens, on all ranks of a worker that decodes it."""
+    model, plan = q.model, q.plan
     return (kv_bytes_per_token(model, plan) * tokens + state_bytes_per_sequence(model, plan)) * plan.tp
 
 
-def wire_of(asked: Question, apart: Disaggregation, tokens: Number, prompt_s: Number = 0.0) -> CacheWire:
-    """How long a prompt's cache moves to the ranks that decode, each pair of ranks over its own share of the link.
+def wire_of(q: Question, apart: Disaggregation, tokens: Number, prompt_s: Number = 0.0) -> CacheWire:
+    """Return how long a prompt's cache moves to the ranks that decode, each pair of ranks over its share of the link.
 
     The GPUs of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them. A worker's
     links are those of all its ranks. GPUs of a host that share fewer NICs divide them among those that send, or that take.
@@ -186,10 +184,10 @@ def wire_of(asked: Question, apart: Disaggregation, tokens: Number, prompt_s: Nu
     What carries them takes its share of a link, and time for each piece; what can leave while the prompt is computed, in
     ``prompt_s``, hides behind that.
     """
-    carrier = carrier_of(asked)
-    cluster, plan, ahead, nbytes = asked.cluster, asked.plan, apart.plan, cache_bytes(asked, tokens)
+    carrier = carrier_of(q)
+    cluster, plan, ahead, nbytes = q.cluster, q.plan, apart.plan, cache_bytes(q, tokens)
     leaving = ahead.num_gpus * apart.senders, plan.num_gpus * apart.copies
-    here, there = asked.places[0], asked.places[-1]
+    here, there = q.places[0], q.places[-1]
     sent_Bps, taken_Bps = (outside_Bps(place, gpus) for place, gpus in zip((here, there), leaving, strict=True))
     latency_s: Number = max(here.inter.latency_s, there.inter.latency_s)
     if here is there:
@@ -203,12 +201,12 @@ def wire_of(asked: Question, apart: Disaggregation, tokens: Number, prompt_s: Nu
     posted_s: Number = 0.0  # that a rank posts the pieces of a request's cache
     moving_s = nbytes / np.minimum(plan.tp * taken_Bps, ahead.tp * sent_Bps)
     if carrier.piece_s:
-        page = asked.limits.block_size or asked.engine.memory.block_size
-        pieces = pieces_sent(asked.model, carrier, program_of(asked.engine).key, tokens, page, plan.tp, ahead.tp)
+        page = q.limits.block_size or q.engine.memory.block_size
+        pieces = pieces_sent(q.model, carrier, program_of(q.engine).key, tokens, page, plan.tp, ahead.tp)
         posted_s = carrier.piece_s * posted_pieces(carrier, pieces, plan.tp, ahead.tp)
-    hidden = hidden_s(posted_s + moving_s, prompt_s, stages_of(asked, tokens))
-    alone_s = asked.engine.host.handover_s + latency_s + carrier.transfer_s + posted_s + moving_s - hidden
-    lone = lone_ranks(asked.model, ahead)
+    hidden = hidden_s(posted_s + moving_s, prompt_s, stages_of(q, tokens))
+    alone_s = q.engine.host.handover_s + latency_s + carrier.transfer_s + posted_s + moving_s - hidden
+    lone = lone_ranks(q.model, ahead)
     out_s, in_s = nbytes * lone / (ahead.num_gpus * sent_Bps), nbytes / (plan.num_gpus * taken_Bps)
     if carrier.pushes:  # whoever posts has no time for other caches meanwhile
         out_s = np.maximum(out_s, posted_s * lone * ahead.tp / ahead.num_gpus)
@@ -217,21 +215,21 @@ def wire_of(asked: Question, apart: Disaggregation, tokens: Number, prompt_s: Nu
     return CacheWire(alone_s, out_s, in_s, hidden)
 
 
-def stages_of(asked: Question, tokens: Number) -> Number:
-    """In how many parts a prompt's cache leaves as they are computed; 1: when all of it is."""
-    kind = carrier_of(asked).stages.get(program_of(asked.engine).key, "")
+def stages_of(q: Question, tokens: Number) -> Number:
+    """Return in how many parts a prompt's cache leaves as they are computed; 1: when all of it is."""
+    kind = carrier_of(q).stages.get(program_of(q.engine).key, "")
     if kind == "layers":
-        return asked.model.num_layers
-    return np.ceil(tokens / chunk_tokens(asked, np.maximum(1, tokens))) if kind == "chunks" else 1
+        return q.model.num_layers
+    return np.ceil(tokens / chunk_tokens(q, np.maximum(1, tokens))) if kind == "chunks" else 1
 
 
 def refuse_place(ahead: Cluster | None, rule: str) -> Refusal:
-    """A cluster for prompts that a rule forbids."""
+    """Return the refusal of a cluster for prompts that a rule forbids."""
     return Refusal(f"prefill_cluster={ahead.key if ahead else ''}: {rule}", "prefill_cluster")
 
 
 def check_one_place(put: Question) -> Question:
-    """Fleets are sought where prompts run beside decoding."""
+    """Refuse a cluster for prompts: fleets are searched where prompts run beside decoding."""
     if ahead := put.requests.prefill_cluster:
         rule = "fleets for a rate are sought on one cluster; plan without a rate, or simulate with one, takes two"
         raise refuse_place(ahead, rule)
@@ -239,14 +237,14 @@ def check_one_place(put: Question) -> Question:
 
 
 def describe_pools(places: Sequence[Cluster], prompts: Pool, decode: Pool, over: str = "") -> str:
-    """Both kinds of workers in words, and where they are where those are two places; how both reach experts is said once."""
-    (_, ahead), (_, own) = pools = prompts, decode
-    alike = ahead.ep > 1 and own.ep > 1 and ahead.redundant == own.redundant
-    shared = describe_experts([ahead, own], over) if alike else ""
+    """Describe both kinds of workers, and where they are where those are two places; how both reach experts is described once."""
+    (_, ahead), (_, decoder) = pools = prompts, decode
+    alike = ahead.ep > 1 and decoder.ep > 1 and ahead.redundant == decoder.redundant
+    shared = describe_experts([ahead, decoder], over) if alike else ""
     where = [f" on {place.key}" for place in places] if len(places) > 1 else ["", ""]
-    said = [
+    described = [
         f"{count} x " * bool(count) + describe_sizes(replace(plan, replicas=1)) + ("" if alike else describe_experts([plan], over))
         for count, plan in pools
     ]
     kinds = (" for prompts", " for decoding")
-    return " + ".join(f"{words}{at}{kind}" for words, at, kind in zip(said, where, kinds, strict=True)) + shared
+    return " + ".join(f"{words}{at}{kind}" for words, at, kind in zip(described, where, kinds, strict=True)) + shared

@@ -1,4 +1,4 @@
-"""What a collective should take on this hardware, and whether a measurement is as it should be."""
+"""Expected times of collectives on given hardware, and the verdict on a measured time."""
 
 from dataclasses import replace
 from typing import Unpack
@@ -7,25 +7,25 @@ import numpy as np
 
 from commtax import catalog
 from commtax.answer import Answer
+from commtax.catalog import hosts
 from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import GivenProfiles
 from commtax.catalog.techniques import changes_of
 from commtax.cost.collectives import price, ring_factor
-from commtax.cost.fused_reduce import AUTO, FUSED_OP, fused_fabric
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds as kernel_seconds
+from commtax.cost.overlap import AUTO, FUSED_OP, fused_fabric
 from commtax.cost.placement import Span
 from commtax.cost.pricing import launched_s, source_of, spread_of
 from commtax.judgement.collectives import judge_test, judge_time
 from commtax.options import check_taken
 from commtax.question import PHASES
 from commtax.records import dataclass
+from commtax.rules.values import positive
 from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal, Source
-from commtax.verbs.checking import positive
 from commtax.verbs.keywords import ExpectOptions
 
-NCCL, RCCL = "nccl", "rccl"  # whose collectives are measured by nccl-tests, and so what a measurement is judged by
 SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast", FUSED_OP)
 SUMMED = {FUSED_OP: "all-reduce"}  # what is sent where a collective has more to do
@@ -77,18 +77,18 @@ class Expectation(Answer):
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nobody measured such a collective here: the range is a guess from other hardware."""
+        """Whether no such collective was measured here: the range is a guess from other hardware."""
         return self.source.kind == "assumed"
 
     def verdict(self, measured_s: float) -> str:
-        """``fail``: slower than the range allows. ``pass``: not slower, and the range was measured; else ``undecided``.
+        """Judge a time: ``fail`` is slower than the range, ``pass`` not slower than a measured range, else ``undecided``.
 
         What no link could carry is undecided too: it is a time of something else.
         """
         return judge_test([judge_time(measured_s, float(self.high_s), float(self.floor_s), self.is_assumed)])
 
     def seconds_of_busbw(self, busbw_Bps: float) -> float:
-        """The time that a measured bus bandwidth means for this size."""
+        """Return the time that a measured bus bandwidth means for this size."""
         return float(self.nbytes * ring_factor(SUMMED.get(self.op, self.op), self.ranks) / busbw_Bps)
 
 
@@ -104,7 +104,7 @@ def expect(
     technique: str = "",
     **others: Unpack[ExpectOptions],
 ) -> Expectation:
-    """What one collective should take over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL or RCCL.
+    """Price one collective over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL or RCCL.
 
     >>> import commtax
     >>> one = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)
@@ -121,30 +121,30 @@ def expect(
     op = collective_named(op)
     if op not in OPS:
         raise Refusal.of(f"one of {', '.join(OPS)}", OPS, collective=op)
-    op, library, algorithm = _as_asked(op, library, technique)
+    op, library, algorithm = _as_requested(op, library, technique)
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    own = overlay.load_profile(profile)
-    place = overlay.measured_cluster(own, place) if own else place
+    constants = overlay.load_profile(profile)
+    place = overlay.measured_cluster(constants, place) if constants else place
     size = int(positive(2, ranks=ranks or (2 if op == "send-recv" else place.num_gpus)))
     if size > place.num_gpus:
         raise Refusal.of(f"{place.key} has {place.num_gpus} GPUs", (place.num_gpus,), ranks=size)
     if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
         raise Refusal.of("a size above 0 is needed", size=nbytes)
-    library = library or usual_library(place, own)
+    library = library or usual_library(place, constants)
     if algorithm:
         whole = _fused(place, library, algorithm)
     else:
-        whole = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
+        whole = overlay.paths(constants, library, place) if constants else catalog.fabric(library, place)
     if technique and not algorithm and catalog.library(library).alone and not whole.kernels:
-        from commtax.verbs.collective_rules import no_kernels  # not for those who ask for no technique
+        from commtax.rules.techniques import no_kernels  # not for those who ask for no technique
 
         raise no_kernels(library, place)
     priced = _expectation(op, op if algorithm else SUMMED.get(op, op), nbytes, size, place, whole, eager)
-    return replace(priced, profile=own.name) if own else priced
+    return replace(priced, profile=constants.name) if constants else priced
 
 
 def collective_named(op: str) -> str:
-    """A collective's own name, however it is spelled.
+    """Return a collective's usual name, however it is spelled.
 
     >>> collective_named("all_reduce"), collective_named("sendrecv")
     ('all-reduce', 'send-recv')
@@ -153,19 +153,19 @@ def collective_named(op: str) -> str:
 
 
 def usual_library(place: Cluster, profile: GivenProfiles | None = None) -> str:
-    """The library that a test of collectives on these chips measures: a profile's first, else the vendor's."""
-    own = overlay.load_profile(profile)
-    return next(iter(own.libraries), "") if own and own.libraries else RCCL if place.chip.vendor.lower() == "amd" else NCCL
+    """Return the library that a test of collectives on these chips measures: a profile's first, else the vendor's."""
+    constants = overlay.load_profile(profile)
+    return next(iter(constants.libraries), "") if constants and constants.libraries else hosts.usual_library(place.chip)
 
 
 def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, whole: Fabric, eager: bool) -> Expectation:
-    """The price of what is ``sent`` for a collective on a library's paths, and of the norm behind it where that is not in it."""
+    """Price what is ``sent`` for a collective on a library's paths, and the norm behind it where that is not in it."""
     inside = 1 if op == "send-recv" and place.num_gpus > place.domain else min(size, place.domain)
     where = Span(size, inside, int(np.ceil(size / inside)))
     # The first two GPUs of a host are a pair.
     fabric, met = (whole.pairs, place.as_pairs) if where.ranks_per_domain == 2 and whole.pairs else (whole, place.without_pairs)
-    own = () if where.crosses else fabric.kernels.get(sent, ())
-    fabric = replace(fabric, paths={**fabric.paths, sent: own}) if own else fabric
+    kernels = () if where.crosses else fabric.kernels.get(sent, ())
+    fabric = replace(fabric, paths={**fabric.paths, sent: kernels}) if kernels else fabric
     chosen = price(sent, nbytes, size, where, met, fabric)
     if sent != op:
         norm = Kernel("norm", "small", 1, 0.0, NORM_PASSES * nbytes)
@@ -192,8 +192,8 @@ def _expectation(op: str, sent: str, nbytes: Number, size: int, place: Cluster, 
     )
 
 
-def _as_asked(op: str, library: str, technique: str) -> tuple[str, str, str]:
-    """The collective, whose kernels carry it, and the algorithm of a fused one; "": nothing is fused."""
+def _as_requested(op: str, library: str, technique: str) -> tuple[str, str, str]:
+    """Return the collective, the library whose kernels carry it, and the algorithm of a fused one ("": nothing is fused)."""
     on = changes_of(technique) if technique else {}
     if on.keys() - {"fused_reduce", "library"}:
         raise Refusal(f"technique '{technique[:40]}': changes more than one collective, and expect prices one", "technique")
@@ -206,24 +206,25 @@ def _as_asked(op: str, library: str, technique: str) -> tuple[str, str, str]:
 
 
 def _fused(place: Cluster, library: str, algorithm: str) -> Fabric:
-    """The kernel that all-reduces and norms: the one that is named, in its version, else the one for these chips."""
+    """Return the kernel that all-reduces and norms: the one that is named, in its version, else the one for these chips."""
     name = library if library.partition("@")[0] in catalog.keys("fusions") else ""
-    found = fused_fabric(catalog.fusion(place, name), algorithm)
-    if found is None:
+    kernel = fused_fabric(catalog.fusion(place, name), algorithm)
+    if kernel is None:
         rule = f"no such kernel's times are known on {place.chip.key} with {place.intra.key}"
         raise Refusal(f"fused-allreduce={algorithm}: {rule}", "technique")
-    return found
+    return kernel
 
 
 def billed_library(profile: Profile | None = None) -> str:
-    """The library that a bill's collectives are priced with where nobody names one, nor an engine."""
+    """Return the library that a bill's collectives are priced with where neither the user nor an engine names one."""
     if profile and profile.libraries:
         return next(iter(profile.libraries))
     return catalog.engine(PHASES["decode"].engine).library
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:
-    """The least bytes over the link: a switch that reduces takes each once and a share twice, between hosts all NICs carry."""
+    """Return the least seconds over the link: a reducing switch takes each byte once and a share twice; between hosts all NICs
+    carry."""
     if not where.crosses:
         least = ring_factor(op, where.ranks)
         least = min(least, 1 + 1 / where.ranks) if place.intra.switched else least

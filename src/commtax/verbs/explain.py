@@ -12,11 +12,11 @@ from commtax.cost.training import dp_token_threshold, tp_tax
 from commtax.ledger import Line
 from commtax.question import Changes, Question
 from commtax.records import dataclass
+from commtax.rules.drafts import is_accepted_known
 from commtax.spec import DTYPE_BYTES, TAXES, Cluster
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price, with_collectives
-from commtax.verbs.drafts import is_accepted_known
 from commtax.verbs.fitting import fits
 from commtax.verbs.requests_weighed import loop_around, requests_served
 from commtax.verbs.settling import changed
@@ -56,12 +56,12 @@ class Counterfactual:
 
 
 def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """One sentence: what binds, why, and what would help (from ``counterfactuals(b)``)."""
+    """Return one sentence: what binds, why, and what would help (from ``counterfactuals(b)``)."""
     return _training_verdict(b, what_ifs) if b.question.trains else _serving_verdict(b, what_ifs)
 
 
 def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """What binds the larger part of the step; how much of it is communication, why, and what helps."""
+    """Describe what binds the larger part of the step, how much of it is communication, why, and what helps."""
     head = f"{b.question.kind.title} at batch {int(b.question.batch):,}:{_layout_words(b, what_ifs)}"
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
@@ -76,7 +76,7 @@ def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
 
 
 def _layout_words(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """The other layout of attention, where it saves much of the step, and whole requests end no later."""
+    """Describe the other layout of attention, where it saves much of the step, and whole requests end no later."""
     words = ""
     for c in what_ifs:
         saved = -c.delta_s / float(b.step_s)
@@ -89,7 +89,7 @@ def _layout_words(b: StepBill, what_ifs: list[Counterfactual]) -> str:
 
 
 def _remedy(b: StepBill, top: Line, what_ifs: list[Counterfactual]) -> str:
-    """What would help, from what-ifs that are computed, not from a rule of thumb."""
+    """Describe what would help, from what-ifs that are computed, not from a rule of thumb."""
     saved = {c.code: -c.delta_s / float(b.step_s) for c in what_ifs}
     latency, bandwidth = saved["latency"], saved["bandwidth"]
     fused = f" (a fused all-reduce {saved['fused']:.0%})" if saved.get("fused", 0.0) > WORTH_NAMING else ""
@@ -112,7 +112,7 @@ def _remedy(b: StepBill, top: Line, what_ifs: list[Counterfactual]) -> str:
 
 
 def _compute_words(b: StepBill) -> str:
-    """What binds the compute part: reading weights and cache, arithmetic, or fixed costs of kernels and host."""
+    """Describe what binds the compute part: reading weights and cache, arithmetic, or fixed costs of kernels and host."""
     compute = [x for x in b.items if x.kind != "comm"]
     fixed = sum(float(x.item.count) * float(x.fixed_s) for x in compute)
     moving = sum(float(x.item.count) * float(x.moving_s) for x in compute)
@@ -127,7 +127,7 @@ def _compute_words(b: StepBill) -> str:
 
 
 def _training_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """The largest avoidable cost (recomputation, where less of it fits and saves more than any tax takes), and what the step is."""
+    """Describe the step and its largest avoidable cost: recomputation, where less of it fits and saves more than any tax."""
     step, axis = float(b.step_s), str(b.binding)
     whole = f"Step {format_seconds(step)}, MFU {float(b.mfu):.1%}"
     taxed = float(b.taxes[axis]) if axis in b.taxes else 0.0
@@ -173,7 +173,7 @@ class LessonInequalities:
 
 
 def thresholds(b: StepBill) -> LessonInequalities:
-    """At the kernels' own rate and the links that the groups really cross, one direction a GPU."""
+    """Return the inequalities at the kernels' own rate and the links that the groups really cross, one direction per GPU."""
     plan, cluster = b.question.plan, b.question.cluster
     rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
     dp_link, tp_link = (next((str(x.link) for x in comm_of(b, axis)), "") for axis in ("dp", "tp"))
@@ -186,7 +186,7 @@ def thresholds(b: StepBill) -> LessonInequalities:
 
 
 def _wire_over_work(b: StepBill) -> float:
-    """Bytes on the wire over FLOPs of the window, a parameter and token, against the lesson's 4 bytes over 4 FLOPs.
+    """Return bytes on the wire over FLOPs of the window, per parameter and token, against the lesson's 4 bytes over 4 FLOPs.
 
     ZeRO 0 all-reduces gradients (twice their bytes) behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once; ZeRO 3
     also gathers bf16 parameters twice, and has both passes, 6 FLOPs, to hide in.
@@ -202,7 +202,7 @@ def _speed(cluster: Cluster, link: str) -> float:
 
 
 def counterfactuals(b: StepBill) -> list[Counterfactual]:
-    """What should we buy or change? Each recomputed; what a rule forbids is left out."""
+    """Price each what-if of a step; what a rule forbids is left out."""
     q, now, as_is, answers = b.question, float(b.step_s), bool(fits(b)), []
     for one in tries(b):
         try:
@@ -211,9 +211,9 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
         except ValueError:
             continue
         step, holds = float(other.step_s), as_is if sent else bool(fits(other))
-        held = "" if holds else "does not fit in memory"
+        memory = "" if holds else "does not fit in memory"
         pays = _draft_words(b, step) if one.code == "plain" else ""
-        note = "; ".join(x for x in (one.note, held, pays) if x)
+        note = "; ".join(x for x in (one.note, memory, pays) if x)
         answers.append(replace(one, note=note, step_s=step, delta_s=step - now, fits=holds))
     return answers
 
@@ -223,7 +223,7 @@ BATCHES = tuple(dict.fromkeys(round(2 ** (n / 4)) for n in range(49)))
 
 
 def _draft_words(b: StepBill, plain_s: float) -> str:
-    """From how many accepted tokens on drafts pay here, and up to which batch they do with those that are."""
+    """Describe from how many accepted tokens on drafts pay here, and up to which batch they do with those that are."""
     needed = f"drafts pay from a mean of {float(b.step_s) / plain_s - 1:.2f} accepted per step"
     if not is_accepted_known(b.question):
         return needed
@@ -236,12 +236,12 @@ def _draft_words(b: StepBill, plain_s: float) -> str:
 
 
 def tries(b: StepBill) -> Iterator[Counterfactual]:
-    """What-ifs of a step before they are priced, those that a rule forbids among them."""
+    """Yield what-ifs of a step before they are priced, those that a rule forbids among them."""
     return _training_tries(b) if b.question.trains else _serving_tries(b)
 
 
 def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
-    """Latency / 2 and bandwidth x 2 always; then what applies."""
+    """Yield latency / 2 and bandwidth x 2 always, then the what-ifs that apply."""
     q, what_if, tp = b.question, b.question.what_if, int(b.question.plan.tp)
     yield _try("latency", "collective latency / 2", latency_scale=what_if.latency_scale / 2)
     yield _try("bandwidth", "collective bandwidth x 2", bandwidth_scale=what_if.bandwidth_scale * 2)
@@ -267,7 +267,7 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
 
 
 def attention_layouts(q: Question) -> Iterator[Counterfactual]:
-    """Attention of a mixture shared out the other way on the same GPUs and for the same requests: by tensor or data parallelism."""
+    """Yield attention of a mixture split the other way, by tensor or data parallelism, on the same GPUs and requests."""
     tp, dp, batch = int(q.plan.tp), int(q.plan.dp), int(q.batch)
     if q.model.experts is None:
         return
@@ -313,7 +313,7 @@ def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
 
 
 def _trade_tp_for_dp(q: Question, code: str, tp: int, dp: int) -> Iterator[Counterfactual]:
-    """Another tp on the same GPUs with the same global batch, where that divides."""
+    """Yield another tp on the same GPUs with the same global batch, where that divides."""
     batch = int(q.batch) * int(q.plan.dp)
     if batch % dp == 0:
         micro, note = min(int(q.micro_batch), batch // dp), "same GPUs and global batch"
@@ -335,7 +335,7 @@ SIZED_RANK = 0.35
 
 
 def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
-    """What would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
+    """Return what would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
     if not 0 < measured_mfu <= 1:
         rule = "a fraction above 0 and at most 1 is needed (an MFU above 100% is impossible)"
         raise Refusal(f"measured_mfu={measured_mfu:g}: {rule}", "measured_mfu")
@@ -344,7 +344,7 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
     gap = measured - now
     if gap <= 0.02 * now:
         return []
-    found = list[tuple[float, PossibleSlowdown]]()
+    ranked_causes = list[tuple[float, PossibleSlowdown]]()
     for tried in _slowdowns(b):
         try:
             step = float(price(b.question.but(**tried.changes)).step_s)
@@ -352,13 +352,13 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
             continue
         if step > now * 1.005:
             explains = (step - now) / gap
-            found.append((abs(1 - explains), PossibleSlowdown(tried.what, step, explains, tried.note)))
-    found += [(SIZED_RANK, c) for c in _sized_slowdowns(b, gap)]
-    return [cause for _, cause in sorted(found, key=lambda ranked: ranked[0])]
+            ranked_causes.append((abs(1 - explains), PossibleSlowdown(tried.what, step, explains, tried.note)))
+    ranked_causes += [(SIZED_RANK, c) for c in _sized_slowdowns(b, gap)]
+    return [cause for _, cause in sorted(ranked_causes, key=lambda ranked: ranked[0])]
 
 
 def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
-    """What slows a step down and happens or not, in words, and what it changes."""
+    """Yield what slows a step down and happens or not, in words, and what it changes."""
     q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
     for axis in b.async_axes:
         if comm_of(b, axis):
@@ -377,7 +377,7 @@ def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
 
 
 def _sized_slowdowns(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
-    """Things with a size: the size that closes the gap."""
+    """Yield causes with a size: the size that closes the gap."""
     now, compute = float(b.step_s), float(b.compute_s)
     rate, step = compute / (compute + gap), now + gap
     yield PossibleSlowdown("kernels are slower than modelled", step, 1.0, f"all at {rate:.0%} of the modelled rate")

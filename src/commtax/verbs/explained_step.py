@@ -1,4 +1,4 @@
-"""All that is told about a priced step beside its lines, once for whoever shows it; the lesson's own numbers beside ours too."""
+"""A priced step explained beside its lines: what binds, memory, one layer on a time axis, and the textbook's numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from commtax import napkin
-from commtax.ledger import Line
+from commtax.cost.inventory import fullest_layers
+from commtax.ledger import PLACES, Line, Part
 from commtax.records import dataclass
 from commtax.spec import SIZES, AxisName, Chip
 from commtax.units import format_bytes, format_rate, format_seconds, format_si
@@ -15,12 +16,173 @@ from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.explain import Counterfactual, LessonInequalities, comm_of, counterfactuals, thresholds, tries, verdict
 from commtax.verbs.fit_advice import plans_with_room
 from commtax.verbs.fitting import Fit, fit_of_step, fits
-from commtax.verbs.layer import LayerSegment, LayerTimeline, layer_of
 from commtax.verbs.settling import fabric_of
 from commtax.verbs.train_fitting import train_holds
 
 if TYPE_CHECKING:
     from commtax.verbs.worth import TechniqueWorth
+
+ENDS = ("tower", "head", "embedding", "loss", "stages", "update")  # parts that no layer has
+SECOND = ("feed-forward", "experts", "shared expert", "router", "routing")  # parts of a layer's second half
+ORDER = {place: index for index, place in enumerate(PLACES)}
+Lane = Literal["compute", "comm"]
+Stage = Literal["forward", "backward"]
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSegment:
+    """A kernel or collective in one layer, with the line of the bill that it is a share of."""
+
+    lane: Lane
+    name: str
+    fixed_s: float
+    moving_s: float
+    line: Line
+    hidden_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.fixed_s + self.moving_s
+
+    @property
+    def exposed_s(self) -> float:
+        return max(0.0, self.seconds - self.hidden_s)
+
+    @property
+    def part(self) -> Part:
+        return self.line.item.part
+
+    def share_of(self, share: float, name: str = "") -> LayerSegment:
+        parts = (self.fixed_s * share, self.moving_s * share)
+        return LayerSegment(self.lane, name or self.name, *parts, self.line, self.hidden_s * share)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A segment in its place; ``exposed`` and ``hidden`` are the intervals that it is drawn as."""
+
+    segment: LayerSegment
+    stage: Stage
+    exposed: tuple[Span, ...] = ()
+    hidden: tuple[Span, ...] = ()
+
+    @property
+    def start_s(self) -> float:
+        return min(a for a, _ in (*self.exposed, *self.hidden))
+
+    @property
+    def end_s(self) -> float:
+        return max(b for _, b in (*self.exposed, *self.hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimeline:
+    """All bars of one layer and how long it takes."""
+
+    bars: tuple[Bar, ...]
+    length_s: float
+    note: str
+
+
+def layer_of(b: StepBill) -> LayerTimeline:
+    """Return the mean layer of a priced step."""
+    if b.question.trains:
+        plan = b.question.plan
+        layers, m = float(fullest_layers(b.question.model, plan)), float(plan.microbatches)
+        passes: dict[str, list[LayerSegment]] = {"forward": [], "recompute": [], "backward": []}
+        beside: dict[str, list[LayerSegment]] = {"forward": [], "backward": []}
+        for x in b.items:
+            if x.kind == "compute" and x.item.part not in ENDS:
+                passes[x.item.during].append(_segment(x, 1 / (layers * m)))
+        for x in b.items:
+            if x.kind != "comm" or x.item.axis == "pp" or x.item.part in ENDS or x.item.stage == "once":
+                continue
+            one = _segment(x, 1 / (layers * (m if _runs_per_microbatch(x, b) else 1.0)))
+            waits = x.item.whole_axis not in b.async_axes
+            for stage, share in _stages(x, b).items():
+                (passes if waits else beside)[stage].append(one.share_of(share))
+        ahead, middle = _chain(_interleave_segments(_order_segments(passes["forward"])), beside["forward"], "forward", 0.0)
+        back = [*_order_segments(passes["recompute"]), *_interleave_segments(_order_segments(passes["backward"])[::-1])]
+        behind, end = _chain(back, beside["backward"], "backward", middle)
+        note = f"one of {layers:g} layers of a stage in the last microbatch: forward, then backward"
+        rest = " (buckets of the whole stage shared out over its layers)" if plan.zero < 3 and plan.dp > 1 else ""
+        return LayerTimeline((*ahead, *behind), end, note + rest)
+    bars, length = _chain(layer_segments(b), [], "forward", 0.0)
+    return LayerTimeline(tuple(bars), length, f"one of {b.question.model.num_layers} layers, the mean of all, one after the other")
+
+
+def layer_segments(b: StepBill) -> list[LayerSegment]:
+    """Return the mean layer of a served step in the order in which it runs: all layers together over their number."""
+    layers = b.question.model.num_layers
+    inside = [x for x in b.items if x.kind != "host" and x.item.part not in ENDS and x.item.stage != "draft"]
+    return _order_segments([_segment(x, 1 / layers) for x in inside])
+
+
+def _segment(line: Line, share: float) -> LayerSegment:
+    lane: Lane = "comm" if line.kind == "comm" else "compute"
+    times = float(line.item.count) * share
+    parts = float(line.fixed_s) * times, float(line.moving_s) * times
+    return LayerSegment(lane, line.item.what, *parts, line, float(line.hidden_s) * share)
+
+
+def _order_segments(segments: list[LayerSegment]) -> list[LayerSegment]:
+    """Order attention before the feed-forward part, with norms before each."""
+    norms = [s.share_of(0.5, s.name.replace("norms", "norm")) for s in segments if s.part == "norms"]
+    others = sorted((s for s in segments if s.part != "norms"), key=lambda s: ORDER.get(s.line.item.place, len(ORDER)))
+    first, second = ([s for s in others if (s.part in SECOND) == half] for half in (False, True))
+    return [*norms, *first, *norms, *second]
+
+
+def _chain(chain: list[LayerSegment], beside: list[LayerSegment], stage: Stage, start: float) -> tuple[list[Bar], float]:
+    """Lay out a pass: its chain, the hidden parts of other collectives under its end, and their exposed parts after it."""
+    bars, now = [], start
+    for s in chain:
+        if s.seconds > 0:
+            hidden = ((max(start, now - s.hidden_s), now),) if s.hidden_s > 0 else ()
+            bars.append(Bar(s, stage, ((now, now + s.exposed_s),), hidden))
+            now += s.exposed_s
+    under, after = max(start, now - sum(s.hidden_s for s in beside)), now
+    for s in beside:
+        covered, left = min(s.hidden_s, now - under), s.exposed_s
+        if s.seconds > 0:
+            hidden = ((under, under + covered),) if covered > 0 else ()
+            exposed = ((after, after + left),) if left > 0 or not hidden else ()
+            bars.append(Bar(s, stage, exposed, hidden))
+        under, after = under + covered, after + left
+    return bars, after
+
+
+def _runs_per_microbatch(line: Line, b: StepBill) -> bool:
+    """Return whether a collective runs in every microbatch rather than once per step."""
+    plan = b.question.plan
+    if line.item.whole_axis != "dp":
+        return True
+    return int(plan.pp) == 1 if plan.zero == 3 else plan.zero == 2 and line.item.stage != "update"
+
+
+def _stages(line: Line, b: StepBill) -> dict[str, float]:
+    """Return in which passes a collective runs, and which share of it in each."""
+    again = 1.0 if b.question.plan.recompute == "full" else 0.0  # a second forward, inside backward
+    if line.item.stage == "backward":
+        return {"backward": 1.0}
+    if line.item.whole_axis == "dp":
+        twice = b.question.plan.zero == 3 and int(b.question.plan.pp) == 1
+        return {"forward": 0.5, "backward": 0.5} if twice else {"forward": 1.0}
+    if line.item.stage == "forward":
+        return {"forward": 1 / (1 + again)} | ({"backward": again / (1 + again)} if again else {})
+    return {"forward": 1 / (2 + again), "backward": (1 + again) / (2 + again)}  # dispatch, keys: in every pass
+
+
+def _interleave_segments(segments: list[LayerSegment]) -> list[LayerSegment]:
+    """Place half of the collectives of a whole layer after each of its halves, as they run."""
+    whole = [s for s in segments if s.part == "layers"]
+    rest = [s for s in segments if s not in whole]
+    kinds = [s.part in SECOND for s in rest]
+    cut = next((i for i in range(1, len(rest)) if kinds[i] != kinds[i - 1]), len(rest))
+    half = [s.share_of(0.5) for s in whole]
+    return [*rest[:cut], *half, *rest[cut:], *half]
+
 
 SMALL = 0.05
 """A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
@@ -98,8 +260,8 @@ class ExplainedStep:
         """The techniques that would gain most on a served step, beside those that a what-if is about."""
         from commtax.verbs.worth import gaining_most  # not for those who look at the step itself
 
-        told = [one.changes for one in tries(self.bill)]
-        return [] if self.bill.question.trains else gaining_most(self.bill.question, told)
+        priced = [one.changes for one in tries(self.bill)]
+        return [] if self.bill.question.trains else gaining_most(self.bill.question, priced)
 
     @cached_property
     def verdict(self) -> str:
@@ -125,18 +287,18 @@ class ExplainedStep:
         if q.trains:
             where = "a rank of the first stage, which keeps the most activations; " if q.plan.pp > 1 else ""
             note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
-            held, holds = {name: float(getattr(b.memory, name)) for name in HELD}, bool(fits(b))
+            sizes, holds = {name: float(getattr(b.memory, name)) for name in HELD}, bool(fits(b))
         else:
             room, seqs, each = fit_of_step(q), int(q.batch), int(q.context) + 1
             tokens, holds = room.kv_tokens, room.holds_one and room.holds(seqs, each)
             note = f"room for {tokens:,} cached tokens per replica; this batch has {seqs * each:,}"
-            held = _served_parts(room, seqs, seqs * each)
-        parts = [MemoryPart(name, nbytes) for name, nbytes in held.items() if nbytes]
+            sizes = _served_parts(room, seqs, seqs * each)
+        parts = [MemoryPart(name, nbytes) for name, nbytes in sizes.items() if nbytes]
         return Memory(q.cluster.chip.visible_bytes, sum(part.nbytes for part in parts), holds, parts, tokens, note)
 
     @cached_property
     def lacking(self) -> str:
-        """What a step that does not fit lacks: the answer's first words, for nobody can run it."""
+        """What a step that does not fit lacks: the answer's first words, since it cannot run."""
         m, q = self.memory, self.bill.question
         needed = f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
         if q.trains:
@@ -217,7 +379,8 @@ def _served_parts(room: Fit, seqs: int, tokens: int) -> dict[str, float]:
 
 
 def formula(line: Line, chip: Chip) -> str:
-    """``64 × (4.83 µs + 2·(8−1)/8·8 KiB ÷ 66.6 GB/s) = 323 µs``: times, latency, bytes sent over the rate they move at."""
+    """Write a line's seconds as ``64 × (4.83 µs + 2·(8−1)/8·8 KiB ÷ 66.6 GB/s) = 323 µs``: times, latency, bytes sent over the rate
+    they move at."""
     each, total = _per_call_words(line, chip), format_seconds(float(line.total_s))
     count = float(line.item.count)
     if count == 1:
@@ -233,7 +396,7 @@ def _per_call_words(line: Line, chip: Chip) -> str:
 
 
 def _moving_words(line: Line, chip: Chip, seconds: float) -> str:
-    """Bytes over the rate at which they move, or FLOPs where arithmetic binds."""
+    """Write bytes over the rate at which they move, or FLOPs where arithmetic binds."""
     item, nbytes, ranks = line.item, float(line.item.nbytes), int(line.item.ranks)
     if line.kind == "comm" and nbytes > 0 and ranks > 1:
         sent = float(item.sent_bytes_per_rank) / float(item.count)
@@ -246,7 +409,7 @@ def _moving_words(line: Line, chip: Chip, seconds: float) -> str:
 
 
 def share_formula(segment: LayerSegment, chip: Chip) -> str:
-    """A bar of the layer: the line's sum, and this bar's share of it."""
+    """Write a bar of the layer: the line's sum, and this bar's share of it."""
     line, share = segment.line, segment.seconds
     if not float(line.total_s):
         return ""
@@ -254,7 +417,7 @@ def share_formula(segment: LayerSegment, chip: Chip) -> str:
 
 
 def source(line: Line, library: str) -> str:
-    """What a number rests on: the kind of source first, then its name."""
+    """Describe the source of a number: its kind first, then its name."""
     name = f"{library} over {line.link}" if line.kind == "comm" else ""
     kind = "datasheet: NIC bandwidth, hierarchical formula" if line.source.kind == "datasheet" else line.source
     return f"{kind}: {name}" if name and ":" not in kind else f"{kind}, {name}" if name else kind
@@ -277,36 +440,36 @@ class Lesson:
 
 
 def lesson(b: StepBill) -> Lesson:
-    """The lesson's own numbers beside ours, and why they differ. Its formulas are ``commtax.napkin``'s, number for number."""
+    """Return the lesson's numbers beside ours, and why they differ. Its formulas are ``commtax.napkin``'s, number for number."""
     rows = _trained_lesson(b) if b.question.trains else _served_lesson(b)
     return Lesson(bool(rows), rows)
 
 
 def _trained_lesson(b: StepBill) -> list[LessonRow]:
     plan, model, t = b.question.plan, b.question.model, thresholds(b)
-    said = napkin.overlap_calculator(
+    textbook = napkin.overlap_calculator(
         model.hidden, model.num_layers, int(plan.tp), int(plan.pp), t.local_tokens, num_microbatches=int(plan.microbatches)
     )
     rows = []
     if plan.tp > 1:
         ours = float(b.exposed_on("tp")) / float(b.compute_s)
-        rows.append(LessonRow("TP tax, of compute", f"{said['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
+        rows.append(LessonRow("TP tax, of compute", f"{textbook['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
     if plan.dp > 1 and t.dp_tokens:
-        side = "hides" if said["dp_hides"] else "does not hide"
+        side = "hides" if textbook["dp_hides"] else "does not hide"
         whole = sum(float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica"))
-        theirs = f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}"
-        own = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
+        theirs = f"{textbook['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}"
+        ours_words = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
         wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(plan.zero, "scattered, then gathered")
         why = (
             f"peak·MFU/BW supposes 40% MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
             f"{plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
         )
-        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, own, why))
+        rows.append(LessonRow("DP threshold, tokens per GPU", theirs, ours_words, why))
     if plan.pp > 1:
         why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
-        rows.append(LessonRow("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
+        rows.append(LessonRow("PP bubble", f"{textbook['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
     why = "the textbook starts from 50% and takes 30% off where DP does not hide; ours prices every kernel and collective"
-    return [*rows, LessonRow("MFU", f"{said['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
+    return [*rows, LessonRow("MFU", f"{textbook['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
 
 
 def _tp_why(b: StepBill, formula: float) -> str:
@@ -326,7 +489,7 @@ def _tp_why(b: StepBill, formula: float) -> str:
 
 
 def _served_lesson(b: StepBill) -> list[LessonRow]:
-    """The lesson trains; what carries over is bytes over bandwidth, and the TP tax of a forward pass."""
+    """Return rows of a served step: of the training lesson, bytes over bandwidth and the TP tax of a forward pass apply."""
     lines = [x for x in b.items if x.kind == "comm" and x.item.axis == "tp" and x.item.op == "all-reduce"]
     if not lines:
         return []

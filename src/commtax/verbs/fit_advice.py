@@ -1,26 +1,38 @@
-"""What would make a model fit, or give its caches more room: engine limits, smaller numbers, larger plans."""
+"""Whether servers start, and what would make a model fit: engine limits, smaller numbers, larger plans.
+
+An engine starts only where its cache holds one request of ``max_model_len`` tokens, and a block for the state of each of
+``max_num_seqs`` sequences where it wants one, in each pool of workers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from operator import attrgetter
-from typing import Unpack
+from typing import TypeVar, Unpack
+
+import numpy as np
 
 from commtax import catalog
+from commtax.arrays import cache_answers
 from commtax.catalog.techniques import changes_of, technique
+from commtax.judgement import starting
 from commtax.judgement.engine_limits import SHARE, Changes, best_changes, caches_are_small, changes_to_try
 from commtax.judgement.starting import SEQS
 from commtax.options import check_taken
+from commtax.question import Question
 from commtax.records import replace
-from commtax.spec import CACHE_SPLIT, SIZES, Cluster, Model
+from commtax.rules.questions import longest_taken
+from commtax.spec import CACHE_SPLIT, SIZES, Cluster, Condition, Model, Number
 from commtax.statement import Note, OptionValue, Refusal
 from commtax.units import format_bytes, plural
-from commtax.verbs.cache_room import limits_of
-from commtax.verbs.fitting import Fit, candidates, holds, judge, largest_max_num_seqs, longest_request, screen
+from commtax.verbs.disaggregation import prompter
+from commtax.verbs.fitting import Fit, candidates, holds, judge, judged_by_memory, largest_max_num_seqs, longest_request, screen
 from commtax.verbs.keywords import FitOptions
-from commtax.verbs.settling import AUTO_EP, Settled, resolve_question
+from commtax.verbs.kv_caches import cache_tokens, full_length_requests, limits_of, most_seqs_to_start, needs_blocks_for_states
+from commtax.verbs.settling import AUTO_EP, Settled, resolve_question, settle
 from commtax.words import words
 
 
@@ -50,35 +62,35 @@ def make_room(judged: Fit) -> Fit | None:
 
     None where its caches have memory enough, or where no limit is worth it.
     """
-    asked = judged.question
-    if not caches_are_small(judged.kv_bytes / asked.cluster.chip.visible_bytes):
+    q = judged.question
+    if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
         return None
 
     def held(changes: Changes) -> float:
-        found = judge(with_limits(asked, changes))
-        most = found.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
-        return min(found.max_concurrency, most) if found.is_safe else 0.0
+        other = judge(with_limits(q, changes))
+        most = other.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
+        return min(other.max_concurrency, most) if other.is_safe else 0.0
 
     changes = limits_worth_changing(judged, held, held)
-    return judge(with_limits(asked, changes)) if changes else None
+    return judge(with_limits(q, changes)) if changes else None
 
 
 def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: Callable[[Changes], float] | None = None) -> Changes:
     """Return the engine limits whose ``gain`` for a replica is worth a change; those with which it starts as it is come first."""
-    asked, engine = judged.question, judged.question.engine
-    tried = changes_to_try(asked.limits, engine.memory.utilization_of, engine.serves.chunked)
+    q, engine = judged.question, judged.question.engine
+    tried = changes_to_try(q.limits, engine.memory.utilization_of, engine.serves.chunked)
 
     def held(changes: Changes) -> Fit:
-        return judge(with_limits(asked, changes))
+        return judge(with_limits(q, changes))
 
     return best_changes(gain, room or (lambda on: held(on).kv_tokens), tried, lambda on: held(on).fits)
 
 
-def with_limits(asked: Settled, changes: Changes) -> Settled:
-    """Return a question with all limits said with some of them changed; a share of memory that the engine chose is chosen anew."""
-    usual = limits_of(replace(asked, limits=replace(asked.limits, gpu_memory_utilization=0.0)))
-    own = {SHARE: 0.0} if usual == asked.limits else {}
-    changed = replace(asked, limits=replace(asked.limits, **{**own, **changes}))
+def with_limits(q: Settled, changes: Changes) -> Settled:
+    """Return a question that has all limits with some of them changed; a share of memory that the engine chose is chosen anew."""
+    usual = limits_of(replace(q, limits=replace(q.limits, gpu_memory_utilization=0.0)))
+    chosen_anew = {SHARE: 0.0} if usual == q.limits else {}
+    changed = replace(q, limits=replace(q.limits, **{**chosen_anew, **changes}))
     return replace(changed, limits=limits_of(changed))
 
 
@@ -114,7 +126,7 @@ def _advise(settings: Sequence[OptionValue], why: str = "") -> Note:
 
 def _advice(failed: Fit) -> list[Note]:
     """Return the nearest changes that would make it fit, each tried, as options to set."""
-    asked, room = failed.question, failed.question.limits
+    q, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
         own = OptionValue("kv-cache-memory-bytes", f"{left:.0f}")
@@ -127,45 +139,184 @@ def _advice(failed: Fit) -> list[Note]:
         changes.append(_advise(seqs, "a block for the state of each"))
     elif longest := longest_request(failed):
         changes.append(_advise([OptionValue("max-model-len", str(longest)), *seqs], "the longest request that fits as it is"))
-    if not asked.plan.weights_dtype and not asked.model.quant:
-        smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.vary(weights_dtype=dtype)).fits)
+    if not q.plan.weights_dtype and not q.model.quant:
+        smaller = (dtype for dtype in ("fp8", "int4") if judge(q.vary(weights_dtype=dtype)).fits)
         changes += [_advise([OptionValue("dtype", dtype)], "smaller weights") for dtype in islice(smaller, 1)]
-    if asked.plan.kv_dtype != "fp8" and judge(asked.vary(kv_dtype="fp8")).fits:
+    if q.plan.kv_dtype != "fp8" and judge(q.vary(kv_dtype="fp8")).fits:
         changes.append(_advise([OptionValue("kv-dtype", "fp8")]))
     return changes + plans_with_room(failed)
 
 
 def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[Note]:
-    """Return the nearest plans that have room enough: the same with split caches, and one of at least as many GPUs."""
-    asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
-    own, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
+    """Return the nearest plans with room: the same with split caches, and one of as many GPUs or more, as few as possible."""
+    q, base, plan = failed.question, failed.question.cluster, failed.question.plan
+    current, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full, unit = catalog.whole_host(base), catalog.whole_unit(base)
-    may_fit = screen(asked, spread)
-    wanted = asked.plain().but(
-        ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
+    may_fit = screen(q, spread)
+    wanted = q.plain().but(
+        ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=q.engine.trains.sequence_parallel, profile=None
     )
     places = [base] + [catalog.with_hosts(base, n * unit, full) for n in (1, 2, 4, 8, 16, 32, 64)]
     for place in {place.key: place for place in places if place.num_gpus >= now * dp}.values():
-        for candidate in candidates(wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != own and may_fit(t, p)):
+        for candidate in candidates(
+            wanted.but(cluster=place), may=lambda t, p: t * p >= now and (t, p) != current and may_fit(t, p)
+        ):
             if enough(judge(candidate)):
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
                 sizes = [OptionValue("tp", str(candidate.plan.tp))]
                 sizes += [OptionValue("pp", str(candidate.plan.pp))] if candidate.plan.pp != 1 or plan.pp != 1 else []
                 sizes += [OptionValue("cluster", place.key)] if place.key != base.key else []
-                return [*_split_caches(asked, enough), _advise(sizes, plural(size * dp, "GPU"))]
-    return _split_caches(asked, enough)
+                return [*_split_caches(q, enough), _advise(sizes, plural(size * dp, "GPU"))]
+    return _split_caches(q, enough)
 
 
-def _split_caches(asked: Settled, enough: Callable[[Fit], bool]) -> list[Note]:
-    """Return the fewest ranks of tp that have room enough where they split the cache of each sequence."""
-    for text in () if asked.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
+def _split_caches(q: Settled, enough: Callable[[Fit], bool]) -> list[Note]:
+    """Return the fewest ranks of tp with room where they split each sequence's cache, which changes nothing else."""
+    for text in () if q.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
         with suppress(Refusal):
-            if enough(judge(asked.but(**changes_of(text)))):
+            if enough(judge(q.but(**changes_of(text)))):
                 return [_advise([OptionValue(*text.split("="))])]
     return []
 
 
 def without_adapters(judged: Fit) -> Fit | None:
-    """The same without its LoRA adapters; None where it has none."""
-    asked = judged.question
-    return judge(asked.vary(lora_rank=0, max_loras=1)) if asked.plan.lora_rank else None
+    """Judge the same plan without its LoRA adapters; None where it has none."""
+    q = judged.question
+    return judge(q.vary(lora_rank=0, max_loras=1)) if q.plan.lora_rank else None
+
+
+AnyQuestion = TypeVar("AnyQuestion", bound=Question)
+ROUND = 256  # lengths that were not requested are whole multiples of this many tokens
+
+
+def starts(workers: Question) -> Condition:
+    """Return whether workers start with the requested limits; true where none were. Arrays as the plan."""
+    length, seqs = workers.limits.max_model_len, workers.limits.max_num_seqs
+    return starting.starts(full_length_requests(workers) if length else 1, seqs, most_seqs_to_start(workers) if seqs else np.inf)
+
+
+def pools_of(q: Question) -> Mapping[str, Question]:
+    """Return the question of each kind of workers, by what they do."""
+    settled = q if isinstance(q, Settled) else settle(q)
+    if not q.requests.disaggregated:
+        return {"": settled.plain()}
+    return {" for prompts": prompter(settled), " for decoding": settled.plain()}
+
+
+def check_lengths(q: Question) -> Question:
+    """Refuse requests that are all longer than servers take: by their mean length, or the shortest of a trace."""
+    limit, trace = q.limits.max_model_len, q.offered.trace
+    tokens = int(np.max(q.requests.tokens) if trace is None else np.min(trace.input_len + trace.output_len))
+    if tokens <= longest_taken(q):
+        return q
+    if limit:
+        rule = f"fewer than input_len + output_len = {tokens:,}; nearest valid: {tokens}"
+        raise Refusal.of(rule, (tokens,), max_model_len=limit)
+    rule = f"more than the {q.model.max_len:,} positions of {q.model.key}"
+    if trace is not None:
+        raise Refusal.about(trace=f"the shortest request has {tokens:,} tokens with its answer, {rule}")
+    most = q.model.max_len - int(np.max(q.requests.output_len))
+    nearest = f"; nearest valid input_len: {most}" if most > 0 else ""
+    rule = f"with output_len it makes {tokens:,} tokens, {rule}{nearest}"
+    raise Refusal.of(rule, (most,) if nearest else (), input_len=int(np.max(q.requests.input_len)))
+
+
+def _is_judged(q: Question) -> bool:
+    """Return whether memory decides a server's room: of one plan, and unless ``kv_tokens`` sets it."""
+    return q.requests.kv_tokens is None and not any(np.ndim(getattr(q.plan, axis)) for axis in SIZES)
+
+
+def why_it_does_not_start(q: Question) -> Note:
+    """Return which workers lack room with the requested limits, and what would help, under the limit's name; else empty."""
+    if not (q.limits.max_model_len or q.limits.max_num_seqs) or not _is_judged(q):
+        return Note("", "")
+    for kind, workers in pools_of(q).items():
+        if starts(workers):
+            continue
+        shortest = {} if workers.limits.max_model_len else {starting.LENGTH: 1}  # which was not requested
+        judged = add_advice(holds(judged_by_memory(workers.but(**shortest))))
+        remedies = ", or with ".join(judged.advice)
+        more = f"it would start with {remedies}" if remedies else "use more GPUs or a smaller model"
+        return Note(judged.stopped_by, f"{lack_words(judged, kind)}; {more}")
+    return Note("", "")
+
+
+def lack_words(judged: Fit, kind: str = "") -> Note:
+    """Describe what workers of a kind lack to start."""
+    limits, name = judged.question.limits, judged.question.engine.name
+    if judged.holds_one:
+        return words("lack-blocks", workers=kind, blocks=judged.kv_blocks, engine=name, seqs=limits.max_num_seqs)
+    return words("lack-bytes", workers=kind, short=judged.shortfall_bytes, length=limits.max_model_len)
+
+
+def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
+    """Return notes that servers do not start with the model's own length or the engine's own number of sequences, which are their
+    defaults, and up to which limits the figures hold; none where they start, or where not even requests of so many ``tokens``
+    fit."""
+    if q.trains or not _is_judged(q):
+        return []
+    allowed = {} if q.limits.max_num_seqs else {kind: max_num_seqs_to_start(workers) for kind, workers in pools_of(q).items()}
+    most = " and ".join(f"{seqs}{kind}" for kind, seqs in allowed.items() if seqs)
+    lack = words("own-seqs", engine=q.engine.name, seqs=str(q.engine.serves.max_seqs))
+    return [*_length_notes(q, tokens), *([words("own-limits", lack=lack, limit=most)] if most else [])]
+
+
+def _length_notes(q: Question, tokens: Number) -> list[Note]:
+    if q.limits.max_model_len:
+        return []
+    pools = {kind: workers for kind, workers in pools_of(q).items() if full_length_requests(workers) < 1}
+    short = {kind: _own_length(replace(workers.normal(), limits=workers.limits)) for kind, workers in pools.items()}
+    most = min((longest for longest, _ in short.values()), default=0)
+    if most < np.max(tokens):
+        return []
+    length, name = f"the checkpoint's own {q.model.max_len:,} tokens", q.engine.name
+    lacks = " and ".join(f"each GPU{kind} is {format_bytes(lack)} short" for kind, (_, lack) in short.items())
+    verdict = f"{name} would not start with {length}" if q.engine.memory.refuses_to_start else f"{name} has no room for {length}"
+    return [words("own-limits", lack=f"{verdict}: {lacks}", limit=OptionValue("max-model-len", str(most)))]
+
+
+def max_num_seqs_to_start(workers: Question, wanted: int = 0) -> int:
+    """Return the ``max_num_seqs`` to start servers with: as wanted, as far as they start with it; 0, the engine's own, where none
+    is wanted and they start with that."""
+    if not needs_blocks_for_states(workers):
+        return wanted
+    return _max_num_seqs_to_start(replace(workers.normal(), limits=replace(workers.limits, max_num_seqs=wanted)))
+
+
+def startable(workers: AnyQuestion) -> AnyQuestion:
+    """Return the same workers with as many sequences as they start with."""
+    limits = workers.limits
+    return replace(workers, limits=replace(limits, max_num_seqs=max_num_seqs_to_start(workers, limits.max_num_seqs)))
+
+
+@cache_answers
+def _max_num_seqs_to_start(workers: Question) -> int:
+    judged = holds(judged_by_memory(workers))
+    most = largest_max_num_seqs(judged)
+    return most if most < judged.question.limits.max_num_seqs else workers.limits.max_num_seqs
+
+
+@cache_answers
+def _own_length(workers: Question) -> tuple[int, float]:
+    """Return the longest request that workers have room for, and what a rank lacks for one of the model's own length."""
+    judged = holds(judged_by_memory(workers))
+    return longest_request(judged), judged.shortfall_bytes
+
+
+def check_starts(q: Question) -> None:
+    """Refuse what would not start."""
+    if why := why_it_does_not_start(q):
+        raise Refusal.of(f"does not start: {why}", **{why.code: getattr(q.limits, why.code)})
+
+
+def length_to_start_with(q: Question, longest: float) -> int:
+    """Return the ``max_model_len`` to start servers with: as requested; 0, the model's own, where all caches hold that.
+
+    Else what the ``longest`` of their requests needs, in whole steps of ``ROUND``, as far as the caches hold it.
+    """
+    if q.limits.max_model_len:
+        return q.limits.max_model_len
+    room = min(int(cache_tokens(workers)) for workers in pools_of(q).values())
+    if room >= q.model.max_len:
+        return 0
+    return int(max(q.requests.tokens, min(math.ceil(longest / ROUND) * ROUND, room, q.model.max_len)))

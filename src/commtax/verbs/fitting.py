@@ -18,12 +18,20 @@ from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, st
 from commtax.judgement.starting import LENGTH, stopped_by
 from commtax.question import Question
 from commtax.records import dataclass, replace
+from commtax.rules.drafts import stage_pool
 from commtax.spec import SIZES, Condition, Model, Number, Profile
 from commtax.statement import Refusal
-from commtax.verbs import cache_room
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.cache_room import cache_tokens as cache_tokens
-from commtax.verbs.drafts import stage_pool
+from commtax.verbs.kv_caches import (
+    bytes_left_for_cache,
+    cache_blocks,
+    different_stages,
+    in_flight_tokens,
+    limits_of,
+    needs_blocks_for_states,
+    stage_contents,
+)
+from commtax.verbs.kv_caches import cache_tokens as cache_tokens
 from commtax.verbs.settling import AUTO_EP, Settled, replan, settle
 
 
@@ -82,18 +90,18 @@ class Fit(Answer):
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request that the cache holds, with its states; 0 where it holds none."""
-        step, pool = cache_room.in_flight_tokens(self.question), self.pool
+        step, pool = in_flight_tokens(self.question), self.pool
         if not self.holds_one and pool.places(pool.tokens(self.kv_blocks)) < 1:
             return 0
         lengths = range(1, int(pool.tokens(self.kv_blocks)) * len(pool.groups) + 1)
         return bisect_right(lengths, self.kv_blocks, key=lambda length: int(pool.blocks_per_request(length, step)))
 
     def holds(self, seqs: int, tokens: int) -> bool:
-        """Whether there is room for so many sequences."""
+        """Return whether there is room for so many sequences."""
         return seqs <= self.most_seqs(tokens)
 
     def most_seqs(self, tokens: int) -> int:
-        """Sequences of so many tokens each that there is room for, with their states."""
+        """Count the sequences of so many tokens each that there is room for, with their states."""
         room = float(self.pool.tokens(self.kv_blocks))
         if not self.state_bytes_per_sequence_per_rank:
             return int(room // tokens)
@@ -109,7 +117,7 @@ class Fit(Answer):
     @property
     def stopped_by(self) -> str:
         """The limit with which a server does not start, as options are named; "" where it starts."""
-        most = self.kv_blocks if cache_room.needs_blocks_for_states(self.question) else math.inf
+        most = self.kv_blocks if needs_blocks_for_states(self.question) else math.inf
         return stopped_by(self.max_concurrency, self.question.limits.max_num_seqs, most)
 
     @property
@@ -124,7 +132,7 @@ class Fit(Answer):
 
     @property
     def is_safe(self) -> bool:
-        """Whether a GPU has all that is counted at once, whatever share of it the engine was told to take."""
+        """Whether a GPU has all that is counted at once, whatever share of it the engine may take."""
         counted = self.weights_bytes + self.kv_bytes + self.activation_bytes + self.other_bytes + self.graph_bytes
         return counted <= self.question.cluster.chip.visible_bytes
 
@@ -136,49 +144,49 @@ class Fit(Answer):
 
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
-    """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
-    asked = settle(replan(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
-    check_memory(asked)
-    asked = replace(asked, limits=cache_room.limits_of(asked))
-    put = replace(put, limits=asked.limits)
+    """Judge the plan of a question; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where set."""
+    q = settle(replan(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
+    check_memory(q)
+    q = replace(q, limits=limits_of(q))
+    put = replace(put, limits=q.limits)
     if chosen:
-        return judge(asked)
+        return judge(q)
     auto = put.plan.ep == AUTO_EP
-    may, nearest = screen(asked, auto), None
-    for candidate in candidates(put, stages, lambda t, p: p == (stages or 1) or may(t, p), None if auto else asked):
+    may, nearest = screen(q, auto), None
+    for candidate in candidates(put, stages, lambda t, p: p == (stages or 1) or may(t, p), None if auto else q):
         judged = judge(candidate)
         if judged.fits:
             return replace(judged, chosen=True)
         if candidate.plan.pp == (stages or 1) and (nearest is None or judged.shortfall_bytes < nearest.shortfall_bytes):
             nearest = judged
     if nearest is None:  # no tp is legal without a pipeline, or with the rest of the plan: judging says which rule forbids tp 1
-        nearest = judge(next(candidates(put, stages), asked))
+        nearest = judge(next(candidates(put, stages), q))
     return replace(nearest, chosen=True)
 
 
-def screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
-    """Whether (tp, pp) may fit, from one look a tp; false only where judging would find too few blocks.
+def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
+    """Return whether (tp, pp) may fit, judging once per tp; false only where judging would find too few blocks.
 
     The fullest of pp stages holds at least 1 / pp of what a single one would, the last one samples, and a block has the bytes
     of at least one layer: of all of a stage's, where they share one window.
     """
-    model, engine, room = asked.model, asked.engine, asked.limits
+    model, engine, room = q.model, q.engine, q.limits
     if model.recurrent or any(a.compressed for a in model.attentions):
         return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
-    block = room.block_size * int(asked.plan.dcp)
-    flight = cache_room.in_flight_tokens(asked)
+    block = room.block_size * int(q.plan.dcp)
+    flight = in_flight_tokens(q)
     wanted = min(int(CacheGroup(block, window).blocks(room.max_model_len, flight)) for window in windows)
-    total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
+    total, fixed = q.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
     @cache
     def look(tp: int) -> tuple[Question, float, float, float, float]:
-        plan = replace(asked.plan, tp=tp, pp=1, ep=tp * asked.plan.dp if auto_ep else asked.plan.ep)
+        plan = replace(q.plan, tp=tp, pp=1, ep=tp * q.plan.dp if auto_ep else q.plan.ep)
         loaded = float(sum(w.nbytes for w in memory.weights(model, plan, engine, 0, 1))) * (1 - 1e-9)
         limits = room.max_num_batched_tokens, room.max_num_seqs
         inner, last = (float(memory.activation_bytes(model, plan, engine, *limits, end)) for end in (False, True))
         layer = min(float(kv_bytes_per_token_layer(a, tp, plan.kv_dtype)) for a in model.attentions if a.own_cache)
-        return replace(asked, plan=plan), loaded, inner, last, layer * room.block_size
+        return replace(q, plan=plan), loaded, inner, last, layer * room.block_size
 
     def may(tp: int, pp: int) -> bool:
         one, loaded, inner, last, page = look(tp)
@@ -187,7 +195,7 @@ def screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
         fullest, end, deepest = (
-            cache_room.bytes_left_for_cache(one, held, peak) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
+            bytes_left_for_cache(one, weights, peak) for weights, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
         )
         return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
@@ -195,7 +203,7 @@ def screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
 
 
 def judged_by_memory(put: Question) -> Question:
-    """A question about seconds, where whether something fits is told beside them: without a profile that says nothing of it."""
+    """Return a question about seconds as memory judges it: without a profile that has no memory."""
     return put if put.profile and _tells_memory(put.profile) else put.but(profile=None)
 
 
@@ -203,19 +211,19 @@ def _tells_memory(own: Profile) -> bool:
     return bool({"memory_bytes", "visible_bytes"} & set(own.chip))
 
 
-def check_memory(asked: Question) -> None:
-    """A profile without memory changes nothing here, and is refused rather than ignored."""
-    if asked.profile and not _tells_memory(asked.profile):
-        raise Refusal.of("says nothing of memory (chip.memory_bytes), and fit needs no seconds", profile=asked.profile.name)
+def check_memory(q: Question) -> None:
+    """Refuse a profile without memory, which would change nothing here, and arrays of plans."""
+    if q.profile and not _tells_memory(q.profile):
+        raise Refusal.of("says nothing of memory (chip.memory_bytes), and fit needs no seconds", profile=q.profile.name)
     for name in SIZES:
-        if np.ndim(getattr(asked.plan, name)):
+        if np.ndim(getattr(q.plan, name)):
             raise Refusal(f"{name}: fit judges one plan at a time, not arrays of them", name)
 
 
 def candidates(
     put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, known: Settled | None = None
 ) -> Iterator[Settled]:
-    """Legal plans that ``may`` fit, as people try them: tp in a fast domain, then a pipeline; one may be ``known``."""
+    """Yield legal plans that ``may`` fit, as users try them: tp in a fast domain, then a pipeline; one may be ``known``."""
     model, cluster = put.model, put.cluster
     heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
@@ -231,56 +239,56 @@ def candidates(
             continue
 
 
-def judge(asked: Settled) -> Fit:
-    """Memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
-    pp = int(asked.plan.pp)
-    stages = cache_room.different_stages(asked, pp)
-    return min((_stage(asked, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
+def judge(q: Settled) -> Fit:
+    """Judge the memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
+    pp = int(q.plan.pp)
+    stages = different_stages(q, pp)
+    return min((_stage(q, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
-def state_tokens(asked: Question) -> Number:
-    """Tokens whose room in the cache the states of one request take, on the stage where they take most; arrays as the plan."""
-    return _worst_of_stages(asked, lambda pool: pool.state_tokens, np.maximum) if _has_states(asked.model) else 0.0
+def state_tokens(q: Question) -> Number:
+    """Return the cache room of one request's states in tokens, on the stage where they take most; arrays as the plan."""
+    return _worst_of_stages(q, lambda pool: pool.state_tokens, np.maximum) if _has_states(q.model) else 0.0
 
 
-def state_places(asked: Question, tokens: Number) -> Number:
-    """Requests whose states have a place beside a cache of so many tokens; no limit where they lie in it."""
-    return _worst_of_stages(asked, lambda pool: pool.places(tokens), np.minimum) if _has_states(asked.model) else math.inf
+def state_places(q: Question, tokens: Number) -> Number:
+    """Count the requests whose states have a place beside a cache of so many tokens; no limit where they lie in it."""
+    return _worst_of_stages(q, lambda pool: pool.places(tokens), np.minimum) if _has_states(q.model) else math.inf
 
 
-def block_tokens(asked: Question) -> int:
-    """Tokens of a block of the cache of one plan."""
-    return int(_worst_of_stages(asked, lambda pool: pool.block_size, np.maximum))
+def block_tokens(q: Question) -> int:
+    """Return the tokens of a block of the cache of one plan."""
+    return int(_worst_of_stages(q, lambda pool: pool.block_size, np.maximum))
 
 
 def _has_states(model: Model) -> bool:
     return bool(model.recurrent) or any(a.compressed for a in model.attentions)
 
 
-def _worst_of_stages(asked: Question, figure: Callable[[KvPool], Number], worst: Callable[[Number, Number], Number]) -> Number:
-    """A figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
-    plan, size = asked.plan, asked.limits.block_size or asked.engine.memory.block_size
+def _worst_of_stages(q: Question, figure: Callable[[KvPool], Number], worst: Callable[[Number, Number], Number]) -> Number:
+    """Return a figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
+    plan, size = q.plan, q.limits.block_size or q.engine.memory.block_size
     many = np.asarray(plan.pp)
 
     def of(pp: int) -> Number:
-        return reduce(worst, (figure(stage_pool(asked, stage, pp, size)) for stage in cache_room.different_stages(asked, pp)))
+        return reduce(worst, (figure(stage_pool(q, stage, pp, size)) for stage in different_stages(q, pp)))
 
     first, *others = unique_values(many).astype(int).tolist()
-    return reduce(lambda found, pp: np.where(many == pp, of(pp), found), others, of(first))
+    return reduce(lambda worst_yet, pp: np.where(many == pp, of(pp), worst_yet), others, of(first))
 
 
-def step_limits(asked: Question) -> tuple[int, int]:
-    """Tokens and requests of a step at most, the engine's own where the question says none."""
-    limits, serves = asked.limits, asked.engine.serves
+def step_limits(q: Question) -> tuple[int, int]:
+    """Return the most tokens and requests of a step, the engine's own where the question sets none."""
+    limits, serves = q.limits, q.engine.serves
     return int(limits.max_num_batched_tokens or serves.max_batched_tokens), int(limits.max_num_seqs or serves.max_seqs)
 
 
-def _stage(asked: Settled, stage: int, pp: int) -> Fit:
-    engine, room, total = asked.engine, asked.limits, asked.cluster.chip.visible_bytes
-    lines, peak, pool = cache_room.stage_contents(asked, stage, pp)
-    kv_bytes, over, blocks = cache_room.cache_blocks(asked, float(sum(w.nbytes for w in lines)), peak, pool)
-    wanted = int(pool.blocks_per_request(room.max_model_len, cache_room.in_flight_tokens(asked)))
-    seqs = room.max_num_seqs if cache_room.needs_blocks_for_states(asked) else 0
+def _stage(q: Settled, stage: int, pp: int) -> Fit:
+    engine, room, total = q.engine, q.limits, q.cluster.chip.visible_bytes
+    lines, peak, pool = stage_contents(q, stage, pp)
+    kv_bytes, over, blocks = cache_blocks(q, float(sum(w.nbytes for w in lines)), peak, pool)
+    wanted = int(pool.blocks_per_request(room.max_model_len, in_flight_tokens(q)))
+    seqs = room.max_num_seqs if needs_blocks_for_states(q) else 0
     one_state = float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0  # the cache beside a place for one
     concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
     if engine.states.tokens_at_full_length and len(pool.groups) > 1:  # groups keep different tokens
@@ -290,13 +298,13 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
     else:
         logged = pool.tokens(int(blocks))
     return Fit(
-        question=asked,
+        question=q,
         stage=stage,
         weights=tuple(lines),
         budget_bytes=total if engine.memory.utilization_of == "free" else total * room.gpu_memory_utilization,
         activation_bytes=float(peak),
-        other_bytes=float(memory.other_bytes(asked.plan, engine)),
-        graph_bytes=0.0 if asked.what_if.eager else engine.memory.graph_bytes,
+        other_bytes=float(memory.other_bytes(q.plan, engine)),
+        graph_bytes=0.0 if q.what_if.eager else engine.memory.graph_bytes,
         kv_bytes=float(kv_bytes),
         kv_bytes_per_token=float(pool.bytes_per_token),
         kv_blocks=int(blocks),
@@ -309,36 +317,36 @@ def _stage(asked: Settled, stage: int, pp: int) -> Fit:
 
 
 def largest_max_num_seqs(judged: Fit) -> int:
-    """The largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
-    asked = judged.question
-    if not cache_room.needs_blocks_for_states(asked):
-        return asked.limits.max_num_seqs
-    counts = range(1, asked.limits.max_num_seqs + 1)
-    return bisect_left(counts, True, key=lambda seqs: judge(asked.vary(max_num_seqs=seqs)).kv_blocks < seqs)
+    """Return the largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
+    q = judged.question
+    if not needs_blocks_for_states(q):
+        return q.limits.max_num_seqs
+    counts = range(1, q.limits.max_num_seqs + 1)
+    return bisect_left(counts, True, key=lambda seqs: judge(q.vary(max_num_seqs=seqs)).kv_blocks < seqs)
 
 
 def longest_request(failed: Fit) -> int:
-    """The longest request whose blocks are there; 0 if not even a short one."""
+    """Return the longest request whose blocks are there; 0 if not even a short one."""
     limits = failed.question.limits
     return min(failed.longest_request, limits.max_model_len) // limits.block_size * limits.block_size
 
 
-def reported_kv_tokens(asked: Settled) -> int:
-    """KV tokens of a replica of one plan, as an engine's log and ``fit`` count them."""
-    return judge(replace(asked, limits=cache_room.limits_of(asked))).kv_tokens
+def reported_kv_tokens(q: Settled) -> int:
+    """Return the KV tokens of a replica of one plan, as an engine's log and ``fit`` count them."""
+    return judge(replace(q, limits=limits_of(q))).kv_tokens
 
 
 def fit_of_step(q: Settled) -> Fit:
-    """What a rank of a served plan holds, judged for requests of its own length; its KV tokens are those that ``fit`` tells."""
+    """Judge a rank of a served plan for requests of its own length; its KV tokens are those that ``fit`` reports."""
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
-    usual, length = replace(plain, limits=cache_room.limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
+    usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
     judged = judge(replace(usual, limits=replace(usual.limits, max_model_len=length)))
     return replace(judged, kv_tokens=reported_kv_tokens(plain)) if len(judged.pool.groups) > 1 else judged
 
 
 def fits(priced: StepBill) -> Condition:
-    """Whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context`` tokens."""
+    """Return whether a rank's memory holds the step: all that training keeps, or KV of ``batch`` x ``context`` tokens."""
     q = priced.question
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
@@ -346,6 +354,6 @@ def fits(priced: StepBill) -> Condition:
 
 
 def step_fits(q: Settled) -> bool:
-    """Whether a rank of a served plan has room for the KV of ``batch`` sequences of ``context`` tokens."""
+    """Return whether a rank of a served plan has room for the KV of ``batch`` sequences of ``context`` tokens."""
     judged = fit_of_step(q)
     return judged.holds_one and judged.holds(int(q.batch), int(q.context) + 1)

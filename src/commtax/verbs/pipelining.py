@@ -7,9 +7,9 @@ from typing import Unpack
 
 from commtax.cost.schedules import DEFAULT, SCHEDULES
 from commtax.options import check_taken
+from commtax.rules.values import positive
 from commtax.sim.pipeline import Durations, PipelineRun
 from commtax.statement import Refusal
-from commtax.verbs.checking import positive
 from commtax.verbs.keywords import PipelineOptions
 
 MAX_CELLS = 150_000  # cells that are simulated: a few seconds and a few hundred megabytes
@@ -27,7 +27,7 @@ def pipeline(
     straggler: Mapping[int, float] | None = None,
     **others: Unpack[PipelineOptions],
 ) -> PipelineRun:
-    """Run a pipeline schedule: who idles when, and what each rank must keep.
+    """Run a pipeline schedule: when each rank idles, and what it must keep.
 
     ``schedule`` is one of those that ``commtax pipeline --help`` lists. ``times`` are those of a forward pass, an input
     gradient and a weight gradient in any unit; ``transfer`` passes between two stages; ``straggler`` maps ranks to the factor
@@ -44,13 +44,13 @@ def pipeline(
     positive(stages=stages)
     positive(microbatches=microbatches)
     kind = SCHEDULES[schedule]
-    held = chunks if chunks is not None else 1 if kind.chunks else 2
-    check_cells(stages, microbatches, max(held, kind.chunks))
-    return PipelineRun(kind, stages, microbatches, held, durations(stages, times, transfer, straggler or {}))
+    per_rank = chunks if chunks is not None else 1 if kind.chunks else 2
+    check_cells(stages, microbatches, max(per_rank, kind.chunks))
+    return PipelineRun(kind, stages, microbatches, per_rank, durations(stages, times, transfer, straggler or {}))
 
 
 def check_cells(stages: int, microbatches: int, chunks: int) -> None:
-    """A grid that can be simulated."""
+    """Refuse a grid too large to simulate."""
     each = stages * chunks
     if each * microbatches > MAX_CELLS:
         most = f"{MAX_CELLS // each:,} microbatches" if each <= MAX_CELLS else f"{MAX_CELLS * stages // each:,} stages"
@@ -59,10 +59,10 @@ def check_cells(stages: int, microbatches: int, chunks: int) -> None:
 
 
 def durations(stages: int, times: Sequence[float], transfer: float, straggler: Mapping[int, float]) -> Durations:
-    """Times of the passes, checked."""
+    """Check the times of the passes and return them."""
     if len(times) != len(EQUAL) or not all(1e-6 <= x <= 1e6 for x in times) or not 0 <= transfer <= 1e6:
-        told = ":".join(f"{x:g}" for x in times)
-        raise Refusal(f"times '{told}', transfer {transfer}: three times of 1e-6 to 1e6, a transfer of 0 to 1e6", "times")
+        times_text = ":".join(f"{x:g}" for x in times)
+        raise Refusal(f"times '{times_text}', transfer {transfer}: three times of 1e-6 to 1e6, a transfer of 0 to 1e6", "times")
     for rank, factor in straggler.items():
         if not 0 <= rank < stages or not 1e-3 <= factor <= 1e3:
             rule = f"a rank from 0 to {stages - 1} and a factor from 0.001 to 1000 are needed, such as {stages - 1}:1.5"

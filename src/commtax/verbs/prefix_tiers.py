@@ -6,15 +6,14 @@ import numpy as np
 
 from commtax.arrays import Array
 from commtax.catalog.motion import host_Bps, tier
-from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
-from commtax.cost.kv_motion import loading_s
+from commtax.cost.caches import kv_bytes_per_token, loading_s, state_bytes_per_sequence
 from commtax.cost.pricing import inference_bill
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Number, Workload
 from commtax.statement import UNSAID, Note, Refusal
 from commtax.units import format_seconds
-from commtax.verbs.kv_motion import check_moving, outside_Bps
+from commtax.verbs.kv_caches import check_moving, outside_Bps
 from commtax.verbs.settling import terms_of
 
 LENGTHS = 2.0 ** np.arange(4, 18)  # prefixes that are looked at for where loading begins to pay
@@ -31,7 +30,7 @@ class PrefixReturn:
 
 
 def prefix_loading_s(worker: Question, tokens: Number) -> Number:
-    """Of a prefix to all ranks that compute its prompt, each over its own link; 0 where it lies in their own caches."""
+    """Return the seconds of loading a prefix to all ranks of its prompt, each over its link; 0 where their caches have it."""
     if not worker.techniques.kv_tier:
         return 0.0
     where, plan, model = tier(worker.techniques.kv_tier), worker.plan, worker.model
@@ -41,18 +40,18 @@ def prefix_loading_s(worker: Question, tokens: Number) -> Number:
 
 
 def _tier_Bps(worker: Question) -> Number:
-    """Of one GPU's way to the tier."""
+    """Return the rate between one GPU and the tier."""
     where, place = tier(worker.techniques.kv_tier), worker.cluster
     if where.networked:
         return outside_Bps(place, worker.plan.num_gpus)
-    known = host_Bps(place.chip)
-    if not known:
+    host_rate = host_Bps(place.chip)
+    if not host_rate:
         raise Refusal(f"kv-offload={where.key}: how {place.chip.key} is linked to its host's memory is not known", "technique")
-    return min(where.bandwidth_Bps, known) if where.bandwidth_Bps else known
+    return min(where.bandwidth_Bps, host_rate) if where.bandwidth_Bps else host_rate
 
 
 def prefix_return(worker: Question, tokens: float) -> PrefixReturn:
-    """Loading against computing, for a prefix of so many tokens and along all lengths."""
+    """Compare loading with computing, for a prefix of so many tokens and along all lengths."""
     looked_at = LENGTHS[: np.searchsorted(LENGTHS, worker.model.max_len, "right")]
     lengths = np.append(looked_at, max(1.0, tokens))
     rest = float(worker.limits.block_size or worker.engine.memory.block_size)  # what follows is computed whether or not it is found
@@ -64,7 +63,7 @@ def prefix_return(worker: Question, tokens: float) -> PrefixReturn:
 
 
 def break_even(tokens: Array, loaded_s: Array, computed_s: Array) -> float:
-    """The least length from which on loading is faster than computing at all that were looked at; infinite where there is none."""
+    """Return the least length from which on loading is faster than computing at all lengths tried; infinite where there is none."""
     slower = np.flatnonzero(loaded_s >= computed_s)
     if not len(slower):
         return float(tokens[0])
@@ -77,24 +76,24 @@ def break_even(tokens: Array, loaded_s: Array, computed_s: Array) -> float:
 
 
 def prefix_notes(worker: Question) -> Iterator[Note]:
-    """Of the prefixes that requests find; of whole prompts where nobody says how much they find."""
+    """Yield a note on the prefixes that requests find; of whole prompts where their share is not set."""
     if worker.techniques.kv_tier and np.ndim(worker.requests.input_len) == 0:
         yield prefix_note(worker, float((worker.offered.prefix_hit_rate or 1.0) * worker.requests.input_len))
 
 
 def prefix_note(worker: Question, tokens: float) -> Note:
-    """The same in a sentence."""
-    found, where = prefix_return(worker, tokens), tier(worker.techniques.kv_tier)
-    pays = f"from about {found.pays_from:,.0f} tokens on" if np.isfinite(found.pays_from) else "at no length"
-    pays = "at every length" if found.pays_from <= LENGTHS[0] else pays
-    times = f"{format_seconds(found.loaded_s)} to load from {where.title} and {format_seconds(found.computed_s)} to compute"
+    """Return the note that compares loading a prefix with computing it."""
+    prefix, where = prefix_return(worker, tokens), tier(worker.techniques.kv_tier)
+    pays = f"from about {prefix.pays_from:,.0f} tokens on" if np.isfinite(prefix.pays_from) else "at no length"
+    pays = "at every length" if prefix.pays_from <= LENGTHS[0] else pays
+    times = f"{format_seconds(prefix.loaded_s)} to load from {where.title} and {format_seconds(prefix.computed_s)} to compute"
     return Note("kv-offload", f"a prefix of {tokens:,.0f} tokens takes {times}; loading is faster {pays}")
 
 
 def check_weighed(q: Question) -> None:
-    """What changes no step is not weighed on one: caches move between workers, and prefixes come back, before a step."""
+    """Refuse techniques that change no step: caches move between workers, and prefixes come back, before a step."""
     check_moving(q)
     if q.techniques.kv_tier and not q.offered.prefix_hit_rate:
-        told = prefix_note(q, float(np.max(q.context)))
-        rule = f"{told}; simulate --prefix-cache SHARE prices such requests"
+        note = prefix_note(q, float(np.max(q.context)))
+        rule = f"{note}; simulate --prefix-cache SHARE prices such requests"
         raise Refusal(rule, "technique", kind=UNSAID, subject=f"kv-offload={q.techniques.kv_tier}")

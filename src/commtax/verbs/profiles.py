@@ -1,18 +1,27 @@
-"""Profiles beside each other and beside a question: what changed from one to the next, and what one tells of what is asked."""
+"""What machines' profiles say: how two differ, what one covers of a question, and what its runs teach of latencies.
+
+What is left after a run does not depend on what it will show, only on where it is made (``catalog/posterior.py``): so runs can be
+weighed before any is made. A run shows TPOT and TTFT at its load.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from typing import NamedTuple, Self
 
+import numpy as np
+
+from commtax.arrays import Array
 from commtax.catalog import physics
+from commtax.catalog.posterior import Beliefs, LoadPoint, Posterior, deployment_of, posterior_of, student_over_normal
 from commtax.catalog.profile import measured_cluster, other_chip, same_link, tells_of
-from commtax.catalog.profile_files import check_paths, path_rows
-from commtax.catalog.profile_joining import tells_chip
-from commtax.catalog.profile_lessons import Topic, run_topics
+from commtax.catalog.profile_files import Topic, check_paths, path_rows, run_topics, tells_chip
+from commtax.ledger import Z80
+from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Cluster, Engine, Model, Path, Profile, RunLesson
+from commtax.spec import Cluster, Engine, Model, Number, Path, Profile, RunLesson
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +63,11 @@ class ProfileDifference:
 
 
 def difference(first: Profile, second: Profile) -> ProfileDifference:
-    """What is otherwise in the second; constants that are the same are left out, latencies are all there."""
+    """Compare two profiles: constants that are equal are left out, latencies are all listed."""
     before, after = constants_of(first), constants_of(second)
     constants = (ConstantDifference(name, before.get(name), after.get(name)) for name in {**before, **after})
-    told, tells = _words(first), _words(second)
-    words = ((name, told.get(name, ""), tells.get(name, "")) for name in {**told, **tells})
+    words_before, words_after = _words(first), _words(second)
+    words = ((name, words_before.get(name, ""), words_after.get(name, "")) for name in {**words_before, **words_after})
     return ProfileDifference(
         first,
         second,
@@ -69,17 +78,17 @@ def difference(first: Profile, second: Profile) -> ProfileDifference:
 
 
 def constants_of(own: Profile) -> dict[str, float]:
-    """Every number that it holds beside its runs, by a name for people."""
-    found = {f"chip {key}": value for key, value in own.chip.items() if isinstance(value, (int, float))}
-    found |= {f"chip flops_per_s {dtype}": rate for dtype, rate in own.chip.get("flops_per_s", {}).items()}
-    found |= {f"kernels {table} {key}": value for table, constants in own.tables.items() for key, value in constants.items()}
+    """Return every number of a profile beside its runs, by a name for readers."""
+    numbers = {f"chip {key}": value for key, value in own.chip.items() if isinstance(value, (int, float))}
+    numbers |= {f"chip flops_per_s {dtype}": rate for dtype, rate in own.chip.get("flops_per_s", {}).items()}
+    numbers |= {f"kernels {table} {key}": value for table, constants in own.tables.items() for key, value in constants.items()}
     for library, paths in own.libraries.items():
-        found |= dict(_path_constants(library, paths))
-    return found | {f"network {key}": value for key, value in own.network.items()} | dict(own.host)
+        numbers |= dict(_path_constants(library, paths))
+    return numbers | {f"network {key}": value for key, value in own.network.items()} | dict(own.host)
 
 
 def _path_constants(library: str, paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """Of a library's paths; those of one collective and algorithm are numbered."""
+    """Yield the constants of a library's paths; those of one collective and algorithm are numbered."""
     seen = Counter[str]()
     for path, row in zip(paths, path_rows(paths), strict=True):
         name = f"{library} {path.op} {path.algorithm}"
@@ -93,8 +102,8 @@ def _words(own: Profile) -> dict[str, str]:
     versions = dict.fromkeys(f"{lesson.deployment.engine} {lesson.deployment.version}".strip() for lesson in own.lessons)
     links = {f"link {which}": link for which, link in own.links.items()}
     served = {"served by": ", ".join(versions)} if versions else {}
-    told = {"written": own.written, "chip": own.chip.get("key", ""), "engine": own.engine, "type": own.dtype}
-    return {**{name: text for name, text in told.items() if text}, **links, **served}
+    described = {"written": own.written, "chip": own.chip.get("key", ""), "engine": own.engine, "type": own.dtype}
+    return {**{name: text for name, text in described.items() if text}, **links, **served}
 
 
 def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Iterator[LatencyDifference]:
@@ -107,22 +116,22 @@ def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Itera
 
 
 def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
-    """Lessons by deployment (whatever its version), metric and load; runs that were repeated are numbered."""
-    found: dict[tuple[object, ...], RunLesson] = {}
+    """Return lessons by deployment (whatever its version), metric and load; repeated runs are numbered."""
+    lessons_by_run: dict[tuple[object, ...], RunLesson] = {}
     seen = Counter[tuple[object, ...]]()
     for lesson in lessons:
         d = lesson.deployment
         sizes = (d.tp, d.pp, d.dp, d.ep, d.disaggregated)
         load = tuple(getattr(lesson, key) for key in physics.RUN)
         key = (d.engine, d.chip, d.model, d.dtype, sizes, lesson.metric, load)
-        found[(*key, seen[key])] = lesson
+        lessons_by_run[(*key, seen[key])] = lesson
         seen[key] += 1
-    return found
+    return lessons_by_run
 
 
 @dataclass(frozen=True, slots=True)
-class AskedOfProfile:
-    """What a profile is to tell of; what is None or empty is not asked."""
+class ProfileRequest:
+    """The question that a profile is compared with; None and empty parts are left out."""
 
     cluster: Cluster | None = None
     engine: Engine | None = None
@@ -142,8 +151,8 @@ class ProfileCoverage:
     unused: tuple[str, ...]
 
 
-def coverage(own: Profile, asked: AskedOfProfile) -> ProfileCoverage:
-    """What of it is used for what is asked, and what is not; impossible physics is refused."""
+def coverage(own: Profile, asked: ProfileRequest) -> ProfileCoverage:
+    """Return what of a profile is used for a question, and what is not; impossible physics is refused."""
     if asked.cluster and not other_chip(own, asked.cluster.chip):
         measured_cluster(own, asked.cluster)
         if same_link(own, "intra", asked.cluster):
@@ -153,8 +162,8 @@ def coverage(own: Profile, asked: AskedOfProfile) -> ProfileCoverage:
     return ProfileCoverage(own, tuple(_topics(own, asked)), used, unused)
 
 
-def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
-    """Its parts, and whether each is used there."""
+def _uses(own: Profile, asked: ProfileRequest) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a profile, and whether each is used for the question."""
     place, engine = asked.cluster, asked.engine
     elsewhere = bool(place and other_chip(own, place.chip))
     refused = elsewhere and tells_chip(own)
@@ -171,8 +180,8 @@ def _uses(own: Profile, asked: AskedOfProfile) -> Iterator[tuple[str, bool]]:
         yield "runs", not refused and (engine is None or any(x.deployment.engine == engine.key for x in own.lessons))
 
 
-def _topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
-    """What is asked, beside what was seen: of the machine's chip and links, then of its engine and runs."""
+def _topics(own: Profile, asked: ProfileRequest) -> Iterator[Topic]:
+    """Yield what is requested beside what was measured: of the machine's chip and links, then of its engine and runs."""
     if place := asked.cluster:
         chips = dict.fromkeys(key for key in (own.chip.get("key", ""), *(x.deployment.chip for x in own.lessons)) if key)
         if chips:
@@ -192,3 +201,108 @@ def _topics(own: Profile, asked: AskedOfProfile) -> Iterator[Topic]:
         **{axis: str(size) for axis, size in asked.sizes.items()},
     }
     yield from (topic for topic in run_topics(own.lessons, wanted) if topic.name != "chip")
+
+
+Slopes = Mapping[str, Number]
+
+
+class LearntRest(NamedTuple):
+    """What no constant explains of a latency: a logarithm; and how sure the whole is, as standard deviations of logarithms."""
+
+    log: Number
+    sigma: Number
+    scale: float  # errors over the usual ones
+    scatter: Number  # of runs of one load
+
+    def sigma_beside(self, catalogue: Number) -> Number:
+        """Return the deviation, no wider than the catalogue's, except for runs that err or scatter more than is usual."""
+        return np.minimum(self.sigma, np.hypot(max(1.0, self.scale) * catalogue, self.scatter))
+
+
+def learnt_rest(q: Question, metric: str, at: LoadPoint, slopes: Slopes, apart: bool = False) -> LearntRest:
+    """Return what no constant explains of one latency, by the profile of a question that has one."""
+    assert q.profile
+    deployment = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, apart)
+    post = posterior_of(q.profile)
+    return LearntRest(*post.rest(deployment, metric, at, slopes), post.scale(metric), post.scatter(deployment, metric))
+
+
+def learnt_step_sigma(q: Question, shares: Slopes) -> Number:
+    """Return the deviation of a decode step, as of the time per token of so many clients: what no constant explains is unsure."""
+    at = LoadPoint(q.batch * q.plan.dp, q.context, np.ones_like(q.context))
+    rest = learnt_rest(q, "tpot", at, shares)
+    return np.hypot(rest.sigma, rest.log)
+
+
+class Foresight:
+    """Logarithms of latencies together, as what was learnt leaves them: means over the constants as they are, and covariance.
+
+    Deviations are ``scale`` times the usual ones, and ranges wider by the tails of so many degrees of ``freedom``, each latency's
+    own.
+    """
+
+    def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), known: Beliefs | None = None) -> None:
+        every, count = Posterior([*learnt, *latencies], known), len(learnt)
+        whole, noise = every.covariance, every.noise
+        self.latencies, self.noise = tuple(latencies), noise[count:]
+        self.mean, self.covariance = np.zeros(len(latencies)), whole[count:, count:]
+        seen = Posterior(learnt, known)
+        self.scale, self.freedom = (np.array([one(x.metric) for x in latencies]) for one in (seen.scale, seen.freedom))
+        if count:
+            gain = whole[count:, :count] @ np.linalg.inv(whole[:count, :count] + np.diag(noise[:count] ** 2))
+            self.mean = gain @ seen.residuals
+            self.covariance = self.covariance - gain @ whole[:count, count:]
+            more = [max(0.0, float(seen.scatter(x.deployment, x.metric)) ** 2 - x.scatter**2) / x.repeats for x in latencies]
+            self.noise = np.sqrt(self.noise**2 + np.array(more) / self._widening**2)
+
+    def after(self, runs: Sequence[int]) -> Array:
+        """Return the covariance that is left once these latencies are measured."""
+        return np.asarray(self.covariance - self._gain(runs) @ self.covariance[list(runs)])
+
+    def _gain(self, runs: Sequence[int]) -> Array:
+        which = list(runs)
+        measured = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
+        return np.asarray(self.covariance[:, which] @ np.linalg.inv(measured))
+
+    def shown(self, runs: Sequence[int]) -> Self:
+        """Return the same with those measured, as far as it is known beforehand: where the means will lie is not."""
+        other = type(self).__new__(type(self))
+        more = Counter(self.latencies[i].metric for i in runs)
+        freedom = self.freedom + [more[x.metric] for x in self.latencies]
+        other.__dict__ |= self.__dict__ | {"covariance": self.after(runs), "freedom": freedom}
+        return other
+
+    def sigma_after(self, runs: Sequence[int], which: Sequence[int]) -> Array:
+        """Return deviations of some latencies once others are measured: as ``shown`` has them, with the tails of now.
+
+        Every run takes as much of the tails, so they tell no run from another.
+        """
+        wanted, seen = list(which), list(runs)
+        cross = self.covariance[np.ix_(wanted, seen)]
+        inverse = np.linalg.inv(self.covariance[np.ix_(seen, seen)] + np.diag(self.noise[seen] ** 2))
+        left = np.diag(self.covariance)[wanted] - ((cross @ inverse) * cross).sum(axis=1)
+        return np.asarray(self._widening[wanted] * np.sqrt(np.maximum(0.0, left) + self.noise[wanted] ** 2))
+
+    def learnable(self, runs: Sequence[int]) -> Array:
+        """Return a root of the covariance of where the means will move to: runs in columns, for draws of standard normals."""
+        which = list(runs)
+        measured = self.covariance[np.ix_(which, which)] + np.diag(self.noise[which] ** 2)
+        return np.asarray(self.scale[:, None] * (self._gain(runs) @ np.linalg.cholesky(measured)))
+
+    @property
+    def _widening(self) -> Array:
+        return np.asarray(self.scale * student_over_normal(self.freedom))
+
+    @property
+    def sigma(self) -> Array:
+        """Standard deviations of the latencies as they will be measured: with the scatter of a run."""
+        return np.asarray(self._widening * np.sqrt(np.maximum(0.0, np.diag(self.covariance)) + self.noise**2))
+
+    @property
+    def half_widths(self) -> Array:
+        """Of the 80 % ranges, as factors less 1."""
+        return np.asarray(np.expm1(Z80 * self.sigma))
+
+
+def lessons_of(own: Profile | None) -> tuple[RunLesson, ...]:
+    return own.lessons if own else ()

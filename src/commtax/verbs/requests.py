@@ -3,12 +3,15 @@
 The engine's scheduler is simulated step by step, each step as long as the cost model prices it.
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from math import ceil, inf, nan
+from typing import Unpack
 
 import numpy as np
 
@@ -20,25 +23,35 @@ from commtax.counting import counted
 from commtax.judgement.closed_loops import unlocked_spread
 from commtax.judgement.overload import overloaded
 from commtax.ledger import Z80
+from commtax.options import check_taken, taken_by
 from commtax.question import OfferedRequests, Question
 from commtax.records import dataclass
+from commtax.rules.drafts import draft_notes, need_accepted
+from commtax.rules.values import positive
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Moves, ServingRun, Workers, run
+from commtax.spec import Cluster, Model
 from commtax.spec.stream import RequestStream
 from commtax.statement import Note, Refusal
-from commtax.verbs.closed_loop import ClosedLoop, spread_share
-from commtax.verbs.closed_loop import serve as closed_loop
-from commtax.verbs.disaggregation import Disaggregation, lone_ranks, pool_notes, prompter, prompting_of, wire_of
-from commtax.verbs.drafts import draft_notes, need_accepted
-from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
-from commtax.verbs.fleet_samples import serving_sample
-from commtax.verbs.kv_motion import carrier_of, check_sides
-from commtax.verbs.loads import first_requests
-from commtax.verbs.longest_request import own_limits_notes
+from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop, spread_share
+from commtax.verbs.disaggregation import (
+    Disaggregation,
+    check_apart,
+    check_pools,
+    lone_ranks,
+    pool_notes,
+    prompter,
+    prompting_of,
+    wire_of,
+)
+from commtax.verbs.fit_advice import check_lengths, check_starts, own_limits_notes
+from commtax.verbs.fitting import block_tokens, state_places, state_tokens, step_limits
+from commtax.verbs.keywords import ServeOptions
+from commtax.verbs.kv_caches import cache_tokens, carrier_of, check_sides
+from commtax.verbs.loads import PROMPTS, first_requests, length_notes, longest_of, serving_sample, split, stream_of
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
-from commtax.verbs.request_streams import length_notes, longest_of, stream_of
-from commtax.verbs.settling import Settled, link_notes, settle, terms_of
+from commtax.verbs.settling import Settled, link_notes, resolve_question, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 
 COMPARED = 1000  # requests whose prompts are compared
@@ -82,14 +95,14 @@ class RequestsInTime(Answer):
     @cached_property
     def columns(self) -> dict[str, Array]:
         """One row a request, in the order of arrival; the server's fixed time per request is no queue."""
-        found = figures.columns(self.ran)
-        waited = np.round(found["queue_s"] - self.question.engine.host.request_s, NANOSECONDS)
-        moved = {name: np.maximum(0.0, found[name] + self.late_s) for name in ("ttft_s", "e2e_s")} if self.late_s else {}
-        return found | moved | {"queue_s": np.maximum(0.0, waited)}
+        columns = figures.columns(self.ran)
+        waited = np.round(columns["queue_s"] - self.question.engine.host.request_s, NANOSECONDS)
+        moved = {name: np.maximum(0.0, columns[name] + self.late_s) for name in ("ttft_s", "e2e_s")} if self.late_s else {}
+        return columns | moved | {"queue_s": np.maximum(0.0, waited)}
 
     @property
     def results(self) -> dict[str, Array]:
-        """What became of each request, without what was asked for."""
+        """What became of each request, without its lengths and arrival."""
         return {name: column for name, column in self.columns.items() if not hasattr(self.stream, name)}
 
     @property
@@ -124,7 +137,7 @@ class RequestsInTime(Answer):
         return times[order], np.cumsum(counts[order])
 
     def statistic(self, name: str) -> float:
-        """``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_std``, ``_p50`` … ``_p99``, in seconds."""
+        """Return ``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` in s: ``_mean``, ``_std``, ``_p50`` to ``_p99``."""
         metric, which = name.rsplit("_", 1)
         if metric == "itl":
             return self._gap(which)
@@ -154,7 +167,7 @@ class RequestsInTime(Answer):
         seqs = max(1.0, float(np.round(self.mean_running)))
         like = self.simulated.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
         mean = [max(1, round(float(np.mean(lengths)))) for lengths in (self.stream.input_len, self.stream.output_len)]
-        return closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
+        return price_closed_loop(like.but(input_len=mean[0], output_len=mean[1], offered=OfferedRequests(), spread=r.spread))
 
     @cached_property
     def sigma(self) -> float:
@@ -162,15 +175,15 @@ class RequestsInTime(Answer):
         return float(self.alike.sigma_of("tpot_s"))
 
     @cached_property
-    def step_ends(self) -> list["RequestsInTime"]:
+    def step_ends(self) -> list[RequestsInTime]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are in between."""
         part = first_requests(self.stream, self.simulated.offered.warmup + _limit_requests(RANGED, self.stream, self.fleet))
         factor = float(np.exp(Z80 * self.sigma))
-        known = len(part) == len(self.stream)
-        return [self if known and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
+        complete = len(part) == len(self.stream)
+        return [self if complete and by == 1 else self._again(part, by) for by in counted((1 / factor, 1.0, factor))]
 
     @cached_property
-    def ends(self) -> list["RequestsInTime"]:
+    def ends(self) -> list[RequestsInTime]:
         """The same with what comes before a first token and is no step, as far off as first tokens of the closed loop may be:
         the server's fixed time, and the way of a cache to another worker.
 
@@ -181,12 +194,12 @@ class RequestsInTime(Answer):
         fixed = float(served.request_s + served.moved_s)
         return [replace(short, late_s=fixed * (1 / factor - 1)), same, replace(long, late_s=fixed * (factor - 1))]
 
-    def _again(self, stream: RequestStream, factor: float) -> "RequestsInTime":
+    def _again(self, stream: RequestStream, factor: float) -> RequestsInTime:
         fleet = self.fleet if factor == 1 else self.fleet.scaled(factor)
         return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.simulated.offered.prefix_hit_rate))
 
-    def range_of(self, name: str, ends: list["RequestsInTime"] | None = None) -> tuple[float, float]:
-        """The 80 % range: the figure with steps and first tokens as early and as late as they may be, in lockstep and out of it."""
+    def range_of(self, name: str, ends: list[RequestsInTime] | None = None) -> tuple[float, float]:
+        """Return the 80 % range: with steps and first tokens as early and as late as they may be, in lockstep and out of it."""
         value = self.statistic(name)
         low, same, high = (end.statistic(name) for end in ends or self.ends)
         ranges = [range_between(value, low, high, same)]
@@ -208,8 +221,8 @@ class RequestsInTime(Answer):
     @property
     def num_requests(self) -> int:
         """Requests of all replicas: those that were simulated stand for the others."""
-        asked, complete = self.question.requests.num_prompts, len(self.stream) == self.simulated.requests.num_prompts
-        return int(asked) if complete else round(len(self.stream) / self.share)
+        q, complete = self.question.requests.num_prompts, len(self.stream) == self.simulated.requests.num_prompts
+        return int(q) if complete else round(len(self.stream) / self.share)
 
     @property
     def max_in_flight(self) -> float:
@@ -251,14 +264,14 @@ class RequestsInTime(Answer):
         return max(flooded, self.requests_per_s)
 
     @cached_property
-    def without_prefixes(self) -> "tuple[RequestsInTime, RequestsInTime] | None":
+    def without_prefixes(self) -> tuple[RequestsInTime, RequestsInTime] | None:
         """The first of these requests, as they are and with nothing of a prompt in the cache; None where nothing is anyway."""
         if not self.question.offered.prefix_hit_rate and self.stream.prefixes is None:
             return None
-        asked, same = self.simulated.but(prefix_hit_rate=0.0), self.step_ends[1]
+        q, same = self.simulated.but(prefix_hit_rate=0.0), self.step_ends[1]
         stream = replace(same.stream, prefixes=None)
-        fleet = fleet_of(asked, longest_of(stream))
-        return same, replace(self, part=asked, stream=stream, fleet=fleet, ran=run(stream, fleet))
+        fleet = fleet_of(q, longest_of(stream))
+        return same, replace(self, part=q, stream=stream, fleet=fleet, ran=run(stream, fleet))
 
     @property
     def overloaded(self) -> bool:
@@ -271,20 +284,20 @@ class RequestsInTime(Answer):
         return not self.question.offered.request_rate and self.question.offered.trace is None
 
     @cached_property
-    def out_of_lockstep(self) -> "RequestsInTime | None":
+    def out_of_lockstep(self) -> RequestsInTime | None:
         """The first of these requests, where all start and end together, as they are when servers have left that lockstep."""
         q, spread = self.question, unlocked_spread()
         equal = q.requests.spread < spread and not (q.offered.inputs or q.offered.outputs)
         if not (self.closed and equal and any(note.code == "lockstep" for note in self.alike.notes)):
             return None
-        return serve(q.but(spread=spread, num_prompts=min(q.requests.num_prompts, q.offered.warmup + RANGED)))
+        return run_requests(q.but(spread=spread, num_prompts=min(q.requests.num_prompts, q.offered.warmup + RANGED)))
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
-        """Whether a share of the requests have both times below their limits."""
+        """Return whether a share of the requests have both times below their limits."""
         return self.within(ttft_s, tpot_s) >= share
 
     def within(self, ttft_s: float = inf, tpot_s: float = inf, e2e_s: float = inf) -> float:
-        """Share of the requests that keep to all limits."""
+        """Return the share of the requests that keep to all limits."""
         seen = self.counted
         kept = self.columns["ttft_s"][seen] <= ttft_s
         tpot = self.columns["tpot_s"][seen]
@@ -292,13 +305,13 @@ class RequestsInTime(Answer):
 
 
 def range_between(value: float, low: float, high: float, same: float | None = None) -> tuple[float, float]:
-    """The range of a figure by others with shorter and longer steps, and of as many requests as these where they are fewer."""
+    """Return the range of a figure by others with shorter and longer steps, and of as many requests where they are fewer."""
     same = value if same is None else same
     return (min(value, value * low / same), max(value, value * high / same)) if same else (value, value)
 
 
 def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000, prompted: bool = False) -> float:
-    """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
+    """Return the requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
 
     As many run at once as there is room for: the first fill the engines together and leave them in a wave, and the last leave
     them empty. Of five times as many neither is in the middle half. A router that sends requests to the cache that knows their
@@ -325,33 +338,33 @@ def capacity_of(stream: RequestStream, fleet: Fleet, hit_rate: float = 0.0, leas
 
 
 def _limit_requests(count: int, stream: RequestStream, fleet: Fleet) -> int:
-    """So many requests, fewer where each takes very many steps."""
+    """Return so many requests, fewer where each takes very many steps."""
     cuts = float(np.mean(stream.input_len)) / fleet.workers.rules.tokens
     return count if cuts <= CUTS else max(200, int(count * CUTS / cuts))
 
 
-def serve(asked: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
-    """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
-    need_accepted(asked)
-    sample = serving_sample(asked.plain())
-    part = asked if sample.size == sample.whole else settle(sample.question)
+def run_requests(q: Settled, watch: Callable[[ServingRun], None] | None = None) -> RequestsInTime:
+    """Run the requests of a question. A watcher may interrupt the run, and has the requests that were answered until then."""
+    need_accepted(q)
+    sample = serving_sample(q.plain())
+    part = q if sample.size == sample.whole else settle(sample.question)
     stream = stream_of(part)
     fleet = fleet_of(part, longest_of(stream))
     _check_steps(stream, fleet)
-    ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
-    ahead = prompter(asked) if asked.requests.disaggregated else asked
-    told = (*length_notes(asked, stream), *prefix_notes(ahead), *pool_notes(asked), *own_limits_notes(asked, longest_of(stream)))
-    notes = (*sample.notes, *asked.notes, *draft_notes(asked), *link_notes(asked), *stream.notes, *told)
-    answer = RequestsInTime(asked, stream, fleet, ran, notes, part=part, share=float(sample.share))
+    ran = run(stream, fleet, q.offered.prefix_hit_rate, watch)
+    ahead = prompter(q) if q.requests.disaggregated else q
+    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *own_limits_notes(q, longest_of(stream)))
+    notes = (*sample.notes, *q.notes, *draft_notes(q), *link_notes(q), *stream.notes, *load_notes)
+    answer = RequestsInTime(q, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:
         return _answered_part(answer)
     # What a profile's runs tell of the time per token at this load beside constants: steps are so much longer.
-    learnt = answer.alike.learnt if asked.profile and asked.profile.lessons else {}
+    learnt = answer.alike.learnt if q.profile and q.profile.lessons else {}
     return answer._again(stream, float(np.exp(learnt["tpot"].log))) if learnt else answer
 
 
 def _check_steps(stream: RequestStream, fleet: Fleet) -> None:
-    """Pipelines and ranks that wait for each other are followed step by step: prompts may not be cut into too many."""
+    """Refuse prompts cut into too many steps: pipelines and ranks that wait for each other are followed step by step."""
     tokens, total = fleet.workers.rules.tokens, int(stream.input_len.sum())
     if total > MOST_STEPS * tokens and (fleet.workers.stages > 1 or fleet.workers.ranks > 1):
         nearest = ceil(total / MOST_STEPS)
@@ -361,7 +374,7 @@ def _check_steps(stream: RequestStream, fleet: Fleet) -> None:
 
 
 def _answered_part(cut: RequestsInTime) -> RequestsInTime:
-    """What was interrupted, as if the requests that had been answered were all."""
+    """Return an interrupted run as if the requests that had been answered were all."""
     rows = np.flatnonzero(np.isfinite(cut.ran.book.done_s))
     if len(rows) <= cut.simulated.offered.warmup:
         raise KeyboardInterrupt
@@ -370,80 +383,131 @@ def _answered_part(cut: RequestsInTime) -> RequestsInTime:
     return replace(cut, stream=cut.stream.take(rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
 
 
-def fleet_of(asked: Question, longest: int) -> Fleet:
-    """The engines of a plan: ranks of attention data parallelism step together where experts are shared, else apart."""
-    wanted = asked.requests
-    workers = _workers(asked, longest)
+def fleet_of(q: Question, longest: int) -> Fleet:
+    """Build the engines of a plan: ranks of attention data parallelism step together where experts are shared, else apart."""
+    wanted = q.requests
+    workers = _workers(q, longest)
     if not wanted.disaggregated:
-        return Fleet(workers, asked.offered.router)
-    ahead = prompter(asked)
-    check_sides(asked, ahead.plan.tp)
+        return Fleet(workers, q.offered.router)
+    ahead = prompter(q)
+    check_sides(q, ahead.plan.tp)
     both = Disaggregation(ahead.plan, int(wanted.prefill_workers or 1), int(wanted.decode_workers or 1))
     prompts = _workers(ahead, longest)
     count = prompts.count * int(both.workers or 1)
     prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=count)
-    rules = replace(workers.rules, way_s=0.0, door_s=0.0, patience=0)  # ranks wait for each other's prompts, of which none come
+    rules = replace(
+        workers.rules, delivery_s=0.0, frontend_s=0.0, patience=0
+    )  # ranks wait for each other's prompts, of which none come
     workers = replace(workers, rules=rules, count=int(both.copies) * workers.count)
-    return Fleet(workers, asked.offered.router, prompts, _moves(asked, both))
+    return Fleet(workers, q.offered.router, prompts, _moves(q, both))
 
 
-def _moves(asked: Question, both: Disaggregation) -> Moves:
-    """How long caches move and keep links busy: a part for states and latency, and one for each token."""
-    length = float(asked.requests.input_len) if carrier_of(asked).piece_s else 1.0  # pieces of a carrier are of many tokens
-    prompt = prompting_of(prompter(asked), ClosedLoopLoad(1.0, length, 1.0), 1)[0].one_s if length > 1 else 0.0
-    ends = wire_of(asked, both, 0), wire_of(asked, both, length, prompt)
+def _moves(q: Question, both: Disaggregation) -> Moves:
+    """Return how long caches move and keep links busy: a part for states and latency, and one for each token."""
+    length = float(q.requests.input_len) if carrier_of(q).piece_s else 1.0  # pieces of a carrier are of many tokens
+    prompt = prompting_of(prompter(q), ClosedLoopLoad(1.0, length, 1.0), 1)[0].one_s if length > 1 else 0.0
+    ends = wire_of(q, both, 0), wire_of(q, both, length, prompt)
     none, all_ = (replace(wire, alone_s=wire.alone_s + wire.hidden_s) for wire in ends)  # what hides begins so much earlier
     of = {name: (float(getattr(none, name)), float(getattr(all_, name))) for name in ("alone_s", "out_s", "in_s", "hidden_s")}
     paces = {name: (once, (more - once) / length) for name, (once, more) in of.items()}
-    ranks = float(lone_ranks(asked.model, asked.plan))  # each has its own part of a worker's links
+    ranks = float(lone_ranks(q.model, q.plan))  # each has its own part of a worker's links
     return Moves(paces["alone_s"], paces["out_s"], (ranks * paces["in_s"][0], ranks * paces["in_s"][1]), paces["hidden_s"])
 
 
-def _workers(asked: Question, longest: int) -> Workers:
-    plan = asked.plan
-    shared = asked.model.experts is not None and plan.dp > 1 and plan.pp == 1  # pipelines of ranks are followed one by one
-    rules = _rules(asked, longest)
+def _workers(q: Question, longest: int) -> Workers:
+    plan = q.plan
+    shared = q.model.experts is not None and plan.dp > 1 and plan.pp == 1  # pipelines of ranks are followed one by one
+    rules = _rules(q, longest)
     if shared:  # of the seconds of a prompt, of the mean length or as much as a step takes, those that all ranks work off together
-        load = ClosedLoopLoad(1.0, float(asked.requests.input_len), float(asked.requests.output_len))
-        beside = 0.0 if asked.engine.serves.prefill_first else 1.0
-        work = decode_workload(1.0, load), prompt_work(beside, load, chunk_tokens(asked, load.input_len))
-        rules = replace(rules, spread=float(spread_share(asked, *(step_bill(asked, one) for one in work))))
+        load = ClosedLoopLoad(1.0, float(q.requests.input_len), float(q.requests.output_len))
+        beside = 0.0 if q.engine.serves.prefill_first else 1.0
+        work = decode_workload(1.0, load), prompt_work(beside, load, chunk_tokens(q, load.input_len))
+        rules = replace(rules, spread=float(spread_share(q, *(step_bill(q, one) for one in work))))
     count = int(plan.replicas) * (1 if shared else int(plan.dp))
-    return Workers(rules, steps_of(asked, longest), count, int(plan.dp) if shared else 1, int(plan.pp))
+    return Workers(rules, steps_of(q, longest), count, int(plan.dp) if shared else 1, int(plan.pp))
 
 
-def _rules(asked: Question, longest: int) -> Rules:
-    """How the engine schedules, and what it has room for; a request that has none is refused."""
-    serves, host = asked.engine.serves, asked.engine.host
-    tokens, seqs = step_limits(asked)
-    block = block_tokens(asked)
-    room = cache_tokens(asked) if asked.requests.kv_tokens is None else asked.requests.kv_tokens
-    states = ceil(float(state_tokens(asked)) / block)
-    places = float(state_places(asked, room))
+def _rules(q: Question, longest: int) -> Rules:
+    """Return how the engine schedules and its capacity; a request larger than the cache is refused."""
+    serves, host = q.engine.serves, q.engine.host
+    tokens, seqs = step_limits(q)
+    block = block_tokens(q)
+    room = cache_tokens(q) if q.requests.kv_tokens is None else q.requests.kv_tokens
+    states = ceil(float(state_tokens(q)) / block)
+    places = float(state_places(q, room))
     if room < longest + states * block or places < 1:
         beside = f" and states of {states * block:,} tokens' room" if states else ""
         rule = f"the longest request has {longest:,} tokens{beside}, and the KV cache of a replica holds {int(room):,}"
         raise Refusal.of(f"{rule}; more GPUs, smaller weights or shorter requests fit", kv_tokens=int(room))
-    loading = float(prefix_loading_s(asked, asked.offered.prefix_hit_rate * asked.requests.input_len))
-    ranks = float(asked.plan.dp / lone_ranks(asked.model, asked.plan))
+    loading = float(prefix_loading_s(q, q.offered.prefix_hit_rate * q.requests.input_len))
+    ranks = float(q.plan.dp / lone_ranks(q.model, q.plan))
     return replace(
         Rules.of(serves, tokens, int(min(seqs, places)), int(room) // block, block),
         states=states,
-        ahead=serves.ahead and bool(asked.plan.pp == 1),  # with one batch in flight, the next is decided while it runs
-        way_s=host.request_s + loading - loading / ranks,
-        door_s=host.frontend_request_s + loading / ranks,  # a rank loads one prefix after the other
+        ahead=serves.ahead and bool(q.plan.pp == 1),  # with one batch in flight, the next is decided while it runs
+        delivery_s=host.request_s + loading - loading / ranks,
+        frontend_s=host.frontend_request_s + loading / ranks,  # a rank loads one prefix after the other
         token_s=host.frontend_token_s,
     )
 
 
-def steps_of(asked: Question, longest: int) -> Surface:
-    """The table of a plan's steps; equal plans share one."""
-    tokens, seqs = step_limits(asked)
-    rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs * (1 + asked.speculative)
-    one = replace(asked.normal(), plan=replace(asked.plan, replicas=1))
+def steps_of(q: Question, longest: int) -> Surface:
+    """Return the table of a plan's steps; equal plans share one."""
+    tokens, seqs = step_limits(q)
+    rows = tokens if q.engine.serves.chunked else max(tokens, longest) + seqs * (1 + q.speculative)
+    one = replace(q.normal(), plan=replace(q.plan, replicas=1))
     return _surface(one, rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
 
 
 @cache_few_answers
-def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
-    return surface(terms_of(asked), rows, seqs, longest, asked.speculative)
+def _surface(q: Question, rows: int, seqs: int, longest: int) -> Surface:
+    return surface(terms_of(q), rows, seqs, longest, q.speculative)
+
+
+def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> RequestsInTime:
+    """Simulate requests that come in time: each one's times, in ``columns`` or ``to_frame()``, and what they add up to.
+
+    >>> import commtax
+    >>> served = commtax.serve("llama-3.2-1b", "1xh100-sxm", request_rate=4, num_prompts=60, input_len=512, output_len=32)
+    >>> served.overloaded, served.statistic("ttft_p99") < 0.1
+    (False, True)
+
+    One of ``request_rate``, ``concurrency`` and ``trace`` says when they come. Lengths are numbers, which vary by ``spread`` of
+    their mean to either side, or distributions. The same ``seed`` gives the same bytes.
+    """
+    return run_requests(settle(requests_question(model, cluster, check_taken("serve", options))))
+
+
+def requests_question(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
+    """Return the question of options that describe the load, checked as far as possible before any step is priced."""
+    plain, offered = split(options)
+    if not (offered.request_rate or "concurrency" in plain or offered.trace is not None):
+        raise Refusal.about(request_rate="say when requests come: request_rate, concurrency (a closed loop) or a trace")
+    return check_single_load(resolve_question(model, cluster, plain).but(offered=offered))
+
+
+def check_single_load(q: Question) -> Question:
+    """Refuse arrays of plans or loads, pools without room, and requests that servers would not take."""
+    for name, option in taken_by("serve()").items():
+        if option.part in ("plan", "requests") and np.ndim(getattr(getattr(q, option.part), option.key)):
+            several = option.part == "plan"
+            rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
+            raise Refusal(f"{name}: {rule}", name)
+    check_apart(q)
+    if q.requests.disaggregated:
+        ahead = settle(prompter(q).but(offered=OfferedRequests())).plan
+        check_pools(q, ahead, (q.requests.prefill_workers, q.requests.decode_workers))
+    check_lengths(q)
+    check_starts(q)
+    if q.requests.kv_tokens is not None:
+        positive(kv_tokens=q.requests.kv_tokens)
+    # As far as their number is known beforehand: those that come within a time are not counted.
+    most = float(PROMPTS) if np.isinf(q.offered.duration_s) else np.inf
+    if q.offered.trace is not None:
+        most = len(q.offered.trace)
+    elif np.isfinite(q.requests.num_prompts):
+        most = float(q.requests.num_prompts)
+    if q.offered.warmup >= most:
+        rule = f"the first {q.offered.warmup:,} of {most:,.0f} requests would be left out of all figures"
+        raise Refusal.of(f"{rule}; nearest valid: {most - 1:.0f}", (int(most - 1),), warmup=q.offered.warmup)
+    return q

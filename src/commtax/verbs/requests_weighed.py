@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost.fused_reduce import most_fused_tokens
+from commtax.cost.overlap import most_fused_tokens
 from commtax.judgement.gains import ALIKE
 from commtax.ledger import Bill
 from commtax.question import STEP_AXES, Question
@@ -44,7 +44,7 @@ class RequestTimes:
     notes: tuple[Note, ...] = ()  # on what these means leave out
 
     def faster(self, other: RequestTimes) -> float:
-        """How many times as fast another one is."""
+        """Return how many times as fast another one is."""
         return other.tokens_per_s / self.tokens_per_s if self.overloaded else other.rate / self.rate
 
 
@@ -59,27 +59,27 @@ def loop_around(step: AnyQuestion) -> AnyQuestion:
 
 
 def steps_of(q: Settled) -> tuple[Bill, ...]:
-    """The step of a question; of requests in time also that of a prompt, which they wait for beside decode steps."""
+    """Price the step of a question; of requests in time also that of a prompt, which they wait for beside decode steps."""
     if not q.offered.request_rate:
         return (price(q),)
     return price(q), price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
 
 
 def requests_served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
-    """A closed loop in closed form, with its steps: that of decodes first, where there are any; or requests in time."""
+    """Price a closed loop in closed form, with its steps: that of decodes first, where there are any; or run requests in time."""
     if q.offered.request_rate:
         from commtax.verbs import requests  # not for those who ask about a step
 
-        timed = requests.serve(q)
+        timed = requests.run_requests(q)
         ttft, tpot, e2e = (timed.statistic(f"{name}_mean") for name in ("ttft", "tpot", "e2e"))
         running = q.offered.request_rate * e2e / replicas_of(q)  # Little's law
         return RequestTimes(ttft, tpot, float(timed.tokens_per_s), running, 1 / e2e, bool(timed.overloaded)), ()
-    from commtax.verbs.closed_loop import serve  # likewise
+    from commtax.verbs.closed_loop import price_closed_loop  # likewise
 
-    loop = serve(q)
+    loop = price_closed_loop(q)
     rate, single = float(loop.tokens_per_s), q.requests.output_len == 1
-    held = q.requests.input_len + q.requests.output_len / 2  # of those that decode: who waits for its prompt holds none
-    running = min(float(loop.running), max(1.0, float(loop.kv_tokens // held)))
+    cached = q.requests.input_len + q.requests.output_len / 2  # of those that decode: who waits for its prompt holds none
+    running = min(float(loop.running), max(1.0, float(loop.kv_tokens // cached)))
     times = RequestTimes(float(loop.ttft_s), np.nan if single else float(loop.tpot_s), rate, running, rate)
     return times, loop.bills[1:] if single else loop.bills
 
@@ -97,12 +97,12 @@ class PayRange:
 
 def request_grids(q: Settled, axis: str) -> dict[str, Array]:
     """Return what is looked at along ``axis``, the clients or the batch that they fill, and along prompts."""
-    own = int(q.requests.concurrency) // (1 if axis == CLIENTS else replicas_of(q))
-    loads = np.geomspace(1, max(MOST_BATCH, 2 * own), 30).astype(int)
+    current = int(q.requests.concurrency) // (1 if axis == CLIENTS else replicas_of(q))
+    loads = np.geomspace(1, max(MOST_BATCH, 2 * current), 30).astype(int)
     lengths = np.geomspace(min(64, q.model.max_len), max(2, min(q.model.max_len, 2**20)), 15).astype(int)
     lengths = np.union1d(lengths, [int(q.requests.input_len)])
     room = q.model.max_len - int(q.requests.output_len)
-    return {axis: np.union1d(loads, [own]), PROMPT: lengths[lengths <= max(room, lengths[0])]}
+    return {axis: np.union1d(loads, [current]), PROMPT: lengths[lengths <= max(room, lengths[0])]}
 
 
 def replicas_of(q: Question) -> int:
@@ -112,16 +112,17 @@ def replicas_of(q: Question) -> int:
 
 def rate_over(q: Settled, axis: str, grid: Array) -> Array:
     """Return the tokens/s per GPU of a closed loop along one axis."""
-    from commtax.verbs.closed_loop import serve  # not for those who ask about a step
+    from commtax.verbs.closed_loop import price_closed_loop  # not for those who ask about a step
 
     clients = grid if axis == CLIENTS else grid * replicas_of(q)
     looped = q.but(input_len=grid) if axis == PROMPT else q.but(concurrency=clients)
-    return np.asarray(serve(looped).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
+    return np.asarray(price_closed_loop(looped).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
 
 
 def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
-    """Where along each axis it gains, and axes along which it nowhere does; those along which it does everywhere are left out."""
-    found, never = list[PayRange](), list[str]()
+    """Return where along each axis a technique gains, and axes along which it never does, leaving out those where it always
+    does."""
+    paying, never = list[PayRange](), list[str]()
     for axis, (grid, rates) in swept.items():
         gains = rate_over(q, axis, grid) / rates - 1 > ALIKE
         if not gains.any():
@@ -130,23 +131,23 @@ def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange,
             edges = np.flatnonzero(np.diff(np.concatenate([[0], gains.astype(int), [0]])))
             runs = edges.reshape(-1, 2)
             start, end = runs[np.argmax(grid[runs[:, 1] - 1] / grid[runs[:, 0]])]
-            own = PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))
-            found.append(own if axis == PROMPT else _fused_until(own, q, base))
-    return tuple(found), tuple(never)
+            longest = PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))
+            paying.append(longest if axis == PROMPT else _fused_until(longest, q, base))
+    return tuple(paying), tuple(never)
 
 
-def _fused_until(found: PayRange, q: Settled, base: Settled) -> PayRange:
-    """The range with the engine's limit on fused sums, where a technique pays up to it and no further."""
+def _fused_until(paying: PayRange, q: Settled, base: Settled) -> PayRange:
+    """Return the range with the engine's limit on fused sums, where a technique pays up to it and no further."""
     if q.techniques.fused_reduce == base.techniques.fused_reduce:
-        return found
+        return paying
     tokens = float(most_fused_tokens(terms_of(q)))
-    last = tokens // (1 + float(q.speculative)) * (1 if found.axis == BATCH else replicas_of(q))
-    if not 1 <= last < found.ends[1]:
-        return found
+    last = tokens // (1 + float(q.speculative)) * (1 if paying.axis == BATCH else replicas_of(q))
+    if not 1 <= last < paying.ends[1]:
+        return paying
     around = np.array([last, last + 1]).astype(int)
-    gains = rate_over(q, found.axis, around) / rate_over(base, found.axis, around) - 1 > ALIKE
+    gains = rate_over(q, paying.axis, around) / rate_over(base, paying.axis, around) - 1 > ALIKE
     if gains.tolist() != [True, False]:
-        return found
+        return paying
     nbytes = tokens * q.model.hidden * DTYPE_BYTES[q.plan.activations_dtype]
     words = f"{q.engine.name} fuses sums of up to {format_bytes(nbytes)} on {int(q.plan.tp)} GPUs, {plural(int(tokens), 'token')}"
-    return replace(found, high=last, until=words)
+    return replace(paying, high=last, until=words)

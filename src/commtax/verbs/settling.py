@@ -1,4 +1,4 @@
-"""Names in, a question out: the keywords of each verb, resolved once, rules checked, and what runs it looked up."""
+"""Questions settled: the keywords of each verb resolved once, rules checked, and the hardware and software looked up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from commtax.arrays import cache_answers
 from commtax.catalog import transfer
 from commtax.catalog.loader import suggest
 from commtax.catalog.transfer import Setting
-from commtax.cost import legality
 from commtax.cost.caches import with_states
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.memory import check_stored, on_chip
@@ -23,9 +22,9 @@ from commtax.options import Option
 from commtax.options import options as known_options
 from commtax.question import PARTS, PHASES, Question
 from commtax.records import dataclass, recast, replace
+from commtax.rules import legality, questions, values
+from commtax.rules.values import check_number
 from commtax.statement import Note, Refusal
-from commtax.verbs import checking
-from commtax.verbs.checking import check_number
 from commtax.verbs.keywords import Profiles
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
@@ -35,7 +34,7 @@ AUTO_EP = -1  # ``ep=AUTO_EP`` asks for the engine's own size, tp x dp
 
 
 def ask(model: str | spec.Model, cluster: str | spec.Cluster, **options: object) -> Settled:
-    """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
+    """Resolve the names of a question; an illegal one is refused with the rule and the nearest legal values.
 
     A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine, at its version, and type are
     used unless others are given. What is None is left to the engine.
@@ -46,67 +45,67 @@ def ask(model: str | spec.Model, cluster: str | spec.Cluster, **options: object)
 def resolve_question(
     model: str | spec.Model, cluster: str | spec.Cluster, options: Mapping[str, object], phase: str = ""
 ) -> Question:
-    """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
-    given = dict(_field(name, value) for name, value in options.items() if value is not None)
-    phase = phase or str(given.pop("phase", "decode"))
+    """Resolve the names of a question as it was put; only numbers are checked."""
+    fields = dict(_field(name, value) for name, value in options.items() if value is not None)
+    phase = phase or str(fields.pop("phase", "decode"))
     if phase not in PHASES:
         raise Refusal.of(f"one of {', '.join(PHASES)}{suggest(phase, PHASES)}", tuple(PHASES), phase=phase)
-    own = _own_profile(given.pop("profile", None))
-    named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
-    if own:
-        able = own.engine and phase in catalog.engine(own.engine).phases
-        unsaid = not named or own.engine.startswith(f"{named}@")  # at the version that ran, where nobody says another
-        named, weights = own.engine if able and unsaid else named, weights or checking.dtype(own.dtype)
-    sizes = {axis: given.pop(axis, 1) for axis in spec.SIZES}
-    replicas = given.pop("replicas", 1)
+    profile = _own_profile(fields.pop("profile", None))
+    named, weights = fields.pop("engine", ""), str(fields.pop("weights_dtype", ""))
+    if profile:
+        able = profile.engine and phase in catalog.engine(profile.engine).phases
+        unsaid = not named or profile.engine.startswith(f"{named}@")  # at the version that ran, where nobody says another
+        named, weights = profile.engine if able and unsaid else named, weights or values.dtype(profile.dtype)
+    sizes = {axis: fields.pop(axis, 1) for axis in spec.SIZES}
+    replicas = fields.pop("replicas", 1)
     if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
         raise Refusal.of("those are servers; a training job has data-parallel ranks (dp)", replicas=replicas)
-    known = catalog.model(model) if isinstance(model, str) else model
+    architecture = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     engine = _engine(cast(str | spec.Engine, named), phase)
     plan = spec.Plan(**sizes, replicas=replicas, weights_dtype=weights, kv_dtype="")  # type: ignore[arg-type]
     plan = replace(plan, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
-    if (ahead := given.get("prefill_cluster")) is not None:
-        if own:
-            raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=own.name)
-        given["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
-    asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
-    if text := str(given.pop("technique", "")):
+    if (ahead := fields.get("prefill_cluster")) is not None:
+        if profile:
+            raise Refusal.of("tells of one machine, and prefill_cluster makes them two", profile=profile.name)
+        fields["prefill_cluster"] = catalog.cluster(ahead) if isinstance(ahead, str) else ahead
+    q = Question(architecture, place, engine, plan, phase, context=PHASES[phase].length, profile=profile)
+    if text := str(fields.pop("technique", "")):
         from commtax.catalog.techniques import changes_of  # not for those who ask for none
 
         on = changes_of(text)
-        for name in on.keys() & given.keys() - WEIGHED:
-            if given[name] not in (on[name], "", 0, 1, None, False):  # which nobody said
-                raise Refusal(f"{name}={given[name]}: the technique '{text[:60]}' says {on[name]}; leave one of them out", name)
-        given |= on
-    asked = asked.but(**given)
-    _check_techniques(asked, put=True)
-    if asked.trains and "microbatches" in given:
-        return asked.but(batch=asked.plan.microbatches * asked.micro_batch, microbatches=1)
-    return asked
+        for name in on.keys() & fields.keys() - WEIGHED:
+            if fields[name] not in (on[name], "", 0, 1, None, False):  # which nobody said
+                raise Refusal(f"{name}={fields[name]}: the technique '{text[:60]}' says {on[name]}; leave one of them out", name)
+        fields |= on
+    q = q.but(**fields)
+    _check_techniques(q, put=True)
+    if q.trains and "microbatches" in fields:
+        return q.but(batch=q.plan.microbatches * q.micro_batch, microbatches=1)
+    return q
 
 
 def _check_techniques(q: Question, put: bool = False) -> None:
-    """Techniques that move caches; as it was ``put``, whether anything moves at all."""
+    """Check techniques that move caches; of a question as it was ``put``, whether any cache moves at all."""
     if q.techniques.kv_transfer or q.techniques.kv_tier:
-        from commtax.verbs.kv_motion import check_motion, check_moving  # not for those who move none
+        from commtax.verbs.kv_caches import check_motion, check_moving  # not for those who move none
 
         (check_moving if put else check_motion)(q)
 
 
 def _with_techniques(q: Question) -> Question:
-    """The question with the tokens that drafts yield; overlaps and drafters that cannot be had here are refused."""
+    """Return the question with the tokens that drafts yield; overlaps and drafters that are not available here are refused."""
     if q.techniques is spec.NO_TECHNIQUES and not q.speculative:
         return q
-    from commtax.verbs import drafts, overlap_rules  # not for those who ask for none
+    from commtax.rules import drafts, techniques  # not for those who ask for none
 
-    overlap_rules.check_overlap(q)
+    techniques.check_overlap(q)
     drafts.check_drafts(q)
     return drafts.with_accepted_tokens(q)
 
 
 def _own_profile(profiles: object) -> spec.Profile | None:
-    """A machine's own constants, from however many files."""
+    """Load a machine's own constants, from however many files."""
     if profiles is None or isinstance(profiles, spec.Profile):
         return profiles
     from commtax.catalog.profile import load_profile  # not for those who have none
@@ -115,10 +114,10 @@ def _own_profile(profiles: object) -> spec.Profile | None:
 
 
 def _field(name: str, value: object) -> tuple[str, object]:
-    """The field that an option becomes, and its value, held to what the table says of it."""
+    """Return the field that an option becomes, and its value, checked against the table."""
     option = known_options().get(name) or Option(name)
     if option.bounded and option.part != "goal":
-        value = checking.check_option(value, option)
+        value = values.check_option(value, option)
     return option.key, check_number(value, name) if option.type == "Numbers" else value
 
 
@@ -127,16 +126,16 @@ class Settled(Question):
     """A question as it is run. ``settle`` alone makes one, at the door; verbs take nothing else and ask no rule again."""
 
     def but(self, **changes: object) -> Settled:
-        """The same one with something changed, settled anew unless no rule asks about what changes."""
+        """Return the question with changes, settled anew unless no rule depends on them."""
         changed = self.vary(**changes)
         return changed if UNRULED.issuperset(changes) else settle(changed)
 
     def vary(self, **changes: object) -> Settled:
-        """The same one with something changed that the rules have nothing to say about here: it is not settled anew."""
+        """Return the question with changes that no rule depends on here: it is not settled anew."""
         return cast(Settled, Question.but(self, **changes))
 
     def plain(self) -> Question:
-        """The question to go on asking from: what is made of it has to be settled."""
+        """Return the question unsettled, to change it further: what is made of it has to be settled."""
         return recast(self, Question)
 
 
@@ -145,29 +144,29 @@ UNRULED = frozenset(("requests", "offered", "goal", *PARTS["requests"], *PARTS["
 
 
 @cache_answers
-def changed(asked: Settled, *changes: tuple[str, object]) -> Settled:
-    """``Settled.but`` for what an answer asks in several of its parts."""
-    return asked.but(**dict(changes))
+def changed(q: Settled, *changes: tuple[str, object]) -> Settled:
+    """Return ``Settled.but`` for what an answer requests in several of its parts."""
+    return q.but(**dict(changes))
 
 
 def settle(put: Question) -> Settled:
-    """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
+    """Settle a question: lay a machine's constants over it, fill in what the engine decides, and check the rules."""
     q = put
-    checking.check_step(q)
+    questions.check_step(q)
     _check_techniques(q)
-    q = q.but(spread=checking.spread_within_limit(q))
-    cluster, engine, own = q.cluster, q.engine, q.profile
-    if own:
+    q = q.but(spread=questions.spread_within_limit(q))
+    cluster, engine, profile = q.cluster, q.engine, q.profile
+    if profile:
         from commtax.catalog import profile as overlay  # not for those who have none
 
-        cluster, engine = overlay.measured_cluster(own, cluster), overlay.measured_engine(own, engine, cluster.chip)
+        cluster, engine = overlay.measured_cluster(profile, cluster), overlay.measured_engine(profile, engine, cluster.chip)
     engine = on_chip(engine, cluster.chip)
     if q.model.experts and not q.trains:
         engine = engine.serving_mixtures()
-    if own and own.lessons and not q.trains:
-        engine = overlay.learnt_engine(own, engine, cluster.chip, q.model, q.plan)
+    if profile and profile.lessons and not q.trains:
+        engine = overlay.learnt_engine(profile, engine, cluster.chip, q.model, q.plan)
     if q.techniques.async_scheduling:
-        from commtax.verbs.overlap_rules import with_schedule  # not for those who ask for none
+        from commtax.rules.techniques import with_schedule  # not for those who ask for none
 
         engine = with_schedule(q.techniques, engine)
     if q.limits.state_slots:
@@ -178,25 +177,25 @@ def settle(put: Question) -> Settled:
     if q.limits.recurrent_dtype:
         model = with_states(model, q.limits.recurrent_dtype)
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
-    checking.check_kinds(q.plan, engine, cluster.chip)
+    questions.check_kinds(q)
     q, plan = _with_techniques(q), q.plan
     if any(np.ndim(getattr(plan, name)) for name in spec.COUNTED):
-        checking.check_run(q)
+        questions.check_run(q)
         q = replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
     else:
         legality.check(model, cluster, plan, engine)
-        checking.check_run(q)
-        remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *checking.chosen_chunks(q, put.plan.chunks))
-        told = overlay.remarks(own, cluster, engine, q.model.key, int(plan.tp)) if own else ()
-        q = replace(q, notes=(*remarks, *told), codes=0)
+        questions.check_run(q)
+        remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q), *questions.chosen_chunks(q, put.plan.chunks))
+        profile_notes = overlay.remarks(profile, cluster, engine, q.model.key, int(plan.tp)) if profile else ()
+        q = replace(q, notes=(*remarks, *profile_notes), codes=0)
     return recast(q, Settled)
 
 
 def replan(put: Question, **changes: object) -> Question:
-    """The question with another plan: what belongs to experts that are spread over ranks stays with plans that spread them."""
+    """Return the question with another plan: options of spread experts stay with plans that spread them."""
     q = put.but(**changes)
     if q.techniques is not spec.NO_TECHNIQUES:
-        from commtax.verbs.overlap_rules import without_idle_overlap  # not for those who ask for none
+        from commtax.rules.techniques import without_idle_overlap  # not for those who ask for none
 
         q = without_idle_overlap(q)
     if q.model.experts is None or not (q.plan.redundant_experts or q.what_if.imbalance or q.techniques.balanced):
@@ -208,12 +207,12 @@ def replan(put: Question, **changes: object) -> Question:
 
 
 def _spread(plan: spec.Plan) -> spec.Number:
-    """Ranks that experts are spread over, the engine's own choice counted out."""
+    """Return the ranks that experts are spread over, the engine's own choice resolved."""
     return plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep
 
 
 def _plan(q: Question, engine: spec.Engine) -> spec.Plan:
-    """The plan with what follows from the rest: engines compute in the type they are told, else in the checkpoint's 16 bits."""
+    """Return the plan with what follows from the rest: engines compute in the requested type, else in the checkpoint's 16 bits."""
     plan, usual = q.plan, q.model.dtype if q.model.dtype in ("bf16", "fp16") else "bf16"
     activations = plan.weights_dtype if plan.weights_dtype in ACTIVATIONS else usual
     kept = engine.states.compressed_kv_dtype if any(a.compressed for a in q.model.attentions) else ""  # where nobody asks
@@ -231,19 +230,19 @@ def _plan(q: Question, engine: spec.Engine) -> spec.Plan:
 
 
 def checkpoint_kv(model: spec.Model, engine: spec.Engine) -> str:
-    """The KV cache's type that an engine takes by itself: that of the scales that a checkpoint brings; "" where there are none."""
+    """Return the KV cache's type that an engine takes by itself: that of a checkpoint's scales, "" where there are none."""
     return model.quant.kv_dtype if model.quant and engine.memory.kv_of_checkpoint else ""
 
 
 def microbatches(batch: spec.Number, micro_batch: spec.Number) -> spec.Number:
-    """Microbatches of one replica's share of the step."""
+    """Return the microbatches of one replica's share of the step."""
     if np.any(np.asarray(batch) % np.asarray(micro_batch) != 0):
         raise Refusal(f"batch={batch} per replica does not divide by micro_batch={micro_batch}", "batch")
     return batch // micro_batch
 
 
 def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
-    """An engine that has the phase; the usual one where none is named."""
+    """Return an engine that has the phase; the usual one where none is named."""
     if isinstance(engine, str):
         engine = catalog.engine(engine or PHASES[phase].engine)
     if phase not in engine.phases:
@@ -253,20 +252,20 @@ def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
 
 
 def fabric_of(q: Question) -> spec.Fabric:
-    """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
+    """Return the collectives that run: as requested, else the engine's own, or a machine's own where its profile has some."""
     if not q.profile:
         engine, usual = q.engine, catalog.engine(q.engine.key) if q.engine.key in catalog.keys("engines") else q.engine
         # That of the engine's version where it is not the usual one and both are one release.
         other = engine.library == engine.key and engine.version != usual.version
-        own = f"{engine.library}@{engine.version}" if other else engine.library
-        return catalog.fabric(q.what_if.library or own, q.cluster, behind=engine.library)
+        library = f"{engine.library}@{engine.version}" if other else engine.library
+        return catalog.fabric(q.what_if.library or library, q.cluster, behind=engine.library)
     from commtax.catalog import profile as overlay
 
     return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
 
 
 def terms_of(q: Question) -> PricingTerms:
-    """What its steps are priced from; kernel constants are a machine's own where it has some."""
+    """Return what a question's steps are priced from; kernel constants are a machine's own where it has some."""
     chip = q.cluster.chip
     if q.profile:
         from commtax.catalog.profile import constants
@@ -278,19 +277,19 @@ def terms_of(q: Question) -> PricingTerms:
         kernels = catalog.with_shared_latents(kernels, chip)
     drafter, copied_tokens = None, cast(spec.Number, 0.0)
     if q.speculative:
-        from commtax.verbs.drafts import drafter_of  # not for those who draft nothing
+        from commtax.rules.drafts import drafter_of  # not for those who draft nothing
 
         drafter = drafter_of(q)
     if copies_cache(q):
-        from commtax.verbs.cache_room import cache_tokens  # not for those whose kernels read a cache as it is
+        from commtax.verbs.kv_caches import cache_tokens  # not for those whose kernels read a cache as it is
 
         copied_tokens = cache_tokens(q)
-    known = (*_known_spread(q), drafter, copied_tokens)
-    return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *known)
+    optional = (*_known_spread(q), drafter, copied_tokens)
+    return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *optional)
 
 
 def copies_cache(q: Question) -> bool:
-    """Whether each layer copies a cache of fp8 latents, all of it, before it decodes."""
+    """Return whether each layer copies a cache of fp8 latents, all of it, before it decodes."""
     narrow = q.plan.kv_dtype == "fp8" and q.cluster.chip.family in q.engine.kernels.widened_latents
     return (
         narrow and not q.techniques.native_latents and not q.trains and any(a.latent and not a.indexer for a in q.model.attentions)
@@ -298,7 +297,7 @@ def copies_cache(q: Question) -> bool:
 
 
 def _known_spread(q: Question) -> tuple[float, bool]:
-    """How sure whole decode steps are by published runs of this engine or its kin, and whether those had chip and format."""
+    """Return the deviation of decode steps in published runs of this engine or its kin, and whether those had chip and format."""
     if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
         return math.inf, False
     setting = Setting.of(q.engine, q.cluster.chip, q.model, q.plan.weights_dtype)
@@ -306,7 +305,7 @@ def _known_spread(q: Question) -> tuple[float, bool]:
 
 
 def _remarks(q: Question) -> Iterator[Note]:
-    """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
+    """Yield further notes on a plan: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
     cluster, plan = q.cluster, q.plan
     yield from q.model.notes
     if q.engine.note:
@@ -334,31 +333,31 @@ def _remarks(q: Question) -> Iterator[Note]:
 
 
 def link_notes(q: Question) -> list[Note]:
-    """That collectives are assumed, where a plan has some and nobody measured them."""
+    """Return the note that collectives are assumed, where a plan has some and none were measured."""
     note = fabric_of(q).note if np.any(q.plan.num_gpus > 1) else ""
     return [Note("assumed-links", note)] if note else []
 
 
 def context_notes(q: Question, context: spec.Number) -> list[Note]:
-    """A length that the model was not made for."""
+    """Return the note on a length that the model was not made for."""
     if np.ndim(context) == 0 and context > q.model.max_len:
         return [Note("context", f"{context:,} tokens are more than the {q.model.max_len:,} positions of {q.model.key}")]
     return []
 
 
 def describe_gpus(plan: spec.Plan) -> str:
-    """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``."""
+    """Describe the GPUs of a plan: ``16 GPUs = 2 stages x TP 8``."""
     total = int(plan.all_gpus)
     return f"{total} GPU{'s' * (total > 1)} = {describe_layout(plan)}"
 
 
 def describe_layout(plan: spec.Plan, over: str = "") -> str:
-    """What its GPUs are laid out as. Replicas are servers, DP is an engine's own; ``over`` is what carries tokens to experts."""
+    """Describe a plan's layout. Replicas are servers, DP is an engine's own; ``over`` is what carries tokens to experts."""
     return describe_sizes(plan) + describe_experts([plan], over)
 
 
 def describe_sizes(plan: spec.Plan) -> str:
-    """A layout without a word of its experts."""
+    """Describe a layout without its experts."""
     several = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
     parts = [text.format(int(n)) for n, text in several if n > 1]
     parts += [f"{axis.upper()} {int(n)}" for axis in ("cp", "tp") if (n := getattr(plan, axis)) > 1 or axis == "tp"]
@@ -367,7 +366,7 @@ def describe_sizes(plan: spec.Plan) -> str:
 
 
 def describe_experts(plans: Sequence[spec.Plan], over: str = "") -> str:
-    """The ranks that share experts, copies of these, what carries tokens to them; plans of pools differ in ranks alone."""
+    """Describe the ranks that share experts, copies of these, what carries tokens to them; plans of pools differ in ranks alone."""
     ranks = " and ".join(dict.fromkeys(str(int(plan.ep)) for plan in plans))
     copies = f" with {int(plans[0].redundant)} redundant ones" if plans[0].redundant else ""
     return f", experts over {ranks}{copies}" + (f" ({over})" if over else "") if plans[0].ep > 1 else ""

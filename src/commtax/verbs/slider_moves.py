@@ -1,22 +1,27 @@
-"""Where a slider may go. A size that is tied to others takes them along: experts follow tp x dp, and a full cluster gives way.
+"""Plans around one step: where a slider of the page may go, and heat maps of TP against links and against batches.
 
 Each value of an axis is tried with the rest of the plan as it is, then with what may follow, in a fixed order; the first plan
-that is legal is the move. Training keeps a full cluster full, and its global batch, as the what-ifs do.
+that is legal is the move: experts follow tp x dp, and a full cluster gives way. Training keeps a full cluster full, and its global
+batch, as the what-ifs do.
 """
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from commtax.cost.legality import codes
+from commtax import catalog
 from commtax.options import page_keys
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass, replace, with_fields
-from commtax.spec import AXES, SIZES
+from commtax.rules.legality import codes, legal_values
+from commtax.rules.questions import check_kinds, check_lengths
+from commtax.spec import AXES, SIZES, Cluster
 from commtax.statement import Refusal
-from commtax.verbs.checking import check_kinds, check_lengths
+from commtax.verbs.billing import StepBill, price
+from commtax.verbs.fitting import fits
+from commtax.verbs.settling import Settled
 
 SERVERS = "replicas"  # servers side by side, each with all other sizes
 GIVES_WAY = {
@@ -47,7 +52,7 @@ class Move:
 
 
 def moves(q: Question) -> dict[str, list[Move]]:
-    """For each axis its legal values in order."""
+    """Return the legal values of each axis in order."""
     now = _current_sizes(q)
     axes = SIZES if q.trains else PARTS
     return {axis: _moves_along(axis, q, now) for axis in axes} | {"local": _local_token_moves(q) if q.trains else []}
@@ -72,22 +77,23 @@ def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
 
 
 def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray:
-    """Which of these sizes break no rule, all judged at once."""
+    """Return which of these sizes break no rule, all judged at once."""
     names = (*PARTS, "microbatches")
     columns = {name: np.array([sizes[name] for sizes in tried]) for name in names}
     return np.asarray(codes(q.model, q.cluster, with_fields(q.plan, columns), q.engine) == 0)
 
 
 def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
-    """The sizes with the kinds that go with them: megatron's experts beside tp shard sequences, pipelines keep gradients whole."""
+    """Add the kinds that go with sizes: megatron's experts beside tp shard sequences, pipelines keep gradients whole."""
     sharded, whole = {"sequence_parallel": 1}, {"zero": min(1, sizes["zero"])}
     for way in [{}, sharded, whole, sharded | whole] if q.trains else [{}]:
         settled = {**sizes, **way}
         plan = with_fields(q.plan, {**settled, "sequence_parallel": bool(settled["sequence_parallel"])})
         try:
-            check_kinds(plan, q.engine, q.cluster.chip)
+            tried = replace(q, plan=plan)
+            check_kinds(tried)
             if q.trains:
-                check_lengths(replace(q, plan=plan))
+                check_lengths(tried)
         except Refusal:
             continue
         return settled
@@ -95,7 +101,7 @@ def _complete_sizes(sizes: Sizes, q: Question) -> Sizes | None:
 
 
 def _values(axis: str, q: Question, now: Sizes) -> list[int]:
-    """Sizes worth trying: all small ones, powers of two, what the cluster just holds, and whole shares of experts."""
+    """Return sizes worth trying: all small ones, powers of two, what the cluster just holds, and whole shares of experts."""
     experts = q.model.experts.num_experts + q.plan.redundant_experts if q.model.experts else 1
     most = min(MOST[axis], q.cluster.num_gpus, experts if axis == "ep" else q.cluster.num_gpus)
     tried = {*range(1, SMALL + 1), *(2**i for i in range(15)), *_divisors(experts), now[axis]}
@@ -104,7 +110,7 @@ def _values(axis: str, q: Question, now: Sizes) -> list[int]:
 
 
 def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
-    """For sizes that are refused: the legal plan of whole parts of them that is nearest, and its words; ``q`` is one GPU's."""
+    """Return the nearest legal plan of whole parts of refused sizes, and its description; ``q`` is one GPU's."""
     parts = [sorted({1, *_divisors(wanted[name])[-MOST_PARTS:]}) for name in ("tp", "pp", "cp", "dp", SERVERS)]
     tried = []
     for tp, pp, cp, dp, replicas in itertools.product(*parts):
@@ -121,7 +127,7 @@ def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
 
 
 def _tries(axis: str, value: int, q: Question, now: Sizes) -> Iterator[Sizes]:
-    """Plans with this value, from the one that people expect on."""
+    """Yield plans with this value, the one that users expect first."""
     for sizes in _shapes(axis, {**now, axis: value}, q, now):
         each, rest = divmod(now["microbatches"] * now["dp"], sizes["dp"])
         if q.trains and axis != "dp" and not rest and each <= MOST["microbatches"]:
@@ -131,7 +137,7 @@ def _tries(axis: str, value: int, q: Question, now: Sizes) -> Iterator[Sizes]:
 
 
 def _shapes(axis: str, base: Sizes, q: Question, now: Sizes) -> Iterator[Sizes]:
-    """The value alone, then with sizes that give way. A cluster that is full stays full, or the value is passed over."""
+    """Yield the value alone, then with sizes that give way. A cluster that is full stays full, or the value is passed over."""
     total = q.cluster.num_gpus
     full = _gpus(now) == total
     kept = {**base, "dp": max(1, _room("dp", base, total))}
@@ -148,7 +154,7 @@ def _shapes(axis: str, base: Sizes, q: Question, now: Sizes) -> Iterator[Sizes]:
 
 
 def _for_experts(base: Sizes, q: Question) -> Iterator[Sizes]:
-    """Ranks for so many shares of the experts: more or fewer replicas, else another tp."""
+    """Yield ranks for so many shares of the experts: more or fewer replicas, else another tp."""
     ep = base["ep"]
     if not q.engine.sends.experts_keep_tp:
         yield {**base, "dp": max(1, ep // base["tp"])}
@@ -160,7 +166,7 @@ def _for_experts(base: Sizes, q: Question) -> Iterator[Sizes]:
 
 
 def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
-    """Sizes of the experts' group, as it is first; where it must follow, over all of tp x dp, or over fewer."""
+    """Return sizes of the experts' group, as it is first; where it must follow, over all of tp x dp, or over fewer."""
     ep, experts = sizes["ep"], q.model.experts
     if axis == "ep" or ep == 1 or experts is None:
         return [ep]
@@ -172,7 +178,7 @@ def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
 
 
 def _note(axis: str, sizes: Sizes, now: Sizes, q: Question) -> str:
-    """What followed, and why; "" where nothing did."""
+    """Describe which sizes followed, and why; "" where none did."""
     changed = [name for name in now if name != axis and sizes[name] != now[name]]
     if not changed:
         return ""
@@ -195,7 +201,7 @@ def _gpus(sizes: Sizes) -> int:
 
 
 def _room(axis: str, sizes: Sizes, total: int) -> int:
-    """The size of one axis up to which the cluster holds the plan."""
+    """Return the size of one axis up to which the cluster holds the plan."""
     return total // (_gpus({**sizes, axis: 1}) if axis != "ep" else 1)
 
 
@@ -204,8 +210,152 @@ def _divisors(n: int) -> list[int]:
 
 
 def _local_token_moves(q: Question) -> list[Move]:
-    """Local tokens are micro-batch times sequence, a cp rank's share: the sequence stays as long as it goes into them."""
+    """Return moves of local tokens, micro-batch x sequence, a cp rank's share: the sequence stays where it divides them."""
     cp, length = int(q.plan.cp), int(q.context)
     values = sorted({*(2**i for i in range(7, 18)), int(q.micro_batch) * length // cp})
     rows = {v: (1, v * cp) if v * cp % length else (v * cp // length, length) for v in values}
     return [Move(v, dict(zip(STEP_AXES, sizes, strict=True))) for v, sizes in rows.items()]
+
+
+GRIDS = ("tp-link", "tp-batch")
+LINKS = ("pcie4", "pcie5", "ib-ndr", "roce-100", "25gbe", "10gbe")  # columns beside the cluster's own links
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+MICRO = (1, 2, 4, 8, 16, 32)
+MOST_TP = 128
+Changes = Mapping[str, int | float | str | None]  # what a cell, a button or a slider sets, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Another batch, or another cluster with the names that request it."""
+
+    title: str
+    batch: int
+    cluster: Cluster
+    names: Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    row: int
+    column: int
+    step_s: float | None = None
+    rate: float | None = None
+    comm_fraction: float | None = None
+    mfu: float | None = None
+    fits: bool | None = None
+    refused: str | None = None
+    patch: Changes | None = None
+    pays: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeatGrid:
+    """A heat map: cells by row and column."""
+
+    rows: list[str]
+    columns: list[str]
+    row_title: str
+    column_title: str
+    rate_unit: str
+    cells: list[Cell]
+    here: tuple[int, int]
+    note: str
+
+
+def grid(here: StepBill, kind: str) -> HeatGrid:
+    """Price the heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
+    q = here.question
+    batches = sorted({*(MICRO if q.trains else BATCHES), _batch(q)})
+    columns = _links(q) if kind == "tp-link" else [Column(str(v), v, q.cluster, {}) for v in batches]
+    free = replace(q.plan, dp=1, ep=1) if q.trains else replace(q.plan, ep=1)
+    most = min(MOST_TP, int(q.plan.tp) * int(q.plan.dp)) if q.trains else MOST_TP
+    legal = legal_values("tp", q.model, q.cluster, free, q.engine)
+    degrees = sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(q.plan.tp)})
+    cells: list[Cell] = []
+    before: dict[int, float] = {}
+    for row, degree in enumerate(degrees):
+        for index, column in enumerate(columns):
+            cell = _cell(Cell(row, index), q, degree, column)
+            if cell.fits and cell.rate is not None:  # what fits nowhere is no alternative
+                cell = replace(cell, pays=cell.rate > before[index] if index in before else None)
+                before[index] = cell.rate or 0.0
+            cells.append(cell)
+    here_column = 0 if kind == "tp-link" else batches.index(_batch(q))
+    sequences = "sequences per microbatch" if q.trains else "sequences per replica"
+    line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
+    same = "the same GPUs and global batch in every row (dp gives way to tp)" if q.trains else "dp as it is"
+    return HeatGrid(
+        rows=[f"TP {degree}" for degree in degrees],
+        columns=[c.title for c in columns],
+        row_title="tensor-parallel size",
+        column_title="link of the group" if kind == "tp-link" else sequences,
+        rate_unit="tokens/s",
+        cells=cells,
+        here=(degrees.index(int(q.plan.tp)), here_column),
+        note=f"{line}; {same}; what is struck through does not fit in memory, and no line counts it",
+    )
+
+
+def _batch(q: Question) -> int:
+    """Return the sequences of the step; in training, of a microbatch."""
+    return int(q.micro_batch if q.trains else q.batch)
+
+
+def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
+    now = _sizes(q, int(q.plan.tp), _batch(q))
+    try:
+        sizes = _sizes(q, tp, column.batch)
+        plan = {axis: sizes[axis] for axis in ("tp", "dp", "ep")}
+        batch, micro = sizes["batch"] * max(1, sizes["microbatches"]), sizes["batch"] if q.trains else q.micro_batch
+        b = price(q.but(cluster=column.cluster, **plan, batch=batch, micro_batch=micro))
+    except Refusal as error:
+        return replace(empty, refused=" ".join(str(error).split()))
+    return replace(
+        empty,
+        step_s=float(b.step_s),
+        rate=float(b.tokens_per_s),
+        comm_fraction=float(b.comm_fraction),
+        mfu=float(b.mfu) if q.trains else None,
+        fits=bool(fits(b)),
+        patch={name: n for name, n in sizes.items() if n != now[name]} | dict(column.names),
+    )
+
+
+def _sizes(q: Question, tp: int, batch: int) -> Sizes:
+    """Return the sizes in which cells differ: experts follow tp as engines tie them; serving has no microbatches.
+
+    In training ``batch`` is that of a microbatch, dp gives way to tp, and the global batch stays.
+    """
+    dp, ep = int(q.plan.dp), int(q.plan.ep)
+    if not q.trains:
+        return {"tp": tp, "dp": dp, "ep": tp * dp if ep > 1 else ep, "batch": batch, "microbatches": 0}
+    total, whole = int(q.plan.tp) * dp, int(q.batch) * dp
+    dp = total // tp if total % tp == 0 else dp
+    each, rest = divmod(whole, batch * dp)
+    if not each or rest:
+        raise Refusal(f"b: a global batch of {whole:,} is no whole number of microbatches of {batch} on {dp} replicas", "batch")
+    return {"tp": tp, "dp": dp, "ep": ep, "batch": batch, "microbatches": each}
+
+
+def _links(q: Question) -> list[Column]:
+    """Return the cluster as it is, then other links: inside a host, or one GPU per host and the link between them."""
+    cluster, batch = q.cluster, _batch(q)
+    current = cluster.intra.key if cluster.is_one_domain or cluster.gpus_per_host > 1 else cluster.inter.key
+    title = current if cluster.is_one_domain else f"{cluster.intra.key}, {cluster.inter.key}"
+    columns = [Column(title, batch, cluster, {})]
+    for link in map(catalog.link, LINKS):
+        if link.key == current or (link.scope == "intra" and link.key == cluster.intra.key):
+            continue
+        if link.scope == "intra":
+            if cluster.gpus_per_host > 1:
+                columns.append(Column(link.key, batch, catalog.with_inside_link(cluster, link), {"intra": link.key}))
+        elif not cluster.is_one_domain:
+            if link.key != cluster.inter.key:
+                columns.append(Column(f"{link.key} between", batch, catalog.with_between(cluster, link), {"inter": link.key}))
+        else:
+            names = {"cluster": f"{cluster.num_gpus}x1x{cluster.chip.key}", "intra": "", "inter": link.key}
+            apart = catalog.cluster(names["cluster"], inter=link.key)
+            if apart.domain == 1:  # NVLink joins the hosts of a rack
+                columns.append(Column(f"{link.key}, one a host", batch, apart, names))
+    return columns

@@ -20,48 +20,49 @@ PADDED = 0.2  # share of rows beside those of requests from which on padding is 
 SPREAD = ("experts", "routing")  # parts of a step whose work all ranks that share experts have, whosever tokens it is for
 
 
-def step_bill(asked: Question, work: Workload) -> Bill:
-    """One step of one replica, line by line."""
-    return _step(asked.normal(), replace(work, rows_per_seq=1 + asked.speculative) if asked.speculative else work)
+def step_bill(q: Question, work: Workload) -> Bill:
+    """Price one step of one replica, line by line."""
+    return _step(q.normal(), replace(work, rows_per_seq=1 + q.speculative) if q.speculative else work)
 
 
 @cache_answers
-def _step(asked: Question, work: Workload) -> Bill:
-    return inference_bill(terms_of(asked), work, 1)
+def _step(q: Question, work: Workload) -> Bill:
+    return inference_bill(terms_of(q), work, 1)
 
 
 def spread_s(bill: Bill) -> Number:
-    """Seconds of a step that ranks which share experts share too: the experts, what is done for their sake, and what is sent."""
+    """Return the seconds of a step that ranks with shared experts share too: the experts, their routing and exchange."""
     parts = [x for x in bill.lines if getattr(x.priced_from, "part", "") in SPREAD or (x.kind == "comm" and x.item.axis == "ep")]
     return sum((x.exposed_s for x in parts), start=0.0)
 
 
 def decode_workload(seqs: Number, load: ClosedLoopLoad) -> Workload:
-    """A decode step in the middle of its requests' lives: I + O/2 - 1 cached tokens each."""
+    """Return a decode step in the middle of its requests' lives: I + O/2 - 1 cached tokens each."""
     return Workload(decode_seqs=seqs, cached_tokens=seqs * context(load))
 
 
 def prompt_work(beside: Number, load: ClosedLoopLoad, tokens: Number, together: Number = 1.0) -> Workload:
-    """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are done."""
+    """Return a step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are done."""
     past = load.input_len - load.computed + np.maximum(0.0, load.computed - tokens / together) / 2
     return Workload(beside, beside * context(load), together, tokens, together * past)
 
 
-def chunk_tokens(asked: Question, input_len: Number) -> Number:
-    """Tokens of a prompt that a step takes which has no other."""
-    return np.minimum(input_len, step_limits(asked)[0]) if asked.engine.serves.chunked else input_len
+def chunk_tokens(q: Question, input_len: Number) -> Number:
+    """Return the tokens of a prompt that a step takes which has no other."""
+    return np.minimum(input_len, step_limits(q)[0]) if q.engine.serves.chunked else input_len
 
 
 def context(load: ClosedLoopLoad) -> Number:
-    """Mean number of cached tokens over the decode steps of a request."""
+    """Return the mean number of cached tokens over the decode steps of a request."""
     return load.input_len + np.maximum(0.0, load.output_len / 2 - 1)
 
 
-def padding_notes(asked: Question, running: Number, rows: Number) -> Iterator[Note]:
-    """Where much of a decode step is padding, so that a few clients more may get fewer tokens/s; of several loads the first."""
-    if any(np.ndim(getattr(asked.plan, axis)) for axis in SIZES):
+def padding_notes(q: Question, running: Number, rows: Number) -> Iterator[Note]:
+    """Yield a note where padding is much of a decode step: a few clients more may get fewer tokens/s. Of several loads the
+    first."""
+    if any(np.ndim(getattr(q.plan, axis)) for axis in SIZES):
         return
-    each = np.ceil(np.maximum(1.0, np.atleast_1d(running)) / asked.plan.pp) * (1 + asked.speculative)
-    clients, padded = np.broadcast_arrays(asked.requests.concurrency, np.atleast_1d(rows))
+    each = np.ceil(np.maximum(1.0, np.atleast_1d(running)) / q.plan.pp) * (1 + q.speculative)
+    clients, padded = np.broadcast_arrays(q.requests.concurrency, np.atleast_1d(rows))
     for i in np.flatnonzero(padded > (1 + PADDED) * each)[:1]:
-        yield padding_note(asked, each[i], padded[i], f"with {clients[i]:,.0f} clients " * (len(each) > 1))
+        yield padding_note(q, each[i], padded[i], f"with {clients[i]:,.0f} clients " * (len(each) > 1))

@@ -1,22 +1,26 @@
-"""What fits to train: ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``."""
+"""What fits to train, ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``, and options that a plan left out.
+
+A run that is faster than its plan can be, or that ran and does not fit, was not described in full.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, product
 from typing import ClassVar, Literal, Unpack
 
+from commtax import catalog
 from commtax.answer import Answer
-from commtax.cost import legality
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.options import check_taken
 from commtax.question import Changes
 from commtax.records import dataclass
+from commtax.rules import legality, values
 from commtax.spec import Cluster, Model
 from commtax.statement import Note, OptionValue
-from commtax.verbs import checking
-from commtax.verbs.billing import USABLE, price
+from commtax.verbs.billing import USABLE, StepBill, price
 from commtax.verbs.fitting import check_memory
 from commtax.verbs.keywords import TrainFitOptions
 from commtax.verbs.settling import Settled, changed, resolve_question, settle
@@ -61,37 +65,37 @@ def train_fit(
     >>> judged.fits, f"{judged.memory.total / 2**30:.0f} GiB"
     (True, '38 GiB')
     """
-    checking.share(gpu_memory_utilization, "gpu_memory_utilization")
+    values.share(gpu_memory_utilization, "gpu_memory_utilization")
     put = resolve_question(model, cluster, check_taken("train_fit", options), "train")
     return train_holds(settle(put.but(gpu_memory_utilization=gpu_memory_utilization)))
 
 
-def train_holds(asked: Settled) -> TrainFit:
-    """The training plan of a question judged, with the changes that would make it fit, the cheapest in time first."""
-    check_memory(asked)
-    judged = train_judge(asked)
-    return judged if judged.fits else replace(judged, advice=tuple(_advice(asked)))
+def train_holds(q: Settled) -> TrainFit:
+    """Judge the training plan of a question, with the changes that would make it fit, the cheapest in time first."""
+    check_memory(q)
+    judged = train_judge(q)
+    return judged if judged.fits else replace(judged, advice=tuple(_advice(q)))
 
 
-def train_judge(asked: Settled) -> TrainFit:
-    """… without advice."""
-    budget = asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE)
-    return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
+def train_judge(q: Settled) -> TrainFit:
+    """Judge a training plan without advice."""
+    budget = q.cluster.chip.visible_bytes * (q.limits.gpu_memory_utilization or USABLE)
+    return TrainFit(q, training_memory(q.model, q.plan, q.step, q.engine), budget)
 
 
-def _advice(asked: Settled) -> Iterator[Note]:
+def _advice(question: Settled) -> Iterator[Note]:
     """Yield the changes that would make it fit, the shortest steps first."""
-    fitting = _least_changes(asked) or _with_more_gpus(asked)
-    priced = sorted((float(price(q).step_s), flags(settings), q.plan.num_gpus, settings) for settings, q in fitting)
-    now = float(price(asked).step_s)
+    changes = _least_changes(question) or _with_more_gpus(question)
+    priced = sorted((float(price(q).step_s), flags(settings), q.plan.num_gpus, settings) for settings, q in changes)
+    now = float(price(question).step_s)
     for step_s, _, gpus, settings in priced[:MOST_ADVISED]:
-        more = f" on {gpus} GPUs" if gpus > asked.plan.num_gpus else ""
+        more = f" on {gpus} GPUs" if gpus > question.plan.num_gpus else ""
         yield words("advice-training", settings=settings, time=f"{step_s / now - 1:+.0%} time", gpus=more)
 
 
-def _least_changes(asked: Settled) -> list[tuple[list[OptionValue], Settled]]:
-    """Return all sets of options on the same GPUs with which it fits, and with none of them less far."""
-    plan, micro = asked.plan, int(asked.micro_batch)
+def _least_changes(q: Settled) -> list[tuple[list[OptionValue], Settled]]:
+    """Return all sets of options on the same GPUs with which it fits, and would not with a smaller change."""
+    plan, micro = q.plan, int(q.micro_batch)
     ladders: list[list[Changes]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
         ladders.append([{"sequence_parallel": True}])
@@ -102,35 +106,111 @@ def _least_changes(asked: Settled) -> list[tuple[list[OptionValue], Settled]]:
     smaller = (micro >> halved for halved in range(1, micro.bit_length()))
     ladders.append([{"micro_batch": size} for size in smaller])
     ladders = [[{}, *ladder] for ladder in ladders]
-    found: dict[tuple[int, ...], tuple[list[OptionValue], Settled]] = {}
+    fitting: dict[tuple[int, ...], tuple[list[OptionValue], Settled]] = {}
     for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
-        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in found):
+        if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in fitting):
             continue
         chosen = {name: value for ladder, rung in zip(ladders, rungs, strict=True) for name, value in ladder[rung].items()}
-        other = _if_legal(asked, chosen)
+        other = _if_legal(q, chosen)
         if other and train_judge(other).fits:
-            found[rungs] = settings_of(chosen), other
-    return list(found.values())
+            fitting[rungs] = settings_of(chosen), other
+    return list(fitting.values())
 
 
-def _if_legal(asked: Settled, changes: Changes) -> Settled | None:
+def _if_legal(q: Settled, changes: Changes) -> Settled | None:
     try:
-        return changed(asked, *changes.items())
+        return changed(q, *changes.items())
     except ValueError:
         return None  # this engine or these sizes cannot have it
 
 
-def _with_more_gpus(asked: Settled) -> list[tuple[list[OptionValue], Settled]]:
+def _with_more_gpus(question: Settled) -> list[tuple[list[OptionValue], Settled]]:
     """Return wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
-    plan = asked.plan
-    degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
-    widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
-    room = asked.cluster.num_gpus // (widest * int(plan.dp))
+    plan = question.plan
+    degrees = legality.legal_values("tp", question.model, question.cluster, plan, question.engine)
+    widest = max((t for t in degrees if t <= question.cluster.domain), default=1)
+    room = question.cluster.num_gpus // (widest * int(plan.dp))
     sizes = [{"tp": t} for t in degrees if t > plan.tp]
-    sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if asked.model.num_layers % deep == 0]
-    tried = ((size, larger) for size in sizes if (larger := _if_legal(asked, size)))
+    sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if question.model.num_layers % deep == 0]
+    tried = ((size, larger) for size in sizes if (larger := _if_legal(question, size)))
     by_gpus = groupby(sorted(tried, key=lambda one: one[1].plan.num_gpus), key=lambda one: one[1].plan.num_gpus)
     fitting = (
         [([*settings_of(size), *more], q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus
     )
     return next(filter(None, fitting), [])
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedPlan:
+    """The same sizes with options that were left out."""
+
+    options: str
+    mfu: float
+    memory_bytes: float
+    fits: bool
+
+
+def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
+    """Return what a run may have been that beat its plan by more than its range, or ran in memory that this plan does not have.
+
+    First the plan of the same engine that comes nearest to what was measured; where that does not fit, the nearest that does.
+    """
+    width = math.log(float(b.step_s) / float(b.low_s))
+    if measured_mfu <= float(b.mfu) * math.exp(width) and train_judge(b.question).fits:
+        return []
+
+    def rank(one: CompletedPlan) -> tuple[float, float]:
+        """Return the distance and size: inside the range all are as near, and the smallest is the likeliest."""
+        return max(0.0, abs(math.log(one.mfu / measured_mfu)) - width), one.memory_bytes
+
+    completed = list(_priced(b.question, _left_out(b.question)))
+    if not completed:
+        return []
+    nearest = min(completed, key=rank)
+    if nearest.fits:
+        return [nearest]
+    fitting = [one for one in (*completed, *_of_other_engines(b.question)) if one.fits]
+    return [nearest, *([min(fitting, key=rank)] if fitting else [])]
+
+
+def _left_out(q: Settled) -> list[list[Changes]]:
+    """Return the options that a plan left out, each with its possible values."""
+    plan = q.plan
+    options: list[list[Changes]] = []
+    if plan.tp > 1 and not plan.sequence_parallel:
+        options.append([{}, {"sequence_parallel": True}])
+    if plan.dp > 1 and not plan.zero:
+        options.append([{}, {"zero": 1}])
+    if plan.pp > 1 and plan.schedule == "1f1b":
+        chunks = sorted({2, -(-q.model.num_layers // int(plan.pp))} - {1})
+        options.append([{}, *({"schedule": "interleaved", "chunks": n} for n in chunks)])
+    if plan.recompute == "none":
+        options.append([{}, {"recompute": "full"}])
+    return options
+
+
+def _priced(q: Settled, left_out: list[list[Changes]], before: Sequence[OptionValue] = ()) -> Iterator[CompletedPlan]:
+    """Price all of them together in every legal way, fewest first."""
+    for chosen in sorted(product(*left_out), key=lambda choices: sum(map(bool, choices))):
+        changes = {name: value for change in chosen for name, value in change.items()}
+        options = flags([*before, *settings_of(changes)])
+        if not options:
+            continue
+        try:
+            bill = price(q.but(**changes))
+            yield CompletedPlan(options, float(bill.mfu), float(bill.memory_bytes_per_rank), train_judge(bill.question).fits)
+        except ValueError:
+            continue  # this engine or these sizes cannot have it
+
+
+def _of_other_engines(q: Settled) -> Iterator[CompletedPlan]:
+    """Price the same sizes in other programs that train, with their own defaults."""
+    for name in catalog.keys("engines"):
+        engine = catalog.engine(name)
+        if "train" not in engine.phases or engine.key == q.engine.key:
+            continue
+        try:
+            other = q.but(engine=engine, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
+        except ValueError:
+            continue  # it cannot have these sizes
+        yield from _priced(other, [ways for ways in _left_out(other) if "recompute" not in ways[-1]], [OptionValue("engine", name)])

@@ -1,38 +1,154 @@
-"""Why a line of a bill takes as long as it does: ``commtax.why(bill, "experts")``.
+"""Explanations of a line of a bill: ``commtax.why(bill, "experts")``.
 
 Its bytes and FLOPs, its floor, what prices it with which constants, each effect on it and its mechanism, and parts that add up
-to its seconds. Everything is asked of the functions that priced the line.
+to its seconds. All of it comes from the functions that priced the line.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from itertools import chain
 
 import numpy as np
 
 from commtax.answer import Answer
-from commtax.catalog.effects import engine_number, mechanisms
+from commtax.catalog.effects import citation_of, engine_number, mechanism, mechanisms
 from commtax.catalog.fabric import source_title
 from commtax.catalog.loader import table as catalogue_table
 from commtax.cost import kernels
-from commtax.cost.collectives import ALGORITHMS, cross_domains
-from commtax.cost.forms import equation
-from commtax.cost.forms.form import equation_of
+from commtax.cost.collectives import ALGORITHMS, cross_domains, factor_over
+from commtax.cost.forms import equation_of
 from commtax.cost.kernel import Kernel, PricingTerms
-from commtax.cost.kernels import Factor
-from commtax.cost.measured_curves import factor_over
+from commtax.cost.kernels import CARRIERS, Factor, terms
+from commtax.cost.layer_forms import equation
 from commtax.cost.pricing import Pricer, all_reduce_share, host_parts, in_step, scaled_s
-from commtax.cost.seconds_split import CARRIERS, terms
 from commtax.cost.training import Kernels, scales
 from commtax.ledger import Z80, Line
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Fabric, KernelHabits, Path, TrainingHabits
-from commtax.statement import Refusal
-from commtax.verbs import why_parts
+from commtax.statement import Refusal, Source
 from commtax.verbs.billing import StepBill, by_cost, labels
 from commtax.verbs.settling import terms_of
-from commtax.verbs.why_parts import Effect, Explanation, Floor, LikelyRange, PricedBy, TimePart, engine_effect, factor_effects
+
+NO_SOURCE = Source("")
+Sizes = Mapping[str, float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class TimePart:
+    """Seconds of one launch that one cause takes. Parts add up; alone a cause may take longer, since causes overlap."""
+
+    name: str
+    what: str
+    seconds: float
+    alone_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What a launch takes at the least: bytes at the datasheet's bandwidth, FLOPs at its peak, whichever is longer."""
+
+    bytes_s: float
+    flops_s: float
+    seconds: float
+    binds: str
+    bandwidth_Bps: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PricedBy:
+    """What turns sizes into seconds: a form or an algorithm, its equation, its constants and where they are from."""
+
+    form: str
+    equation: str
+    table: str
+    constants: Mapping[str, float]
+    kind: str  # calibrated, transferred, assumed …
+    source: str
+    measured_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A number that is multiplied onto a line (or decides its sizes), fitted or requested, and its mechanism."""
+
+    name: str
+    value: float
+    kind: str
+    on: str
+    mechanism: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveWay:
+    """How a collective goes: path, link, and the window that it may hide in."""
+
+    op: str
+    path: str
+    link: str
+    ranks: float
+    domains: float
+    sent_bytes: float  # that a rank sends each time, at the least
+    reason: str
+    library: str
+    window: str = ""
+    window_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyRange:
+    """Standard deviation of the logarithm, the 80 % range of the exposed seconds, and why it is so wide."""
+
+    sigma: float
+    low_s: float
+    high_s: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Of one launch of a line; parts sum to its seconds."""
+
+    parts: tuple[TimePart, ...]
+    shape: Sizes = field(default_factory=dict)
+    nbytes: float = 0.0
+    flops: float = 0.0
+    floor: Floor | None = None
+    priced_by: PricedBy | None = None
+    way: CollectiveWay | None = None
+    effects: tuple[Effect, ...] = ()
+    source: Source = NO_SOURCE
+    doubts: tuple[str, ...] = ()
+
+
+def engine_effect(q: Question, name: str) -> Effect:
+    """Return the effect of an engine's own number."""
+    return _effect(q, (name, engine_number(q.engine, name) or 0.0))
+
+
+def factor_effects(q: Question, factors: tuple[Factor, ...]) -> tuple[Effect, ...]:
+    """Return the effects of factors other than 1."""
+    return tuple(_effect(q, factor) for factor in factors if float(factor[1]) != 1.0)
+
+
+def _effect(q: Question, factor: Factor) -> Effect:
+    name, value = factor
+    row = mechanism(name)
+    return Effect(name, float(value), row.kind, row.on, row.mechanism, _source(q, name))
+
+
+def _source(q: Question, name: str) -> str:
+    """Return the source of a number: an engine's file, the kernels' constants of whole steps, or the question."""
+    if citation := citation_of(q.engine, name):
+        return f"{q.engine.key} {q.engine.version}: {citation}"
+    if "." in name:
+        return f"whole steps of {q.cluster.chip.family} chips (catalog/kernels, {name})"
+    if (kind := mechanism(name).kind) == "profile" and q.profile:
+        return str(q.profile.label)
+    return "as asked for" if kind == "what-if" else ""
+
 
 MOST_LISTED = 24  # lines that a refusal lists
 CONSTANTS = (
@@ -87,7 +203,7 @@ class Why(Answer):
 
 
 def line_number(names: Sequence[str], wanted: str) -> int:
-    """The line that a text means: its number, its whole name, or a part that one name alone has."""
+    """Return the line that a text means: its number, its whole name, or a part that one name alone has."""
     text = " ".join(wanted.lower().split())
     if text.isdecimal() and 1 <= int(text[:9]) <= len(names):
         return int(text) - 1
@@ -102,7 +218,7 @@ def line_number(names: Sequence[str], wanted: str) -> int:
 
 
 def why(b: StepBill, wanted: str) -> Why:
-    """Why a line of a bill takes as long as it does. ``wanted`` is its number (the costliest is 1) or a part of its name.
+    """Explain why a line of a bill takes as long as it does. ``wanted`` is its number (the costliest is 1) or a part of its name.
 
     >>> import commtax
     >>> step = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)
@@ -116,7 +232,7 @@ def why(b: StepBill, wanted: str) -> Why:
 
 
 def every_why(b: StepBill) -> list[Why]:
-    """Those of all lines, the costliest first."""
+    """Explain all lines, the costliest first."""
     return [_explain_line(b, line, i + 1, name) for i, (line, name) in enumerate(zip(by_cost(b), labels(b), strict=True))]
 
 
@@ -172,13 +288,13 @@ def explained_kernel(b: StepBill, x: Line) -> Explanation:
 
 
 def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors, pace: float) -> Iterator[TimePart]:
-    """Each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
+    """Yield each carrier's seconds inside the step, of the kernel whose form is charged, and what floors add to them."""
     chip, left, slower = t.cluster.chip, 1 - float(k.fused), a.slow_rank * a.pace[1] * pace
     fixed = moving = 0.0
     for term in terms(charged, chip, t.constants, a.rate):
-        own = term.fixed_s * left * slower, term.moving_s * slower
-        fixed, moving = fixed + own[0], moving + own[1]
-        yield TimePart(term.name, CARRIERS[term.name], sum(own), term.alone_s * slower)
+        seconds = term.fixed_s * left * slower, term.moving_s * slower
+        fixed, moving = fixed + seconds[0], moving + seconds[1]
+        yield TimePart(term.name, CARRIERS[term.name], sum(seconds), term.alone_s * slower)
     if (lacking := a.launch_s * slower - fixed - moving) > 0:
         yield TimePart("launch_s", "without graphs a kernel takes at least its launch", lacking)
     elif a.pace[1] < 1 and (lacking := pace * float(sum(kernels.applied_s(k, chip, t.constants, a))) - fixed - moving) > 0:
@@ -186,14 +302,14 @@ def _parts(k: Kernel, charged: Kernel, t: PricingTerms, a: kernels.KernelFactors
 
 
 def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
-    """Numbers of the engine that decided this kernel's sizes."""
-    for name, known in mechanisms().items():
-        kernels = (k.form in known.forms or k.part in known.parts) and k.part not in known.but_parts and not k.casts
+    """Yield the numbers of the engine that decided this kernel's sizes."""
+    for name, row in mechanisms().items():
+        kernels = (k.form in row.forms or k.part in row.parts) and k.part not in row.but_parts and not k.casts
         if (
             kernels
-            and known.changes == "sizes"
+            and row.changes == "sizes"
             and engine_number(q.engine, name) not in (None, UNFITTED.get(name))
-            and WHEN[known.when](q)
+            and WHEN[row.when](q)
         ):
             yield engine_effect(q, name)
     if k.part in mechanisms()["imbalance"].parts and q.what_if.imbalance:
@@ -201,13 +317,13 @@ def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
 
 
 def _doubts(k: Kernel, t: PricingTerms, trains: bool) -> Iterator[str]:
-    """Why a kernel's range is as wide as it is."""
+    """Yield why a kernel's range is as wide as it is."""
     constants, source = t.constants, t.constants.label if trains else kernels.kernel_source(k, t.constants)
     whole = constants.tables["train.bf16"]["sigma"] if trains else constants.sigma
     yield f"{whole:g}: kernels of whole {'training ' if trains else ''}steps on {constants.family} chips against measured ones"
-    own = 0.0 if trains else constants.tables[kernels.table_of(k, constants)].get("sigma", 0.0)
-    if own > whole:
-        yield f"{own:g}: rows of the table {kernels.table_of(k, constants)} that were not fitted"
+    table_sigma = 0.0 if trains else constants.tables[kernels.table_of(k, constants)].get("sigma", 0.0)
+    if table_sigma > whole:
+        yield f"{table_sigma:g}: rows of the table {kernels.table_of(k, constants)} that were not fitted"
     if source.kind == "transferred":
         yield f"{kernels.TRANSFERRED_SIGMA:g} beside it: {source}"
     if source.kind == "assumed" and not trains:
@@ -248,7 +364,7 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
         nbytes=float(x.item.nbytes),
         floor=None if crosses else Floor(sent / rate, 0.0, sent / rate, "bytes", rate, np.inf),
         priced_by=_priced_by(path, fabric, crosses, x),
-        way=why_parts.CollectiveWay(*named, ranks, domains, sent, str(x.why), fabric.name, *window),
+        way=CollectiveWay(*named, ranks, domains, sent, str(x.why), fabric.name, *window),
         effects=factor_effects(q, factors),
         source=x.source,
         doubts=(f"4 of 5 measured times of such collectives lie within a factor of {width:.2f} of the price ({x.source})",),
@@ -257,8 +373,8 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
 
 def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
     usual: Mapping[str, object] = {f.name: f.default for f in fields(Path)}
-    own = {name: float(getattr(path, name)) for name in CONSTANTS if getattr(path, name) != usual[name]}
-    own |= {f"contention on {world}": slower for world, slower in path.contention}
+    constants = {name: float(getattr(path, name)) for name in CONSTANTS if getattr(path, name) != usual[name]}
+    constants |= {f"contention on {world}": slower for world, slower in path.contention}
     network, crossed = fabric.network, crosses and not fabric.flat
     between = {f"network {name}": float(getattr(network, name)) for name in ACROSS} if crossed else {}
     if crossed and network.curves:
@@ -268,11 +384,11 @@ def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
     words = f"{equation_of(cross_domains)}; inside: {words}" if crossed else words
     names = (str(path.source), network.source if crossed else "")
     source = "; ".join(dict.fromkeys(chain((str(x.source),), (source_title(fabric.name, name) or name for name in names if name))))
-    return PricedBy(path.algorithm, words, path.name or path.algorithm, own | between, x.source.kind, source)
+    return PricedBy(path.algorithm, words, path.name or path.algorithm, constants | between, x.source.kind, source)
 
 
 def _host(b: StepBill, x: Line) -> Explanation:
-    """Seconds that the GPU waits for the host, by what for."""
+    """Explain the seconds that the GPU waits for the host, by their cause."""
     q = b.question
     if q.trains:
         parts = {str(x.priced_from): x.fixed_s}
@@ -282,8 +398,8 @@ def _host(b: StepBill, x: Line) -> Explanation:
     effects = tuple(engine_effect(q, name) for name in spent)
     shown = tuple(TimePart(one.name, one.mechanism, spent[one.name]) for one in effects)
     doubt = f"{x.source.kind}: standard deviation of the logarithm of this engine's host time"
-    own = tuple(one for one in effects if one.value)  # how late collectives are is their library's
-    return Explanation(parts=shown, effects=own, source=x.source, doubts=(doubt,))
+    engine_effects = tuple(one for one in effects if one.value)  # how late collectives are is their library's
+    return Explanation(parts=shown, effects=engine_effects, source=x.source, doubts=(doubt,))
 
 
 def _bubble(b: StepBill, x: Line) -> Explanation:

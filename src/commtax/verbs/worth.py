@@ -1,6 +1,6 @@
-"""What is a technique worth here? Every technique that the engine has, priced on one question as ``--technique`` would price it.
+"""The worth of techniques: every one that the engine has, priced on one question as ``--technique`` would price it.
 
-A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step that is asked about
+A gain is what whole requests gain: tokens/s of a closed loop with the technique over those without it. A step
 stands for the loop whose clients keep that batch running. A gain's range comes from the lines in which both steps differ (errors of
 what they share cancel) and from how far gains of such techniques were off where somebody published one.
 """
@@ -8,7 +8,7 @@ what they share cancel) and from how far gains of such techniques were off where
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack
@@ -17,32 +17,206 @@ import numpy as np
 
 from commtax import counting
 from commtax.answer import Answer
-from commtax.catalog.programs import program_of
+from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.technique_flags import flag_text, who_has
-from commtax.catalog.technique_misses import DRAFTS, kind_of, missed
-from commtax.catalog.techniques import asked_techniques, changes_of, default_of, field_value, technique, techniques, techniques_on
+from commtax.catalog.techniques import (
+    DRAFTS,
+    asked_techniques,
+    changes_of,
+    default_of,
+    field_value,
+    is_default,
+    kind_of,
+    missed,
+    technique,
+    techniques,
+    techniques_on,
+)
+from commtax.files import table
 from commtax.judgement.closed_loops import LEFT_OUT
+from commtax.judgement.engine_limits import caches_are_small
 from commtax.judgement.gains import REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
 from commtax.ledger import Z80, Bill
-from commtax.options import check_taken
+from commtax.options import check_taken, options
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
+from commtax.rules.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
+from commtax.rules.techniques import check_spread, is_on_already, on_by_default, on_since
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal, rule_of
 from commtax.verbs import requests_weighed
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.closed_loop import serve
-from commtax.verbs.collective_rules import check_spread
-from commtax.verbs.costly_settings import FullServer, SettingWorth, weigh_settings, worthwhile_limits
-from commtax.verbs.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
-from commtax.verbs.fitting import Fit, fit_of_step, step_limits
+from commtax.verbs.closed_loop import price_closed_loop
+from commtax.verbs.fit_advice import (
+    changed_limits,
+    check_lengths,
+    limit_costs,
+    limits_worth_changing,
+    own_limits_notes,
+    with_limits,
+)
+from commtax.verbs.fitting import Fit, fit_of_step, holds, judge, judged_by_memory, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
-from commtax.verbs.longest_request import check_lengths
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle
-from commtax.verbs.usual_techniques import UsualTechnique, split_usual
+from commtax.words import flags
+
+
+@dataclass(frozen=True, slots=True)
+class UsualTechnique:
+    """One that was asked about and is on anyway: what it changes, since when it is on, and what is said to those who set it."""
+
+    technique: Technique
+    asked: str
+    changes: Mapping[str, object]
+    since: str  # a version, or that all known ones have it
+    why: str
+    separable: bool  # whether the engine can be priced without it: its other times hold it, and tables of libraries too
+
+
+def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
+    """Split a question into one without what its engine has on anyway, and that."""
+    try:
+        settle(put)
+        return put, []
+    except Refusal as refused:
+        if refused.kind != ALREADY_ON:
+            raise
+    changes_on = {text: {name: field_value(put, name) for name in changes_of(text)} for _, text in techniques_on(put)}
+    bare = put.but(**{name: default_of(name) for changes in changes_on.values() for name in changes})
+    usual_ones = [
+        UsualTechnique(one, text, changes_on[text], *reason)
+        for one, text in techniques_on(put)
+        if (reason := _told(bare, one, changes_on[text]))
+    ]
+    return put.but(**{name: default_of(name) for usual in usual_ones for name in usual.changes}), usual_ones
+
+
+def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
+    """Return since when a technique is on anyway, the words for it, and whether it can be priced; None where it can be set."""
+    try:
+        settle(bare.but(**changes))
+    except Refusal as refused:
+        if refused.kind == ALREADY_ON:
+            own_kernel = is_on_already(bare, one.key)
+            version = on_since(bare, one.key) if own_kernel else one.always.get(bare.engine.key, "")
+            name = bare.engine.name
+            since = f"in {name} since {version}" if version else f"in every version of {name} known here"
+            why = on_by_default(bare.engine, version) if own_kernel or version else str(refused)
+            return since, why, own_kernel and "library" not in changes
+    return None
+
+
+FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingWorth:
+    """What whole requests gain where a setting is dropped, and the engine's own stands in its place; or where limits are set."""
+
+    option: str
+    flag: str  # as the engine's command has it
+    gain: float
+    low: float
+    high: float
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    fits: bool
+    cost: str = ""  # of limits, what is given up for it; of a setting, why servers that start with it do not without
+
+    @property
+    def verdict(self) -> str:
+        return verdict_on_gain(self.gain, self.low, self.high, self.fits)
+
+    @property
+    def costs(self) -> bool:
+        """Whether requests gain something without it."""
+        return is_worth_telling(self.gain)
+
+
+@dataclass(frozen=True, slots=True)
+class FullServer:
+    """The same settings with as many clients as memory and the engine have room for."""
+
+    clients: int
+    requests: RequestTimes
+    weighed: tuple[SettingWorth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionedSetting:
+    """A setting that an engine would not have by itself, and what leaves it to the engine."""
+
+    option: str
+    flag: str  # as the engine's command has it
+    changes: Mapping[str, object]
+
+
+def questioned(q: Question) -> Iterator[QuestionedSetting]:
+    """Yield the settings of a question that differ from the engine's own, and may cost; not what techniques set."""
+    set_by_techniques = {name for _, text in techniques_on(q) for name in changes_of(text)}
+    for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
+        value = None if option.key in set_by_techniques else field_value(q, option.key)
+        if not is_default(option.key, value):
+            yield QuestionedSetting(option.name, _flag(q, option.name, value), {option.key: default_of(option.key)})
+
+
+def questioned_flags(q: Question, pasted: Mapping[str, object]) -> list[str]:
+    """Return the questioned settings of a pasted command, as the engine's command has them, whatever the question takes of it."""
+    names = [name for name in table("verbs/costly_settings.toml")["options"] if pasted.get(name)]
+    return [_flag(q, name, pasted[name]) for name in names if not is_default(options()[name].key, pasted[name])]
+
+
+def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> tuple[SettingWorth, ...]:
+    """Weigh the questioned settings that can be left out, those first without which requests gain most.
+
+    ``figures``: what requests come to with another question, beside this one.
+    """
+    weighed = []
+    for one in questioned(q):
+        try:
+            other = q.but(**one.changes)
+            without = figures(other)
+        except ValueError:  # it cannot be left out here
+            continue
+        figures_without = {name: without[name] for name in FIGURES}
+        weighed.append(
+            SettingWorth(one.option, one.flag, fits=bool(without["fits"]), cost=why_start_is_lost(q, other), **figures_without)
+        )
+    return tuple(sorted((x for x in weighed if x.fits), key=lambda x: -x.gain))
+
+
+def why_start_is_lost(now: Question, without: Question) -> str:
+    """Return why servers that start as they are do not without a setting; "" where they do, or where the same stops them now."""
+    before, after = (own_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
+    return "" if before else "; ".join(after)
+
+
+def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:
+    """Return engine limits that requests gain by where caches are small; None where none is worth it."""
+    judged = holds(judged_by_memory(q.plain()))
+    if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
+        return None
+    changes = limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
+    if not changes:
+        return None
+    roomier, served = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
+    gains = {name: served[name] for name in FIGURES}
+    option = flags(changed_limits(roomier, judged))
+    return SettingWorth(",".join(changes), option, fits=True, cost=limit_costs(roomier, judged), **gains)
+
+
+def _flag(q: Question, name: str, value: object) -> str:
+    """Return a setting as the engine's command has it, else as our own option."""
+    sections = [one for one in flag_table(program_of(q.engine).key).values() if isinstance(one, dict)]
+    if value == "nccl" and any("plain_nccl" in one for one in sections):  # a switch of theirs
+        name, value = "plain_nccl", True
+    word = next((one[name].split()[0] for one in sections if isinstance(one.get(name), str)), name.replace("_", "-"))
+    return f"--{word}" if value is True else f"--{word} {value}"
+
 
 MOST_TOLD = 3  # gains that a bill tells of
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
@@ -145,7 +319,7 @@ class Worth(Answer):
 
 
 def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOptions]) -> Worth:
-    """What each technique that the engine has is worth here: gain, range, where it flips, and the flag that asks for it.
+    """Return what each technique that the engine has is worth here: gain, range, where it flips, and the flag that requests it.
 
     >>> import commtax
     >>> weighed = commtax.worth("llama-3.1-8b", "8xh100-sxm", tp=8)
@@ -160,10 +334,10 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
 
 
 def check_loads(options: Mapping[str, object]) -> bool:
-    """Whether a load of requests is given, and not a step; what does not go together is refused."""
-    given = {name for name, value in options.items() if value is not None}
-    requests = bool(given.intersection(LOADS))
-    if requests and BATCH in given:
+    """Return whether the options set a load of requests rather than a step; options that do not go together are refused."""
+    set_load = {name for name, value in options.items() if value is not None}
+    requests = bool(set_load.intersection(LOADS))
+    if requests and BATCH in set_load:
         raise Refusal.about(batch="belongs to a step, and a load of requests is given; leave one of them out")
     if options.get("phase") == "prefill" and options.get("output_len") not in (None, 1):
         raise Refusal.of("requests of a step of prompts have one output token", (1,), output_len=options["output_len"])
@@ -171,21 +345,21 @@ def check_loads(options: Mapping[str, object]) -> bool:
 
 
 def worth_of(put: Question, requests: bool = False) -> Worth:
-    """Every technique on requests: those of a load, as long as its context, or those that keep the batch of a step running."""
+    """Weigh every technique on requests: of a load, as long as its context, or those that keep a step's batch running."""
     if requests and put.phase != "decode":
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
     asked = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
-    shown = {} if requests else _step_asked(put)
+    shown = {} if requests else _step_sizes(put)
     plain, usual = split_usual(asked)
     weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
     on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
     q, room = weigh.question.but(**shown), weigh.fit.kv_tokens
     assert weigh.requests
-    told = () if q.offered.request_rate else (note for note in serve(weigh.question).notes if note.code in LEFT_OUT)
-    times = replace(weigh.requests, notes=tuple(told))
+    notes = () if q.offered.request_rate else (note for note in price_closed_loop(weigh.question).notes if note.code in LEFT_OUT)
+    times = replace(weigh.requests, notes=tuple(notes))
     starts = weigh.holds(weigh.fit)
     fits = starts and (not shown or weigh.fit.holds(int(q.batch), int(q.context) + 1))
     settings = weigh_settings(weigh.question, weigh.figures)
@@ -194,7 +368,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
 
 
 def _settings_when_full(weigh: Scale) -> FullServer | None:
-    """What settings cost on a full server; None where the load asked about fills it, or is a rate."""
+    """Weigh settings on a full server; None where the load fills it, or is a rate."""
     q = weigh.question
     most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * requests_weighed.replicas_of(q)
     if q.offered.request_rate or most <= q.requests.concurrency:
@@ -203,31 +377,31 @@ def _settings_when_full(weigh: Scale) -> FullServer | None:
     return FullServer(most, full.requests, weigh_settings(full.question, full.figures)) if full.requests else None
 
 
-def _step_asked(q: Question) -> Mapping[str, object]:
-    """What a step has that is told beside the requests that keep it running."""
+def _step_sizes(q: Question) -> Mapping[str, object]:
+    """Return the sizes of a step that are shown beside the requests that keep it running."""
     return {axis: getattr(q, axis) for axis in STEP_AXES}
 
 
 def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
-    """Techniques that a question has set, each against the same question without it; not those that nobody can leave out."""
+    """Weigh techniques that a question has set, each against the same question without it; not those that cannot be left out."""
     q = weigh.question
     for one, text in techniques_on(q):
-        own = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
+        values = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
         try:
-            yield weigh.beside(q.but(**{name: default_of(name) for name in own}), flips=False).against(one, text, own)
+            yield weigh.beside(q.but(**{name: default_of(name) for name in values}), flips=False).against(one, text, values)
         except ValueError:
             continue
 
 
 def weigh_usual(weigh: Scale, usual: Sequence[UsualTechnique]) -> Iterator[TechniqueWorth]:
-    """Techniques that were asked about and that the engine has on anyway, against one that is the same but for them."""
-    for found in usual:
-        row = TechniqueWorth(found.technique, found.asked, refused=found.why, kind=ALREADY_ON, since=found.since)
+    """Weigh requested techniques that the engine has on anyway, against one that is the same but for them."""
+    for one in usual:
+        row = TechniqueWorth(one.technique, one.asked, refused=one.why, kind=ALREADY_ON, since=one.since)
         try:
-            if found.separable:
+            if one.separable:
                 q = weigh.question
                 bare = weigh.beside(q.but(engine=q.engine.but(on_by_default=())))
-                row = replace(bare.against(found.technique, found.asked, found.changes), since=found.since)
+                row = replace(bare.against(one.technique, one.asked, one.changes), since=one.since)
         except ValueError:
             pass  # the reason that it is refused for stands
         yield row
@@ -238,7 +412,7 @@ def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
 
 
 def flag_of(asked: str, q: Question) -> str:
-    """What asks the question's engine for techniques; "" where nothing does."""
+    """Return the flags that request techniques from the question's engine; "" where none do."""
     return flag_text([one for one, _ in asked_techniques(asked)], program_of(q.engine).key, q)
 
 
@@ -262,7 +436,7 @@ class Scale:
         self.bill, self.fit = price(q.vary(**self._shown)), fit_of_step(q)
 
     def beside(self, q: Settled, flips: bool = True) -> Scale:
-        """The same of another question."""
+        """Return the scale of another question."""
         return Scale(q, bool(self.requests), flips, self._shown)
 
     @cached_property
@@ -278,9 +452,9 @@ class Scale:
         return tuple((axis, float(grid[0]), float(grid[-1])) for axis, (grid, _) in self._swept.items())
 
     def row(self, one: Technique) -> TechniqueWorth:
-        """The best of a technique's usual values, where it cannot be had alone on top of one that it needs; else why not."""
+        """Return the best of a technique's usual values, where it needs another one on top of that; else why it is refused."""
         best = self._best(one)
-        is_set = any(found is one for found, _ in techniques_on(self.question))
+        is_set = any(other is one for other, _ in techniques_on(self.question))
         if (best.refused or best.idle) and self._flips and not is_set:
             return self._beside(one) or best
         return best
@@ -293,7 +467,7 @@ class Scale:
         return replace(best, pays=pays, never=never)
 
     def _beside(self, one: Technique) -> TechniqueWorth | None:
-        """A technique on top of one that it needs: of several the one that leads farthest, with it or without."""
+        """Return a technique on top of one that it needs: of several the one that leads farthest, with it or without."""
         bases = [base for base in (self.weigh(technique(other), other) for other in one.needs) if not base.refused]
         rows = [(base, self._on_top(one, base.asked)) for base in bases]
         able = [(row.fits, base.gain * max(1.0, row.gain), row) for base, row in rows if not (row.refused or row.idle)]
@@ -307,7 +481,7 @@ class Scale:
         return row if row.refused else replace(row, asked=asked, beside=other, flag=flag_of(asked, self._with(asked)))
 
     def gain(self, text: str) -> float:
-        """Tokens/s per GPU with several techniques over those without; 0 where they cannot be had together."""
+        """Return tokens/s per GPU with several techniques over those without; 0 where they do not go together."""
         try:
             q = self._with(text)
             need_accepted(q)
@@ -316,7 +490,7 @@ class Scale:
             return 0.0
 
     def _with(self, text: str) -> Settled:
-        """The question with techniques, without what was stated of another drafter."""
+        """Return the question with techniques, without what was stated of another drafter."""
         changes = changes_of(text)
         other = self.question.techniques.drafter and "drafter" in changes
         unsaid = {name: default_of(name) for name in DRAFTED} if other else {}
@@ -341,7 +515,7 @@ class Scale:
             return TechniqueWorth(one, asked, flag, rule_of(error), getattr(error, "kind", ""))
 
     def against(self, one: Technique, asked: str, changes: Mapping[str, object]) -> TechniqueWorth:
-        """A technique that was asked for in so many words, by all that it changes."""
+        """Weigh a technique that was requested explicitly, by all that it changes."""
         q = self.question.but(**changes)
         pays, never = pay_ranges(q, self.question, self._swept)
         return replace(self._priced(TechniqueWorth(one, asked, flag_of(asked, q)), q), pays=pays, never=never)
@@ -351,41 +525,41 @@ class Scale:
         return replace(row, **self.figures(q, row.technique.group), notes=notes, accepted=accepted)
 
     def figures(self, q: Settled, group: str = "") -> dict[str, Any]:
-        """What another question comes to beside this one, and how far gains of this group of techniques may be off."""
-        told, judged = price(q.vary(**self._shown)), fit_of_step(q)
-        step_gain = gain = _rate_per_gpu(told) / _rate_per_gpu(self.bill)
-        steps: list[tuple[Bill, Bill]] = [(told, self.bill)]
-        times = {"tokens_per_s": float(told.tokens_per_s)}
+        """Return the figures of another question beside this one, and how far gains of this group of techniques may be off."""
+        step, judged = price(q.vary(**self._shown)), fit_of_step(q)
+        step_gain = gain = _rate_per_gpu(step) / _rate_per_gpu(self.bill)
+        steps: list[tuple[Bill, Bill]] = [(step, self.bill)]
+        times = {"tokens_per_s": float(step.tokens_per_s)}
         if self.requests:
             served, bills = requests_served(q)
-            gain = self.requests.faster(served) * float(self.bill.num_gpus / told.num_gpus)
+            gain = self.requests.faster(served) * float(self.bill.num_gpus / step.num_gpus)
             steps = list(zip(bills or requests_weighed.steps_of(q), self._steps, strict=True))
             times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
-        known = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
+        common = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)
         beside = 0.0  # half of the range by which published gains of such techniques lie beside predicted ones
         if verdict_on_gain(gain, gain, gain) != SAME:
             yielded = () if self._drafts_alike(q) else (q.techniques.per_step, self.question.techniques.per_step)
             beside = missed(kind_of(group), gain, max(yielded, default=1.0))
-        width = math.exp(math.hypot(known, beside))
+        width = math.exp(math.hypot(common, beside))
         room = dict[str, object](kv_tokens=judged.kv_tokens, fits=self.holds(judged), full_gain=self._full_gain(q, judged))
         ends = {"gain": gain, "low": gain / width, "high": gain * width}
-        return {"step_s": float(told.step_s), "step_gain": step_gain, **times, **room, **ends}
+        return {"step_s": float(step.step_s), "step_gain": step_gain, **times, **room, **ends}
 
     def _drafts_alike(self, q: Settled) -> bool:
-        """Whether steps yield tokens as they do without a technique: what these hang on then cancels."""
+        """Return whether steps yield tokens as they do without a technique: their common uncertainty then cancels."""
         now, then = ((x.speculative, x.techniques.drafter, x.techniques.per_step) for x in (self.question, q))
         return now == then
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
-        """Tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
+        """Return tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
         before, after = (one.most_seqs(int(q.context) + 1) for one in (self.fit, judged))
         if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
         return self._rate_when_full(q, judged) / self._full_rate
 
     def holds(self, judged: Fit) -> bool:
-        """Whether there is room for the step's batch, or for one request: others wait for theirs."""
+        """Return whether there is room for the step's batch, or for one request: others wait for theirs."""
         each = self.question.requests.tokens if self.requests else self.question.context + 1
         return judged.holds_one and judged.holds(1 if self.requests else int(self.question.batch), int(each))
 
@@ -394,7 +568,7 @@ class Scale:
         return self._rate_when_full(self.question, self.fit)
 
     def _rate_when_full(self, q: Settled, judged: Fit) -> float:
-        """Tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
+        """Return tokens/s per GPU of as many requests as fit and the engine takes: of their loop, or of a step alone."""
         most = min(judged.most_seqs(int(q.context) + 1), step_limits(q)[1])
         if not self.requests:
             return _rate_per_gpu(price(q.but(batch=most)))
@@ -406,22 +580,22 @@ def _rate_per_gpu(b: StepBill) -> float:
 
 
 def ratio_sigma(a: Bill, b: Bill) -> float:
-    """Standard deviation of the logarithm of two steps' ratio: what both have in common errs together and cancels.
+    """Return the deviation of the logarithm of two steps' ratio: errors of what both have in common cancel.
 
     Half of the variance of a line is taken to be its basis's, which errs with all lines of that basis, and half its own.
     """
-    own, common = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    separate, common = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
     for sign, bill in ((1, a), (-1, b)):
         for x in bill.lines:
             share = sign * float(x.exposed_s * x.sigma / bill.step_s)
             key = (x.kind, x.source.basis)
-            for sums, name in ((common, key), (own, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
+            for sums, name in ((common, key), (separate, (*key, x.item.form or x.item.op, x.item.part, x.item.place))):
                 sums[name] = sums.get(name, 0.0) + share
-    return math.sqrt(sum(share * share for sums in (common, own) for share in sums.values()) / 2)
+    return math.sqrt(sum(share * share for sums in (common, separate) for share in sums.values()) / 2)
 
 
 def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
-    """The few techniques that gain whole requests most and something worth saying; not those that set what is ``told`` anyway."""
+    """Return the few techniques that gain requests most and enough to report, but those that set what is ``told`` anyway."""
     if not is_accepted_known(q):
         return []
     scale, engine = Scale(q, flips=False), program_of(q.engine).key
@@ -430,6 +604,6 @@ def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
         return []
-    weigh = Scale(loop_around(q), True, flips=False, shown=_step_asked(q))
+    weigh = Scale(loop_around(q), True, flips=False, shown=_step_sizes(q))
     rows = sorted((weigh.weigh(one, text) for one, text in able), key=_rank)
     return [row for row in rows if not row.refused and row.fits and is_worth_telling(row.gain)][:MOST_TOLD]

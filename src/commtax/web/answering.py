@@ -12,15 +12,14 @@ from commtax.catalog.models import bundled_model
 from commtax.cost.inventory import num_params
 from commtax.cost.schedules import TRAINING
 from commtax.files import table
-from commtax.report.bills import bill_document
+from commtax.report.bills import bill_document, why_view
 from commtax.report.documents import Record, facts, to_json
 from commtax.report.pipelines import page_pipeline
 from commtax.report.view.state import Key, RefusedError, State, parse, refusal
-from commtax.report.whys import why_view
 from commtax.verbs.billing import price
 from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.grids import GRIDS
 from commtax.verbs.settling import settle
+from commtax.verbs.slider_moves import GRIDS
 from commtax.verbs.why import why
 from commtax.web.fitting import fit_answer, memory_answer
 from commtax.web.guard import HTTP, problem

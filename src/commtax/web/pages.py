@@ -5,18 +5,17 @@ from dataclasses import replace
 from commtax.catalog.techniques import changes_of
 from commtax.judgement.gains import GAINS, SAME
 from commtax.planner.columns import ServingPlans, TrainPlans
+from commtax.report.bills import why_view
 from commtax.report.documents import Record, Value
 from commtax.report.pipelines import page_pipeline
 from commtax.report.view import Patch, glance, view
 from commtax.report.view.pictures import served_patch, serving_front, training_front
 from commtax.report.view.state import SHORT, SHOWN, State, short_keys, state_of
-from commtax.report.whys import why_view
 from commtax.report.worths import pays_text, worth_document, worth_row
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.grids import GRIDS, Cell, HeatGrid, grid
 from commtax.verbs.settling import settle
-from commtax.verbs.slider_moves import PARTS, nearest_legal_plan
+from commtax.verbs.slider_moves import GRIDS, PARTS, Cell, HeatGrid, grid, nearest_legal_plan
 from commtax.verbs.why import every_why
 from commtax.verbs.worth import Worth, worth_of
 

@@ -43,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(host: str, bound: socket.socket, pool: WorkerPool) -> None:
+def run_server(host: str, bound: socket.socket, pool: WorkerPool) -> None:
     """Answer until interrupted, and end the workers."""
     settings = uvicorn.Config(
         create_app(host, pool.ask),

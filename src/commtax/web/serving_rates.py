@@ -9,23 +9,20 @@ import numpy as np
 from commtax.files import table
 from commtax.options import taken_by
 from commtax.report.documents import Record
-from commtax.report.requests import STATISTICS, fleet_words, rate_words, sweep_document, tail_words
+from commtax.report.requests import STATISTICS, TIMES, fleet_words, rate_words, sweep_document, tail_words
 from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, command_line
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.timeline import Counter
 from commtax.units import format_seconds
 from commtax.verbs import requests
+from commtax.verbs.examining import NEEDED, RequestSweep, Slo, question_at, sweep, timeline_of
 from commtax.verbs.keywords import ServeOptions
 from commtax.verbs.loads import LOADS
-from commtax.verbs.requests import RequestsInTime
+from commtax.verbs.requests import RequestsInTime, requests_question
 from commtax.verbs.settling import settle
-from commtax.verbs.sweeping import NEEDED, RequestSweep, Slo, question_at, sweep
-from commtax.verbs.timed_serving import requests_question
-from commtax.verbs.usage import timeline_of
 
 SHOWN = table("report/view/traffic.toml")
 CURVES: Mapping[str, Mapping[str, str]] = SHOWN["curves"]
-TIMES: Mapping[str, str] = SHOWN["times"]
 RATE = LOADS[0]
 
 
@@ -42,7 +39,7 @@ def traffic_answer(state: State) -> Record:
         said |= ServeOptions(prefill_workers=state["pw"], prefill_tp=state["ptp"], prefill_dp=state["pdp"])
     asked = {**said, **ServeOptions(input_len=state["il"], output_len=state["ol"])}
     one = requests_question(q.model, q.cluster, {**asked, RATE: state["rps"] or 1.0})
-    rates = rates_of(requests.serve(settle(one)).capacity, state["rps"])
+    rates = rates_of(requests.run_requests(settle(one)).capacity, state["rps"])
     swept = sweep(RATE, rates, [question_at(one, RATE, rate) for rate in rates])
     slo = Slo(**{f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")})
     words = [state.file or state["m"], "--cluster", state["c"]]
@@ -101,7 +98,7 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
         "rate": rate,
         "sentence": text,
         "words": tail_words(o),
-        "times": [_percentiles(o, metric, name) for metric, name in TIMES.items()],
+        "times": [_percentiles(o, metric, one["title"]) for metric, one in TIMES.items()],
         "histogram": histogram(*o.gaps),
         "timeline": {
             "engine": first,

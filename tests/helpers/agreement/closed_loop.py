@@ -7,8 +7,8 @@ from closed_loops import drawn as drawn_loop
 from closed_loops import far, paired, question
 from commtax.statement import Refusal
 from commtax.verbs.billing import price
-from commtax.verbs.closed_loop import serve as closed_form
-from commtax.verbs.requests import serve as in_time
+from commtax.verbs.closed_loop import price_closed_loop as closed_form
+from commtax.verbs.requests import run_requests as in_time
 from commtax.verbs.settling import resolve_question, settle
 
 FALLS = 0.1

@@ -12,12 +12,12 @@ import commtax
 from closed_loops import FAR
 from commtax import catalog
 from commtax.judgement.closed_loops import LEFT_OUT
-from commtax.launch.forms import FORMS, start_commands
+from commtax.launch.deployment import FORMS, start_commands
 from commtax.launch.launch_options import implied_options, options_of
 from commtax.launch.read_command import parse
 from commtax.planner import plan
 from commtax.planner.deploying import fleet_servers, servers_of
-from commtax.planner.fleet_lengths import lengths_of_run
+from commtax.planner.fleet_sizes import lengths_of_run
 from commtax.planner.fleets import plan_fleet
 from commtax.verbs.requests import RequestsInTime
 

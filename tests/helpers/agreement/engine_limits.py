@@ -8,7 +8,7 @@ from typing import Any
 
 import commtax
 from commtax.planner import plan
-from commtax.planner.roomier import roomier_words
+from commtax.planner.alternatives import roomier_words
 from commtax.report.exact_bytes import fit_document
 from commtax.verbs.fit_advice import room_words
 

@@ -7,7 +7,7 @@ import commtax
 from commtax.judgement.starting import SEQS
 from commtax.options import taken_by
 from commtax.report.documents import to_json
-from commtax.verbs.longest_request import startable, told_max_num_seqs, why_it_does_not_start
+from commtax.verbs.fit_advice import max_num_seqs_to_start, startable, why_it_does_not_start
 from laws import HOSTS, Law
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gpt-oss-20b", "gemma-3-27b", "qwen3.5-27b", "qwen3.5-35b-a3b")
@@ -54,7 +54,7 @@ def servers_that_fit_start(rng: Random) -> str | None:
     if not again.fits:
         return f"emitted with max_num_seqs {told}, which stops: {again.stopped_by}: {asked}"
     more = commtax.fit(**asked | {"max_num_seqs": told + 1}, advise=False)
-    if fit.stopped_by == SEQS and (more.fits or told != told_max_num_seqs(loop.question, fit.question.limits.max_num_seqs)):
+    if fit.stopped_by == SEQS and (more.fits or told != max_num_seqs_to_start(loop.question, fit.question.limits.max_num_seqs)):
         return f"max_num_seqs {told} is not the largest: {asked}"
     return ""
 

@@ -7,9 +7,7 @@ from random import Random
 import numpy as np
 
 from commtax.question import Question
-from commtax.verbs.fleet_samples import sample_of, used_of
-from commtax.verbs.loads import split
-from commtax.verbs.request_streams import longest_of, stream_of
+from commtax.verbs.loads import longest_of, sample_of, split, stream_of, used_of
 from commtax.verbs.requests import RequestsInTime, fleet_of, run
 from commtax.verbs.settling import resolve_question, settle
 

@@ -11,7 +11,7 @@ from typing import Any
 from cli_run import told_here
 from commtax.catalog.programs import programs
 from commtax.judgement.margins import ratio_error
-from commtax.launch.forms import FORMS, TRAINING
+from commtax.launch.deployment import FORMS, TRAINING
 from commtax.planner.columns import USUAL
 from commtax.verbs.settling import resolve_question
 

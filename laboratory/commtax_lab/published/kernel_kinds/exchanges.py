@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost.forms.modules import exchanged_kernel, sms_by_expert
 from commtax.cost.kernel import Kernel
+from commtax.cost.layer_forms import exchanged_kernel, sms_by_expert
 from commtax.cost.traffic import expected_destinations
 from commtax.spec import Experts
 from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words

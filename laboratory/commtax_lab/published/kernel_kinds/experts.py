@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost.forms.experts import RoutedSizes, routed_kernels
 from commtax.cost.kernel import Kernel
+from commtax.cost.layer_forms import RoutedSizes, routed_kernels
 from commtax.spec import DTYPE_BYTES, Chip
 from commtax_lab import lab_table
 from commtax_lab.published.kernel_kinds.kind import KernelKind, Make, Sizes, Words

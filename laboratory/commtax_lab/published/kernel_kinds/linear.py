@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from commtax.arrays import Array
+from commtax.cost.attention_kinds import STATE_BYTES, convolved, convolved_further, delta_scanned, space_scanned, updated
 from commtax.cost.kernel import Kernel
-from commtax.cost.linear_attention import STATE_BYTES, convolved, convolved_further, delta_scanned, space_scanned, updated
 from commtax.spec import Number
 from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 

@@ -14,8 +14,8 @@ from commtax.arrays import Array
 from commtax.catalog.models import bundled_model, origin
 from commtax.cost.attention import latent_decode, latent_prefill, latent_projections, latent_selector
 from commtax.cost.compute import layer_kernels
-from commtax.cost.forms.modules import MaskedPairs, ModuleSizes
 from commtax.cost.kernel import Kernel, KernelStep
+from commtax.cost.layer_forms import MaskedPairs, ModuleSizes
 from commtax.spec import Attention, Block, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost.forms.form import from_memory
+from commtax.cost.forms import from_memory
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext
 from commtax.runs.calibrate.measurements import OUT_BYTES, attention, product, visible_keys
 from commtax.spec import DTYPE_BYTES, Chip, Number

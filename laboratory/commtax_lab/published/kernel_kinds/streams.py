@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from commtax.arrays import Array
+from commtax.cost.attention import quantise_kernel
+from commtax.cost.attention_kinds import streams_read, streams_written
 from commtax.cost.compute import encoder_attention
 from commtax.cost.kernel import Kernel
-from commtax.cost.linear_attention import quantise_kernel, streams_read, streams_written
 from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
 
 

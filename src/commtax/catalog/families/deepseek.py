@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import chosen_layers, decoder, family, fine_experts, mlp, with_prediction_layers
-from commtax.catalog.fields import Fields
+from commtax.catalog.families.parts import Fields, chosen_layers, decoder, family, fine_experts, mlp, with_prediction_layers
 from commtax.spec import Attention, Block, Compressed, Extra, Hyper, Indexer, Latent, Model
 
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
@@ -43,7 +42,7 @@ def latent_attention(c: Fields) -> Attention:
 
 
 def routed_layers(c: Fields, count: int) -> list[bool]:
-    """Which layers have experts: as a list says, else every ``moe_layer_freq``-th from the first that is not dense."""
+    """Return which layers have experts: as a list says, else every ``moe_layer_freq``-th from the first that is not dense."""
     listed = chosen_layers(c, count, "mlp_layer_types") or chosen_layers(c, count, "moe_layer_freq")
     if listed:
         return listed
@@ -52,7 +51,7 @@ def routed_layers(c: Fields, count: int) -> list[bool]:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """The token selector of each layer. Later GLM models give one to some layers only; the others take the last choice. As
+    """Return the token selector of each layer. Later GLM models give one to some layers only; the others take the last choice. As
     transformers' GlmMoeDsaConfig has it: ``indexer_types``, else a pattern of F and S, else every ``index_topk_freq``-th."""
     if "index_n_heads" not in c.config:
         return [None] * count
@@ -71,7 +70,7 @@ def _letters(c: Fields, count: int) -> list[object] | None:
 
 
 def _prediction_block(c: Fields) -> Block:
-    """The layer that guesses a token further: one with experts and, where the model has any, a selector of its own."""
+    """Return the layer that guesses a token further: one with experts and, where the model has any, a selector of its own."""
     whole = c.with_(num_hidden_layers=1, indexer_types=None, index_topk_pattern=None, mlp_layer_types=None, moe_layer_freq=1)
     return latent_decoder(whole.with_(first_k_dense_replace=0), correction_bias=True).blocks[0]
 

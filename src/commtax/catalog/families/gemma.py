@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import decoder, family, heads, layers, mlp, text_of, windowed_layers
+from commtax.catalog.families.parts import Fields, decoder, family, heads, layers, mlp, text_of, windowed_layers
 from commtax.catalog.families.vision import gemma4_tower, register_vision, siglip, with_tower
-from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
 from commtax.statement import Note
 
@@ -50,7 +49,7 @@ def _global_attention(c: Fields) -> Attention:
 
 
 def _gemma4_block(c: Fields, attention: Attention, own_cache: bool) -> Block:
-    """An MLP, and beside it experts where there are any; a scalar, and what brings a layer's own input in."""
+    """Return an MLP, and beside it experts where there are any; a scalar, and what brings a layer's own input in."""
     width, hidden, inputs = c.need("intermediate_size"), c.need("hidden_size"), c.number("hidden_size_per_layer_input", 256)
     extras = [Extra("layer_scalar", (1,))]
     if inputs:
@@ -66,7 +65,7 @@ def _gemma4_block(c: Fields, attention: Attention, own_cache: bool) -> Block:
 
 
 def _inputs(c: Fields, count: int) -> tuple[Extra, ...]:
-    """A second embedding that gives every layer an input of its own (the E models)."""
+    """Return a second embedding that gives every layer an input of its own (the E models)."""
     width = count * c.number("hidden_size_per_layer_input", 256)
     if not width:
         return ()
@@ -86,7 +85,7 @@ def _gemma4(c: Fields) -> Model:
 
 
 def _audio(c: Fields, hidden: int) -> tuple[Extra, ...]:
-    """A conformer: two MLPs, attention with relative places and a convolution a layer; the decoder's width at the end."""
+    """Return a conformer: two MLPs, attention with relative places and a convolution a layer; the decoder's width at the end."""
     width, layers, out = c.number("hidden_size", 1024), c.number("num_hidden_layers", 12), c.number("output_proj_dims", 1536)
     matrices = {
         "mlp": (4 * layers, 4 * width, width),

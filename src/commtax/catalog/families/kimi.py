@@ -4,9 +4,8 @@ from dataclasses import replace
 from functools import partial
 
 from commtax.catalog.families.deepseek import latent_attention, latent_decoder, routed_layers
-from commtax.catalog.families.parts import decoder, family, mlp, with_prediction_layers
+from commtax.catalog.families.parts import Fields, decoder, family, mlp, with_prediction_layers
 from commtax.catalog.families.vision import moonvit, moonvit2, register_vision
-from commtax.catalog.fields import Fields
 from commtax.spec import Block, DeltaNet, Experts, Extra, Model
 
 

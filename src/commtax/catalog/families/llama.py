@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import decoder, experts, family, heads
+from commtax.catalog.families.parts import Fields, decoder, experts, family, heads
 from commtax.catalog.families.plain import reader
 from commtax.catalog.families.vision import llama4_tower, pixtral_tower, register_vision
-from commtax.catalog.fields import Fields
 from commtax.spec import Block, Mlp, Model
 
 

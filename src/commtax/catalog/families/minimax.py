@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from commtax.catalog.families.deepseek import routed_layers
-from commtax.catalog.families.parts import decoder, experts, family, heads, layers
+from commtax.catalog.families.parts import Fields, decoder, experts, family, heads, layers
 from commtax.catalog.families.vision import minimax_tower, register_vision
-from commtax.catalog.fields import Fields
 from commtax.spec import Block, Indexer, Mlp, Model
 
 
@@ -30,7 +29,7 @@ def _minimax_m3_text(c: Fields) -> Model:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """Which layers choose blocks, and how many; without the section all see everything, as transformers' class has it."""
+    """Return which layers choose blocks, and how many; without the section all see everything, as transformers' class has it."""
     section = c.section("sparse_attention_config")
     if section is None:
         c.default("sparse_attention_config", "every layer sees everything")

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.catalog.families.parts import MAX_PREDICTIONS, STATES, decoder, family, heads, predictor
-from commtax.catalog.fields import MAX_LAYERS, Fields
+from commtax.catalog.families.parts import MAX_LAYERS, MAX_PREDICTIONS, STATES, Fields, decoder, family, heads, predictor
 from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
 
 KINDS = {"M": "M", "E": "E", "*": "*", "-": "-", "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*"}
@@ -89,7 +88,7 @@ def _grouped_attention(c: Fields, attention: Mapping[str, object]) -> Attention:
 
 
 def _width(c: Fields, ffn: Fields) -> int:
-    """A width, or two thirds of a multiple of the hidden one, rounded up."""
+    """Return a width, or two thirds of a multiple of the hidden one, rounded up."""
     if ffn.get("intermediate_size") is not None:
         return ffn.need("intermediate_size")
     times = ffn.get("ffn_mult")

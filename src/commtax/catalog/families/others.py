@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from commtax.catalog.families import parts
 from commtax.catalog.families.deepseek import routed_layers
+from commtax.catalog.families.parts import Fields
 from commtax.catalog.families.vision import register_vision, step_tower
-from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
 
 
@@ -69,7 +69,7 @@ def _step_heads(c: Fields) -> Attention:
 
 
 def _step_near(c: Fields) -> Attention:
-    """What ``attention_other_setting`` says of layers with a window."""
+    """Return what ``attention_other_setting`` says of layers with a window."""
     other = c.section("attention_other_setting")
     given = {name: other.get(name) for name in ("num_attention_heads", "num_attention_groups", "head_dim")} if other else {}
     if not given and c.get("num_sliding_attention_heads") is not None:

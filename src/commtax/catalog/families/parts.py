@@ -1,10 +1,118 @@
-"""What readers of families share: the register of architectures, and the parts that most configs name alike."""
+"""What readers of families share: the register of architectures, the parts that most configs name alike, and the
+fields of a ``config.json``, read one by one: what is missing or unreadable is remembered, to name it all at once."""
 
-from collections.abc import Callable
+from __future__ import annotations
 
-from commtax.catalog.fields import Fields
+from collections.abc import Callable, Mapping
+from dataclasses import field
+
 from commtax.records import dataclass, replace
 from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
+from commtax.statement import Note
+
+MAX_SIZE = 2**40
+MAX_LAYERS = 10_000
+
+
+@dataclass
+class Fields:
+    """Reads fields and remembers which were asked for, which were at fault, and what had to be taken from elsewhere."""
+
+    config: Mapping[str, object]
+    bad: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+
+    def get(self, name: str) -> object:
+        """Return the field as it is; None where it is absent."""
+        self.asked.add(name)
+        return self.config.get(name)
+
+    def with_(self, **values: object) -> Fields:
+        return Fields({**self.config, **values}, self.bad, self.notes, self.asked)
+
+    def inside(self, config: Mapping[str, object]) -> Fields:
+        """Return a section of the same config."""
+        return Fields(config, self.bad, self.notes, self.asked)
+
+    def whole(self, name: str, least: int, default: int) -> int:
+        """Return a whole number of at least so much; what is none is remembered."""
+        value = self.config[name]
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < MAX_SIZE and value == int(value):
+            return int(value)
+        self.bad.append(f"{name}={value!r}")
+        return default
+
+    def need(self, *names: str) -> int:
+        """Return a positive whole number under the first of the names that is present."""
+        name = next((name for name in names if self.get(name) is not None), None)
+        if name is not None:
+            return self.whole(name, 1, 1)
+        self.bad.append(names[0])
+        return 1
+
+    def layers(self, *names: str) -> int:
+        """Return the number of layers: bounded, because a list is made of them."""
+        count = self.need(*names)
+        if count > MAX_LAYERS:
+            self.bad.append(f"{names[0]}={count} (at most {MAX_LAYERS:,})")
+            return 1
+        return count
+
+    def number(self, name: str, default: int, most: int = MAX_SIZE) -> int:
+        """Return a whole number of at least 0, or the architecture's default where it is absent or null."""
+        if self.get(name) is None:
+            return default
+        value = self.whole(name, 0, default)
+        if value > most:
+            self.bad.append(f"{name}={value} (at most {most:,})")
+            return default
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.get(name)
+        return default if value is None else bool(value)
+
+    def inner(self, name: str) -> Fields:
+        """Return a nested section such as ``text_config``."""
+        value = self.get(name)
+        if not isinstance(value, Mapping):
+            self.bad.append(name)
+            return self.inside({})
+        return self.inside(value)
+
+    def section(self, name: str) -> Fields | None:
+        return self.inner(name) if self.get(name) is not None else None
+
+    def sequence(self, name: str, length: int) -> list[object] | None:
+        """Return a list with one entry a layer, or None where absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < length:
+            self.bad.append(f"{name} (want {length} entries)")
+            return None
+        return value[:length]
+
+    def pattern(self, name: str, length: int) -> list[object]:
+        """Return a list with one entry a layer that the family cannot do without."""
+        entries = self.sequence(name, length)
+        if entries is None and name not in self.config:
+            self.bad.append(name)
+        return entries or [None] * length
+
+    def indices(self, name: str) -> set[int]:
+        """Return a list of layers' numbers; none where it is absent."""
+        value = self.get(name)
+        if value is not None and not (isinstance(value, list) and all(type(entry) is int for entry in value)):
+            self.bad.append(f"{name} (want a list of layers' numbers)")
+            return set()
+        return set(value) if isinstance(value, list) else set()
+
+    def default(self, name: str, value: str) -> None:
+        """A field that is absent has the value that the family's own code gives it: said, because it was not read."""
+        self.notes.append(Note("config-default", f"{name} is not in the config: {value}, as its model class assumes"))
+
 
 Reader = Callable[[Fields], Model]
 MAX_PREDICTIONS = 64  # layers for further tokens that a config may ask for
@@ -28,7 +136,7 @@ ARCHITECTURES: dict[str, Family] = {}
 def family(
     *names: str, plain_residual: bool = False, sequence_parallel_moe: bool = False, shared: tuple[str, ...] = ()
 ) -> Callable[[Reader], Reader]:
-    """The function below reads the configs of these architectures."""
+    """Register the function below as the reader of these architectures' configs."""
 
     def enter(read: Reader) -> Reader:
         ARCHITECTURES.update(dict.fromkeys(names, Family(read, plain_residual, sequence_parallel_moe, shared)))
@@ -38,7 +146,7 @@ def family(
 
 
 def decoder(c: Fields, blocks: list[Block], tied: bool = False, norm_bias: bool = False, positions: int = 0) -> Model:
-    """A model from one block a layer: equal blocks are kept once; ``tied``: its embedding, where the config does not say."""
+    """Return a model from one block a layer: equal blocks are kept once; ``tied``: its embedding, where the config does not say."""
     kinds = {block: index for index, block in enumerate(dict.fromkeys(blocks))}
     return Model(
         key="",
@@ -101,13 +209,13 @@ def fine_experts(c: Fields, correction_bias: bool, usual_shared: int = 0) -> Exp
 
 
 def chosen_layers(c: Fields, count: int, name: str) -> list[bool] | None:
-    """Which layers a list picks: by name (``mlp_layer_types``) or by 1 (``moe_layer_freq``); None where it is no list."""
+    """Return which layers a list picks: by name (``mlp_layer_types``) or by 1 (``moe_layer_freq``); None where it is no list."""
     entries = c.sequence(name, count) if isinstance(c.get(name), list) else None
     return None if entries is None else [entry in ("sparse", 1) and entry is not False for entry in entries]
 
 
 def text_of(c: Fields) -> Fields:
-    """The decoder's section of a config for several kinds of input; whether embeddings are tied may stand outside it."""
+    """Return the decoder's section of a config for several kinds of input; whether embeddings are tied may stand outside it."""
     text = c.inner("text_config")
     outer = c.get("tie_word_embeddings")
     return text if outer is None or text.get("tie_word_embeddings") is not None else text.with_(tie_word_embeddings=outer)

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import ARCHITECTURES, Reader, decoder, family, heads, layers, with_prediction_layers
-from commtax.catalog.fields import Fields
+from commtax.catalog.families.parts import ARCHITECTURES, Fields, Reader, decoder, family, heads, layers, with_prediction_layers
 from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import Experts, Mlp, Model

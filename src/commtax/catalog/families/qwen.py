@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import STATES, decoder, family, heads, mlp, text_of, with_prediction_layers
+from commtax.catalog.families.parts import STATES, Fields, decoder, family, heads, mlp, text_of, with_prediction_layers
 from commtax.catalog.families.plain import reader
 from commtax.catalog.families.vision import qwen25_tower, qwen_tower, register_vision
-from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, DeltaNet, Experts, Mixer, Mlp, Model
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from commtax.catalog.families.parts import Reader, family, text_of
-from commtax.catalog.fields import Fields
+from commtax.catalog.families.parts import Fields, Reader, family, text_of
 from commtax.records import dataclass
 from commtax.spec import Model, Tower, TowerTensor
 from commtax.statement import Note
@@ -84,7 +83,7 @@ def register_vision(
 
 
 def with_tower(c: Fields, model: Model, make: TowerMaker) -> Model:
-    """A decoder behind the tower that its config describes."""
+    """Return a decoder behind the tower that its config describes."""
     vision = c.section("vision_config")
     if vision is None:
         c.notes.append(Note("no-tower", "the vision tower is left out: the config has no vision_config"))
@@ -107,7 +106,7 @@ def _plain_vit(v: Fields, patch: int, positions: int = 0) -> Vit:
 
 
 def llama4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
-    """A class token, a norm before the layers, patches shuffled four to one, two matrices and one into the decoder."""
+    """Return a class token, a norm before the layers, patches shuffled four to one, two matrices and one into the decoder."""
     wide, middle, out = map(v.need, ("intermediate_size", "projector_input_dim", "projector_output_dim"))
     patch = v.need("patch_size")
     plain = _plain_vit(v, patch, (v.need("image_size") // patch) ** 2 + 1)

@@ -11,12 +11,12 @@ from commtax.ledger import Line
 from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Record, Value, record
+from commtax.report.figures import figure_table
 from commtax.report.view.state import SHORT, State, arguments, command_line, short_keys, state_of
 from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill, by_cost, price
-from commtax.verbs.explained_step import ExplainedStep, formula, lesson, share_formula, source
-from commtax.verbs.layer import Bar
+from commtax.verbs.explained_step import Bar, ExplainedStep, formula, lesson, share_formula, source
 from commtax.verbs.settling import describe_gpus, settle
 from commtax.verbs.slider_moves import moves
 
@@ -85,6 +85,7 @@ def _view(step: ExplainedStep, state: State, **tried: object) -> Record:
         state=dict(normal(state, q).keys),
         title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}{on and f' with {on}'}",
         cluster={"gpus": c.num_gpus, "used_gpus": used, "text": f"‘{c.typed}’: {text}" if c.typed else text[0].upper() + text[1:]},
+        figures=figure_table("step").large_figures({"bill": b}),
         totals=record("page-totals", step=step, bill=b, source=weakest(b), **trained),
         layer={"length_s": step.layer.length_s, "note": step.layer.note, "bars": [_bar(x, step) for x in step.layer.bars]},
         lines=[_line(x, step) for x in by_cost(b)],

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import numpy as np
 
@@ -14,11 +16,22 @@ from commtax.planner.ranking import FAMILY
 from commtax.planner.reasons import passed_over_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans
 from commtax.question import Question
+from commtax.report import plan_tables
 from commtax.report.documents import Record, Value
 from commtax.report.fleets import fleet_reasons, fleet_sentence, fleets_document, gpu_words
+from commtax.report.manners import LISTED, Manner, bars, layer_drawing
 from commtax.report.money import page_note
-from commtax.report.operating_points import point_name, start_sentence
-from commtax.report.planning import plans_document, recommended_words, served_row, shorten_rejected
+from commtax.report.plan_tables import run_notes, served_row, trained_row
+from commtax.report.planning import (
+    plans_document,
+    point_name,
+    question_words,
+    recommended_words,
+    shorten_rejected,
+    show_plans,
+    start_sentence,
+)
+from commtax.report.plots import LIGHT, LIMIT, RECOMMENDED, entitle, picture, style
 from commtax.report.several_clusters import (
     UNWAITED,
     WAITED,
@@ -31,7 +44,7 @@ from commtax.report.several_clusters import (
     several_role,
     waiting_why,
 )
-from commtax.report.trained_plans import run_notes, trained_row
+from commtax.report.tables import sized_places
 from commtax.report.view.plan_table import (
     fleet_rows,
     plan_table,
@@ -44,8 +57,12 @@ from commtax.report.view.plan_table import (
 from commtax.report.view.state import on_page
 from commtax.spec import SERVING_AXES, SIZES
 from commtax.units import format_bytes, format_figure, format_seconds, plural
-from commtax.verbs.request_streams import lengths_note
+from commtax.verbs.explained_step import layer_of
+from commtax.verbs.loads import lengths_note
 from commtax.words import words
+
+if TYPE_CHECKING:
+    from commtax.report.plots import Figure
 
 TOP = 20
 MOST = 60
@@ -68,7 +85,7 @@ def serving_front(a: ServingPlans) -> Record:
         "sentence": _serving_sentence(a),
         **USER_AND_GPU,
         "marks": limit_marks(a),
-        "table": plan_table("served", _ranked_rows(a, told)),
+        "table": plan_table("serving", _ranked_rows(a, told)),
         "points": [_point_card(a, point) for point in a.places],
         "sides": [],
         "lost": lost_rows(shorten_rejected(a.rejected)),
@@ -122,7 +139,7 @@ def several_front(s: SeveralPlans) -> Record:
     plans = [(one.answer, one.row) for one in listed]
     named = [["recommended"] * _is_same(one, chosen) + ["best"] * _is_same(one, best) for one in listed]
     patches = [_placed_patch(one.answer, one.row) for one in listed]
-    table = plan_table("served", served_rows(plans, rows_of(told), named, patches))
+    table = plan_table("serving", served_rows(plans, rows_of(told), named, patches))
     lost = [
         replace(one, family=f"{one.family} on {a.question.cluster.key}") for a in s.answers for one in shorten_rejected(a.rejected)
     ]
@@ -301,7 +318,7 @@ def training_front(a: TrainPlans) -> Record:
         "x_title": "memory per GPU, GiB",
         "y_title": "MFU, %",
         "marks": [],
-        "table": plan_table("trained", trained_rows(a, [trained_row(a, a.plans, i) for i in shown], shown, patches)),
+        "table": plan_table("training", trained_rows(a, [trained_row(a, a.plans, i) for i in shown], shown, patches)),
         "sides": [],
         "lost": lost_rows(a.rejected),
     }
@@ -332,3 +349,59 @@ def training_patch(a: TrainPlans, rows: TrainColumns, i: int) -> dict[str, Value
     kinds: dict[str, Value] = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
     kinds |= {"v": kind.chunks} if kind.chunks > 1 else {}
     return sizes | kinds | step_keys | {"gb": int(a.question.goal.global_batch)}
+
+
+class FrontPoint(TypedDict):
+    x: float
+    y: float
+    series: str
+    name: str
+    joined: bool
+    best: bool
+
+
+def plot_front(a: ServingPlans, path: Path | None) -> "Figure":
+    """What a user gets against what a GPU gives, for each kind of plans; the recommended one, and what limits ask for."""
+    points = cast("list[FrontPoint]", front_points(a))
+    names = list(dict.fromkeys(point["series"] for point in points))
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        line = [point for point in points if point["joined"]]
+        axes.plot([p["x"] for p in line], [p["y"] for p in line], color=LIGHT["line-strong"], zorder=1)
+        for index, name in enumerate(names):
+            own = [point for point in points if point["series"] == name]
+            axes.plot([p["x"] for p in own], [p["y"] for p in own], **style(index, linestyle="", label=name))
+        for point in (point for point in points if point["best"]):
+            label = f"{recommended_words(a)}: {point['name']}"
+            axes.plot([point["x"]], [point["y"]], RECOMMENDED, color=LIGHT["accent"], markersize=12, label=label, zorder=3)
+        for mark in limit_marks(a):
+            axes.axvline(cast("float", mark["value"]), **LIMIT, label=str(mark["text"]))
+        axes.set(xlabel="tokens/s per user", ylabel="tokens/s per GPU")
+        entitle(axes, f"{a.question.model.key} on {sized_places(a.question)}, {question_words(a)}")
+        axes.grid(True, alpha=0.3)
+        axes.legend(fontsize=9)
+
+    return picture(path, draw)
+
+
+MANNERS = {
+    "ServingPlans": Manner[ServingPlans](
+        lambda console, a: show_plans(console, a, LISTED),
+        lambda a: plans_document(a, LISTED),
+        plan_tables.served_rows,
+        plot_front,
+        lambda a: layer_drawing(layer_of(a.step_of(a.plans, a.recommended))) if len(a.plans) else "",
+    ),
+    "TrainPlans": Manner[TrainPlans](
+        lambda console, a: show_plans(console, a, LISTED),
+        lambda a: plans_document(a, LISTED),
+        plan_tables.trained_rows,
+        bars(
+            lambda a: [(a.whole_words(a.plans, i), float(a.plans.mfu[i])) for i in range(min(LISTED, len(a.plans)))],
+            "%",
+            lambda a: f"{a.question.model.key} on {a.question.cluster.key}: MFU of the best plans",
+        ),
+        lambda a: layer_drawing(layer_of(a.step_of(a.plans, a.recommended))) if len(a.plans) else "",
+    ),
+}

@@ -5,21 +5,21 @@ from typing import cast
 
 from commtax.catalog.programs import program_of
 from commtax.files import table
-from commtax.launch.forms import start_commands
-from commtax.planner import choosing
+from commtax.launch.deployment import start_commands
+from commtax.planner import ranking
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.fleet_trials import Trial
 from commtax.planner.layouts import limit_parts
 from commtax.question import Question
 from commtax.report.documents import Record, Value
+from commtax.report.figures import FigureTable, figure_table
 from commtax.report.fleets import statistic_key
 from commtax.spec import SERVING_AXES
 from commtax.statement import rule_of
 
 Patch = Mapping[str, Value]
-COLUMNS = table("report/view/plan_table.toml")
-SETUP: Mapping[str, Sequence[str]] = COLUMNS["setup"]
+SETUP: Mapping[str, Sequence[str]] = table("report/figures.toml")["setup"]
 
 
 def rows_of(told: Record, key: str = "plans") -> list[Record]:
@@ -30,16 +30,32 @@ def roles(place: int, recommended: int) -> list[str]:
     return ["recommended"] * (place == recommended) + ["best"] * (place == 0)
 
 
-def plan_table(shape: str, rows: Sequence[Record], limits: Iterable[str] = ()) -> Record:
+def plan_table(name: str, rows: Sequence[Record], limits: Iterable[str] = ()) -> Record:
     """Columns that some row has a figure for, and the rows. ``limits`` are statistics that have columns of their own."""
-    told = COLUMNS[shape]
-    titles = {name: ", ".join(reversed(limit_parts(name))) for name in limits if statistic_key(name) not in told}
-    own = {statistic_key(name): {**told["limited"], "title": title} for name, title in titles.items()}
-    every = {name: one for key, column in told.items() for name, one in (own if key == "limited" else {key: column}).items()}
-    known = {key: column for key, column in every.items() if any(cast("Record", r["values"]).get(key) is not None for r in rows)}
-    usual = {"figure": False, "less": False, "range": False, "minor": False}
-    columns = [{"key": key, **usual, "label": column["title"], **column} for key, column in known.items()]
+    shown, columns = figure_table(name), list[Record]()
+    titles = {name: ", ".join(reversed(limit_parts(name))) for name in limits if statistic_key(name) not in shown.page}
+    own = {statistic_key(name): title for name, title in titles.items()}
+    for key in shown.page:
+        for other, title in own.items() if key == "limited" else [(key, "")]:
+            if any(cast("Record", row["values"]).get(other) is not None for row in rows):
+                columns.append(page_column(shown, key, other, title))
     return {"columns": columns, "rows": list(rows)}
+
+
+def page_column(shown: FigureTable, key: str, other: str, title: str) -> Record:
+    """Return a figure as the page's scripts take it; ``other`` is its key here, under a ``title`` of its own."""
+    one = shown.figure(key)
+    return {
+        "key": other,
+        "figure": key in shown.large,
+        "less": one.less,
+        "range": key in shown.ranges,
+        "minor": key in shown.minor,
+        "label": title or one.name,
+        "title": title or one.title or one.name,
+        "kind": one.page_unit,
+        "help": one.help,
+    }
 
 
 def _row(figures: Record, place: int, named: Sequence[str], note: str, setup: str, level: int, patch: Patch | None) -> Record:
@@ -64,8 +80,8 @@ def served_rows(
     made = list[Record]()
     for place, ((a, i), figures) in enumerate(zip(plans, told, strict=True)):
         one = a.plans.take(slice(i, i + 1))
-        level = int(choosing.kinds(one, a.question.cluster)[0])
-        row = _row(figures, place, named[place], choosing.KINDS[level], SETUP["served"][level], level, patches[place])
+        level = int(ranking.kinds(one, a.question.cluster)[0])
+        row = _row(figures, place, named[place], ranking.KINDS[level], SETUP["served"][level], level, patches[place])
         ranges = {f"{name}_s": [figures[f"{name}_low_s"], figures[f"{name}_high_s"]] for name in ("ttft", "tpot")}
         tokens = {"tokens_per_s": list(a.range_of(a.plans, i, "tokens_per_s"))}
         servers = servers_of(a, i)
@@ -78,8 +94,8 @@ def fleet_rows(trials: Sequence[Trial], told: Sequence[Record], recommended: int
     made = list[Record]()
     for place, (trial, figures) in enumerate(zip(trials, told, strict=True)):
         layout = trial.layout
-        level = int(choosing.complexity_of(layout.question.plan, layout.ahead, layout.question.cluster))
-        note, word = choosing.KINDS[level], SETUP["served"][level]
+        level = int(ranking.complexity_of(layout.question.plan, layout.ahead, layout.question.cluster))
+        note, word = ranking.KINDS[level], SETUP["served"][level]
         sizes = {axis: int(getattr(layout.question.plan, axis)) for axis in SERVING_AXES} | {"rep": trial.size[0]}
         sizes |= {"pw": trial.size[1], "ptp": int(layout.ahead.tp), "pdp": int(layout.ahead.dp)} if layout.ahead else {}
         patch = {**unusual_sizes(sizes), "ph": "decode", "c": layout.question.cluster.key}
@@ -96,12 +112,12 @@ def unusual_sizes(sizes: Mapping[str, int]) -> dict[str, Value]:
 
 
 def trained_rows(a: TrainPlans, told: Sequence[Record], shown: Sequence[int], patches: Sequence[Patch]) -> list[Record]:
-    levels, made = choosing.training_kinds(a.plans, a.question) % len(choosing.TRAINED), list[Record]()
+    levels, made = ranking.training_kinds(a.plans, a.question) % len(ranking.TRAINED), list[Record]()
     capacity = float(a.question.cluster.chip.visible_bytes)
     for (place, i), figures in zip(enumerate(shown), told, strict=True):
         level = int(levels[i])
         how = f"microbatch {int(a.plans.micro_batch[i])}, {a.kind_words(a.plans, i)}"
-        note = f"{choosing.TRAINED[level]}; {how}"
+        note = f"{ranking.TRAINED[level]}; {how}"
         free = {"memory_free": capacity - float(a.plans.memory_bytes[i])}
         named = roles(i, a.recommended)
         row = _row({**figures, **free}, place, named, note, SETUP["trained"][level], level, patches[place])

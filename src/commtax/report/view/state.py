@@ -19,7 +19,6 @@ from commtax.catalog.hf import from_config
 from commtax.catalog.loader import suggest
 from commtax.catalog.models import known_model
 from commtax.catalog.techniques import techniques_on
-from commtax.cost.legality import RULES
 from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import TRAINING
 from commtax.files import table
@@ -29,6 +28,7 @@ from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import AUTO, PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
+from commtax.rules.legality import RULES
 from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import CompareOptions

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from commtax.files import LOG_BYTES, read_text
-from commtax.runs.audit.formats import BY_RECORD
+from commtax.runs.audit.formats import kind_of
 from commtax.runs.audit.read_files import ReadFiles, read_all
 from commtax.runs.evidence.finding import Audit, Claim, Section
-from commtax.runs.logs.nccl_log import NcclLog
-from commtax.runs.results import bench
 
 
 def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None, nsys: str = "nsys") -> Audit:
@@ -21,16 +19,22 @@ def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | No
 
 def audit_read(read: ReadFiles, claim: Claim | None = None, baseline: Path | None = None) -> Audit:
     """All that was read; what the ranks of a job left of one kind is told together, and several jobs one after the other."""
-    sections = [_section(name, said, claim, baseline) for name, said in read.left if not BY_RECORD[type(said)].together]
-    logs = [(name, said) for name, said in read.left if isinstance(said, NcclLog)]
-    for job in (*([logs] if logs else []), *read.jobs):
-        names, said = zip(*job, strict=True)
-        sections.append(BY_RECORD[type(said[0])].audit(said, claim, names))
+    sections = [_section(name, record, claim, baseline) for name, record in read.left if not kind_of(record).together]
+    jobs = {id(record) for job in read.jobs for _, record in job}
+    others: dict[type, list[tuple[str, object]]] = {}
+    for name, record in read.left:
+        if kind_of(record).together and id(record) not in jobs:
+            others.setdefault(type(record), []).append((name, record))
+    for job in (*others.values(), *read.jobs):
+        names, records = zip(*job, strict=True)
+        sections.append(kind_of(records[0]).judge(records, claim, names))
     return Audit(claim, tuple(sections), read.notes)
 
 
-def _section(name: str, said: object, claim: Claim | None, baseline: Path | None) -> Section:
-    judge = BY_RECORD[type(said)].audit
-    if not baseline or not isinstance(said, tuple):
-        return judge(said, claim, name)
-    return judge(said, claim, name, bench.read(read_text(baseline, "file", most=LOG_BYTES), baseline.name)[0])
+def _section(name: str, record: object, claim: Claim | None, baseline: Path | None) -> Section:
+    judge = kind_of(record).judge
+    if not baseline or not isinstance(record, tuple):
+        return judge(record, claim, name)
+    from commtax.runs.results import bench
+
+    return judge(record, claim, name, bench.read(read_text(baseline, "file", most=LOG_BYTES), baseline.name)[0])

@@ -3,30 +3,33 @@
 What nobody says is taken from a start-up log or a result among the files.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack, cast
 
 from commtax import catalog
 from commtax.options import check_taken, options, taken_by
 from commtax.records import record_from
 from commtax.runs.audit import audit_read
 from commtax.runs.audit.read_files import ReadFiles, model_of, place_of, read_all
-from commtax.runs.calibrate.said_deployments import SaidDeployment, joined
 from commtax.runs.evidence.finding import Audit, Claim
-from commtax.runs.logs.startup import StartupLog
-from commtax.runs.logs.startup_facts import logged_options
-from commtax.runs.results.bench_record import BenchmarkRun
+from commtax.runs.logs.engine_logs import StartupLog
+from commtax.runs.logs.startup_audit import logged_options
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.thresholds import levels
 from commtax.units import listed
 from commtax.verbs.keywords import AuditRunOptions, CompareOptions
 from commtax.verbs.settling import resolve_question
+
+if TYPE_CHECKING:
+    from commtax.runs.results.bench_record import BenchmarkRun
 
 RELEASE = re.compile(r"v?(\d{1,9}(?:\.\d{1,9}){1,9})")
 UNSAID = "assumed (neither a file nor -tp says it)"
@@ -66,11 +69,15 @@ class LoggedRun:
 
 def launched_options(read: ReadFiles, model: str, said: Mapping[str, object]) -> dict[str, object]:
     """What the commands beside a run say of its deployment, beside what somebody ``said``; who said one size said them all."""
+    if not read.launches:
+        return {}
+    from commtax.runs.audit.reported_deployments import ReportedDeployment, joined
+
     sizes = {axis: said[axis] for axis in LAYOUT if axis in said}
     held = {*said, *(SIZES if sizes else ())}
     of_it = [launch for launch in read.launches if all(launch.options.get(axis, n) == n for axis, n in sizes.items())]
     try:
-        options = joined((SaidDeployment("--model", model), *of_it)).options
+        options = joined((ReportedDeployment("--model", model), *of_it)).options
     except Refusal as refusal:
         raise Refusal(f"{refusal}; name with --from what ran", refusal.argument) from None
     return {name: value for name, value in options.items() if name not in held}
@@ -84,7 +91,9 @@ def by_launch(read: ReadFiles, claim: Claim, options: Mapping[str, object]) -> C
 def logged_run(read: ReadFiles) -> LoggedRun:
     """What all engines' logs say alike, else what all benchmark results do."""
     logs = [(name, _log_options(said)) for name, said in read.left if isinstance(said, StartupLog)]
-    results = [(name, _result_options(run)) for name, said in read.left if isinstance(said, tuple) for run in said]
+    results = [
+        (name, _result_options(cast("BenchmarkRun", run))) for name, said in read.left if isinstance(said, tuple) for run in said
+    ]
     told = logs or results
     if not told:
         return LoggedRun()
@@ -111,8 +120,8 @@ def _engine(log: StartupLog) -> dict[str, str | int]:
     return {ENGINE: name}
 
 
-def _result_options(run: object) -> dict[str, str | int]:
-    if not isinstance(run, BenchmarkRun) or not run.tp:
+def _result_options(run: BenchmarkRun) -> dict[str, str | int]:
+    if not run.tp:
         return {}
     larger = {axis: size for axis in SIZES[1:] if (size := int(run.facts.get(axis, "1"))) > 1}  # tools write 1 whatever ran
     return {"tp": run.tp, **larger}

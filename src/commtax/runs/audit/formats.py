@@ -1,40 +1,29 @@
-"""The registry of what a run leaves behind: each format is one entry here, which names how it is known, its reader and its audit.
+"""The registry of what a run leaves behind: ``formats.toml`` says how each format is recognised, who reads it and who judges it.
 
 A file that holds data (JSON, a database) is of one format. A text may hold several: an engine's start-up, NCCL's own lines and the
-table that a benchmark printed, one below the other, and then each is read. The refusal of any other file says how it begins.
+table that a benchmark printed, one below the other, and then each is read. A reader is imported when a file may be of its format.
+The refusal of any other file says how it begins.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, reduce
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, cast
 
 from commtax.files import LOG_BYTES, FileStream, Watch, decode_text, open_stream, table
+from commtax.records import dataclass
 from commtax.redaction import redact
 from commtax.runs.evidence import prefixes
 from commtax.runs.evidence.finding import Section
-from commtax.runs.logs import crashes, flight, flight_text, llamacpp_log, nccl_log, training_log
-from commtax.runs.logs.engine_logs import ENGINE_LOGS, tgi_log
-from commtax.runs.logs.flight_audit import audit_analysis, audit_flight
-from commtax.runs.logs.llamacpp_log import audit_timings
-from commtax.runs.logs.nccl_audit import audit_nccl
-from commtax.runs.logs.startup import StartupLog, lines
-from commtax.runs.logs.startup_audit import audit_crash, audit_log
-from commtax.runs.logs.training_audit import audit_training
-from commtax.runs.machines import matrices, smi, smi_query
-from commtax.runs.machines.smi_audit import audit_links, audit_monitor
-from commtax.runs.machines.state_audit import audit_states
-from commtax.runs.machines.topology_audit import audit_topology
-from commtax.runs.results import bench, collective_json, collective_tests
-from commtax.runs.results.bench_audit import audit_bench
-from commtax.runs.results.collective_audit import audit_collectives
-from commtax.runs.traces.profilers.readers import READERS, TraceReader
-from commtax.runs.traces.trace import Trace
-from commtax.runs.traces.trace_audit import audit_traces
 from commtax.statement import Refusal
 from commtax.thresholds import counts
+
+if TYPE_CHECKING:
+    from commtax.runs.traces.trace import Trace
 
 COUNT = counts(__name__)
 
@@ -46,7 +35,7 @@ LOOKED_FOR = (
 
 
 def hint(head: bytes) -> str:
-    """What such a file most likely is, and where it belongs; "" where nothing is known.
+    """Return what such a file most likely is, and where it belongs; "" where nothing is known.
 
     >>> hint(b"<!DOCTYPE html><html>"), hint(b"hello")
     ('; it seems to be a web page: save the file itself', '')
@@ -57,7 +46,7 @@ def hint(head: bytes) -> str:
 
 
 def beginning(head: bytes) -> str:
-    """In words, from a file's beginning.
+    """Describe a file's beginning in words.
 
     >>> beginning(b'{"a": {"b": 1}, "c": 2}'), beginning(b"\\n hello\\n"), beginning(b"")
     ('found JSON with the keys a, c', "found a text that begins with 'hello'", 'found nothing: it is empty')
@@ -74,7 +63,7 @@ def beginning(head: bytes) -> str:
 
 
 def is_text(head: bytes) -> bool:
-    """Whether a file's beginning may be a text: some logs hold a few zero bytes, and UTF-16 says that it is.
+    """Return whether a file's beginning may be a text: some logs hold a few zero bytes, and UTF-16 begins with a mark.
 
     >>> is_text(b"a log\\0\\n" * 9), is_text("log".encode("utf-16")), is_text(bytes(64) + b"a log")
     (True, True, False)
@@ -83,12 +72,12 @@ def is_text(head: bytes) -> bool:
 
 
 def _printable(text: str) -> str:
-    """As much as is shown, without signs that end a line or steer a terminal."""
+    """Return as much as is shown, without signs that end a line or steer a terminal."""
     return "".join(sign if sign.isprintable() else " " for sign in text[: COUNT.most_signs])
 
 
 def top_keys(text: str) -> list[str]:
-    """The first keys of the outermost object, or of the first in a list."""
+    """Return the first keys of the outermost object, or of the first in a list."""
     keys: list[str] = []
     depth, last = 0, ""
     for match in _TOKEN.finditer(text):
@@ -107,10 +96,10 @@ def top_keys(text: str) -> list[str]:
 
 
 class FileToRead:
-    """A file that somebody handed over: its beginning, and all of it when it is asked for."""
+    """A file to be read: its beginning, and all of it when a format needs it."""
 
     def __init__(self, stream: FileStream, nsys: str = "nsys") -> None:
-        self.stream, self.path = stream, stream.path
+        self.stream, self.path, self.name, self.place = stream, stream.path, stream.path.name, str(stream.path)
         self.nsys = nsys  # the program that opens reports of Nsight Systems
 
     @cached_property
@@ -118,8 +107,12 @@ class FileToRead:
         return self.stream.head(COUNT.head_bytes)
 
     @cached_property
+    def begins(self) -> str:
+        return decode_text(self.head)
+
+    @cached_property
     def is_json(self) -> bool:
-        """Whether its text begins as JSON does, behind whatever a launcher wrote; the bracket of a log's line is none."""
+        """Whether its text begins as JSON does, behind what a launcher wrote; the bracket of a log's line is none."""
         text = prefixes.strip_prefixes(prefixes.unpack_docker(decode_text(self.head[:8192]))).lstrip()
         return text[:1] == "{" or (text[:1] == "[" and text[1:].lstrip()[:1] in ("{", "[", "]", ""))
 
@@ -130,146 +123,88 @@ class FileToRead:
 
     @cached_property
     def text(self) -> str:
-        """All of it as its program wrote it."""
+        """All of its text as its program wrote it."""
         return prefixes.strip_prefixes(self.raw)
 
     @cached_property
-    def crash(self) -> crashes.Crash | None:
-        """The error with which it ended, of other programs than engines, whose readers tell theirs themselves."""
-        if not crashes.may_hold_error(self.raw) or any(engine.looks_like(self.text) for engine in ENGINE_LOGS):
-            return None
-        return crashes.find(lines(self.raw))
+    def crash(self) -> object:
+        """The error with which it ended, if any."""
+        return _fetched("runs.logs.engine_logs:crash_of")(self.raw, self.text)
+
+
+def _fetched(name: str) -> Callable[..., object]:
+    """Import the function that a name of the registry stands for."""
+    module, _, path = name.partition(":")
+    return cast("Callable[..., object]", reduce(getattr, path.split("."), cast("object", import_module(f"commtax.{module}"))))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordKind:
+    """A reader's record; ``formats.toml`` describes the fields."""
+
+    kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
+    audit: str
+    together: bool = False
+    by_place: bool = False
+
+    @property
+    def judge(self) -> Callable[..., Section]:
+        """The audit of one record or, where they are judged ``together``, of those of all ranks."""
+        return cast("Callable[..., Section]", _fetched(self.audit))
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """``fits`` looks at a file and ``read`` takes what it says, a ``record`` or a list of them, which ``audit`` judges.
+    """How files of one format are recognised and read; ``formats.toml`` describes the fields."""
 
-    ``together``: records of all ranks of a job are judged at once. ``by_place``: they tell nothing of a model, and need none.
-    """
-
-    kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
+    record: str
     described: str
-    record: type
-    audit: Callable[..., Section]
-    fits: Callable[[FileToRead], bool]
-    read: Callable[[FileToRead], object]
-    together: bool = False
-    by_place: bool = False
+    reader: str = ""
+    looks_like: str = ""
+    looked_at: str = "text"
+    takes: Sequence[str] = ("text",)
+    signs: Sequence[str] = ()
+    pattern: str = ""
+    ends: Sequence[str] = ()
+    json: bool = False
+    unless: str = ""
+
+    @property
+    def kind(self) -> str:
+        return RECORDS[self.record].kind
+
+    def fits(self, source: FileToRead) -> bool:
+        """Return whether a file is of this format; what costs least is asked first."""
+        if (self.json and not source.is_json) or (self.ends and not source.name.endswith(tuple(self.ends))):
+            return False
+        looked = getattr(source, self.looked_at)
+        words = source.begins if self.looked_at == "head" else looked
+        if looked is None or (self.signs and not any(sign in words for sign in self.signs)):
+            return False
+        if (self.pattern and not re.search(self.pattern, words)) or (self.looks_like and not _fetched(self.looks_like)(looked)):
+            return False
+        return not (self.unless and getattr(source, self.unless))
+
+    def read(self, source: FileToRead) -> object:
+        given = [getattr(source, name) for name in self.takes]
+        return _fetched(self.reader)(*given) if self.reader else given[0]
 
 
-class TextReader(Protocol):
-    """A module that reads one kind of text."""
-
-    def looks_like(self, text: str, /) -> bool: ...
-    def parse(self, text: str, /) -> object: ...
-
-
-Fits = Callable[[FileToRead], bool]
-Reads = Callable[[FileToRead], object]
-
-
-def _trace(by: TraceReader) -> Format:
-    def fits(source: FileToRead) -> bool:
-        return by.fits(source.head, source.path)
-
-    def read(source: FileToRead) -> object:
-        return by.read(source.stream, source.nsys)
-
-    return Format("trace", by.described, Trace, audit_traces, fits, read, together=True)
-
-
-def _collectives(described: str, fits: Fits, read: Reads) -> Format:
-    return Format("collectives", described, collective_tests.CollectiveTests, audit_collectives, fits, read, by_place=True)
-
-
-def _bench(described: str, fits: Fits, read: Reads) -> Format:
-    return Format("bench", described, tuple, audit_bench, fits, read)
-
-
-def _on_text(looks_like: Callable[[str], bool], parse: Callable[[str], object], raw: bool = False) -> tuple[Fits, Reads]:
-    """How a text is known and read: as its program wrote it, or ``raw``, with what launchers wrote before its lines."""
-
-    def text(source: FileToRead) -> str:
-        return source.raw if raw else source.text
-
-    return lambda s: looks_like(text(s)), lambda s: parse(text(s))
-
-
-def _text_format(
-    kind: str, described: str, record: type, audit: Callable[..., Section], reader: TextReader, raw: bool = False, **more: bool
-) -> Format:
-    """A format of texts that has a module of its own."""
-    fits, read = _on_text(reader.looks_like, reader.parse, raw)
-    return Format(kind, described, record, audit, fits, read, **more)
-
-
-DATA = (
-    *map(_trace, READERS),
-    Format(
-        "flight",
-        "a flight recorder's dump",
-        flight.Dump,
-        audit_flight,
-        lambda s: flight.looks_like(s.head),
-        lambda s: flight.read(s.stream),
-        together=True,
-    ),
-    _collectives(
-        "the JSON of nccl-tests or rccl-tests",
-        lambda s: s.is_json and collective_json.looks_like(s.head),
-        lambda s: collective_tests.parse(collective_json.text_of_json(s.text, s.path.name), s.path.name),
-    ),
-    _bench("a benchmark result", lambda s: s.is_json and bench.looks_like_data(s.head), lambda s: bench.parse(s.text, str(s.path))),
-)
+_REGISTRY = table("runs/audit/formats.toml")
+RECORDS = {name: RecordKind(**row) for name, row in _REGISTRY["records"].items()}
+DATA = tuple(Format(**{"looked_at": "head", "takes": ["stream"], **row}) for row in _REGISTRY["data"])
 """Of which a file has one, the first that fits."""
-TEXTS = (
-    *(_text_format("log", log.described, StartupLog, audit_log, log) for log in ENGINE_LOGS),
-    Format(
-        "log",
-        tgi_log.described,
-        StartupLog,
-        audit_log,
-        lambda s: tgi_log.looks_like(s.text) and s.crash is None,
-        lambda s: tgi_log.parse(s.text),
-    ),
-    _text_format("log", "a log of llama.cpp", llamacpp_log.Timings, audit_timings, llamacpp_log, raw=True),
-    _text_format("log", "a log of NCCL, RCCL or PyTorch's watchdog", nccl_log.NcclLog, audit_nccl, nccl_log, together=True),
-    _text_format("flight", "an analysis of flight recorders", flight_text.Analysis, audit_analysis, flight_text, raw=True),
-    _bench("a printed benchmark result", lambda s: bench.looks_like_text(s.raw), lambda s: bench.parse_text(s.raw, str(s.path))),
-    _text_format("training", "a training log", training_log.TrainingLog, audit_training, training_log),
-    _collectives(
-        "nccl-tests or rccl-tests output",
-        lambda s: collective_tests.looks_like(s.text),
-        lambda s: collective_tests.parse(s.raw, s.path.name),
-    ),
-    Format("links", "nvidia-smi nvlink", smi.Links, audit_links, *_on_text(smi.looks_like_links, smi.parse_links), by_place=True),
-    Format(
-        "monitor",
-        "nvidia-smi dmon",
-        smi.Monitor,
-        audit_monitor,
-        *_on_text(smi.looks_like_monitor, smi.parse_monitor),
-        by_place=True,
-    ),
-    Format(
-        "crash",
-        "a log that ends in an error",
-        crashes.Crash,
-        audit_crash,
-        lambda s: s.crash is not None,
-        lambda s: s.crash,
-        by_place=True,
-    ),
-    _text_format("state", "states of GPUs", smi_query.States, audit_states, smi_query, by_place=True),
-    _text_format("topology", "a matrix of GPUs", matrices.Matrices, audit_topology, matrices, by_place=True),
-)
+TEXTS = tuple(Format(**row) for row in _REGISTRY["text"])
 """Of which a text has all that fit."""
-BY_RECORD = {one.record: one for one in (*DATA, *TEXTS)}
+
+
+def kind_of(record: object) -> RecordKind:
+    """Return what the registry says of a reader's record."""
+    return RECORDS[f"{type(record).__module__.removeprefix('commtax.')}:{type(record).__name__}"]
 
 
 def formats_of(source: FileToRead) -> list[Format]:
-    """The format of a file's data, or all those of its text."""
+    """Return the format of a file's data, or all those of its text."""
     texts = TEXTS if is_text(source.head) else ()
     fitting = next(([f] for f in DATA if f.fits(source)), None) or [f for f in texts if f.fits(source)]
     if not fitting:
@@ -278,13 +213,14 @@ def formats_of(source: FileToRead) -> list[Format]:
 
 
 def kinds(path: Path) -> list[str]:
+    """Return the kinds of a file's formats."""
     with open_stream(path) as stream:
         return [f.kind for f in formats_of(FileToRead(stream))]
 
 
 def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[object]:
-    """What a file says, unpacked where it is packed; of a text all that any format can read."""
-    said: list[object] = []
+    """Return the records of a file, unpacked where it is packed; of a text those that any format can read."""
+    records: list[object] = []
     refused: list[Refusal] = []
     with open_stream(path, watch=watch) as stream:
         source = FileToRead(stream, program)
@@ -294,7 +230,15 @@ def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[
             except Refusal as refusal:
                 refused.append(refusal)
             else:
-                said += found if isinstance(found, list) else [found]
-    if refused and not said:
+                records += found if isinstance(found, list) else [found]
+    if refused and not records:
         raise refused[0]
-    return said
+    return records
+
+
+def read_traces(path: Path) -> list[Trace] | None:
+    """Return the traces of a profiler's file; None of any other."""
+    with open_stream(path) as stream:
+        source = FileToRead(stream)
+        fitting = next((f for f in DATA if f.kind == "trace" and f.fits(source)), None)
+        return cast("list[Trace]", fitting.read(source)) if fitting else None

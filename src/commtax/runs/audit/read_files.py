@@ -1,35 +1,237 @@
-"""What was handed over, read: files, and folders with all that is in them."""
+"""What was handed over, read: files, and folders with all that is in them; large ones at once, those of one job together."""
 
+from __future__ import annotations
+
+import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from commtax import catalog
 from commtax.catalog.hardware import recognise
 from commtax.catalog.models import known_model
 from commtax.files import Watch
-from commtax.runs.audit.formats import BY_RECORD
-from commtax.runs.audit.jobs import by_job, dump_signs, trace_signs
-from commtax.runs.audit.parallel_reading import read_runs
-from commtax.runs.calibrate.said_deployments import SaidDeployment, launches_in
+from commtax.runs.audit import formats
+from commtax.runs.audit.formats import kind_of
 from commtax.runs.evidence.identity import names_of
-from commtax.runs.logs.flight import Dump
-from commtax.runs.logs.startup import StartupLog
-from commtax.runs.logs.training_log import TrainingLog
-from commtax.runs.logs.training_plan import logged_plan
-from commtax.runs.machines.smi import Links
-from commtax.runs.results.bench_record import BenchmarkRun
-from commtax.runs.traces.profilers import rocprof
-from commtax.runs.traces.trace import Trace, distinct
+from commtax.runs.logs.engine_logs import StartupLog
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
-from commtax.thresholds import counts
+from commtax.thresholds import thresholds
 from commtax.units import plural
 
-COUNT = counts(__name__)
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from multiprocessing.sharedctypes import Synchronized
+
+    from commtax.runs.audit.reported_deployments import ReportedDeployment
+    from commtax.runs.logs.flight import Dump
+    from commtax.runs.logs.training_log import TrainingLog
+    from commtax.runs.machines.smi import Links
+    from commtax.runs.results.bench_record import BenchmarkRun
+    from commtax.runs.traces.trace import Trace
+
+COUNT, LEVEL = thresholds(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSigns:
+    """What tells the job of a file: ``world`` is 0 where it tells none, ``meets`` is false where it holds no collective."""
+
+    rank: int
+    world: int
+    place: Hashable
+    begin_s: float
+    end_s: float
+    meets: bool
+
+
+def trace_signs(trace: Trace) -> JobSigns:
+    origin_s, device = trace.origin_ns * 1e-9, trace.device
+    place = device and (device.name, device.memory_bytes)
+    begin, end = origin_s + trace.timeline.begin_s, origin_s + trace.timeline.finish_s
+    return JobSigns(trace.rank, trace.world, (trace.on_device, place), begin, end, bool(trace.collectives or trace.issued))
+
+
+def dump_signs(dump: Dump) -> JobSigns:
+    moments = [e.created_s for e in dump.entries] or [0.0]
+    world = max((len(members) for members in dump.groups.values()), default=0)
+    return JobSigns(dump.rank, world, dump.library, min(moments), max(moments), True)
+
+
+Files = list[tuple[int, JobSigns]]  # each with its place among those that were given
+
+
+def by_job(given: Sequence[JobSigns], names: Sequence[str]) -> list[list[int]]:
+    """Places of the files of each job, jobs in the order of their first files; ``names`` are those of the files."""
+    found = (job for world in _worlds(list(enumerate(given))) for job in _split_clashing(world, names))
+    return sorted(sorted(at for at, _ in job) for job in found)
+
+
+def _worlds(files: Files) -> list[Files]:
+    """By the number of ranks; files that tell none are of the only job that does, if their ranks are free in it."""
+    groups = _group_files(files, lambda one: one[1].world)
+    unknown = groups.pop(0, [])
+    if unknown and len(groups) == 1 and not _clash(joined := [*next(iter(groups.values())), *unknown]):
+        return [joined]
+    return [*groups.values(), *([unknown] if unknown else [])]
+
+
+def _split_clashing(files: Files, names: Sequence[str]) -> Iterator[Files]:
+    """Files of one number of ranks, by device, by time, and one by one, as long as ranks clash."""
+    if not _clash(files):
+        yield files
+    elif files[0][1].world == 1:
+        yield from ([one] for one in files)
+    else:
+        for place in _group_files(files, lambda one: one[1].place).values():
+            for moment in _split_runs(place, names) if _clash(place) else [place]:
+                alone = _clash(moment) and not any(signs.meets for _, signs in moment)
+                yield from _group_files(moment, lambda one: names[one[0]]).values() if alone else [moment]
+
+
+def _split_runs(files: Files, names: Sequence[str]) -> list[Files]:
+    """Files whose ranks clash, by run: by long pauses; where ranks are told, by whatever leaves none of them together."""
+    long_after = _moments(files, LEVEL.apart_s)
+    if not files[0][1].world:
+        return long_after
+    called = _group_files(files, lambda one: _name_without_rank(names[one[0]], one[1].rank))
+    alike = list(called.values()) if min(map(len, called.values())) > 1 else [files]
+    sooner = (_moments(files, LEVEL.apart_s / 2**i) for i in range(1, COUNT.shorter))
+    return next((parts for parts in chain([long_after, alike], sooner) if not any(map(_clash, parts))), long_after)
+
+
+def _name_without_rank(name: str, rank: int) -> str:
+    """What a file is called beside its rank.
+
+    >>> _name_without_rank("run2-rank0.json", 0), _name_without_rank("run2-rank1.json", 1)
+    ('run2-rank#.json', 'run2-rank#.json')
+    """
+    return re.sub(rf"(?<!\d)0*{rank}(?!\d)", "#", name)
+
+
+def _clash(files: Files) -> bool:
+    return len({signs.rank for _, signs in files}) < len(files)
+
+
+def _moments(files: Files, apart_s: float) -> list[Files]:
+    """By time: those that begin so long after all before them have ended are another run."""
+    ordered = sorted(files, key=lambda one: one[1].begin_s)
+    found, until = [ordered[:1]], ordered[0][1].end_s
+    for at, signs in ordered[1:]:
+        if signs.begin_s > until + apart_s:
+            found.append([])
+        found[-1].append((at, signs))
+        until = max(until, signs.end_s)
+    return found
+
+
+def _group_files(files: Files, key: Callable[[tuple[int, JobSigns]], Hashable]) -> dict[Hashable, Files]:
+    groups: dict[Hashable, Files] = {}
+    for one in files:
+        groups.setdefault(key(one), []).append(one)
+    return groups
+
+
+_counted: Synchronized[int]  # bytes that all processes have read, in each of them
+Run = Sequence[Path]  # files that are read together
+Said = list[object] | Refusal  # what they say, or why they say nothing
+
+
+def read_runs(runs: Sequence[Run], nsys: str, watch: Watch | None = None, processes: int = 1) -> list[Said]:
+    """What each run of files says. ``nsys`` opens reports of Nsight Systems; 0 processes: one for each core."""
+    count = min(processes or _cores(), len(runs))
+    sizes = sorted(map(_text_bytes, runs))
+    if count < 2 or sum(sizes[:-1]) < COUNT.worth_bytes:
+        return [_read(run, nsys, watch) for run in runs]
+    return _read_in_processes(runs, nsys, watch, count)
+
+
+def _read_in_processes(runs: Sequence[Run], nsys: str, watch: Watch | None, count: int) -> list[Said]:
+    import multiprocessing  # here, because most runs need no second process
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    context = multiprocessing.get_context("spawn")  # another thread of this process may hold what a fork would need
+    counter = context.Value("Q", 0)
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(count, context, _begin, (counter,))
+    try:
+        largest_first = sorted(range(len(runs)), key=lambda i: _text_bytes(runs[i]), reverse=True)
+        tasks = {i: pool.submit(_read, runs[i], nsys, _count) for i in largest_first}
+        _attend(set(tasks.values()), counter, watch)
+        return [tasks[i].result() for i in range(len(runs))]
+    except BrokenProcessPool:
+        raise Refusal("files: a process that read one of them was ended (is there memory for all of them?)", "file") from None
+    except BaseException:  # an interrupt: nobody waits for the others
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _attend(tasks: set[Future[Said]], counter: Synchronized[int], watch: Watch | None) -> None:
+    """Wait until all are done or one has failed, and tell how far they are."""
+    from concurrent.futures import wait
+
+    told = 0
+    while tasks:
+        done, tasks = wait(tasks, timeout=LEVEL.every_s)
+        if watch and counter.value > told:
+            further = counter.value - told
+            told += further
+            watch(further)
+        if any(task.exception() for task in done):
+            return
+
+
+def _begin(counter: Synchronized[int]) -> None:
+    """In a process of the pool: an interrupt is for the one that started it."""
+    import signal
+
+    global _counted
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _counted = counter
+
+
+def _read(run: Run, nsys: str, watch: Watch | None) -> Said:
+    try:
+        if len(run) == 1:
+            return formats.read(run[0], nsys, watch)
+        from commtax.runs.traces.profilers import rocprof
+
+        return list(rocprof.read_tables(run))
+    except Refusal as refusal:
+        return refusal
+
+
+def _count(further: int) -> None:
+    with _counted.get_lock():
+        _counted.value += further
+
+
+def _text_bytes(run: Run) -> int:
+    """About how much text files hold; nothing where they cannot be asked."""
+    total = 0
+    for path in run:
+        with suppress(OSError, ValueError):
+            total += os.stat(path).st_size * (COUNT.unpacked if path.suffix == ".gz" else 1)
+    return total
+
+
+def _cores() -> int:
+    able = getattr(os, "sched_getaffinity", None)
+    return len(able(0)) if able else os.cpu_count() or 1
+
+
 ANY = "any model"
+JOBS = ("trace", "flight")  # kinds of which each rank of a job leaves a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +245,11 @@ class ReadFiles:
     left: tuple[tuple[str, object], ...]
     notes: tuple[Note, ...] = ()
     jobs: tuple[Sequence[tuple[str, Trace | Dump]], ...] = ()
-    launches: tuple[SaidDeployment, ...] = ()
+    launches: tuple[ReportedDeployment, ...] = ()
 
     @property
     def traces(self) -> list[tuple[str, Trace]]:
-        return [(name, said) for name, said in self.left if isinstance(said, Trace)]
+        return [(name, cast("Trace", said)) for name, said in self.left if kind_of(said).kind == "trace"]
 
 
 def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None = None, processes: int = 1) -> ReadFiles:
@@ -67,8 +269,8 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
             passed |= dict.fromkeys(paths, said)
         else:
             name, whole = paths[0].name, str(paths[0])  # ranks of a job may lie in folders of their own
-            left += [(whole if often[name] > 1 and not isinstance(one, Trace | Dump) else name, one) for one in said]
-    launches = launches_in(passed, remarks := list[str]())
+            left += [(whole if often[name] > 1 and kind_of(one).kind not in JOBS else name, one) for one in said]
+    launches, remarks = _launches(passed) if passed else ({}, [])
     for path, refusal in passed.items():
         if named[path] and path not in launches:
             raise refusal
@@ -86,35 +288,54 @@ def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None =
 def gather(found: Sequence[tuple[str, object]], passed: Sequence[str] = ()) -> ReadFiles:
     """What files say, each with the name of its file, put together by jobs; ``passed`` are those that say nothing."""
     joined, notes = _join_counters(list(found)), tuple(_passed_over(passed))
-    traces = [(name, said) for name, said in joined if isinstance(said, Trace)]
-    dumps = [(name, said) for name, said in joined if isinstance(said, Dump)]
+    traces = [(name, cast("Trace", said)) for name, said in joined if kind_of(said).kind == "trace"]
+    dumps = [(name, cast("Dump", said)) for name, said in joined if kind_of(said).kind == "flight" and kind_of(said).together]
     jobs: list[list[tuple[str, Trace | Dump]]] = []
-    for job in by_job([trace_signs(t) for _, t in traces], [n for n, _ in traces]):
-        ranked = distinct([traces[at][1] for at in job])
-        jobs.append([(traces[at][0], trace) for at, trace in zip(job, ranked, strict=True)])
-    others = [(name, said) for name, said in joined if not isinstance(said, Trace)]
+    if traces:
+        from commtax.runs.traces.trace import distinct
+
+        for job in by_job([trace_signs(t) for _, t in traces], [n for n, _ in traces]):
+            ranked = distinct([traces[at][1] for at in job])
+            jobs.append([(traces[at][0], trace) for at, trace in zip(job, ranked, strict=True)])
+    others = [(name, said) for name, said in joined if kind_of(said).kind != "trace"]
     left = [*others, *(one for job in jobs for one in job)]
     recorded = [[dumps[at] for at in job] for job in by_job([dump_signs(d) for _, d in dumps], [n for n, _ in dumps])]
     return ReadFiles(tuple(left), notes, (*jobs, *recorded))
+
+
+def _launches(paths: Iterable[Path]) -> tuple[dict[Path, ReportedDeployment], list[str]]:
+    """Return what scripts and YAML beside a run start, and remarks on commands that cannot be read."""
+    from commtax.runs.audit.reported_deployments import launches_in
+
+    remarks = list[str]()
+    return launches_in(paths, remarks), remarks
 
 
 def _runs(files: Iterable[Path]) -> list[list[Path]]:
     """Files that are read together, in order: the tables of one run of rocprofv3; each of all others alone."""
     found: dict[str, list[Path]] = {}
     for path in files:
-        found.setdefault(rocprof.run_of(path) or str(path), []).append(path)
+        found.setdefault(_run_of_tables(path) or str(path), []).append(path)
     return list(found.values())
+
+
+def _run_of_tables(path: Path) -> str:
+    if not path.name.endswith((".csv", ".csv.gz")):
+        return ""
+    from commtax.runs.traces.profilers.rocprof import run_of
+
+    return run_of(path)
 
 
 def _join_counters(left: list[tuple[str, object]]) -> list[tuple[str, object]]:
     """Counters of links that several files hold, first to last, as one record: their difference is what was carried."""
-    counters = [(name, said) for name, said in left if isinstance(said, Links)]
+    counters = [(name, cast("Links", said)) for name, said in left if kind_of(said).kind == "links"]
     if len(counters) < 2:
         return left
     names, seen = ", ".join(name for name, _ in counters), counters[0][1]
     for _, later in counters[1:]:
         seen = seen.and_then(later)
-    return [*((name, said) for name, said in left if not isinstance(said, Links)), (names, seen)]
+    return [*((name, said) for name, said in left if kind_of(said).kind != "links"), (names, seen)]
 
 
 def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
@@ -139,16 +360,22 @@ def _passed_over(names: Sequence[str]) -> Iterator[Note]:
 
 def model_of(read: ReadFiles) -> Model:
     """The model that the first log or benchmark result tells; any where no file asks for one."""
-    told = (logged_plan(said).model for _, said in read.left if isinstance(said, TrainingLog))
-    runs = (run for _, said in read.left if isinstance(said, tuple) for run in said if isinstance(run, BenchmarkRun))
+    told = (_trained_model(cast("TrainingLog", said)) for _, said in read.left if kind_of(said).kind == "training")
+    runs = (cast("BenchmarkRun", run) for _, said in read.left if isinstance(said, tuple) for run in said)
     measured = (known_model(run.model) for run in runs if run.model)
     started = (known_model(name) for _, said in read.left if isinstance(said, StartupLog) for name in names_of(said.model) if name)
     launched = (known_model(said.model) for said in read.launches if said.model)
     if model := next(filter(None, chain(told, measured, started, launched)), None):
         return model
-    if all(BY_RECORD[type(said)].by_place for _, said in read.left):
+    if all(kind_of(said).by_place for _, said in read.left):
         return replace(catalog.model(next(iter(catalog.keys("models")))), key=ANY)
     raise Refusal("model: name what ran with --model; the files do not tell it", "model")
+
+
+def _trained_model(log: TrainingLog) -> Model | None:
+    from commtax.runs.logs.training_audit import logged_plan
+
+    return logged_plan(log).model
 
 
 def place_of(read: ReadFiles) -> str:

@@ -19,10 +19,10 @@ from commtax.records import dataclass
 from commtax.spec import RunLesson
 from commtax.statement import Refusal
 from commtax.thresholds import thresholds
-from commtax.verbs.closed_loop import serve
+from commtax.verbs.closed_loop import imagined, price_closed_loop
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.foresight import Foresight, imagined, lessons_of
 from commtax.verbs.keywords import SimulateOptions
+from commtax.verbs.profiles import Foresight, lessons_of
 from commtax.verbs.settling import Settled, settle
 
 COUNT, LEVEL = thresholds(__name__)
@@ -195,7 +195,7 @@ def _priced(base: Settled, loads: Sequence[tuple[int, int, int]]) -> Candidates:
     latencies, seconds, roomy = list[RunLesson](), list[float](), list[bool]()
     for part in parts:
         clients, prompt, output = (np.array(x) if len(part) > 1 else x[0] for x in zip(*part, strict=True))
-        answer = serve(settle(base.but(concurrency=clients, input_len=prompt, output_len=output)))
+        answer = price_closed_loop(settle(base.but(concurrency=clients, input_len=prompt, output_len=output)))
         each = np.maximum(1.0, np.asarray(clients) / (base.plan.dp * base.plan.replicas))
         fits = np.asarray(answer.kv_tokens) >= np.asarray(prompt) + output + answer.state_tokens
         latencies += imagined(answer)

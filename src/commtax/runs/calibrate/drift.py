@@ -31,7 +31,7 @@ from commtax.spec import Deployment, Profile, RunLesson
 from commtax.statement import Refusal
 from commtax.thresholds import thresholds
 from commtax.units import listed
-from commtax.verbs.foresight import Foresight
+from commtax.verbs.profiles import Foresight
 
 COUNT, LEVEL = thresholds(__name__)
 PARTS: Mapping[str, Sequence[str]] = table("runs/calibrate/parts.toml")["parts"]

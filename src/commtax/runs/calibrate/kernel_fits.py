@@ -11,8 +11,8 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import Array
-from commtax.cost.forms import FORMS
 from commtax.cost.kernel import Kernel
+from commtax.cost.layer_forms import FORMS
 from commtax.records import with_fields
 from commtax.runs.calibrate import robust_fit
 from commtax.runs.calibrate.measurements import (

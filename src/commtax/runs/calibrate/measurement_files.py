@@ -11,22 +11,12 @@ from pathlib import Path
 from typing import cast
 
 from commtax.catalog.fabric import OPS, library
-from commtax.files import OUTPUT_BYTES, Json, JsonObject, object_of, parse_documents, read_text
+from commtax.files import OUTPUT_BYTES, Json, JsonObject, object_of, open_stream, parse_documents, read_text
 from commtax.launch.read_command import from_settings
-from commtax.runs.calibrate.benchmark_runs import (
-    LabelledResult,
-    measured_runs,
-    missing_facts,
-    name_some,
-    reason_unusable,
-    refuse_missing,
-)
-from commtax.runs.calibrate.measurements import SHAPES, MeasurementFiles, SweepRow, SweptKernel, TimedCollective
-from commtax.runs.calibrate.profiled_steps import LabelledTraces, label_jobs, measured_steps
-from commtax.runs.calibrate.profiled_steps import missing_facts as missing_in_traces
-from commtax.runs.calibrate.said_deployments import (
+from commtax.runs.audit.formats import read_traces
+from commtax.runs.audit.reported_deployments import (
     PROSE,
-    SaidDeployment,
+    ReportedDeployment,
     from_command_lines,
     from_launch,
     from_log,
@@ -36,11 +26,23 @@ from commtax.runs.calibrate.said_deployments import (
     released,
     suits,
 )
+from commtax.runs.calibrate.engine_runs import (
+    LabelledResult,
+    LabelledTraces,
+    label_jobs,
+    measured_runs,
+    measured_steps,
+    missing_facts,
+    name_some,
+    reason_unusable,
+    refuse_missing,
+)
+from commtax.runs.calibrate.engine_runs import missing_step_facts as missing_in_traces
+from commtax.runs.calibrate.measurements import SHAPES, MeasurementFiles, SweepRow, SweptKernel, TimedCollective
 from commtax.runs.evidence import prefixes
 from commtax.runs.logs.engine_logs import ENGINE_LOGS
-from commtax.runs.results import bench, nccl_tests
+from commtax.runs.results import bench, collective_tests
 from commtax.runs.results.bench_record import BenchmarkRun
-from commtax.runs.traces.profilers.readers import holds_events, read_traces
 from commtax.runs.traces.trace import Trace
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
@@ -59,13 +61,13 @@ class ReadFile:
     name: str
     rows: MeasurementFiles = field(default_factory=MeasurementFiles)
     results: tuple[BenchmarkRun, ...] = ()
-    launch: SaidDeployment | None = None
+    launch: ReportedDeployment | None = None
     is_log: bool = False
-    told: tuple[SaidDeployment | None, ...] = ()  # by each result, of its own server
+    told: tuple[ReportedDeployment | None, ...] = ()  # by each result, of its own server
     traces: tuple[Trace, ...] = ()  # of profilers
 
 
-Group = tuple[list[ReadFile], tuple[SaidDeployment, ...]]
+Group = tuple[list[ReadFile], tuple[ReportedDeployment, ...]]
 """Files of one deployment, and what stands in the folders above it."""
 
 
@@ -94,7 +96,7 @@ class FoundMeasurements:
 
 
 def read_all(
-    paths: Sequence[Path], library_key: str, said: Sequence[SaidDeployment] = (), profiled: Sequence[SaidDeployment] = ()
+    paths: Sequence[Path], library_key: str, said: Sequence[ReportedDeployment] = (), profiled: Sequence[ReportedDeployment] = ()
 ) -> FoundMeasurements:
     """All measurements of files and folders; ``said`` holds for every benchmark and trace among them, ``profiled`` for traces
     alone, the library for nccl-tests.
@@ -132,7 +134,9 @@ def read(path: Path, library_key: str) -> ReadFile:
     )
 
 
-def _read_folder(path: Path, name: str, library_key: str, above: tuple[SaidDeployment, ...] = (), depth: int = 1) -> list[Group]:
+def _read_folder(
+    path: Path, name: str, library_key: str, above: tuple[ReportedDeployment, ...] = (), depth: int = 1
+) -> list[Group]:
     """The files of a folder, and of those below it; what is neither measured nor launched is left out, and said."""
     inside = sorted(islice(path.iterdir(), COUNT.most_files + 1))
     if len(inside) > COUNT.most_files:
@@ -172,8 +176,9 @@ def _traces_if_any(path: Path) -> list[Trace] | None:
     try:
         return read_traces(path)
     except Refusal:
-        if holds_events(path):
-            raise
+        with open_stream(path) as stream:
+            if b'"traceEvents"' in stream.head(COUNT.head_bytes):
+                raise
         return None
 
 
@@ -198,7 +203,7 @@ def recognise(text: str, name: str, library_key: str) -> ReadFile | None:
     """What a text holds, by what is inside it; None where it is nothing that is read here."""
     if _is_json(text):
         return _json(prefixes.strip_prefixes(text), name, library_key)
-    if runs := nccl_tests.parse_all(text, name):
+    if runs := collective_tests.parse_all(text, name):
         return ReadFile(name, sum((_nccl_tests(run, name, library_key) for run in runs), MeasurementFiles()))
     written = prefixes.strip_prefixes(prefixes.unpack_docker(text))
     log = next((log.parse(written) for log in ENGINE_LOGS if log.looks_like(written)), None)
@@ -222,7 +227,7 @@ def _printed_results(text: str, name: str, refuse: bool) -> tuple[BenchmarkRun, 
 
 
 def _label_results(
-    files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
+    files: Sequence[ReadFile], said: Sequence[ReportedDeployment], above: Sequence[ReportedDeployment]
 ) -> Iterator[LabelledResult]:
     launches = [launch for file in files if (launch := file.launch)] or list(above)
     for file in files:
@@ -234,16 +239,16 @@ def _label_results(
 
 
 def _label_traces(
-    files: Sequence[ReadFile], said: Sequence[SaidDeployment], above: Sequence[SaidDeployment]
+    files: Sequence[ReadFile], said: Sequence[ReportedDeployment], above: Sequence[ReportedDeployment]
 ) -> Iterator[LabelledTraces]:
     """Traces, those of one job together, with what is said of their deployment."""
     launches = [launch for file in files if (launch := file.launch)] or list(above)
     for label, traces in label_jobs([(file.name, trace) for file in files for trace in file.traces]):
-        own = SaidDeployment(f"'{label}'")
+        own = ReportedDeployment(f"'{label}'")
         yield LabelledTraces(label, traces, joined((*said, *_launches_of(own, launches), own)))
 
 
-def _launches_of(own: SaidDeployment, launches: Sequence[SaidDeployment]) -> Sequence[SaidDeployment]:
+def _launches_of(own: ReportedDeployment, launches: Sequence[ReportedDeployment]) -> Sequence[ReportedDeployment]:
     """Of the launches beside a result those that it can be of; they must agree with each other, or one alone with it."""
     fitting = [launch for launch in launches if suits(launch, own)]
     if len(fitting) < 2:
@@ -255,7 +260,7 @@ def _launches_of(own: SaidDeployment, launches: Sequence[SaidDeployment]) -> Seq
         raise Refusal(f"{refusal}: {unclear}", refusal.argument) from None
 
 
-def _nccl_tests(run: nccl_tests.NcclTestsRun, name: str, library_key: str) -> MeasurementFiles:
+def _nccl_tests(run: collective_tests.NcclTestsRun, name: str, library_key: str) -> MeasurementFiles:
     """Out of place and in place are two timings of one size; rows with wrong values are no measurements."""
     if not run.op or run.op not in OPS:
         raise Refusal(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")
@@ -297,7 +302,7 @@ def _json(text: str, name: str, library_key: str) -> ReadFile:
     return ReadFile(name, ours, tuple(one for one, _ in told), told=tuple(info for _, info in told))
 
 
-def _server_info(row: JsonObject, name: str) -> SaidDeployment | None:
+def _server_info(row: JsonObject, name: str) -> ReportedDeployment | None:
     """What an SGLang server told the client of itself, where the client keeps it in its result."""
     info = {key: str(value) for key, value in object_of(row.get("server_info")).items() if isinstance(value, (str, int, float))}
     return from_launch(from_settings("sglang", info, released(info.get("version", ""))), f"'{name}'") if info else None

@@ -11,14 +11,11 @@ from commtax.cli.output import Output, write_page
 from commtax.cli.progress import watch_reading
 from commtax.files import check_writable, refuse_overwriting
 from commtax.runs.audit import audit_read
-from commtax.runs.audit.anonymising import write_anonymous
-from commtax.runs.audit.claimed_run import by_launch, launched_options, logged_run
+from commtax.runs.audit.formats import kind_of
 from commtax.runs.audit.read_files import ReadFiles, model_of, place_of, read_all
 from commtax.runs.doors.claim_options import ALONE, LOOKED_AT, SECONDS_TOLERANCE, claim_of, paste_launch, said_options
 from commtax.runs.evidence.finding import DISAGREE, FAULT, UNKNOWN, Audit, Claim
-from commtax.runs.report import audit_differences, audit_words, auditing
-from commtax.runs.traces.run_differences import difference
-from commtax.runs.traces.trace import Trace
+from commtax.runs.report import audit_words, auditing
 from commtax.statement import Refusal
 from commtax.thresholds import levels
 from commtax.units import format_bytes, plural
@@ -72,7 +69,7 @@ def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoR
     unjudged = NO_VERDICT if claimed and findings.verdict == UNKNOWN else 0
     code = 1 if findings.verdict in (DISAGREE, FAULT) else unjudged
     if markdown:
-        from commtax.runs.report.audit_markdown import audit_markdown
+        from commtax.runs.report.audit_page import audit_markdown
 
         click.echo(audit_markdown(audit_words.audit_document(findings)), nl=False)
         raise SystemExit(code)
@@ -80,7 +77,9 @@ def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoR
 
 
 def _claim(read: ReadFiles, output: Output, given: GivenOptions, pasted: bool) -> Claim:
-    """What is said to have run; what neither an option nor a launch command says, as the files do."""
+    """Return what ran by the options; what neither an option nor a launch command names is taken from the files."""
+    from commtax.runs.audit.claimed_run import by_launch, launched_options, logged_run
+
     launched = {} if pasted else launched_options(read, str(given.model or ""), {name: given.get(name) for name in said_options()})
     given.update({name: value for name, value in launched.items() if name in given})
     claim = claim_of(output, given, lambda: model_of(read), place_of(read))
@@ -94,12 +93,15 @@ def _read(files: tuple[Path, ...], given: GivenOptions) -> ReadFiles:
 
 def _check_one_job(read: ReadFiles, option: str) -> ReadFiles:
     """What was read, if its traces are of one job."""
-    if (jobs := sum(isinstance(job[0][1], Trace) for job in read.jobs)) > 1:
+    if (jobs := sum(kind_of(job[0][1]).kind == "trace" for job in read.jobs)) > 1:
         raise Refusal(f"{option}: traces of {jobs} jobs are in it; give those of one", option)
     return read
 
 
 def _diff(files: tuple[Path, ...], output: Output, given: GivenOptions, pasted: bool) -> NoReturn:
+    from commtax.runs.report import audit_differences
+    from commtax.runs.traces.run_differences import difference
+
     if len(files) != 2:
         raise Refusal.about(diff=f"two runs are compared, each a file or a folder; {plural(len(files), 'path')} given")
     refuse(given, ("anonymise", "baseline"), "belongs to one run, not to --diff")
@@ -115,6 +117,8 @@ def _diff(files: tuple[Path, ...], output: Output, given: GivenOptions, pasted: 
 
 
 def _share(read: ReadFiles, files: tuple[Path, ...], output: Output, out: Path) -> None:
+    from commtax.runs.audit.anonymising import write_anonymous
+
     refuse_overwriting(out, files, "anonymise")
     _check_one_job(read, "anonymise")
     written = write_anonymous([trace for _, trace in read.traces], out)

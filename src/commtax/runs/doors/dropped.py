@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qsl
 
-from commtax.catalog.checkpoints import base_key
 from commtax.catalog.loader import normal
 from commtax.catalog.models import known_model
+from commtax.catalog.quantisation import base_key
 from commtax.files import decode_text
 from commtax.launch.launch_options import implied_options, options_of
-from commtax.launch.misspelt import MISSPELT
 from commtax.launch.read_command import parse as parse_launch
+from commtax.launch.unread import MISSPELT
 from commtax.report.documents import Record, Value
 from commtax.report.view.plan_table import unusual_sizes
 from commtax.report.view.state import KEYS, SHORT, RefusedError, State, on_page, parse
 from commtax.runs.audit import audit_read
-from commtax.runs.audit.formats import BY_RECORD, read
+from commtax.runs.audit.formats import kind_of, read
 from commtax.runs.audit.read_files import ReadFiles, gather, model_of, place_of
 from commtax.runs.evidence.finding import UNKNOWN, Audit, Claim
-from commtax.runs.logs.startup import StartupLog
+from commtax.runs.logs.engine_logs import StartupLog
 from commtax.runs.report.audit_page import audit_page
 from commtax.runs.report.audit_words import audit_document
 from commtax.runs.results.bench_record import BenchmarkRun
@@ -75,7 +75,7 @@ def _said_in(name: str, body: bytes) -> list[object]:
 def _audited(found: ReadFiles, state: State) -> Record:
     """What files say of the run comes before the page's keys; those that name their cluster and need no model are judged."""
     said = _said_keys(found)
-    placed = all(BY_RECORD[type(one)].by_place for _, one in found.left)
+    placed = all(kind_of(one).by_place for _, one in found.left)
     named = state["claim"] == IF_NAMED
     wanted = "m" in said and "tp" in said if named else state["claim"]
     claim = _claim(state, said) if wanted or (placed and "c" in said) else None

@@ -54,8 +54,8 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile
     from commtax.report import bills
     from commtax.runs.audit.formats import read
     from commtax.runs.report.expected_tests import show_expectations
+    from commtax.runs.results.collective_audit import judge_tests
     from commtax.runs.results.collective_tests import CollectiveTests
-    from commtax.runs.results.judged_collectives import judge_tests
 
     tests = next((record for record in read(path) if isinstance(record, CollectiveTests)), None)
     if tests is None:

@@ -1,13 +1,20 @@
-"""``commtax audit --metrics``: a running server beside its prediction, once or again and again."""
+"""``commtax audit --metrics``: a running server beside its prediction, once or again and again.
+
+The predicted band is served to Prometheus from this machine only, unless an address says otherwise.
+"""
 
 import json
 import signal
+import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import NoReturn
 
 import click
@@ -18,17 +25,79 @@ from commtax.cli.order import refuse
 from commtax.cli.output import Output
 from commtax.cli.progress import tell
 from commtax.files import write_text
-from commtax.runs.audit.scraping import MetricsPage
+from commtax.rules.values import number
+from commtax.runs.audit.scraping import MetricsPage, is_loopback
 from commtax.runs.doors.claim_options import claim_of
 from commtax.runs.evidence.finding import DISAGREE, FAULT, UNKNOWN, Claim
 from commtax.runs.report import server_words
 from commtax.runs.report.audit_words import audit_document
+from commtax.runs.report.server_words import DashboardLine, dashboard
 from commtax.runs.results.exposition import Exposition, LookAtServer
 from commtax.runs.results.live import LooksAtServer, MetricsWindow, ServerAudit, audit_server
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
 from commtax.units import format_seconds
-from commtax.verbs.checking import number
+
+TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PATH = "/metrics"
+SILENT_S = 10  # seconds after which a client that asks nothing is let go
+
+
+class MetricsExporter:
+    """Serves what ``page`` returns until it is closed."""
+
+    def __init__(self, address: str, page: Callable[[], str]) -> None:
+        host, port = exporter_address(address)
+        self.is_local = is_loopback(host)
+        shown = f"[{host}]" if ":" in host else host
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = SILENT_S
+            server_version, sys_version = "commtax", ""
+
+            def do_GET(self) -> None:
+                known = self.path.partition("?")[0] == PATH
+                body = (page() if known else f"metrics are at {PATH}\n").encode()
+                self.send_response(HTTPStatus.OK if known else HTTPStatus.NOT_FOUND)
+                self.send_header("Content-Type", TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing: the terminal is the dashboard's."""
+
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Nothing: a client that goes away in the middle is no fault of ours."""
+
+        try:
+            self._server = Server((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise Refusal.of(f"cannot listen there ({why}); another port, such as {port + 1}?", export_prometheus=address) from None
+        self.url = f"http://{shown}:{self._server.server_address[1]}{PATH}"
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def exporter_address(text: str) -> tuple[str, int]:
+    """An address and a port; a port alone is this machine's.
+
+    >>> exporter_address("9105"), exporter_address("0.0.0.0:9105"), exporter_address("[::1]:0")
+    (('127.0.0.1', 9105), ('0.0.0.0', 9105), ('::1', 0))
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or int(port[:6]) > 65_535:
+        raise Refusal.of("a port from 0 to 65535 is needed (0: any that is free), such as 9105", export_prometheus=text)
+    return host.strip("[]") or "127.0.0.1", int(port)
+
 
 SHORTEST_S, LONGEST_S = 0.1, 86_400.0  # between two looks, and of a window
 USUAL_EVERY_S, USUAL_WINDOW_S = 15.0, 60.0
@@ -131,8 +200,6 @@ def _follow(watch: ServerWatch, first: LookAtServer, every_s: float, output: Out
     """Look again and again, until Ctrl-C."""
     exporter = None
     if export:
-        from commtax.runs.doors.exporter import MetricsExporter
-
         exporter = MetricsExporter(export, watch.exposition)
         open_to = "" if exporter.is_local else ", reachable from other machines"
         output.remarks.append(f"predicted band for Prometheus at {exporter.url}{open_to}")
@@ -173,8 +240,6 @@ def _shown(watch: ServerWatch, every_s: float, as_json: bool, exported: str) -> 
         return
     from rich.console import Console
     from rich.live import Live
-
-    from commtax.runs.report.server_dashboard import DashboardLine, dashboard
 
     screen = Console(highlight=False, markup=False, emoji=False)
     with Live(console=screen, auto_refresh=False) as live:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from commtax.answer import Answer
 from commtax.question import Question
+from commtax.rules.values import positive
 from commtax.spec import Plan
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts, levels
 from commtax.timeline import Timeline
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.checking import positive
 from commtax.verbs.settling import settle
 
 HEADLINES = "step, time of a token, throughput, memory or time of a collective"
@@ -25,6 +26,8 @@ COUNTED = ("bytes", "tokens")  # units that no constants of a machine change
 
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
+REPEATED, WHOLE = "repetition", "whole trace"  # names of steps that no program named
+RESULTS = "results"  # a fact of a file that holds several results: how many
 FAULT = "fault"  # of a whole audit: a culprit is named
 LEVEL = levels(__name__)
 ROUNDING = 1e-13  # of sums, relative
@@ -287,7 +290,61 @@ class Section:
     facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
     measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
     sent: Mapping[tuple[str, int], SentCollectives] | None = None  # in a usual step, by kind and group size; None: no step is told
+    phases: Mapping[str, str] = field(default_factory=dict)  # of steps, by the names that report them
     blamed: str = ""  # code of the cause that is the culprit's, where that is not its kind
+
+
+ROUNDING_S = 1e-12
+STEP_PARTS = ("compute_s", "exposed_s", "copy_s", "idle_s")  # of a step, each second once: together they are the step
+
+
+def length_s(row: StepRow) -> float:
+    return row.compute_s + row.exposed_s + row.copy_s + row.idle_s
+
+
+def mean_middle_half(rows: Sequence[StepRow]) -> Usage:
+    """The mean of the middle half of the steps by length: no outlier is in it, and its parts still sum to it."""
+    ordered = sorted(rows, key=length_s)
+    quarter = len(ordered) // 4
+    kept = ordered[quarter : len(ordered) - quarter]
+    parts = ([getattr(r, name) for r in kept] for name in ("compute_s", "exposed_s", "hidden_s", "copy_s"))
+    return Usage(_mean([length_s(r) for r in kept]), *map(_mean, parts))
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    """Nothing where only rounding is left."""
+    mean = sum(seconds) / len(seconds)
+    return mean if mean > ROUNDING_S else 0.0
+
+
+def usual_phase(section: Section) -> str:
+    """The phase of most steps: an engine's prompts and tokens between them are not of one length."""
+    counted = Counter(section.phases.get(row.name, "") for row in [r for r in section.steps if r.usual] or section.steps)
+    return counted.most_common(1)[0][0] if counted else ""
+
+
+def by_rank(section: Section) -> list[tuple[int, int, Usage]]:
+    """Rank, how many steps of the usual phase it has, and a typical one; the mean step where steps are not told one by one."""
+    if not section.steps:
+        return [(rank, 0, used) for rank, used in section.usage]
+    usual = usual_phase(section)
+    return typical_by_rank([row for row in section.steps if section.phases.get(row.name, "") == usual])
+
+
+def typical_by_rank(steps: Sequence[StepRow]) -> list[tuple[int, int, Usage]]:
+    """Rank, how many steps it has, and a typical one of those that are usual (of all where none is)."""
+    ranks: dict[int, list[StepRow]] = {}
+    for row in steps:
+        ranks.setdefault(row.rank, []).append(row)
+    return [(rank, len(rows), mean_middle_half([r for r in rows if r.usual] or rows)) for rank, rows in sorted(ranks.items())]
+
+
+def typical_of_ranks(section: Section) -> Usage | None:
+    """The mean over the ranks of their typical steps; None where no step is told."""
+    each = [used for _, _, used in by_rank(section)]
+    if not each:
+        return None
+    return Usage(*(sum(getattr(u, name) for u in each) / len(each) for name in Usage.__dataclass_fields__))
 
 
 @dataclass(frozen=True, slots=True)

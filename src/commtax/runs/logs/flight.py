@@ -1,22 +1,140 @@
 """Dumps of PyTorch's flight recorder: the last collectives of one rank, as a pickle (``nccl_trace_rank_3``) or as JSON.
 
-Written when a collective timed out (``TORCH_FR_BUFFER_SIZE``, once ``TORCH_NCCL_TRACE_BUFFER_SIZE``) by NCCL, gloo and others.
+Written when a collective timed out (``TORCH_FR_BUFFER_SIZE``, once ``TORCH_NCCL_TRACE_BUFFER_SIZE``) by NCCL, gloo and others; and
+what an analyser of such dumps printed: ``torchfrtrace`` in its wordings, and tables with ``missing_ranks``.
+
+Python's own reader runs whatever a pickle names. The one here knows the instructions that write plain data, counts them, and stops
+at any other. A file that breaks off gives what is whole before.
 """
 
 import json
 import math
+import pickletools
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from commtax.files import OUTPUT_BYTES, FileStream, Json, decode_text, parse_json
 from commtax.runs.evidence.collective_names import call_op
-from commtax.runs.logs import safe_pickle
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts
+from commtax.wordings import patterns, split_lines
 
 COUNT = counts(__name__)
+SAYS = patterns(__name__)
+
+_MARK = object()
+Stack = list[object]
+_TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINSTRING", "SHORT_BINSTRING", "STRING")
+_BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
+_NUMBERS = ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT")
+_PUSHED = frozenset((*_TEXTS, *_BYTES, *_NUMBERS))
+_MADE: Mapping[str, Callable[[], object]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_TUPLE": tuple,
+    "MARK": lambda: _MARK,
+}
+_GETS, _PUTS = frozenset(("BINGET", "LONG_BINGET", "GET")), frozenset(("BINPUT", "LONG_BINPUT", "PUT"))
+_GATHERED: Mapping[str, Callable[[Stack], object]] = {
+    "TUPLE": tuple,
+    "LIST": list,
+    "DICT": lambda items: dict(zip(items[::2], items[1::2], strict=False)),
+}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def loads(raw: bytes, name: str) -> tuple[object, str]:
+    """What a pickle holds, and why it was not read to its end ("": it was).
+
+    >>> import pickle
+    >>> loads(pickle.dumps({"entries": [1, (2.5, None)]}), "x")
+    ({'entries': [1, (2.5, None)]}, '')
+    >>> loads(pickle.dumps(print), "x")
+    Traceback (most recent call last):
+    commtax.statement.Refusal: x: a pickle of more than plain data (STACK_GLOBAL), which is not run
+    """
+    stack, memo, partial = Stack(), dict[int, object](), ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of escapes in a damaged text
+            for count, (op, arg, _) in enumerate(pickletools.genops(raw)):
+                if op.name == "STOP":
+                    break
+                if count >= COUNT.most_instructions:
+                    partial = f"more than {COUNT.most_instructions:,} instructions"
+                    break
+                _run(op.name, arg, stack, memo, name)
+    except Refusal:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, AttributeError) as error:
+        partial = f"it breaks off or is damaged ({error})"[:200]
+    if partial:
+        _close(stack)
+    if not stack or stack[0] is _MARK:
+        raise Refusal(f"{name}: a pickle without anything readable{f': {partial}' if partial else ''}")
+    return stack[0], partial
+
+
+def _run(op: str, arg: object, stack: Stack, memo: dict[int, object], name: str) -> None:
+    if op in _PUSHED:
+        stack.append(arg)
+    elif op in _MADE:
+        stack.append(_MADE[op]())
+    elif op in _GETS:
+        stack.append(memo[int(str(arg))])
+    elif op in _PUTS:
+        memo[int(str(arg))] = stack[-1]
+    elif op == "MEMOIZE":
+        memo[len(memo)] = stack[-1]
+    elif op in _TUPLES:
+        stack[-_TUPLES[op] :] = [tuple(stack[-_TUPLES[op] :])]
+    elif op in _GATHERED:
+        stack.append(_GATHERED[op](_pop_to_mark(stack)))
+    elif op in ("APPENDS", "APPEND"):
+        items = _pop_to_mark(stack) if op == "APPENDS" else [stack.pop()]
+        if not isinstance(held := stack[-1], list):
+            raise TypeError(f"'{type(held).__name__}' object has no attribute 'extend'")
+        held.extend(items)
+    elif op in ("SETITEMS", "SETITEM"):
+        items = _pop_to_mark(stack) if op == "SETITEMS" else [stack.pop(-2), stack.pop()]
+        if not isinstance(held := stack[-1], dict):
+            raise TypeError(f"'{type(held).__name__}' object has no attribute 'update'")
+        held.update(zip(items[::2], items[1::2], strict=False))
+    elif op == "POP":
+        stack.pop()
+    elif op not in ("PROTO", "FRAME"):
+        raise Refusal(f"{name}: a pickle of more than plain data ({op}), which is not run")
+
+
+def _pop_to_mark(stack: Stack) -> Stack:
+    at = len(stack) - 1
+    while stack[at] is not _MARK:
+        at -= 1
+        if at < 0:
+            raise ValueError("no mark")
+    items = stack[at + 1 :]
+    del stack[at:]
+    return items
+
+
+def _close(stack: Stack) -> None:
+    """Give open containers what was read of their contents; of an entry that broke off what is whole."""
+    for _ in range(sum(held is _MARK for held in stack)):
+        items = _pop_to_mark(stack)
+        held = stack[-1] if stack else None
+        if isinstance(held, list):
+            held.extend(items)
+        elif isinstance(held, dict):
+            keys = [key if isinstance(key, str) else "" for key in items[::2]]
+            held.update(zip(keys, items[1::2], strict=False))
+
+
 STARTED, COMPLETED = "started", "completed"
 DTYPE_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
 DTYPE_BYTES |= {"Float8_e4m3fn": 1, "Float8_e5m2": 1, "ComplexFloat": 8, "ComplexDouble": 16}
@@ -76,7 +194,7 @@ def looks_like(head: bytes) -> bool:
 def read(stream: FileStream) -> Dump:
     """A dump; the rank is the number with which the name of its file ends."""
     raw, name = stream.whole(OUTPUT_BYTES), f"{stream.what} '{stream.path}'"
-    document, partial = (safe_pickle.loads if raw[:1] == b"\x80" else _json)(raw, name)
+    document, partial = (loads if raw[:1] == b"\x80" else _json)(raw, name)
     return parse(document, rank_of(stream.path), name, partial)
 
 
@@ -194,3 +312,120 @@ def _members(value: object) -> tuple[int, ...]:
         value = [part.strip() for part in inside.split(",")]
     ranks = [_whole_number(n, -1) for n in value[:1_000_000]] if isinstance(value, list | tuple) else []
     return tuple(ranks) if ranks and min(ranks) >= 0 else ()
+
+
+_OWN = "torch/distributed/"  # frames of the library itself
+_NAMED = ("collective_seq_id", "missing_ranks")  # columns of such a table
+
+
+@dataclass(slots=True)
+class Fault:
+    """A collective that went wrong: who did not come to it, or who called it otherwise."""
+
+    seq: int
+    op: str = ""
+    group: str = ""
+    missing: tuple[int, ...] = ()
+    culprits: tuple[int, ...] = ()
+    why: str = ""  # what differs, in the analyser's word
+    size: int = 0  # of the group
+    state: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What went wrong in the order of the text, and how many collectives its table lists."""
+
+    faults: tuple[Fault, ...] = ()
+    listed: int = 0
+
+
+def looks_like_analysis(text: str) -> bool:
+    return "Not all ranks joining collective" in text or all(name in text for name in _NAMED) or "Culprit rank " in text
+
+
+def parse_analysis(text: str) -> Analysis:
+    """Blocks of faults and tables, whichever are there.
+
+    >>> text = "Not all ranks joining collective, sequence number: 4\\ncollective: nccl:all_reduce\\nmissing ranks: {1, 3}"
+    >>> found = parse_analysis(text)
+    >>> found.faults[0].seq, found.faults[0].op, found.faults[0].missing
+    (4, 'all-reduce', (1, 3))
+    """
+    faults: dict[tuple[int, str, tuple[int, ...]], Fault] = {}
+    listed = 0
+    for fault in (*_blocks(text), *(rows := list(_rows(text)))):
+        listed = len(rows)
+        if (fault.missing or fault.culprits or fault.why) and len(faults) < COUNT.most_faults:
+            faults.setdefault((fault.seq, fault.op, fault.missing or fault.culprits), fault)
+    return Analysis(tuple(faults.values()), listed)
+
+
+def _blocks(text: str) -> Iterator[Fault]:
+    """A line that says that something is wrong, and the ones below it that say with what."""
+    fault: Fault | None = None
+    for full in split_lines(text):
+        line = full[: COUNT.most_line]
+        if SAYS.begins.search(line):
+            if fault:
+                yield fault
+            number, group = SAYS.number.search(line), SAYS.group.search(line)
+            fault = Fault(int(number[1]) if number else -1)
+            if group:
+                fault.group, fault.op = group[1], _op(group[2])
+            fault.missing = _ranks(among[1]) if (among := SAYS.among.search(line)) else ()
+        elif fault:
+            _take(fault, line)
+    if fault:
+        yield fault
+
+
+def _take(fault: Fault, line: str) -> None:
+    if said := SAYS.said.search(line):
+        key, value = said[1].lower(), said[2].strip()
+        if key == "missing ranks":
+            fault.missing = _ranks(value.partition("}")[0])
+        elif key == "expected ranks":
+            fault.size = len(_ranks(value)) if "{" in value else int(value) if value.isdecimal() else fault.size
+        elif key == "world size" and value.isdecimal():
+            fault.size = int(value)
+        elif key == "error msg":
+            fault.culprits = tuple(dict.fromkeys(int(r) for r in SAYS.culprit.findall(value)))
+            fault.why = ", ".join(dict.fromkeys(SAYS.why.findall(value)))
+        elif key == "group info":
+            fault.group = value[:120]
+        elif key == "collective":
+            fault.op = _op(value)
+        else:
+            fault.state = value[:60]
+    elif not fault.where and (frame := SAYS.frame.match(line)) and _OWN not in frame[2]:
+        fault.where = frame[2]
+
+
+def _rows(text: str) -> Iterator[Fault]:
+    """The collectives of a table, each with the ranks that it lacks."""
+    columns: list[str] = []
+    for full in split_lines(text):
+        line = full[: COUNT.most_line]
+        parts = line.strip().strip("|").split("|") if "|" in line else SAYS.cells.split(line.strip())
+        cells = [part.strip() for part in parts]
+        if all(name in cells for name in _NAMED):
+            columns = cells
+        elif columns and len(cells) + 1 >= len(columns):
+            row = dict(zip(columns, cells, strict=False))
+            if row.get("collective_seq_id", "").isdecimal():
+                differs = row.get("type_of_mismatch", "") or ("calls that differ" if row.get("pass_check") == "False" else "")
+                group, op = row.get("pg_desc") or row.get("group_id", ""), _op(row.get("collective_name", ""))
+                missing = _ranks(row.get("missing_ranks", ""))
+                yield Fault(int(row["collective_seq_id"]), op, group, missing, why=differs, state=row.get("collective_state", ""))
+        elif columns and not set(full.strip()) <= set("-+=| "):
+            columns = []
+
+
+def _op(name: str) -> str:
+    return call_op(name.strip()) or name.strip().rsplit(":", 1)[-1][:120]
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    return tuple(int(rank) for rank in SAYS.ranks.findall(text)[: COUNT.most_ranks])

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from commtax.files import table
 from commtax.runs.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
-from commtax.runs.logs.flight import STARTED, Dump, FlightEntry
-from commtax.runs.logs.flight_text import Analysis, Fault
+from commtax.runs.logs.flight import STARTED, Analysis, Dump, Fault, FlightEntry
 from commtax.runs.logs.nccl_audit import ranks_in_words
 from commtax.statement import Note
 from commtax.thresholds import counts

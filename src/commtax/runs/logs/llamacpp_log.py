@@ -9,7 +9,7 @@ from statistics import median
 
 from commtax.files import MiB
 from commtax.runs.evidence.finding import Claim, Finding, Section
-from commtax.runs.logs.serving_load import range_in_words
+from commtax.runs.logs.startup_audit import range_in_words
 from commtax.statement import Note
 from commtax.thresholds import counts
 from commtax.wordings import patterns, split_lines

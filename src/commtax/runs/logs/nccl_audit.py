@@ -16,7 +16,6 @@ from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.billing import price
 from commtax.verbs.settling import settle
 
-SOCKET_LINK, SHARED_LINK = "100gbe", "pcie4"  # the fastest that a way over TCP, and one through a host's memory, may be
 COUNT = counts(__name__)
 GONE = ("Broken pipe", "Connection closed", "Connection reset", "Connection refused")  # the other end of a connection failed first
 _CAUSES = table("runs/logs/log_causes.toml")
@@ -293,7 +292,7 @@ def _priced_cause(code: str, said: str, claim: Claim | None, *, inside: bool) ->
 def _extra_cost(claim: Claim, inside: bool) -> tuple[float, float, str] | None:
     """Seconds that a decode step costs more with the slow way, those of the step as claimed, and what the slow way is."""
     place = claim.question.cluster
-    slow = catalog.link(SHARED_LINK if inside else SOCKET_LINK)
+    slow = catalog.link(table("runs/logs/nccl_log.toml")["fastest"]["memory" if inside else "sockets"])
     try:
         other: Cluster = with_inside_link(place, slow) if inside else with_between(place, slow)
         step = claim.question.but(phase="decode", batch=claim.batch or 1, context=claim.context or 1024)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from commtax.files import table
-from commtax.runs.logs.startup import lines
+from commtax.runs.logs.engine_logs import lines
 from commtax.thresholds import counts
 from commtax.wordings import patterns
 
@@ -106,11 +106,6 @@ class NcclLog:
 
     def channels(self, route: Route) -> int:
         return self.routes[route].bit_count()
-
-
-def looks_like(text: str) -> bool:
-    """Whether a text holds lines of NCCL or of its watchdog."""
-    return any(sign in text for sign in _TABLE["signs"])
 
 
 def parse(text: str) -> NcclLog:

@@ -1,16 +1,20 @@
 """How an audit is shown where it is an answer in Python: on a screen, as a document, as rows, as a figure."""
 
+from __future__ import annotations
+
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from commtax.report.answer_manners import Manner, Rows
-from commtax.report.answer_plots import plot_bars
 from commtax.report.documents import record
-from commtax.report.plots import Figure
-from commtax.runs.evidence.finding import Audit
+from commtax.report.manners import Manner, Rows
+from commtax.report.plots import Figure, plot_bars
+from commtax.runs.evidence.finding import STEP_PARTS, Audit, typical_of_ranks
 from commtax.runs.report.audit_words import audit_document
 from commtax.runs.report.auditing import show_audit
-from commtax.runs.traces.typical_step import PARTS, typical_of_ranks
+
+if TYPE_CHECKING:
+    from commtax.report.plots import Figure
 
 
 def manner() -> Manner[Audit]:
@@ -27,5 +31,5 @@ def plot_audit(audited: Audit, path: Path | None) -> Figure:
         return plot_bars(off, "%", "measured against predicted", path)
     used = [u for s in audited.sections if (u := typical_of_ranks(s)) is not None]
     names = ("compute", "exposed communication", "copies", "idle")
-    rows = [(name, getattr(u, part)) for u in used[:1] for name, part in zip(names, PARTS, strict=True)]
+    rows = [(name, getattr(u, part)) for u in used[:1] for name, part in zip(names, STEP_PARTS, strict=True)]
     return plot_bars(rows, "s", "a typical step", path)

@@ -1,19 +1,59 @@
-"""An audit, or two runs, as a page: verdict, causes, steps in time on one axis, and the tables of the terminal."""
+"""An audit as Markdown for a pull request, and an audit or two runs as a page: verdict, causes, steps in time, tables."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from commtax.report.documents import Record
+from commtax.files import Json, JsonObject, list_of, object_of, text_of
+from commtax.report.documents import Record, to_object
+from commtax.report.markdown import plain, rows
 from commtax.report.tables import TableCells
 from commtax.runs.evidence.finding import Audit, Section
 from commtax.runs.report import audit_differences as differences
 from commtax.runs.report import audit_words as words
 from commtax.runs.report import auditing
-from commtax.runs.traces.predicted_timeline import predicted_step, priced_step
+from commtax.runs.report.audit_words import difference_text, value_text
+from commtax.runs.traces.claim_check import predicted_step, priced_step
 from commtax.runs.traces.run_differences import Difference
 from commtax.timeline import Timeline
 from commtax.units import format_seconds
+
+AUDITED = ("", ">predicted", ">80% range", ">measured", ">difference", "verdict")
+
+
+def audit_markdown(answer: Record) -> str:
+    """``audit --markdown``: the verdict, what was measured beside what was predicted, and what else was found."""
+    document = object_of(json.loads(json.dumps(to_object(answer))))
+    first, *others = map(text_of, list_of(document.get("summary")))
+    mark = {"agree": "✅ ", "disagree": "❌ ", "fault": "❌ "}.get(text_of(document.get("verdict")), "")
+    found = [object_of(row) for part in list_of(document.get("sections")) for row in list_of(object_of(part).get("findings"))]
+    judged = [_audit_row(row) for row in found if row.get("measured") is not None and row.get("predicted") is not None]
+    table = ["", *rows(AUDITED, judged)] if judged else []
+    said = ["", *(f"- {plain(line)}" for line in others)] if others else []
+    return "\n".join([f"### {mark}{plain(first)}", *said, *table]).strip() + "\n"
+
+
+def _audit_row(row: JsonObject) -> list[str]:
+    unit, (predicted, measured, low, high) = text_of(row.get("unit")), (_number(row.get(key)) for key in VALUES)
+    span = f"{value_text(low, unit)} to {value_text(high, unit)}" if low is not None and high is not None else ""
+    change = difference_text(_number(row.get("difference")), _number(row.get("base")), unit)
+    return [
+        text_of(row.get("item")),
+        value_text(predicted, unit),
+        span,
+        value_text(measured, unit),
+        change,
+        text_of(row.get("verdict")),
+    ]
+
+
+VALUES = ("predicted", "measured", "low", "high")
+
+
+def _number(value: Json) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
 
 MOST_SHOWN = 8_000  # intervals of a picture: those that are nearer than can be seen are drawn as one
 MOST_LANES = 16

@@ -7,12 +7,26 @@ from dataclasses import asdict, replace
 
 from commtax.files import table
 from commtax.report.documents import Record, record, to_object
-from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Audit, Cause, Culprit, Finding, Section, Usage, missing_sentence
+from commtax.runs.evidence.finding import (
+    AGREE,
+    DISAGREE,
+    RESULTS,
+    STEP_PARTS,
+    UNKNOWN,
+    Audit,
+    Cause,
+    Culprit,
+    Finding,
+    Section,
+    Usage,
+    by_rank,
+    missing_sentence,
+    typical_of_ranks,
+    usual_phase,
+)
+from commtax.runs.evidence.finding import WHOLE as WHOLE_TRACE
 from commtax.runs.evidence.identity import known_as
-from commtax.runs.logs.startup_facts import AXES
-from commtax.runs.results.bench_audit import RESULTS
-from commtax.runs.traces.repetition import WHOLE as WHOLE_TRACE
-from commtax.runs.traces.typical_step import PARTS, by_rank, typical_of_ranks, usual_phase
+from commtax.spec import PARALLEL, SERVING_AXES
 from commtax.statement import Note, OptionValue
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.words import words
@@ -26,7 +40,9 @@ TIMED = ("bench", "collectives")  # … that hold little but times, which are ne
 SOUND = "nothing in it is off"
 MOST_FIGURES = 3
 MOST_NAMED = 2  # that disagree, in the first line
-SAID = frozenset(("model", "chip", *AXES, *AXES.values()))  # codes of what files say of the run itself, not of its speed
+SAID = frozenset(
+    ("model", "chip", *SERVING_AXES, *(PARALLEL[axis].title for axis in SERVING_AXES))
+)  # codes of what files say of the run itself, not of its speed
 WHOLE = 1000  # from which on figures have no fraction
 MOST_FACTS = 10  # in a note
 JOBS = ("trace", "flight")  # kinds of sections that tell who is to blame by themselves
@@ -213,7 +229,7 @@ def has_no_device(section: Section) -> bool:
 
 def binding_words(used: Usage, words: Mapping[str, str]) -> str:
     """The part of a step that most of it is."""
-    most = max(PARTS, key=lambda name: getattr(used, name))
+    most = max(STEP_PARTS, key=lambda name: getattr(used, name))
     return f"{words[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing was timed"
 
 

@@ -6,9 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from commtax.report.drawing import Console, Text, telling
 from commtax.report.tables import TableCells, drop_empty_columns, notes, say, say_held, show_table
-from commtax.runs.evidence.finding import AGREE, DISAGREE, FAULT, UNKNOWN, Audit, CollectiveRow, Finding, Section, Usage
+from commtax.runs.evidence.finding import (
+    AGREE,
+    DISAGREE,
+    FAULT,
+    UNKNOWN,
+    Audit,
+    CollectiveRow,
+    Finding,
+    Section,
+    Usage,
+    by_rank,
+    typical_of_ranks,
+)
 from commtax.runs.report import audit_words as words
-from commtax.runs.traces.typical_step import by_rank, typical_of_ranks
 from commtax.units import format_bytes, format_seconds, plural
 
 MOST_ROWS = 500  # of a table on the screen

@@ -4,7 +4,7 @@ from commtax.judgement.collectives import IMPOSSIBLE, PASS, judge_test
 from commtax.report import tables
 from commtax.report.bills import STYLES, show_expectation
 from commtax.report.drawing import Console, Text, telling
-from commtax.runs.results.judged_collectives import JudgedTests, JudgedTime
+from commtax.runs.results.collective_audit import JudgedTests, JudgedTime
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.expecting import Expectation
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from commtax.files import table
 from commtax.runs.report.server_words import WORDS, state_of
+from commtax.runs.results.exposition import METRICS
 from commtax.runs.results.live import ServerAudit, tail_bounds
-from commtax.runs.results.prometheus import METRICS
 
 TABLE = table("runs/report/predicted_band.toml")
 FAMILIES: Mapping[str, Mapping[str, str]] = TABLE["family"]  # every family that is served: its kind and its help

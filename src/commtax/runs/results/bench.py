@@ -20,8 +20,7 @@ from itertools import islice
 from statistics import fmean, median, pstdev
 
 from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
-from commtax.runs.results import aiperf, batch_benchmarks, guidellm, inferencex, mlperf, printed, prometheus, runs
-from commtax.runs.results import trtllm_bench as trtllm
+from commtax.runs.results import exposition, printed, printed_runs, tool_documents, tool_texts
 from commtax.runs.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_of, thirds_of
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts
@@ -32,23 +31,29 @@ _SPACE = " \n\r\t"
 
 
 COUNT = counts(__name__)
-KEYS = tuple(f'"{key}"'.encode() for key in (*TABLE["told_by"], *inferencex.KEYS))
+KEYS = tuple(f'"{key}"'.encode() for key in (*TABLE["told_by"], *tool_documents.INFERENCEX_KEYS))
 _LINE = re.compile(r'^\{"\w{1,60}": .{0,4000}?"(?:total_output_tokens|output_throughput)": ', re.M)  # with which a result begins
 COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of a sweep's table
 NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
-SPECIAL = (mlperf, prometheus, batch_benchmarks, trtllm)  # readers of what single tools print; ``printed`` reads all others
+SPECIAL = (
+    (tool_texts.looks_like_mlperf, tool_texts.parse_mlperf),
+    (exposition.looks_like, exposition.parse),
+    (tool_texts.looks_like_batches, tool_texts.parse_batches),
+    (tool_texts.looks_like_trtllm, tool_texts.parse_trtllm),
+)
+"""What single tools print: how it is recognised, and its parser. ``printed`` reads all others."""
 
 
 def looks_like_data(head: bytes) -> bool:
     """Whether JSON begins with a key of a result."""
-    return any(key in head for key in KEYS) or runs.are_labels(head)
+    return any(key in head for key in KEYS) or printed_runs.are_labels(head)
 
 
 def looks_like_text(text: str) -> bool:
     """Whether a text holds any printed result, summary, page of metrics or table of commas."""
-    known = any(reader.looks_like(text) for reader in (*SPECIAL, printed))
-    return known or aiperf.is_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
+    known = printed.looks_like(text) or any(looks_like(text) for looks_like, _ in SPECIAL)
+    return known or tool_documents.is_aiperf_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
 
 
 def read(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
@@ -66,8 +71,8 @@ def parse_text(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
 
 
 def _find_results(text: str) -> Iterator[BenchmarkRun]:
-    if aiperf.is_csv(text):
-        yield from aiperf.from_csv(text)
+    if tool_documents.is_aiperf_csv(text):
+        yield from tool_documents.from_aiperf_csv(text)
     elif _is_sweep(text):
         rows = csv.DictReader((line for line in split_lines(text.lstrip()) if len(line) <= COUNT.longest_line), strict=False)
         for row in rows:
@@ -77,11 +82,11 @@ def _find_results(text: str) -> Iterator[BenchmarkRun]:
             if any(number(d.get(column)) is not None for column in COLUMNS):
                 yield _serve(d)
     else:
-        special = [module for module in SPECIAL if module.looks_like(text)]
+        special = [parser for looks_like, parser in SPECIAL if looks_like(text)]
         if printed.TITLE in text or not special:
             yield from printed.parse(text)
-        for module in special:
-            yield from module.parse(text)
+        for parser in special:
+            yield from parser(text)
         # Results that stand as JSON in lines of their own among others, as a client's output has them.
         for match in _LINE.finditer(text):
             end = text.find("\n", match.start())
@@ -137,8 +142,8 @@ def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
 
 
 def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
-    if guidellm.is_document(d):
-        yield from guidellm.from_document(d)
+    if tool_documents.is_guidellm(d):
+        yield from tool_documents.from_guidellm(d)
     elif "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first
         yield _serve(d)
     elif "latencies" in d or "avg_latency" in d:
@@ -152,14 +157,14 @@ def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
         yield result("vllm", "latency", d, {"e2el": stats}, latencies_s=each)
     elif "elapsed_time" in d and "tokens_per_second" in d:  # prompt and output tokens are counted together
         yield result("vllm", "throughput", d, request_rate=math.inf)
-    elif inferencex.is_document(d):
-        yield inferencex.from_document(d)
-    elif aiperf.is_document(d):
-        yield aiperf.from_document(d)
-    elif batch_benchmarks.is_batch(d):
-        yield batch_benchmarks.from_batch(d)
+    elif tool_documents.is_inferencex(d):
+        yield tool_documents.from_inferencex(d)
+    elif tool_documents.is_aiperf(d):
+        yield tool_documents.from_aiperf(d)
+    elif tool_texts.is_batch(d):
+        yield tool_texts.from_batch(d)
     else:
-        yield from runs.of_document(d)
+        yield from printed_runs.of_document(d)
 
 
 def _serve(d: JsonObject) -> BenchmarkRun:

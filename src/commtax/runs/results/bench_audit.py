@@ -11,9 +11,9 @@ from commtax.catalog.programs import programs
 from commtax.cost.train_kernels import forward_flops
 from commtax.files import table
 from commtax.judgement.overload import falls_behind
-from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Cause, Claim, Finding, Section
+from commtax.runs.evidence.finding import AGREE, DISAGREE, RESULTS, UNKNOWN, Cause, Claim, Finding, Section
 from commtax.runs.evidence.identity import identity_findings
-from commtax.runs.results import terms
+from commtax.runs.results import expected_figures
 from commtax.runs.results.bench_record import HARDWARE, BenchmarkRun
 from commtax.runs.results.expected_figures import (
     SERVER,
@@ -30,7 +30,6 @@ from commtax.units import format_bytes, format_figure, format_seconds, plural
 from commtax.verbs.fitting import holds
 
 COUNT, LEVEL = thresholds(__name__)
-RESULTS = "results"  # a fact of a file with several
 WORDS = table("runs/results/words.toml")
 TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "beside", "slow", "why"))
 STATISTICS = ("mean", "median", "p99")
@@ -52,7 +51,7 @@ def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str,
         label = f"run {number}: " if len(results) > 1 else ""
         found, blamed, remarks = _audit_alone(result) if claim is None else _audit_claim(result, claim, baseline)
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in found]
-        causes += [replace(c, said=label + c.said) for c in (*terms.failure_causes(result), *blamed)]
+        causes += [replace(c, said=label + c.said) for c in (*expected_figures.failure_causes(result), *blamed)]
         notes += [Note(n.code, label + n) for n in (*result.notes, *remarks)]
     kinds = ", ".join(dict.fromkeys(f"{r.tool} {r.kind}" for r in results))
     counted = Note("results", f"{kinds}: {plural(len(results), 'result')}")
@@ -75,7 +74,7 @@ def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str,
 
 
 def _audit_alone(result: BenchmarkRun) -> Said:
-    return (*_times(result), *_rates(result), *_impossible_findings(result)), terms.plain_causes(result), ()
+    return (*_times(result), *_rates(result), *_impossible_findings(result)), expected_figures.plain_causes(result), ()
 
 
 def _audit_claim(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | None) -> Said:
@@ -87,17 +86,17 @@ def _audit_claim(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | No
     checks = (*_impossible_findings(result, claim), *_claim_findings(result, claim, baseline))
     if isinstance(predicted, str):
         left = [f.undecided(predicted) for f in (*_times(result), *_rates(result))]
-        return (*left, *_too_large(load, claim), *checks), terms.plain_causes(result), tuple(_remarks(result, claim))
+        return (*left, *_too_large(load, claim), *checks), expected_figures.plain_causes(result), tuple(_remarks(result, claim))
     judged = partial(_judge_figure, result, predicted, claim)
     rates = _rates(result, None if result.tool == SERVER else judged)  # of a server they are the load that is predicted for
     found = (*_by_means([*_times(result, judged)]), *rates)
     other = any(f.code in IDENTITY and f.verdict == DISAGREE for f in checks)  # what it should take is that of another run
-    blamed = () if other or (claim.distrust and not claim.strict) else terms.causes(result, predicted, claim, baseline)
+    blamed = () if other or (claim.distrust and not claim.strict) else expected_figures.causes(result, predicted, claim, baseline)
     remarks = (
         Note("load", f"predicted for {_load_words(result, predicted)}{_overload_words(predicted)}"),
         *_remarks(result, claim),
     )
-    more = terms.overload(result) if blamed else terms.plain_causes(result)
+    more = expected_figures.overload(result) if blamed else expected_figures.plain_causes(result)
     return (*found, *checks), (*more, *blamed), remarks
 
 
@@ -222,7 +221,7 @@ def _figure_text(value: float, unit: str) -> str:
 
 def _impossible_findings(result: BenchmarkRun, claim: Claim | None = None) -> Iterator[Finding]:
     """What a sound run cannot show, on any machine."""
-    if gone := terms.unanswered_count(result):
+    if gone := expected_figures.unanswered_count(result):
         item = Note("failed requests", "failed requests" if result.failed else "requests without an answer")
         yield Finding(item, 0, gone, reason="what failed is not in the statistics").judged()
     if invalid := [n for n in result.notes if n.code == "invalid"]:

@@ -1,16 +1,305 @@
-"""A text of nccl-tests or rccl-tests: its runs, on which devices and hosts, and the average that it prints itself."""
+"""Output of nccl-tests and rccl-tests: a row for each size, on which devices and hosts, and the average that they print.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+Two things tell how many ranks took part: the list of ranks, of which a text may hold a part, and busbw / algbw, which is rounded.
+What agrees with both is taken; what contradicts itself is refused. JSON is read as the text that the same programs print.
+"""
 
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from commtax.files import Json, JsonObject, need_list, need_number, need_object, need_whole, table
 from commtax.runs.evidence import prefixes
-from commtax.runs.results import nccl_tests
-from commtax.runs.results.nccl_tests import NcclTestsRun
+from commtax.statement import Refusal
 from commtax.thresholds import thresholds
-from commtax.wordings import lines_with, patterns
+from commtax.wordings import lines_with, patterns, split_lines
 
 COUNT, LEVEL = thresholds(__name__)
 SAYS = patterns(__name__)
+
+OPS: dict[str, str] = table("launch/collective_tests.toml")["programs"]  # what each program measures
+NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
+TITLES = re.compile(r"#?\s*+size\s++count\b")  # above each table
+_CONCLUDED = "test concluded:"
+_REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
+_WITH_ROOT = (5, 7, 9, 11, 17, 19)  # figures of a row with the root's: three or more follow for one column, twice that for both
+_BOTH = (6, 8, 10, 16, 18)  # figures of both columns: times and bandwidths, wrong values, differing bits, times of each iteration
+NO_FACTOR = ("send-recv", "broadcast", "reduce", "hypercube")  # whose busbw is algbw, over however many ranks
+
+
+@dataclass(frozen=True, slots=True)
+class NcclTestsRow:
+    """One size: seconds, algorithm and bus bandwidth out of place as printed; seconds in place; wrong values of both."""
+
+    nbytes: float
+    seconds: float
+    algbw_Bps: float
+    busbw_Bps: float
+    in_place_s: float | None = None
+    wrong: int = 0
+    reduction: str = ""
+    digit_Bps: tuple[float, float] = (0.0, 0.0)  # what the last digits of both bandwidths stand for
+
+
+@dataclass(frozen=True, slots=True)
+class NcclTestsRun:
+    """A whole output. ``op`` and ``ranks`` where the text tells them, else "" and 0."""
+
+    rows: tuple[NcclTestsRow, ...]
+    op: str
+    ranks: int
+    empty: int = 0  # rows of 0 B, which are in the average that is printed
+
+
+def parse_run(text: str, name: str = "output") -> NcclTestsRun:
+    """Read the data rows (size count type [redop [root]] time algbw busbw wrong …); sizes of 0 are left out.
+
+    >>> run = parse_run("  1048576  262144  float  sum  -1  25.41  41.26  72.21  0  25.2  41.6  72.8  0")
+    >>> run.rows[0].nbytes, round(run.rows[0].seconds * 1e6, 2), run.ranks
+    (1048576.0, 25.41, 8)
+    """
+    runs = parse_all(text, name)
+    rows = tuple(row for run in runs for row in run.rows)
+    return NcclTestsRun(rows, runs[-1].op if runs else "", next((run.ranks for run in runs if run.ranks), 0))
+
+
+@dataclass(slots=True)
+class _Source:
+    """What one process (or a text without prefixes) printed since its last header."""
+
+    name: str
+    op: str = ""
+    rows: list[NcclTestsRow] = field(default_factory=list)
+    width: int = 0  # cells of the last row: one that has fewer is cut off
+    listed: dict[int, int] = field(default_factory=dict)  # rank and its group
+    empty: int = 0
+
+    def ended(self) -> NcclTestsRun:
+        """One run; a text without its command still tells an all-reduce or a reduce-scatter by its bus bandwidth."""
+        ratio, op = _ratio(self.rows), self.op
+        if not op and ratio and self.rows[0].reduction:
+            op = "all-reduce" if ratio >= 1 else "reduce-scatter"
+        run = NcclTestsRun(tuple(self.rows), op, _ranks(self.rows, op, self.listed, self.name), self.empty)
+        self.rows, self.listed, self.empty = [], {}, 0
+        return run
+
+
+def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = str) -> tuple[NcclTestsRun, ...]:
+    """Every run of a text that holds several outputs, one after the other or of several hosts in turn."""
+    runs: list[NcclTestsRun] = []
+    sources: dict[str, _Source] = {}
+    op, kept = "", 0
+    for who, raw in (told for line in lines_with(SAYS.row_marks, text, COUNT.row_chars) for told in prefixes.lines(mended(line))):
+        line = raw.strip()
+        source = sources.setdefault(who, _Source(name, op))
+        named, header = NAMED.search(line), SAYS.run_header.match(line)
+        concluded = bool(named) and _CONCLUDED in line  # newer versions name a table below it
+        if named and concluded:
+            source.op = OPS[named[1].lower()]
+        if source.rows and (header or named or TITLES.match(line)):
+            runs.append(source.ended())
+        if concluded:
+            op = source.op = ""
+        elif named:  # a command is often printed by the launcher, whose lines have no prefix
+            op = OPS[named[1].lower()]
+        if header or (named and not concluded):
+            source.op = op
+        if rank := SAYS.rank.match(line):
+            kept += 1
+            source.listed[int(rank[1])] = int(rank[2] or 0)
+        source.empty += bool(SAYS.empty.match(line))
+        row = None if line.startswith("#") else row_of(line)
+        width = len(line.split())
+        if row and (not source.rows or width >= source.width):
+            source.op = source.op or op
+            source.rows.append(row)
+            source.width = width
+            kept += 1
+        if kept >= COUNT.most_rows or len(sources) > COUNT.most_rows:
+            raise Refusal(f"'{name}': more than {COUNT.most_rows:,} rows, ranks or hosts, which is more than is read; split it")
+    runs += [source.ended() for source in sources.values() if source.rows]
+    return tuple(runs)
+
+
+def row_of(line: str) -> NcclTestsRow | None:
+    cells = line.split()
+    if not 6 <= len(cells) <= 26 or not all(cell.isascii() and cell.isdigit() for cell in cells[:2]):
+        return None
+    figures: list[tuple[float, str]] = []
+    for cell in cells[2:]:
+        if figures and SAYS.date.match(cell):
+            break
+        try:
+            figures.append((float(cell), cell))
+        except ValueError:
+            if figures and cell != "N/A":
+                return None
+            figures += [(math.nan, cell)] if figures else []
+    if figures and re.fullmatch(r"-\d+" if len(figures) not in _WITH_ROOT else r"-?\d+", figures[0][1]):
+        figures = figures[1:]
+    numbers = [value for value, _ in figures]
+    sized = len(cells[0]) <= COUNT.most_digits and float(cells[0]) != 0
+    if len(numbers) < 3 or not sized or any(math.isinf(n) or n < 0 for n in numbers):
+        return None
+    time_us, algbw, busbw = numbers[:3]
+    half = len(numbers) // 2
+    again = numbers[half] * 1e-6 if len(numbers) in _BOTH else None
+    counts = [figures[3], figures[half + 3]] if len(figures) in _BOTH[1:] else figures[3:4]
+    wrong = sum(int(cell) for _, cell in counts if cell.isdigit())  # older versions print the largest error here, as 2e-06
+    reduction = cells[3] if cells[3] in _REDUCTIONS else ""
+    digits = (_last_digit(figures[1][1]), _last_digit(figures[2][1]))
+    return NcclTestsRow(float(cells[0]), time_us * 1e-6, algbw * 1e9, busbw * 1e9, again, wrong, reduction, digits)
+
+
+def _last_digit(word: str) -> float:
+    """What one more in the last digit of GB/s is, in B/s.
+
+    >>> _last_digit("41.26"), _last_digit("1204")
+    (10000000.0, 1000000000.0)
+    """
+    return 1e9 * 10.0 ** -len(word.partition(".")[2])
+
+
+def _ratio(rows: Sequence[NcclTestsRow]) -> float:
+    """Bus over algorithm bandwidth, of rows with digits enough; 0: none has."""
+    ratios = sorted(r.busbw_Bps / r.algbw_Bps for r in rows if r.algbw_Bps > 1e9)
+    return ratios[len(ratios) // 2] if ratios else 0.0
+
+
+def _ranks(rows: list[NcclTestsRow], op: str, listed: dict[int, int], name: str) -> int:
+    """The group's size, with which the listed ranks (all, or a part) and the bandwidths agree; 0: not told."""
+    groups = Counter(listed.values())
+    if len(groups) > 1:  # NCCL_TESTS_SPLIT: several groups at once, each a communicator of its own
+        return max(groups.values())
+    least, most = possible_ranks(rows, op)
+    highest = max(listed, default=-1) + 1
+    if least > most:  # bandwidths by other definitions than nccl-tests'
+        return highest
+    if highest > most:
+        raise Refusal(f"'{name}': lists rank {highest - 1}, and its busbw / algbw tell {most} ranks: not the output of one run")
+    if least <= highest:
+        return highest
+    return least if least == most else 0
+
+
+def possible_ranks(rows: Sequence[NcclTestsRow], op: str) -> tuple[int, int]:
+    """The fewest and the most ranks with which every row's busbw / algbw agrees to its last digits.
+
+    The ratio is 2 (n-1)/n in an all-reduce and (n-1)/n to gather or scatter.
+    """
+    ratio = _ratio(rows)
+    if op in NO_FACTOR or (not op and ratio == 1):
+        return 1, COUNT.most_ranks
+    whole = 2.0 if op == "all-reduce" or (not op and ratio > 1) else 1.0
+    low, high = 1.0, float(COUNT.most_ranks)
+    for row in rows:
+        alg_digit, bus_digit = row.digit_Bps
+        if row.algbw_Bps > max(alg_digit, 0.0):
+            low = max(low, _size((row.busbw_Bps - bus_digit) / (row.algbw_Bps + alg_digit), whole))
+            high = min(high, _size((row.busbw_Bps + bus_digit) / (row.algbw_Bps - alg_digit), whole))
+    return math.ceil(low - 1e-6), math.floor(high + 1e-6)
+
+
+def _size(ratio: float, whole: float) -> float:
+    """n, where the ratio is whole (n-1)/n."""
+    return whole / (whole - ratio) if ratio < whole * (1 - 1 / COUNT.most_ranks) else float(COUNT.most_ranks)
+
+
+_KEYS = (b'"bus_bw"', b'"busBw"')
+
+
+def looks_like_json(head: bytes) -> bool:
+    """Whether one of both stands in the beginning of a file."""
+    return any(key in head for key in _KEYS) and (b'"out_of_place"' in head or b'"inPlace"' in head)
+
+
+def parse_json(text: str, name: str) -> CollectiveTests:
+    """Return the tests of a JSON document."""
+    return parse(text_of_json(text, name), name)
+
+
+def text_of_json(text: str, name: str) -> str:
+    """Header, devices, rows and end as far as they are told."""
+    try:
+        told = list(_objects(text))
+        lines = list(_nccl(told[0])) if told and "results" in told[0] else list(_rccl(told))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Refusal(f"'{name}': results of collectives, and not as nccl-tests or rccl-tests write them ({error!r:.80})") from None
+    return "\n".join(lines)
+
+
+def _objects(text: str) -> Iterator[JsonObject]:
+    """The objects of a text: itself, those of a list, or one of each line; one that is cut off ends it."""
+    try:
+        whole: Json = json.loads(text)
+        yield from map(need_object, whole if isinstance(whole, list) else [whole])
+    except json.JSONDecodeError:
+        for line in split_lines(text):
+            try:
+                yield need_object(json.loads(line.strip().rstrip(",")))
+            except json.JSONDecodeError:
+                continue
+
+
+def _op(name: str) -> str:
+    """The program of an operation that is named in any way; "" where it is none of them."""
+    plain = name.lower().rpartition("/")[2].removesuffix("_perf").replace("_", "").replace("-", "")
+    return next((program for program in reversed(OPS) if program.replace("_", "") == plain), "")
+
+
+def _nccl(told: JsonObject) -> Iterator[str]:
+    config = need_object(told.get("config", {}))
+    program = next((op for word in (*need_list(told.get("args", [])), told.get("collective", "")) if (op := _op(str(word)))), "")
+    if program:
+        yield f"# Collective test starting: {program}_perf"
+    if "minimum_bytes" in config:
+        step = f"{config['step_factor']}(factor)" if "step_factor" in config else f"{config.get('step_bytes', 0)}(bytes)"
+        sizes = f"minBytes {config['minimum_bytes']} maxBytes {config['maximum_bytes']} step: {step}"
+        yield f"# nThread {config.get('nthreads', 1)} nGpus {config.get('ngpus', 1)} {sizes}"
+    for d in map(need_object, need_list(config.get("devices", told.get("devices", [])))):
+        place = f"Pid {d.get('pid', 0)} on {d['hostname']} device {d.get('device', 0)} [{d.get('device_hex', '?')}]"
+        yield f"#  Rank {d.get('rank', 0)} Group {d.get('group', 0)} {place} {d['device_info']}"
+    rows = [need_object(row) for row in need_list(told["results"])]
+    ways = [(row, need_object(row.get("out_of_place") or {}), need_object(row.get("in_place") or {})) for row in rows]
+    yield from _table(ways, ("alg_bw", "bus_bw", "nwrong"))
+    if average := told.get("average_bus_bandwidth"):
+        yield f"# Avg bus bandwidth    : {need_number(need_object(average)['bandwidth'])}"
+
+
+def _rccl(told: list[JsonObject]) -> Iterator[str]:
+    """Rows of both ways, paired by size; the number of GPUs as a list of ranks."""
+    if not told:
+        return
+    if program := _op(str(told[0].get("name", ""))):
+        yield f"# Collective test starting: {program}_perf"
+    for rank in range(need_whole(told[0].get("ranks", told[0].get("gpus", 0)))):
+        yield f"#  Rank {rank} Group 0"
+    ways: dict[tuple[str, ...], dict[int, JsonObject]] = {}
+    for row in told:
+        key = str(row.get("numCycle", 0)), str(row.get("type", "")), str(row.get("redop", "")), str(row["size"])
+        ways.setdefault(key, {})[need_whole(row["inPlace"])] = row
+    yield from _table([(next(iter(w.values())), w.get(0, {}), w.get(1, {})) for w in ways.values()], ("algBw", "busBw", "#wrong"))
+    yield "# Out of bounds values"
+
+
+def _table(rows: list[tuple[JsonObject, JsonObject, JsonObject]], keys: tuple[str, str, str]) -> Iterator[str]:
+    """Rows as a table has them: both ways where every row has both, else one."""
+    whole = all(out and again for _, out, again in rows)
+    for row, out, again in rows:
+        ways = [way for way in (out, again) if way][: 2 if whole else 1]
+        cells = [cell for way in ways for cell in (_time(way), way[keys[0]], way[keys[1]], way.get(keys[2], way.get("wrong", 0)))]
+        figures = " ".join("N/A" if cell is None else str(cell) for cell in cells)
+        size, redop, root = need_whole(row["size"]), row.get("redop") or "none", str(row.get("root", -1)).strip()
+        yield f"{size} {row.get('count', size // 4)} {row.get('type', 'float')} {redop} {root} {figures}"
+
+
+def _time(way: JsonObject) -> float:
+    return need_number(way["time"] if "time" in way else way["cpu_time"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +314,7 @@ class CollectiveTests:
     version: str = ""
     alone: int = 0  # processes of one table that all call themselves the same rank
     averages_Bps: tuple[float, ...] = ()  # in order
-    cut: tuple["BegunTest", ...] = ()  # tests that were begun and of which the end is not there
+    cut: tuple[BegunTest, ...] = ()  # tests that were begun and of which the end is not there
 
 
 @dataclass(slots=True)
@@ -73,7 +362,7 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
         elif not version and "-tests" in raw and (found := SAYS.version.search(raw)):
             version = found[1]
         tests.take(line)
-    runs = nccl_tests.parse_all(text, name, _mend_line)
+    runs = parse_all(text, name, _mend_line)
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
     cut = [test for test in tests.begun if test.is_cut]
     return CollectiveTests(
@@ -113,14 +402,14 @@ class _Tests:
         return self.begun[-1]
 
     def take(self, line: str) -> None:
-        if named := nccl_tests.NAMED.search(line):
-            self._op = nccl_tests.OPS[named[1].lower()]
+        if named := NAMED.search(line):
+            self._op = OPS[named[1].lower()]
         if row := SAYS.row.match(line) or (self.begun and self.begun[-1].rows and SAYS.half.match(line)):
             self._row(float(row[0].split()[0]), line)
         elif (found := SAYS.header.search(line)) and len(self.begun) < COUNT.most_sizes:
             asked = _sizes(int(found[1]), int(found[2]), int(found[3]), found[4] == "factor")
             self.begun.append(BegunTest(self._op, asked, float(found[2])))
-        elif nccl_tests.TITLES.match(line):
+        elif TITLES.match(line):
             if self._now.rows:  # another table of a text without its headers
                 self.begun.append(BegunTest(self._op))
             self._now.titled = True
@@ -129,7 +418,7 @@ class _Tests:
 
     def _row(self, size: float, line: str) -> None:
         test, width = self._now, len(line.split())
-        whole = nccl_tests.row_of(line) is not None and (not test.rows or width >= self._width)
+        whole = row_of(line) is not None and (not test.rows or width >= self._width)
         test.half = 0.0 if whole else size
         if whole:
             test.rows, test.last, self._width = test.rows + 1, size, width

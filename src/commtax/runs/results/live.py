@@ -9,8 +9,16 @@ from commtax.runs.evidence.finding import Audit, Claim, Finding, Section
 from commtax.runs.results import bench_audit
 from commtax.runs.results.bench_record import BenchmarkRun
 from commtax.runs.results.expected_figures import BenchmarkLoad, ExpectedFigures, Figure, load_of, predict_run
-from commtax.runs.results.exposition import Exposition, LookAtServer, quantile_bounds
-from commtax.runs.results.prometheus import LEVEL, METRICS, bounds_text, lengths_of_requests, run_of
+from commtax.runs.results.exposition import (
+    LEVEL,
+    METRICS,
+    Exposition,
+    LookAtServer,
+    bounds_text,
+    lengths_of_requests,
+    quantile_bounds,
+    run_of,
+)
 from commtax.statement import Note
 from commtax.units import format_seconds
 from commtax.verbs.explain import counterfactuals, verdict

@@ -12,9 +12,18 @@ from functools import lru_cache
 from itertools import zip_longest
 
 from commtax.runs.results.bench_record import BenchmarkRun
-from commtax.runs.results.commands import CommandContext, is_command
-from commtax.runs.results.labels import LABELS, LabelMeaning, meaning
-from commtax.runs.results.runs import STRONG, Dialect, PrintedRun, dialect_of, make_benchmark
+from commtax.runs.results.printed_runs import (
+    LABELS,
+    STRONG,
+    CommandContext,
+    Dialect,
+    LabelMeaning,
+    PrintedRun,
+    dialect_of,
+    is_command,
+    make_benchmark,
+    meaning,
+)
 from commtax.statement import Note
 from commtax.thresholds import counts
 from commtax.wordings import patterns, split_lines
@@ -248,7 +257,7 @@ class _PrintedReader:
         label, value = pair_of(line)
         if value:
             yield from self._pair(number, label, value)
-        elif label and len(label) <= counts("runs.results.labels").longest:
+        elif label and len(label) <= counts("runs.results.printed_runs").longest:
             self._titled_by(label.strip(FRAME + "─━ :"))
         if self.idle > COUNT.far and not self.titled and not self.run.measured:
             self.run, self.idle = PrintedRun(self.dialect), 0
@@ -287,7 +296,9 @@ class _PrintedReader:
         """A label's meaning: below the title of a metric statistics alone, and behind whatever a logger wrote."""
         cut = [match.end() for match in SAYS.separated.finditer(label[-COUNT.longest_line :])]
         whole, last = label[-COUNT.longest_line :], label[-COUNT.longest_line :][cut[-1] if cut else 0 :]
-        for one in dict.fromkeys(text.strip(FRAME) for text in (whole, last) if len(text) <= counts("runs.results.labels").longest):
+        for one in dict.fromkeys(
+            text.strip(FRAME) for text in (whole, last) if len(text) <= counts("runs.results.printed_runs").longest
+        ):
             said = meaning(one)
             if said.field:
                 return said, value

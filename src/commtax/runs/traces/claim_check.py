@@ -1,26 +1,214 @@
-"""Profiler traces of a job against what was claimed: what is sent (counts and bytes, exactly) and what it should take (seconds)."""
+"""Traces of a job against what was claimed: what is sent (counts and bytes, exactly) and what it should take (seconds)."""
+
+from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
 
 import numpy as np
 
 from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
+from commtax.ledger import Line
 from commtax.runs.evidence.collective_names import UNNAMED
-from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Usage
-from commtax.runs.traces.accounts import TracedJob
-from commtax.runs.traces.repetition import REPEATED, WHOLE
-from commtax.runs.traces.trace import Collective, Device, Trace, TraceStep, middle
+from commtax.runs.evidence.finding import AGREE, DISAGREE, REPEATED, UNKNOWN, WHOLE, Claim, Finding, Section, Usage
+from commtax.runs.traces.accounts import TracedJob, named_work
+from commtax.runs.traces.trace import KINDS, Collective, Device, Trace, TraceStep, holding, middle, named_steps, timeline_of
 from commtax.statement import Note
 from commtax.thresholds import thresholds
+from commtax.timeline import Column, Timeline
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.billing import StepBill, question_traffic
+from commtax.verbs.explained_step import ENDS, layer_of
 from commtax.verbs.settling import settle
+from commtax.wordings import patterns
+
+COUNT, LEVEL = thresholds(__name__)
+SAYS = patterns(__name__)
+
+
+def layer_notes(job: TracedJob) -> Iterator[Note]:
+    """What the counts of a usual step decompose into: two all-reduces a layer, or the gathers and scatters of sharded weights."""
+    trace = job.traces[0]
+    if not trace.steps or trace.steps[0].name == WHOLE:
+        return
+    counts = per_step(job)
+    steps = len(job.traces[0].steps)
+    work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}
+    found = [n for name, n in work.items() if SAYS.attention_block.search(name[:200]) and not SAYS.not_attention.search(name[:200])]
+    layers = max(found, default=0.0)
+    norms = sum(n for name, n in work.items() if SAYS.norm.search(name[:200]))
+    sound = layers >= 1 and abs(layers - round(layers)) < 0.01 and (not norms or norms >= layers)
+    layers = round(layers) if sound else 0
+    reduces, gathers, scatters = (counts.get(op, 0) for op in ("all-reduce", "all-gather", "reduce-scatter"))
+    if has_sharded_weights(counts):
+        of = f"{layers} layers{' and the embedding' if scatters > layers else ''}"
+        of = of if layers and scatters in (layers, layers + 1) else f"{scatters} shards"
+        whose = f"weights of {of} gathered for both passes, and their gradients scattered"
+        yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters per step = {whose}")
+    elif reduces and trace.gradients:
+        yield Note(
+            "gradients", _gradient_words(reduces, round(trace.gradients / len(trace.steps)), has_unbucketed_gradients(trace))
+        )
+    elif reduces > 2 or (reduces and trace.training):
+        yield Note("layers", f"{plural(reduces, 'all-reduce')} per step{_layer_words(reduces, layers, trace.training)}")
+
+
+def has_sharded_weights(counts: Mapping[str, int]) -> bool:
+    """Whether a step's collectives are those of sharded weights: gathered in both passes, gradients scattered once."""
+    gathers, scatters = counts.get("all-gather", 0), counts.get("reduce-scatter", 0)
+    return bool(scatters) and gathers >= LEVEL.twice * scatters
+
+
+def has_unbucketed_gradients(trace: Trace) -> bool:
+    """Whether there is an all-reduce for each gradient that was accumulated, but for a few of a loss or a norm in each step."""
+    reduces = sum(c.op == "all-reduce" for c in trace.collectives)
+    few, cut = COUNT.few_others * len(trace.steps), LEVEL.others * trace.gradients  # a file may end within a step
+    return trace.gradients > few and -cut <= reduces - trace.gradients <= max(few, cut)
+
+
+def _gradient_words(reduces: int, gradients: int, each: bool) -> str:
+    """All-reduces of a step beside the gradients that it accumulates."""
+    if each:
+        return f"{reduces} all-reduces per step, one for each of {gradients} gradients (AccumulateGrad): they are not bucketed"
+    said = f"{plural(reduces, 'all-reduce')} and {plural(gradients, 'gradient')} (AccumulateGrad) per step"
+    if reduces > gradients:
+        return f"{said}: not all of them are of gradients"
+    return f"{said}: {'one bucket' if reduces == 1 else f'at most {reduces} buckets'} of gradients"
+
+
+def _layer_words(count: int, layers: int, training: bool) -> str:
+    """Whether two a layer make a count, by another count that tells of layers."""
+    if not layers and training:
+        return ": gradient buckets, or two per layer and pass; neither gradients (AccumulateGrad) nor attention kernels are told"
+    rest = count - 2 * layers if layers else count % 2
+    if layers and rest not in (0, 1):
+        return f": not two for each of the {layers} attention kernels"
+    embedding = " + 1 for the vocabulary-parallel embedding" if rest else ""
+    if layers:
+        return f" = 2 x {layers} layers (counted by attention kernel){embedding}"
+    return f": 2 x {count // 2} layers{embedding}, if each has two; no attention kernel counts them"
+
+
+def per_step(job: TracedJob) -> Mapping[str, int]:
+    """Collectives of each kind in a usual step of the first rank."""
+    trace = job.traces[0]
+    by_op: dict[str, dict[int, int]] = {}
+    for c in trace.collectives:
+        if c.step >= 0:
+            held = by_op.setdefault(c.op, {})
+            held[c.step] = held.get(c.step, 0) + 1
+    steps = [s.index for s in trace.steps]
+    return {op: int(median(held.get(s, 0) for s in steps)) for op, held in by_op.items()}
+
+
+MOMENT_S = LEVEL.moment_s
+UNTOLD = ""
+TOLD_IN_ORDER = ("experts", "attention", "products", "small")
+"""A grouped product is of experts first, and so on: the first that fits."""
+
+
+@lru_cache(maxsize=65536)
+def work_of(name: str) -> str:
+    """The kind of a kernel's work, or "" where its name does not tell it. What a compiler fused is named after all that is in it.
+
+    >>> work_of("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_NNT"), work_of("void flash::flash_fwd_splitkv_kernel<x>(y)")
+    ('products', 'attention')
+    >>> work_of("triton_red_fused_add_mm_rsqrt_0"), work_of("fused_moe_kernel"), work_of("kernel_7")
+    ('small', 'experts', '')
+    """
+    said = name[: COUNT.name_signs]
+    if SAYS.surely_small.search(said):
+        return "small"
+    return next((kind for kind in TOLD_IN_ORDER if getattr(SAYS, kind).search(said)), UNTOLD)
+
+
+def work_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> Mapping[str, float]:
+    """Seconds of each kind of kernel in one of these steps of a rank, the mean; what runs side by side counts once.
+
+    A pause of a moment before the next kernel is the former's own: kernels are timed and priced as they follow each other.
+    """
+    line, begin, end = job.traces[place].timeline, *np.array([(s.start_s, s.end_s) for s in steps]).T
+    inside = np.flatnonzero((line.kind == KINDS.index("compute")) & (holding(np.column_stack((begin, end)), line.start_s) >= 0))
+    lasted = line.end_s[inside] - line.start_s[inside]
+    pauses = pauses_after(job, place, line.end_s[inside])
+    once = float(job.covered[place].compute.within(begin, end).sum()) / max(float(lasted.sum()), LEVEL.shortest_s)
+    sums: dict[str, float] = {}
+    for i, seconds in zip(inside.tolist(), (lasted * once + pauses).tolist(), strict=True):
+        kind = work_of(line.name[i])
+        sums[kind] = sums.get(kind, 0.0) + seconds / len(steps)
+    return sums
+
+
+def pauses_after(job: TracedJob, place: int, moments: Column) -> Column:
+    """How long a device that is done with something rests before it goes on, where that is a moment; 0 where it does not rest."""
+    starts, lengths = job.covered[place].either.gaps
+    if not len(starts):
+        return np.zeros(len(moments))
+    at = np.clip(np.searchsorted(starts, moments - LEVEL.shortest_s), 0, len(starts) - 1)
+    rests = (np.abs(starts[at] - moments) < LEVEL.shortest_s) & (lengths[at] <= MOMENT_S)
+    return np.where(rests, lengths[at], 0.0)
+
+
+BEFORE = ("tower", "embedding")  # of the parts that no layer has, those that run before the first
+HOST = "host"
+Row = tuple[str, float, float, str, str]
+
+
+def priced_step(claim: Claim, section: Section) -> StepBill:
+    """The bill of the section's commonest step, as far as the names of its steps tell it; else of what was said."""
+    steps = [s for name, many in Counter(r.name for r in section.steps).items() for s in named_steps([(name, 0.0, 1.0)]) * many]
+    phases = {s.phase for s in steps}
+    phase = claim.question.phase
+    if phase not in phases:
+        phase = next((p for p in ("decode", "prefill", "mixed") if p in phases), phase)
+    alike = [s for s in steps if s.phase == phase]
+    sizes = Counter(s.decode_seqs if phase == "decode" else s.prefill_seqs for s in alike)
+    lengths = Counter(s.prefill_tokens // s.prefill_seqs for s in alike if s.prefill_seqs and s.prefill_tokens)
+    size = max(1, sizes.most_common(1)[0][0]) if sizes else 1
+    length = lengths.most_common(1)[0][0] if lengths and phase == "prefill" else 1024  # cached tokens no name tells
+    return claim.bill(phase, claim.batch or size, claim.context or length)
+
+
+def predicted_step(b: StepBill) -> Timeline:
+    """A served step, kernel after kernel: what comes before the layers, the layers one like the other, what follows, the host."""
+    return timeline_of(list(_rows(b)), (*KINDS, HOST))
+
+
+def _rows(b: StepBill) -> Iterator[Row]:
+    drafts = [x for x in b.items if x.item.stage == "draft"]  # behind all others
+    ends = [x for x in b.items if x.kind != HOST and x.item.part in ENDS and x.item.stage != "draft"]
+    now = 0.0
+    for line in (x for x in ends if x.item.part in BEFORE):
+        yield from _laid_out(line, now)
+        now += float(line.exposed_s)
+    layer = layer_of(b)
+    for number in range(b.question.model.num_layers):
+        for bar in layer.bars:
+            for start, end in (*bar.hidden, *bar.exposed):
+                lane = _lane(bar.segment.lane)
+                yield lane, now + start, now + end, bar.segment.lane, f"{bar.segment.name}, layer {number}"
+        now += layer.length_s
+    for line in (*(x for x in ends if x.item.part not in BEFORE), *drafts):
+        yield from _laid_out(line, now)
+        now += float(line.exposed_s)
+    if (rest := float(b.step_s) - now) > 0:
+        yield "host", now, now + rest, HOST, "scheduling and launches"
+
+
+def _laid_out(line: Line, now: float) -> Iterator[Row]:
+    if float(line.exposed_s) > 0:
+        kind = "comm" if line.kind == "comm" else "compute"
+        yield _lane(kind), now, now + float(line.exposed_s), kind, line.item.what
+
+
+def _lane(kind: str) -> str:
+    return "communication" if kind == "comm" else "compute"
+
 
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
-COUNT, LEVEL = thresholds(__name__)
 TRAINING = "training (a backward pass or an optimizer ran): only serving steps are compared"
 NO_DEVICE = "timed on the host; includes profiler overhead"
 GUESSED = "steps were found by repetition, and what repeats may be a layer"

@@ -1,4 +1,4 @@
-"""Two runs beside each other: what changed from one to the other, and what that has to do with how long a step takes."""
+"""Two runs beside each other: what changed in their typical steps, and what that has to do with how long a step takes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from commtax.files import table
-from commtax.runs.evidence.finding import Audit, CollectiveRow, Finding, SentCollectives, Usage
-from commtax.runs.traces.typical_step import typical_of_ranks
+from commtax.runs.evidence.finding import (
+    Audit,
+    CollectiveRow,
+    Finding,
+    SentCollectives,
+    Usage,
+    typical_of_ranks,
+)
 from commtax.thresholds import levels
 
 LEVEL = levels(__name__)
+
 PARTS = {"compute": "compute_s", "exposed communication": "exposed_s", "copies": "copy_s", "idle": "idle_s"}
 """Of a step, each second once."""
 LESS_IS_WORSE = frozenset(code for codes in table("judgement/less_is_worse.toml").values() for code in codes)

@@ -9,15 +9,15 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from commtax.runs.evidence.finding import Usage
-from commtax.runs.traces.coverage import device_coverage
 from commtax.statement import Note
 from commtax.thresholds import levels
-from commtax.timeline import Column, Timeline
+from commtax.timeline import Column, Timeline, merge_spans
 from commtax.wordings import patterns
 
 KINDS = ("compute", "comm", "copy", "wait")  # what a lane does; one that waits for an event does nothing
@@ -29,6 +29,61 @@ _BACKWARD = "autograd::engine::evaluate_function"
 _TRAINING = ("Optimizer.step", "Optimizer.zero_grad", _BACKWARD)
 LEVEL = levels(__name__)
 _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "decode"}
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Spans in order, none over another, as their edges; ``sums`` is how much is covered until each edge."""
+
+    edges: Column
+    sums: Column
+
+    def within(self, begin_s: Column, end_s: Column) -> Column:
+        """Covered seconds of each window: those before a moment grow inside a span and rest between."""
+        if not len(self.edges):
+            return np.zeros(np.shape(end_s))
+        return np.interp(end_s, self.edges, self.sums) - np.interp(begin_s, self.edges, self.sums)
+
+    def seconds(self, begin_s: float, end_s: float) -> float:
+        return float(self.within(np.array(begin_s), np.array(end_s)))
+
+    @property
+    def gaps(self) -> tuple[Column, Column]:
+        """When each pause between two spans begins, and how long it is."""
+        return self.edges[1:-1:2], self.edges[2::2] - self.edges[1:-1:2]
+
+
+def coverage(start_s: Column, end_s: Column) -> Coverage:
+    """What any of the spans covers."""
+    spans = merge_spans(start_s, end_s)
+    sums = np.concatenate([[0.0], np.cumsum(spans[:, 1] - spans[:, 0])])
+    return Coverage(spans.ravel(), np.repeat(sums, 2)[1:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCoverage:
+    """What one rank's device did: under compute, under compute or communication, and under anything but waiting."""
+
+    compute: Coverage
+    comm: Coverage
+    either: Coverage
+    anything: Coverage
+
+    def spent(self, begin_s: Column, end_s: Column) -> tuple[Column, Column, Column, Column, Column]:
+        """Seconds of each window: of compute, of communication exposed and hidden under it, of copies, and with anything at all."""
+        compute, comm, either, anything = (c.within(begin_s, end_s) for c in (self.compute, self.comm, self.either, self.anything))
+        exposed, hidden, copy = (np.maximum(0.0, x) for x in (either - compute, comm + compute - either, anything - either))
+        return compute, exposed, hidden, copy, anything
+
+
+def device_coverage(timeline: Timeline) -> DeviceCoverage:
+    """All four of a timeline with the kinds compute, comm and copy; a stream that waits for another is not busy."""
+
+    def of(*kinds: str) -> Coverage:
+        mask = np.isin(timeline.kind, [timeline.kinds.index(k) for k in kinds if k in timeline.kinds])
+        return coverage(timeline.start_s[mask], timeline.end_s[mask])
+
+    return DeviceCoverage(of("compute"), of("comm"), of("compute", "comm"), of("compute", "comm", "copy"))
 
 
 def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
@@ -320,3 +375,13 @@ def _numbered(trace: Trace, rank: int, said: str) -> Trace:
     lanes = tuple(f"rank {rank} {lane.removeprefix(own)}" if lane.startswith(own) else lane for lane in trace.timeline.lanes)
     notes = (*trace.notes, Note("numbered ranks", said))
     return replace(trace, rank=rank, timeline=replace(trace.timeline, lanes=lanes), notes=notes)
+
+
+@lru_cache(maxsize=4096)
+def phase_of(name: str) -> str:
+    """The phase that a step's name tells, or "".
+
+    >>> phase_of("execute_context_0(0)_generation_4(4)"), phase_of("ProfilerStep#3")
+    ('decode', '')
+    """
+    return next((step.phase for step in named_steps([(name, 0.0, 1.0)])), "")

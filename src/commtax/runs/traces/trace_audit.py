@@ -10,22 +10,27 @@ from statistics import median
 
 import numpy as np
 
-from commtax.runs.evidence.finding import Claim, Finding, Section, SentCollectives, Usage
-from commtax.runs.traces.accounts import TracedJob
-from commtax.runs.traces.blame import blame
-from commtax.runs.traces.causes import causes
-from commtax.runs.traces.claim_check import NO_DEVICE, both_means, compare_with_claim, place_notes, waiting_findings
-from commtax.runs.traces.job_rows import collective_rows, kernel_rows, sent_a_step, step_rows, typical_step
-from commtax.runs.traces.layers import layer_notes, per_step
-from commtax.runs.traces.repetition import REPEATED, WHOLE
-from commtax.runs.traces.trace import Trace
-from commtax.runs.traces.typical_step import typical_by_rank
+from commtax.runs.evidence.finding import REPEATED, WHOLE, Claim, Finding, Section, SentCollectives, Usage, typical_by_rank
+from commtax.runs.traces.accounts import TracedJob, collective_rows, kernel_rows, sent_a_step, step_rows, typical_step
+from commtax.runs.traces.causes import blame, causes
+from commtax.runs.traces.claim_check import (
+    NO_DEVICE,
+    both_means,
+    compare_with_claim,
+    layer_notes,
+    per_step,
+    place_notes,
+    waiting_findings,
+)
+from commtax.runs.traces.trace import Trace, phase_of
 from commtax.statement import Note
 from commtax.thresholds import thresholds
 from commtax.units import format_seconds, plural
 
-_FUSED = re.compile(r"fusion|fused|norm", re.I)
 COUNT, LEVEL = thresholds(__name__)
+
+
+_FUSED = re.compile(r"fusion|fused|norm", re.I)
 
 
 def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[str]) -> Section:
@@ -51,6 +56,7 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
         facts,
         measured,
         sent if any(t.steps for t in job.traces) else None,
+        {name: phase for name in dict.fromkeys(row.name for row in steps) if (phase := phase_of(name))},
     )
 
 

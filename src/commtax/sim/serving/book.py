@@ -1,4 +1,4 @@
-"""What an engine goes by, and the book of all requests: what each asks for and what becomes of it."""
+"""An engine's rules, and the book of all requests: their lengths, arrivals, and the times of their lives."""
 
 from collections.abc import Sequence
 from dataclasses import field, fields
@@ -6,20 +6,17 @@ from itertools import chain, pairwise
 from math import nan
 from typing import Self
 
-import numpy as np
-
 from commtax.arrays import cache_few_answers
 from commtax.records import dataclass
 from commtax.spec.engine import Scheduling
 from commtax.spec.stream import RequestStream
 
-Array = np.ndarray
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How one engine decides what a step computes, and what it has room for."""
+    """The rules by which one engine decides what a step computes, and its capacity."""
 
     tokens: int  # of a step at most
     seqs: int  # requests that run at once at most
@@ -37,13 +34,13 @@ class Rules:
     gathering: int = 0  # … and after which they do when each of them has one
     spread: float = 0.0  # share of a prompt's seconds that is all ranks' work, whosever prompt it is: its experts
     prompts_only: bool = False  # decoding happens elsewhere
-    way_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
-    door_s: float = 0.0  # the front end takes this long for a request, one after the other …
+    delivery_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
+    frontend_s: float = 0.0  # the front end takes this long for a request, one after the other …
     token_s: float = 0.0  # … and for a token that it streams
 
     @classmethod
     def of(cls, serves: Scheduling, tokens: int, seqs: int, blocks: int, block: int) -> Self:
-        """As an engine's file says that it schedules, with what it has room for."""
+        """Return the rules of an engine's file, with the capacity that the engine has."""
         return cls(
             tokens=tokens,
             seqs=seqs,
@@ -77,26 +74,26 @@ class Book:
     started_s: list[float] = field(default_factory=list)  # its first step begins
     first_s: list[float] = field(default_factory=list)
     done_s: list[float] = field(default_factory=list)
-    elsewhere: list[bool] = field(default_factory=list)  # its prompt was computed by another worker than decodes it …
-    moved_s: list[float] = field(default_factory=list)  # … and its cache moved this long, waiting for the link included
+    prefilled_elsewhere: list[bool] = field(default_factory=list)  # its prompt was computed by another worker than decodes it …
+    transfer_s: list[float] = field(default_factory=list)  # … and its cache moved this long, waiting for the link included
     cached: list[int] = field(default_factory=list)  # prompt tokens that were in the cache when it started
-    thrown: list[int] = field(default_factory=list)  # times that it was thrown out of the cache
-    lost_s: list[float] = field(default_factory=list)  # between being thrown out and its next token
-    token_s: dict[int, float] = field(default_factory=dict)  # of those who are thrown out: when their last token came
+    preemptions: list[int] = field(default_factory=list)  # times that it was preempted
+    preempted_s: list[float] = field(default_factory=list)  # between a preemption and the next token
+    last_token_s: dict[int, float] = field(default_factory=dict)  # of preempted requests: when their last token came
     served_by: list[int] = field(default_factory=list)
-    goal: list[int] = field(default_factory=list)  # tokens to compute before its next token
+    target: list[int] = field(default_factory=list)  # tokens to compute before its next token
     left: list[int] = field(default_factory=list)  # tokens that it still makes, that one included
 
     def __post_init__(self) -> None:
         size = len(self.arrival_s)
         for name in ("sent_s", "started_s", "first_s", "done_s"):
             setattr(self, name, [nan] * size)
-        self.elsewhere, self.moved_s, self.lost_s = [False] * size, [0.0] * size, [0.0] * size
-        self.cached, self.thrown, self.served_by = [0] * size, [0] * size, [0] * size
-        self.goal, self.left = list(self.input_len), list(self.output_len)
+        self.prefilled_elsewhere, self.transfer_s, self.preempted_s = [False] * size, [0.0] * size, [0.0] * size
+        self.cached, self.preemptions, self.served_by = [0] * size, [0] * size, [0] * size
+        self.target, self.left = list(self.input_len), list(self.output_len)
 
     def only(self, rows: Sequence[int]) -> "Book":
-        """The book of some of its requests."""
+        """Return the book of some of its requests."""
         book = Book([], [], [], None, self.pieces, [], self.prefix_block, self.hit_rate)
         for name in (f.name for f in fields(self) if isinstance(column := getattr(self, f.name), (list, tuple)) and column):
             setattr(book, name, [getattr(self, name)[i] for i in rows])
@@ -104,7 +101,7 @@ class Book:
 
 
 def book_of(stream: RequestStream, hit_rate: float = 0.0, block: int = 1) -> Book:
-    """An empty book for a cache with blocks of so many tokens: ids stand for one of them at least, and for text that is whole."""
+    """Return an empty book for a cache with blocks of so many tokens: an id stands for at least one block, of whole text."""
     columns = stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()
     joined = -(-block // stream.block)
     if stream.prefixes is None:
@@ -114,24 +111,24 @@ def book_of(stream: RequestStream, hit_rate: float = 0.0, block: int = 1) -> Boo
 
 
 def _whole_pieces(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joined: int) -> tuple[Ids, ...]:
-    """Ids of pieces that a prompt fills, so many joined into one; what is left at its end is nobody else's."""
+    """Return the ids of pieces that a prompt fills, so many joined into one; the rest at its end is never shared."""
     if joined == 1 and all(len(ids) * block <= tokens for ids, tokens in zip(prefixes, lengths, strict=True)):
         return prefixes
     names: dict[Ids, int] = {}
-    known: dict[Ids, Ids] = {}
+    renumbered: dict[Ids, Ids] = {}
     whole = []
     for ids, tokens in zip(prefixes, lengths, strict=True):
         kept = ids[: min(len(ids), tokens // block) // joined * joined]
-        if kept not in known:
+        if kept not in renumbered:
             pieces = (kept[at : at + joined] for at in range(0, len(kept), joined))
-            known[kept] = kept if joined == 1 else tuple(names.setdefault(piece, len(names)) for piece in pieces)
-        whole.append(known[kept])
+            renumbered[kept] = kept if joined == 1 else tuple(names.setdefault(piece, len(names)) for piece in pieces)
+        whole.append(renumbered[kept])
     return tuple(whole)
 
 
 @cache_few_answers
 def _runs_of_pieces(prefixes: tuple[Ids, ...]) -> tuple[tuple[Ids, ...], dict[int, int]]:
-    """The same prefixes in runs of pieces that are never apart, each named by its first; and how many pieces each run has.
+    """Join pieces that always follow each other into runs named by their first piece, and count the pieces of each run.
 
     >>> _runs_of_pieces(((0, 1, 2, 3), (0, 1, 7), (0, 1, 2, 3)))
     (((0, 2), (0, 7), (0, 2)), {0: 2, 2: 2, 7: 1})

@@ -15,7 +15,7 @@ QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.
 
 
 def columns(run: ServingRun) -> dict[str, Array]:
-    """One row a request: lengths, the times of its life, and what they make. TTFT and E2E count from sending.
+    """Return one row per request: lengths, the times of its life and what follows from them. TTFT and E2E count from sending.
 
     TPOT is (E2E - TTFT) / (output - 1), not a number where there is one token. ``wait_s`` passes before it is sent, ``queue_s``
     from sending to its first step.
@@ -31,11 +31,11 @@ def columns(run: ServingRun) -> dict[str, Array]:
         "output_len": outputs,
         "replica": np.array(book.served_by),
         "cached_tokens": np.array(book.cached),
-        "preemptions": np.array(book.thrown),
+        "preemptions": np.array(book.preemptions),
         "wait_s": sent - arrival,
         "queue_s": started - sent,
-        "transfer_s": np.array(book.moved_s),
-        "preempted_s": np.array(book.lost_s),
+        "transfer_s": np.array(book.transfer_s),
+        "preempted_s": np.array(book.preempted_s),
         "ttft_s": first - sent,
         "tpot_s": np.where(outputs > 1, (done - first) / gaps, nan),
         "e2e_s": done - sent,
@@ -46,13 +46,13 @@ def columns(run: ServingRun) -> dict[str, Array]:
 
 
 def segments(engines: Sequence[Replica]) -> dict[str, Array]:
-    """The logs of all engines as columns, with the engine's number."""
+    """Return the logs of all engines as columns, with the engine's number."""
     owner = np.repeat([engine.number for engine in engines], [len(engine.log) for engine in engines])
     return {**_columns([engine.log for engine in engines], StepSegment._fields), "engine": owner}
 
 
 def late_tokens(engines: Sequence[Replica]) -> dict[str, Array]:
-    """Tokens of all engines that came more than a step after those before them, as columns."""
+    """Return the tokens of all engines that came more than a step after those before them, as columns."""
     return _columns([engine.late for engine in engines], LateTokens._fields)
 
 
@@ -62,17 +62,17 @@ def _columns(logs: Sequence[Sequence[tuple[float, ...]]], names: tuple[str, ...]
 
 
 def rows(log: Columns, chosen: Array) -> dict[str, Array]:
-    """Some rows of a log."""
+    """Return some rows of a log."""
     return {name: column[chosen] for name, column in log.items()}
 
 
 def seconds(log: Columns) -> Array:
-    """Of each segment."""
+    """Return the seconds of each segment."""
     return np.asarray(log["steps"] * (log["first_s"] + log["more_s"] * (log["steps"] - 1) / 2))
 
 
 def gaps(log: Columns, late: Columns) -> tuple[Array, Array]:
-    """Times between tokens, and how many tokens came so: each step's length for all that decode in it, but those who came late.
+    """Return times between tokens and how many tokens each holds for: a step's length for all its decodes but the late ones.
 
     Their sum is the time from first to last tokens of all requests. Of a long segment, whose steps grow evenly, several steps
     beside each other are one entry with their mean: sums stay what they are.
@@ -92,7 +92,7 @@ def gaps(log: Columns, late: Columns) -> tuple[Array, Array]:
 
 
 def weighted_quantile(values: Array, weights: Array, share: float) -> float:
-    """The value below which a share of the weight lies.
+    """Return the value below which a share of the weight lies.
 
     >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.array([1, 1, 98]), 0.5)
     2.0

@@ -15,7 +15,7 @@ from commtax.sim.serving.lane import Chunk, Lane, steps_in, tokens_of
 from commtax.sim.serving.pool import BlockPool
 
 Span = tuple[float, float]
-"""Begin and end. An end is computed once: who is told a rounding later that it is over would come too late for the next step."""
+"""Begin and end. An end is computed once: one that differs by a rounding would come too late for the next step."""
 
 
 class StepSegment(NamedTuple):
@@ -42,7 +42,7 @@ class LateTokens(NamedTuple):
     gap_s: float
     requests: int
     tokens: int  # of prompts in that step
-    thrown: bool  # their requests had been thrown out of the cache, and were computed again
+    preempted: bool  # their requests had been preempted, and were computed again
 
 
 class Replica:
@@ -68,57 +68,57 @@ class Replica:
         self.ended: list[float] = []  # when requests left
         self.on_done: Callable[[int, float], None] | None = None
 
-    def offer(self, i: int, now: float) -> None:
-        """A request is sent to this engine, or its cache has come from where its prompt was computed."""
+    def submit(self, i: int, now: float) -> None:
+        """Send a request to this engine, or its cache from where its prompt was computed."""
         book = self.book
         book.served_by[i] = self.number
         if book.sent_s[i] != book.sent_s[i]:  # not a number yet
             book.sent_s[i] = now
-        self.door = max(self.door, now) + self.rules.door_s
-        seen = self.door + self.rules.way_s
+        self.door = max(self.door, now) + self.rules.frontend_s
+        seen = self.door + self.rules.delivery_s
         self.times.append(seen)
         self.coming.append(i)
         if self.clock == inf:
             self._idle()
 
-    def offer_all(self, requests: Iterable[tuple[float, int]]) -> None:
-        """Many, each at its time, before anything has run."""
-        book, number, door, door_s, way_s = self.book, self.number, self.door, self.rules.door_s, self.rules.way_s
+    def submit_all(self, requests: Iterable[tuple[float, int]]) -> None:
+        """Send many requests, each at its time, before the engine has run a step."""
+        book, number, door, frontend_s, delivery_s = self.book, self.number, self.door, self.rules.frontend_s, self.rules.delivery_s
         for now, i in requests:
             book.served_by[i] = number
             book.sent_s[i] = now
-            door = (door if door > now else now) + door_s
-            self.times.append(door + way_s)
+            door = (door if door > now else now) + frontend_s
+            self.times.append(door + delivery_s)
             self.coming.append(i)
         self.door = door
         if self.times:
             self._idle()
 
     def load(self, now: float) -> int:
-        """Requests that were sent here and are not answered."""
+        """Count the requests that were sent here and are not answered."""
         return len(self.coming) - bisect_right(self.ended, now)
 
-    def knows(self, i: int) -> int:
-        """Blocks of a prompt that are in its cache."""
+    def cached_blocks(self, i: int) -> int:
+        """Count the blocks of a prompt that are in this engine's cache."""
         ids = self.book.prefixes[i] if self.book.prefixes else ()
         if len(self.pools) == 1 and self.pools[0].prefixes:
             return self.pools[0].prefixes.match(ids)
         return max([pool.prefixes.match(ids) for pool in self.pools if pool.prefixes]) if ids else 0
 
     def run(self, until: float = inf, enough: float = inf) -> None:
-        """All steps that begin before ``until``, or until so many requests are answered."""
+        """Run all steps that begin before ``until``, or until so many requests are answered."""
         step, ended = self._step, self.ended
         while (now := self.clock) < until and (enough == inf or len(ended) < enough):
             step(now, until)
 
-    def go_on(self, until: float) -> None:
-        """Steps up to the next answer, which may bring a request to another engine, or that begin before ``until``."""
+    def run_to_answer(self, until: float) -> None:
+        """Run steps up to the next answer, which may bring a request to another engine, or that begin before ``until``."""
         answers = len(self.ended)
         while self.clock < until and len(self.ended) == answers:
             self._step(self.clock, until)
 
     def _idle(self) -> None:
-        """Nothing to do until the next request comes; one that came during the last step is taken at its end."""
+        """Wait for the next request; one that came during the last step is taken at its end."""
         now = -inf if self.clock == inf else self.clock
         self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
@@ -133,25 +133,25 @@ class Replica:
             self._step_ranks(begin, until)
             return
         lane = self.lanes[0]
-        chunks = lane.form(begin)
+        chunks = lane.schedule(begin)
         if rules.stint > 1:
             self.undecided = rules.stint
         if chunks:
             self._prompt_alone(begin, until, lane, chunks)
             return
         if rules.prefill_first:
-            lane.secure(begin)
+            lane.allocate_next(begin)
         if lane.seqs:
             self._decode_alone(begin, until, lane)
         else:
             self._idle()
 
     def _step_ranks(self, begin: float, until: float) -> None:
-        """The same of an engine with several lanes."""
+        """Run one step, or several, of an engine with several lanes."""
         if self._patience() and self._decodes(begin, secured=False):
             self._decode(begin, until)
             return
-        chunks = [lane.form(begin) for lane in self.lanes]
+        chunks = [lane.schedule(begin) for lane in self.lanes]
         self.undecided = self.rules.stint if self.rules.stint > 1 else 0
         if any(chunks):
             self._mixed(begin, chunks)
@@ -161,7 +161,7 @@ class Replica:
             self._idle()
 
     def _arrive(self) -> None:
-        """Requests that reached the scheduler in time wait for a step, at the rank with the fewest."""
+        """Queue the requests that reached the scheduler in time for a step, each at the rank with the fewest."""
         pools, first = self.pools, self.next
         self.next = bisect_right(self.times, self.seen, first)
         if len(pools) == 1:
@@ -171,7 +171,7 @@ class Replica:
             min(pools, key=lambda p: p.running + len(p.waiting)).waiting.append(i)
 
     def _patience(self) -> int:
-        """Steps of decodes for which prompts wait: one rank's prompt holds up all others, so that they compute theirs together."""
+        """Return the steps of decodes for which prompts wait: one rank's prompt delays all, so ranks compute theirs together."""
         if not self.rules.patience or len(self.pools) == 1 or not all(lane.seqs for lane in self.lanes):
             return 0
         wanted = [bool(lane.pool.waiting or lane.prompts) for lane in self.lanes]
@@ -182,39 +182,39 @@ class Replica:
         return most - self.passed if any(wanted) else 0
 
     def _decodes(self, begin: float, secured: bool) -> bool:
-        """Whether a lane has requests that decode, once they have their blocks: prompts that go first do not look for these."""
+        """Return whether a lane has requests that decode, with their blocks allocated unless prompts go first."""
         if not secured:
             for lane in self.lanes:
-                lane.secure(begin)
+                lane.allocate_next(begin)
         return any(lane.seqs for lane in self.lanes)
 
     def _mixed(self, begin: float, chunks: list[list[Chunk]]) -> None:
-        """One step of prompts, decodes beside them or not; ranks wait for the longest, and share the work of experts."""
+        """Run one step of prompts, with decodes beside them or not; ranks wait for the longest and share the work of experts."""
         self.passed = 0
         beside = not self.rules.prefill_first
-        each = [lane.seconds(own) for lane, own in zip(self.lanes, chunks, strict=True) if own or (beside and lane.seqs)]
+        each = [lane.seconds(chunk) for lane, chunk in zip(self.lanes, chunks, strict=True) if chunk or (beside and lane.seqs)]
         seconds = max(each)
         seconds -= self.rules.spread * (seconds - sum(each) / len(self.lanes))
         self._pass(begin, begin + seconds)
-        for number, (lane, own) in enumerate(zip(self.lanes, chunks, strict=True)):
-            self.finish(number, lane, own, (begin, begin + seconds), 1, seconds, 0.0)
+        for number, (lane, chunk) in enumerate(zip(self.lanes, chunks, strict=True)):
+            self.finish(number, lane, chunk, (begin, begin + seconds), 1, seconds, 0.0)
 
     def _prompt_alone(self, begin: float, until: float, lane: Lane, chunks: list[Chunk]) -> None:
-        """Steps with prompts: one, or as many as pass before something changes while one prompt takes what each has room for."""
+        """Run steps with prompts: one, or as many as pass before something changes while one prompt fills each of them."""
         self.passed = 0
         first, more, steps = lane.prompt_pace(chunks)
         if steps > 1:
             steps = min(steps, self._undisturbed(begin, until, first, more))
-            steps = steps if self.rules.prefill_first else lane.fits(steps)
+            steps = steps if self.rules.prefill_first else lane.steps_with_blocks(steps)
         end = begin + (steps * first + more * steps * (steps - 1) / 2)
         self._pass(end - first - more * (steps - 1) if steps > 1 else begin, end)
         self.finish(0, lane, chunks, (begin, end), steps, first, more)
 
     def finish(self, number: int, lane: Lane, chunks: list[Chunk], time: Span, steps: int, first: float, more: float) -> None:
-        """One lane's part of steps with prompts, each of which computes as much of them."""
+        """Record one lane's part of steps with prompts, each of which computes as many tokens."""
         tokens, (begin, end) = tokens_of(chunks), time
         if self.rules.prefill_first or not lane.seqs:
-            self.log.append((begin, steps, 0, first, more, 0, 1.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
+            self.log.append((begin, steps, 0, first, more, 0, 1.0, tokens, len(lane.pool.waiting), lane.pool.free_blocks, number))
             if self.streams:
                 self._stream(begin, 0)
         else:
@@ -223,14 +223,14 @@ class Replica:
         for i in lane.prompted(chunks if steps == 1 else [(i, steps * new, past) for i, new, past in chunks]):
             if first_s[i] != first_s[i]:  # not a number yet
                 first_s[i] = seen
-            elif self.book.thrown[i]:  # a prompt that is done again has made the next token
-                self.book.lost_s[i] += end
-                self.late.append((begin, end - begin, seen - self.book.token_s.pop(i), 1, tokens, True))
+            elif self.book.preemptions[i]:  # a prompt that is done again has made the next token
+                self.book.preempted_s[i] += end
+                self.late.append((begin, end - begin, seen - self.book.last_token_s.pop(i), 1, tokens, True))
             if not lane.join(i, seen):
                 self._leave(i, end)
 
     def _beside(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
-        """What those that decode beside prompts get: a token a step, or with accepted drafts several in equal parts of it."""
+        """Record the tokens decoded beside prompts: one per step, or with accepted drafts several in equal parts of it."""
         if lane.surface.per_step == 1:
             self._tokens(number, lane, time, steps, first, more, tokens)
             return
@@ -242,7 +242,7 @@ class Replica:
             begin, left = begin + made * each, left - made
 
     def _decode(self, begin: float, until: float) -> None:
-        """Steps of decodes alone, as many as pass before something changes."""
+        """Run steps of decodes alone, as many as pass before something changes."""
         if len(self.lanes) == 1:
             self._decode_alone(begin, until, self.lanes[0])
             return
@@ -250,7 +250,7 @@ class Replica:
         paces = [lane.pace() for _, lane in working]
         first, more, steps = longest(paces) if len(paces) > 1 else paces[0]
         steps = min(steps, self._undisturbed(begin, until, first, more))
-        steps = min(lane.fits(steps) for _, lane in working)
+        steps = min(lane.steps_with_blocks(steps) for _, lane in working)
         self.undecided = max(0, self.undecided - steps)
         self.passed += steps
         end = begin + (steps * first + more * steps * (steps - 1) / 2)
@@ -261,7 +261,7 @@ class Replica:
     def _decode_alone(self, begin: float, until: float, lane: Lane) -> None:
         first, more, steps = lane.pace()
         if steps > 1:
-            steps = lane.fits(min(steps, self._undisturbed(begin, until, first, more)))
+            steps = lane.steps_with_blocks(min(steps, self._undisturbed(begin, until, first, more)))
         if self.undecided:
             self.undecided = max(0, self.undecided - steps)
         self.passed += steps
@@ -270,8 +270,8 @@ class Replica:
         self._tokens(0, lane, (begin, end), steps, first, more, 0)
 
     def _undisturbed(self, begin: float, until: float, first: float, more: float) -> int:
-        """Steps before a request comes that is let in at once or chooses a rank, or before ``until``. Who comes to the only queue
-        behind others changes nothing."""
+        """Return the steps before ``until``, or before a request comes that is admitted at once or chooses a rank. A request behind
+        others in the only queue changes nothing."""
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
         if self.undecided:  # nobody is let in before they have passed
             return min(steps, self.undecided)
@@ -283,16 +283,16 @@ class Replica:
         return steps
 
     def _whole_steps(self, tokens: int) -> int:
-        """Tokens of the whole steps that make so many, and of one more where that was decided before."""
+        """Return the tokens of the whole steps that make so many, and of one step more where that was decided before."""
         each = self.lanes[0].surface.per_step
         return tokens + self.rules.ahead if each == 1 else ceil((ceil(tokens / each) + self.rules.ahead) * each)
 
     def _pass(self, last: float, end: float) -> None:
-        """Time goes on to ``end``; the last step began at ``last``. A scheduler that works ahead decided then what comes next."""
+        """Advance time to ``end``; the last step began at ``last``, when a scheduler that works ahead decided the next one."""
         self.clock, self.seen = end, last if self.rules.ahead else end
 
     def _tokens(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
-        """All that decode in a lane have got so many tokens, and who has got all leaves."""
+        """Record that all requests that decode in a lane got so many tokens; complete requests leave."""
         begin, end = time
         pool, due, seen, stretch = lane.pool, begin, end, 1.0
         if self.streams:
@@ -301,17 +301,17 @@ class Replica:
             seen = max(end, self.streamed)
             stretch = (seen - due) / (end - begin)
         late = self._waited(lane, begin, due, first * stretch, tokens) if lane.joined or lane.last_s < due else 0
-        self.log.append((begin, steps, lane.seqs, first, more, late, stretch, tokens, len(pool.waiting), pool.free, number))
+        self.log.append((begin, steps, lane.seqs, first, more, late, stretch, tokens, len(pool.waiting), pool.free_blocks, number))
         lane.last_s = seen
         for i in lane.decoded(steps):
             self._leave(i, max(end, self.clock))  # nobody leaves in the middle of a step
 
     def _stream(self, begin: float, tokens: int) -> None:
-        """The front end sends so many tokens of steps that begin then."""
+        """Add so many tokens of steps that begin then to what the front end sends."""
         self.streamed = max(self.streamed, begin) + tokens * self.rules.token_s
 
     def _waited(self, lane: Lane, begin: float, due: float, step_s: float, tokens: int) -> int:
-        """How many of a lane had their last token before a step could begin to make the next, which is written down."""
+        """Record the requests of a lane whose last token came before a step could begin to make the next, and count them."""
         groups = [(lane.last_s, lane.seqs - len(lane.joined)), *((at, 1) for at, _ in lane.joined)]
         late = [(begin, step_s, due - at + step_s, count, tokens, False) for at, count in groups if count and at < due]
         self.late += late
@@ -326,7 +326,7 @@ class Replica:
 
 
 def longest(paces: list[tuple[float, float, int]]) -> tuple[float, float, int]:
-    """The pace of lanes that wait for each other: the longest step's, for as long as it stays the longest and no lane changes.
+    """Return the pace of lanes that wait for each other: the longest step's, as long as it stays the longest and no lane changes.
 
     >>> longest([(3.0, 0.0, 50), (1.0, 0.5, 40)])
     (3.0, 0.0, 4)
@@ -365,11 +365,11 @@ class Pipeline(Replica):
         if self.next < len(self.times) and self.times[self.next] <= begin:
             self._arrive()
         lane.prompts, self.following = [*self.following, *lane.prompts], []
-        chunks = lane.form(begin)
+        chunks = lane.schedule(begin)
         if self.rules.follows:
             self.following = lane.hand_on(chunks)
         if not chunks and self.rules.prefill_first:
-            lane.secure(begin)
+            lane.allocate_next(begin)
         if chunks or lane.seqs:
             self._enter(turn, lane, chunks, begin)
         else:
@@ -377,7 +377,7 @@ class Pipeline(Replica):
         self._idle()
 
     def _enter(self, turn: int, lane: Lane, chunks: list[Chunk], begin: float) -> None:
-        """A batch goes through the stages, each as soon as the batches before it have left that."""
+        """Send a batch through the stages, each as soon as the batches before it have left that stage."""
         each = (lane.seconds(chunks) if chunks else lane.surface.decoding(lane.seqs, lane.cached)[0]) / len(self.lanes)
         now, busy = begin, self.busy
         for stage, until in enumerate(busy):
@@ -386,11 +386,11 @@ class Pipeline(Replica):
         self.batches[turn], self.out[turn] = (chunks, begin, now - begin), begin + (now - begin)  # to the last bit when it ends
 
     def _idle(self) -> None:
-        """The next batch leaves, or a request comes and an empty lane takes it."""
+        """Wait until the next batch leaves, or until a request comes that an empty lane takes."""
         pool = self.pools[0]
         if inf in self.out:
             empty = self.out.index(inf)
-            admits = pool.waiting and pool.running < self.rules.seqs and pool.needed(pool.waiting[0], 1) <= pool.free
+            admits = pool.waiting and pool.running < self.rules.seqs and pool.needed(pool.waiting[0], 1) <= pool.free_blocks
             if self.following or admits:
                 self.out[empty] = self.clock
             elif self.next < len(self.times):

@@ -22,10 +22,10 @@ Route = Callable[[int, float], Replica]
 class Clients:
     """They send each request when it arrives, but have no more than ``cap`` in flight: the next goes when one is answered."""
 
-    def __init__(self, book: Book, cap: float, own: Sequence[int]) -> None:
-        self.book, self.cap, self.own = book, cap, own
-        self.sent = len(own) if cap == inf else min(int(cap), len(own))
-        self.pending = [(book.arrival_s[i], i) for i in own[: self.sent]]
+    def __init__(self, book: Book, cap: float, numbers: Sequence[int]) -> None:
+        self.book, self.cap, self.own = book, cap, numbers
+        self.sent = len(numbers) if cap == inf else min(int(cap), len(numbers))
+        self.pending = [(book.arrival_s[i], i) for i in numbers[: self.sent]]
         heapify(self.pending)
 
     def answered(self, now: float) -> None:
@@ -36,18 +36,18 @@ class Clients:
 
 
 def run_alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
-    """One engine and its own clients: nobody else needs to be waited for. It answers all, or the first ``enough``."""
+    """Run one engine with its own clients, until it has answered all requests or the first ``enough``."""
 
     def send(_: int = -1, now: float = -inf) -> None:
         if now > -inf:
             clients.answered(now)
         while clients.pending:
             at, i = heappop(clients.pending)
-            replica.offer(i, at)
+            replica.submit(i, at)
 
     if clients.cap < inf:
         replica.on_done = send
-    replica.offer_all(sorted(clients.pending))
+    replica.submit_all(sorted(clients.pending))
     clients.pending = []
     replica.run(enough=enough)
 
@@ -55,7 +55,7 @@ def run_alone(replica: Replica, clients: Clients, enough: float = inf) -> None:
 def run_together(
     engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], feedback: bool, enough: float = inf
 ) -> None:  # fmt: skip
-    """Engines that depend on each other, through the router or through answers: nobody runs past what may still reach it.
+    """Run engines that depend on each other, through the router or through answers: none runs past what may still reach it.
 
     The engine that is furthest behind goes on, up to the next request and, where answers bring new requests, up to the
     next engine's clock. They answer all, or where no answer brings one at least the first ``enough``.
@@ -68,7 +68,7 @@ def run_together(
         behind = min(engines, key=lambda engine: engine.clock)
         if behind.clock < now:
             others = min((e.clock for e in engines if e is not behind), default=inf)
-            behind.go_on(min(now, max(others, nextafter(behind.clock, inf))))
+            behind.run_to_answer(min(now, max(others, nextafter(behind.clock, inf))))
         elif now < inf:
             _, i = heappop(clients.pending)
             send(i, now)
@@ -77,7 +77,7 @@ def run_together(
 
 
 def _run_without_feedback(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], enough: float) -> None:
-    """The same where answers bring nothing new: before each request all go on up to it, in any order."""
+    """Run engines whose answers bring no new requests: before each request all advance up to it, in any order."""
     look = enough  # requests that come before it is looked again whether enough are answered
     while clients.pending:
         now = clients.pending[0][0]
@@ -100,12 +100,12 @@ def _run_without_feedback(engines: Sequence[Replica], clients: Clients, send: Ca
 
 
 def _count_answered(book: Book, now: float) -> int:
-    """Requests that have their last token by then; who gets it later is not known while engines are no further."""
+    """Count the requests that have their last token by then; later ones are not known while engines are no further."""
     return sum([done <= now for done in book.done_s])
 
 
 def router(kind: str, engines: Sequence[Replica]) -> Route:
-    """Which engine a request goes to: each in turn, the one with the fewest requests, or the one that knows most of its prompt."""
+    """Return the router: each engine in turn, the one with fewest requests, or the one that caches most of a prompt."""
     turn = -1
     if len(engines) == 1:
         return lambda _, __: engines[0]
@@ -129,19 +129,19 @@ def router(kind: str, engines: Sequence[Replica]) -> Route:
     prefixes = engines[0].book.prefixes
     homes: dict[tuple[int, ...], list[Replica]] = {}  # of each first piece of text: engines that were sent prompts that begin so
 
-    def known(i: int, now: float) -> Replica:
+    def prefix_aware(i: int, now: float) -> Replica:
         first = prefixes[i][:1] if prefixes else ()
         able = homes.setdefault(first, [])  # no other engine knows any of it
-        if len(able) == 1 and able[0].knows(i):
+        if len(able) == 1 and able[0].cached_blocks(i):
             return able[0]
-        blocks = [engine.knows(i) for engine in able]
+        blocks = [engine.cached_blocks(i) for engine in able]
         most = max(blocks, default=0)
-        chosen = least_of([engine for engine, own in zip(able, blocks, strict=True) if own == most] if most else engines, now)
+        chosen = least_of([engine for engine, cached in zip(able, blocks, strict=True) if cached == most] if most else engines, now)
         if first and chosen not in able:
             insort(able, chosen, key=lambda engine: engine.number)
         return chosen
 
-    return {"round-robin": in_turn, "least-loaded": least, "prefix": known}[kind]
+    return {"round-robin": in_turn, "least-loaded": least, "prefix": prefix_aware}[kind]
 
 
 Pace = tuple[float, float]
@@ -192,7 +192,7 @@ class Fleet:
     decoded: Fraction = Fraction(1)  # share of the prompts whose caches come to these workers; others decode the rest
 
     def scaled(self, factor: float) -> Self:
-        """The same engines with all steps longer by a factor."""
+        """Return the same engines with all steps longer by a factor."""
         return replace(self, workers=self.workers.scaled(factor), prompts=self.prompts.scaled(factor) if self.prompts else None)
 
 
@@ -219,13 +219,13 @@ def run(
     enough: float = inf,
     prompted: bool = False,
 ) -> ServingRun:
-    """Send a stream of requests through a fleet until all are answered, or, where nobody's answer hangs on others', ``enough``.
+    """Send a stream of requests through a fleet until all are answered, or, where no answer depends on others', ``enough``.
 
-    ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then. ``prompted``
+    ``watch`` gets the run when it begins, may interrupt it, and then has what happened until then. ``prompted``
     requests were computed elsewhere up to their first token.
     """
     book = book_of(stream, hit_rate, fleet.workers.rules.block)
-    book.elsewhere = [prompted] * len(stream)
+    book.prefilled_elsewhere = [prompted] * len(stream)
     engines = fleet.workers.build(book)
     ran = ServingRun(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
     if watch is None:
@@ -246,21 +246,21 @@ def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float = 
         return
     if len(engines) == 1 or (fleet.router == "round-robin" and stream.in_flight == inf):  # each has its own share of requests
         for engine in engines:
-            own = everyone[engine.number :: len(engines)]
-            if own:
-                run_alone(engine, Clients(book, stream.in_flight, own), enough if len(engines) == 1 else inf)
+            share = everyone[engine.number :: len(engines)]
+            if share:
+                run_alone(engine, Clients(book, stream.in_flight, share), enough if len(engines) == 1 else inf)
         return
     clients = Clients(book, stream.in_flight, everyone)
     route = router(fleet.router, engines)
     if clients.cap < inf:
         for engine in engines:
             engine.on_done = lambda _, now: clients.answered(now)
-    run_together(engines, clients, lambda i, now: route(i, now).offer(i, now), clients.cap < inf)
+    run_together(engines, clients, lambda i, now: route(i, now).submit(i, now), clients.cap < inf)
 
 
 def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float, enough: float) -> None:
-    """Prompts on workers of their own; a prompt's cache goes over its worker's links to those of the one that decodes it. Clients
-    that never wait do not care who has answered: then all prompts are computed first, and those who decode follow."""
+    """Run prompts on workers of their own; a prompt's cache crosses its worker's links to those of the worker that decodes it.
+    Where clients never wait for answers, all prompts are computed first, and decoding follows."""
     waits, part, whole = cap < inf, fleet.decoded.numerator, fleet.decoded.denominator
     clients = Clients(book, cap, range(len(book.arrival_s)))
     wire = _Wire(book, fleet.moves, clients.pending if waits else [], len(before), engines)
@@ -274,10 +274,10 @@ def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines:
             wire.leaves(i, book.served_by[i] - len(engines), now, (i + 1) * part // whole > i * part // whole)
 
     def send(i: int, now: float) -> None:
-        if book.elsewhere[i]:
+        if book.prefilled_elsewhere[i]:
             wire.comes(i, now)
         else:
-            enter(i, now).offer(i, now)
+            enter(i, now).submit(i, now)
 
     for engine in before:
         engine.on_done = prompted
@@ -306,31 +306,31 @@ class _Wire:
         self.target: dict[int, int] = {}
 
     def leaves(self, i: int, worker: int, now: float, comes: bool) -> None:
-        """A prompt is computed: its cache follows those before it, and comes to one of these workers or to others."""
+        """Send the cache of a computed prompt after those before it, to one of these workers or to others."""
         tokens = self.book.input_len[i]
         begin = max(self.sent[worker], now - _seconds(self.moves.early_s, tokens))
         self.sent[worker] = begin + _seconds(self.moves.out_s, tokens)
         there = max(self.sent[worker], begin + _seconds(self.moves.alone_s, tokens))
-        self.book.elsewhere[i], self.book.moved_s[i] = True, there - now
+        self.book.prefilled_elsewhere[i], self.book.transfer_s[i] = True, there - now
         if comes:
             heappush(self.pending, (there, i))
         else:
             self.book.first_s[i] = nan  # which its client gets elsewhere
 
     def comes(self, i: int, now: float) -> None:
-        """A cache reaches the links of who decodes it, and waits there for those before it."""
+        """Deliver a cache to the links of the worker that decodes it, where it waits for those before it."""
         if i in self.target:
             number = self.target.pop(i)
             self.coming[number] -= 1
-            self.engines[number].offer(i, now)
+            self.engines[number].submit(i, now)
             return
         loads = [engine.load(now) + more for engine, more in zip(self.engines, self.coming, strict=True)]
         number = loads.index(min(loads))
         busy = _seconds(self.moves.in_s, self.book.input_len[i])
         self.taken[number] = there = max(self.taken[number], now - busy) + busy  # it came in while it was sent
         if there <= now:
-            self.engines[number].offer(i, now)
+            self.engines[number].submit(i, now)
             return
         self.target[i], self.coming[number] = number, self.coming[number] + 1
-        self.book.moved_s[i] += there - now
+        self.book.transfer_s[i] += there - now
         heappush(self.pending, (there, i))

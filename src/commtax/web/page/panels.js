@@ -3,6 +3,7 @@
 import { byId, el } from "./dom.js";
 import { formulaTip, tip } from "./tip.js";
 import { bytes, change, percent, rate, seconds } from "./format.js";
+import { written } from "./sortable.js";
 
 function stepFigure(title, value, chips, hot) {
   return el("div", { class: hot ? "figure hot-figure" : "figure" }, el("dt", null, title), el("dd", { class: "value" }, value), el("dd", null, chips.filter(Boolean).map((chip) => (typeof chip === "string" ? el("span", { class: "chip" }, chip) : chip))));
@@ -24,6 +25,7 @@ export function figures(view) {
     stepFigure("tokens/s", rate(all.tokens_per_s), []),
     all.mfu ? stepFigure("MFU", percent(all.mfu), [mfuChip(all), all.bubble_fraction ? `bubble ${percent(all.bubble_fraction)}` : null]) : null,
     stepFigure("memory per GPU", all.fits === false ? "does not fit" : all.fits ? "fits" : "–", [used], all.fits === false),
+    ...(view.figures ?? []).map((one) => stepFigure(one.name, written(one, { values: { [one.key]: one.value } }), [])),
   ];
 }
 

@@ -1,31 +1,383 @@
 """Traces of the PyTorch profiler (Kineto), read in pieces: what is held is columns of what ran, not the file.
 
-On a device a collective is a kernel. Its name may be a lie (old traces call every NCCL kernel SendRecv, all-reduces too). What is
-believed, in this order: the metadata on the kernel, the host call that launched it, its name. A kernel replayed from a CUDA graph
-has its name only, and then its size is unknown. Without a device the host's own collectives are taken.
+From the columns: launches linked to what they launched, steps, collectives, and the rows of a timeline.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from commtax.files import TRACE_BYTES, FileStream, Json, JsonObject, list_of, need_number, need_whole, object_of, open_stream
-from commtax.runs.traces.profilers.columns import CALL, WRONG, Columns
+from commtax.runs.evidence.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
+from commtax.runs.traces import trace
+from commtax.runs.traces.profilers.columns import (
+    CALL,
+    COPY_KERNELS,
+    OWN,
+    RECORD,
+    SHARED,
+    STEP,
+    TABLE,
+    TORCH_CALL,
+    WAIT_KERNELS,
+    WRONG,
+    Columns,
+    EventFacts,
+)
 from commtax.runs.traces.profilers.json_pieces import ListedObjects
-from commtax.runs.traces.profilers.kineto_run import RankEvents
-from commtax.runs.traces.trace import Collective, Device, Trace, TraceStep
+from commtax.runs.traces.trace import Collective, Coverage, Device, Span, Trace, TraceStep, coverage, holding
 from commtax.statement import Note, Refusal
-from commtax.thresholds import counts
+from commtax.thresholds import counts, thresholds
+from commtax.timeline import Column, Timeline, pairs
 from commtax.units import plural
+
+COUNT, LEVEL = thresholds(__name__)
+
+Groups = Mapping[str, tuple[int, ...]]  # ranks of the process groups, by name
+_HOSTED = ("gloo:", "mpi:")  # libraries whose collectives are no kernels
+_COMPUTE, _COMM, _COPY, _WAIT = (trace.KINDS.index(kind) for kind in ("compute", "comm", "copy", "wait"))
+
+
+Issuers = tuple[list[float], list[float], list[int], list[int]]
+"""Host calls of one thread that may issue a collective, in order: their starts, ends, names and facts."""
+
+
+class RankEvents:
+    """One rank's events; times are seconds since its first. ``world``: the size of groups that are not told."""
+
+    def __init__(self, columns: Columns, world: int, groups: Groups) -> None:
+        self.origin_ns = origin = columns.origin_ns or 0
+        self.world, self.groups, self.strays = world, groups, 0
+        self.names: tuple[str, ...] = tuple(map(str, columns.names))
+        self.threads, self.lanes = tuple(columns.threads), list(columns.lanes)
+        self.facts: list[EventFacts] = [f for f in columns.facts if isinstance(f, EventFacts)]
+        kinds = (columns.device, columns.launches, columns.host, columns.work, columns.trained)
+        self.device, launches, self.host, self.work, trained = (_to_seconds(rows.taken(), origin) for rows in kinds)
+        self.trained = trained["start"]
+        self.device["waits"] = self._named(lambda name: name.lower().startswith(WAIT_KERNELS))[self.device["name"]]
+        if len(self.device["start"]):
+            copies = self._named(lambda name: name.startswith(COPY_KERNELS))[self.device["name"]]
+            self.device["copies"] = self.device["copies"].astype(bool) | copies
+            self._order()
+        self.on_device = bool(len(self.device["start"]))
+        launching = self._named(lambda name: "aunch" in name)
+        number = np.argsort(np.argsort(launches["start"], kind="stable"))
+        better = np.where(launching[launches["name"]], number + len(number), -number) if len(number) else number
+        order = np.lexsort((better, launches["correlation"]))
+        correlation = launches["correlation"][order]
+        last = np.flatnonzero(np.concatenate([correlation[1:] != correlation[:-1], [True]])) if len(order) else order
+        self.launches = {key: column[order[last]] for key, column in launches.items()}
+        self.launch = self._launch() if self.on_device else np.empty(0, dtype=int)
+
+    def by_device(self) -> list[tuple[int, RankEvents]]:
+        """The devices that one process computed on, each with what ran on it; none where there is one."""
+        numbers = [place[0] if isinstance(place, tuple) and isinstance(place[0], int) else -1 for place in self.lanes]
+        device = np.array(numbers, dtype=int)[self.device["lane"]]
+        computes = ~self.device["copies"].astype(bool) & ~self.device["waits"] & (device >= 0)
+        lasted = self.device["end"] - self.device["start"]
+        busy = np.bincount(device[computes], lasted[computes]) if computes.any() else np.zeros(1)
+        used = np.flatnonzero(busy > LEVEL.fair * busy.max()).tolist()
+        return [(int(n), self._only(device == n)) for n in used] if len(used) > 1 else []
+
+    def _only(self, rows: Column) -> RankEvents:
+        """With some of the device's events alone."""
+        part = copy(self)
+        part.device = {key: column[rows] for key, column in self.device.items()}
+        part._order()
+        part.launch = part._launch()
+        return part
+
+    def _order(self) -> None:
+        """The device's events by time, and its lanes as they begin, however the file was cut."""
+        order = np.lexsort((self.device["end"], self.device["correlation"], self.device["start"]))
+        self.device = {key: column[order] for key, column in self.device.items()}
+        used, first, lane = np.unique(self.device["lane"], return_index=True, return_inverse=True)
+        begun = np.argsort(first)
+        self.lanes = [self.lanes[i] for i in used[begun].tolist()]
+        self.device["lane"] = np.argsort(begun)[lane]
+
+    def _launch(self) -> Column:
+        """Which launch each device event has; -1: it is not in the trace."""
+        known, asked = self.launches["correlation"], self.device["correlation"]
+        if not len(known):
+            return np.full(len(asked), -1)
+        at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+        return np.where(known[at] == asked, at, -1)
+
+    @cached_property
+    def graph(self) -> Column:
+        """Whether each device event was replayed from a graph."""
+        return self._of_launch(self._named(lambda name: "GraphLaunch" in name)[self.launches["name"]], False)
+
+    @cached_property
+    def launched_s(self) -> Column:
+        """When each device event was launched; nan where nothing tells."""
+        return self._of_launch(self.launches["start"], math.nan)
+
+    def _of_launch(self, told: Column, other: float) -> Column:
+        """What is told of launches for each device event, or something else where its launch is not in the trace."""
+        found, linked = np.full(len(self.launch), other), self.launch >= 0
+        found[linked] = told[self.launch[linked]]
+        return found
+
+    def _named(self, is_one: Callable[[str], bool]) -> Column:
+        return np.array([is_one(name) for name in self.names], dtype=bool)
+
+    @cached_property
+    def _worked(self) -> Column:
+        """Rows of the device whose launch is known and that do more than wait."""
+        return np.flatnonzero((self.launch >= 0) & ~self.device["waits"])
+
+    def of(self, *roles: int) -> Column:
+        """Which of the host's events have one of these roles, in the order of the roles."""
+        return np.concatenate([np.flatnonzero(self.host["role"] == role) for role in roles])
+
+    def issued(self) -> Counter[str]:
+        """Collectives that the host called, by kind."""
+        called = self.of(CALL) if len(self.of(CALL)) else self.of(OWN)
+        counts = np.bincount(self.host["name"][called], minlength=len(self.names))
+        found: Counter[str] = Counter()
+        for number in np.flatnonzero(counts).tolist():
+            found[call_op(self.names[number])] += int(counts[number])
+        return found
+
+    def used_devices(self) -> Counter[object]:
+        """Events of each device, as the events tell it."""
+        counts = np.bincount(self.device["lane"], minlength=len(self.lanes))
+        found: Counter[object] = Counter()
+        for place, count in zip(self.lanes, counts.tolist(), strict=True):
+            found[place[0] if isinstance(place, tuple) else None] += count
+        return found
+
+    def steps(self) -> list[TraceStep]:
+        """Steps that somebody named, else those that repeated graph launches show; moved to when the device ran them, where the
+        trace holds launches that tell."""
+        rows = self.of(STEP)
+        spans = zip(*(self.host[key][rows].tolist() for key in ("name", "start", "end")), strict=True)
+        named = trace.mark_training(trace.named_steps([(self.names[n], start, end) for n, start, end in spans]), self.trained)
+        if named:
+            return self._on_device(named) if len(self._worked) else named
+        return trace.mark_training(trace.graph_steps(self._replays()), self.trained)
+
+    def _replays(self) -> Iterator[tuple[float, bytes, float, float]]:
+        """Of each replayed graph: when it was launched, its kernels as one sign, and when it ran."""
+        rows = np.flatnonzero(self.graph & ~self.device["copies"] & ~self.device["waits"])
+        rows = rows[np.argsort(self.launch[rows], kind="stable")]
+        for begin, end in pairwise(_edges(self.launch[rows])):
+            group = rows[begin:end]
+            sign = np.sort(self.device["name"][group]).tobytes()
+            yield (float(self.launched_s[group[0]]), sign, *self._window(group))
+
+    def _window(self, rows: Column, host_end_s: float = -math.inf) -> Span:
+        """When the device ran what belongs together."""
+
+        def host_s(begin: float, end: float) -> float:
+            """Its own time in a pause: before its step ends, and not inside a call that waits for the device; or all the time
+            until it launched what follows."""
+            until = min(end, host_end_s)
+            own = until - begin - self._in_driver.seconds(begin, until) if until > begin else 0.0
+            return max(own, self._unlaunched(rows, begin, end))
+
+        spans = np.stack([self.device["start"][rows], self.device["end"][rows]], axis=1)
+        start, end, strays = trace.main_span(spans, host_s)
+        self.strays += strays
+        return start, end
+
+    def _unlaunched(self, rows: Column, begin: float, end: float) -> float:
+        """How much of a pause the device had nothing to do, since what ends it was not launched yet. A few kernels ahead of all
+        else in a trace tell nothing: the device may still run what came before them."""
+        starts, ends = self.device["start"][rows], self.device["end"][rows]
+        behind = int(np.searchsorted(starts, end))
+        until = min(end, float(self.launched_s[rows[behind]]))
+        ahead = 2 * np.sum((ends - starts)[:behind]) < np.sum(ends - starts)
+        if not until > begin or (ahead and starts[0] <= self.device["start"][0]):
+            return 0.0
+        return until - begin - self._busy.seconds(begin, until)
+
+    @cached_property
+    def _busy(self) -> Coverage:
+        works = ~self.device["waits"]
+        return coverage(self.device["start"][works], self.device["end"][works])
+
+    @cached_property
+    def _in_driver(self) -> Coverage:
+        """When the host was inside calls of the driver that may wait for the device."""
+        words = TABLE["categories"]["waiting_calls"]
+        waits = self._named(lambda name: any(word in name.lower() for word in words))[self.launches["name"]]
+        return coverage(self.launches["start"][waits], self.launches["end"][waits])
+
+    def _on_device(self, steps: list[TraceStep]) -> list[TraceStep]:
+        """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
+        linked = self._worked
+        within = holding([s.host for s in steps], self.launched_s[linked])
+        order = np.argsort(within, kind="stable")
+        linked, within = linked[order], within[order]
+        moved = []
+        for begin, end in pairwise(_edges(within)):
+            if within[begin] >= 0:
+                step = steps[int(within[begin])]
+                window = self._window(linked[begin:end], step.host[1])
+                moved += [replace(step, start_s=window[0], end_s=window[1])] if window[1] > window[0] else []
+        return trace.number_steps(trace.extend_steps(moved))
+
+    @cached_property
+    def kernels_sent(self) -> Column:
+        """Rows of the device that are collectives."""
+        by_name = self._named(lambda name: bool(kernel_op(name)))
+        by_facts = np.array([bool(f.collective) for f in self.facts], dtype=bool)
+        found = by_name[self.device["name"]] | by_facts[self.device["facts"]]
+        return np.flatnonzero(found & ~self.device["copies"])
+
+    @cached_property
+    def host_sent(self) -> Column:
+        """Rows of the host that are collectives: what process groups recorded and shared-memory calls, else torch's calls around
+        them. Beside a device only those of a library that has no kernels, and only where none ran on the device."""
+        if self.on_device:
+            hosted, calls = self._named(lambda name: name.startswith(_HOSTED)), self.of(CALL)
+            return calls[:0] if len(self.kernels_sent) else calls[hosted[self.host["name"][calls]]]
+        records = self.of(RECORD)
+        named = np.array([bool(self.facts[f].collective) for f in self.host["facts"][records].tolist()], dtype=bool)
+        for rows in (self.of(CALL, SHARED), self.of(TORCH_CALL), records[named], self.of(OWN)):
+            if len(rows):
+                return rows
+        return np.empty(0, dtype=int)
+
+    def collectives(self, steps: Sequence[TraceStep]) -> list[Collective]:
+        """In order of their start."""
+        ran, named = [(s.start_s, s.end_s) for s in steps], bool(steps) and steps[0].host != trace.EVER
+        host_begins = self.host["start"][self.host_sent]
+        made = list(self._on_host(holding([s.host for s in steps] if named else ran, host_begins)))
+        if self.on_device:
+            within = holding(ran, self.device["start"][self.kernels_sent])
+            if named:  # what is launched between two steps is part of the one that it runs in
+                launched = self.launched_s[self.kernels_sent]
+                inside = holding([s.host for s in steps], launched)
+                within = np.where((inside < 0) & ~(launched < steps[0].host[0]), within, inside)
+            made += self._on_kernels(within)
+        return sorted(made, key=lambda c: c.start_s)
+
+    def _on_host(self, within: Column) -> Iterator[Collective]:
+        host, rows = self.host, self.host_sent
+        columns = [host[key][rows].tolist() for key in ("start", "end", "name", "facts")]
+        for start, end, number, told, step in zip(*columns, within.tolist(), strict=True):
+            facts, name = self.facts[told], self.names[number]
+            op = facts.collective or shared_memory_op(name) or call_op(name) or UNNAMED
+            ranks = facts.ranks or self.world
+            members = facts.members or self.groups.get(facts.group_name, ())
+            yield Collective(op, facts.nbytes(op, ranks), ranks, start, end, name, step, False, facts.group, members, "", -1)
+
+    def _on_kernels(self, within: Column) -> Iterator[Collective]:
+        device, rows = self.device, self.kernels_sent
+        columns = [device[key][rows].tolist() for key in ("start", "end", "name", "facts", "lane")]
+        launches, at = self.launch[rows].tolist(), self.launched_s[rows].tolist()
+        replayed = self.graph[rows].tolist()
+        for start, end, number, told, lane, launch, launched, graph, step in zip(
+            *columns, launches, at, replayed, within.tolist(), strict=True
+        ):
+            calls = self._issuers.get(int(self.launches["thread"][launch])) if launch >= 0 else None
+            around = _around(calls, launched) if calls else []
+            facts, name = [self.facts[told], *(self.facts[f] for _, f in around)], self.names[number]
+            op = facts[0].collective or next((o for n, _ in around if (o := call_op(self.names[n]))), "") or kernel_op(name)
+            ranks = next((f.ranks for f in facts if f.ranks), self.world)
+            nbytes = next((size for f in facts if (size := f.nbytes(op, ranks)) is not None), None)
+            group = next((f for f in facts if f.group), facts[0])
+            members = group.members or self.groups.get(group.group_name, ())
+            yield Collective(op, nbytes, ranks, start, end, name, step, graph, group.group, members, algorithm_of(name), lane)
+
+    @cached_property
+    def _issuers(self) -> dict[int, Issuers]:
+        """By thread: process groups' records, torch's calls, and operators."""
+        rows = self.of(OWN, TORCH_CALL, RECORD, CALL)
+        rows = rows[np.argsort(self.host["start"][rows], kind="stable")]
+        rows = rows[np.argsort(self.host["thread"][rows], kind="stable")]
+        found = {}
+        for begin, end in pairwise(_edges(self.host["thread"][rows])):
+            part = rows[begin:end]
+            starts, ends, names, facts = (self.host[key][part].tolist() for key in ("start", "end", "name", "facts"))
+            found[int(self.host["thread"][part[0]])] = starts, ends, names, facts
+        return found
+
+    def timeline(self, label: str) -> Timeline:
+        """What the device ran, and collectives of the host; without a device those and its operations."""
+        comm = {key: self.host[key][self.host_sent] for key in ("start", "end", "name", "thread")}
+        rows = comm if self.on_device else self._with_operations(comm)
+        used, lane = np.unique(rows["thread"], return_inverse=True)
+        kind = np.full(len(lane), _COMPUTE)
+        kind[: len(comm["start"])] = _COMM
+        lanes = [f"{label} thread {self.threads[i]}" for i in used.tolist()]
+        if self.on_device:
+            ran = np.where(self.device["copies"], _COPY, np.where(self.device["waits"], _WAIT, _COMPUTE))
+            ran[self.kernels_sent] = _COMM
+            kind, lane = np.concatenate([ran, kind]), np.concatenate([self.device["lane"], lane + len(self.lanes)])
+            rows = {key: np.concatenate([self.device[key], rows[key]]) for key in ("start", "end", "name")}
+            lanes = [*(f"{label} gpu {place[1]} stream {place[2]}" for place in self.lanes if isinstance(place, tuple)), *lanes]
+        names = tuple(map(self.names.__getitem__, rows["name"].tolist()))
+        return Timeline(lane.astype(int), rows["start"], rows["end"], kind.astype(int), names, tuple(lanes), trace.KINDS)
+
+    def _with_operations(self, comm: Mapping[str, Column]) -> dict[str, Column]:
+        """Collectives, and behind them the outermost operations on the host's threads that hold none."""
+        others = np.setdiff1d(self.of(SHARED, OWN), self.host_sent)
+        ops = {key: np.concatenate([self.work[key], self.host[key][others]]) for key in comm}
+        found = np.ones(len(ops["start"]), dtype=bool)
+        for thread in np.unique(comm["thread"]).tolist():
+            mine, own = comm["thread"] == thread, ops["thread"] == thread
+            spans = np.array(sorted(pairs(np.stack([comm["start"][mine], comm["end"][mine]], axis=1))))
+            start, end = ops["start"][own], ops["end"][own]
+            holds = np.searchsorted(spans[:, 0], end) > np.searchsorted(spans[:, 0], start)
+            found[own] = ~holds & (holding(spans, start) < 0)
+        keep = _outermost(ops, found)
+        return {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
+
+
+def _around(calls: Issuers, at: float) -> list[tuple[int, int]]:
+    """Names and facts of the calls around a moment, innermost first."""
+    starts, ends, names, facts = calls
+    last = bisect_right(starts, at)
+    return [(names[i], facts[i]) for i in range(last - 1, max(0, last - COUNT.looked_at) - 1, -1) if at <= ends[i]]
+
+
+def _to_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
+    for key in ("start", "end"):
+        if key in rows:
+            rows[key] = (rows[key] - origin_ns) * 1e-9
+    return rows
+
+
+def _edges(groups: Column) -> list[int]:
+    """Where each run of equal numbers begins, and where the last ends."""
+    if not len(groups):
+        return []
+    return [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+
+
+def _outermost(ops: Mapping[str, Column], able: Column) -> Column:
+    """Rows of those that are able and lie in no other such operation of their thread."""
+    rows = np.flatnonzero(able)
+    rows = rows[np.lexsort((-ops["end"][rows], ops["start"][rows], ops["thread"][rows]))]
+    kept = [_begins_after_all(ops["start"][part], ops["end"][part]) for part in np.split(rows, _edges(ops["thread"][rows])[1:-1])]
+    return rows[np.concatenate(kept)] if len(rows) else rows
+
+
+def _begins_after_all(start: Column, end: Column) -> Column:
+    """Which spans, in order, begin after all before them have ended."""
+    return np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
+
 
 _RANK = tuple(
     map(re.compile, (r"rank[-_]?(\d{1,7})", r"(?:^|[^A-Za-z])TP[-_]?(\d{1,7})", r"(?:^|[^A-Za-z0-9])r(\d{1,7})(?![A-Za-z0-9])"))
 )
 _HOST = re.compile(r"^(?P<host>[A-Za-z0-9][\w.-]*)_\d+\.\d{10,}\.pt\.trace\.json")  # torch.profiler.tensorboard_trace_handler
-COUNT = counts(__name__)
 
 
 def read(given: FileStream | Path | str) -> Trace:

@@ -18,9 +18,20 @@ import numpy as np
 
 from commtax.files import Json, need_object
 from commtax.runs.traces.profilers import columns as limits
-from commtax.runs.traces.profilers.columns import ANNOTATION, COPY, LAUNCH, OPERATOR, OTHER, UNTOLD, WRONG, Columns, all_ns, ns
+from commtax.runs.traces.profilers.columns import (
+    ANNOTATION,
+    COPY,
+    KEYS,
+    LAUNCH,
+    OPERATOR,
+    OTHER,
+    UNTOLD,
+    WRONG,
+    Columns,
+    all_ns,
+    ns,
+)
 from commtax.runs.traces.profilers.json_pieces import repair_json
-from commtax.runs.traces.profilers.kineto_facts import KEYS
 from commtax.thresholds import counts
 from commtax.timeline import Column
 

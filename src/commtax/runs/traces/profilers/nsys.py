@@ -1,33 +1,289 @@
 """Traces of Nsight Systems: the SQLite database that ``nsys export`` writes, or the report itself where ``nsys`` is installed.
 
-A file may hold many processes and GPUs: each process on each of its GPUs is a trace of its own. Correlation numbers begin anew in
-every process. Columns as in exports of the versions 2019 to 2026 (schemas up to 3.30): of a kernel ``start``, ``end``,
-``deviceId``, ``streamId``, ``correlationId``, ``demangledName``, ``shortName``, and later ``globalPid``, ``graphNodeId``; calls of
-runtime and driver are in one table. Where graphs are traced whole (``--cuda-graph-trace=graph``) nothing inside them is seen.
+Also calls of NCCL and RCCL as profilers record them: which collective, with how many bytes, among how many ranks.
 """
+
+from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
+import struct
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import Any
 
-from commtax.files import FileStream, JsonObject
-from commtax.runs.traces.profilers import nccl_ranges
+from commtax.files import TRACE_BYTES, FileStream, Json, JsonObject
+from commtax.runs.evidence.collective_names import call_op
 from commtax.runs.traces.profilers.kineto import assemble
-from commtax.runs.traces.profilers.nccl_ranges import UNNUMBERED, device_event, host_event, launched_unseen, names_rank, step_name
-from commtax.runs.traces.profilers.nsys_database import HEADER, PROCESS, Database, Row, database, path_on_disk
 from commtax.runs.traces.trace import Trace
 from commtax.statement import Note, Refusal
-from commtax.thresholds import levels
+from commtax.thresholds import thresholds
 from commtax.units import plural
 
+COUNT, LEVEL = thresholds(__name__)
+
+_TRTLLM = re.compile(r"\[Executor\] _forward_step(?: \d{1,18})?: (\d{1,9}) ctx reqs, (?:(\d{1,9}) ctx tokens, )?(\d{1,9}) gen reqs")
+_ITERATION = re.compile(r"(?:iteration|iter|step|train_step|training_step)[ _#:]{0,2}(\d{1,18})", re.I)
+Span = tuple[int, int]
+UNNUMBERED = Note("unnumbered", "nothing in the file tells its rank")
+
+
+def microseconds(ns: int) -> str:
+    """Microseconds with all digits of the nanoseconds, as text: since 1970 they do not fit in a float.
+
+    >>> microseconds(1712195495527376234), microseconds(-1500)
+    ('1712195495527376.234', '-1.500')
+    """
+    return f"{ns // 1000}.{ns % 1000:03d}" if ns >= 0 else f"-{microseconds(-ns)}"
+
+
+def device_event(kind: str, name: str, span_ns: Span, device: Json, stream: Json, correlation: Json) -> JsonObject:
+    """Something that a GPU ran: ``kernel``, ``gpu_memcpy`` or ``gpu_memset``."""
+    args: JsonObject = {"device": device, "stream": stream, "correlation": correlation}
+    return _event(kind, name, span_ns, stream, device, args)
+
+
+def host_event(category: str, name: str, span_ns: Span, thread: Json, **args: Json) -> JsonObject:
+    """Something on a thread of the host: ``cuda_runtime``, ``user_annotation`` or ``cpu_op``."""
+    return _event(category, name, span_ns, thread, "host", args)
+
+
+def names_rank(name: str) -> bool:
+    """Whether the name of a file tells a rank, as it is read where nothing else does.
+
+    >>> names_rank("report_rank-3.sqlite"), names_rank("report3.sqlite")
+    (True, False)
+    """
+    return bool(re.search(r"rank[-_]?\d", name))
+
+
+def step_name(name: str) -> str:
+    """A range that is a step, as the engines whose steps are known would have named it: TensorRT-LLM's, and plain iterations.
+
+    >>> step_name("[Executor] _forward_step 60000: 0 ctx reqs, 0 ctx tokens, 32 gen reqs"), step_name("iteration_7")
+    ('execute_context_0(0)_generation_32(32)', 'ProfilerStep#7')
+    >>> step_name("forward")
+    'forward'
+    """
+    if match := _TRTLLM.fullmatch(name):
+        return f"execute_context_{match[1]}({match[2] or 0})_generation_{match[3]}({match[3]})"
+    match = _ITERATION.fullmatch(name)
+    return f"ProfilerStep#{match[1]}" if match else name
+
+
+def launched_unseen(at_ns: int, correlation: Json, name: str) -> JsonObject:
+    """Stands for a launch that nobody traced: on a thread of its own, so that it is inside no call."""
+    return host_event("cuda_runtime", f"{name} (not traced)", (at_ns, at_ns), "not traced", correlation=correlation)
+
+
+def _event(category: str, name: str, span_ns: Span, thread: Json, process: Json, args: JsonObject) -> JsonObject:
+    start, end = span_ns
+    times = {"ts": microseconds(start), "dur": microseconds(max(0, end - start))}
+    return {"ph": "X", "cat": category, "name": name, **times, "pid": process, "tid": thread, "args": args}
+
+
+COMMUNICATOR, RANKS, RANK, SIZE = "NCCL communicator ID", "No. of ranks", "Rank", "Message size [bytes]"
+PAYLOAD_HEADER = struct.Struct("<QQQQ")
+FORMATS = {5: "<i", 6: "<I", 9: "<q", 10: "<Q", 15: "<i", 16: "<I", 17: "<q", 18: "<Q", 22: "<Q"}
+"""How the types of NVTX payloads lie in memory: int, unsigned, long long, and those of fixed size."""
+SHARED = ("all-gather", "reduce-scatter")  # whose message is a rank's part of the whole
+Payload = dict[str, int]
+Schemas = dict[tuple[int, int], list[tuple[str, int, str]]]
+"""Of each domain and schema: what its entries are called, where they lie, and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclCall:
+    """One call: its name without ``nccl``, when it ran, where, and what was handed over."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: Json
+    payload: Payload = field(default_factory=dict)
+    alone: bool = True  # no other call is in its group
+
+
+def payload_schemas(database: Database) -> Schemas:
+    """What NCCL's payloads look like in this export."""
+    entries = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
+    if not database.has(entries, "domainId", "schemaId", "type", "name", "offset"):
+        return {}
+    found: Schemas = {}
+    asked = 'SELECT domainId, schemaId, name, "offset", type FROM ' + entries
+    for domain, schema, name, offset, kind in database.rows(asked):
+        if kind in FORMATS and name in (COMMUNICATOR, RANKS, RANK, SIZE):
+            found.setdefault((domain, schema), []).append((name, offset or 0, FORMATS[kind]))  # the first offset is left out
+    return found
+
+
+def payload_of(raw: object, known: Schemas) -> Payload:
+    """What the bytes behind a range say."""
+    if not isinstance(raw, bytes) or len(raw) < PAYLOAD_HEADER.size:
+        return {}
+    domain, schema, _, _ = PAYLOAD_HEADER.unpack_from(raw)
+    told: Payload = {}
+    for name, offset, form in known.get((domain, schema), ()):
+        if isinstance(offset, int) and 0 <= offset <= len(raw) - PAYLOAD_HEADER.size - struct.calcsize(form):
+            (told[name],) = struct.unpack_from(form, raw, PAYLOAD_HEADER.size + offset)
+    return told
+
+
+def extend_to_group(ranges: Iterable[NcclCall]) -> Iterator[NcclCall]:
+    """Calls, each as long as it may launch something: to the end of the group that it stands in."""
+    open_groups: dict[object, list[NcclCall]] = {}
+    depth: dict[object, int] = {}
+    for call in sorted(ranges, key=lambda r: r.start_ns):
+        thread = call.thread
+        if call.name == "GroupStart":
+            depth[thread] = depth.get(thread, 0) + 1
+        elif call.name == "GroupEnd" and depth.get(thread):
+            depth[thread] -= 1
+            if not depth[thread]:
+                waiting = open_groups.pop(thread, [])
+                yield from (replace(w, end_ns=max(w.end_ns, call.end_ns), alone=len(waiting) == 1) for w in waiting)
+        elif depth.get(thread):
+            open_groups.setdefault(thread, []).append(call)
+        else:
+            yield call
+    for waiting in open_groups.values():
+        yield from waiting
+
+
+def place_of_calls(ranges: Iterable[NcclCall]) -> tuple[int, int] | None:
+    """The rank and how many there are, of the largest communicator that was made."""
+    made = [(r.payload.get(RANKS, 0), -r.start_ns, r.payload.get(RANK, -1)) for r in ranges]
+    ranks, _, rank = max(made, default=(0, 0, -1))
+    return (rank, ranks) if 0 <= rank < ranks <= COUNT.most_ranks else None
+
+
+def call_events(ranges: Sequence[NcclCall]) -> Iterator[JsonObject]:
+    """The calls of collectives as the PyTorch profiler records them."""
+    made = (r.payload for r in ranges if COMMUNICATOR in r.payload)
+    sizes = {p[COMMUNICATOR]: p[RANKS] for p in made if 0 < p.get(RANKS, 0) <= COUNT.most_ranks}  # ranks of each communicator
+    for call in extend_to_group(ranges):
+        op = call_op(call.name)
+        if not op or call.name.startswith("Comm"):
+            continue
+        told = call.payload
+        ranks = sizes.get(told.get(COMMUNICATOR, -1), 0)
+        args: JsonObject = {"Group size": ranks, "Process Group Name": f"{told[COMMUNICATOR]:#x}"} if COMMUNICATOR in told else {}
+        shares = ranks if op in SHARED else 1
+        if SIZE in told and shares and call.alone:
+            whole = told[SIZE] * shares
+            args |= {"In msg nelems": whole, "Out msg nelems": whole, "dtype": "Byte"}
+        yield host_event("user_annotation", f"nccl:{call.name}", (call.start_ns, call.end_ns), call.thread, **args)
+
+
+HEADER = b"SQLite format 3\0"
+PROCESS = 1 << 24  # of a serialised id, which holds host, process and thread
+Row = tuple[Any, ...]
+FAILURES = (sqlite3.Error, OverflowError, ValueError)  # the last where the library's own words are no text
+
+
+class Database:
+    """An open export. ``broken`` says why rows are missing, where they are."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str, size: int) -> None:
+        self.name, self.broken = name, ""
+        self._connection, self._most = connection, max(size, 1)
+        connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+        plain = "type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%' AND name NOT LIKE 'sqlite_%'"
+        names = [str(row[0]) for row in self._asked(f"SELECT name FROM sqlite_master WHERE {plain} ORDER BY name")]
+        self.tables = {t: {str(c[1]) for c in self._asked(f"PRAGMA table_info({_quote_name(t)})")} for t in names}
+
+    def has(self, table: str, *columns: str) -> bool:
+        return set(columns) <= self.tables.get(table, set()) and table in self.tables
+
+    def column(self, table: str, *names: str, other: str = "NULL") -> str:
+        """The first of some columns that the table has, as SQL."""
+        return next((_quote_name(n) for n in names if n in self.tables[table]), other)
+
+    def rows(self, sql: str, *given: object) -> Iterator[Row]:
+        """Rows one by one, until the file breaks off."""
+        try:
+            for count, row in enumerate(self._connection.execute(sql, given)):
+                if count > self._most:  # no row is smaller than a byte
+                    raise sqlite3.DatabaseError("more rows than the file has bytes")
+                yield row
+        except FAILURES as error:
+            self.broken = _error_line(error)
+
+    def first(self, table: str, *columns: str, where: str = "1") -> Row:
+        """The first row of a table, or nothing."""
+        if not self.has(table, *columns):
+            return ()
+        return next(self.rows(f"SELECT {', '.join(map(_quote_name, columns))} FROM {_quote_name(table)} WHERE {where} LIMIT 1"), ())
+
+    def strings(self, used: Iterable[tuple[str, str]]) -> dict[int, str]:
+        """The strings that some columns refer to, and no others: an export holds those of every call stack too."""
+        asked = [f"SELECT {_quote_name(c)} FROM {_quote_name(t)}" for t, c in used if self.has(t, c)]
+        if not asked:
+            return {}
+        return {i: str(value) for i, value in self.rows(f"SELECT id, value FROM StringIds WHERE id IN ({' UNION '.join(asked)})")}
+
+    def _asked(self, sql: str) -> list[Row]:
+        try:
+            return self._connection.execute(sql).fetchall()
+        except FAILURES as error:
+            if not self.broken and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
+                self.broken = "the file is cut off or damaged"
+                self._connection.execute("PRAGMA writable_schema = ON")  # fewer pages than it says are no reason to give up
+                return self._asked(sql)
+            why = _error_line(error)
+            raise Refusal(f"trace '{self.name}': an SQLite database that cannot be read ({why})", "trace") from None
+
+
+def _error_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _quote_name(name: str) -> str:
+    """A name as SQL: ``end`` is a word of its own there.
+
+    >>> _quote_name('end'), _quote_name('a"b')
+    ('"end"', '"a""b"')
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextmanager
+def database(path: Path, name: str) -> Iterator[Database]:
+    """A database on the disk, opened so that nothing can change it."""
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    except sqlite3.Error as error:
+        raise Refusal(f"trace '{name}': cannot be opened ({error})", "trace") from None
+    with closing(connection):
+        yield Database(connection, name, path.stat().st_size)
+
+
+@contextmanager
+def path_on_disk(stream: FileStream) -> Iterator[Path]:
+    """Where the bytes of a file lie as they are: its own place, or a temporary one where it is packed or came through a pipe."""
+    if stream.path.is_file():
+        with stream.path.open("rb") as file:
+            is_plain = file.read(len(HEADER)) == HEADER
+        if is_plain:
+            yield stream.path
+            return
+    with NamedTemporaryFile(suffix=".sqlite") as kept:
+        for piece in stream.pieces():
+            kept.write(piece)
+            if kept.tell() > TRACE_BYTES:
+                raise Refusal(f"trace '{stream.path.name}': larger than 1 GiB unpacked; unpack it first", "trace")
+        kept.flush()
+        yield Path(kept.name)
+
+
 REPORTS = (".nsys-rep", ".qdrep")
-LEVEL = levels(__name__)
 KERNEL, GRAPH, COPY, SET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET"))
 CALLS = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
 NVTX, SYSTEM, COPY_KINDS = "NVTX_EVENTS", "TARGET_INFO_SYSTEM_ENV", "ENUM_CUDA_MEMCPY_OPER"
@@ -121,7 +377,7 @@ class _Export:
         self._copies: dict[object, object] = {}
         if opened.has(COPY_KINDS, "id", "label"):
             self._copies = dict(opened.rows(f"SELECT id, label FROM {COPY_KINDS}"))
-        self._schemas = nccl_ranges.schemas(opened)
+        self._schemas = payload_schemas(opened)
 
     def _process(self, table: str) -> str:
         """The process of a row, as SQL."""
@@ -156,13 +412,13 @@ class _Export:
         if first is None:
             return None
         calls = self._nccl(place)
-        known = nccl_ranges.place(calls)
+        known = place_of_calls(calls)
         head: JsonObject = {"deviceProperties": list(self._gpus(place)), "baseTimeNanoseconds": self._began_ns}
         if known:
             head["distributedInfo"] = {"rank": known[0], "world_size": known[1]}
         elif len(self.places) > 1:
             head["distributedInfo"] = {"rank": number}
-        others = self._launches(place), self._ranges(place), nccl_ranges.events(calls)
+        others = self._launches(place), self._ranges(place), call_events(calls)
         made = assemble(head, chain([first], ran, *others), name)
         told = known or (names_rank(name) and len(self.places) == 1)
         notes = (*made.notes, *([] if told else [UNNUMBERED]), *self._notes(place))
@@ -252,11 +508,11 @@ class _Export:
             elif not _NCCL.fullmatch(name):
                 yield host_event("user_annotation", step_name(name), (start, end), thread)
 
-    def _nccl(self, place: GpuProcess) -> list[nccl_ranges.NcclCall]:
+    def _nccl(self, place: GpuProcess) -> list[NcclCall]:
         found = []
         for name, start, end, thread, raw in self._named(place):
             if match := _NCCL.fullmatch(name):
-                found.append(nccl_ranges.NcclCall(match[1], start, end, thread, nccl_ranges.payload_of(raw, self._schemas)))
+                found.append(NcclCall(match[1], start, end, thread, payload_of(raw, self._schemas)))
         return found
 
     def _notes(self, place: GpuProcess) -> Iterator[Note]:

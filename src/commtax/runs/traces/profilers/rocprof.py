@@ -14,10 +14,10 @@ from pathlib import Path
 
 from commtax import files
 from commtax.files import LOG_BYTES, FileStream, Json, JsonObject, decode_text, need_object, need_whole, parse_json
-from commtax.runs.traces.profilers import nccl_ranges
+from commtax.runs.traces.profilers import nsys
 from commtax.runs.traces.profilers.columns import WRONG
 from commtax.runs.traces.profilers.kineto import assemble
-from commtax.runs.traces.profilers.nccl_ranges import (
+from commtax.runs.traces.profilers.nsys import (
     UNNUMBERED,
     NcclCall,
     device_event,
@@ -82,6 +82,11 @@ def read_tables(paths: Sequence[Path]) -> list[Trace]:
     """The traces of the tables of one run."""
     with ExitStack() as stack:
         return read_streams([stack.enter_context(files.open_stream(path, "trace")) for path in paths])
+
+
+def read_table(table: FileStream) -> list[Trace]:
+    """Return the traces of one table alone."""
+    return read_streams([table])
 
 
 def read_streams(tables: Sequence[FileStream]) -> list[Trace]:
@@ -231,7 +236,7 @@ class _RocmProcess:
         return [self._trace(agent, number, len(agents), name) for number, agent in enumerate(agents or [""])]
 
     def _trace(self, agent: str, number: int, many: int, name: str) -> Trace:
-        events = chain(self._on_device(agent), self.launches, self.ranges, nccl_ranges.events(self.calls))
+        events = chain(self._on_device(agent), self.launches, self.ranges, nsys.call_events(self.calls))
         head: JsonObject = {"deviceProperties": [g | {"id": 0} for g in self.gpus if g["id"] == agent]}
         if many > 1:
             head["distributedInfo"] = {"rank": number}

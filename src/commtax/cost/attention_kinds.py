@@ -1,0 +1,272 @@
+"""The kernels of attention of further kinds: compressed, of chosen blocks, and linear.
+
+Compressed (DeepSeek-V4): one latent is key and value of all heads, the last tokens are seen as they are, older ones as entries that
+several share, all of them (ratio 128) or those that a selector chose (ratio 4). Blocks (MiniMax-M3): index heads score blocks, and
+all queries of a KV head see the best.
+
+Linear (gated delta net, Kimi delta attention, Mamba-2): projections, a convolution, a chunked scan over prompts or an update of the
+state for new tokens, a gated norm, an output projection. What a prompt reads was just written; states and the last activations of
+each sequence come from memory (``cold``), unless a benchmark repeats one kernel. Heads are split over tensor ranks; low-rank
+matrices are whole into their rank. Not measured alone, and priced as small kernels: the norms of queries and keys, the gates, the
+gated norm. Beside them stand passes over activations that are no products: the mixing of residual streams (hyper-connections).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.cost.attention import (
+    ACTIVATION_BYTES,
+    choose,
+    chosen_pairs,
+    compressed_pairs,
+    own_part,
+    projections,
+    prompt_sizes,
+    read,
+    scans,
+    selective_attention,
+    visible_tokens,
+)
+from commtax.cost.caches import entry_bytes
+from commtax.cost.kernel import Kernel, KernelStep
+from commtax.cost.layer_forms import (
+    ChunkedScan,
+    Convolution,
+    MemoryPass,
+    Reading,
+)
+from commtax.ledger import Place
+from commtax.records import replace
+from commtax.spec import DTYPE_BYTES, Attention, Compressed, DeltaNet, Mamba2, Number
+
+
+def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """Queries through a latent, one latent for keys and values, the compressor's values and gates, outputs by groups of heads."""
+    m, h, heads, rows = own_part(a.compressed), s.model.hidden, a.num_heads / s.plan.tp, s.rows
+    low = m.q_rank + a.head_dim
+    yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "attn.wq_a")
+    yield s.gemm("query up-projection", "projections", "query", count, rows, heads * a.head_dim, m.q_rank, "attn.wq_b")
+    yield s.small("rotary, norms and KV write", "projections", "rotary", 3 * count, rows * (low + heads * a.head_dim))
+    if m.ratio:
+        yield s.gemm("compressor", "projections", "", count, rows, 2 * m.overlap * a.head_dim, h)
+    groups = np.maximum(1.0, m.out_groups / s.plan.tp)
+    inner, each = groups * m.out_rank, heads * a.head_dim / groups
+    yield s.gemm("output by groups", "projections", "output projection", count, rows, inner, each, "attn.wo_a")
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "attn.wo_b")
+
+
+def _compressed_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """A selector over compressed entries, with a compressor of its own."""
+    if (x := a.indexer) and x.own:
+        m, h, rows = own_part(a.compressed), s.model.hidden, s.rows
+        yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, m.q_rank, "attn.indexer.wq_b")
+        yield s.gemm("selector keys and weights", "projections", "", count, rows, x.num_heads + 2 * m.overlap * x.head_dim, h)
+        yield from scans(s, x, count, m.ratio, "compressed-selector")
+
+
+def _compressed_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """The last tokens, and entries of the older ones."""
+    m, heads, seen = own_part(a.compressed), a.num_heads / s.plan.tp * s.work.rows_per_seq, visible_tokens(s)
+    shape = Reading(s.work.decode_seqs, heads, _entries(seen, a, m), 2 * a.head_dim)
+    yield read(s, "compressed-decode", count, shape, entry_bytes(a, m, s.plan.kv_dtype), s.plan.activations_dtype)
+
+
+def _compressed_prefill(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    m, (seqs, new, past) = own_part(a.compressed), prompt_sizes(s)
+    chosen = (seqs * compressed_pairs(new, past, a, m), _entries(new + past, a, m))
+    yield choose(s, "compressed-prefill", count, a, chosen, 2 * a.head_dim, entry_bytes(a, m, s.plan.kv_dtype), low=False)
+
+
+def _entries(length: Number, a: Attention, m: Compressed) -> Number:
+    older = length / m.ratio if m.ratio else length * 0.0
+    return np.minimum(length, m.window) + (np.minimum(older, a.indexer.top_k) if a.indexer else older)
+
+
+COMPRESSED = selective_attention(_compressed_projections, _compressed_selector, _compressed_decode, _compressed_prefill)
+
+
+def _block_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """Index queries of a rank's KV heads and one index key, and their scores; index keys stay in the activations' format."""
+    x = own_part(a.indexer)
+    width = (x.num_heads / np.minimum(s.plan.tp, x.num_heads) + 1) * x.head_dim
+    yield s.gemm("selector", "projections", "", count, s.rows, width, s.model.hidden)
+    yield from scans(s, x, count, 1, "block-selector", x.head_dim * DTYPE_BYTES[s.plan.activations_dtype])
+
+
+def _block_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    """Keys and values of the chosen blocks, for each KV head its own."""
+    kv_heads, width = _kv_heads(s, a), a.head_dim + a.v_head_dim
+    heads = a.num_heads / s.plan.tp / kv_heads * s.work.rows_per_seq
+    entries = np.minimum(visible_tokens(s), own_part(a.indexer).top_k)
+    shape = Reading(s.work.decode_seqs * kv_heads, heads, entries, width)
+    yield read(s, "block-decode", count, shape, width * DTYPE_BYTES[s.plan.kv_dtype], s.plan.kv_dtype)
+
+
+def _block_prefill(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
+    seqs, new, past = prompt_sizes(s)
+    most, width = own_part(a.indexer).top_k, a.head_dim + a.v_head_dim
+    chosen = (seqs * chosen_pairs(new, past, most), np.minimum(new + past, most))
+    group = a.num_heads / s.plan.tp / _kv_heads(s, a)
+    yield choose(s, "block-prefill", count, a, chosen, width, width * DTYPE_BYTES[s.plan.kv_dtype], group)
+
+
+def _kv_heads(s: KernelStep, a: Attention) -> Number:
+    return a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
+
+
+BLOCKS = selective_attention(projections, _block_selector, _block_decode, _block_prefill)
+
+
+def streams_read(tokens: Number, streams: Number, hidden: Number) -> Kernel:
+    """What a hyper-connection does before a layer: n streams mixed into the layer's input (Xie et al. 2025, 2512.24880).
+
+    Their n h values a token give, by one product, the 2 n + n^2 weights of reading, writing and mixing, which Sinkhorn
+    iterations balance; n + 1 vectors of h move.
+    """
+    flops = 2.0 * tokens * streams * hidden * (2 * streams + streams**2)
+    nbytes = ACTIVATION_BYTES * tokens * hidden * (streams + 1)
+    return Kernel("streams read", "mhc-pre", 1, flops, nbytes, dtype="fp32", shape=MemoryPass(hidden, tokens))
+
+
+def streams_written(tokens: Number, streams: Number, hidden: Number) -> Kernel:
+    """What a hyper-connection does behind a layer: its output added to n streams, mixed with each other: 2 n + 1 vectors."""
+    flops = 2.0 * tokens * streams * hidden * (streams + 1)
+    nbytes = ACTIVATION_BYTES * tokens * hidden * (2 * streams + 1)
+    return Kernel("streams written", "mhc-post", 1, flops, nbytes, dtype="fp32", shape=MemoryPass(hidden, tokens))
+
+
+STATE_BYTES = 4.0  # an element of a recurrent state: fp32
+CHUNK = 64.0  # tokens that a scan takes at a time
+UPDATE_FLOPS = 6.0  # an element of state and token: decay, correction, key times value, query
+
+
+def convolved(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number) -> Kernel:
+    """A causal convolution of whole prompts: 2 taps FLOPs and an activation in and out for each token and channel."""
+    elements = sequences * tokens * channels
+    shape = Convolution(sequences, tokens, channels)
+    return Kernel("convolution", form, 1, 2.0 * taps * elements, 2 * ACTIVATION_BYTES * elements, dtype="fp32", shape=shape)
+
+
+def convolved_further(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number, cold: bool = True) -> Kernel:
+    """The convolution of a few new tokens: the last activations of each sequence are read and written beside."""
+    elements, kept = sequences * tokens * channels, 2 * ACTIVATION_BYTES * sequences * channels * (taps - 1)
+    nbytes = 2 * ACTIVATION_BYTES * elements + kept
+    shape = MemoryPass(tokens, sequences, kept if cold else 0.0)
+    return Kernel("convolution", form, 1, 2.0 * taps * elements, nbytes, dtype="fp32", shape=shape)
+
+
+def delta_scanned(
+    form: str, sequences: Number, tokens: Number, key_heads: Number, heads: Number, key_dim: Number, dim: Number
+) -> Kernel:
+    """A delta rule over whole prompts in chunks of C tokens, ``heads`` states of K x V each (Yang et al. 2024, 2412.06464).
+
+    A token and head cost 2 C (3 K + 2 V) FLOPs inside its chunk (two triangles of keys and queries, their products with keys and
+    values) and 6 K V with the state.
+    """
+    each = 2 * CHUNK * (3 * key_dim + 2 * dim) + 6 * key_dim * dim
+    return _scanned(form, each, (sequences, tokens, key_heads, heads, key_dim, dim))
+
+
+def space_scanned(
+    form: str, sequences: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number
+) -> Kernel:
+    """A state space over whole prompts in chunks (Dao and Gu 2024, 2405.21060): 2 C (N + P) FLOPs inside, 4 N P with the state."""
+    each = 2 * CHUNK * (state + dim) + 4 * state * dim
+    return _scanned(form, each, (sequences, tokens, groups, heads, state, dim))
+
+
+def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number, Number, Number, Number]) -> Kernel:
+    """Keys and queries, values and output move once, states in and out; a chain of kernels hands on two of each beside states."""
+    sequences, tokens, key_heads, heads, key_dim, dim = sizes
+    rows = sequences * tokens
+    state_bytes = 2 * STATE_BYTES * sequences * heads * key_dim * dim
+    between = 2 * ACTIVATION_BYTES * rows * heads * (2 * key_dim + 2 * dim + key_dim * dim / CHUNK)
+    nbytes = ACTIVATION_BYTES * rows * 2 * (key_heads * key_dim + heads * dim) + state_bytes
+    return Kernel(
+        "scan", form, 1, rows * heads * each_flops, nbytes, shape=ChunkedScan(sequences, tokens, CHUNK, state_bytes, between)
+    )
+
+
+def updated(form: str, sequences: Number, tokens: Number, elements: Number, moved_bytes: Number, cold: bool = True) -> Kernel:
+    """States of ``elements`` each moved on by a few tokens; an element moves so many bytes, read and written."""
+    nbytes = sequences * elements * moved_bytes
+    shape = MemoryPass(tokens, sequences, nbytes if cold else 0.0)
+    return Kernel("state update", form, 1, UPDATE_FLOPS * sequences * tokens * elements, nbytes, dtype="fp32", shape=shape)
+
+
+QKV_STREAMS = 3  # Kimi's queries, keys and values are convolved each by itself
+
+
+def delta_kernels(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
+    """Gated delta net, or Kimi's, whose decay (one a channel) and gate come from matrices of low rank."""
+    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
+    keys, values = m.num_k_heads * m.k_dim / tp, m.num_v_heads * m.v_dim / tp
+    wide = 2 * keys + values + (0 if m.gate_rank else values)
+    yield s.gemm("QKV and gate projection", "projections", "qkv", count, rows, wide, h, "linear_attn.in_proj_qkv.q_proj")
+    small = (m.num_v_heads + (0 if m.decay_rank else m.num_v_heads)) / tp
+    yield s.gemm("decay and strength", "projections", "query", count, rows, small, h, "linear_attn.in_proj_b")
+    for what, name, rank, out in (("decay", "a", m.decay_rank, keys), ("gate", "z", m.gate_rank, values)):
+        if rank:
+            down, up = f"linear_attn.in_proj_{name}.a_proj", f"linear_attn.in_proj_{name}.b_proj"
+            yield s.gemm(f"{what} down-projection", "projections", "down-projection", count, rows, rank, h, down)
+            yield s.gemm(f"{what} up-projection", "projections", "query", count, rows, out, rank, up)
+    yield s.small("norms of queries and keys, gates", "projections", "rotary", count, 4 * rows * keys)
+    yield from _delta_rule(s, m, count)
+    yield s.small("gated norm", "projections", "value", count, 3 * rows * values)
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, values, "linear_attn.out_proj")
+
+
+def _delta_rule(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
+    """Convolution and state: of the prompts, and of sequences that decode."""
+    tp, own = s.plan.tp, "kda" if m.decay_rank else "gdn"
+    channels, heads = m.channels / tp, m.num_v_heads / tp
+    seqs, new = _prompts(s)
+    apart = QKV_STREAMS if m.decay_rank else 1
+    convolution = replace(convolved("conv", seqs, new, channels / apart, m.conv), count=apart)
+    scan = delta_scanned(f"{own}-scan", seqs, new, m.num_k_heads / tp, heads, m.k_dim, m.v_dim)
+    yield from _placed("prefill", s.work.prefill_tokens, count, convolution, scan)
+    drafts = s.work.rows_per_seq
+    further = "conv-update" if not m.decay_rank else "kda-conv-verify" if drafts > 1 else "kda-conv-update"
+    update = f"{own}-{'verify' if m.decay_rank and drafts > 1 else 'update'}"
+    decoding = s.work.decode_seqs
+    state = updated(update, decoding, drafts, heads * m.k_dim * m.v_dim, _moved_bytes(s, m))
+    yield from _placed("decode", decoding, count, convolved_further(further, decoding, drafts, channels, m.conv), state)
+
+
+def mamba_kernels(s: KernelStep, m: Mamba2, count: int) -> Iterator[Kernel]:
+    """Mamba-2: one projection for gate, input, B, C and time step. Groups of B and C are copied beyond as many ranks."""
+    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
+    inner, heads, groups = m.inner / tp, m.num_heads / tp, m.num_groups / np.minimum(tp, m.num_groups)
+    both = 2 * groups * m.state
+    wide = 2 * inner + both + heads
+    yield s.gemm("input projection", "projections", "qkv", count, rows, wide, h, "mixer.in_proj.zx")
+    seqs, new = _prompts(s)
+    convolution = convolved("conv", seqs, new, inner + both, m.conv)
+    scan = space_scanned("ssd-scan", seqs, new, groups, heads, m.state, m.head_dim)
+    yield from _placed("prefill", s.work.prefill_tokens, count, convolution, scan)
+    decoding, drafts = s.work.decode_seqs, s.work.rows_per_seq
+    further = convolved_further("conv-update", decoding, drafts, inner + both, m.conv)
+    state = updated("ssd-update", decoding, drafts, inner * m.state, _moved_bytes(s, m))
+    yield from _placed("decode", decoding, count, further, state)
+    yield s.small("gated norm", "projections", "value", count, 3 * rows * inner)
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "mixer.out_proj")
+
+
+def _moved_bytes(s: KernelStep, m: DeltaNet | Mamba2) -> float:
+    """Of an element of state: read once, and written for each drafted token, whose state is kept until it is accepted."""
+    return (1 + s.work.rows_per_seq) * DTYPE_BYTES[m.state_dtype or s.plan.state_dtype]
+
+
+def _prompts(s: KernelStep) -> tuple[Number, Number]:
+    """Prompts of the step and new tokens of each; one of one token where there is none, which no kernel counts."""
+    seqs = np.maximum(1, s.work.prefill_seqs)
+    return seqs, np.maximum(1, s.work.prefill_tokens / seqs)
+
+
+def _placed(place: Place, tokens: Number, count: int, *kernels: Kernel) -> Iterator[Kernel]:
+    """Kernels of so many tokens in so many layers; without any tokens there are none."""
+    runs = pick(np.asarray(tokens) > 0, count, 0)
+    for kernel in kernels:
+        yield replace(kernel, count=kernel.count * runs, part="attention", place=place)

@@ -1,0 +1,206 @@
+"""What stands beside an answer: each of two clusters by itself, other types of weights, engine limits that make more room.
+
+Clusters that each serve whole requests, in one pool or in two of their own, can share the requests between them: pools that span
+both have to beat the sum of both.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from commtax.cost.memory import on_chip
+from commtax.judgement.engine_limits import Changes, memory_binds
+from commtax.judgement.leading import UNCHECKED
+from commtax.judgement.margins import is_close
+from commtax.planner.columns import NO_SERVING, USUAL, ServingColumns, ServingPlans, objective_value, power, request_s
+from commtax.planner.money import counted_tokens_per_s, paid, per_million
+from commtax.planner.reasons import TITLES, against_codes, against_note, distance_words, more_words
+from commtax.question import Question
+from commtax.spec import DTYPE_BYTES
+from commtax.statement import Note
+from commtax.units import format_money, format_seconds, plural, round_up_seconds
+from commtax.verbs.fit_advice import changed_limits, limit_costs, limits_worth_changing, room_words
+from commtax.verbs.fitting import Fit, holds, judged_by_memory
+from commtax.words import words
+
+Placed = tuple[ServingPlans, ServingColumns, int]
+"""A row of some plans of an answer."""
+
+
+def questions_alone(put: Question) -> Iterator[Question]:
+    """Yield the same question of each of two clusters: that for prompts first; none where there is one cluster."""
+    ahead, goal = put.requests.prefill_cluster, put.goal
+    if not ahead:
+        return
+    alone = put.but(prefill_cluster=None, prefill_usd_per_gpu_hour=0.0)
+    yield replace(alone, cluster=ahead, engine=on_chip(put.engine, ahead.chip)).but(usd_per_gpu_hour=goal.prefill_usd_per_gpu_hour)
+    yield alone
+
+
+def alone_words(answer: ServingPlans) -> Iterator[str]:
+    """Whether to split: what each cluster gives by itself, and both, beside what is recommended on the two, at the usual point if
+    there are points; and what they are predicted to give with two pools each, where those are unchecked."""
+    if not answer.alone:
+        return
+    usual = bool(answer.places)
+    good = [(one, *(one.answered if usual else (one.plans, one.recommended))) for one in answer.alone if len(one.plans)]
+    lost = [f"{one.question.cluster.key} has no plan within the limits" for one in answer.alone if not len(one.plans)]
+    one_pool = ", in one pool" * all(rows.mode[i] == 0 for _, rows, i in good)
+    judged = _judged(answer, good) if good else ""
+    yield f"{judged}each cluster by itself{one_pool}: {'; '.join([*(_one_alone(*placed) for placed in good), *lost])}"
+    split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
+    if any(rows.mode[i] > own.mode[j] for (_, rows, i), (_, own, j) in zip(split, good, strict=True)):
+        told = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
+        yield words("alone-in-pools", plans=told, against=against_note(UNCHECKED))
+
+
+def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
+    """Limits that the usual points of all answers keep as surely as is asked for, so that each has a plan within them."""
+    return {
+        name: max(
+            round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
+            for a in answers
+        )
+        for name in TITLES
+    }
+
+
+def _unchecked_place(one: ServingPlans, rows: ServingColumns, own: int) -> int:
+    """Return the best row with two pools, where it is ahead of the recommended one; else that."""
+    value = (objective_value if rows is one.plans else power)(one.question, rows)
+    pools = np.flatnonzero(rows.mode == 1)[:1].tolist()
+    return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[own]), own)
+
+
+def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
+    q = one.question
+    times = f", TTFT {format_seconds(rows.ttft_s[i])}, TPOT {format_seconds(rows.tpot_s[i])}" if not q.goal.times else ""
+    request = f"requests of {format_seconds(request_s(q, rows)[i])}, " if q.goal.objective == "latency" else ""
+    usd = f" ({_usd(one.usd_per_million_tokens(rows)[i])})" if q.goal.usd_per_gpu_hour else ""
+    return f"{q.cluster.key} {request}{rows.tokens_per_s[i]:,.0f} tokens/s{usd} with {one.workers(rows, i)}{times}"
+
+
+def _sums(good: Sequence[Placed]) -> tuple[float, int, float]:
+    """Tokens/s of all, their GPUs, and what they cost per hour: as much as their GPUs where no price is known."""
+    spent = sum((one.question.goal.usd_per_gpu_hour or 1.0) * float(rows.gpus[i]) for one, rows, i in good)
+    return sum(float(rows.tokens_per_s[i]) for _, rows, i in good), sum(int(rows.gpus[i]) for _, rows, i in good), spent
+
+
+def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
+    """Whether two pools beat both clusters by themselves, on as many GPUs or else for the money; and by how much in both measures,
+    per GPU where no price is known."""
+    goal, (rows, own), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
+    if not _is_summed(answer):
+        alone = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
+        return f"{_verdict(answer, alone / float(objective_value(answer.question, rows)[own]))}; "
+    pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[own], rows.prefill_gpus[own]))
+    as_many = np.flatnonzero(rows.gpus == gpus)[:1].tolist() if goal.objective == "throughput" else []
+    beside, lead = (as_many or [own])[0], rate / float(rows.tokens_per_s[own]) / spent * pools
+    more = rate / float(rows.tokens_per_s[beside])
+    recommended, unit = f"these two pools on {plural(int(rows.gpus[own]), 'GPU')}", "dollar" if goal.usd_per_gpu_hour else "GPU"
+    cheaper = f"{more_words(lead)} tokens{'/s' * (unit == 'GPU')} per {unit}"
+    than = f"{recommended} and {cheaper}" if more_words(lead) != more_words(more) else recommended
+    if beside != own:
+        best = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
+        than = f"{best}, and {cheaper} than {recommended}"
+    sums, ratio = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}", more if as_many else lead
+    who = " when nobody waits" * any(one.places for one in answer.alone)
+    if answer.places:  # the objective there is tokens/s over the time of a request
+        alone_s = sum(float(each.tokens_per_s[i] * request_s(one.question, each)[i]) for one, each, i in good) / rate
+        pools_s, who = float(request_s(answer.question, rows)[beside]), f" when users wait ({USUAL})"
+        sums += f", in requests of {format_seconds(alone_s)} instead of {format_seconds(pools_s)}"
+        ratio = float(np.sqrt(ratio * pools_s / alone_s))  # two figures that err
+    return f"{_verdict(answer, ratio)}{who}: {sums}; "
+
+
+def _is_summed(answer: ServingPlans) -> bool:
+    """Return whether what counts of two clusters is what both give."""
+    return answer.question.goal.objective in ("throughput", "cost")
+
+
+def _verdict(answer: ServingPlans, ratio: float) -> str:
+    """Return whether to split, by what clusters without a split have of what counts over what two pools have."""
+    counted = answer.question.goal.objective == "gpus" and ratio != 1
+    if not counted and is_close(answer.question, ratio, pools=True):
+        return "whether to split prompts from decoding is too close to call, measure both"
+    return f"it is better {'not ' * (ratio > 1)}to split prompts from decoding"
+
+
+def _sum_words(answer: ServingPlans, good: Sequence[Placed]) -> str:
+    (rate, gpus, spent), q = _sums(good), answer.question
+    usd = f" ({_usd(float(per_million(spent, counted_tokens_per_s(q, rate))))})" if q.goal.usd_per_gpu_hour else ""
+    return f"{rate:,.0f} tokens/s{usd}{' together' * (len(good) > 1)} on {plural(gpus, 'GPU')}"
+
+
+def _usd(per_million_tokens: float) -> str:
+    return f"{format_money(per_million_tokens)} per million"
+
+
+UNIT = "tokens/s"  # of the rate that stands beside a plan's distance
+
+
+def best_of_types(answer: ServingPlans) -> Iterator[str]:
+    """Yield a line for each type that was asked for, the best first; and that smaller ones change what a model says."""
+    dtypes, rows = answer.question.goal.dtypes, answer.plans
+    if len(dtypes) < 2:
+        return
+    first = {index: int(places[0]) for index in range(len(dtypes)) if len(places := np.flatnonzero(rows.dtype == index))}
+    for index, i in sorted(first.items(), key=lambda pair: pair[1]):
+        behind = f" ({distance_words(answer, i, beside=UNIT)})" if i else ""
+        rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s{behind} at TTFT {format_seconds(rows.ttft_s[i])}"
+        tpot = f" and TPOT {format_seconds(rows.tpot_s[i])}" if answer.question.requests.output_len > 1 else ""
+        yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {rate}{tpot}"
+    for index in (index for index in range(len(dtypes)) if index not in first):
+        lost = [r for r in answer.rejected if r.dtype == index]
+        yield f"none in {_name(dtypes[index])}: {f'{lost[-1].family} {lost[-1].reason}' if lost else 'no plan is good'}"
+    model = answer.question.model
+    stored = DTYPE_BYTES.get(model.quant.dtype if model.quant else model.dtype, 2.0)
+    if smaller := [name for name in dtypes if name and DTYPE_BYTES.get(name, stored) < stored]:
+        yield f"weights in {' and '.join(smaller)} change the model's answers: accuracy is not predicted"
+
+
+def _name(dtype: str) -> str:
+    return dtype or "its own type"
+
+
+Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
+"""The good loads of one row's plan as an answer's question has it, best first."""
+
+
+def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Question], ServingPlans]) -> ServingPlans | None:
+    """Return the answer with the engine limits that gain most; None where memory does not bind, or no limit gains enough.
+
+    Limits are sought for the recommended plan alone; what they bring is what the whole search answers with them.
+    """
+    rows, own, q = answer.plans, answer.recommended, answer.question
+    if rows.mode[own] or not memory_binds(float(rows.kv_headroom[own])):
+        return None
+
+    def worth(changes: Changes) -> float:
+        found = loads(replace(answer, question=q.but(**changes)), rows, own) if changes else rows.take(slice(own, own + 1))
+        return float(max(objective_value(q, found), default=0.0))
+
+    changes = limits_worth_changing(recommended_fit(answer), worth)
+    found = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
+    return found if len(found.plans) else None
+
+
+def recommended_fit(answer: ServingPlans) -> Fit:
+    """Return what a replica of the recommended plan holds, as ``fit`` judges it."""
+    return holds(judged_by_memory(answer.put(answer.plans, answer.recommended)).but(disaggregated=False))
+
+
+def roomier_words(answer: ServingPlans) -> list[Note]:
+    """Return what engine limits bring where memory binds, and what they cost; nothing where none were found."""
+    found = answer.roomier
+    if not found:
+        return []
+    now, then, i, j = answer.plans, found.plans, answer.recommended, found.recommended
+    fits = recommended_fit(found), recommended_fit(answer)
+    where = "" if found.layout(then, j) == answer.layout(now, i) else f"{found.gpu_words(then, j)}, "
+    gain = float(then.tokens_per_s[j] / now.tokens_per_s[i]) - 1
+    ttft, tpot = (format_seconds(float(seconds[j])) for seconds in (then.ttft_s, then.tpot_s))
+    figures = f"{plural(int(then.concurrency[j]), 'client')}, {then.tokens_per_s[j]:,.0f} tokens/s ({gain:+.0%})"
+    limits = {"room": room_words(*fits), "settings": changed_limits(*fits), "costs": limit_costs(*fits)}
+    return [words("roomier", where=where, figures=figures, ttft=ttft, tpot=tpot, **limits)]

@@ -1,0 +1,237 @@
+"""Whether a technique can be used here: the engine has it, it is not on already, and chips, model and plan have a use for it."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from commtax import catalog
+from commtax.catalog.loader import version_parts
+from commtax.catalog.technique_flags import who_has
+from commtax.catalog.techniques import technique
+from commtax.cost.placement import expert_ranks
+from commtax.cost.traffic import BACKENDS, GATHERING, Backend, backend_called, default_backend
+from commtax.question import Question
+from commtax.rules import Broken, check, refusal
+from commtax.spec import Cluster, Engine, Techniques
+from commtax.statement import OTHER_CHIPS, Refusal
+
+HOST_TIMES = ("host_s", "host_s_per_doubling", "host_s_per_seq")
+FUSED = "fused-allreduce"
+ALGORITHMS = ("auto", "one-shot", "two-shot")
+FORMATS = ("fp8", "nvfp4", "bf16")  # what tokens may travel to their experts in
+RECEIVED = next(name for name, backend in BACKENDS.items() if backend.received)
+
+
+def with_schedule(asked: Techniques, engine: Engine) -> Engine:
+    """Return the engine as it schedules ahead: its GPUs wait no longer than those of its newest version, which always does."""
+    key = "async-scheduling"
+    if not asked.async_scheduling or engine.key not in technique(key).flags or _unasked_since(engine, key):
+        return engine
+    newest = catalog.engine(engine.key)
+    left = {name: min(getattr(engine.host, name), getattr(newest.host, name)) for name in HOST_TIMES}
+    return engine.but(ahead=True, **left)
+
+
+def _unasked_since(engine: Engine, key: str) -> str:
+    """Return the version since which an engine does it unless told otherwise; "": this one does not."""
+    since = technique(key).always.get(engine.key, "")
+    return since if since and version_parts(engine.version) >= version_parts(since) else ""
+
+
+def without_idle_overlap(q: Question) -> Question:
+    """Return the question of one of many plans without techniques that have nothing to change in it: other plans keep those."""
+    asked, dropped = q.techniques, dict[str, object]()
+    _check_had(q)
+    if q.model.experts is None:
+        pass  # no plan of it has anything to exchange, which is refused
+    elif not _is_exchanged(q):
+        dropped |= {name: False for name in ("two_batches", "single_batch", "shared_stream") if getattr(asked, name)}
+    elif asked.single_batch and not _backend(q).received:
+        dropped["single_batch"] = False
+    if asked.dispatch_dtype and q.model.experts is not None and np.all(np.asarray(q.plan.ep) <= q.plan.tp):
+        dropped["dispatch_dtype"] = ""  # nothing leaves a replica
+    if np.all(np.asarray(q.plan.tp) == 1):
+        dropped |= {"async_tp": False} if asked.async_tp else {}
+        dropped |= {"sequence_tokens": 0} if asked.sequence_tokens else {}  # one rank has nothing to split …
+        dropped |= {"fused_reduce": ""} if asked.fused_reduce else {}  # … or to sum
+    return q.but(**dropped) if dropped else q
+
+
+def _is_exchanged(q: Question) -> bool:
+    spread = q.model.experts is not None and bool(np.any(expert_ranks(q.plan, q.engine).over_replicas))
+    return spread and not _backend(q).gathers
+
+
+def check_overlap(q: Question) -> None:
+    """Refuse what the engine has not, does already, or cannot do with this model and plan."""
+    _check_had(q)
+    for key in _asked_for(q):
+        for rule in NEEDS[key]:
+            if BROKEN[rule](q, key):
+                raise refusal(f"technique.{rule}", q, **_facts(q, key))
+
+
+def _asked_for(q: Question) -> Iterable[str]:
+    return (key for key, is_on in ON.items() if is_on(q))
+
+
+def _check_had(q: Question) -> None:
+    """Refuse what the engine has not, whatever the plan."""
+    for key in _asked_for(q):
+        if q.engine.key not in (has := technique(key).flags):
+            raise refusal("technique.had", q, key=key, had=who_has(technique(key), q.engine), able=tuple(has))
+
+
+def _facts(q: Question, key: str) -> dict[str, object]:
+    """Return what texts of techniques' rules speak of."""
+    families = " and ".join(family.title() for family in technique(key).families)
+    already = already_on(q.engine, _unasked_since(q.engine, key))
+    backend = backend_called(RECEIVED).bulk if q.phase == "prefill" else RECEIVED
+    return {"key": key, "backend": backend, "received": RECEIVED, "families": families, "already": already}
+
+
+def _backend(q: Question) -> Backend:
+    """Return how tokens reach experts: without kernels of the engine's own, collectives gather them."""
+    return backend_called(q.what_if.ep_backend or default_backend(q.engine) or GATHERING)
+
+
+def _lacks_threshold(q: Question) -> bool:
+    """Whether nobody gives the tokens from which sequences are split, and the engine's own rule decides."""
+    return q.techniques.sequence_tokens <= 0
+
+
+ON: Mapping[str, Callable[[Question], bool]] = {
+    "dbo": lambda q: q.techniques.two_batches,
+    "sbo": lambda q: q.techniques.single_batch,
+    "async-tp": lambda q: q.techniques.async_tp and q.plan.sequence_parallel,
+    "gemm-allreduce": lambda q: q.techniques.async_tp and not q.plan.sequence_parallel,
+    "sp": lambda q: bool(q.techniques.sequence_tokens) and not q.techniques.async_tp,
+    "shared-stream": lambda q: q.techniques.shared_stream,
+    "async-scheduling": lambda q: q.techniques.async_scheduling,
+    "flashmla": lambda q: q.techniques.native_latents,
+}
+"""By key of a technique: whether it is on …"""
+EXCHANGED = ("experts", "over-replicas", "kernels")  # something must be sent to experts by kernels of their own
+SPLIT = ("ranks", "split-chip", "split-width")  # a model that is wide enough, on chips that the engine has a threshold for
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "dbo": (*EXCHANGED, "halves"),
+    "sbo": (*EXCHANGED, "both", "received", "combine"),
+    "async-tp": SPLIT,
+    "gemm-allreduce": ("ranks", "tiles"),
+    "sp": SPLIT,
+    "shared-stream": ("shared", "part-of-sbo", "already"),
+    "async-scheduling": ("already",),
+    "flashmla": ("latents", "native"),
+}
+"""… and the rules that it must keep to, in the order in which they are judged."""
+BROKEN: Mapping[str, Callable[[Question, str], bool]] = {
+    "experts": lambda q, _: q.model.experts is None,
+    "over-replicas": lambda q, _: not np.any(expert_ranks(q.plan, q.engine).over_replicas),
+    "kernels": lambda q, _: _backend(q).gathers,
+    "halves": lambda q, _: q.techniques.two_batches_from < 0,
+    "both": lambda q, _: q.techniques.two_batches,
+    "received": lambda q, _: not _backend(q).received,
+    "combine": lambda q, _: not q.engine.overlaps.combine_sms.get(q.cluster.chip.family),
+    "shared": lambda q, _: q.model.experts is None or not q.model.experts.shared_intermediate,
+    "part-of-sbo": lambda q, _: _is_exchanged(q) and not q.engine.overlaps.shared_beside and bool(q.engine.overlaps.combine_sms),
+    # On by default too beside an exchange, but in none of the runs that its times come from.
+    "already": lambda q, key: bool(_unasked_since(q.engine, key)) and not _is_shared_beside_exchange(q, key),
+    "ranks": lambda q, _: bool(np.all(np.asarray(q.plan.tp) == 1)),
+    "split-chip": lambda q, _: _lacks_threshold(q) and q.cluster.chip.family not in q.engine.overlaps.sequence_bytes,
+    "split-width": lambda q, _: _lacks_threshold(q) and q.model.hidden < q.engine.overlaps.sequence_hidden,
+    "tiles": lambda q, key: q.cluster.chip.family not in technique(key).families,
+    "latents": lambda q, _: not any(a.latent and not a.indexer for a in q.model.attentions),
+    "native": lambda q, _: q.cluster.chip.family not in q.engine.kernels.widened_latents,
+}
+
+
+def _is_shared_beside_exchange(q: Question, key: str) -> bool:
+    return key == "shared-stream" and _is_exchanged(q) and bool(q.engine.overlaps.shared_beside)
+
+
+def check_collectives(q: Question) -> None:
+    """Refuse a fused all-reduce, or a library of kernels, that would change nothing here or is not to be had."""
+    if q.techniques.fused_reduce:
+        check("fused", FUSING, q, already=already_on(q.engine, on_since(q, FUSED)) if is_on_already(q, FUSED) else "")
+    name = q.what_if.library
+    if not name or not catalog.library(name).alone:
+        return
+    # A library that is kernels of one kind has some for these chips, and adds to what the engine runs by itself.
+    if not catalog.fabric(name, q.cluster).kernels:
+        raise no_kernels(name, q.cluster)
+    if is_on_already(q, key := catalog.library(name).key):
+        raise refusal("library.already", q, already=already_on(q.engine, on_since(q, key)))
+
+
+FUSING: Mapping[str, Broken] = {
+    "algorithm": lambda q: q.techniques.fused_reduce not in ALGORITHMS,
+    "trained": lambda q: q.trains,
+    "measured": lambda q: catalog.fabric(q.engine.library, q.cluster).fused is None,
+    "already": lambda q: is_on_already(q, FUSED),
+    "by-engine": lambda q: q.engine.key not in technique(FUSED).flags,
+    "ranks": lambda q: np.all(np.asarray(q.plan.tp) == 1),
+    "scattered": lambda q: q.plan.sequence_parallel,
+    "residual": lambda q: bool(q.model.hyper or q.model.lookback or not q.model.residual_stream),
+}
+
+
+def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
+    """Whether an engine uses a technique by itself on these chips or for this model, so that its times hold it."""
+    for entry in (engine or q.engine).sends.on_by_default:
+        name, *where = entry.split()
+        if name == key and (not where or q.cluster.chip.family in where or q.model.architecture in where):
+            return True
+    return False
+
+
+def on_since(q: Question, key: str) -> str:
+    """Return the oldest version since which an engine uses a technique by itself here; "": all catalogued versions do."""
+    newest = catalog.engine(q.engine.key)
+    since = newest.version
+    for version in sorted((*newest.versions, newest.version), key=version_parts, reverse=True):
+        if not is_on_already(q, key, catalog.engine(f"{newest.key}@{version}")):
+            return since
+        since = version
+    return ""
+
+
+def already_on(engine: Engine, since: str) -> str:
+    """Say that a technique is on, and why."""
+    return f"already on: {on_by_default(engine, since)}"
+
+
+def on_by_default(engine: Engine, since: str) -> str:
+    """Say that an engine does this by itself, since a version or in all that are catalogued."""
+    does = f"{engine.name} has done this by default since {since}" if since else f"{engine.name} does this by default"
+    return f"{does}, and its measured times include it"
+
+
+def no_kernels(name: str, place: Cluster) -> Refusal:
+    """Return the refusal of a library of kernels of one kind that has none for a cluster's chips."""
+    one = catalog.library(name)
+    families = " and ".join(dict.fromkeys(family for row in one.path for family in row.families))
+    rule = f"its kernels are for {families} chips only, not for {place.chip.key} over {place.intra.key}"
+    return Refusal(rule, "library", kind=OTHER_CHIPS, subject=one.key)
+
+
+def check_spread(q: Question, name: str) -> None:
+    """Check that experts are spread: else no token is sent to any."""
+    if q.model.experts is None:
+        raise refusal("spread.dense", q, key=name)
+    if np.max(q.plan.ep, initial=1) == 1 or (q.trains and name == "eplb"):
+        raise refusal("spread.ranks", q, key=name)
+
+
+DISPATCH: Mapping[str, Broken] = {
+    "format": lambda q: q.techniques.dispatch_dtype not in FORMATS,
+    "dense": lambda q: q.model.experts is None,
+    "over-replicas": lambda q: q.trains or np.all(np.asarray(q.plan.ep) <= q.plan.tp),
+}
+
+
+def check_experts_techniques(q: Question) -> None:
+    """Check that a layout by load, and a format for dispatch, have experts that are spread over ranks."""
+    if q.techniques.balanced:
+        check_spread(q, "eplb")
+    if q.techniques.dispatch_dtype:
+        check("dispatch", DISPATCH, q)

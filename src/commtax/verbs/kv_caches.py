@@ -1,0 +1,179 @@
+"""KV caches of a question: the room that limits, weights and activations leave for them, and what carries them between workers.
+
+The room is what engines count, of one plan or of arrays of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import reduce
+
+import numpy as np
+
+from commtax.arrays import cache_answers, pick, unique_values
+from commtax.catalog.motion import carrier, started_with, tier
+from commtax.catalog.programs import program_of
+from commtax.cost import memory
+from commtax.cost.caches import KvPool
+from commtax.cost.inventory import stage_layers
+from commtax.question import Limits, Question
+from commtax.records import replace
+from commtax.rules.drafts import drafter_of, stage_pool
+from commtax.spec import Cluster, Number
+from commtax.spec.hardware import CacheCarrier
+from commtax.statement import OTHER_CHIPS, OTHER_ENGINES, Refusal
+
+
+def limits_of(q: Question) -> Limits:
+    """Return the limits of a question, the engine's own where it sets none."""
+    engine, requested = q.engine, q.limits
+    tokens = requested.max_num_batched_tokens or engine.serves.max_batched_tokens
+    usual = memory.default_utilization(q.cluster.chip, q.plan, engine, tokens)
+    defaults = Limits(q.model.max_len, engine.serves.max_seqs, tokens, usual, engine.memory.block_size)
+    return replace(defaults, **{f.name: value for f in fields(requested) if (value := getattr(requested, f.name))})
+
+
+def different_stages(q: Question, pp: int) -> list[int]:
+    """Return one stage of each kind: equal stages are judged once."""
+    model, alike = q.model, dict[tuple[object, ...], int]()
+    for stage, layers in enumerate(stage_layers(model, pp, q.engine.sends.odd_layers)):
+        kinds = tuple(sum(model.layers[i] == kind for i in layers) for kind in range(len(model.blocks)))
+        alike.setdefault((kinds, stage == 0, stage == pp - 1), stage)
+    return list(alike.values())
+
+
+def cache_tokens(q: Question) -> Number:
+    """Return the KV tokens that one replica has room for, of arrays of plans at once; 0 where a plan is illegal.
+
+    They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
+    """
+    limits = replace(q.limits, max_model_len=0)
+    return _of_plans(replace(q.normal(), limits=limits, codes=q.codes), _stage_tokens)
+
+
+def full_length_requests(q: Question) -> Number:
+    """Return the requests of ``max_model_len`` tokens, the model's own by default, that one replica has room for at once; of arrays
+    of plans. Engines start where it is at least 1."""
+    return _of_plans(replace(q.normal(), limits=q.limits, codes=q.codes), _stage_requests)
+
+
+@cache_answers
+def _of_plans(q: Question, figure: Callable[[Question, int, int], Number]) -> Number:
+    """Return a figure of a stage, by its number and how many there are: of the stage where it is least, of each plan."""
+    plan = q.plan
+    shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
+    axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
+    legal = np.broadcast_to(np.asarray(q.codes) == 0, shape).ravel()
+    table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
+    figures = np.zeros(len(table))
+    groups = table[:, 0] * table[:, 1] if q.engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
+    for pp, ranks in unique_values(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
+        alike = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
+        tp, _, dp, ep, _ = table[alike].T
+        one = replace(q, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
+        one = replace(one, limits=limits_of(one))
+        figures[alike] = reduce(np.minimum, (figure(one, stage, pp) for stage in different_stages(q, pp)))
+    spread = figures[where.ravel()].reshape(shape)
+    return spread if shape else float(spread)
+
+
+def _stage_tokens(q: Question, stage: int, pp: int) -> Number:
+    blocks, pool = _stage_blocks(q, stage, pp)
+    return pool.tokens(blocks)
+
+
+def _stage_requests(q: Question, stage: int, pp: int) -> Number:
+    blocks, pool = _stage_blocks(q, stage, pp)
+    wanted = pool.blocks_per_request(q.limits.max_model_len, in_flight_tokens(q))
+    return np.minimum(blocks / wanted, pool.places(pool.tokens(blocks)))
+
+
+def in_flight_tokens(q: Question) -> int:
+    """Return the tokens that may be scheduled and not yet computed, as far as the engine's windows keep them: of one step, or of
+    all that are in flight, one for each stage and one that is decided ahead."""
+    steps = int(q.plan.pp) + q.engine.serves.ahead if q.engine.states.windows_in_flight else 1
+    return steps * q.limits.max_num_batched_tokens
+
+
+def most_seqs_to_start(q: Question) -> Number:
+    """Return the largest ``max_num_seqs`` that an engine starts with beside these limits; of arrays of plans. No limit where it
+    captures decoding steps without a block for the state of each sequence, or captures none."""
+    return _of_plans(q, lambda *stage: _stage_blocks(*stage)[0]) if needs_blocks_for_states(q) else np.inf
+
+
+def needs_blocks_for_states(q: Question) -> bool:
+    """Return whether the engine starts only with a block for the state of each sequence."""
+    return q.engine.states.block_per_state and bool(q.model.recurrent) and not q.what_if.eager
+
+
+def _stage_blocks(q: Question, stage: int, pp: int) -> tuple[Number, KvPool]:
+    lines, peak, pool = stage_contents(q, stage, pp)
+    return cache_blocks(q, sum(w.nbytes for w in lines), peak, pool)[-1], pool
+
+
+def stage_contents(q: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, KvPool]:
+    """Return what a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
+    model, plan, engine, room = q.model, q.plan, q.engine, q.limits
+    last = stage == pp - 1
+    sampled = room.max_num_seqs * (2 if q.speculative else 1)  # with a draft, in vLLM's dummy run of its rejection sampler
+    peak = memory.activation_bytes(model, plan, engine, room.max_num_batched_tokens, sampled, last)
+    drafting = memory.drafter_weights(drafter_of(q), plan, engine) if last else []
+    return [*memory.weights(model, plan, engine, stage, pp), *drafting], peak, stage_pool(q, stage, pp, room.block_size)
+
+
+def cache_blocks(q: Question, loaded: Number, peak: Number, pool: KvPool) -> tuple[Number, Number, Number]:
+    """Return bytes of the blocks, bytes by which a fixed cache exceeds the chip, and blocks: a fixed one does not create memory."""
+    fixed = q.limits.kv_cache_memory_bytes
+    used = loaded + peak + memory.other_bytes(q.plan, q.engine) + fixed
+    over = np.maximum(0.0, used - q.cluster.chip.visible_bytes) if fixed else 0.0
+    available = (fixed or bytes_left_for_cache(q, loaded, peak)) / (1 + pool.share * np.any(pool.state_bytes))
+    return available, over, pick(over > 0, 0.0, np.maximum(0.0, available // pool.bytes_per_block))
+
+
+def bytes_left_for_cache(q: Question, loaded: Number, peak: Number) -> Number:
+    """Return the bytes that weights and activations leave for the cache, by the engine's own rule."""
+    engine, total, share = q.engine, q.cluster.chip.visible_bytes, q.limits.gpu_memory_utilization
+    other = memory.other_bytes(q.plan, engine)
+    if engine.memory.utilization_of == "free":
+        return (total - loaded - peak - other) * share
+    return total * share - loaded - (0 if engine.memory.utilization_of == "static" else peak + other)
+
+
+def carrier_of(q: Question) -> CacheCarrier:
+    """Return what carries caches from prompt workers to those that decode: as requested, else what the engine is started with."""
+    return carrier(q.techniques.kv_transfer or started_with(program_of(q.engine).key))
+
+
+def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
+    """Return the rate of a GPU that leaves its host, while so many of the cluster do."""
+    nics, each = cluster.nics_per_host, cluster.gpus_per_host
+    return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
+
+
+def check_motion(q: Question) -> None:
+    """Refuse a carrier that the engine does not have on these chips, and an unknown tier."""
+    if q.techniques.kv_tier:
+        tier(q.techniques.kv_tier)
+    if not q.techniques.kv_transfer:
+        return
+    name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
+    requested = carrier_of(q)
+    if engine.key not in requested.connectors:
+        raise Refusal(f"{q.engine.name} does not have it", "technique", kind=OTHER_ENGINES, subject=name)
+    if requested.vendors and any(place.chip.vendor not in requested.vendors for place in q.places):
+        rule = f"runs only on chips of {', '.join(requested.vendors).upper()}"
+        raise Refusal(rule, "technique", kind=OTHER_CHIPS, subject=name)
+
+
+def check_moving(q: Question) -> None:
+    """Refuse a carrier where no cache moves."""
+    if q.techniques.kv_transfer and not q.requests.disaggregated:
+        rule = "KV caches are sent only in disaggregated serving (simulate or plan --disaggregated)"
+        raise Refusal(f"kv-transfer={q.techniques.kv_transfer}: {rule}", "technique")
+
+
+def check_sides(q: Question, ahead_tp: Number) -> None:
+    """Refuse workers whose ranks hold different heads on both sides, where their carrier cuts none out."""
+    used = carrier_of(q)
+    if not used.cuts_heads and np.any(np.asarray(ahead_tp != q.plan.tp)):
+        rule = f"{used.connectors[program_of(q.engine).key]} needs the same tp on both sides"
+        raise Refusal(f"kv-transfer={used.key}: {rule}, not {ahead_tp} and {q.plan.tp}", "technique")
