@@ -222,24 +222,20 @@ def test_nobody_reads_our_own_sentences():
 WORDING = ("planner/", "verbs/", "judgement/", "report/", "web/", "runs/report/", "runs/doors/", "launch/writing", "cli/simulate")
 """Rooms that word answers."""
 READERS = {
-    "report/folding.py": "signs of a text, by their width",
+    "report/drawing.py": "signs of a text, by their width",
     "report/view/state.py": "values in links",
     "verbs/comparing.py": "plans as they are typed",
-    "verbs/sweeping.py": "limits as they are typed",
     "web/assets.py": "scripts of the page",
     "web/guard.py": "names of hosts",
     "runs/report/auditing.py": "names of kernels",
-    "runs/doors/exporter.py": "addresses as they are typed",
 }
 """Modules of those rooms that apply patterns, and to which texts that are not ours."""
 CUTS = {"split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "startswith", "endswith", "replace"}
 FORMS = {
     "report/documents.py": "its table's own notation",
-    "report/drawing.py": "marks of lists",
-    "report/folding.py": "words of a line that is broken",
+    "report/drawing.py": "marks of lists, and words of a line that is broken",
     "report/profiles.py": "names of constants, which are keys",
     "runs/report/server_words.py": "units of two figures",
-    "verbs/comparing.py": "plans as they are typed",
     "web/app.py": "its table's own notation",
 }
 """Modules of those rooms that take texts with spaces apart, and which."""
