@@ -127,6 +127,7 @@ LABELS = {name: key.label for key in KEYS if key.label for name in (key.name, ke
 def on_page(text: str) -> str:
     """Return a note with its options named as the page's controls are.
 
+    >>> from commtax.words import words
     >>> on_page(words("remedy-weights", dtype="fp8")), on_page(words("within-margin", margin="5%"))
     ('weights in fp8 (‘Weights’ fp8)', 'within the margin of 5%; measure both')
     """
