@@ -1,43 +1,58 @@
-"""What is said to people, with what it is about beside it as data: nothing is ever decided by reading a sentence.
+"""Text for readers with its subject beside it as data: no decision is ever made by reading a sentence.
 
-``Refusal`` names the argument and the nearest legal values, ``Note`` has a code, ``Source`` a kind. The latter two are text, so
-that whoever shows them shows the sentence; whoever decides looks at ``code`` and ``kind``.
+A ``Refusal`` names its argument and the nearest legal values, a ``Note`` has a code and figures, a ``Source`` a kind. Notes and
+sources are text, so that a surface can show them as they are; code that decides looks at ``code`` and ``kind``.
 
 Change here what a refusal, a note or a source carries beside its words.
 """
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
 
 from commtax.redaction import redact
 
 
 class Refusal(ValueError):  # noqa: N818
-    """A question that cannot be answered: which rule it breaks, in which argument, and the nearest values that do not."""
+    """A question that cannot be answered: the rule that it breaks, in which argument, and the nearest values that do not.
 
-    def __init__(self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), kind: str = "") -> None:
-        super().__init__(redact(rule))  # which may quote what was given
-        self.argument, self.nearest, self.kind = argument, tuple(nearest), kind
+    ``subject``: the option and its value, before the rule in the message.
+    """
+
+    def __init__(
+        self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), kind: str = "", subject: str = ""
+    ) -> None:
+        self.rule = redact(rule)  # which may quote input
+        super().__init__(f"{redact(subject)}: {self.rule}" if subject else self.rule)
+        self.argument, self.nearest, self.kind, self.subject = argument, tuple(nearest), kind, subject
 
     @classmethod
     def of(cls, rule: str, nearest: Sequence[float | str] = (), **given: object) -> Self:
-        """The same of an option by its name and what was given for it: ``chunks=0: rule``, or ``dtype 'x': rule`` of a text."""
+        """Return a refusal of an option by its name and its value: ``chunks=0: rule``, or ``dtype 'x': rule`` of a text."""
         ((name, value),) = given.items()
-        return cls(f"{name} '{value}': {rule}" if isinstance(value, str) else f"{name}={value}: {rule}", name, nearest)
+        return cls(rule, name, nearest, subject=f"{name} '{value}'" if isinstance(value, str) else f"{name}={value}")
 
     @classmethod
     def about(cls, **rule: str) -> Self:
-        """A rule that an option by its name breaks, whatever was given for it."""
+        """Return a refusal of an option by its name, whatever its value."""
         ((name, text),) = rule.items()
-        return cls(f"{name}: {text}", name)
+        return cls(text, name, subject=name)
 
     def as_kind(self, kind: str) -> Self:
-        """The same of one of the kinds below."""
+        """Return the same, of one of the kinds below."""
         self.kind = kind
         return self
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[float | str, ...], str]]:
-        return type(self), (str(self), self.argument, self.nearest, self.kind)  # it may have to leave another process
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[float | str, ...], str, str]]:
+        return type(self), (self.rule, self.argument, self.nearest, self.kind, self.subject)  # it may have to leave another process
+
+
+def rule_of(error: ValueError) -> str:
+    """Return the broken rule without its subject, for readers who know what was refused.
+
+    >>> rule_of(Refusal.of("from 1 to 8", tp=9))
+    'from 1 to 8'
+    """
+    return error.rule if isinstance(error, Refusal) else str(error)
 
 
 ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", "chips", "models", "unsaid"
@@ -45,24 +60,36 @@ ALREADY_ON, OTHER_ENGINES, OTHER_CHIPS, OTHER_MODELS, UNSAID = "on", "engines", 
 
 
 STRANGE, COSTLY = "not-understood", "may-cost"
-"""Codes of what is said of pasted words that mean nothing to us, with which answers begin, and of those that have no price and may
-cost, with which answers begin that weigh settings or plans."""
+"""Codes of notes on pasted words that are not understood, with which answers begin, and on those that have no price and may cost,
+with which answers begin that weigh settings or plans."""
 MEANS = "means"  # the code of means of requests that were also simulated in time
 
 
+class OptionValue(NamedTuple):
+    """An option to set, by its name with dashes, and the value to set it to."""
+
+    option: str
+    value: str = ""
+
+
 class Note(str):
-    """A remark beside an answer; ``code`` says which one it is."""
+    """A remark, a reason or a remedy, as a terminal prints it.
 
-    __slots__ = ("code",)
+    ``code`` tells which one it is. One that the table of words has (``words.py``) carries its figures, so that another surface can
+    word it anew; of others ``figures`` is None.
+    """
+
+    __slots__ = ("code", "figures")
     code: str
+    figures: Mapping[str, object] | None
 
-    def __new__(cls, code: str, text: str) -> Self:
+    def __new__(cls, code: str, text: str, figures: Mapping[str, object] | None = None) -> Self:
         note = super().__new__(cls, text)
-        note.code = code
+        note.code, note.figures = code, figures
         return note
 
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        return self.code, str(self)
+    def __getnewargs__(self) -> tuple[str, str, Mapping[str, object] | None]:  # type: ignore[override]
+        return self.code, str(self), self.figures
 
 
 KINDS = ("datasheet", "by definition", "measured", "calibrated", "transferred", "assumed")
@@ -86,5 +113,5 @@ class Source(str):
 
     @property
     def detail(self) -> str:
-        """The text without the kind that it begins with, for sentences that have said the kind already."""
+        """Return the text without the kind that it begins with, for sentences that name the kind already."""
         return self.removeprefix(f"{self.kind}: ")

@@ -18,9 +18,16 @@ PRODUCER = "commtax"  # by which a trace of ours is known
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    name: str
+    """A figure of one engine, rank or stage in time."""
+
+    owner: str
+    figure: str
     at_s: Column
     value: Column
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner}: {self.figure}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,7 @@ class Timeline:
     kinds: tuple[str, ...]
     number: Column | None = None  # of the microbatch that an interval belongs to, where there are such
     counters: tuple[Counter, ...] = ()
+    owners: tuple[str, ...] = ()  # the engine that each lane is of, where lanes are ranks or stages of several
 
     @property
     def begin_s(self) -> float:

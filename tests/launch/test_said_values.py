@@ -8,7 +8,7 @@ from commtax.options import options
 from paths import SOURCE
 from source import nodes
 
-FILES = [*sorted((SOURCE / "launch").glob("*.py")), SOURCE / "runs" / "logs" / "training_plan.py", SOURCE / "cli" / "pasting.py"]
+FILES = [*sorted((SOURCE / "launch").glob("*.py")), SOURCE / "runs" / "logs" / "training_audit.py", SOURCE / "cli" / "pasting.py"]
 HOLDERS = ("values", "options")
 
 

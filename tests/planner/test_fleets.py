@@ -36,7 +36,7 @@ from commtax.planner.fleets import best_fleets, plan_fleet
 from commtax.planner.layouts import candidates
 from commtax.report.fleets import fleet_reasons, fleet_sentence, gpu_words
 from commtax.report.planning import shorten_rejected
-from commtax.report.view.plan_table import page_words
+from commtax.report.view.state import on_page
 from commtax.spec import Plan
 from forked import run_forked
 from paths import HELPERS
@@ -298,7 +298,7 @@ def test_where_no_fleet_holds_with_headroom_a_row_is_of_one_rate_and_what_it_wou
     assert near.kept < 0.5
     more, lower = answer.would_take[:2]
     larger = plan_fleet("llama-3.1-8b", re.search(r"\((.*)\)", more)[1], request_rate=60, **asked)
-    assert more.startswith(page_words(gpu_words(larger.plans[larger.recommended])).replace(" = ", ", "))
+    assert more.startswith(gpu_words(larger.plans[larger.recommended]).replace(" = ", ", "))
     rate = float(re.fullmatch(r"a rate of ([\d.]+) requests/s", lower)[1])
     assert plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=rate, **asked).plans
 
@@ -402,7 +402,7 @@ def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictio
         said = " ".join(fleet_reasons(found))
         assert ("warning: close to " in said) is (edge and not room)
         assert (", at 94% of capacity; but steps " in said) is (edge and room)
-        assert "--" not in page_words(said)
+        assert not any("--" in on_page(line) for line in fleet_reasons(found))
         pools = replace(chosen, layout=replace(chosen.layout, ahead=Plan()), size=(1, 1))
         ahead = replace(found, plans=(pools, *found.plans), recommended=found.recommended + 1)
         more = " ".join(fleet_reasons(ahead))

@@ -4,7 +4,8 @@ import numpy as np
 
 import commtax
 from commtax.planner.deploying import servers_of
-from commtax.verbs.fit_advice import limit_flags
+from commtax.verbs.fit_advice import changed_limits
+from commtax.words import flags
 
 
 def test_fewer_sampled_rows_free_memory_for_three_times_the_clients():
@@ -23,7 +24,7 @@ def test_fewer_sampled_rows_free_memory_for_three_times_the_clients():
 
 def test_limits_that_make_it_fit_come_first():
     judged = commtax.fit("gpt-oss-120b", "1xh100-sxm")
-    assert judged.advice[0] == limit_flags(judged.roomier, judged) == "--max-num-seqs 256"
+    assert judged.advice[0] == flags(changed_limits(judged.roomier, judged)) == "--max-num-seqs 256"
     assert not judged.fits
     assert judged.roomier.fits
 

@@ -30,7 +30,7 @@ ROWS = [
     {"cost", "catalog"},
     {"judgement"},
     {"question"},
-    {"timeline", "ledger", "spelling", "thresholds", "wordings"},
+    {"words", "timeline", "ledger", "spelling", "thresholds", "wordings"},
     {"spec"},
     {"units", "arrays", "files", "patterns", "options"},
     {"statement", "toml_text"},

@@ -3,8 +3,10 @@
 import ast
 import json
 import random
+import re
 import sys
 from dataclasses import fields, is_dataclass
+from string import Formatter
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ import pytest
 import commtax
 from cli_run import run_here
 from commtax.cost.kernel import Kernel
+from commtax.files import table
 from commtax.ledger import Item
+from commtax.options import options
 from commtax.runs.audit import audit
 from commtax.runs.evidence.finding import Cause, Claim, Culprit
 from commtax.runs.traces.profilers import kineto
@@ -23,7 +27,7 @@ from commtax.statement import Note, Source
 from commtax.verbs.explained_step import layer_of
 from commtax.verbs.settling import resolve_question
 from fault_traces import case
-from paths import FIXTURES
+from paths import FIXTURES, ROOT
 from source import FILES, nodes, place
 
 
@@ -153,7 +157,7 @@ def renamed(monkeypatch):
         for suspected in (Cause, Culprit, Suspect):
             rename(suspected, "said")
         note, source = Note.__new__, Source.__new__
-        monkeypatch.setattr(Note, "__new__", lambda cls, code, text: note(cls, code, other(text)))
+        monkeypatch.setattr(Note, "__new__", lambda cls, code, text, figures=None: note(cls, code, other(text), figures))
         monkeypatch.setattr(
             Source, "__new__", lambda cls, kind, text="", basis="": source(cls, kind, other(text or kind), basis or kind)
         )
@@ -213,3 +217,92 @@ def reads_label(node):
 def test_nobody_reads_our_own_sentences():
     decided = [f"{place(path)}:{node.lineno}" for path in FILES for node in nodes(path) if reads_label(node)]
     assert not decided, "these lines decide by text"
+
+
+WORDING = ("planner/", "verbs/", "judgement/", "report/", "web/", "runs/report/", "runs/doors/", "launch/writing", "cli/simulate")
+"""Rooms that word answers."""
+READERS = {
+    "report/drawing.py": "signs of a text, by their width",
+    "report/view/state.py": "values in links",
+    "verbs/comparing.py": "plans as they are typed",
+    "web/assets.py": "scripts of the page",
+    "web/guard.py": "names of hosts",
+    "runs/report/auditing.py": "names of kernels",
+}
+"""Modules of those rooms that apply patterns, and to which texts that are not ours."""
+CUTS = {"split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "startswith", "endswith", "replace"}
+FORMS = {
+    "report/documents.py": "its table's own notation",
+    "report/drawing.py": "marks of lists, and words of a line that is broken",
+    "report/profiles.py": "names of constants, which are keys",
+    "runs/report/server_words.py": "units of two figures",
+    "web/app.py": "its table's own notation",
+}
+"""Modules of those rooms that take texts with spaces apart, and which."""
+
+
+def in_wording_rooms(others):
+    """Each node of the modules that word answers."""
+    for path in FILES:
+        if place(path).startswith(WORDING) and place(path) not in others:
+            yield from ((path, node) for node in nodes(path))
+
+
+def test_rooms_that_word_answers_apply_no_patterns():
+    patterns = PATTERNS | {"compile"}
+    named = {
+        f"{place(path)}:{node.lineno}"
+        for path, node in in_wording_rooms(READERS)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "re" and node.attr in patterns
+    }
+    assert not named, "a pattern is compiled or applied where sentences are worded"
+
+
+def test_rooms_that_word_answers_take_no_sentence_apart():
+    cut = {
+        f"{place(path)}:{node.lineno}"
+        for path, node in in_wording_rooms(FORMS)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CUTS
+        for given in node.args[:1]
+        for text in (given.elts if isinstance(given, ast.Tuple) else [given])
+        if is_sentence(text)
+    }
+    assert not cut, "a text with spaces is taken apart"
+
+
+TEXTS = r"\b(?:label|why|reason|error|title|source|name|note|sentence|verdict|lane)\b"
+SCRIPT_READS = [
+    re.compile(rf"{TEXTS}[^;,]{{0,30}}\.(?:replace|replaceAll|split|startsWith|endsWith|includes|match|indexOf)\("),
+    re.compile(rf"\.test\([^)]{{0,30}}{TEXTS}"),
+    re.compile(r"[!=]== \"[^\" ]+ [^\"]+\"|\"[^\" ]+ [^\"]+\" [!=]== "),
+]
+SCRIPTS_ALLOWED = {
+    "combobox.js": "what is typed is searched in names",
+    "drop.js": "signs of drawn bars",
+    "waterfall.js": "a name is broken into lines",
+    "dom.js": "attributes of elements",
+}
+
+
+def test_scripts_of_the_page_decide_by_no_text():
+    found = [
+        f"{path.name}:{number}: {line.strip()[:100]}"
+        for folder in ("page", "audit")
+        for path in sorted((ROOT / "src/commtax/web" / folder).glob("*.js"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if path.name not in SCRIPTS_ALLOWED and any(pattern.search(line) for pattern in SCRIPT_READS)
+    ]
+    assert not found
+
+
+def test_every_entry_of_the_table_of_words_is_used_and_names_options_that_are():
+    entries = table("words.toml")
+    constants = (node.value for path in FILES for node in nodes(path) if isinstance(node, ast.Constant))
+    texts = {value for value in constants if isinstance(value, str)}
+    assert [code for code in entries if code not in texts and f"{code.partition('-')[0]}-" not in texts] == []
+    flags = {
+        spelling.lstrip("-") for option in options().values() for spelling in (*option.spellings, option.name.replace("_", "-"))
+    }
+    pieces = [piece for entry in entries.values() for piece in ([entry] if isinstance(entry, str) else entry)]
+    named = {field[2:] for piece in pieces for _, field, _, _ in Formatter().parse(piece) if field and field.startswith("--")}
+    assert named - flags - {"json"} == set()

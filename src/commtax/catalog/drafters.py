@@ -114,7 +114,7 @@ def drafter(name: str, model: Model, drafts: int, other: Model | None = None) ->
         return replace(plain, model=_as_model(model, kind, blocks * kind.times, quantised), modules=modules)
     count = kind.otherwise if kind.layers == "mtp" else kind.layers
     if kind.layers == "mtp" and not count:
-        raise Refusal(f"technique '{name}': {model.key} has no MTP layers", "technique", kind=OTHER_MODELS)
+        raise Refusal(f"{model.key} has no MTP layers", "technique", kind=OTHER_MODELS, subject=f"technique '{name}'")
     return replace(plain, model=_as_model(model, kind, _dense_blocks(model, kind, int(count)), None)) if count else plain
 
 

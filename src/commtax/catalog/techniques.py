@@ -83,7 +83,8 @@ def _check_values(one: Technique, given: tuple[str, ...]) -> None:
         told = ":".join(words[: needed or None]) + "".join(f"[:{word}]" for word in words[needed:] if needed)
         rule = f"write {one.key}={told}{'' if needed else f' or {one.key}'}" if words else "takes no value"
         rule = rule if given else f"needs a value; {rule}"
-        raise Refusal(f"technique '{one.key}{'=' * bool(given)}{':'.join(given)}': {rule}", "technique", kind=UNSAID)
+        text = f"{one.key}{'=' * bool(given)}{':'.join(given)}"
+        raise Refusal(rule, "technique", kind=UNSAID, subject=f"technique '{text}'")
 
 
 def changes_of(text: str) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """``commtax simulate``."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from commtax.report import closed_loop, tables
 from commtax.rules.values import number, positive
 from commtax.sim import arrivals
 from commtax.sim.serving.running import ServingRun
+from commtax.spec import CACHE_SPLIT
 from commtax.statement import MEANS, Note, Refusal
 from commtax.units import format_seconds, parse_seconds, plural
 from commtax.verbs import requests
@@ -32,6 +32,7 @@ from commtax.verbs.fit_advice import add_advice, check_lengths
 from commtax.verbs.fitting import holds
 from commtax.verbs.requests import RequestsInTime, check_single_load
 from commtax.verbs.settling import settle
+from commtax.words import flag, settings_in, spelled
 
 
 @click.command("simulate", cls=Verb)
@@ -103,8 +104,13 @@ def _remedies(simulated: ClosedLoop) -> Sequence[str]:
     ahead = simulated.apart is not None and bool(np.all(np.asarray(simulated.kv_tokens) >= np.asarray(r.tokens)))
     asked, longest = (prompter(q), int(r.input_len)) if ahead else (q.plain(), int(r.tokens))
     judged = add_advice(holds(asked.but(max_model_len=longest, disaggregated=False, **dict.fromkeys(WORKERS))))
-    own = [re.sub(r"(?<!\S)-tp (\d+)", r"--prefill-tp \1", one) for one in judged.advice if "--dcp" not in one]
-    return own if ahead else judged.advice  # prompt workers split no caches
+    if not ahead:
+        return judged.advice
+    whole = [one for one in judged.advice if CACHE_SPLIT not in {option for option, _ in settings_in(one)}]
+    return [spelled(one, lambda option, value: flag(PREFILL.get(option, option), value)) for one in whole]
+
+
+PREFILL = {"tp": "prefill-tp"}  # options of prompt workers, which split no caches
 
 
 ONE_CLIENT = Note("load", "this is one client, because no load was given: --concurrency N or --request-rate N gives it")

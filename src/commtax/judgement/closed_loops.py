@@ -41,7 +41,7 @@ class Crowd:
 
 
 def left_out(crowd: Crowd) -> Iterator[str]:
-    """What the means leave out.
+    """Yield the codes of what the means leave out.
 
     >>> list(left_out(Crowd(clients=32, room=100, steps=100, spread=0.0)))
     ['lockstep']

@@ -37,7 +37,7 @@ def judge_test(found: Collection[str], faulty: bool = False) -> str:
 
 
 def telling_time(sizes: Sequence[float], found: Sequence[str]) -> int:
-    """The place of the largest size that fails, else of the largest.
+    """Return the place of the largest size that fails, else of the largest.
 
     >>> telling_time([8, 64, 512], ["pass", "fail", "pass"]), telling_time([8, 64], ["pass", "assumed"])
     (1, 1)

@@ -32,7 +32,7 @@ WIDEST = 0.5  # margin that may be asked for
 
 
 def deviations(probability: float) -> float:
-    """The error that is not exceeded with a probability, in half-widths of the 80% range.
+    """Return the error that is not exceeded with a probability, in half-widths of the 80% range.
 
     >>> deviations(0.5), round(deviations(0.9), 9), round(deviations(0.8), 3)
     (0.0, 1.0, 0.562)
@@ -41,7 +41,7 @@ def deviations(probability: float) -> float:
 
 
 def probability_of(widths: float) -> float:
-    """That an error is at most so many half-widths of the 80% range.
+    """Return the probability that an error is at most so many half-widths of the 80% range.
 
     >>> round(probability_of(deviations(0.8)), 9)
     0.8
@@ -63,7 +63,7 @@ class Estimate:
     high: Number
 
     def sure(self, confidence: float) -> Number:
-        """The limit that it keeps with this probability: value x (end / value)^widths, by the end on that side."""
+        """Return the limit that it keeps with this probability: value x (end / value)^widths, by the end on that side."""
         if confidence == EVEN:
             return self.value
         widths = deviations(confidence)
@@ -71,7 +71,7 @@ class Estimate:
         return self.value * end**widths
 
     def kept(self, limit: float) -> float:
-        """The probability that one figure is at most the limit; without a range, whether it is."""
+        """Return the probability that one figure is at most the limit; without a range, whether it is."""
         value, low, high = float(self.value), float(self.low), float(self.high)
         if limit == inf or not 0 < low < high:
             return 1.0 if value <= limit else 0.0
@@ -100,7 +100,7 @@ class JudgedLimit:
 
 
 def judged_limits(figures: Mapping[str, Estimate], limits: Mapping[str, float]) -> Iterator[JudgedLimit]:
-    """Each limit against its figure.
+    """Yield each limit judged against its figure.
 
     >>> [(x.name, x.kept, round(x.probability, 2)) for x in judged_limits({"tpot_s": Estimate(30, 27, 33)}, {"tpot_s": 33})]
     [('tpot_s', True, 0.9)]
@@ -110,7 +110,7 @@ def judged_limits(figures: Mapping[str, Estimate], limits: Mapping[str, float]) 
 
 
 def confidence_of(value: object, name: str = "confidence") -> float:
-    """A probability as people write it: from 1 on a number counts per cent.
+    """Return a probability from its usual spellings: from 1 on a number counts per cent.
 
     >>> confidence_of("80%"), confidence_of("0.8"), confidence_of(80)
     (0.8, 0.8, 0.8)
@@ -123,7 +123,7 @@ def confidence_of(value: object, name: str = "confidence") -> float:
 
 
 def margin_of(value: object, name: str = "margin") -> float | None:
-    """A margin as people write it: 0.05, ``5%`` or 5."""
+    """Return a margin from its usual spellings: 0.05, ``5%`` or 5."""
     if value is None or value == "":
         return None
     share = _share_of(value, name, "a share is needed, such as 5%", "5%")
@@ -134,7 +134,7 @@ def margin_of(value: object, name: str = "margin") -> float | None:
 
 
 def _share_of(value: object, name: str, wanted: str, example: str) -> float:
-    """From 1 on a number counts per cent."""
+    """Return a share; from 1 on a number counts per cent."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | np.number):
         raise Refusal(f"{name}={value!r}: {wanted}", name, (example,))
     share = parse_fraction(value if isinstance(value, str) else float(value), name)
@@ -142,7 +142,7 @@ def _share_of(value: object, name: str, wanted: str, example: str) -> float:
 
 
 def percent(probability: float) -> str:
-    """A probability for people: the ends are never quite reached.
+    """Return a probability as text: the ends are never quite reached.
 
     >>> percent(0.914), percent(0.997), percent(0.99999), percent(0.0001)
     ('91%', '99.7%', '>99.9%', '<1%')

@@ -31,7 +31,7 @@ def verdict_on_gain(gain: float, low: float, high: float, fits: bool = True) -> 
 def advice_on_gain(verdict: str, gain: float, full_gain: float) -> str:
     """Return what to do about a gain: set it, measure it, set it once the cache is full, or leave it; "" where nothing is said.
 
-    ``full_gain``: of the largest batches that fit, for what makes room in the cache or takes some. A loss that nobody is sure of
+    ``full_gain``: of the largest batches that fit, for what makes room in the cache or takes some. An uncertain loss
     is then no reason to leave it.
 
     >>> advice_on_gain("undecided", 0.97, 1.2), advice_on_gain("undecided", 1.1, 1.2)
@@ -43,17 +43,17 @@ def advice_on_gain(verdict: str, gain: float, full_gain: float) -> str:
 
 
 def is_lost_when_full(gain: float, full_gain: float) -> bool:
-    """Whether a gain turns into a loss once the cache is full."""
+    """Return whether a gain turns into a loss once the cache is full."""
     return gain > 1 and full_gain < 1 - LEVEL.told
 
 
 def is_worth_telling(gain: float) -> bool:
-    """Whether a gain is large enough to be told beside another answer."""
+    """Return whether a gain is large enough to be mentioned beside another answer."""
     return gain > 1 + LEVEL.told
 
 
 def moves_running(before: float, after: float) -> bool:
-    """Whether so many more requests run at once, or so many fewer, that the gain alone is half of the story.
+    """Return whether so many more requests run at once, or so many fewer, that the gain alone is half of the story.
 
     >>> moves_running(5, 16), moves_running(16, 16.2), moves_running(1.2, 1.4)
     (True, False, False)
@@ -62,12 +62,12 @@ def moves_running(before: float, after: float) -> bool:
 
 
 def is_led_by_prompts(ttft_s: float, tpot_s: float, output_len: float) -> bool:
-    """Whether most of a request's time passes before its first token, so that its outputs' length decides what decoding gains."""
+    """Return whether most of a request's time passes before its first token, so that decoding gains by the outputs' length."""
     return ttft_s > (output_len - 1) * tpot_s > 0
 
 
 def moves_time(before_s: float, after_s: float) -> bool:
-    """Whether a time grows so much beside a gain, or falls so much, that the gain alone is half of the story.
+    """Return whether a time grows so much beside a gain, or falls so much, that the gain alone is half of the story.
 
     >>> moves_time(0.115, 0.352), moves_time(0.115, 0.12), moves_time(158, 14)
     (True, False, True)

@@ -1,4 +1,4 @@
-"""Which plans may lead, as the recommended one or the best: others rank behind them, and are told with what stands against them."""
+"""Which plans may lead, as the recommended one or the best: others rank behind them, with what stands against them."""
 
 from math import inf
 
@@ -12,13 +12,13 @@ from commtax.thresholds import levels
 
 LEVEL = levels(__name__)
 BATCH = "batch"
-"""The workload of which nobody waits for first tokens."""
+"""The workload without users who wait for first tokens."""
 UNCHECKED, LATE, SLOW = "unchecked", "late", "slow"
-"""What may stand against a plan: nobody has held predictions of its kind against runs; its first tokens, or all, come too late."""
+"""Objections to a plan: predictions of its kind were never compared with runs; its first tokens, or all, come too late."""
 
 
 def depends_on_who_waits(q: Question) -> bool:
-    """Whether nothing says where between short requests and many tokens/s to run."""
+    """Return whether nothing says where between short requests and many tokens/s to run."""
     goal = q.goal
     return bool(
         not goal.times and goal.workload != BATCH and goal.objective in ("throughput", "cost") and q.requests.output_len > 1
@@ -26,39 +26,39 @@ def depends_on_who_waits(q: Question) -> bool:
 
 
 def bearable_ttft_s(q: Question) -> float:
-    """The mean TTFT that interactive use bears; infinite where a limit is given, or where nobody waits."""
+    """Return the mean TTFT that interactive use bears; infinite where a limit is given, or where nobody waits."""
     if q.goal.ttft_s < inf or q.goal.workload == BATCH:
         return inf
     return float(LEVEL.first_token_s + LEVEL.prompt_token_s * q.requests.input_len)
 
 
 def latest_first_token_s(q: Question) -> float:
-    """The same for a ranking: where the answer depends on who waits, what is ranked is for those who do not."""
+    """Return the same for a ranking: where the answer depends on who waits, what is ranked is for those who do not."""
     return inf if depends_on_who_waits(q) else bearable_ttft_s(q)
 
 
 def standing(q: Question, pools: Number, ttft_s: Number, latest_s: float) -> Array:
-    """What ranks plans before all else: 2 where their kind is checked (``pools``: 1 where they have two), 1 where TTFT is in time.
+    """Return what ranks plans first: 2 where their kind is checked (``pools``: 1 where they have two), 1 where TTFT is in time.
 
-    A margin that somebody asks for holds for plans with two pools, too.
+    A requested margin holds for plans with two pools, too.
     """
     checked = (np.asarray(pools) == 0) | (margin(q, pools=True) < inf)
     return np.asarray(2 * checked + (np.asarray(ttft_s) <= latest_s))
 
 
 def against(q: Question, pools: float, ttft_s: float, latest_s: float) -> list[str]:
-    """Codes of what stands against a plan."""
+    """Return the codes of the objections to a plan."""
     met = int(standing(q, pools, ttft_s, latest_s))
     return [UNCHECKED] * (met < 2) + [LATE] * (met % 2 == 0)
 
 
 def bearable_token_s(q: Question) -> float:
-    """The mean TPOT that interactive use bears; infinite where a limit is given, or where nobody waits."""
+    """Return the mean TPOT that interactive use bears; infinite where a limit is given, or where nobody waits."""
     return inf if q.goal.tpot_s < inf or q.goal.workload == BATCH else float(LEVEL.token_s)
 
 
 def late_codes(q: Question, ttft_s: float, tpot_s: float) -> list[str]:
-    """Codes of what interactive use does not bear at a request rate, where no limit is on a statistic of it."""
+    """Return the codes of what interactive use does not bear at a request rate, where no limit is on a statistic of it."""
     limited = {name.split("_")[0] for name, _ in q.goal.slo}
     late = not limited & {"ttft", "e2e"} and ttft_s > bearable_ttft_s(q)
     slow = not limited & {"tpot", "itl", "e2e"} and tpot_s > bearable_token_s(q)
@@ -66,11 +66,11 @@ def late_codes(q: Question, ttft_s: float, tpot_s: float) -> list[str]:
 
 
 def waits_mostly(q: Question, ttft_s: float, tpot_s: float) -> bool:
-    """Whether requests wait for first tokens longer than they take to be answered, and no limit forbids it."""
+    """Return whether requests wait for first tokens longer than they take to be answered, and no limit forbids it."""
     return bool(q.goal.ttft_s == inf and q.requests.output_len > 1 and ttft_s > tpot_s * q.requests.output_len)
 
 
 def training_leads(q: Question, gpus: Array, step_s: Array) -> Array:
-    """Training plans that use all GPUs that any plan uses, and those that are faster by more than predictions err."""
+    """Return the training plans that use all GPUs that any plan uses, and those that are faster by more than predictions err."""
     whole = gpus == np.max(gpus, initial=0)
     return np.asarray(whole | (step_s * (1 + ratio_error(q)) < np.min(step_s, where=whole, initial=inf)))

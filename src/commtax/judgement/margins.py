@@ -7,7 +7,7 @@ from commtax.question import Question
 
 
 def margin(q: Question, pools: bool = False) -> float:
-    """The share by which the best may be better than the recommended plan: as asked, else what predictions cannot tell apart.
+    """Return the share by which the best plan may exceed the recommended one: as requested, else within which the order is unknown.
 
     In training nothing: its plans differ by flags of one program, so a simpler one is worth little, and a run of months pays for
     each per cent. The best is recommended there, and the simpler one named with what it costs.
@@ -18,7 +18,7 @@ def margin(q: Question, pools: bool = False) -> float:
 
 
 def ratio_error(q: Question, pools: bool = False) -> float:
-    """How far the ratio of two plans' predictions may be off: within it the order is not certain.
+    """Return how far the ratio of two plans' predictions may be off: within it the order is not certain.
 
     ``pools``: one of both has two pools and the other has one.
     """
@@ -30,10 +30,10 @@ def ratio_error(q: Question, pools: bool = False) -> float:
 
 
 def is_close(q: Question, ratio: float, pools: bool = False) -> bool:
-    """Whether one figure over another is too close to 1 to call which is larger."""
+    """Return whether one figure over another is too close to 1 to call which is larger."""
     return max(ratio, 1 / ratio) <= 1 + ratio_error(q, pools)
 
 
 def ranges_overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the ranges (figure, low, high) of two figures do, so that their order is too close to call."""
+    """Return whether the ranges (figure, low, high) of two figures overlap, so that their order is too close to call."""
     return one[1] <= other[2] and other[1] <= one[2]

@@ -7,7 +7,7 @@ from commtax.units import format_figure
 
 
 def overloaded(rate: float, capacity: float, longer: float = 1.0) -> bool:
-    """Whether requests come faster than servers answer them whose steps take ``longer``; a rate without end has no capacity.
+    """Return whether requests come faster than servers answer them whose steps take ``longer``; a rate without end has no capacity.
 
     >>> overloaded(10.1, 10.0), overloaded(10.3, 10.0), overloaded(10.1, 10.0, longer=1.1)
     (False, True, True)
@@ -33,7 +33,7 @@ def longest_steps(rate: float, capacity: float) -> float:
 
 
 def falls_behind(rate: float, answered: float) -> bool:
-    """Whether a run of limited length answered clearly fewer requests per second than were sent.
+    """Return whether a run of limited length answered clearly fewer requests per second than were sent.
 
     >>> falls_behind(10.0, 8.9), falls_behind(10.0, 9.1)
     (True, False)

@@ -9,12 +9,12 @@ LENGTH, SEQS = "max_model_len", "max_num_seqs"
 
 
 def starts(requests: Number, seqs: Number = 0, most_seqs: Number = np.inf) -> Condition:
-    """Whether a cache that holds so many ``requests`` of full length, and lets ``most_seqs`` run, is enough; of arrays too."""
+    """Return whether a cache that holds so many ``requests`` of full length, and lets ``most_seqs`` run, is enough."""
     return (np.asarray(requests) >= 1) & (np.asarray(seqs) <= most_seqs)
 
 
 def stopped_by(requests: float, seqs: float, most_seqs: float) -> str:
-    """Which limit is too large for a server to start: the length of its requests, else their number; "" where it starts.
+    """Return which limit is too large for a server to start: the length of its requests, else their number; "" where it starts.
 
     >>> stopped_by(0.8, 1024, 600), stopped_by(3.0, 1024, 600), stopped_by(3.0, 512, 600)
     ('max_model_len', 'max_num_seqs', '')

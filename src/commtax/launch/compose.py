@@ -11,10 +11,10 @@ Service = dict[str, Tree]
 def write(deployment: DeployedPlan) -> str:
     if wide := next((pool for pool in deployment.pools if pool.hosts > 1), None):
         rule = f"a server of this plan spans {wide.hosts} hosts, and Compose starts containers on one"
-        raise Refusal(f"emit 'compose': {rule}; kubernetes and slurm do more", "emit")
+        raise Refusal.of(f"{rule}; kubernetes and slurm do more", emit="compose")
     used, here = sum(pool.servers * pool.job.gpus for pool in deployment.pools), deployment.question.cluster.gpus_per_host
     if used > here:
-        raise Refusal(f"emit 'compose': {used} GPUs are more than the {here} of one host; kubernetes and slurm do more", "emit")
+        raise Refusal.of(f"{used} GPUs are more than the {here} of one host; kubernetes and slurm do more", emit="compose")
     services: dict[str, Tree] = {}
     files: dict[str, Tree] = {}
     names: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ from commtax.catalog.programs import program_of, programs
 from commtax.cost.inventory import total_bytes
 from commtax.files import table
 from commtax.launch.flags import command_of
-from commtax.launch.jobs import EVERY_HOST, MASTER, Address, Command, LaunchJob, checkpoint_remark, model_id, start_s
+from commtax.launch.jobs import MASTER, Address, Command, LaunchJob, checkpoint_remark, model_id, start_s
 from commtax.launch.writing import apart_command, benchmark_command, groups_per_server, launch_command
 from commtax.launch.yaml_text import Explained
 from commtax.question import Question
@@ -27,7 +27,6 @@ FACTS = table("launch/deployments.toml")
 WHY: dict[str, str] = FACTS["why"]
 PORT: int = FACTS["port"]
 GIB = 2**30
-STARTING = (EVERY_HOST[:8], "# once")  # remarks on which hosts run a command: a form runs it there
 POD = "$(POD_IP)"  # a pod's own address, from the variable beside it
 
 
@@ -125,10 +124,9 @@ class DeployedPlan:
         return f"up to {self.start_s // 60} min: {self.stored_bytes / 1e9:,.0f} GB at {rate / 1e6:g} MB/s, then the warm-up"
 
     def remarks(self) -> list[str]:
-        """Return what is to be put in by hand, as comments."""
-        said = [line for pool in self.pools for line in pool.command().remark.split("\n")]
-        kept = [line for line in said if line and not line.startswith(STARTING)]
-        return list(dict.fromkeys([*checkpoint_remark(self.pools[-1].job), *kept]))
+        """Return what is left to put in by hand, as comments."""
+        left = [line for pool in self.pools for line in pool.command().left]
+        return list(dict.fromkeys([*checkpoint_remark(self.pools[-1].job), *left]))
 
     def router(self, prompts: list[Address], decodes: list[Address]) -> Command:
         """Return what clients of servers with two roles talk to."""
@@ -226,16 +224,16 @@ def written(question: Question, form: str, copies: int, prompts: int = 0) -> dic
     own = import_module(f"commtax.launch.{form.replace('-', '_')}")
     if question.trains:
         if form not in TRAINING:
-            raise Refusal(f"emit '{form}': starts servers alone; training: {', '.join(emitted_words(trains=True))}", "emit")
+            raise Refusal.of(f"starts servers alone; training: {', '.join(emitted_words(trains=True))}", emit=form)
         return {"launch": own.write_training(question, program_of(question.engine))}
     used = int(question.plan.num_gpus) * copies
     if not prompts and used > question.cluster.num_gpus:
-        raise Refusal(f"emit: the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}", "emit")
+        raise Refusal.about(emit=f"the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}")
     deployment = deployment_of(question, prompts, copies, placed=form == "dynamo")
     chips = dict.fromkeys(pool.chip.key for pool in reversed(deployment.pools))
     if len(chips) > 1 and form in ONE_KIND:
         rule = f"pools on {' and '.join(chips)} are two jobs; kubernetes and dynamo start both"
-        raise Refusal(f"emit '{form}': {rule}", "emit")
+        raise Refusal.of(rule, emit=form)
     write: Callable[[DeployedPlan], str] = own.write
     if form != "llm-d":
         return {"launch": write(deployment)}

@@ -18,7 +18,6 @@ from commtax.spec import Model, Plan, Technique
 from commtax.statement import Refusal
 
 MASTER = "$MASTER_ADDR"
-EVERY_HOST = "# run it on every host, NODE_RANK 0, 1, …"
 RANK = "--node-rank $NODE_RANK"
 PORT = 8100  # first port of servers for prompts and of those that decode
 Address = tuple[str, int]  # host and port
@@ -63,9 +62,8 @@ class LaunchJob:
         on = [one for one, _ in techniques_on(told) if not is_carrier(one)]
         missing = next((one for one in on if self.engine not in one.flags), None)
         if missing:
-            raise Refusal(
-                f"emit '{self.engine}': {program(self.engine).title} has no flag for {missing.key}: {missing.title}", "emit"
-            )
+            rule = f"{program(self.engine).title} has no flag for {missing.key}: {missing.title}"
+            raise Refusal.of(rule, emit=self.engine)
         return on
 
     @property
@@ -84,15 +82,14 @@ class LaunchJob:
         left += [f"# no flag of {program(self.engine).title} says {name.replace('_', ' ')}: {value}" for name, value in untold]
         gone = [(one.key, since) for one in self.techniques if (since := one.dropped.get(self.engine, ""))]
         left += [f"# {program(self.engine).title} {since} and later have no {key}: run an earlier one" for key, since in gone]
-        remark = "\n".join([*filter(None, [command.remark]), *left])
-        return replace(command, variables=(*command.variables, *variables), remark=remark, transfer=carried)
+        return replace(command, variables=(*command.variables, *variables), left=tuple(left), transfer=carried)
 
 
 def model_id(model: Model) -> str:
     """Return the name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
     name = next((a for a in model.aliases if "/" in a), model.key)
     if not name.isprintable():
-        raise Refusal(f"emit: no command can hold the model's name {name!r}; rename the folder", "emit")
+        raise Refusal.about(emit=f"no command can hold the model's name {name!r}; rename the folder")
     return shlex.quote(name)
 
 
@@ -109,12 +106,13 @@ def above_one(size: Number) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Its arguments, the variables before them, the settings that it reads from a file, and what is said below."""
+    """A command's arguments, the variables before them, the settings that it reads from a file, and remarks below it."""
 
     args: list[str]
     variables: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
-    remark: str = ""
+    left: tuple[str, ...] = ()  # comments on what is left to put in by hand
+    every_host: bool = False  # each host of a server runs it
     warning: str = ""  # said above
     transfer: WrittenFlags = WrittenFlags()  # what carries caches between servers, where that was said
     below: str = ""  # what hosts after the first add
@@ -123,6 +121,13 @@ class Command:
 
     def line(self, file: str) -> str:
         return " ".join([*self.variables, *self.args, *([f"{self.told_by} {file}.yaml"] if self.settings else [])])
+
+    def remarks(self, role: str = "") -> list[str]:
+        """Return comments: on which hosts it is run, by its ``role`` where there are two, and what is left to put in."""
+        how = f"{role}: run each line on all hosts of its server" if role else "run it on every host"
+        below = f"; hosts above 0 add {self.below}" if self.below else ""
+        every = [f"# {how}, NODE_RANK 0, 1, …{below}"] if self.every_host else []
+        return [*every, *["# once, on the head of a Ray cluster of all hosts"] * self.ray, *self.left]
 
     def written(self, file: str) -> list[str]:
         return [f"cat > {file}.yaml <<EOF", *self.settings, "EOF"] if self.settings else []
@@ -181,7 +186,7 @@ def start(job: LaunchJob) -> str:
     """Return the words before the script."""
     per = min(job.gpus, job.question.cluster.gpus_per_host)
     if job.gpus % per:
-        raise Refusal(f"emit: {job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each", "emit")
+        raise Refusal.about(emit=f"{job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each")
     start = ["torchrun", *TORCHRUN.spell(gpus_per_node=per, nnodes=above_one(job.hosts))]
     return " ".join(start + [f"--node-rank $NODE_RANK --master-addr {job.address} --master-port 29500"] * (job.hosts > 1))
 

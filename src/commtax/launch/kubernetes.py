@@ -22,7 +22,7 @@ def write(deployment: DeployedPlan) -> str:
         if pool.hosts > 1 and deployment.program.key in FACTS["by_mpi"].split():
             title = deployment.program.title
             rule = f"a server of this plan spans {pool.hosts} hosts, which {title} starts by MPI; slurm and dynamo do that"
-            raise Refusal(f"emit 'kubernetes': {rule}", "emit")
+            raise Refusal.of(rule, emit="kubernetes")
     documents = [claim(deployment), *settings_maps(deployment)]
     for pool in deployment.pools:
         documents += list(_pool(deployment, pool))

@@ -18,7 +18,7 @@ def write(deployment: DeployedPlan) -> str:
     """Values of llm-d-modelservice; a plan without servers of their own for prompts has all of its servers decode."""
     if deployment.program.key not in OWN["engines"].split():
         known = ", ".join(program(key).title for key in OWN["engines"].split())
-        raise Refusal(f"emit 'llm-d': its charts start {known}, not {deployment.program.title}; kubernetes and dynamo do", "emit")
+        raise Refusal.of(f"its charts start {known}, not {deployment.program.title}; kubernetes and dynamo do", emit="llm-d")
     name = model_name(deployment)
     artifacts = {
         "name": name,

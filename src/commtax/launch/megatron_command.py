@@ -119,7 +119,7 @@ def write(job: LaunchJob) -> Command:
     plan, q = job.plan, job.question
     beside = q.what_if.beside(q.engine)
     if plan.zero > 1:
-        raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
+        raise Refusal.of(f"its optimiser is ZeRO 0 or 1, not {plan.zero}", emit="megatron")
     flags = FLAGS.spell(tp=int(plan.tp), pp=int(plan.pp), **further_axes(plan))
     flags += FLAGS.spell(sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
     granularity = "selective" if plan.remade else "" if plan.recompute == "none" else plan.recompute

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.launch.flags import FlagReading, SaidWord, Value, flags_of
-from commtax.launch.jobs import EVERY_HOST, PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
+from commtax.launch.jobs import PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.launch.launch_record import group_attention
 from commtax.statement import Refusal
 
@@ -88,9 +88,9 @@ def write(job: LaunchJob) -> Command:
         return job.with_techniques(Command(args))
     if job.gpus % job.hosts:
         rule = f"SGLang starts equally many ranks on every host, and {job.gpus} GPUs do not divide over {job.hosts} hosts"
-        raise Refusal(f"emit 'sglang': {rule}; vllm takes such a plan", "emit")
+        raise Refusal.of(f"{rule}; vllm takes such a plan", emit="sglang")
     args += [*FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=f"{job.address}:5000")]
-    return job.with_techniques(Command(args, remark=EVERY_HOST))
+    return job.with_techniques(Command(args, every_host=True))
 
 
 def join(command: Command, role: str, number: int, _host: str) -> Command:

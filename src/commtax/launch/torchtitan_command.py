@@ -56,9 +56,9 @@ def write(job: LaunchJob) -> Command:
     """torchtitan under torchrun: degrees of the plan, and the step in sequences."""
     plan, q, kind = job.plan, job.question, FLAGS.theirs("schedule", job.plan.schedule)
     if not kind:
-        raise Refusal(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}", "emit")
+        raise Refusal.of(f"torchtitan has no schedule {plan.schedule}", emit="torchrun")
     if plan.zero != 3:
-        raise Refusal(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}", "emit")
+        raise Refusal.of(f"torchtitan shards with FSDP (zero 3), not {plan.zero}", emit="torchrun")
     flavour = FLAGS.theirs("model", q.model.key)
     family = flavour.rsplit("_", 1)[0]
     flags = FLAGS.spell(family=family or "$MODULE", flavour=flavour or "$CONFIG")
@@ -81,9 +81,7 @@ def _stages(model: Model, plan: Plan) -> list[str]:
     each = max(map(max, layout))
     less = {"first": each - layout[0][0], "last": each - layout[-1][-1]}
     if math.ceil((model.num_layers + sum(less.values())) / each) != int(plan.pp) * plan.chunks:
-        raise Refusal(
-            f"emit 'torchrun': torchtitan cuts {model.num_layers} layers on pp={int(plan.pp)} into 2 chunks, not {plan.chunks}",
-            "emit",
-        )
+        rule = f"torchtitan cuts {model.num_layers} layers on pp={int(plan.pp)} into 2 chunks, not {plan.chunks}"
+        raise Refusal.of(rule, emit="torchrun")
     ends = [f"--parallelism.pipeline_parallel_{end}_stage_less_layers {count}" for end, count in less.items()]
     return [*FLAGS.spell(stage_layers=each), *ends]

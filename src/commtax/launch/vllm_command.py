@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from commtax.files import need_object, object_of, parse_json, text_of
 from commtax.launch.flags import FlagReading, SaidWord, flags_of
-from commtax.launch.jobs import EVERY_HOST, RANK, Address, Command, LaunchJob, model_id, server_flags
+from commtax.launch.jobs import RANK, Address, Command, LaunchJob, model_id, server_flags
 from commtax.launch.launch_record import AUTO_EP
 
 FLAGS = flags_of("vllm")
@@ -56,19 +56,17 @@ def write(job: LaunchJob) -> Command:
 def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
     """Ranks of one replica, replicas on each host, or (replicas wider than a host) Ray over all hosts."""
     below, ranks = "--headless", job.gpus // job.dp
-    remark = f"{EVERY_HOST}; hosts above 0 add {below}"
     if job.dp == 1:
         args += [*FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=job.address)]
-        return Command(args, remark=remark, below=below)
+        return Command(args, every_host=True, below=below)
     if ranks > job.question.cluster.gpus_per_host:
         ray = FLAGS.spell(executor="ray", dp_executor="ray")
         span = ("VLLM_RAY_DP_PACK_STRATEGY=span",)
-        return Command([*args, *ray], span, remark="# once, on the head of a Ray cluster of all hosts", ray=True)
+        return Command([*args, *ray], span, ray=True)
     local = job.question.cluster.gpus_per_host // ranks
     below += _local_size_below(job.dp, local)
-    remark = f"{EVERY_HOST}; hosts above 0 add {below}"
     args += [*FLAGS.spell(local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
-    return Command([*args, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], remark=remark, below=below)
+    return Command([*args, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], every_host=True, below=below)
 
 
 def _local_size_below(dp: int, local: int) -> str:

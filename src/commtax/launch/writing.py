@@ -79,7 +79,7 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
     """
     plan, cluster, made_by = question.plan, question.cluster, _emitted_program(engine)
     if plan.all_gpus > cluster.num_gpus:
-        raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, but {cluster.key} has {cluster.num_gpus}", "emit")
+        raise Refusal.about(emit=f"the plan has {plan.all_gpus} GPUs, but {cluster.key} has {cluster.num_gpus}")
     inner = int(plan.dp) if made_by.trains else groups_per_server(plan, made_by, cluster)
     job = LaunchJob(made_by.key, question, inner, int(plan.dp) // inner * int(plan.replicas))
     command = command_of(job.engine).write(job)
@@ -87,14 +87,13 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
         return "\n".join([*[command.warning] * bool(command.warning), command.line("")])
     seen = f"CUDA_VISIBLE_DEVICES={devices} " if devices else ""
     lines = [seen + command.line("llm")] if job.servers == 1 else _replicas(job, devices, made_by.port)
-    remark = [command.remark] if command.remark else []
-    return "\n".join([*checkpoint_remark(job), *command.written("llm"), *lines, *remark])
+    return "\n".join([*checkpoint_remark(job), *command.written("llm"), *lines, *command.remarks()])
 
 
 def _emitted_program(name: str) -> Program:
     known = {one.emitted_as: one for one in programs()}
     if name not in known:
-        raise Refusal(f"emit '{name}': one of {', '.join((*known, *table('launch/deployments.toml')['forms'].split()))}", "emit")
+        raise Refusal.of(f"one of {', '.join((*known, *table('launch/deployments.toml')['forms'].split()))}", emit=name)
     return known[name]
 
 
@@ -103,10 +102,10 @@ def groups_per_server(plan: Plan, made_by: Program, cluster: Cluster) -> int:
     tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
     sharing = ep // tp if ep > tp else 1
     if dp % sharing or (ep > tp and ep % tp):
-        raise Refusal(f"emit '{made_by.key}': experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}", "emit")
+        raise Refusal.of(f"experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}", emit=made_by.key)
     if sharing > 1 and tp > 1 and catalog.engine(made_by.key).sends.attention_dp_whole:  # a plan of another engine
         rule = f"its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}"
-        raise Refusal(f"emit '{made_by.key}': {rule}", "emit")
+        raise Refusal.of(rule, emit=made_by.key)
     if sharing > 1 or ep > 1 or not made_by.replicas:
         return sharing
     # Experts of a mixture are then cut over all of the replicas, which is what a bill prices.
@@ -152,7 +151,7 @@ def apart_command(question: Question, engine: str) -> str:
             away = " --host 0.0.0.0" if name != "localhost" and not made_by.listens else ""
             lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
             at[role].append((name, PORT + number))
-            remarks += [command.remark.replace("run it on every host", f"{role}: run each line on all hosts of its server")]
+            remarks.append("\n".join(command.remarks(role)))
     remarks += [remark for seats in free.values() for remark in seats.remarks()]
     remarks = [remark for remark in dict.fromkeys(remarks) if remark]
     router = own.route(at["prefill"], at["decode"], CLIENTS, start_s(question))
@@ -169,7 +168,7 @@ def benchmark_command(question: Question, engine: str) -> str:
     name, requests = model_id(question.model), question.requests
     able = {one.emitted_as: one for one in programs() if one.benchmark}
     if engine not in able:
-        raise Refusal(f"emit '{engine}': {', '.join(able)} have a serving benchmark; training is checked with its own log", "emit")
+        raise Refusal.of(f"{', '.join(able)} have a serving benchmark; training is checked with its own log", emit=engine)
     (tool, exact, kept), spell = able[engine].benchmark, flags_of(able[engine].key).spell
     spread, clients = float(spread_within_limit(question)), int(requests.concurrency)
     top, ratio = (1 + spread, (1 - spread) / (1 + spread)) if able[engine].range_from_longest else (1.0, spread)

@@ -28,12 +28,13 @@ from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import dataclass, record_from
 from commtax.rules import values
 from commtax.spec import SIZES, Cluster, Model, Plan
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 from commtax.verbs.billing import price
 from commtax.verbs.disaggregation import describe_pools
 from commtax.verbs.fit_advice import own_limits_notes
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
+from commtax.words import words
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +221,13 @@ def _own_length(run: Question, prompts: Plan | None) -> str:
     return "; ".join(own_limits_notes(servers, run.requests.tokens))
 
 
-def _own_length_words(answer: ServingPlans) -> list[str]:
+def _own_length_words(answer: ServingPlans) -> list[Note]:
     """That the recommended plan's servers would not start with the model's own length, and what ``--emit`` tells them instead."""
     rows, i = answer.plans, answer.recommended
     if answer.question.limits.max_model_len or not (longest := answer.longest(rows, i)):
         return []
-    said = "; ".join(own_limits_notes(answer.servers(rows, i), answer.question.requests.tokens))
-    return [f"{said}; --emit writes --max-model-len {longest}"] if said else []
+    notes = own_limits_notes(answer.servers(rows, i), answer.question.requests.tokens)
+    return [words("own-length", notes=notes, longest=longest)] if notes else []
 
 
 def _lack(q: Question, gpus: int, prompting: int) -> str:

@@ -15,12 +15,14 @@ from commtax.judgement.leading import UNCHECKED
 from commtax.judgement.margins import is_close
 from commtax.planner.columns import NO_SERVING, USUAL, ServingColumns, ServingPlans, objective_value, power, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
-from commtax.planner.reasons import AGAINST, SAID, against_codes, distance_words, more_words
+from commtax.planner.reasons import TITLES, against_codes, against_note, distance_words, more_words
 from commtax.question import Question
 from commtax.spec import DTYPE_BYTES
+from commtax.statement import Note
 from commtax.units import format_money, format_seconds, plural, round_up_seconds
-from commtax.verbs.fit_advice import limit_costs, limit_flags, limits_worth_changing, room_words
+from commtax.verbs.fit_advice import changed_limits, limit_costs, limits_worth_changing, room_words
 from commtax.verbs.fitting import Fit, holds, judged_by_memory
+from commtax.words import words
 
 Placed = tuple[ServingPlans, ServingColumns, int]
 """A row of some plans of an answer."""
@@ -50,7 +52,7 @@ def alone_words(answer: ServingPlans) -> Iterator[str]:
     split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
     if any(rows.mode[i] > own.mode[j] for (_, rows, i), (_, own, j) in zip(split, good, strict=True)):
         told = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
-        yield f"each in two pools of its own, where they lead: {told}, but {AGAINST[UNCHECKED]}"
+        yield words("alone-in-pools", plans=told, against=against_note(UNCHECKED))
 
 
 def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
@@ -60,7 +62,7 @@ def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
             round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
             for a in answers
         )
-        for name in SAID
+        for name in TITLES
     }
 
 
@@ -135,6 +137,9 @@ def _usd(per_million_tokens: float) -> str:
     return f"{format_money(per_million_tokens)} per million"
 
 
+UNIT = "tokens/s"  # of the rate that stands beside a plan's distance
+
+
 def best_of_types(answer: ServingPlans) -> Iterator[str]:
     """Yield a line for each type that was asked for, the best first; and that smaller ones change what a model says."""
     dtypes, rows = answer.question.goal.dtypes, answer.plans
@@ -142,7 +147,7 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
         return
     first = {index: int(places[0]) for index in range(len(dtypes)) if len(places := np.flatnonzero(rows.dtype == index))}
     for index, i in sorted(first.items(), key=lambda pair: pair[1]):
-        behind = f" ({distance_words(answer, i).removesuffix(' tokens/s')})" if i else ""
+        behind = f" ({distance_words(answer, i, beside=UNIT)})" if i else ""
         rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s{behind} at TTFT {format_seconds(rows.ttft_s[i])}"
         tpot = f" and TPOT {format_seconds(rows.tpot_s[i])}" if answer.question.requests.output_len > 1 else ""
         yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {rate}{tpot}"
@@ -186,7 +191,7 @@ def recommended_fit(answer: ServingPlans) -> Fit:
     return holds(judged_by_memory(answer.put(answer.plans, answer.recommended)).but(disaggregated=False))
 
 
-def roomier_words(answer: ServingPlans) -> list[str]:
+def roomier_words(answer: ServingPlans) -> list[Note]:
     """Return what engine limits bring where memory binds, and what they cost; nothing where none were found."""
     found = answer.roomier
     if not found:
@@ -197,5 +202,5 @@ def roomier_words(answer: ServingPlans) -> list[str]:
     gain = float(then.tokens_per_s[j] / now.tokens_per_s[i]) - 1
     ttft, tpot = (format_seconds(float(seconds[j])) for seconds in (then.ttft_s, then.tpot_s))
     figures = f"{plural(int(then.concurrency[j]), 'client')}, {then.tokens_per_s[j]:,.0f} tokens/s ({gain:+.0%})"
-    left_out = f"give {limit_flags(*fits)} to plan with this and to have it in --emit"
-    return [f"memory binds: {room_words(*fits)}, {where}{figures}, TTFT {ttft}, TPOT {tpot} ({limit_costs(*fits)}); {left_out}"]
+    limits = {"room": room_words(*fits), "settings": changed_limits(*fits), "costs": limit_costs(*fits)}
+    return [words("roomier", where=where, figures=figures, ttft=ttft, tpot=tpot, **limits)]

@@ -9,9 +9,8 @@ from commtax.cost.traffic import BACKENDS, backend_called
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import NO_TECHNIQUES
-from commtax.statement import Refusal
+from commtax.statement import Refusal, rule_of
 from commtax.verbs.settling import settle
-from commtax.verbs.worth import NAMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +124,5 @@ def _refused(worker: Question, text: str) -> str:
     try:
         settle(worker.but(**changes_of(text)))
     except ValueError as error:
-        return NAMED.sub("", str(error))
+        return rule_of(error)
     return ""

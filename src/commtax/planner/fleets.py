@@ -50,6 +50,7 @@ from commtax.verbs.disaggregation import check_one_place, describe_pools
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
 from commtax.verbs.loads import split
 from commtax.verbs.settling import describe_layout, resolve_question
+from commtax.words import words
 
 OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
@@ -252,12 +253,12 @@ def _rejected_layouts(search: Search) -> Iterator[Rejected]:
     """Yield why layouts of one cluster lost."""
     yield from search.rejected
     for trial in search.broken:
-        yield Rejected(words(trial.layout), obstacle(trial))
+        yield Rejected(layout_words(trial.layout), obstacle(trial))
     if search.left_out:
         yield Rejected(plural(search.left_out, "other layout"), "not simulated: behind the others by a quick estimate")
 
 
-def words(layout: Layout, copies: int = 0, prompts: int = 0) -> str:
+def layout_words(layout: Layout, copies: int = 0, prompts: int = 0) -> str:
     """Return a layout by its name, or so many of its workers: ``4 replicas x TP 4``."""
     q = layout.question
     text = describe_layout(replace(q.plan, replicas=max(1, copies)))
@@ -296,12 +297,12 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     nearest = answer.near[0]
     if overloaded(rate_of(q), nearest.capacity, nearest.stretch):
         if lower := _rate_that_holds(nearest, workers):
-            yield f"a rate of {lower:g} requests/s"
+            yield words("remedy-rate", rate=lower)
     else:
         if looser := _limits_that_hold(nearest, workers):
-            yield f"limits of {' and '.join(f'{limit_name(name)} {format_seconds(limit)}' for name, limit in looser)}"
+            yield words("remedy-times", times=" and ".join(f"{limit_name(name)} {format_seconds(limit)}" for name, limit in looser))
     if sure := _confidence_that_holds(answer.near, workers):
-        yield f"a confidence of {sure:.0%} (--confidence {sure:.0%})"
+        yield words("remedy-confidence", sure=f"{sure:.0%}")
 
 
 def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
@@ -377,5 +378,5 @@ def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
         search = Search(put.but(cluster=place), workers, LISTED, progress=None)
         if search.run() and search.held:
             chosen = search.held[recommended_place(search.held)]
-            yield f"{plural(chosen.gpus, 'GPU')}, {words(chosen.layout, *chosen.size)} ({place.key})"
+            yield f"{plural(chosen.gpus, 'GPU')}, {layout_words(chosen.layout, *chosen.size)} ({place.key})"
             return

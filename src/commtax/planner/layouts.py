@@ -142,10 +142,15 @@ def _endless_loop(one: Question) -> Question:
     return one.but(num_prompts=inf)
 
 
+def limit_parts(name: str) -> tuple[str, str]:
+    """Return a statistic's quantile and its time: ``("p95", "TTFT")``."""
+    metric, which = name.rsplit("_", 1)
+    return which, metric.upper()
+
+
 def limit_name(name: str) -> str:
     """Return a statistic as people write it: ``p95 TTFT``."""
-    metric, which = name.rsplit("_", 1)
-    return f"{which} {metric.upper()}"
+    return " ".join(limit_parts(name))
 
 
 def _requests_per_replica(one: Question, plans: Space) -> Array:

@@ -15,9 +15,11 @@ from commtax.judgement.admission import sequences_to_admit
 from commtax.ledger import Z80
 from commtax.planner.columns import ServingColumns, ServingPlans
 from commtax.planner.space import surely
+from commtax.statement import Note
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.fitting import step_limits
+from commtax.words import words
 
 FULL = 0.995
 
@@ -61,7 +63,7 @@ def pool_use(loop: ClosedLoop) -> PoolUse:
     return PoolUse(*map(float, (*shares, slower, later)))
 
 
-def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[str]:
+def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[Note]:
     """Yield which pool of row ``i`` fills up first, where it is so full that requests queue."""
     if not rows.mode[i]:
         return
@@ -72,10 +74,9 @@ def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[s
     ahead = use.prompts >= use.decoding
     most, least = max(use.prompts, use.decoding), min(use.prompts, use.decoding)
     pool, other = ("prompt", "decode") if ahead else ("decode", "prompt")
-    what = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
-    limit = f"; each decode rank runs at most {admitted} requests, --max-num-seqs" if admitted else ""
-    said = f"the {pool} pool {what}{other} pool: {least:.0%}{limit})"
+    fills = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
+    limit = words("pool-limit", admitted=admitted) if admitted else ""
     ttft_s, late_s = float(rows.ttft_s[i]), use.later * float(rows.ttft_s[i])
     beyond = ", over the limit" if ttft_s <= answer.question.goal.ttft_s < late_s else ""
-    late = f"if prompts took {use.slower - 1:.0%} longer, within their 80% range, TTFT would be {format_seconds(late_s)}{beyond}"
-    yield f"{said}; {late}" if ahead else said
+    late = f"; if prompts took {use.slower - 1:.0%} longer, within their 80% range, TTFT would be {format_seconds(late_s)}{beyond}"
+    yield words("pool-fills", pool=pool, fills=fills, other=other, least=least, limit=limit, late=late if ahead else "")

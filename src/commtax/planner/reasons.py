@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isinf
+from math import inf, isinf
 
 import numpy as np
 
@@ -21,20 +21,17 @@ from commtax.question import Question
 from commtax.records import record_from
 from commtax.rules.legality import RULES, PlanToCheck
 from commtax.spec import Plan
+from commtax.statement import Note
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
 from commtax.verbs.disaggregation import UNCHECKED as UNCHECKED_POOLS
 from commtax.verbs.explain import verdict
 from commtax.verbs.fit_advice import lack_words
 from commtax.verbs.fitting import holds, judged_by_memory
 from commtax.verbs.settling import describe_layout, replan
+from commtax.words import words
 
-SAID = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
-AGAINST = {
-    UNCHECKED: f"{UNCHECKED_POOLS} it before you rely on it",
-    LATE: "its first tokens come later than the {} that interactive use bears (--ttft sets a limit, --workload batch none)",
-    SLOW: "its tokens take longer than the {} each that interactive use bears (--tpot sets a limit, --workload batch none)",
-}
-"""What stands against a plan, in words."""
+TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
+"""Times as readers know them."""
 AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLOW: " of what answers in time"}
 """Among what a plan is the best where that stands against one that is predicted ahead."""
 
@@ -46,6 +43,11 @@ def role_words(best: bool, passed_over: Sequence[str] = ()) -> str:
     ('Recommended and best', 'Recommended and best of what is checked', 'Recommended')
     """
     return f"Recommended and best{among_words(passed_over)}" if best else "Recommended"
+
+
+def against_note(code: str, bearable_s: float = inf) -> Note:
+    """Return what stands against a plan: its code, and the time that interactive use bears."""
+    return words(f"against-{code}", unchecked=UNCHECKED_POOLS, bearable_s=bearable_s)
 
 
 def among_words(passed_over: Sequence[str]) -> str:
@@ -79,7 +81,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
             holds(replan(judged_by_memory(base), **sizes, max_model_len=length)), " of the largest" * (len(these) > 1)
         )
         name = _family_words(legal.take(these)) + dtype_words(base, index)
-        yield Rejected(name, f"does not fit: {lack}", dtype=index)
+        yield Rejected(name, words("does-not-fit", lack=lack), dtype=index)
 
 
 def _family_words(rows: Space | ServingColumns) -> str:
@@ -140,7 +142,7 @@ def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: st
     known, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
     value, low, high = (format_seconds(float(end)) for end in (known.value, known.low, known.high))
     sure = f"so it is {percent(known.kept(limit))} likely to meet the limit of {format_seconds(limit)}"
-    return f"{SAID[name]} {value}{when} (80% range {low} to {high}), {sure}"
+    return f"{TITLES[name]} {value}{when} (80% range {low} to {high}), {sure}"
 
 
 def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
@@ -157,7 +159,7 @@ def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
     shares = dict(zip(told, answer.comm_fractions(rows.take(np.array(told))).tolist(), strict=True))
     for i in behind:
         why = reason_behind(answer, i, shares[i], shares[own], own)
-        yield Rejected(_name(answer, i), f"{distance_words(answer, i, own)}: {why}")
+        yield Rejected(_name(answer, i), words("behind", distance=distance_words(answer, i, own), reason=why))
 
 
 def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[int]:
@@ -174,15 +176,16 @@ def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[in
                 yield i
 
 
-def distance_words(answer: ServingPlans, i: int, own: int = 0) -> str:
-    """How far plan ``i`` is behind another, the best unless said, in the objective's own measure."""
+def distance_words(answer: ServingPlans, i: int, own: int = 0, beside: str = "") -> str:
+    """Return how far plan ``i`` is behind plan ``own`` in the objective's measure; a unit that stands ``beside`` it is left out."""
     goal, value = answer.question.goal, objective_value(answer.question, answer.plans)
     if goal.objective == "latency":
         return f"requests take {float(value[own] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
         return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[own])}"
     share = 1 - float(value[i] / value[own])
-    return f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} {_unit(answer)}"
+    unit = _unit(answer) if _unit(answer) != beside else ""
+    return " ".join(filter(None, (f"{abs(share):.0%}", "fewer" if share >= 0 else "more", unit)))
 
 
 def _unit(answer: ServingPlans) -> str:
@@ -191,9 +194,9 @@ def _unit(answer: ServingPlans) -> str:
     return each if goal.objective == "cost" else "tokens/s"
 
 
-def reason_behind(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> str:
-    """The two things that plan ``i`` suffers from most beside another: by the shares of communication of both."""
-    return "; ".join(telling_reasons(answer, i, share, usual, first)[:2])
+def reason_behind(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> Note:
+    """Return the two largest losses of plan ``i`` beside another; ``share`` and ``usual`` are of communication, of both."""
+    return words("reasons", reasons=telling_reasons(answer, i, share, usual, first)[:2])
 
 
 def explain(answer: ServingPlans, i: int) -> list[str]:
@@ -203,22 +206,22 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     if i == answer.recommended:
         said += [*filter(None, [against_words(answer.question, rows, i)]), *compare_recommended(answer)]
     elif i:
-        said.append(f"{distance_words(answer, i)} than the best: {_reason_beside(answer, i, 0)}")
+        said.append(words("behind-best", distance=distance_words(answer, i), reason=_reason_beside(answer, i, 0)))
     said.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
     return [*said, *pool_words(answer, rows, i), *_waits(answer, i)]
 
 
-def delivers(answer: ServingPlans, i: int) -> str:
-    """The times beside their limits, the rate with its range, and how sure the limits are."""
+def delivers(answer: ServingPlans, i: int) -> Note:
+    """Return the times beside their limits, the rate with its range, and how sure the limits are."""
     rows, goal = answer.plans, answer.question.goal
     most = {name: f" (limit {format_seconds(limit)})" for name, limit in goal.times}
-    times = [f"{said} {format_seconds(float(getattr(rows, name)[i]))}{most.get(name, '')}" for name, said in SAID.items()]
+    times = [f"{title} {format_seconds(float(getattr(rows, name)[i]))}{most.get(name, '')}" for name, title in TITLES.items()]
     assumed = "" if all(is_catalogued(place.chip) for place in answer.question.places) else " on assumed times"
     sure = f"{percent(answer.kept(rows, i))} likely to meet {'each' if len(most) > 1 else 'the'} limit{assumed}"
-    kept = f"; {sure}, {percent(goal.confidence)} required (--confidence)" if most else ""
+    likely = words("likely", sure=sure, wanted=percent(goal.confidence)) if most else ""
     low, high = answer.range_of(rows, i, "tokens_per_s")
     rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
-    return f"{', '.join(times)}, {rate}{_dollars(answer, i)}{kept}"
+    return words("delivers", times=", ".join(times), rate=rate, dollars=_dollars(answer, i), likely=likely)
 
 
 def _dollars(answer: ServingPlans, i: int) -> str:
@@ -229,57 +232,67 @@ def _dollars(answer: ServingPlans, i: int) -> str:
     return f", {format_money(float(answer.usd_per_million_tokens(answer.plans)[i]))} per million {counted}"
 
 
-def _waits(answer: ServingPlans, i: int) -> Iterator[str]:
-    """That requests wait for their first tokens longer than they take to answer, and no limit forbids it."""
+def _waits(answer: ServingPlans, i: int) -> Iterator[Note]:
+    """Yield that requests wait for their first tokens longer than they take to answer, and no limit forbids it."""
     rows, q = answer.plans, answer.question
     if waits_mostly(q, float(rows.ttft_s[i]), float(rows.tpot_s[i])):
-        wait = format_seconds(float(rows.ttft_s[i]))
-        yield f"requests spend most of their time waiting for the first token ({wait}): set a limit on that (--ttft)"
+        yield words("first-token-wait", wait_s=float(rows.ttft_s[i]))
 
 
-def compare_recommended(answer: ServingPlans) -> Iterator[str]:
-    """The recommended plan beside the best and the runner-up, the next, and the best of those that are simpler, at the same load or
-    limit."""
+def compare_recommended(answer: ServingPlans) -> Iterator[Note]:
+    """Compare the recommended plan with the best and the runner-up, the next, and the best of those that are simpler, at the same
+    load or limit."""
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind, shared = kinds(rows, q.cluster), share_hosts(rows, q.cluster, q.requests.prefill_cluster)
-    doubts = [doubt_words(q, _differ_in_pools(answer, i, own)) for i in range(min(own, 2))]
-    for i, doubt in enumerate(doubts):
+    unlike = [_differ_in_pools(answer, i, own) for i in range(min(own, 2))]
+    for i, pools in enumerate(unlike):
         role = "the runner-up" if i else f"the best{among_words(against_codes(q, answer.passed_over))}"
         hosts = " (workers that share hosts)" if shared[i] > shared[own] else ""
         lead = f"{role} is {_name(answer, i)}{_other_kind(kind, i, own) or hosts}: {''.join(_lead_words(answer, i, own))}"
         fewer = int(rows.gpus[i] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
-        yield f"{lead}{dearer}, {'likewise' if i and doubt == doubts[0] else doubt}"
+        doubt = "likewise" if i and margin(q, pools) == margin(q, unlike[0]) else doubt_words(q, pools)
+        yield words("doubted", lead=f"{lead}{dearer}", doubt=doubt)
     yield from passed_over_words(answer, answer.passed_over, rows.take(slice(own, own + 1)))
     for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, own):
         role = _next_role(own, i, f"best simpler plan{_other_kind(kind, i, own)}" * simpler)
         than = "than with" if q.goal.objective == "latency" else "than"
         gain, longer = _lead_words(answer, own, i)
         lead = f"{gain} {than} {role}, {_name(answer, i)}{longer}"
-        why = _reason_beside(answer, i, own) if q.goal.objective != "gpus" else ""
-        yield f"{lead}, which {why.removeprefix('it ')}" if why.startswith("it ") else f"{lead}: {why}" if why else lead
+        yield _led_by(lead, _reason_beside(answer, i, own) if q.goal.objective != "gpus" else None)
 
 
-def doubt_words(q: Question, pools: bool = False) -> str:
-    """Why the best plan is not the recommended one; ``pools``: one of both has two pools."""
+def _led_by(lead: str, why: Note | None) -> Note:
+    """Return a lead with its reason, as a clause of its own where the reason would begin with "it"."""
+    if why is None:
+        return words("lead", lead=lead)
+    if why.figures and "it" in why.figures:
+        return words("ahead-which", lead=lead, reason=words(why.code, **{**why.figures, "it": ""}))
+    return words("ahead", lead=lead, reason=why)
+
+
+def doubt_words(q: Question, pools: bool = False) -> Note:
+    """Return why the best plan is not the recommended one; ``pools``: one of both has two pools."""
     within = margin(q, pools)
-    return f"but {AGAINST[UNCHECKED]}" if isinf(within) else f"within the margin of {percent(within)} (--margin); measure both"
+    return (
+        words("but-against", against=against_note(UNCHECKED)) if isinf(within) else words("within-margin", margin=percent(within))
+    )
 
 
-def passed_over_words(answer: ServingPlans, beaten: ServingColumns, own: ServingColumns) -> Iterator[str]:
-    """The plan that would be the best beside the recommended one, with its times, and what stands against it."""
+def passed_over_words(answer: ServingPlans, beaten: ServingColumns, own: ServingColumns) -> Iterator[Note]:
+    """Yield the plan that would be the best beside the recommended one, with its times, and what stands against it."""
     q, rows = answer.question, ServingColumns.joined([beaten, own])
     ahead, behind = objective_value(q, rows) if len(beaten) else (1.0, 1.0)
     if is_close(q, float(ahead / behind)):
         return
     pair, kind = replace(answer, plans=rows), kinds(rows, q.cluster)
-    lead = f"{_name(pair, 0)}{_other_kind(kind, 0, 1)} is predicted at {''.join(_lead_words(pair, 0, 1))}"
-    yield f"{lead}, but {against_words(q, beaten)}"
+    name, lead = f"{_name(pair, 0)}{_other_kind(kind, 0, 1)}", f"at {''.join(_lead_words(pair, 0, 1))}"
+    yield words("passed-over", plan=name, lead=lead, against=against_words(q, beaten))
 
 
-def against_words(q: Question, beaten: ServingColumns, i: int = 0) -> str:
-    """What stands against one of some plans."""
-    return ", and ".join(AGAINST[code].format(format_seconds(latest_first_token_s(q))) for code in against_codes(q, beaten, i))
+def against_words(q: Question, beaten: ServingColumns, i: int = 0) -> Note:
+    """Return what stands against one of some plans."""
+    return words("against", reasons=[against_note(code, latest_first_token_s(q)) for code in against_codes(q, beaten, i)])
 
 
 def against_codes(q: Question, beaten: ServingColumns, i: int = 0) -> list[str]:
@@ -304,11 +317,11 @@ def _other_kind(kind: Array, i: int, own: int) -> str:
     return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[own] else ""
 
 
-def _reason_beside(answer: ServingPlans, i: int, own: int) -> str:
-    """What plan ``i`` suffers from most beside the recommended one; nothing where the order is not certain."""
+def _reason_beside(answer: ServingPlans, i: int, own: int) -> Note:
+    """Return the largest loss of plan ``i`` beside the recommended one, where the order is certain."""
     q, value = answer.question, objective_value(answer.question, answer.plans)
     if q.goal.objective != "gpus" and is_close(q, float(value[own] / value[i]), _differ_in_pools(answer, i, own)):
-        return "too close to call; measure both"
+        return words("too-close")
     share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, own))
     return telling_reasons(answer, i, share, usual, own)[0]
 
@@ -345,9 +358,9 @@ def grown_times(rows: ServingColumns, i: int, j: int) -> list[str]:
     """Return each of them."""
     if rows.concurrency[i] == rows.concurrency[j]:
         return []
-    each = {said: [float(getattr(rows, name)[at]) for at in (j, i)] for name, said in SAID.items()}
-    told = {said: [format_seconds(seconds) for seconds in pair] for said, pair in each.items() if pair[1] > pair[0]}
-    return [f"{said} {before} -> {after}" for said, (before, after) in told.items() if before != after]
+    each = {title: [float(getattr(rows, name)[at]) for at in (j, i)] for name, title in TITLES.items()}
+    longer = {title: [format_seconds(seconds) for seconds in pair] for title, pair in each.items() if pair[1] > pair[0]}
+    return [f"{title} {before} -> {after}" for title, (before, after) in longer.items() if before != after]
 
 
 def more_words(ratio: float) -> str:
@@ -400,7 +413,7 @@ def _compared_training(answer: TrainPlans) -> Iterator[str]:
     kind = training_kinds(rows, q)
     if own:
         best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, own)}"
-        yield f"{best}, {doubt_words(q)}"
+        yield words("doubted", lead=best, doubt=doubt_words(q))
     rivals, splits = np.flatnonzero(training_leads(q, rows.gpus, rows.step_s)), answer.splits().tolist()
     for i, simpler in _next_plans(np.intersect1d(splits, rivals).tolist(), kind, own):
         named = f"best simpler plan ({TRAINED[int(kind[i]) % len(TRAINED)]})" * simpler

@@ -1,4 +1,4 @@
-"""What techniques and settings are worth in a plan, of whole requests, as its users are told."""
+"""Gains of techniques and settings in a plan, of whole requests, as notes beside the plan."""
 
 from collections.abc import Iterator
 from math import log
@@ -15,31 +15,33 @@ from commtax.question import Question
 from commtax.records import dataclass
 from commtax.rules.drafts import accepted_as
 from commtax.spec import NO_TECHNIQUES
+from commtax.statement import Note
 from commtax.units import listed, plural
 from commtax.verbs.settling import settle
 from commtax.verbs.worth import Scale, questioned, why_start_is_lost
+from commtax.words import words
 
 
-def kept_settings(answer: ServingPlans) -> Iterator[str]:
-    """One sentence on settings that all plans keep, and on what they cost the recommended one; none where nothing is set."""
-    i, told, kept = answer.recommended, list[str](), list(questioned(answer.question))
+def kept_settings(answer: ServingPlans) -> Iterator[Note]:
+    """Yield a note on settings that all plans keep, and on their cost to the recommended one, where any are set."""
+    i, costs, kept = answer.recommended, list[str](), list(questioned(answer.question))
     lost, servers = list[str](), answer.servers(answer.plans, answer.recommended)
     for setting in kept:
         without = best_load(answer, i, setting.changes)
         if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
             load = plural(int(without.concurrency[0]), "client")
-            told.append(f"{setting.flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
+            costs.append(f"{setting.flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
             why = why_start_is_lost(servers, servers.but(**setting.changes))
             lost += [f"; without {setting.flag} {why}"] if why else []
-    if told:
-        yield f"every plan keeps what is set, and it costs; dropping {', '.join(told)} on this plan{''.join(lost)}"
+    if costs:
+        yield words("settings-cost", settings=", ".join(costs), lost="".join(lost))
     elif kept:
-        yield f"every plan keeps {listed([x.flag for x in kept])}; this plan loses no tokens/s by it, but others may"
+        yield words("settings-free", settings=listed([x.flag for x in kept]))
 
 
 @dataclass(frozen=True, slots=True)
 class UntriedTechniques:
-    """Techniques that nobody asked about, on a recommended layout at its best load, and what its worth is then over without."""
+    """Techniques that were not requested, on a recommended layout at its best load, and the plan's worth with them over without."""
 
     techniques: str
     rows: ServingColumns
@@ -47,7 +49,7 @@ class UntriedTechniques:
 
 
 def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
-    """What techniques would gain on the recommended layout, where none were asked about and a search turns some on."""
+    """Return what techniques would gain on the recommended layout, where none were requested and a search turns some on."""
     q, i = answer.question, answer.recommended
     if q.goal.technique_sets or q.techniques != NO_TECHNIQUES or not (text := sure_set(answer.step_of(answer.plans, i).question)):
         return None
@@ -56,36 +58,35 @@ def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
     return UntriedTechniques(text, rows, gain) if is_worth_telling(gain) and log(gain) > least_gain(q, text) else None
 
 
-def untried_gain(answer: ServingPlans) -> Iterator[str]:
-    """What those bring at the plan's load, then what the limits admit with them and how to have it; nothing where none gains."""
-    if found := untried_techniques(answer):
-        own, alike, text = _row(answer), _same_load_words(answer, found), found.techniques
+def untried_gain(answer: ServingPlans) -> Iterator[Note]:
+    """Yield the gain of those at the plan's load, then what the limits admit with them and how to have it."""
+    if untried := untried_techniques(answer):
+        own, alike, text = _row(answer), _same_load_words(answer, untried), untried.techniques
         assumed = _assumed(answer.question, text)
         if alike:
-            yield f"with {text} this plan has {alike}{assumed}"
+            yield words("technique-same-load", techniques=text, gain=alike, assumed=assumed)
         admit = "the limits admit" if answer.question.goal.times else "this plan has at its best load"
-        figures = f"{_load_words(found.rows)} instead of {_load_words(own)}{_grown(found.rows, own)}{'' if alike else assumed}"
-        have = f"--technique {text} plans with it and has it in --emit"
-        yield f"with {text} {admit} {figures}; --techniques auto may find another layout with more, and {have}"
+        figures = f"{_load_words(untried.rows)} instead of {_load_words(own)}{_grown(untried.rows, own)}{'' if alike else assumed}"
+        yield words("technique-admits", techniques=text, admit=admit, figures=figures)
 
 
-def _same_load_words(answer: ServingPlans, found: UntriedTechniques) -> str:
-    """The gain at the plan's own load with its range, as ``worth`` judges it; "" for two pools."""
+def _same_load_words(answer: ServingPlans, untried: UntriedTechniques) -> str:
+    """Return the gain at the plan's load with its range, as ``worth`` judges it; "" for two pools."""
     rows, i = answer.plans, answer.recommended
     clients = int(rows.concurrency[i])
     if rows.mode[i]:
         return ""
     own = answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)
     scale = Scale(settle(own), True, flips=False)
-    groups = {technique(word.partition("=")[0]).group for word in found.techniques.split(",")}
+    groups = {technique(word.partition("=")[0]).group for word in untried.techniques.split(",")}
     group = DRAFTS if DRAFTS in groups else ""
-    gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(found.techniques)), group))
+    gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(untried.techniques)), group))
     unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""
     return f"{gain - 1:+.0%} tokens/s at the same load ({low - 1:+.0%} to {high - 1:+.0%}{unsure})"
 
 
-def shared_gain(answer: ServingPlans) -> Iterator[str]:
-    """What of the gain over the plan without techniques they bring on that same layout, and what this layout brings."""
+def shared_gain(answer: ServingPlans) -> Iterator[Note]:
+    """Yield the shares of the gain over the plan without techniques: theirs on that same layout, and this layout's."""
     plain, i = answer.plain, answer.recommended
     text = ",".join(answer.turned_on(answer.plans, i))
     if not plain or not len(plain.plans) or not text:
@@ -96,11 +97,11 @@ def shared_gain(answer: ServingPlans) -> Iterator[str]:
     total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(own)}"
     if not len(alike):
         limits = " within the limits" if answer.question.goal.times else ""
-        yield f"{total}: with {text} that layout has no plan{limits}{_assumed(answer.question, text)}"
+        yield words("technique-alone", total=total, techniques=text, limits=limits, assumed=_assumed(answer.question, text))
         return
     part = _worth(plain, alike) / _worth(plain, own)
     gain = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"
-    yield f"{total}: {gain}{_assumed(answer.question, text)}"
+    yield words("technique-share", total=total, gain=gain, assumed=_assumed(answer.question, text))
 
 
 def _worth(answer: ServingPlans, rows: ServingColumns, i: int = 0) -> float:
@@ -112,7 +113,7 @@ def _row(answer: ServingPlans) -> ServingColumns:
 
 
 def _grown(rows: ServingColumns, own: ServingColumns) -> str:
-    """The times that grow with the gain: before and after."""
+    """Return the times that grow with the gain: before and after."""
     return "".join(f", {time}" for time in grown_times(ServingColumns.joined([rows, own]), 0, 1))
 
 
@@ -121,6 +122,6 @@ def _load_words(rows: ServingColumns) -> str:
 
 
 def _assumed(q: Question, text: str) -> str:
-    """What gains of drafts rest on."""
+    """Return the assumption that gains of drafts rest on."""
     accepted = accepted_as(q.but(**changes_of(text)))
     return f", if drafts are accepted as often as {accepted}: measure your own" if accepted else ""

@@ -11,10 +11,11 @@ from commtax.report.manners import Manner, bars, question_title
 from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.billing import Traffic
 from commtax.verbs.explained_step import HELD
-from commtax.verbs.fit_advice import lack_words, limit_costs, limit_flags, room_words, without_adapters
+from commtax.verbs.fit_advice import changed_limits, lack_words, limit_costs, room_words, without_adapters
 from commtax.verbs.fitting import Fit
 from commtax.verbs.settling import describe_gpus
 from commtax.verbs.train_fitting import TrainFit
+from commtax.words import flags
 
 SHARED = {"static": ", for weights and caches", "free": " that weights and activations leave"}
 """What engines count in the share of memory that they are given, if not all."""
@@ -236,7 +237,7 @@ def fit_document(judged: Fit | TrainFit) -> Record:
 
 def roomier_record(roomier: Fit, judged: Fit) -> Record:
     """What other engine limits make room for: the flags to add, what they cost, what caches hold then."""
-    return record("fit-roomier", then=roomier, add=limit_flags(roomier, judged), costs=limit_costs(roomier, judged))
+    return record("fit-roomier", then=roomier, add=flags(changed_limits(roomier, judged)), costs=limit_costs(roomier, judged))
 
 
 def held_rows(judged: Fit | TrainFit) -> list[Record]:

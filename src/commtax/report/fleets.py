@@ -12,9 +12,9 @@ from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_search import burden, recommended_place, simplest_place, sustained_tokens_per_s
 from commtax.planner.fleet_sizes import COUNTED, EACH
 from commtax.planner.fleet_trials import Trial, longest_step, rate_of
-from commtax.planner.fleets import FleetPlans, obstacle, words
+from commtax.planner.fleets import FleetPlans, layout_words, obstacle
 from commtax.planner.layouts import limit_name
-from commtax.planner.reasons import AGAINST, doubt_words, role_words
+from commtax.planner.reasons import against_note, doubt_words, role_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
 from commtax.report.figures import figure_table, million
@@ -23,8 +23,10 @@ from commtax.report.money import COUNTS, counted_note, fleet_cost_words, price_n
 from commtax.report.plan_tables import places, show_ranked
 from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, name_and_gpus, notes, range_80, say, show_rejected
+from commtax.statement import Note
 from commtax.units import format_figure, format_money, format_seconds, listed, plural
 from commtax.verbs.fit_advice import own_limits_notes
+from commtax.words import opening, words
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 GAIN = {"gpus": "fewer GPUs", "cost": "fewer dollars per hour", "tokens": "more sustained tokens/s per GPU"}
@@ -57,10 +59,15 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
 
 
 def fleet_sentence(a: FleetPlans) -> str:
+    """Return which fleet to run."""
+    return f"{fleet_role(a)}: {placed_words(a, a.plans[a.recommended])}."
+
+
+def fleet_role(a: FleetPlans) -> str:
+    """Return whether the recommended fleet is also the best."""
     own, ahead = a.plans[a.recommended], a.plans[: a.recommended]
     codes = [code for trial in ahead for code in _unchecked(trial)]
-    role = role_words(all(map(_unchecked, ahead)) and not (codes and _unchecked(own)), codes)
-    return f"{role}: {_placed_words(a, own)}."
+    return role_words(all(map(_unchecked, ahead)) and not (codes and _unchecked(own)), codes)
 
 
 def fleet_reasons(a: FleetPlans) -> Iterator[str]:
@@ -82,8 +89,10 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
         edge = "its limits" if q.goal.slo else "overload"
         safer = next((trial for trial in a.plans if trial.clear), None)  # what else stands against it?
         tried = "tried " * (a.objective == "tokens")  # there more GPUs do not count, and they are not looked for
-        lacks = f"{_placed_words(a, safer)} is safer, but {_against_words(safer, safer.late[0])}" if safer and safer.late else ""
-        yield f"warning: close to {edge}: {_edge_words(best)}, and {lacks or f'no larger fleet {tried}on this cluster is safer'}"
+        lacks: Note | str = f"no larger fleet {tried}on this cluster is safer"
+        if safer and safer.late:
+            lacks = words("fleet-safer", fleet=placed_words(a, safer), against=_against_words(safer, safer.late[0]))
+        yield words("fleet-close", edge=edge, cause=_edge_words(best), safer=lacks)
     yield from _beaten_by(a)
     yield from _other_clusters(a)
     yield from _dollars(a)
@@ -104,14 +113,16 @@ def _beaten_by(a: FleetPlans) -> Iterator[str]:
         if (own.clear and one.ranges and not one.clear) or (one.late and not own.late):
             used = "" if one.money.used is None else f", at {one.money.used:.0%} of capacity"
             usd = f" for {format_money(one.money.usd_per_year)} per year" if one.money.usd_per_year else ""
-            yield f"{_placed_words(a, one)} would do{usd}{used}; but {_against_words(one, *one.late[:1]) or _edge_words(one)}"
+            lacks = _against_words(one, *one.late[:1]) or _edge_words(one)
+            yield words("fleet-would-do", fleet=placed_words(a, one), money=usd, used=used, against=lacks)
         elif one is best and best is not own:
-            ratio, named = burden(own) / burden(best), _placed_words(a, best)
+            ratio, named = burden(own) / burden(best), placed_words(a, best)
             share = ratio - 1 if a.objective == "tokens" else 1 - 1 / ratio
             gain = f"{share:.0%} {GAIN[a.objective]}" if share > 0.005 else "equally good"
             lead = f"{named} is predicted {'at ' * (share > 0.005)}" if _unchecked(best) else f"the best is {named}: "
             grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
-            yield f"{lead}{gain}{grows}, {doubt_words(a.question, best.layout.apart != own.layout.apart)}"
+            doubt = doubt_words(a.question, best.layout.apart != own.layout.apart)
+            yield words("doubted", lead=f"{lead}{gain}{grows}", doubt=doubt)
 
 
 def _other_clusters(a: FleetPlans) -> Iterator[str]:
@@ -129,13 +140,14 @@ def _unchecked(trial: Trial) -> list[str]:
     return against(trial.layout.question, trial.layout.apart, 0.0, inf) + trial.late
 
 
-def _against_words(trial: Trial, code: str = "") -> str:
+def _against_words(trial: Trial, code: str = "") -> Note | str:
+    """Return what stands against a fleet by its code; "" without one."""
     bearable = {LATE: bearable_ttft_s, SLOW: bearable_token_s}.get(code, bearable_ttft_s)(trial.layout.question)
-    return AGAINST[code].format(format_seconds(bearable)) if code else ""
+    return against_note(code, bearable) if code else ""
 
 
-def _placed_words(a: FleetPlans, trial: Trial) -> str:
-    """A fleet, and where it runs where there are several clusters."""
+def placed_words(a: FleetPlans, trial: Trial) -> str:
+    """Return a fleet, and where it runs where there are several clusters."""
     return gpu_words(trial) + (f" on {trial.layout.question.cluster.key}" if len(a.questions) > 1 else "")
 
 
@@ -153,7 +165,7 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
     other = min([trial for trial in a.plans if not _unchecked(trial)] or a.plans, key=_full_load_usd)
     if _full_load_usd(other) * (1 + margin(a.question)) < _full_load_usd(best):  # less than that is not known
         usd = f"${million(_full_load_usd(other))} per million at {format_figure(other.full_rate)} requests/s"
-        yield f"at full load {_placed_words(a, other)} would cost less: {usd}"
+        yield f"at full load {placed_words(a, other)} would cost less: {usd}"
 
 
 def _full_load_usd(trial: Trial) -> float:
@@ -163,7 +175,7 @@ def _full_load_usd(trial: Trial) -> float:
 
 def gpu_words(trial: Trial) -> str:
     """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
-    return f"{plural(trial.gpus, 'GPU')} = {words(trial.layout, *trial.size)}"
+    return f"{plural(trial.gpus, 'GPU')} = {layout_words(trial.layout, *trial.size)}"
 
 
 def _range(trial: Trial, name: str) -> str:
@@ -175,7 +187,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
     limits = dict.fromkeys((*(name for name, _ in slo), *SHOWN))
     columns = {
         "": places(range(len(rows)), a.recommended if rows is a.plans else None),
-        "plan": [words(t.layout, *t.size) for t in rows],
+        "plan": [layout_words(t.layout, *t.size) for t in rows],
         **({"cluster": [t.layout.question.cluster.key for t in rows]} if len(a.questions) > 1 else {}),
     }
     for name in limits:
@@ -188,8 +200,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
 
 
 def _nothing_words(a: FleetPlans) -> str:
-    wanted = ", or ".join(a.would_take)
-    takes = f" It would take {wanted}." if wanted else ""
+    takes = words("would-take", remedies=list(a.would_take)) if a.would_take else ""
     if not a.near:
         slow = any(lost.slow for lost in a.rejected)
         why = "meets the limits: they are below what a request takes with no load" if slow else "fits in memory"
@@ -208,7 +219,7 @@ def _notes(a: FleetPlans) -> Remarks:
     )
     part = "; a few replicas of large fleets are simulated, with their share of the requests" * any(t.sampled for t in a.plans)
     counted = f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} were simulated with {each}"
-    said, details = price_notes(a.questions), [f"{counted}; all got the same requests (--seed){part}"]
+    said, details = list[str](price_notes(a.questions)), [f"{counted}; all got the same requests (--seed){part}"]
     known = any(other.goal.usd_per_gpu_hour for other in a.questions)
     chips = listed(a.unpriced)
     without = f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
@@ -227,7 +238,7 @@ def _notes(a: FleetPlans) -> Remarks:
 
 def fleets_document(a: FleetPlans) -> Record:
     q, (counted, warmup) = a.question, a.requests_per_run
-    sentences = [fleet_sentence(a), *(f"{line[0].upper()}{line[1:]}." for line in fleet_reasons(a))] if a.plans else []
+    sentences = [fleet_sentence(a), *map(opening, fleet_reasons(a))] if a.plans else []
     return document(
         "plan-fleet",
         q,

@@ -5,26 +5,28 @@ from collections.abc import Sequence
 from commtax.planner.money import COUNTED, MONTH_H, YEAR_H, Money, plan_money
 from commtax.question import Question
 from commtax.report.figures import million
+from commtax.statement import Note
 from commtax.units import format_money, plural
+from commtax.words import words
 
 COUNTS = dict(zip(COUNTED, ("output tokens", "tokens, input and output"), strict=True))
 OTHER = dict(zip(COUNTED, ("--cost-of total counts input too", "--cost-of output counts output alone"), strict=True))
 
 
-def price_notes(put: Sequence[Question]) -> list[str]:
-    """What a GPU-hour costs on each cluster and who says so, or what to say where nobody does."""
+def price_notes(put: Sequence[Question]) -> list[Note]:
+    """Return the price of a GPU-hour on each cluster and its source, or the option that sets it where none is known."""
     missing = ",".join(f"{q.goal.usd_per_gpu_hour or 2.5:g}" for q in put)
     return list(dict.fromkeys(_price_note(q, missing) for q in put))
 
 
-def _price_note(q: Question, missing: str) -> str:
+def _price_note(q: Question, missing: str) -> Note:
     price, chip = q.goal.usd_per_gpu_hour, q.cluster.chip
     if not price:
-        return f"no price is known for {chip.key}: --price {missing}"
+        return words("price-unknown", chip=chip.key, missing=missing)
     known = chip.sources.get("usd_per_gpu_hour") if price == chip.usd_per_gpu_hour else None
-    source = f"catalogue price of {known.date}; --price changes it" if known else "as given"
+    source = words("price-catalogued", date=str(known.date)) if known else "as given"
     cents = f"{price:,.2f}" if price == round(price, 2) else f"{price:,g}"
-    return f"{chip.key}: ${cents} per GPU-hour ({source})"
+    return words("price", chip=chip.key, usd=cents, source=source)
 
 
 def counted_note(q: Question) -> str:
@@ -50,7 +52,7 @@ def _pools(q: Question) -> list[Question]:
 
 def plan_notes(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> list[str]:
     """What a plan in a closed loop costs, ``prompting`` of whose GPUs compute prompts alone."""
-    m, notes = plan_money(q, gpus, output_tokens_per_s, prompting), price_notes(_pools(q) if len(q.places) > 1 else [q])
+    m, notes = plan_money(q, gpus, output_tokens_per_s, prompting), list[str](price_notes(_pools(q) if len(q.places) > 1 else [q]))
     if not m.usd_per_hour:
         return [f"{'; '.join(notes)}; plans are ranked by tokens/s per GPU"] if q.goal.objective == "cost" else notes
     tokens = f"${million(m.usd_per_million_tokens)} per million {COUNTS[q.goal.cost_of]} at this load"

@@ -83,8 +83,8 @@ def _grid(console: Console, t: Timeline) -> None:
             console.print(row)
     legend = Sketch("by the last digit of the microbatch: ", style="dim")
     for index in sorted(set(t.kind.tolist())):
-        signs, style, _ = KINDS[t.kinds[index]]
-        legend.append(f"{signs}, ", style=style)
+        signs, name, style, _ = KINDS[t.kinds[index]]
+        legend.append(f"{signs} {name}, ", style=style)
     console.print(legend.append("· idle", style="dim"))
 
 
@@ -98,7 +98,7 @@ def _cells(t: Timeline, rank: int, unit: float, shown: int) -> list[tuple[str, s
         digit = int(numbers[i]) % 10
         sign = {"F": str(digit), "W": "w", "F&B": "ABCDEFGHIJ"[digit]}.get(kind, "abcdefghij"[digit])
         for column in range(first, min(max(last, first + 1), shown)):
-            cells[column] = (sign, KINDS[kind][1])
+            cells[column] = (sign, KINDS[kind][2])
     return cells
 
 
@@ -116,7 +116,7 @@ def pipeline_document(ran: PipelineRun) -> Record:
 
 def pipeline_rows(ran: PipelineRun) -> list[Record]:
     """One row for each pass of a microbatch on a rank, in words."""
-    t, words = ran.timeline, {kind: said.split(" ", 1)[1] for kind, (said, *_) in KINDS.items()}
+    t, words = ran.timeline, {kind: name for kind, (_, name, *_) in KINDS.items()}
     columns = zip(t.lane, t.kind, np.asarray(t.number), t.start_s, t.end_s, strict=True)
     return [
         {"rank": t.lanes[lane], "pass": words[t.kinds[kind]], "microbatch": number, "start": start, "end": end}
@@ -142,7 +142,7 @@ def to_svg(t: Timeline, ground: str = "white") -> str:
         x, width = left + float(t.start_s[i] - t.begin_s) * scale, float(t.end_s[i] - t.start_s[i]) * scale
         y, name = int(t.lane[i]) * high + 2, t.name[i].replace("&", "&amp;")
         box = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{high - 4}"'
-        parts.append(f'<rect {box} fill="{KINDS[t.kinds[int(t.kind[i])]][2]}" stroke="white" stroke-width="0.5"/>')
+        parts.append(f'<rect {box} fill="{KINDS[t.kinds[int(t.kind[i])]][3]}" stroke="white" stroke-width="0.5"/>')
         if width > 7 * len(t.name[i]):
             parts.append(f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle">{name}</text>')
     legend = f"0 to {t.span_s:g} time units; F forward, B input gradient, W weight gradient; empty: idle"
@@ -187,10 +187,9 @@ def plot_pipeline(ran: PipelineRun, path: Path | None) -> Figure:
         axes = figure.subplots()
         for code, kind in enumerate(t.kinds):
             mine = [i for i in range(len(t.lane)) if int(t.kind[i]) == code]
-            words, _, colour = KINDS[kind]
+            _, label, _, colour = KINDS[kind]
             left, width = [float(t.start_s[i]) for i in mine], [float(t.end_s[i] - t.start_s[i]) for i in mine]
             if mine:
-                label = words.split(" ", 1)[1]
                 axes.barh(
                     [int(t.lane[i]) for i in mine], width, left=left, color=colour, label=label, edgecolor="white", linewidth=0.4
                 )

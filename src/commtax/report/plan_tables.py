@@ -11,7 +11,7 @@ from commtax.judgement.leading import latest_first_token_s
 from commtax.planner import ranking
 from commtax.planner.columns import ColumnTable, ServingColumns, ServingPlans, TrainColumns, TrainPlans, request_s
 from commtax.planner.money import plan_money, training_money
-from commtax.planner.reasons import AGAINST, against_codes, dtype_words
+from commtax.planner.reasons import against_codes, against_note, dtype_words
 from commtax.planner.training_search import BUDGET
 from commtax.report.documents import Record, facts, record
 from commtax.report.drawing import Console
@@ -19,7 +19,9 @@ from commtax.report.figures import figure_table
 from commtax.report.money import price_notes
 from commtax.report.tables import Remarks, say, show_table
 from commtax.spec import Number
-from commtax.units import format_bytes, format_seconds, format_tokens, plural
+from commtax.statement import Note
+from commtax.units import format_bytes, format_tokens, plural
+from commtax.words import words
 
 MARK, OTHER_MARK = "◆", "◇"  # of the recommended plan, in tables and in the picture of the front
 NEAREST = 5  # plans that are shown where none is good
@@ -75,16 +77,16 @@ def show_ranked(
 
 def behind_notes(
     listed: Sequence[tuple[ServingPlans, ServingColumns, int]], worths: Sequence[float], at: Sequence[int]
-) -> Iterator[str]:
-    """Which plans, ``at`` places of a ranking, stand behind others with worse figures, and why; ``worths``: what ranks them."""
-    found, least = dict[str, list[str]](), inf
+) -> Iterator[Note]:
+    """Yield which plans, ``at`` places of a ranking, stand behind others with worse figures, and why; ``worths`` rank them."""
+    found, least = dict[Note, list[str]](), inf
     for place, (a, rows, i), worth in zip(at, listed, worths, strict=True):
         for code in against_codes(a.question, rows, i) if worth > least else ():
-            found.setdefault(AGAINST[code].format(format_seconds(latest_first_token_s(a.question))), []).append(str(place))
+            found.setdefault(against_note(code, latest_first_token_s(a.question)), []).append(str(place))
         least = min(least, worth)
     for why, behind in found.items():
         named = f"plans {', '.join(behind[:-1])} and {behind[-1]} rank" if behind[1:] else f"plan {behind[0]} ranks"
-        yield f"{named} behind plans with worse figures, since {why}"
+        yield words("rank-behind", plans=named, against=why)
 
 
 class RowValues:
@@ -238,6 +240,6 @@ def run_words(a: TrainPlans) -> str:
     return format_tokens(a.question.goal.train_tokens)
 
 
-def run_notes(a: TrainPlans) -> list[str]:
-    run = f"time and dollars are those of {run_words(a)} tokens (--tokens), of steps without a pause"
-    return [f"{run}; {'; '.join(price_notes([a.question]))}"]
+def run_notes(a: TrainPlans) -> list[Note]:
+    """Return the run that time and dollars are of, and the price of a GPU-hour."""
+    return [words("run-tokens", tokens=run_words(a), prices=price_notes([a.question]))]

@@ -28,7 +28,7 @@ from commtax.planner.money import asks_for_dollars
 from commtax.planner.pool_use import pool_words
 from commtax.planner.ranking import FAMILY, KINDS, kinds
 from commtax.planner.reasons import (
-    SAID,
+    TITLES,
     against_codes,
     against_words,
     delivers,
@@ -69,6 +69,7 @@ from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.disaggregation import UNCHECKED
 from commtax.verbs.loads import lengths_note
 from commtax.verbs.settling import link_notes
+from commtax.words import inside, opening, words
 
 WIDTH, HEIGHT, EDGE = 60, 10, 10  # signs of the picture at most, and of the figures at its left
 HEAD = "Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right)"
@@ -134,7 +135,8 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
     first = range(min(top, len(a.plans)))
     behind = behind_notes([(a, a.plans, i) for i in first], objective_value(q, a.plans)[:top].tolist(), [i + 1 for i in first])
-    told = [note for note in served.notes if note.code == "own-limits" and not any(str(note) in line for line in a.why)]
+    given = [note for line in a.why for note in inside(line)]
+    told = [note for note in served.notes if note.code == "own-limits" and note not in given]
     told += [note for note in served.notes if note.code in LEFT_OUT]
     lengths, links = lengths_note(q), link_notes(served.question)
     said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
@@ -153,7 +155,7 @@ def question_words(a: Plans) -> str:
     return f"{', '.join([length_words(a.question), *limit_words(a.question)])}; goal: {WANTED[a.question.goal.objective]}"
 
 
-def limit_words(q: Question, names: Callable[[str], str] = SAID.__getitem__) -> list[str]:
+def limit_words(q: Question, names: Callable[[str], str] = TITLES.__getitem__) -> list[str]:
     """Each limit, and how likely it has to be met."""
     limits = [f"{names(name)} <= {format_seconds(limit)}" for name, limit in (*q.goal.times, *q.goal.slo)]
     each = "each " * (len(limits) > 1)
@@ -187,7 +189,7 @@ def nothing_words(a: Plans) -> list[str]:
     if not len(a.near):
         return ["No plan fits in memory.", *takes]
     near, wish = a.near, percent(a.question.goal.confidence)
-    broken = [odds(a, near, 0, name) for name in missed_times(a.question, near, dict.fromkeys(SAID, 0))]
+    broken = [odds(a, near, 0, name) for name in missed_times(a.question, near, dict.fromkeys(TITLES, 0))]
     by_half = "; by the central prediction (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
     head = f"No plan is {wish} likely to meet the limits{by_half}"
     return [f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", *takes]
@@ -347,7 +349,6 @@ def _engine_key(a: TrainPlans) -> str:
 
 
 MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point that counts nothing but the objective is called
-OPEN = "No limit is given (--ttft, --tpot), so the answer depends on who waits."
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
@@ -392,20 +393,20 @@ def simpler_sentence(a: ServingPlans) -> str:
         return gives
     error = ratio_error(q, pools=True)
     doubt = f"{UNCHECKED} both" if isinf(error) else f"predictions of two pools against one err by {percent(error)}: measure both"
-    return f"{gives} {doubt[0].upper()}{doubt[1:]}."
+    return f"{gives} {opening(doubt)}"
 
 
 def point_lines(a: ServingPlans) -> list[str]:
     """What the point to start from gives, what is simpler, and what to beware of."""
     rows, own = a.answered
     gives = f"{delivers(replace(a, plans=rows), own)}."
-    beware = (f"{line[0].upper()}{line[1:]}." for line in (*alone_words(a), *pool_words(a, rows, own)))
+    beware = map(opening, (*alone_words(a), *pool_words(a, rows, own)))
     return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
 
 
 def show_points(console: Console, a: ServingPlans) -> None:
     """The answer where nothing is limited: a row for each point, and when it is the one to choose."""
-    for line in (OPEN, start_sentence(a)):
+    for line in (words("no-limit"), start_sentence(a)):
         say(console, line, ANSWER)
     for line in point_lines(a):
         say(console, f"  {line}")

@@ -1,6 +1,6 @@
 """Plans of several clusters ranked together, for a terminal and as a document; each cluster's own answer stands in the document."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from commtax.judgement.margins import is_close, ranges_overlap
 from commtax.planner.columns import ServingColumns
@@ -21,11 +21,13 @@ from commtax.report.plan_tables import (
     served_things,
     show_ranked,
 )
-from commtax.report.planning import DEFINITION, OPEN, WANTED, limit_words, plans_document
+from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document
 from commtax.report.plots import BarRow
 from commtax.report.tables import ANSWER, length_words, model_words, name_and_gpus, notes, say
+from commtax.statement import Note
 from commtax.units import format_seconds, listed, plural
 from commtax.verbs.loads import lengths_note
+from commtax.words import words
 
 RANKED = WANTED | {"tokens": "most tokens/s per GPU"}
 UNITS = {
@@ -36,16 +38,17 @@ UNITS = {
     "tokens": "tokens/s per GPU",
 }
 """What the figures that rank plans are of."""
-WAITED, UNWAITED = "When users wait", "When nobody waits"
+WAITED, UNWAITED = "users wait", "nobody waits"
+"""For whom a cluster is recommended where nothing is limited."""
 
 
 def show_several(console: Console, a: SeveralPlans, top: int) -> None:
     """The sentence first: what to run, where, and what it costs."""
     q = a.answers[0].question
     if a.waited:
-        say(console, OPEN, ANSWER)
-        _say_recommended(console, a.waited, WAITED, waiting_why(a.waited))
-        _say_recommended(console, a, UNWAITED, reasons_between(a))
+        say(console, words("no-limit"), ANSWER)
+        _say_recommended(console, a.waited, f"When {WAITED}", waiting_why(a.waited))
+        _say_recommended(console, a, f"When {UNWAITED}", reasons_between(a))
     elif a.best and a.recommended:
         _say_recommended(console, a, several_role(a), reasons_between(a))
     for line in clusters_without_plans(a):
@@ -78,22 +81,29 @@ def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable
         say(console, f"  {line}")
 
 
-def speed_words(waited: SeveralPlans) -> str:
-    """The limits that clusters are compared at where nobody gives any."""
-    limits = ", ".join(limit_words(waited.answers[0].question))
-    return f"at one speed, which the balanced plan of each cluster reaches: {limits} (--ttft and --tpot set another)"
+def speed_words(waited: SeveralPlans) -> Note:
+    """Return the limits that clusters are compared at where none are given."""
+    return words("one-speed", limits=", ".join(limit_words(waited.answers[0].question)))
 
 
 def several_sentence(one: RankedPlan) -> str:
+    """Return a plan, its cluster, its load and its cost."""
+    return f"{'; '.join((ranked_words(one), *ranked_figures(one)))}."
+
+
+def ranked_words(one: RankedPlan) -> str:
+    """Return a plan and its cluster."""
+    rows, q = one.answer.plans, one.answer.question
+    return f"{one.answer.gpu_words(rows, one.row)}{dtype_words(q, int(rows.dtype[one.row]))} on {q.cluster.key}"
+
+
+def ranked_figures(one: RankedPlan) -> Iterator[str]:
+    """Yield a plan's load, and its cost where a price is known."""
     rows, i, m = one.answer.plans, one.row, one.money
-    q = one.answer.question
-    load = f"{plural(int(rows.concurrency[i]), 'client')} at once, {rows.tokens_per_s[i]:,.0f} tokens/s"
-    usd = ""
+    yield f"{plural(int(rows.concurrency[i]), 'client')} at once, {rows.tokens_per_s[i]:,.0f} tokens/s"
     if m.usd_per_hour:
         each = _figure_words(one, "cost")
-        usd = f"; {fleet_cost_words(m)}, {each} per million {COUNTS[q.goal.cost_of]}"
-    words = one.answer.gpu_words(rows, i) + dtype_words(q, int(rows.dtype[i]))
-    return f"{words} on {q.cluster.key}; {load}{usd}."
+        yield f"{fleet_cost_words(m)}, {each} per million {COUNTS[one.answer.question.goal.cost_of]}"
 
 
 def reasons_between(a: SeveralPlans) -> Iterator[str]:
@@ -107,14 +117,14 @@ def reasons_between(a: SeveralPlans) -> Iterator[str]:
         figure = f"{_figure_words(best, a.objective)} {UNITS[a.objective]}"
         first = f"the best{among_words(_passed_over_codes(a))} is {_placed_words(best)}: {figure}"
         pools = len({int(one.answer.plans.mode[one.row]) for one in (best, own)}) > 1
-        yield f"{first}, {doubt_words(best.answer.question, pools)}"
+        yield words("doubted", lead=first, doubt=doubt_words(best.answer.question, pools))
     if (ahead := a.passed_over) and not is_close(
         q := ahead.answer.question, own.deciding(a.objective)[0] / ahead.deciding(a.objective)[0]
     ):
         beaten = ahead.answer.plans
         rows = ServingColumns.joined([beaten, own.answer.plans.take(slice(own.row, own.row + 1))])
         figure = f"{_figure_words(ahead, a.objective)} {UNITS[a.objective]}{longer_times(rows, 0, 1)}"
-        yield f"{_placed_words(ahead)} is predicted at {figure}, but {against_words(q, beaten)}"
+        yield words("passed-over", plan=_placed_words(ahead), lead=f"at {figure}", against=against_words(q, beaten))
     for other in a.beside:
         told = "" if a.objective == "cost" else f"{_figure_words(own, a.objective)} {UNITS[a.objective]} "  # the answer has dollars
         there = f"{_placed_words(other, 'recommended')}{_best_there(a, other)}"
@@ -130,8 +140,7 @@ def _best_there(a: SeveralPlans, other: RankedPlan) -> str:
     first = next(one for one in a.plans if one.answer is other.answer)
     if same_plan(first, other) or (a.best and same_plan(first, a.best)):
         return ""
-    figure, words = _figure_words(first, a.objective).partition(" (")[0], first.answer.workers(first.answer.plans, first.row)
-    return f" (the best there: {figure} with {words})"
+    return f" (the best there: {_figure(first, a.objective)} with {first.answer.workers(first.answer.plans, first.row)})"
 
 
 def _placed_words(one: RankedPlan, chosen: str = "") -> str:
@@ -141,17 +150,24 @@ def _placed_words(one: RankedPlan, chosen: str = "") -> str:
 
 
 def _figure_words(one: RankedPlan, objective: str) -> str:
-    """What an objective ranks by, with its range: ``$0.30 (0.24 to 0.38)``."""
-    figure, *ends = one.deciding(objective)
+    """Return the figure that an objective ranks by, with its range: ``$0.30 (0.24 to 0.38)``."""
+    counted = objective == "gpus" or (objective == "cost" and one.money.usd_per_million_tokens is None)
+    low, high = (RANKING.get(objective, "{:,.0f}".format)(end) for end in one.deciding(objective)[1:])
+    return _figure(one, objective) if counted else f"{_figure(one, objective)} ({low} to {high})"
+
+
+RANKING: Mapping[str, Callable[[float], str]] = {"latency": format_seconds, "cost": million}
+"""How the figure of an objective is written, where not as a whole number."""
+
+
+def _figure(one: RankedPlan, objective: str) -> str:
+    """Return the figure that an objective ranks by."""
+    figure = one.deciding(objective)[0]
     if objective == "gpus":
         return plural(int(figure), "GPU")
-    if objective == "latency":
-        return "{} ({} to {})".format(*(format_seconds(seconds) for seconds in (figure, *ends)))
     if objective == "cost" and one.money.usd_per_million_tokens is None:
         return "no known price"
-    if objective == "cost":
-        return "${} ({} to {})".format(*(million(usd) for usd in (figure, *ends)))
-    return "{:,.0f} ({:,.0f} to {:,.0f})".format(figure, *ends)
+    return "$" * (objective == "cost") + RANKING.get(objective, "{:,.0f}".format)(figure)
 
 
 def _why_words(own: RankedPlan, other: RankedPlan, objective: str) -> str:
@@ -182,16 +198,16 @@ def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
     show_ranked(console, columns | cells, gpus_of(listed), table.spare_headings(), aim=aim)
 
 
-def clusters_without_plans(a: SeveralPlans) -> Iterator[str]:
-    """Clusters on which nothing is good, and what would have to change; the same of several is said once."""
-    said: dict[str, list[str]] = {}
+def clusters_without_plans(a: SeveralPlans) -> Iterator[Note]:
+    """Yield the clusters on which no plan is good, and what would have to change, once for those that lack the same."""
+    lacking: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for answer in a.answers:
         if not len(answer.plans):
-            why = "no plan meets the limits" if len(answer.near) else "no plan fits in memory"
-            takes = f"; it would take {', or '.join(answer.would_take)}" if answer.would_take else ""
-            said.setdefault(f"{why}{takes}.", []).append(answer.question.cluster.key)
-    for sentence, named in said.items():
-        yield f"{listed(named)}: {sentence}"
+            lacking.setdefault((len(answer.near) > 0, answer.would_take), []).append(answer.question.cluster.key)
+    for (fits, remedies), clusters in lacking.items():
+        takes = words("takes", remedies=list(remedies)) if remedies else ""
+        why = "no plan meets the limits" if fits else "no plan fits in memory"
+        yield words("cluster-without", clusters=listed(clusters), why=why, takes=takes)
 
 
 def _notes(a: SeveralPlans, top: int) -> list[str]:

@@ -27,6 +27,7 @@ class Rule:
     text: str
     argument: str = ""
     of: str = ""  # the field of the question whose value stands before the text
+    subject: str = ""  # other words that stand there
     nearest: tuple[float | str, ...] = ()
     near: str = ""  # the fact that has the nearest values, where they are not always the same
     kind: str = ""  # as in ``statement``
@@ -43,11 +44,12 @@ def refusal(code: str, q: Question, **facts: object) -> Refusal:
     """Return the refusal of a rule. Its text may name parts of the question and further facts; lists are joined by commas."""
     rule, parts = _rule(code), {"q": q, "p": q.plan, "m": q.model, "e": q.engine, "t": q.techniques, "chip": q.cluster.chip}
     words = {name: ", ".join(map(str, fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
-    text, argument = rule.text.format(**parts, **words), rule.argument.format(**words)
+    text, subject = (part.format(**parts, **words) for part in (rule.text, rule.subject))
+    argument = rule.argument.format(**words)
     near = facts[rule.near] if rule.near else rule.nearest
     assert isinstance(near, Sequence)
     if not rule.of:
-        return Refusal(text, argument, near, rule.kind)
+        return Refusal(text, argument, near, rule.kind, subject)
     return Refusal.of(text, near, **{argument or rule.of.rpartition(".")[2]: attrgetter(rule.of)(q)}).as_kind(rule.kind)
 
 

@@ -315,7 +315,7 @@ def check(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spe
     if rule.copies and (copies := case.copies):
         hint += f"; {' or '.join(map(str, copies))} redundant experts would do"
         axis, near = (axis, near) if near else ("redundant_experts", copies)
-    raise Refusal(f"{rule.name}: {rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near)
+    raise Refusal(f"{rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near, subject=rule.name)
 
 
 def legal_values(axis: str, model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[int]:

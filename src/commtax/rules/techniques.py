@@ -196,9 +196,14 @@ def on_since(q: Question, key: str) -> str:
 
 
 def already_on(engine: Engine, since: str) -> str:
+    """Say that a technique is on, and why."""
+    return f"already on: {on_by_default(engine, since)}"
+
+
+def on_by_default(engine: Engine, since: str) -> str:
     """Say that an engine does this by itself, since a version or in all that are catalogued."""
     does = f"{engine.name} has done this by default since {since}" if since else f"{engine.name} does this by default"
-    return f"already on: {does}, and its measured times include it"
+    return f"{does}, and its measured times include it"
 
 
 def no_kernels(name: str, place: Cluster) -> Refusal:
@@ -206,7 +211,7 @@ def no_kernels(name: str, place: Cluster) -> Refusal:
     one = catalog.library(name)
     families = " and ".join(dict.fromkeys(family for row in one.path for family in row.families))
     rule = f"its kernels are for {families} chips only, not for {place.chip.key} over {place.intra.key}"
-    return Refusal(f"{one.key}: {rule}", "library", kind=OTHER_CHIPS)
+    return Refusal(rule, "library", kind=OTHER_CHIPS, subject=one.key)
 
 
 def check_spread(q: Question, name: str) -> None:

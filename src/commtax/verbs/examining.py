@@ -92,8 +92,9 @@ def timeline_of(o: RequestsInTime, most: int = MOST_SLICES) -> tuple[Timeline, i
     parts = [*_engine_logs(o.ran.engines, o.fleet.workers, "replica" if o.fleet.prompts is None else "decode worker")]
     if o.fleet.prompts:
         parts += _engine_logs(o.ran.prompt_engines, o.fleet.prompts, "prompt worker")
-    lanes = sorted({lane for _, names, _ in parts for lane in names}, key=lambda name: (len(name), name))
-    columns = [_columns(log, names, lanes) for log, names, _ in parts]
+    owners = {lane: owner for _, names, _, owner in parts for lane in names}
+    lanes = sorted(owners, key=lambda name: (len(name), name))
+    columns = [_columns(log, names, lanes) for log, names, _, _ in parts]
     begin, seconds, code, kind, label = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.argsort(begin, kind="stable")[:most]
     until = float(begin[order[-1]]) if len(order) else 0.0
@@ -105,19 +106,21 @@ def timeline_of(o: RequestsInTime, most: int = MOST_SLICES) -> tuple[Timeline, i
         tuple(label[order].tolist()),
         tuple(lanes),
         KINDS,
-        counters=tuple(counter for log, names, blocks in parts for counter in _counters(log, names, blocks, until)),
+        counters=tuple(counter for log, _, blocks, owner in parts for counter in _counters(log, owner, blocks, until)),
+        owners=tuple(owners[lane] for lane in lanes),
     )
     return shown, max(0, len(begin) - most)
 
 
-def _engine_logs(engines: list[Replica], workers: Workers, title: str) -> Iterator[tuple[Columns, list[str], int]]:
-    """Yield each engine's log, the name of its lane row by row, and the blocks of its cache."""
+def _engine_logs(engines: list[Replica], workers: Workers, title: str) -> Iterator[tuple[Columns, list[str], int, str]]:
+    """Yield each engine's log, the name of its lane row by row, the blocks of its cache, and its own name."""
     inner = "stage" if workers.stages > 1 else "rank"
     several = workers.stages > 1 or workers.ranks > 1
     for place, engine in enumerate(engines):
         log = figures.segments([engine])
-        names = [f"{title} {place}{f' {inner} {int(lane)}' if several else ''}" for lane in log["lane"]]
-        yield log, names, workers.rules.blocks
+        owner = f"{title} {place}"
+        names = [f"{owner}{f' {inner} {int(lane)}' if several else ''}" for lane in log["lane"]]
+        yield log, names, workers.rules.blocks, owner
 
 
 def _columns(log: Columns, names: list[str], lanes: list[str]) -> tuple[Array, ...]:
@@ -137,13 +140,13 @@ def _label(steps: int, decodes: int, tokens: int) -> str:
     return f"{plural(steps, 'step')}: {' + '.join(parts)}"
 
 
-def _counters(log: Columns, names: list[str], blocks: int, until: float) -> Iterator[Counter]:
+def _counters(log: Columns, owner: str, blocks: int, until: float) -> Iterator[Counter]:
     """Yield each engine's requests in the queue, and the share of its cache that is in use."""
     shown = log["begin_s"] <= until
     if shown.any():
-        owner = " ".join(names[0].split(" ")[: 3 if "worker" in names[0] else 2])
-        yield Counter(f"{owner}: waiting", log["begin_s"][shown], log["waiting"][shown])
-        yield Counter(f"{owner}: KV cache in use, %", log["begin_s"][shown], np.round(100 * (1 - log["free"][shown] / blocks), 2))
+        yield Counter(owner, "waiting", log["begin_s"][shown], log["waiting"][shown])
+        in_use = np.round(100 * (1 - log["free"][shown] / blocks), 2)
+        yield Counter(owner, "KV cache in use, %", log["begin_s"][shown], in_use)
 
 
 CAUSES = ("way", "slots", "cache", "prompts", "step", "own", "moved")

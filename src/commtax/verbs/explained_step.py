@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -301,7 +302,8 @@ class ExplainedStep:
         m, q = self.memory, self.bill.question
         needed = f"Does not fit in memory: each rank needs {format_bytes(m.used_bytes)} and has {format_bytes(m.capacity_bytes)}"
         if q.trains:
-            what, lacks, remedies = "It", f"{needed}, {USABLE:.0%} of it usable", list(train_holds(q).advice[:1])
+            what, lacks = "It", f"{needed}, {USABLE:.0%} of it usable"
+            remedies: Sequence[str] = train_holds(q).advice[:1]
         else:
             work, room = (int(q.batch), int(q.context) + 1), fit_of_step(q)
             remedies = plans_with_room(room, lambda judged: judged.holds(*work))

@@ -7,7 +7,7 @@ An engine starts only where its cache holds one request of ``max_model_len`` tok
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from operator import attrgetter
@@ -26,13 +26,14 @@ from commtax.question import Question
 from commtax.records import replace
 from commtax.rules.questions import longest_taken
 from commtax.spec import CACHE_SPLIT, SIZES, Cluster, Condition, Model, Number
-from commtax.statement import Note, Refusal
+from commtax.statement import Note, OptionValue, Refusal
 from commtax.units import format_bytes, plural
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fitting import Fit, candidates, holds, judge, judged_by_memory, largest_max_num_seqs, longest_request, screen
 from commtax.verbs.keywords import FitOptions
 from commtax.verbs.kv_caches import cache_tokens, full_length_requests, limits_of, most_seqs_to_start, needs_blocks_for_states
 from commtax.verbs.settling import AUTO_EP, Settled, resolve_question, settle
+from commtax.words import words
 
 
 def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[FitOptions]) -> Fit:
@@ -93,17 +94,17 @@ def with_limits(q: Settled, changes: Changes) -> Settled:
     return replace(changed, limits=limits_of(changed))
 
 
-def limit_flags(roomier: Fit, judged: Fit) -> str:
-    """Return the flags of the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
+def changed_limits(roomier: Fit, judged: Fit) -> list[OptionValue]:
+    """Return the limits in which two differ: ``--max-num-seqs 64 --gpu-memory-utilization 0.95``."""
     now, then = judged.question.limits, roomier.question.limits
     differ = (name for name in (SEQS, "max_num_batched_tokens", SHARE) if getattr(then, name) != getattr(now, name))
-    return " ".join(f"--{name.replace('_', '-')} {getattr(then, name):g}" for name in differ)
+    return [OptionValue(name.replace("_", "-"), f"{getattr(then, name):g}") for name in differ]
 
 
-def room_words(roomier: Fit, judged: Fit) -> str:
+def room_words(roomier: Fit, judged: Fit) -> Note:
     """Return what the caches of a replica hold with other engine limits, and as it is."""
-    each = "data-parallel rank" if judged.question.plan.dp > 1 else "replica"
-    return f"with {limit_flags(roomier, judged)}: {roomier.kv_tokens:,} KV tokens per {each} instead of {judged.kv_tokens:,}"
+    each, settings = "data-parallel rank" if judged.question.plan.dp > 1 else "replica", changed_limits(roomier, judged)
+    return words("room", settings=settings, roomier=roomier.kv_tokens, rank=each, tokens=judged.kv_tokens)
 
 
 def limit_costs(roomier: Fit, judged: Fit) -> str:
@@ -118,29 +119,35 @@ def limit_costs(roomier: Fit, judged: Fit) -> str:
     return "; ".join(costs)
 
 
-def _advice(failed: Fit) -> list[str]:
-    """Return the nearest changes that would make it fit, each tried, written as options to add to the command."""
+def _advise(settings: Sequence[OptionValue], why: str = "") -> Note:
+    """Return options to set, and why in brackets."""
+    return words("advice", settings=settings, why=f" ({why})" * bool(why))
+
+
+def _advice(failed: Fit) -> list[Note]:
+    """Return the nearest changes that would make it fit, each tried, as options to set."""
     q, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
-        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else plans_with_room(failed)
+        own = OptionValue("kv-cache-memory-bytes", f"{left:.0f}")
+        return [_advise([own], "what the chip has left")] if left > 0 else plans_with_room(failed)
     roomier = failed.roomier
-    changes = [limit_flags(roomier, failed)] if roomier and roomier.fits else []
+    changes = [_advise(changed_limits(roomier, failed))] if roomier and roomier.fits else []
     most = largest_max_num_seqs(failed)
-    seqs = f"--max-num-seqs {most}" if most < room.max_num_seqs else ""
+    seqs = [OptionValue("max-num-seqs", str(most))] if most < room.max_num_seqs else []
     if failed.stopped_by == SEQS:
-        changes.append(f"{seqs} (a block for the state of each)")
+        changes.append(_advise(seqs, "a block for the state of each"))
     elif longest := longest_request(failed):
-        changes.append(f"--max-model-len {longest}{f' {seqs}' if seqs else ''} (the longest request that fits as it is)")
+        changes.append(_advise([OptionValue("max-model-len", str(longest)), *seqs], "the longest request that fits as it is"))
     if not q.plan.weights_dtype and not q.model.quant:
         smaller = (dtype for dtype in ("fp8", "int4") if judge(q.vary(weights_dtype=dtype)).fits)
-        changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
+        changes += [_advise([OptionValue("dtype", dtype)], "smaller weights") for dtype in islice(smaller, 1)]
     if q.plan.kv_dtype != "fp8" and judge(q.vary(kv_dtype="fp8")).fits:
-        changes.append("--kv-dtype fp8")
+        changes.append(_advise([OptionValue("kv-dtype", "fp8")]))
     return changes + plans_with_room(failed)
 
 
-def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[str]:
+def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fits")) -> list[Note]:
     """Return the nearest plans with room: the same with split caches, and one of as many GPUs or more, as few as possible."""
     q, base, plan = failed.question, failed.question.cluster, failed.question.plan
     current, now, dp, spread = (plan.tp, plan.pp), int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
@@ -156,18 +163,19 @@ def plans_with_room(failed: Fit, enough: Callable[[Fit], bool] = attrgetter("fit
         ):
             if enough(judge(candidate)):
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
-                where = "" if place.key == base.key else f" --cluster {place.key}"
-                pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
-                return [*_split_caches(q, enough), f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
+                sizes = [OptionValue("tp", str(candidate.plan.tp))]
+                sizes += [OptionValue("pp", str(candidate.plan.pp))] if candidate.plan.pp != 1 or plan.pp != 1 else []
+                sizes += [OptionValue("cluster", place.key)] if place.key != base.key else []
+                return [*_split_caches(q, enough), _advise(sizes, plural(size * dp, "GPU"))]
     return _split_caches(q, enough)
 
 
-def _split_caches(q: Settled, enough: Callable[[Fit], bool]) -> list[str]:
+def _split_caches(q: Settled, enough: Callable[[Fit], bool]) -> list[Note]:
     """Return the fewest ranks of tp with room where they split each sequence's cache, which changes nothing else."""
     for text in () if q.requests.disaggregated else technique(CACHE_SPLIT).at_usual_values:
         with suppress(Refusal):
             if enough(judge(q.but(**changes_of(text)))):
-                return [f"--{text.replace('=', ' ')}"]
+                return [_advise([OptionValue(*text.split("="))])]
     return []
 
 
@@ -233,14 +241,12 @@ def why_it_does_not_start(q: Question) -> Note:
     return Note("", "")
 
 
-def lack_words(judged: Fit, kind: str = "") -> str:
+def lack_words(judged: Fit, kind: str = "") -> Note:
     """Describe what workers of a kind lack to start."""
     limits, name = judged.question.limits, judged.question.engine.name
     if judged.holds_one:
-        wanted = f"{name} wants one for the state of each of {limits.max_num_seqs:,} sequences (--max-num-seqs)"
-        return f"the cache{kind} has {judged.kv_blocks:,} blocks, and {wanted}"
-    short = f"each GPU{kind} is {format_bytes(judged.shortfall_bytes)} short"
-    return f"{short} even for one request of {limits.max_model_len:,.0f} tokens (--max-model-len)"
+        return words("lack-blocks", workers=kind, blocks=judged.kv_blocks, engine=name, seqs=limits.max_num_seqs)
+    return words("lack-bytes", workers=kind, short=judged.shortfall_bytes, length=limits.max_model_len)
 
 
 def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
@@ -251,9 +257,8 @@ def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
         return []
     allowed = {} if q.limits.max_num_seqs else {kind: max_num_seqs_to_start(workers) for kind, workers in pools_of(q).items()}
     most = " and ".join(f"{seqs}{kind}" for kind, seqs in allowed.items() if seqs)
-    refused = f"{q.engine.name} would not start with its own --max-num-seqs {q.engine.serves.max_seqs}"
-    why = f"it wants a block for the state of each; the figures hold with {most} or less"
-    return [*_length_notes(q, tokens), *([Note("own-limits", f"{refused}: {why}")] if most else [])]
+    lack = words("own-seqs", engine=q.engine.name, seqs=str(q.engine.serves.max_seqs))
+    return [*_length_notes(q, tokens), *([words("own-limits", lack=lack, limit=most)] if most else [])]
 
 
 def _length_notes(q: Question, tokens: Number) -> list[Note]:
@@ -267,7 +272,7 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
     length, name = f"the checkpoint's own {q.model.max_len:,} tokens", q.engine.name
     lacks = " and ".join(f"each GPU{kind} is {format_bytes(lack)} short" for kind, (_, lack) in short.items())
     verdict = f"{name} would not start with {length}" if q.engine.memory.refuses_to_start else f"{name} has no room for {length}"
-    return [Note("own-limits", f"{verdict}: {lacks}; the figures hold with --max-model-len {most} or less")]
+    return [words("own-limits", lack=f"{verdict}: {lacks}", limit=OptionValue("max-model-len", str(most)))]
 
 
 def max_num_seqs_to_start(workers: Question, wanted: int = 0) -> int:

@@ -158,9 +158,10 @@ def check_motion(q: Question) -> None:
     name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
     requested = carrier_of(q)
     if engine.key not in requested.connectors:
-        raise Refusal(f"{name}: {q.engine.name} does not have it", "technique", kind=OTHER_ENGINES)
+        raise Refusal(f"{q.engine.name} does not have it", "technique", kind=OTHER_ENGINES, subject=name)
     if requested.vendors and any(place.chip.vendor not in requested.vendors for place in q.places):
-        raise Refusal(f"{name}: runs only on chips of {', '.join(requested.vendors).upper()}", "technique", kind=OTHER_CHIPS)
+        rule = f"runs only on chips of {', '.join(requested.vendors).upper()}"
+        raise Refusal(rule, "technique", kind=OTHER_CHIPS, subject=name)
 
 
 def check_moving(q: Question) -> None:

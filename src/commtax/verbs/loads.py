@@ -27,6 +27,7 @@ from commtax.spec.stream import Lengths, RequestStream
 from commtax.statement import Note, Refusal
 from commtax.units import format_spread, plural
 from commtax.verbs.fitting import block_tokens
+from commtax.words import words
 
 MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
 MOST_RATE = 1e6  # requests/s
@@ -160,14 +161,8 @@ def lengths_note(q: Question) -> Note:
     """Return the note on the requests' lengths, and on what would change with others."""
     spread, longest = float(q.requests.spread), longest_taken(q)
     if spread < SPREAD and np.any((1 + spread) * q.requests.tokens + 2 >= longest):
-        text = (
-            f"lengths vary by {format_spread(spread)} only, so that none is longer than the {longest:,} tokens that a server takes"
-        )
-    elif spread:
-        text = f"lengths vary by {format_spread(spread)} (--spread 0 makes them equal, and clients then move in lockstep)"
-    else:
-        text = f"lengths are equal, so clients move in lockstep; --spread {SPREAD:g} lets them vary by ±{SPREAD:.0%}"
-    return Note("spread", text)
+        return words("lengths-short", spread=format_spread(spread), longest=longest)
+    return words("lengths-vary", spread=format_spread(spread)) if spread else words("lengths-equal", usual=SPREAD)
 
 
 def length_notes(q: Question, stream: RequestStream) -> Iterator[Note]:

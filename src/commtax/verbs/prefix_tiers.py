@@ -96,4 +96,4 @@ def check_weighed(q: Question) -> None:
     if q.techniques.kv_tier and not q.offered.prefix_hit_rate:
         note = prefix_note(q, float(np.max(q.context)))
         rule = f"{note}; simulate --prefix-cache SHARE prices such requests"
-        raise Refusal(f"kv-offload={q.techniques.kv_tier}: {rule}", "technique", kind=UNSAID)
+        raise Refusal(rule, "technique", kind=UNSAID, subject=f"kv-offload={q.techniques.kv_tier}")

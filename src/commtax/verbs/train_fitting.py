@@ -6,7 +6,7 @@ A run that is faster than its plan can be, or that ran and does not fit, was not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, product
 from typing import ClassVar, Literal, Unpack
@@ -19,15 +19,15 @@ from commtax.question import Changes
 from commtax.records import dataclass
 from commtax.rules import legality, values
 from commtax.spec import Cluster, Model
+from commtax.statement import Note, OptionValue
 from commtax.verbs.billing import USABLE, StepBill, price
 from commtax.verbs.fitting import check_memory
 from commtax.verbs.keywords import TrainFitOptions
 from commtax.verbs.settling import Settled, changed, resolve_question, settle
+from commtax.words import flags, settings_of, words
 
 MOST_ADVISED = 3
 RECOMPUTED = ("none", "selective", "full")
-Choice = tuple[str, Changes]  # an option as a command line has it, and what it changes
-UNCHANGED: Choice = ("", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,47 +83,38 @@ def train_judge(q: Settled) -> TrainFit:
     return TrainFit(q, training_memory(q.model, q.plan, q.step, q.engine), budget)
 
 
-def _advice(question: Settled) -> Iterator[str]:
+def _advice(question: Settled) -> Iterator[Note]:
+    """Yield the changes that would make it fit, the shortest steps first."""
     changes = _least_changes(question) or _with_more_gpus(question)
+    priced = sorted((float(price(q).step_s), flags(settings), q.plan.num_gpus, settings) for settings, q in changes)
     now = float(price(question).step_s)
-    for step_s, options, gpus in sorted((float(price(q).step_s), options, q.plan.num_gpus) for options, q in changes)[
-        :MOST_ADVISED
-    ]:
+    for step_s, _, gpus, settings in priced[:MOST_ADVISED]:
         more = f" on {gpus} GPUs" if gpus > question.plan.num_gpus else ""
-        yield f"{options} ({step_s / now - 1:+.0%} time{more})"
+        yield words("advice-training", settings=settings, time=f"{step_s / now - 1:+.0%} time", gpus=more)
 
 
-def _least_changes(q: Settled) -> list[tuple[str, Settled]]:
+def _least_changes(q: Settled) -> list[tuple[list[OptionValue], Settled]]:
     """Return all sets of options on the same GPUs with which it fits, and would not with a smaller change."""
     plan, micro = q.plan, int(q.micro_batch)
-    ladders: list[list[Choice]] = []
+    ladders: list[list[Changes]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
-        ladders.append([_choice(sequence_parallel=True)])
+        ladders.append([{"sequence_parallel": True}])
     further = RECOMPUTED[RECOMPUTED.index(plan.recompute) + 1 :] if plan.recompute in RECOMPUTED else RECOMPUTED[-1:]
-    ladders.append([_choice(recompute=kind) for kind in further])
+    ladders.append([{"recompute": kind} for kind in further])
     if plan.dp > 1:
-        ladders.append([_choice(zero=stage) for stage in range(plan.zero + 1, 4)])
+        ladders.append([{"zero": stage} for stage in range(plan.zero + 1, 4)])
     smaller = (micro >> halved for halved in range(1, micro.bit_length()))
-    ladders.append([_choice(micro_batch=size) for size in smaller])
-    ladders = [[UNCHANGED, *ladder] for ladder in ladders]
-    fitting: dict[tuple[int, ...], tuple[str, Settled]] = {}
+    ladders.append([{"micro_batch": size} for size in smaller])
+    ladders = [[{}, *ladder] for ladder in ladders]
+    fitting: dict[tuple[int, ...], tuple[list[OptionValue], Settled]] = {}
     for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
         if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in fitting):
             continue
-        chosen = [ladder[rung] for ladder, rung in zip(ladders, rungs, strict=True)]
-        other = _if_legal(q, {name: value for _, changes in chosen for name, value in changes.items()})
+        chosen = {name: value for ladder, rung in zip(ladders, rungs, strict=True) for name, value in ladder[rung].items()}
+        other = _if_legal(q, chosen)
         if other and train_judge(other).fits:
-            fitting[rungs] = " ".join(words for words, _ in chosen if words), other
+            fitting[rungs] = settings_of(chosen), other
     return list(fitting.values())
-
-
-def _choice(**changes: object) -> Choice:
-    """
-    >>> _choice(micro_batch=2)[0], _choice(sequence_parallel=True)[0]
-    ('--micro-batch 2', '--sequence-parallel')
-    """
-    words = (f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changes.items())
-    return " ".join(words), changes
 
 
 def _if_legal(q: Settled, changes: Changes) -> Settled | None:
@@ -133,7 +124,7 @@ def _if_legal(q: Settled, changes: Changes) -> Settled | None:
         return None  # this engine or these sizes cannot have it
 
 
-def _with_more_gpus(question: Settled) -> list[tuple[str, Settled]]:
+def _with_more_gpus(question: Settled) -> list[tuple[list[OptionValue], Settled]]:
     """Return wider tp, or the widest of a host and a pipeline: the fewest GPUs on which it fits, with what must change beside."""
     plan = question.plan
     degrees = legality.legal_values("tp", question.model, question.cluster, plan, question.engine)
@@ -143,14 +134,10 @@ def _with_more_gpus(question: Settled) -> list[tuple[str, Settled]]:
     sizes += [{"tp": widest, "pp": deep} for deep in range(2, room + 1) if question.model.num_layers % deep == 0]
     tried = ((size, larger) for size in sizes if (larger := _if_legal(question, size)))
     by_gpus = groupby(sorted(tried, key=lambda one: one[1].plan.num_gpus), key=lambda one: one[1].plan.num_gpus)
-    for _, same in by_gpus:
-        choices: list[tuple[str, Settled]] = []
-        for size, larger in same:
-            flags = [f"-{axis} {n}" for axis, n in size.items()]
-            choices += [(" ".join([*flags, *more.split()]), q) for more, q in _least_changes(larger)]
-        if choices:
-            return choices
-    return []
+    fitting = (
+        [([*settings_of(size), *more], q) for size, larger in same for more, q in _least_changes(larger)] for _, same in by_gpus
+    )
+    return next(filter(None, fitting), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,28 +173,27 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
     return [nearest, *([min(fitting, key=rank)] if fitting else [])]
 
 
-def _left_out(q: Settled) -> list[list[Choice]]:
+def _left_out(q: Settled) -> list[list[Changes]]:
     """Return the options that a plan left out, each with its possible values."""
     plan = q.plan
-    options: list[list[Choice]] = []
+    options: list[list[Changes]] = []
     if plan.tp > 1 and not plan.sequence_parallel:
-        options.append([UNCHANGED, _choice(sequence_parallel=True)])
+        options.append([{}, {"sequence_parallel": True}])
     if plan.dp > 1 and not plan.zero:
-        options.append([UNCHANGED, _choice(zero=1)])
+        options.append([{}, {"zero": 1}])
     if plan.pp > 1 and plan.schedule == "1f1b":
         chunks = sorted({2, -(-q.model.num_layers // int(plan.pp))} - {1})
-        spoken = [_choice(schedule="interleaved", chunks=n) for n in chunks]
-        options.append([UNCHANGED, *spoken])
+        options.append([{}, *({"schedule": "interleaved", "chunks": n} for n in chunks)])
     if plan.recompute == "none":
-        options.append([UNCHANGED, _choice(recompute="full")])
+        options.append([{}, {"recompute": "full"}])
     return options
 
 
-def _priced(q: Settled, left_out: list[list[Choice]], before: str = "") -> Iterator[CompletedPlan]:
+def _priced(q: Settled, left_out: list[list[Changes]], before: Sequence[OptionValue] = ()) -> Iterator[CompletedPlan]:
     """Price all of them together in every legal way, fewest first."""
     for chosen in sorted(product(*left_out), key=lambda choices: sum(map(bool, choices))):
-        options = " ".join(filter(None, [before, *(words for words, _ in chosen)]))
-        changes = {name: value for _, change in chosen for name, value in change.items()}
+        changes = {name: value for change in chosen for name, value in change.items()}
+        options = flags([*before, *settings_of(changes)])
         if not options:
             continue
         try:
@@ -227,4 +213,4 @@ def _of_other_engines(q: Settled) -> Iterator[CompletedPlan]:
             other = q.but(engine=engine, zero=engine.trains.zero, sequence_parallel=engine.trains.sequence_parallel)
         except ValueError:
             continue  # it cannot have these sizes
-        yield from _priced(other, [ways for ways in _left_out(other) if "--recompute" not in ways[-1][0]], f"--engine {name}")
+        yield from _priced(other, [ways for ways in _left_out(other) if "recompute" not in ways[-1]], [OptionValue("engine", name)])

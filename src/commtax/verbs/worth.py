@@ -8,7 +8,6 @@ what they share cancel) and from how far gains of such techniques were off where
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -42,22 +41,27 @@ from commtax.options import check_taken, options
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.rules.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
-from commtax.rules.techniques import check_spread, is_on_already, on_since
+from commtax.rules.techniques import check_spread, is_on_already, on_by_default, on_since
 from commtax.spec import Cluster, Model, Technique
-from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal
+from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal, rule_of
 from commtax.verbs import requests_weighed
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import price_closed_loop
-from commtax.verbs.fit_advice import check_lengths, limit_costs, limit_flags, limits_worth_changing, own_limits_notes, with_limits
+from commtax.verbs.fit_advice import (
+    changed_limits,
+    check_lengths,
+    limit_costs,
+    limits_worth_changing,
+    own_limits_notes,
+    with_limits,
+)
 from commtax.verbs.fitting import Fit, fit_of_step, holds, judge, judged_by_memory, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
 from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle
-
-ALREADY = re.compile(r"^(technique '[\w-]{1,60}': )?already on: ")
-"""What a refusal begins with that a sentence about the technique has said already."""
+from commtax.words import flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,8 @@ def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tupl
             version = on_since(bare, one.key) if own_kernel else one.always.get(bare.engine.key, "")
             name = bare.engine.name
             since = f"in {name} since {version}" if version else f"in every version of {name} known here"
-            return since, ALREADY.sub("", str(refused)), own_kernel and "library" not in changes
+            why = on_by_default(bare.engine, version) if own_kernel or version else str(refused)
+            return since, why, own_kernel and "library" not in changes
     return None
 
 
@@ -200,7 +205,8 @@ def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, floa
         return None
     roomier, served = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
     gains = {name: served[name] for name in FIGURES}
-    return SettingWorth(",".join(changes), limit_flags(roomier, judged), fits=True, cost=limit_costs(roomier, judged), **gains)
+    option = flags(changed_limits(roomier, judged))
+    return SettingWorth(",".join(changes), option, fits=True, cost=limit_costs(roomier, judged), **gains)
 
 
 def _flag(q: Question, name: str, value: object) -> str:
@@ -214,8 +220,6 @@ def _flag(q: Question, name: str, value: object) -> str:
 
 MOST_TOLD = 3  # gains that a bill tells of
 DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one drafter, and not of another
-NAMED = re.compile(r"^([\w ]{1,30} '[^']{1,60}'|[\w-]{1,30}(=[\w.:-]{1,60})?): ")
-"""What a refusal begins with that names its argument: the table says the technique already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,7 +512,7 @@ class Scale:
                 return TechniqueWorth(one, asked, flag, who_has(one, self.question.engine), ALREADY_ON if had else OTHER_ENGINES)
             return self._priced(TechniqueWorth(one, asked, flag), q)
         except ValueError as error:
-            return TechniqueWorth(one, asked, flag, NAMED.sub("", str(error)), getattr(error, "kind", ""))
+            return TechniqueWorth(one, asked, flag, rule_of(error), getattr(error, "kind", ""))
 
     def against(self, one: Technique, asked: str, changes: Mapping[str, object]) -> TechniqueWorth:
         """Weigh a technique that was requested explicitly, by all that it changes."""

@@ -1,11 +1,9 @@
 """Whether it fits, as the page asks: the plan of its controls, and what every other TP size of the cluster would leave."""
 
-import re
-
 from commtax.question import AS_IT_IS
 from commtax.report.documents import Record, Value
 from commtax.report.exact_bytes import fit_document, fit_words, held_parts, lack_sentence
-from commtax.report.view.state import State, arguments, command_line, refusal
+from commtax.report.view.state import State, arguments, command_line, on_page, refusal
 from commtax.verbs.fit_advice import add_advice
 from commtax.verbs.fitting import Fit, holds
 from commtax.verbs.settling import settle
@@ -32,27 +30,21 @@ def memory_answer(state: State) -> Record:
     return {
         **fit_document(judged),
         "sentence": f"{fit_words(judged)}{length}{lack}.",
-        "advised": [_plainly(line) for line in judged.advice],
-        "parts": [{"name": name, "nbytes": nbytes, "note": note} for name, nbytes, note in held_parts(judged)],
+        "advised": [on_page(line) for line in judged.advice],
+        "parts": _parts(judged),
         "capacity_bytes": float(judged.question.cluster.chip.visible_bytes),
         "sizes": [_size(state, tp) for tp in sorted(powers | {int(state["tp"])})],
         "command": command_line(state, "fit", *words),
     }
 
 
-def _plainly(advice: str) -> str:
-    """Options to add to a command, as words.
-
-    >>> _plainly("--dtype int4 (smaller weights)"), _plainly("-tp 2 -pp 2 (4 GPUs)")
-    ('weights in int4 (smaller weights)', 'TP 2 PP 2 (4 GPUs)')
-    """
-    sized = re.sub(r"(?<!\S)--?(tp|pp|dp|ep|d?cp) (\d+)", lambda found: f"{found[1].upper()} {found[2]}", advice)
-    named = (
-        sized.replace("--dtype ", "weights in ")
-        .replace("--kv-dtype ", "KV cache in ")
-        .replace("--max-model-len ", "requests of at most tokens: ")
-    )
-    return re.sub(r"--([a-z-]+)", lambda found: found[1].replace("-", " "), named)
+def _parts(judged: Fit | TrainFit) -> list[Record]:
+    """Return what a rank holds part by part, each with the part of the bar that it is drawn in."""
+    whole = len(judged.weights) if isinstance(judged, Fit) else 0  # these come first, and are one part of the bar
+    held = enumerate(held_parts(judged))
+    return [
+        {"name": name, "of": "weights" if i < whole else name, "nbytes": nbytes, "note": note} for i, (name, nbytes, note) in held
+    ]
 
 
 def _judge(state: State) -> Fit | TrainFit:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from commtax.catalog.techniques import changes_of
+from commtax.judgement.gains import GAINS, SAME
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.report.bills import why_view
 from commtax.report.documents import Record, Value
@@ -57,7 +58,9 @@ def _weighed(w: Worth) -> Record:
     """Techniques of a step, what each of them says in words, and the keys that turn it on beside those that are."""
     told = worth_document(w)
     told["weighed"] = [
-        worth_row(row) | {"words": pays_text(row, bool(w.swept)), "patch": None if row.refused else _patch(row.asked, w)}
+        worth_row(row)
+        | {"same": row.verdict == SAME, "gains": row.verdict == GAINS, "words": pays_text(row, bool(w.swept))}
+        | {"patch": None if row.refused else _patch(row.asked, w)}
         for row in w.rows
     ]
     return told

@@ -32,7 +32,7 @@ GOING = 429, problem("The server is being stopped; ask again when it runs.", "se
 def too_long(name: str) -> Written:
     """What is said instead of an answer that takes longer than the page waits."""
     rule = f"{name}: not answered within {limit_of(name):g} s on this machine"
-    return 422, problem(f"{rule}; choose a smaller cluster, or ask on the command line, which has no such limit", name, rule)
+    return 422, problem(f"{rule}; choose a smaller cluster, or ask on the command line, which has no such limit", name)
 
 
 @dataclass

@@ -10,9 +10,9 @@ from commtax.files import table
 from commtax.options import taken_by
 from commtax.report.documents import Record
 from commtax.report.requests import STATISTICS, TIMES, fleet_words, rate_words, sweep_document, tail_words
-from commtax.report.view.plan_table import page_words
 from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, command_line
 from commtax.sim.serving.figures import weighted_quantile
+from commtax.timeline import Counter
 from commtax.units import format_seconds
 from commtax.verbs import requests
 from commtax.verbs.examining import NEEDED, RequestSweep, Slo, question_at, sweep, timeline_of
@@ -90,29 +90,38 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
     where = " (the knee)" if knee else ""
     text = f"At {rate_words(rate)}{where}, {o.tokens_per_s:,.0f} output tokens/s.{overloaded}"
     shown, _ = timeline_of(o, SHOWN["most_slices"] * max(1, len(o.ran.engines) + len(o.ran.prompt_engines)))
-    first = " ".join(shown.lanes[0].split(" ")[: 3 if "worker" in shown.lanes[0] else 2]) if shown.lanes else ""
-    lanes = [i for i, lane in enumerate(shown.lanes) if lane == first or lane.startswith(f"{first} ")]
+    first = shown.owners[0] if shown.owners else ""
+    lanes = [i for i, owner in enumerate(shown.owners) if owner == first]
     own = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
     until = float(shown.end_s[own].max()) if len(own) else 0.0
     return {
         "rate": rate,
         "sentence": text,
-        "words": [page_words(line) for line in tail_words(o)],
+        "words": tail_words(o),
         "times": [_percentiles(o, metric, one["title"]) for metric, one in TIMES.items()],
         "histogram": histogram(*o.gaps),
         "timeline": {
             "engine": first,
-            "lanes": [shown.lanes[i] for i in lanes],
+            "lanes": [_lane_name(o, place, len(lanes)) for place in range(len(lanes))],
             "kinds": list(shown.kinds),
             "until_s": until,
             "slices": [_slice(shown.lane[i], lanes, shown.start_s[i], shown.end_s[i], shown.kind[i], shown.name[i]) for i in own],
-            "counters": [
-                {"name": c.name.partition(": ")[2], "at_s": c.at_s[c.at_s <= until], "values": c.value[c.at_s <= until]}
-                for c in shown.counters
-                if c.name.startswith(f"{first}:")
-            ],
+            "counters": [_counter(c, until) for c in shown.counters if c.owner == first],
         },
     }
+
+
+def _counter(counter: Counter, until: float) -> Record:
+    """Return a figure of an engine in time, up to a moment."""
+    seen = counter.at_s <= until
+    names = {"name": counter.figure, "short": SHOWN["counters"][counter.figure]}
+    return {**names, "at_s": counter.at_s[seen], "values": counter.value[seen]}
+
+
+def _lane_name(o: RequestsInTime, number: int, lanes: int) -> str:
+    """Return the name of one of an engine's lanes, beside the others of that engine."""
+    inner = "stage" if o.fleet.workers.stages > 1 else "rank"
+    return f"{inner} {number}" if lanes > 1 else "steps"
 
 
 def _percentiles(o: RequestsInTime, metric: str, name: str) -> Record:

@@ -16,7 +16,6 @@ from typing import Any
 import commtax
 from cli_run import Told, told_here
 from commtax import catalog
-from commtax.report.view.plan_table import page_words
 from commtax.units import format_seconds
 from commtax.verbs.comparing import parse_plan, replicas_in
 from commtax.web.answering import write_answer
@@ -249,7 +248,9 @@ def _rows_agree(page: dict[str, Any], document: dict[str, Any], told: Told) -> I
             continue
         yield from ((f"{role} {name}", *pair[1:]) for name, pair in zip(FIGURES, _same(one, other, *FIGURES), strict=True))
         yield f"rows that are {role}", [one["verdict"]], [r["name"] for r in page["table"]["rows"] if role in r["roles"]]
-    yield "why", [page_words(line) for line in document["why"] if line in document["why"][1:2]], page["why"][1:2]
+    own_words = {"(--confidence)": "(‘Limits hold’)"}  # the page names its control
+    why = [line.replace(flag, label) for line in document["why"][1:2] for flag, label in own_words.items()]
+    yield "why", why, page["why"][1:2]
     if own := document["recommended"]:
         yield "points that are recommended", [own["verdict"]], [point["name"] for point in page["front"] if point["best"]]
         yield "sentence", True, own["verdict"] in page["sentence"]

@@ -23,7 +23,6 @@ from commtax.report.manners import LISTED, Manner, bars, layer_drawing
 from commtax.report.money import page_note
 from commtax.report.plan_tables import run_notes, served_row, trained_row
 from commtax.report.planning import (
-    OPEN,
     plans_document,
     point_name,
     question_words,
@@ -37,17 +36,17 @@ from commtax.report.several_clusters import (
     UNWAITED,
     WAITED,
     clusters_without_plans,
+    ranked_figures,
     ranked_row,
+    ranked_words,
     reasons_between,
     several_document,
     several_role,
-    several_sentence,
     waiting_why,
 )
 from commtax.report.tables import sized_places
 from commtax.report.view.plan_table import (
     fleet_rows,
-    page_words,
     plan_table,
     roles,
     rows_of,
@@ -55,10 +54,12 @@ from commtax.report.view.plan_table import (
     trained_rows,
     unusual_sizes,
 )
+from commtax.report.view.state import on_page
 from commtax.spec import SERVING_AXES, SIZES
 from commtax.units import format_bytes, format_figure, format_seconds, plural
 from commtax.verbs.explained_step import layer_of
 from commtax.verbs.loads import lengths_note
+from commtax.words import words
 
 if TYPE_CHECKING:
     from commtax.report.plots import Figure
@@ -72,11 +73,11 @@ USER_AND_GPU = {"x_title": "tokens/s per user", "y_title": "tokens/s per GPU"}
 
 def serving_front(a: ServingPlans) -> Record:
     """What a user gets against what a GPU gives; the plans as a table, what is recommended and why."""
-    told, why = plans_document(a, TOP), [page_words(line) for line in a.why]
+    told, why = plans_document(a, TOP), [on_page(line) for line in a.why]
     if why:
         rows, own = a.plans, a.recommended
         usd = page_note(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
-        why = [*why, usd, page_words(str(lengths_note(a.question)))]
+        why = [*why, usd, on_page(lengths_note(a.question))]
     return {
         **told,
         "front": front_points(a),
@@ -93,11 +94,15 @@ def serving_front(a: ServingPlans) -> Record:
 
 def _serving_sentence(a: ServingPlans) -> str:
     if not len(a.plans):
-        wanted = f" It would take {', or '.join(a.would_take)}." if a.would_take else ""
         sure = percent(a.question.goal.confidence)
-        return (f"No plan is {sure} likely to meet the limits." if len(a.near) else NO_PLAN) + page_words(wanted)
-    start = page_words(f"{OPEN} {start_sentence(a)} ") if a.places else ""
+        return (f"No plan is {sure} likely to meet the limits." if len(a.near) else NO_PLAN) + _wanted(a.would_take)
+    start = f"{on_page(words('no-limit'))} {start_sentence(a)} " if a.places else ""
     return f"{start}{recommended_words(a)}: {a.why[0]}, {plural(int(a.plans.concurrency[a.recommended]), 'client')}."
+
+
+def _wanted(remedies: Sequence[str]) -> str:
+    """Return a sentence on what it would take; "" without any remedy."""
+    return on_page(words("would-take", remedies=list(remedies))) if remedies else ""
 
 
 def _ranked_rows(a: ServingPlans, told: Record) -> list[Record]:
@@ -124,7 +129,7 @@ def limit_marks(a: ServingPlans) -> list[Record]:
 
 def lost_rows(lost: Iterable[Rejected]) -> list[Record]:
     """Plans that lost, and why, in words of the page."""
-    return [{"family": one.family, "reason": page_words(one.reason)} for one in lost]
+    return [{"family": one.family, "reason": on_page(one.reason)} for one in lost]
 
 
 def several_front(s: SeveralPlans) -> Record:
@@ -135,15 +140,14 @@ def several_front(s: SeveralPlans) -> Record:
     named = [["recommended"] * _is_same(one, chosen) + ["best"] * _is_same(one, best) for one in listed]
     patches = [_placed_patch(one.answer, one.row) for one in listed]
     table = plan_table("serving", served_rows(plans, rows_of(told), named, patches))
-    name, *figures = several_sentence(chosen).split("; ", 1) if chosen else [""]
     lost = [
         replace(one, family=f"{one.family} on {a.question.cluster.key}") for a in s.answers for one in shorten_rejected(a.rejected)
     ]
     return {
         **told,
         "front": [point for a in s.answers for point in front_points(a, a.question.cluster.key, a is (chosen and chosen.answer))],
-        "why": [page_words(line) for line in (*_why_cluster(s, figures), *clusters_without_plans(s))],
-        "sentence": _several_words(s, name) if chosen else "No cluster has a plan that meets the limits.",
+        "why": [on_page(line) for line in (*_why_cluster(s), *clusters_without_plans(s))],
+        "sentence": _several_words(s, chosen) if chosen else "No cluster has a plan that meets the limits.",
         **USER_AND_GPU,
         "marks": limit_marks(s.answers[0]),
         "table": table,
@@ -153,20 +157,22 @@ def several_front(s: SeveralPlans) -> Record:
     }
 
 
-def _several_words(s: SeveralPlans, name: str) -> str:
-    """What to run; where nothing is limited, for those who wait and for work that nobody waits for."""
+def _several_words(s: SeveralPlans, chosen: RankedPlan) -> str:
+    """Return what to run; where nothing is limited, for users who wait and for work that nobody waits for."""
     if not s.waited or not s.waited.recommended:
-        return f"{several_role(s)}: {name}."
-    return page_words(f"{OPEN} {WAITED}: {several_sentence(s.waited.recommended).split('; ', 1)[0]}. {UNWAITED}: {name}.")
+        return f"{several_role(s)}: {ranked_words(chosen)}."
+    waited = ranked_words(s.waited.recommended)
+    return f"{on_page(words('no-limit'))} When {WAITED}: {waited}. When {UNWAITED}: {ranked_words(chosen)}."
 
 
-def _why_cluster(s: SeveralPlans, figures: list[str]) -> Iterator[str]:
-    """Its figures, why this cluster rather than another, then why this plan on it."""
+def _why_cluster(s: SeveralPlans) -> Iterator[str]:
+    """Yield the figures of the recommended plan, why this cluster rather than another, then why this plan on it."""
     if s.recommended:
         own, row = s.recommended
         name, *why = own.why
         told = set(passed_over_words(own, own.passed_over, own.plans.take(slice(row, row + 1))) if s.passed_over else ())
-        yield from (name, *figures, *reasons_between(s), *(line for line in why if line not in told))
+        figures = f"{'; '.join(ranked_figures(s.recommended))}."
+        yield from (name, figures, *reasons_between(s), *(line for line in why if line not in told))
 
 
 def _ways_to_run(s: SeveralPlans) -> Iterator[Record]:
@@ -177,7 +183,7 @@ def _ways_to_run(s: SeveralPlans) -> Iterator[Record]:
     for ranked, work, when, why in ways:
         if one := ranked.recommended:
             row = served_rows([one], [ranked_row(one)], [[]], [_placed_patch(one.answer, one.row)])[0]
-            told = page_words("; ".join([when.removeprefix("When "), *why]))
+            told = "; ".join([when, *map(on_page, why)])
             yield {"name": f"{one.answer.question.cluster.key} for {work}", "when": told, "row": row}
 
 
@@ -203,9 +209,7 @@ def fleet_front(f: FleetPlans) -> Record:
     """The smallest fleets for a rate: GPUs against the requests/s that they can answer."""
     told, several = fleets_document(f), len(f.questions) > 1
     rows = fleet_rows(f.plans, rows_of(told), f.recommended)
-    role, plan = fleet_sentence(f).removesuffix(".").split(": ", 1) if f.plans else ("", "")
-    why = [page_words(line) for line in fleet_reasons(f)] if f.plans else []
-    wanted = f" It would take {', or '.join(f.would_take)}." if f.would_take else ""
+    why = [on_page(line) for line in fleet_reasons(f)] if f.plans else []
     near = (
         f"No plan meets the limits. The nearest, {gpu_words(f.near[0])}, {obstacle(f.near[0])}."
         if f.near
@@ -216,7 +220,7 @@ def fleet_front(f: FleetPlans) -> Record:
         **told,
         "front": points,
         "why": why,
-        "sentence": f"{role}: {plan}." if f.plans else page_words(near + wanted),
+        "sentence": fleet_sentence(f) if f.plans else near + _wanted(f.would_take),
         "x_title": "requests/s that it can answer",
         "y_title": "GPUs",
         "marks": [{"axis": "x", "value": f.question.offered.request_rate, "text": "requested"}],
@@ -309,8 +313,8 @@ def training_front(a: TrainPlans) -> Record:
     return {
         **plans_document(a, TOP),
         "front": points,
-        "why": [page_words(line) for line in (*a.why, *(run_notes(a) if len(a.plans) else ()))],
-        "sentence": page_words(sentence),
+        "why": [on_page(line) for line in (*a.why, *(run_notes(a) if len(a.plans) else ()))],
+        "sentence": sentence,
         "x_title": "memory per GPU, GiB",
         "y_title": "MFU, %",
         "marks": [],

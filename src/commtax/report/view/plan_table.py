@@ -1,6 +1,5 @@
 """Plans as a table that a reader sorts: columns with titles and meanings, and a row for each plan with the state that it is."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -11,27 +10,16 @@ from commtax.planner import ranking
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.fleet_trials import Trial
-from commtax.planner.layouts import limit_name
+from commtax.planner.layouts import limit_parts
 from commtax.question import Question
 from commtax.report.documents import Record, Value
 from commtax.report.figures import FigureTable, figure_table
 from commtax.report.fleets import statistic_key
 from commtax.spec import SERVING_AXES
+from commtax.statement import rule_of
 
-EMIT = re.compile(r"^emit[^:]*: ")  # the command line's name for what is asked here
 Patch = Mapping[str, Value]
 SETUP: Mapping[str, Sequence[str]] = table("report/figures.toml")["setup"]
-FLAG = re.compile(r" \(--[a-z][^)]*\)|; --[a-z-]+[^;)]*(?=\))|; --[a-z]+ [^;]*$")
-"""A hint at an option of the command line, which a page has none of."""
-
-
-def page_words(text: str) -> str:
-    """A sentence without hints at options.
-
-    >>> page_words("70% likely to meet the limits, 65% required (--confidence)")
-    '70% likely to meet the limits, 65% required'
-    """
-    return FLAG.sub("", text)
 
 
 def rows_of(told: Record, key: str = "plans") -> list[Record]:
@@ -45,8 +33,8 @@ def roles(place: int, recommended: int) -> list[str]:
 def plan_table(name: str, rows: Sequence[Record], limits: Iterable[str] = ()) -> Record:
     """Columns that some row has a figure for, and the rows. ``limits`` are statistics that have columns of their own."""
     shown, columns = figure_table(name), list[Record]()
-    titles = {name: reversed(limit_name(name).split(" ", 1)) for name in limits if statistic_key(name) not in shown.page}
-    own = {statistic_key(name): ", ".join(title) for name, title in titles.items()}
+    titles = {name: ", ".join(reversed(limit_parts(name))) for name in limits if statistic_key(name) not in shown.page}
+    own = {statistic_key(name): title for name, title in titles.items()}
     for key in shown.page:
         for other, title in own.items() if key == "limited" else [(key, "")]:
             if any(cast("Record", row["values"]).get(other) is not None for row in rows):
@@ -143,5 +131,5 @@ def plan_launch(q: Question, copies: int = 1, prompts: int = 0) -> Record:
     try:
         made = start_commands(q, engine, copies, prompts)
     except ValueError as error:
-        why = EMIT.sub("", str(error))
+        why = rule_of(error)
     return {"launch": made.get("launch", ""), "launch_engine": engine, "launch_why": why, "benchmark": made.get("benchmark", "")}

@@ -28,11 +28,13 @@ from commtax.planner.serving_search import OBJECTIVES
 from commtax.question import AUTO, PHASES, Question
 from commtax.records import dataclass
 from commtax.report.documents import Value
+from commtax.rules.legality import RULES
 from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import CompareOptions
 from commtax.verbs.settling import resolve_question
 from commtax.verbs.slider_moves import MOST
+from commtax.words import spelled
 
 MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
@@ -61,6 +63,7 @@ class Key:
     words: tuple[str, ...] = ()
     length: int = 64
     pattern: str = ""
+    label: str = ""  # of its control, by which remedies name it
     also: Sequence[str] = ()  # further names of the library's for it
     plain: bool = False  # asked and shown as it is, whatever else is
 
@@ -117,6 +120,26 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 KEYS = tuple(Key(name, words=WORDS.get(name, ()), **entry) for name, entry in page_keys().items())
 PLAIN = tuple(key for key in KEYS if key.plain)
 SHORT = {name: key.name for key in KEYS for name in (key.option, *key.also)}
+RULE_NAMES = {rule.name for rule in RULES}
+LABELS = {name: key.label for key in KEYS if key.label for name in (key.name, key.option)}
+
+
+def on_page(text: str) -> str:
+    """Return a note with its options named as the page's controls are.
+
+    >>> from commtax.words import words
+    >>> on_page(words("remedy-weights", dtype="fp8")), on_page(words("within-margin", margin="5%"))
+    ('weights in fp8 (‘Weights’ fp8)', 'within the margin of 5%; measure both')
+    """
+    return spelled(text, _control)
+
+
+def _control(option: str, value: str) -> str:
+    """Return a control and the value to set it to; "" where the page has none for an option."""
+    label = LABELS.get(option.replace("-", "_"), "")
+    return f"‘{label}’{f' {value}' if value and value != AUTO else ''}" if label else ""
+
+
 """Arguments of the library, and the key that a reader knows them by."""
 
 
@@ -311,6 +334,7 @@ def refusal(error: ValueError) -> RefusedError:
     """The library's refusal as one of ours: the argument under its short key, and the nearest legal values as numbers."""
     if isinstance(error, RefusedError):
         return error
-    rule = " ".join(str(error).split())
-    argument, nearest = (error.argument, error.nearest) if isinstance(error, Refusal) else ("", ())
-    return RefusedError(rule, SHORT.get(argument, ""), nearest, malformed=False)
+    if not isinstance(error, Refusal):
+        return RefusedError(" ".join(str(error).split()), malformed=False)
+    text = error.rule if error.subject in RULE_NAMES else str(error)
+    return RefusedError(" ".join(text.split()), SHORT.get(error.argument, ""), error.nearest, malformed=False)

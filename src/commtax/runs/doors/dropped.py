@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,11 +18,11 @@ from commtax.launch.launch_options import implied_options, options_of
 from commtax.launch.read_command import parse as parse_launch
 from commtax.launch.unread import MISSPELT
 from commtax.report.documents import Record, Value
-from commtax.report.view.plan_table import page_words, unusual_sizes
-from commtax.report.view.state import KEYS, SHORT, RefusedError, State, parse
+from commtax.report.view.plan_table import unusual_sizes
+from commtax.report.view.state import KEYS, SHORT, RefusedError, State, on_page, parse
 from commtax.runs.audit import audit_read
 from commtax.runs.audit.formats import kind_of, read
-from commtax.runs.audit.read_files import ANY, ReadFiles, gather, model_of, place_of
+from commtax.runs.audit.read_files import ReadFiles, gather, model_of, place_of
 from commtax.runs.evidence.finding import UNKNOWN, Audit, Claim
 from commtax.runs.logs.engine_logs import StartupLog
 from commtax.runs.report.audit_page import audit_page
@@ -39,8 +38,6 @@ IF_NAMED = 2
 SAID_NAMES = {"m": "model", "c": "cluster", "tp": "TP", "pp": "PP", "dp": "DP", "e": "engine"}
 MOST_ASKED = 8  # GPUs that a person is asked about, at most; more are set at the controls
 ENGINES = ("sglang", "trtllm", "vllm")  # tools whose benchmarks are of their own engine
-ANY_MODEL = re.compile(rf"^{ANY} on (\S+), TP 1: the run")
-GIVE = re.compile(r": give --[\w -]+$")  # what a command line is asked for, and a page asks for in words of its own
 TEXT = 256 * 1024  # bytes up to which a text may be a launch command or YAML
 
 
@@ -86,16 +83,21 @@ def _audited(found: ReadFiles, state: State) -> Record:
         claim = replace(claim, question=replace(claim.question, model=model_of(found)))
     audited = audit_read(found, claim)
     shown = audit_page(audited, "")
-    words = {key: page_words(str(shown[key])) for key in ("title", "ran", "culprit")}
-    words["title"] = GIVE.sub("", ANY_MODEL.sub(r"\1: the test", words["title"]))
     asks = named and claim is None and "m" in said
     told = {
         "compared": claim is not None and not placed,
         "hints": [*_hints(said, audited, asks)],
         "sizes": [2**n for n in range(min(MOST_ASKED, state.question.cluster.num_gpus).bit_length())] if asks else [],
     }
-    notes = [page_words(str(note)) for note in cast("list[object]", shown["notes"])]
-    return {**shown, **words, **told, "notes": notes, "document": audit_document(audited), "patch": said or None}
+    notes = [on_page(note) for note in cast("list[str]", shown["notes"])]
+    return {
+        **shown,
+        **told,
+        "title": on_page(cast(str, shown["title"])),
+        "notes": notes,
+        "document": audit_document(audited),
+        "patch": said or None,
+    }
 
 
 def _hints(said: Mapping[str, Value], audited: Audit, asks: bool) -> Iterator[str]:
@@ -164,7 +166,7 @@ def _launch(body: bytes, name: str) -> Record | None:
         "causes": [],
         "charts": [],
         "tables": [],
-        "notes": [page_words(str(note)) for note in (*remarks, *unread, *unknown)],
+        "notes": [on_page(note) for note in (*remarks, *unread, *unknown)],
         "command": "",
         "document": None,
         "patch": patch,

@@ -27,7 +27,9 @@ from commtax.runs.evidence.finding import (
 from commtax.runs.evidence.finding import WHOLE as WHOLE_TRACE
 from commtax.runs.evidence.identity import known_as
 from commtax.spec import PARALLEL, SERVING_AXES
+from commtax.statement import Note, OptionValue
 from commtax.units import format_bytes, format_seconds, plural
+from commtax.words import words
 
 WORDS = table("report/words.toml")["audit"]
 MOST_CAUSES = 5
@@ -47,24 +49,21 @@ JOBS = ("trace", "flight")  # kinds of sections that tell who is to blame by the
 _FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
 
 
-def headline(audited: Audit) -> str:
-    """The verdict in one line: what ran, and how it went."""
+def headline(audited: Audit) -> Note:
+    """Return the verdict in one line: what ran, and how it went."""
     if audited.claim is None:
-        went = (
-            f"partial, {outcome_sentence(audited, 'what it has shows nothing off')}"
-            if _is_cut(audited)
-            else outcome_sentence(audited)
-        )
-        return f"{job_sentence(audited.sections)}: {went}"
+        cut = _is_cut(audited)
+        outcome = outcome_sentence(audited, "what it has shows nothing off") if cut else outcome_sentence(audited)
+        return words("audit-outcome", job=job_sentence(audited.sections), partial="partial, " * cut, outcome=outcome)
     asked, own = audited.claim.question, audited.claim.question.profile
     place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
     said = _culprit_words(audited.culprit) if audited.culprit else f"{WORDS['verdicts'][audited.verdict]}{_disagreement(audited)}"
     said = f"partial, {said}" if _is_cut(audited) else said
     if all(s.kind in PLACED for s in audited.sections):  # no model ran
         said = f"{said}: {fact}" if (fact := _headline_fact(audited)) else said
-        return f"{job_sentence(audited.sections)} on {place}: {said} ({_counts(audited)})"
+        return words("audit-verdict", run=f"{job_sentence(audited.sections)} on {place}", verdict=said, counts=_counts(audited))
     plan = ", ".join(filter(None, (f"TP {audited.claim.tp}", audited.claim.plan_source)))
-    return f"{asked.model.key} on {place}, {plan}: {said} ({_counts(audited)})"
+    return words("audit-verdict", run=f"{asked.model.key} on {place}, {plan}", verdict=said, counts=_counts(audited))
 
 
 def _disagreement(audited: Audit) -> str:
@@ -261,15 +260,15 @@ def outcome_sentence(audited: Audit, sound: str = SOUND) -> str:
         return fact
     if not jobs:
         named = all(s.kind in PLACED or known_as(s.facts.get("model", "")) for s in audited.sections)
-        asked = "--cluster" if named else "--model and --cluster"
+        claim = [OptionValue("cluster")] if named else [OptionValue("model"), OptionValue("cluster")]
         unjudged = any(s.kind in TIMED for s in audited.sections) and sound == SOUND
-        return f"not judged: give {asked}" if unjudged else f"{sound}; with {asked} it is compared with a prediction"
+        return words("audit-not-judged", claim=claim) if unjudged else words("audit-sound", sound=sound, claim=claim)
     return "no culprit found" if any(map(has_no_device, jobs)) else "no culprit found, and nothing is off"
 
 
 def _headline_fact(audited: Audit) -> str:
-    """What a section would have said first."""
-    return next((str(n) for s in audited.sections for n in s.notes if n.code == "headline"), "")
+    """Return the fact that a section puts first."""
+    return next((n for s in audited.sections for n in s.notes if n.code == "headline"), "")
 
 
 def says_anything(section: Section) -> bool:
@@ -302,8 +301,9 @@ def remarks(section: Section) -> Iterator[str]:
 def told_facts(section: Section) -> list[str]:
     """The facts that two runs may differ in, in a line."""
     told = [f"{name}: {value}" for name, value in section.facts.items()]
-    more = f"; and {len(told) - MOST_FACTS} more (--json)" if len(told) > MOST_FACTS else ""
-    return [f"{'; '.join(told[:MOST_FACTS])}{more}"] if told else []
+    left = len(told) - MOST_FACTS
+    more = words("audit-more", count=left) if left > 0 else ""
+    return [words("audit-facts", facts="; ".join(told[:MOST_FACTS]), more=more)] if told else []
 
 
 def value_text(value: float | None, unit: str) -> str:

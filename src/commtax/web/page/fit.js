@@ -34,7 +34,7 @@ function partTable(answer) {
 // Parts of the weights in one, for the bar.
 function joinedParts(parts) {
   const whole = new Map();
-  for (const part of parts) whole.set(part.name.split(":")[0], (whole.get(part.name.split(":")[0]) ?? 0) + part.nbytes);
+  for (const part of parts) whole.set(part.of, (whole.get(part.of) ?? 0) + part.nbytes);
   return [...whole].map(([name, nbytes]) => ({ name, nbytes })).filter((part) => part.nbytes > 0);
 }
 

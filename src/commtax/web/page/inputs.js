@@ -193,6 +193,10 @@ function sizesText(now) {
   return SLIDERS.slice(0, 4).filter(({ key }) => key === "tp" || now[key] > 1).map(({ key, name }) => `${name} ${now[key]}`).join(" × ");
 }
 
+export function modelAndPlace(now) {
+  return `${modelText(now)} on ${now.c}`;
+}
+
 function modelText(now) {
   return now.cfg ? "the pasted model" : now.h ? `a model ${count(now.h)} wide` : now.m;
 }

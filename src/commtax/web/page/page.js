@@ -3,7 +3,7 @@
 import { byId, el, paint } from "./dom.js";
 import { Refused, get, latest } from "./api.js";
 import { begin, choose, follow, follows, hasPlan, onState, patched, query, replaceAll, state, withoutPlan } from "./state.js";
-import { buildInputs, syncInputs, syncNames } from "./inputs.js";
+import { buildInputs, modelAndPlace, syncInputs, syncNames } from "./inputs.js";
 import { drawWaterfall, waterfallLegend } from "./waterfall.js";
 import { busyLine } from "./busy.js";
 import { drawGrids, drawStep } from "./step.js";
@@ -24,8 +24,8 @@ function complain(answer) {
   const box = byId("problem");
   box.hidden = false;
   byId("no-answer").textContent = "";
-  const words = [el("strong", null, String(answer.error).replace(/^[a-z]+(-[a-z]+)+: /, ""))]; // without the name of the rule
-  if (answer.rule && !String(answer.error).includes(answer.rule)) words.push(el("p", null, answer.rule));
+  const words = [el("strong", null, answer.error)];
+  if (answer.rule && answer.rule !== answer.error) words.push(el("p", null, answer.rule));
   const button = (text, work) => words.push(el("button", { type: "button", onclick: work }, text));
   const key = answer.argument;
   const name = { c: "", m: "" }[key] ?? `${/^[tpdec]p$/.test(key) ? key.toUpperCase() : key} `;
@@ -47,7 +47,7 @@ function drawView(view) {
   shown.drawn = false;
   document.documentElement.classList.remove("empty", "unanswered");
   byId("problem").hidden = true;
-  document.title = `${live() && place().name === "plan" ? view.title.split(": ")[0] : view.title} · commtax`;
+  document.title = `${live() && place().name === "plan" ? modelAndPlace(view.state) : view.title} · commtax`;
   byId("title").textContent = view.title;
   drawIfSeen();
 }

@@ -9,13 +9,6 @@ function stepFigure(title, value, chips, hot) {
   return el("div", { class: hot ? "figure hot-figure" : "figure" }, el("dt", null, title), el("dd", { class: "value" }, value), el("dd", null, chips.filter(Boolean).map((chip) => (typeof chip === "string" ? el("span", { class: "chip" }, chip) : chip))));
 }
 
-// "compute: calibrated; comm: calibrated" in one word where all agree.
-function weakest(source) {
-  const parts = (source || "").split("; ").filter(Boolean);
-  const kinds = [...new Set(parts.map((part) => part.split(": ")[1] ?? part))];
-  return kinds.length === 1 && parts.length > 1 ? kinds : parts;
-}
-
 function mfuChip(all) {
   if (!all.mfu_definition) return null;
   const chip = el("button", { type: "button", class: "chip source", "data-k": "mfu", "aria-label": "how MFU is counted" }, "how counted");
@@ -27,7 +20,7 @@ export function figures(view) {
   const memory = view.memory;
   const used = memory && memory.used_bytes ? `${bytes(memory.used_bytes)} of ${bytes(memory.capacity_bytes)}` : null;
   return [
-    stepFigure("step", seconds(all.step_s), [`${seconds(all.low_s)} to ${seconds(all.high_s)}`, ...weakest(all.source)]),
+    stepFigure("step", seconds(all.step_s), [`${seconds(all.low_s)} to ${seconds(all.high_s)}`, all.source]),
     stepFigure("exposed communication", percent(all.comm_fraction), [all.comm_s ? `${seconds(all.exposed_comm_s)} of ${seconds(all.comm_s)}` : "nothing is sent"], all.comm_fraction >= 0.01),
     stepFigure("tokens/s", rate(all.tokens_per_s), []),
     all.mfu ? stepFigure("MFU", percent(all.mfu), [mfuChip(all), all.bubble_fraction ? `bubble ${percent(all.bubble_fraction)}` : null]) : null,
@@ -47,7 +40,7 @@ export function changeButtons(changes, apply) {
       const bar = el("span", { class: better ? "gain" : "loss" });
       bar.style.width = `${Math.min(1, Math.abs(item.change) / widest) * 100}%`;
       const inside = [
-        el("span", { class: "change-name" }, item.label.replace(/^(tp|pp|dp|ep|cp) /, (axis) => axis.toUpperCase())),
+        el("span", { class: "change-name" }, item.label),
         el("span", { class: "change-step" }, seconds(item.step_s)),
         el("span", { class: better ? "change-by better" : "change-by" }, `${better ? "▼ " : item.change >= 5e-4 ? "▲ " : ""}${change(item.change)}`),
         el("span", { class: "change-bar", "aria-hidden": "true" }, bar),

@@ -39,11 +39,10 @@ function operatingPoints(plan, tools) {
   return [el("p", { class: "plan-sentence" }, "No limit on TTFT or TPOT is set: ways to run it"), el("ul", { class: "sides points" }, plan.points.map((one) => el("li", { class: "side" }, card(one))))];
 }
 
-// The first reason names the plan, which the sentence did.
+// The first reason of all but a fleet names the plan, which the sentence did.
 function whyList(plan) {
   if (plan.points?.length) return null;
-  const chosen = plan.table.rows.find((row) => row.roles.includes("recommended"));
-  const why = chosen && plan.why[0] && chosen.name.startsWith(plan.why[0].split(",")[0]) ? plan.why.slice(1) : plan.why;
+  const why = "requests_counted" in plan ? plan.why : plan.why.slice(1);
   return why.length ? el("div", { class: "why-this" }, el("h3", null, "Why this plan"), el("ul", { class: "why-lines" }, why.map((line) => el("li", null, line)))) : null;
 }
 

@@ -26,7 +26,7 @@ function counterLine(counter, x, end, top) {
   const high = Math.max(...counter.values, 1);
   const y = (value) => top + 34 - (value / high) * 30;
   const path = inside.map(([at, value], i) => `${i ? `H${x(Math.max(at, from))}V${y(value)}` : `M${x(Math.max(at, from))} ${y(value)}`}`).join("");
-  const name = svg("text", { x: LEFT - 7, y: top + 24, class: "tick", "text-anchor": "end" }, counter.name.startsWith("KV") ? "KV, %" : counter.name);
+  const name = svg("text", { x: LEFT - 7, y: top + 24, class: "tick", "text-anchor": "end" }, counter.short);
   return [name, svg("text", { x: LEFT + 4, y: top + 12, class: "tick" }, `up to ${Math.round(high)}`), svg("path", { d: path ? `${path}H${x(end)}` : "", class: "counter-line" })];
 }
 
@@ -37,7 +37,7 @@ function drawWindow(host, timeline) {
   const lanes = timeline.lanes.length;
   const height = 6 + lanes * STEP_ROW + timeline.counters.length * 42 + 24;
   const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Steps of ${timeline.engine} from ${seconds(from)} to ${seconds(end)}` });
-  timeline.lanes.forEach((lane, i) => picture.append(svg("text", { x: LEFT - 7, y: 6 + i * STEP_ROW + 15, class: "tick", "text-anchor": "end" }, lanes > 1 ? lane.split(" ").slice(-2).join(" ") : "steps")));
+  timeline.lanes.forEach((lane, i) => picture.append(svg("text", { x: LEFT - 7, y: 6 + i * STEP_ROW + 15, class: "tick", "text-anchor": "end" }, lane)));
   picture.append(...laneRects(timeline, x, end));
   timeline.counters.forEach((counter, i) => picture.append(...counterLine(counter, x, end, 6 + lanes * STEP_ROW + i * 42)));
   for (const share of [0, 0.5, 1]) picture.append(svg("text", { x: x(from + share * span), y: height - 6, class: "tick", "text-anchor": ["start", "middle", "end"][share * 2] }, seconds(from + share * span)));

@@ -47,7 +47,7 @@ export function formulaTip(title, lines, formula, source) {
 
 // A number's source as a small button: its tooltip holds the formula with the numbers in it.
 export function sourceChip(title, formula, source, key) {
-  const brief = (source || "formula").split(":")[0];
+  const brief = source || "formula";
   const chip = el("button", { type: "button", class: "chip source", "data-k": key, "aria-label": `${brief}: how ${title} is computed` }, brief);
   return tip(chip, () => formulaTip(title, [], formula, source));
 }

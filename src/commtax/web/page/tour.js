@@ -52,7 +52,7 @@ export function syncTour(view) {
   byId("tour-count").textContent = `${step + 1} of ${steps.length}`;
   byId("tour-back").disabled = step === 0;
   byId("tour-next").textContent = step + 1 < steps.length ? "Next" : "Done";
-  const rows = (view.lesson?.rows ?? []).filter((row) => !now.lesson || row.name.startsWith(now.lesson));
+  const rows = (view.lesson?.rows ?? []).filter((row) => !now.lesson || row.name === now.lesson);
   paint(byId("tour-text"), el("p", null, now.text), view.lesson?.applies && rows.length ? lessonCards({ rows }) : null);
   if (before === step) return undefined;
   light(now.watch);
