@@ -119,6 +119,8 @@ class ServingColumns(ColumnTable):
 
 SIZED = (*SIZES, "micro_batch")
 """Columns that a trained plan has before it is priced."""
+DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}
+"""Columns of degrees that families of training plans share, by their titles."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from commtax.cost.memory import LIGHT, RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.judgement.leading import training_leads
 from commtax.judgement.margins import margin
-from commtax.planner.columns import SIZED, Rejected, TrainColumns, TrainPlans
+from commtax.planner.columns import DEGREES, SIZED, Rejected, TrainColumns, TrainPlans
 from commtax.planner.ranking import simplest, training_kinds
 from commtax.question import Question
 from commtax.rules.values import positive
@@ -182,7 +182,7 @@ def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, b
 
 def _families(a: TrainPlans, every: TrainColumns, some_good: bool) -> Iterator[tuple[str, str, list[int]]]:
     """Plans of one degree, and of one recomputation: a name, and the values of a column."""
-    for name, axis in (("TP", "tp"), ("PP", "pp"), ("CP", "cp"), ("EP", "ep"), ("microbatch", "micro_batch")):
+    for name, axis in DEGREES.items():
         sizes = np.unique(getattr(every, axis)).tolist()
         for size in sizes if axis == "tp" or (len(sizes) > 1 and some_good) else ():
             if name in ("TP", "microbatch") or (size & (size - 1)) == 0:

@@ -168,7 +168,7 @@ def check_moving(q: Question) -> None:
     """Refuse a carrier where no cache moves."""
     if q.techniques.kv_transfer and not q.requests.disaggregated:
         rule = "KV caches are sent only in disaggregated serving (simulate or plan --disaggregated)"
-        raise Refusal(f"kv-transfer={q.techniques.kv_transfer}: {rule}", "technique")
+        raise Refusal(rule, "technique", subject=f"kv-transfer={q.techniques.kv_transfer}")
 
 
 def check_sides(q: Question, ahead_tp: Number) -> None:
@@ -176,4 +176,4 @@ def check_sides(q: Question, ahead_tp: Number) -> None:
     used = carrier_of(q)
     if not used.cuts_heads and np.any(np.asarray(ahead_tp != q.plan.tp)):
         rule = f"{used.connectors[program_of(q.engine).key]} needs the same tp on both sides"
-        raise Refusal(f"kv-transfer={used.key}: {rule}, not {ahead_tp} and {q.plan.tp}", "technique")
+        raise Refusal(f"{rule}, not {ahead_tp} and {q.plan.tp}", "technique", subject=f"kv-transfer={used.key}")

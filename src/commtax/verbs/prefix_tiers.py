@@ -46,7 +46,8 @@ def _tier_Bps(worker: Question) -> Number:
         return outside_Bps(place, worker.plan.num_gpus)
     host_rate = host_Bps(place.chip)
     if not host_rate:
-        raise Refusal(f"kv-offload={where.key}: how {place.chip.key} is linked to its host's memory is not known", "technique")
+        rule = f"how {place.chip.key} is linked to its host's memory is not known"
+        raise Refusal(rule, "technique", subject=f"kv-offload={where.key}")
     return min(where.bandwidth_Bps, host_rate) if where.bandwidth_Bps else host_rate
 
 

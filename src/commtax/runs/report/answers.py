@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from commtax.report.documents import record
 from commtax.report.manners import Manner, Rows
-from commtax.report.plots import Figure, plot_bars
+from commtax.report.plots import plot_bars
 from commtax.runs.evidence.finding import STEP_PARTS, Audit, typical_of_ranks
 from commtax.runs.report.audit_words import audit_document
 from commtax.runs.report.auditing import show_audit
