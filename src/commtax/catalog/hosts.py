@@ -11,6 +11,7 @@ from commtax.statement import Refusal
 
 MAX_GPUS = 1_000_000
 _ROWS = shipped_tables.table("catalog/makers.toml")
+_BRIDGES = shipped_tables.table("catalog/bridges.toml")
 _MAKERS = {kind: maker for maker, row in _ROWS.items() for kind in row["links"]}  # links that only one maker's chips have
 SLOTS = 8  # GPUs that a usual server holds on PCIe
 
@@ -110,8 +111,9 @@ def _read_spelling(text: str, name: str) -> Cluster:
 def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
     """Hosts as such chips usually come: their links, one NIC for each GPU where the network has it, cards in bridged pairs."""
     inside, between, bridge = link(kind.intra), link(kind.inter), None
-    if inside.beside and gpus > 2:  # a bridge joins two cards
-        bridge, inside = inside, link(kind.beside_bridge or inside.beside)
+    beside = _BRIDGES["beside"]
+    if inside.key in _BRIDGES["links"] and gpus > 2:  # a bridge joins two cards
+        bridge, inside = inside, link(beside.get(kind.family, beside[""]))
     switched = inside.kind in _MAKERS
     pairs = f" (pairs over {bridge.name})" if bridge else ""
     system = f"{inside.name} inside{pairs}, {between.name} between hosts"
@@ -134,7 +136,7 @@ def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
 def _largest_host(kind: Chip) -> int:
     """GPUs of such a chip that one host holds at most: a baseboard's, the slots of a PCIe server, one beside its own CPU."""
     inside = link(kind.intra)
-    cards = kind.gpus_per_host > 1 and (inside.kind == "pcie" or inside.beside)
+    cards = kind.gpus_per_host > 1 and (inside.kind == "pcie" or inside.key in _BRIDGES["links"])
     return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, SLOTS if cards else 0)
 
 

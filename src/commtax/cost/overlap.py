@@ -27,6 +27,7 @@ from commtax.cost.collectives import applies
 from commtax.cost.kernel import Kernel, PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.placement import expert_ranks, span
+from commtax.cost.traffic import backend_called
 from commtax.ledger import Bill, Item, Line, Part, Place, Window, Windows
 from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Chip, Condition, Engine, Experts, Fabric, Number, Workload
@@ -140,7 +141,7 @@ def beside_own(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
     if t.techniques.shared_stream and t.engine.overlaps.shared_beside:
         windows[t.engine.overlaps.shared_beside] = "own shared"
     if t.techniques.single_batch:
-        early = t.cluster.chip.family in t.engine.overlaps.combine_early
+        early = t.cluster.chip.family in backend_called(t.settings.ep_backend).early_on
         windows = {"dispatch": "own shared", "combine": "own down"} if early else {"combine": "own down and shared"}
     return [_beside(x, windows[x.item.place]) if _is_exchange(x) and x.item.place in windows else x for x in lines]
 

@@ -39,6 +39,7 @@ class Backend:
     bulk: str = ""
     experts: str = ""
     received: bool = False
+    early_on: Sequence[str] = ()
     one_domain: bool = False
     vendor: str = ""
     searched_on: Sequence[str] = ()

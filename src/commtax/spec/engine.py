@@ -65,7 +65,6 @@ class KernelHabits:
     sort_bytes: float = 0.0  # … and the bytes that it moves, for each logit
     prefill_fp8: bool = False  # prompts attend in fp8 where the cache is kept in it
     widened_latents: tuple[str, ...] = ()  # families of chips on which each layer copies all of a cache of fp8 latents into 16 bits
-    ends_free: bool = False  # looking up embeddings and the last norm take no kernels of their own
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_launches: float = 4.0  # of kernels around the experts of a layer: choose and sort, permute, activate, combine
     routing_passes: float = 0.0  # … which move a token's copies so often beyond what is needed
@@ -163,7 +162,6 @@ class Overlapping:
     halves_rows: int = 2  # tokens of a rank from which decodes are halved …
     prompt_halves_rows: int = 2  # … and batches with prompts
     combine_sms: Mapping[str, float] = field(default_factory=dict)  # single-batch overlap: multiprocessors of a combine, by family
-    combine_early: tuple[str, ...] = ()  # families where dispatches run beside shared experts, combines beside one product
     shared_beside: str = ""  # the exchange that a shared expert on a stream of its own runs beside; "", or none: routed experts …
     shared_rows: int = 0  # … in steps of at most so many rows; 0: in all
     sequence_bytes: Mapping[str, float] = field(default_factory=dict)  # a rank's part from which it splits sequences, by family …

@@ -44,7 +44,6 @@ class Chip:
     num_sms: int = 0
     fp32_per_sm: int = 0  # lanes of plain arithmetic of one multiprocessor where they are not the usual 128
     l2_bytes: float = 0.0
-    beside_bridge: str = ""  # between cards that a bridge does not join; "": as the bridge says
     nvlink_domain: int = 0  # GPUs that one NVLink switch fabric joins, where it is larger than a host
     usd_per_gpu_hour: float = 0.0
     aliases: tuple[str, ...] = ()
@@ -73,7 +72,6 @@ class Link:
     bandwidth_Bps: float
     latency_s: float
     nic_per_gpu: bool = False
-    beside: str = ""  # of a bridge, which joins two cards: the link to all other cards
     num_links: int = 0  # NVLinks that are bonded in it; 0: it is not counted in links
     efficiency: float = 1.0  # share that large tensors reach of what they reach on other networks of this rate
     fill_s: float = 0.0  # what filling a pipeline of large messages takes for each pass; 0: the library's
