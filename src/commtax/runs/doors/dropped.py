@@ -59,7 +59,9 @@ def _files(names: str, sizes: str, body: bytes) -> list[tuple[str, bytes]]:
     ends = [0, *accumulate(int(size) for size in sizes.split(","))] if sizes else [0, len(body)]
     named = names.split("/") if sizes else [Path(names).name or "dropped file"]
     if len(named) != len(ends) - 1 or ends[-1] != len(body):
-        raise RefusedError(f"sizes: {len(named)} names, {len(ends) - 1} sizes, {len(body):,} bytes do not go together", "sizes")
+        raise RefusedError(
+            f"sizes: {len(named)} names, {len(ends) - 1} sizes, {len(body):,} bytes do not go together", "sizes", malformed=False
+        )
     return [(name or "dropped file", body[start:end]) for name, (start, end) in zip(named, pairwise(ends), strict=True)]
 
 
