@@ -183,7 +183,7 @@ def test_ranks_dropped_together_are_one_run() -> None:
     assert status == 200
     assert found["document"] == json.loads(run_here("audit", *ranks, "--json").stdout)
     assert "rank 1 is the culprit" in found["title"]
-    assert drop("a.log/b.log", b"xyz", query="sizes=1,1&")[0] == 400, "sizes that are not those of the bytes"
+    assert drop("a.log/b.log", b"xyz", query="sizes=1,1&")[0] == 422, "sizes that are not those of the bytes"
 
 
 def test_a_glance_is_its_view_without_what_is_tried_out() -> None:
