@@ -60,7 +60,7 @@ FEW = ("-c", "4xh100-sxm", "--request-rate", "60", "--input-len", "512", "--outp
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("plan", "llama-3.1-8b", *FEW, "--p95-ttft", "1s"), "simulating layouts"),
+        (("plan", "llama-3.1-8b", *FEW, "--p95-ttft", "1s", "--no-disaggregated"), "simulating layouts"),
         (("simulate", "llama-3.1-8b", *FEW, "--replicas", "4", "--num-prompts", "20000"), "simulating"),
     ],
 )

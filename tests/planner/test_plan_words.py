@@ -12,6 +12,9 @@ from commtax.planner.technique_reasons import untried_techniques
 from commtax.units import format_money
 
 
+RATE = ("--request-rate", "20", "--num-prompts", "150", "--no-disaggregated")
+
+
 def said(*words):
     return " ".join(run_here("plan", *words).stdout.split())
 
@@ -42,7 +45,7 @@ def test_a_plan_far_down_a_ranking_of_several_clusters_has_its_reason():
 
 
 def test_how_a_cluster_was_read_is_told_once_and_of_each():
-    told = said("llama-3.2-1b", "-c", "16xh100", "-c", "32xh100", "--request-rate", "20", "--num-prompts", "150")
+    told = said("llama-3.2-1b", "-c", "16xh100", "-c", "32xh100", *RATE)
     assert [told.count(f"{n}xh100-sxm is read as") for n in (16, 32)] == [1, 1]
 
 
@@ -109,7 +112,7 @@ def test_a_gain_at_the_same_clients_has_its_range():
 
 
 def test_a_fleet_names_what_the_other_cluster_takes():
-    told = said("llama-3.2-1b", "-c", "16xh100", "-c", "32xl40s", "--request-rate", "20", "--num-prompts", "150")
+    told = said("llama-3.2-1b", "-c", "16xh100", "-c", "32xl40s", *RATE)
     ((other, count, usd),) = re.findall(r"the same on (\S+) takes (\d+) GPU.*?: (\$[\d.]+) per hour", told)
     assert f" on {other}." not in told.partition("\n")[0], "not where the recommended fleet stands"
     assert any(other in row and usd.strip("$") in row and count in row.split() for row in told.splitlines())  # a row of the table
