@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import commtax
 from commtax import catalog
 from commtax.catalog.posterior import LoadPoint, Posterior, beliefs
 from commtax.catalog.profile import load
@@ -24,8 +25,9 @@ BLANK = Profile("box")
 OPTIONS = {"engine": "vllm@0.18", "tp": 2, "input_len": 1024, "output_len": 256, "spread": 0.0}
 
 
-def asked(clients, profile=None):
-    return simulate(MODEL, CLUSTER, **OPTIONS, concurrency=clients, num_prompts=10 * clients, profile=profile)
+def asked(clients, engine=None, profile=None, **more):
+    words = {**OPTIONS, "concurrency": clients, "num_prompts": 10 * clients, **more}
+    return commtax.simulate(MODEL, CLUSTER, **{**words, "engine": engine or words["engine"], "profile": profile})
 
 
 def repeats(clients, off, factors):
@@ -52,7 +54,7 @@ def test_no_range_is_narrower_than_runs_repeat(scatter, loads, count):
     assert said["tpot"] ** 2 == pytest.approx(free * (scatter**2 - usual**2) / (beliefs().freedom + free))
     for clients in (1, 16, 64):
         for metric, sigma in said.items():
-            assert float(asked(clients, found).sigma_of(f"{metric}_s")) > sigma
+            assert float(asked(clients, profile=found).sigma_of(f"{metric}_s")) > sigma
 
 
 def test_the_more_repeats_say_it_the_more_they_are_believed():
@@ -69,18 +71,18 @@ def test_repeats_that_scatter_as_runs_usually_do_change_nothing(share, count):
     for one, other in zip(several.lessons, once.lessons, strict=True):
         assert (one.scatter, one.repeats) == (0.0, count)
         assert one.residual == pytest.approx(other.residual)
-    assert float(asked(32, several).tpot_s) == pytest.approx(float(asked(32, once).tpot_s))
+    assert float(asked(32, profile=several).tpot_s) == pytest.approx(float(asked(32, profile=once).tpot_s))
 
 
 def test_a_run_that_scatters_counts_for_less():
     steady, wild = (learn(repeats(16, 1.3, around(scatter)), BLANK).profile for scatter in (0.01, 0.3))
-    before, after, little = (float(asked(16, own).tpot_s) for own in (None, steady, wild))
+    before, after, little = (float(asked(16, profile=own).tpot_s) for own in (None, steady, wild))
     assert before < little < after
 
 
 def test_one_wild_round_of_three_takes_nothing_farther_than_the_others():
     steady, disturbed = (learn(repeats(16, 1.1, some), BLANK).profile for some in ([0.99, 1.0, 1.01], [0.99, 1.0, 2.0]))
-    usual, there, wild = (float(asked(16, own).tpot_s) for own in (None, steady, disturbed))
+    usual, there, wild = (float(asked(16, profile=own).tpot_s) for own in (None, steady, disturbed))
     assert usual < wild < there
 
 
@@ -121,7 +123,7 @@ def test_what_is_foreseen_has_the_scatter_too_and_a_profile_keeps_it(tmp_path):
     kept = load(tmp_path / "own.toml")
     assert [x.repeats for x in kept.lessons] == [x.repeats for x in found.lessons]
     assert [x.scatter for x in kept.lessons] == pytest.approx([x.scatter for x in found.lessons], rel=1e-3)
-    told = asked(24, found)
+    told = asked(24, profile=found)
     known = Foresight(imagined(told), found.lessons)
     assert known.sigma == pytest.approx([float(told.learnt[m].sigma) for m in ("tpot", "ttft")])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import commtax
-from commtax import plan
+from commtax.planner import plan
 from commtax.planner.columns import objective_value
 from commtax.planner.lost_ground import TELLING, telling_reasons
 from commtax.units import parse_seconds

@@ -17,7 +17,8 @@ from commtax.sim.serving.running import Fleet, Workers, run
 from commtax.verbs.requests import run_requests
 from commtax.verbs.settling import resolve_question, settle
 from paths import HELPERS
-from toy_engine import Rules, cases, constant_surface, stream
+from commtax.sim.serving.book import Rules
+from toy_engine import cases, constant_surface, stream
 
 ONE = Rules(tokens=64, seqs=1, blocks=10**6, block=16)
 STEP_S = 0.01
