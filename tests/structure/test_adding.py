@@ -118,7 +118,8 @@ def test_a_chip_with_a_library_of_its_own_is_five_files_of_data(folder):
     makers, kernels = folder / "makers.toml", folder / "kernels" / "new-family.toml"
     makers.write_text(makers.read_text() + '\n[new-maker]\nlinks = ["new-link"]\nlibrary = "new-library"\n')
     kernels.write_text('key = "new-family"\nlike = "generic"\nmeasured_on = []\n')
-    for kind, old, new in (("chips", "h100-sxm", "new-chip"), ("links", "nvlink4", "new-link"), ("libraries", "gloo", "new-library")):
+    copied = {"chips": ("h100-sxm", "new-chip"), "links": ("nvlink4", "new-link"), "libraries": ("gloo", "new-library")}
+    for kind, (old, new) in copied.items():
         renamed(folder / kind / f"{old}.toml", old, new)
     link, chip = folder / "links" / "new-link.toml", folder / "chips" / "new-chip.toml"
     link.write_text(link.read_text().replace('kind = "nvlink"', 'kind = "new-link"'))
