@@ -46,11 +46,11 @@ LONGEST = (
         "test_planner",
         "test_web_api",
     ),
-    *("test_live", "test_fabrics", "test_fleets", "test_hostile_words", "test_calibrate", "test_experiment_vllm"),
-    *("test_hostile_files", "test_cluster_names", "test_experiment", "test_web_patience", "test_collectives"),
-    *("test_shipped_tables", "test_cli", "test_launch", "test_web_hostile", "test_adding", "test_hostile"),
-    *("test_serving_queues", "test_laws", "test_labs", "test_lab", "test_worth", "test_trace_pieces", "test_web_moves"),
-    *("test_files", "test_practice", "test_profile_files", "test_audit_training", "test_blame", "test_live_serving"),
+    *("test_live", "test_calibrate", "test_fleets", "test_hostile_words", "test_experiment_vllm"),
+    *("test_audit_hostile", "test_catalog", "test_experiment", "test_web_patience", "test_collectives"),
+    *("test_records", "test_cli", "test_launch", "test_web_hostile", "test_adding", "test_hostile"),
+    *("test_serving_laws", "test_laws", "test_labs", "test_lab", "test_worth", "test_trace_pieces", "test_web_moves"),
+    *("test_files", "test_practice", "test_profile", "test_audit_training", "test_blame", "test_live_serving"),
 )
 """Files that take longest, the longest first: one that began last would leave the other workers idle."""
 SLOW = {test for group in tomllib.loads(Path(__file__).with_name("slow.toml").read_text()).values() for test in group["tests"]}

@@ -184,7 +184,7 @@ SCALAR = {
         "keeps_sequences",
     ),
     *("exchange_of", "kept_sms"),
-    "fused_fabric",  # of one chip: tests/cost/test_reduce_techniques.py
+    "fused_fabric",  # of one chip: tests/cost/test_collectives.py
     *("joining_kernels", "split_cache_items", "split_prompt_items"),  # none without a split: tests/cost/test_context_parallel.py
     # Of one kernel or collective that is explained.
     *(

@@ -1,14 +1,14 @@
-"""The documentation site's parts that need no build: links, drawings, the reference, and a place for every page.
+"""The documentation site, its closed forms, claims and notebook: what a page says is what is true now."""
 
-``make docs`` builds the site and follows the links of what it built.
-"""
-
+import inspect
 import json
+import math
 import re
 import sys
 import xml.etree.ElementTree as ET
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 
 import jsonschema_rs  # comes with schemathesis
 import pytest
@@ -18,14 +18,18 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
+from commtax import catalog, napkin
 from commtax.cli import commands
+from commtax.spelling import ALIASES
+from commtax_lab.claims import claims, hierarchical_tax
 from each import each
-from paths import DOCUMENTS, ROOT
+from paths import DOCUMENTS, FIXTURES, ROOT
 from tables import tables
 
 DATA = tables(__file__)
 
 DOCS = ROOT / "docs"
+
 DRAWINGS = ("ring", "decode", "prefill", "memory", "bubble", "experts")
 
 
@@ -125,6 +129,7 @@ def test_the_reference_has_every_public_name():
 
 
 OTHERS = DATA["others"]
+
 """Commands that the schemas were not made from."""
 
 
@@ -165,3 +170,213 @@ def arithmetic():
 
 def test_the_arithmetic_of_concepts_is_that_of_commtax():
     assert [said for page, said in arithmetic() if said not in (DOCS / "concepts" / f"{page}.md").read_text(encoding="utf-8")] == []
+
+
+CASES = json.loads((FIXTURES / "reference_cases.json").read_text())
+
+
+def agrees(found, expected, tolerance):
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(agrees(found[k], expected[k], tolerance) for k in expected)
+    if tolerance["kind"] == "exact" or isinstance(expected, bool):
+        return found == expected
+    if tolerance["kind"] == "rel":
+        return math.isclose(found, expected, rel_tol=tolerance["value"], abs_tol=0)
+    return abs(found - expected) <= tolerance["value"]
+
+
+@each("case", CASES, ids=[c["id"] for c in CASES])
+def test_reference_case(case):
+    found = getattr(napkin, case["function"])(**case["inputs"])
+    assert agrees(found, case["expected"], case["tolerance"]), f"{found} instead of {case['expected']}"
+
+
+def test_all_reference_cases_are_here():
+    assert len(CASES) == 99
+
+
+@given(st.integers(2, 200), st.integers(1, 400))
+def test_min_microbatches_is_the_smallest(stages, m):
+    budget = napkin.bubble_fraction(stages, m)
+    assert napkin.min_microbatches_for_bubble(stages, budget) == m
+
+
+@given(st.integers(1, 64), st.floats(1e-6, 1.0))
+def test_min_microbatches_meets_any_budget(stages, budget):
+    m = napkin.min_microbatches_for_bubble(stages, budget)
+    assert napkin.bubble_fraction(stages, m) <= budget
+    assert m == 1 or napkin.bubble_fraction(stages, m - 1) > budget
+
+
+@given(st.integers(0, 2**40), st.integers(1, 4096), st.floats(1e6, 1e13), st.floats(0, 1))
+def test_ring_time_splits_into_its_two_terms(payload, ranks, bandwidth, latency):
+    whole = napkin.allreduce_time_s(payload, ranks, bandwidth, latency)
+    wire = napkin.ring_allreduce_traffic_per_rank(payload, ranks) / bandwidth
+    assert math.isclose(whole, wire + 2 * (ranks - 1) * latency, rel_tol=1e-12)
+    if ranks == 1:
+        assert whole == 0
+
+
+@given(st.integers(2, 512), st.floats(1e6, 1e13), st.floats(1e-8, 1e-2))
+def test_at_the_crossover_latency_equals_bandwidth(ranks, bandwidth, latency):
+    payload = napkin.crossover_payload_bytes(ranks, bandwidth, latency)
+    wire = napkin.ring_allreduce_traffic_per_rank(payload, ranks) / bandwidth
+    assert math.isclose(wire, 2 * (ranks - 1) * latency, rel_tol=1e-9)
+
+
+def valid_inputs(name):
+    return next(dict(c["inputs"]) for c in CASES if c["function"] == name)
+
+
+FUNCTIONS = sorted({c["function"] for c in CASES})
+
+
+@each("name", FUNCTIONS)
+@each("bad", [-1, math.nan, math.inf, "8", None, True], ids=str)
+def test_bad_values_name_the_argument(name, bad):
+    function = getattr(napkin, name)
+    for argument, value in valid_inputs(name).items():
+        if isinstance(value, dict):
+            continue
+        with pytest.raises(ValueError, match=argument):
+            function(**{**valid_inputs(name), argument: bad})
+
+
+@each("name", FUNCTIONS)
+def test_fractional_counts_are_refused_and_whole_floats_pass(name):
+    function, inputs = getattr(napkin, name), valid_inputs(name)
+    counts = [a for a in inputs if a.startswith(("num_", "batch_", "tp", "pp", "hidden", "top_k")) and inputs[a] is not None]
+    for argument in counts:
+        with pytest.raises(ValueError, match=argument):
+            function(**{**inputs, argument: 2.5})
+        assert function(**{**inputs, argument: float(inputs[argument])}) == function(**inputs)
+
+
+@each("name", FUNCTIONS)
+def test_zero_ranks_or_bandwidth_are_refused(name):
+    inputs = valid_inputs(name)
+    for argument in inputs:
+        if argument in ("num_ranks", "num_gpus", "num_stages", "num_microbatches") or "bandwidth" in argument:
+            with pytest.raises(ValueError, match=argument):
+                getattr(napkin, name)(**{**inputs, argument: 0})
+
+
+@each("name", FUNCTIONS)
+def test_unknown_keywords_are_type_errors(name):
+    with pytest.raises(TypeError):
+        getattr(napkin, name)(**valid_inputs(name), no_such_argument=1)
+
+
+def test_extremes_neither_hang_nor_overflow():
+    for call in (
+        lambda: napkin.min_microbatches_for_bubble(8, 1e-300),
+        lambda: napkin.allreduce_time_s(1e308, 2, 1e-308, 0),
+        lambda: napkin.allreduce_payload_bytes(1e308, 1e308),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            call()
+    assert napkin.comm_fraction(1e59, 1e59) == 0.5
+
+
+def test_zero_sizes_are_free():
+    assert napkin.tp_comm_time_per_step(0, 4096, 32, 1, 1e9, 1e-6) == 0
+    assert napkin.tp_comm_time_per_step(8, 4096, 0, 8, 1e9, 1e-6) == 0
+    assert napkin.ep_alltoall_bytes_per_rank(0, 4096, 2, 32, 8) == 0
+    assert napkin.comm_fraction(0, 0) == 0
+
+
+def test_slower_link_that_is_already_faster_needs_no_overlap():
+    link = {"bandwidth_Bps": 1e9, "latency_s": 1e-6}
+    assert napkin.breakeven_overlap_fraction(link, link, 1, 4096, 32, 2) == 0
+    with pytest.raises(ValueError, match="slow"):
+        napkin.breakeven_overlap_fraction({"bandwidth_Bps": 1e9}, link, 1, 4096, 32, 2)
+
+
+def test_the_lab_and_compare_find_the_same_share_of_their_own_times():
+    """The lab's rings 41 %, the kernels of an engine 74 %: one definition, other latencies."""
+    slow, fast = {"bandwidth_Bps": 50e9, "latency_s": 5e-6}, {"bandwidth_Bps": 450e9, "latency_s": 3e-6}
+    assert round(napkin.breakeven_overlap_fraction(slow, fast, 1, 4096, 32, 2), 2) == 0.41
+    swept = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["link=nvlink4,ib-ndr"], tp=2, batch=1)
+    near, far = (float(row.bill.exposed_comm_s) for row in swept.rows)
+    shares = [swept.breakeven_overlap(row) for row in swept.rows]
+    assert shares == [0, napkin.breakeven_overlap(far, near)]
+    assert round(shares[1], 2) == 0.74
+    hidden = commtax.bill("llama-3.1-8b", catalog.cluster("2x1xh100-sxm", inter="ib-ndr"), tp=2, batch=1, overlap=shares[1])
+    assert float(hidden.step_s) == pytest.approx(float(swept.rows[0].bill.step_s), rel=0.001)
+
+
+def test_signatures_are_the_contract():
+    assert inspect.signature(napkin.tp_tax).parameters["tp"].default == 2
+    parameters = inspect.signature(napkin.overlap_calculator).parameters
+    keyword_only = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    assert tuple(keyword_only) == DATA["signatures_are_the_contract"]
+
+
+BY_KEY = {c.key: c for c in claims()}
+
+
+@each(("key", "figures"), DATA["figures"])
+def test_figures(key, figures):
+    text = f"{BY_KEY[key].says} {BY_KEY[key].arithmetic}"
+    assert all(f in text for f in figures), text
+
+
+def test_tp2_of_the_study_should_have_been_faster():
+    assert BY_KEY["study-tp2-no-gain"].ratio == pytest.approx(7.08 / 5.05, rel=0.03)
+
+
+def test_every_claim_says_why():
+    assert len(claims()) == len(BY_KEY) == 15
+    assert all(c.says and c.arithmetic and c.why and c.document for c in BY_KEY.values())
+
+
+def test_hierarchical_tax_on_one_host_is_the_plain_one():
+    from commtax import napkin
+
+    assert hierarchical_tax(8192, 1, 8, 990e12, 450e9, 50e9) == pytest.approx(napkin.tp_tax(990e12, 450e9, 8192, tp=8))
+
+
+def test_aliases_lead_to_options_that_exist():
+    from commtax.cli import commands
+
+    known = {o for command in commands([]).commands.values() for p in command.params for o in p.opts}
+    assert set(ALIASES.values()) <= known
+
+
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+
+NEEDED = {"to_frame": "pandas", "frame[": "pandas"}
+
+
+@pytest.fixture
+def runner(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCUMENTS))
+    monkeypatch.chdir(NOTEBOOK.parent)
+    yield __import__("notebook")
+    sys.modules.pop("notebook")
+
+
+def test_cells_run_and_show_what_is_kept(runner):
+    scope = {}
+    for number, cell in enumerate(runner.code_cells(json.loads(NOTEBOOK.read_text())), 1):
+        source = "".join(cell["source"])
+        if any(name in source and not find_spec(library) for name, library in NEEDED.items()):
+            continue
+        shown = runner.outputs(*runner.run_cell(source, scope), number)
+        assert [own(output) for output in cell["outputs"]] == [own(output) for output in shown], source
+
+
+def own(output):
+    """Text and pages of ours to the letter; of tables and figures by others which forms there are."""
+    data = output.get("data", {})
+    if "image/svg+xml" in data or "dataframe" in "".join(data.get("text/html", ())):
+        return sorted(data)
+    return output
+
+
+def test_it_is_a_notebook_that_any_theme_can_show():
+    kept = json.loads(NOTEBOOK.read_text())
+    assert (kept["nbformat"], kept["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in kept["cells"]}) == len(kept["cells"])
+    pages = ["".join(o["data"].get("text/html", ())) for cell in kept["cells"] for o in cell.get("outputs", ()) if "data" in o]
+    assert not [page for page in pages if "<script" in page or "color:black" in page or "background:white" in page]

@@ -1,4 +1,4 @@
-"""Tasks of a new user (docs/tasks.md): every command answers, and its figures stand beside arithmetic by hand or a publication."""
+"""Tasks of a new user and worked questions of requests: every command answers, beside arithmetic by hand or a publication."""
 
 import json
 import math
@@ -7,16 +7,23 @@ import sys
 
 import pytest
 
+import commtax
+from commtax.verbs.examining import usage_of
 from each import each
 from paths import DOCUMENTS, ROOT
 
 sys.path.append(str(DOCUMENTS))
+
 import printed
 
 PAGE = (ROOT / "docs" / "tasks.md").read_text()
+
 SECTION = re.compile(r"^### (\d+)\. (.+?)\n(.*?)(?=^##|\Z)", re.M | re.S)
+
 TASKS = {title: body for _, title, body in SECTION.findall(PAGE)}
+
 H100_FLOPS, H100_BYTES, H200_BYTES, L40S_BYTES = 989e12, 3.35e12, 4.8e12, 864e9
+
 GiB = 2**30
 
 
@@ -365,3 +372,33 @@ def test_every_task_has_a_question_an_answer_and_a_way_to_read_it():
     for title, body in TASKS.items():
         asked, shown, read = re.fullmatch(r"\n(.+?)\n\n```console\n(.+?)\n```\n\n(.+?)\s*", body, re.S).groups()
         assert all([asked, read, shown.startswith("$ commtax "), len(shown.splitlines()) > 2]), title
+
+
+LENGTHS = {"input_len": 512, "output_len": 128}
+
+
+def test_one_big_group_across_hosts_loses_to_two_replicas():
+    words = {"request_rate": 12, "num_prompts": 600, **LENGTHS}
+    wide, two = (commtax.serve("llama-3.1-70b", "2x8xh100-sxm", **plan, **words) for plan in ({"tp": 16}, {"tp": 8, "replicas": 2}))
+    for name in ("ttft_p99", "itl_p99"):
+        assert 1.5 < wide.statistic(name) / two.statistic(name) < 3
+    assert 1.5 < two.capacity / wide.capacity < 2.2
+    assert usage_of(wide).comm_share > 0.5
+    assert usage_of(two).comm_share < 0.3
+    quiet = [
+        commtax.serve("llama-3.1-70b", "2x8xh100-sxm", **plan, request_rate=2, num_prompts=200, **LENGTHS)
+        for plan in ({"tp": 16}, {"tp": 8, "replicas": 2})
+    ]
+    assert 1.15 < quiet[0].statistic("tpot_mean") / quiet[1].statistic("tpot_mean") < 1.45
+
+
+def test_a_pipeline_with_little_to_do_starves():
+    few, more = (
+        commtax.serve("llama-3.1-70b", "4xh100-sxm", pp=4, request_rate=rate, num_prompts=200, **LENGTHS) for rate in (0.25, 1)
+    )
+    flat = commtax.serve("llama-3.1-70b", "4xh100-sxm", tp=4, request_rate=1, num_prompts=200, **LENGTHS)
+    assert usage_of(few).busy < 0.5
+    assert usage_of(more).busy > 0.8
+    assert 1.4 < usage_of(more).mean_batch < 2.5
+    assert 2.5 < more.statistic("tpot_mean") / flat.statistic("tpot_mean") < 3.7
+    assert more.statistic("itl_p99") > 2 * more.statistic("itl_p50")

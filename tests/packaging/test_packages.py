@@ -1,10 +1,9 @@
-"""Wheels and source archives, built for real: every file of the package is in them, nothing else is, and one makes the other.
-
-Builds need hatchling, which is a tool of the tests; nothing is downloaded.
-"""
+"""Wheels and source archives, built for real, and man pages that say what help says."""
 
 import importlib.util
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,13 +11,16 @@ import tomllib
 import zipfile
 from email import message_from_bytes
 
+import click
 import pytest
 import yaml
 
 import commtax
-from paths import ROOT
+from commtax.cli.app import VERBS, commands
+from paths import DOCUMENTS, ROOT
 
 PROJECTS = {"commtax": (ROOT, "src/commtax"), "commtax_lab": (ROOT / "laboratory", "commtax_lab")}
+
 JUNK = re.compile(r"__pycache__|\.pyc$|/tests?/|\.egg-info|/\.")
 
 
@@ -35,6 +37,7 @@ os.chdir(os.path.join(out, "unpacked", archive.removesuffix(".tar.gz")))
 build.build_wheel(os.path.join(out, "again"))
 print(archive, wheel)
 """
+
 """What ``python -m build`` asks the backend, without an environment of its own: an archive, a wheel, and one of the archive."""
 
 
@@ -122,3 +125,29 @@ def test_the_container_copies_what_the_build_needs_and_ignores_the_rest():
     assert all((ROOT / name).exists() for name in copied)
     assert re.findall(r"^USER (\S+)", container, re.M)[-1] not in ("root", "0")
     assert all(":" in base and not base.endswith(":latest") for base in re.findall(r"^FROM (\S+)", container, re.M))
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return dict(runpy.run_path(str(DOCUMENTS / "man_pages.py"))["pages"]())
+
+
+def test_every_command_has_a_page_with_every_option(pages):
+    app = commands([])
+    assert {f"commtax-{verb}.1" for verb in VERBS} | {"commtax.1"} <= pages.keys()
+    for verb in VERBS:
+        page = pages[f"commtax-{verb}.1"].replace("\\-", "-")
+        for option in app.commands[verb].params:
+            if isinstance(option, click.Option) and not option.hidden:
+                assert any(flag in page for flag in option.opts), (verb, option.name)
+
+
+def test_groff_takes_the_pages_without_a_warning(pages, tmp_path):
+    if not shutil.which("groff"):
+        pytest.skip("groff is not installed")
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    words = ["groff", "-man", "-Tutf8", "-Kutf8", "-ww", *map(str, sorted(tmp_path.iterdir()))]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"commtax-plan\s+-\s+\w", done.stdout)

@@ -11,7 +11,6 @@ from commtax.planner.columns import objective_value
 from commtax.planner.technique_reasons import untried_techniques
 from commtax.units import format_money
 
-
 RATE = ("--request-rate", "20", "--num-prompts", "150", "--no-disaggregated")
 
 

@@ -1,25 +1,35 @@
-"""Benchmark results of several tools and versions, in seconds."""
+"""Benchmark results of several tools and versions: files, printed tables, collectives' tests, pages of metrics."""
 
 import json
 import math
+import re
 import time
+import tomllib
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from commtax.runs.audit import formats
-from commtax.runs.results import bench, exposition
+from cli_run import run_here
+from commtax.runs.audit import audit, formats
+from commtax.runs.report.audit_words import headline
+from commtax.runs.results import bench, collective_tests, exposition, printed_runs
 from commtax.runs.results.bench import read_damaged
+from commtax.runs.results.bench_audit import audit_bench
+from commtax.runs.results.exposition import Exposition, bounds_text, quantile_bounds, read_exposition, requests_in_flight, run_of
+from commtax.runs.results.printed_runs import meaning
 from commtax.statement import Refusal
 from each import each
-from paths import FIXTURES
+from metrics_pages import BOUNDS, RECORDED_APART_S, histogram, recorded
+from paths import FIXTURES, ROOT
 from tables import tables
 
 DATA = tables(__file__)
 
 REAL = json.loads((FIXTURES / "audit" / "benches.json").read_text())
+
 SERVE = {
     "date": "20250101-000000",
     "backend": "vllm",
@@ -295,3 +305,389 @@ def test_time_grows_with_the_text(unit):
 def test_too_many_results():
     with pytest.raises(Refusal, match="more than 2,000 results"):
         bench.read("Avg latency: 1 seconds\n" * 2_002)
+
+
+LISTED = DATA["listed"]
+
+MINUTES = DATA["minutes"]
+
+BELOW = DATA["below"]
+
+MARKDOWN = """| ISL | Concurrency | TTFT Avg (ms) | TTFT P99 (ms) | TPOT (ms) | Req/s |
+|---|---|---|---|---|---|
+| 128 | 1 | 50 | 90 | 20 | 0.5 |
+| 256 | 8 | 70 | 99 | 25 | 3.5 |
+"""
+
+ACROSS = """| Metric | main | patched | change |
+|---|---|---|---|
+| Mean TTFT (ms) | 80 | 60 | -25% |
+| Output token throughput (tok/s) | 100 | 120 | +20% |
+"""
+
+BOX = DATA["box"]
+
+SPANNED = DATA["spanned"]
+
+
+def test_lists_of_other_tools_in_seconds():
+    (found,) = bench.read(LISTED)
+    assert (found.concurrency, found.duration_s, found.requests_per_s, found.output_tokens_per_s) == (16, 10, 2, 400)
+    assert (found.stats["ttft"], found.requests, found.output_len) == ({"min": 0.1, "max": 0.9, "mean": 0.4}, 20, 200)
+    (found,) = bench.read(MINUTES)
+    assert (found.model, found.requests_per_s, found.output_tokens_per_s) == ("org/some-model-7b", 0.4, 100)
+    assert (found.seconds("ttft", "mean"), found.seconds("e2el", "mean"), found.requests) == (0.5, 9.0, 20)
+    (found,) = bench.read(BELOW)
+    assert found.stats["ttft"] == pytest.approx({"mean": 0.05, "p99": 0.09})
+
+
+@pytest.mark.parametrize(
+    ("text", "ttfts"), [(MARKDOWN, [0.05, 0.07]), (ACROSS, [0.08, 0.06]), (BOX, [0.05]), (SPANNED, [0.05, 0.06])]
+)
+def test_tables_either_way_round(text, ttfts):
+    assert [r.seconds("ttft", "mean") for r in bench.read(text)] == pytest.approx(ttfts)
+
+
+def test_what_a_table_says_of_its_runs():
+    first, second = bench.read(MARKDOWN)
+    assert (first.concurrency, second.concurrency, second.lengths[0], second.stats["ttft"]["p99"]) == (1, 8, 256, 0.099)
+    (boxed,) = bench.read(BOX)
+    assert (boxed.concurrency, boxed.stats["e2el"]["p99"]) == (4, pytest.approx(0.95))
+    alone, paced = bench.read(SPANNED)
+    assert (alone.concurrency, paced.request_rate, paced.burstiness) == (1, 1.5, math.inf)
+    assert "itl" not in paced.stats  # GuideLLM's ITL is what others call TPOT
+    assert paced.seconds("tpot", "mean") == pytest.approx(0.018)
+
+
+def test_a_second_list_is_a_second_run():
+    assert [r.seconds("ttft", "mean") for r in bench.read(BELOW + "\n" + BELOW.replace("50.0", "70.0"))] == pytest.approx(
+        [0.05, 0.07]
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["| Name | Cost |\n|---|---|\n| a | 3 |\n", "Mean TTFT: 5\nMean TPOT: 3\n", "rank 3: step 5\nloss: 2.1\n"]
+)
+def test_what_is_not_understood_stays_refused(text, tmp_path):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(Refusal):
+        formats.read(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "label", ["Peak output token throughput (tok/s)", "Total generated tokens (retokenized)", "Tput User (TPS)"]
+)
+def test_a_label_with_another_word_is_another(label):
+    assert meaning(label).field == ""
+
+
+def test_json_whose_keys_are_labels():
+    (found,) = bench.parse(
+        '{"load_summary": {"count": 9, "requested_rate": 2.0}, "successes": {"count": 9, "latency": '
+        '{"time_to_first_token": {"mean": 0.2}, '
+        '"normalized_time_per_output_token": {"mean": 9}, "time_per_output_token": {"mean": 0.02}}}}'
+    )
+    assert (found.requests, found.request_rate, found.stats) == (9, 2.0, {"ttft": {"mean": 0.2}, "tpot": {"mean": 0.02}})
+
+
+TABLE = "============ Serving Benchmark Result ============\nSuccessful requests: 9\nMean TTFT (ms): 5.0\n" + "=" * 50 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("vllm serve org/m -tp 2\nvllm bench serve --model org/m", ("org/m", 2, math.inf)),
+        ("vllm bench serve --model org/m --request-rate 1 --num-prompts 9", ("org/m", 0, 1.0)),
+        ("python -m sglang.launch_server \\\n  --model-path org/m \\\n  --tp 4", ("org/m", 4, None)),
+        ("TP=1 LLM_MODEL=org/m modal run x.py --task benchmark", ("org/m", 1, None)),
+        ("vllm serve org/m -tp 2\nvllm serve org/m -tp 4 --port 1", ("org/m", 0, None)),
+    ],
+)
+def test_the_command_above_a_result_is_what_ran(command, said):
+    (found,) = bench.read(f"{command}\n{TABLE}")
+    assert (found.model, found.tp, found.request_rate) == said
+
+
+def test_no_command_is_a_sentence():
+    assert not printed_runs.is_command("vllm serve prints this: 5 - 6")
+
+
+def test_answers_that_were_not_streamed_and_rates_that_were_not_sent_are_told():
+    text = TABLE.replace("Mean TTFT", "Traffic request rate: 2.0\nRequest throughput (req/s): 4.0\nMean ITL (ms): 0.00\nMean TTFT")
+    (found,) = bench.read(text.replace("requests: 9", "requests: 900\nTotal generated tokens: 90000"))
+    section = audit_bench([found], None, "x")
+    told = {f.item: f.verdict for f in section.findings if f.verdict == "disagree"}
+    assert set(told) == {"results without gaps between tokens", "requests/s answered, at most those sent"}
+    assert audit_bench([found, found], None, "x").facts["results"] == "2"
+
+
+def test_a_deviation_behind_a_value_is_no_part_of_it():
+    (found,) = bench.read("Load time: 900.00 ms\nTTFT: 20.50 ± 0.47 ms\nTPOT: 10.25 +/- 1 ms\nThroughput : 97.5 ± 1.07 tokens/s\n")
+    assert (found.stats["ttft"]["mean"], found.stats["tpot"]["mean"]) == pytest.approx((0.0205, 0.01025))
+    assert found.facts["tokens/s"] == "97.5"
+
+
+def test_fewer_answers_than_the_command_asked_for_are_failures():
+    command = "python3 -m sglang.bench_serving --backend sglang --num-prompts {}\n"
+    section = audit_bench(bench.read(command.format(20) + TABLE), None, "x")
+    (cause,) = [c for c in section.causes if c.code == "failed requests"]
+    assert cause.said == "11 of 20 requests that were asked for have no answer: the figures are of the others"
+    assert any(f.code == "failed requests" and f.measured == 11 for f in section.findings)
+    assert not audit_bench(bench.read(command.format(9) + TABLE), None, "x").causes
+    _, second = bench.read(command.format(20) + TABLE + "\n" + TABLE)
+    assert "requests asked for" not in second.facts  # it may be another run's
+
+
+def test_zeros_are_no_times_and_failures_are_a_cause():
+    (found,) = bench.read(
+        '{"completed": 0, "failed": 8, "duration": 0.005, "mean_ttft_ms": 0.0, "mean_tpot_ms": 0.0, "backend": "vllm"}'
+    )
+    section = audit_bench([found], None, "x")
+    assert {f.code for f in section.findings} == {"failed requests", "duration"}
+    assert [c.said for c in section.causes] == ["8 of 8 requests failed: nothing was measured"]
+
+
+LENGTHS = "| ISL | OSL | N | TTFT Avg (ms) | TPOT Avg (ms) | E2EL Avg (ms) |\n"
+
+LENGTHS += "|---|---|---|---|---|---|\n| 128 | 128 | 8 | 700 | 30 | {} |\n"
+
+
+@pytest.mark.parametrize(("whole_ms", "verdict"), [(4510, "agree"), (4800, "unknown"), (4000, "unknown"), (9000, "disagree")])
+def test_a_length_that_was_only_asked_for_refutes_no_run_by_little(whole_ms, verdict):
+    section = audit_bench(bench.read(LENGTHS.format(whole_ms)), None, "x")
+    assert [f.verdict for f in section.findings if f.item.startswith("E2E = ")] == [verdict]
+
+
+HEAD = "# nThread 1 nGpus {} minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20\n"
+
+TITLES = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
+
+ROW = "{:>12} {:>12}     float     sum      -1  {:>7}   20.00   30.00      0  {:>7}   20.00   30.00      0\n"
+
+END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 30\n"
+
+
+def rows(*sizes):
+    return "".join(ROW.format(size, size // 4, 17.5, 17.4) for size in sizes)
+
+
+@pytest.fixture
+def audited(tmp_path):
+    def read(text, name="x.txt"):
+        path = tmp_path / name
+        path.write_text(text)
+        return audit([path])
+
+    return read
+
+
+def cut(run):
+    return [str(n) for n in run.sections[0].notes if n.code == "partial"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TITLES + rows(8, 16) + ROW.format(32, 8, 17.5, 17.4)[:62], "ends in the row of 32 B"),
+        (TITLES + rows(8, 16) + "          32       ", "neither its header nor its average"),
+        (TITLES + rows(8, 16) + "          32             8", "ends in the row of 32 B"),
+        ("".join(f"[1,0]<stdout>:{line}\n" for line in (TITLES + rows(8, 16)).splitlines()), "neither its header"),
+        (rows(1 << 26, 1 << 27) + END + "./broadcast_perf -b 8\n" + HEAD.format(2), "broadcast is cut off: the text ends before"),
+        (HEAD.format(2) + TITLES + rows(8, 16), "ends at 16 B of 128 MiB"),
+        (HEAD.format(2) + "# Using devices\n", "ends before its table"),
+    ],
+)
+def test_what_is_cut_off_is_partial_and_not_off(audited, text, says):
+    run = audited(text)
+    assert len(cut(run)) == 1
+    assert says in cut(run)[0]
+    assert ": partial, what it has shows nothing off" in headline(run)
+    assert all(f.verdict != "disagree" for f in run.findings)
+
+
+def test_the_last_rows_of_a_whole_test_are_not_partial(audited):
+    run = audited(rows(1 << 26, 1 << 27) + END)
+    assert not cut(run)
+    assert [f.measured for f in run.findings if f.code == "average bus bandwidth, GB/s"] == [30]
+
+
+def test_each_of_several_tests_has_its_average(audited):
+    run = audited((HEAD.format(2) + TITLES + rows(1 << 27) + END) * 2)
+    assert [f.item for f in run.findings if "average" in f.code] == [f"run {i}: average bus bandwidth, GB/s" for i in (1, 2)]
+
+
+def test_one_rank_moves_nothing_and_is_not_blamed(audited):
+    row = "    33554432       8388608     float    none      -1    19.56  1715.44    0.00      0     0.78  43046.1    0.00    N/A\n"
+    device = "#  Rank  0 Group  0 Pid 21 on  h device  0 [0x01] NVIDIA GeForce RTX 5090\n"
+    run = audited("./alltoall_perf\n" + HEAD.format(1).replace("134217728", "33554432") + device + TITLES + row + END)
+    assert not [c for s in run.sections for c in s.causes]
+    assert not [f for f in run.findings if f.unit == "share"]
+
+
+@pytest.mark.parametrize(("program", "op"), [("reduce", "reduce"), ("gather", "gather"), ("hypercube", "hypercube")])
+def test_programs_that_are_not_priced_keep_their_names(program, op):
+    text = f"# Collective test starting: {program}_perf\n" + TITLES + rows(1 << 20).replace("30.00", "20.00")
+    assert [run.op for run in collective_tests.parse(text).runs] == [op]
+
+
+def test_columns_of_newer_versions():
+    """Timestamps, differing bits and times of each iteration behind both halves of a row."""
+    half = " 10.50  20.00  30.00  1  0  9.9  11.2  11.1  4.0"
+    row = collective_tests.row_of(f"1048576 262144 float sum -1{half}{half.replace('10.50', '12.50')} 2026-02-01 10:00:00")
+    assert (row.seconds, row.in_place_s, row.wrong) == pytest.approx((10.5e-6, 12.5e-6, 2))
+
+
+NCCL = {
+    "args": ["./build/alltoall_perf", "-b", "8M"],
+    "config": {
+        "nthreads": 1,
+        "ngpus": 2,
+        "minimum_bytes": 8388608,
+        "maximum_bytes": 16777216,
+        "step_factor": 2,
+        "devices": [{"rank": r, "hostname": "n", "device_hex": f"0000:{r}a:00", "device_info": "NVIDIA H100"} for r in (0, 1)],
+    },
+    "results": [
+        {
+            "size": 8388608 << i,
+            "count": 1048576 << i,
+            "type": "float",
+            "redop": "none",
+            "root": "    -1",
+            "out_of_place": {"time": 60.5 * (i + 1), "alg_bw": 138.6, "bus_bw": 69.3, "nwrong": 0},
+            "in_place": {"time": 60.1, "alg_bw": 139.5, "bus_bw": 69.7, "nwrong": None},
+        }
+        for i in (0, 1)
+    ],
+    "average_bus_bandwidth": {"bandwidth": 69.5},
+}
+
+RCCL = [
+    {"name": "AllReduce", "gpus": 4, "size": size, "inPlace": way, "time": us, "algBw": 50.0, "busBw": 75.0, "#wrong": "0"}
+    for size, us in ((1024, 19.2), (1 << 30, 21400.0))
+    for way in (0, 1)
+]
+
+
+def test_json_of_both(audited):
+    found = audited(json.dumps(NCCL), "a.json").findings
+    assert [f.measured for f in found if f.code == "size"] == pytest.approx([60.5e-6, 121e-6])
+    assert found[0].item == "all-to-all over 2 ranks: best bus bandwidth, GB/s"
+    for text in ("\n".join(map(json.dumps, RCCL)), json.dumps(RCCL)):
+        found = audited(text, "b.json").findings
+        assert found[0].item == "all-reduce over 4 ranks: best bus bandwidth, GB/s"
+        assert [f.measured for f in found if f.code == "size"] == pytest.approx([19.2e-6, 0.0214])
+
+
+def test_rows_of_nothing_are_in_the_average_and_are_not_missing(audited):
+    empty = ROW.format(0, 0, 1.0, 1.0).replace("20.00   30.00", " 0.00    0.00")
+    text = HEAD.format(8) + TITLES + empty * 2 + rows(67108864, 134217728) + END.replace(": 30", ": 15")
+    (average,) = (f for f in audited(text).findings if "average" in f.item)
+    assert average.reason == "as printed: the mean of these rows"
+
+
+SLOW = (ROOT / "examples" / "all-reduce-8xh100.txt").read_text()
+
+
+def test_a_host_that_its_devices_name_is_judged_as_if_it_were_named(tmp_path):
+    file = tmp_path / "nccl.txt"
+    file.write_text(SLOW)
+    named, own = (run_here("audit", file, *place, "--json") for place in (("--cluster", "8xh100-sxm"), ()))
+    assert (named.returncode, own.returncode) == (1, 1)
+    verdicts = [[(f["item"], f["verdict"]) for f in json.loads(done.stdout)["sections"][0]["findings"]] for done in (named, own)]
+    assert verdicts[0] == verdicts[1]
+    for place in (("--cluster", "8xh100-sxm"), ()):
+        told = " ".join(run_here("audit", file, *place).stdout.split())
+        assert "all-reduce of 1 GiB took 1.90 x the time that it should" in told
+        assert "1 GiB reaches 234.3 GB/s of bus bandwidth where 446.2 GB/s is to be expected" in told
+        assert "nvidia-smi nvlink -s" in told
+
+
+@pytest.mark.parametrize(("device", "hosts"), [("NVIDIA L40S", 1), ("NVIDIA H100 NVL", 1), ("NVIDIA H100 80GB HBM3", 2)])
+def test_names_that_do_not_tell_links_judge_nothing(tmp_path, device, hosts):
+    """Cards may have bridges or not, and no name tells the network between hosts."""
+    file = tmp_path / "nccl.txt"
+    text = SLOW.replace("NVIDIA H100 80GB HBM3", device)
+    file.write_text(re.sub(r"(Rank  [4-7] .*) node7 ", r"\1 node8 ", text) if hosts > 1 else text)
+    done = run_here("audit", file)
+    assert done.returncode == 0
+    assert "give --cluster to judge it" in " ".join(done.stdout.split())
+    assert "disagree" not in done.stdout
+
+
+PAGES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["page"]
+
+times = some.lists(some.floats(0.0005, 60), max_size=20)
+
+
+def page_of(values, **more):
+    return read_exposition("\n".join([*histogram("e2e_request_latency_seconds", values), *(f"{k} {v}" for k, v in more.items())]))
+
+
+@given(times, times)
+def test_between_two_pages_is_what_came_between(before, between):
+    first, last = page_of(before), page_of([*before, *between])
+    assert not last.restarted_since(first)
+    made, alone = last.since(first), page_of(between)
+    assert made.totals.keys() == alone.totals.keys()
+    assert all(made.totals[name] == pytest.approx(value, abs=1e-9) for name, value in alone.totals.items())
+    assert made.buckets == alone.buckets
+    low, high = quantile_bounds(made.buckets["e2e_request_latency_seconds"], 0.99)
+    assert not between or low <= sorted(between)[-1] * 1.000001
+    assert not between or high in (*BOUNDS, float("inf"))
+
+
+@given(times, times, some.booleans())
+def test_a_smaller_total_or_a_later_start_is_another_process(before, after, told):
+    first = page_of(before, process_start_time_seconds=1000.0)
+    last = page_of(after, process_start_time_seconds=2000.0 if told else 1000.0)
+    assert last.restarted_since(first) == (told or sum(after) < sum(before) or len(after) < len(before))
+
+
+def test_the_load_of_a_recorded_server():
+    """Six clients that never pause, 160 tokens of which 128 are shared, 32 to answer."""
+    first, last = (read_exposition(recorded(n)) for n in (1, 2))
+    run = run_of(last.since(first), RECORDED_APART_S)
+    assert requests_in_flight(last.since(first), RECORDED_APART_S) == pytest.approx(6, rel=0.02)
+    assert requests_in_flight(last, None) == pytest.approx(6, rel=0.06)  # since its start, by tokens per step
+    assert (run.input_len, run.output_len, run.hit_rate, run.accepted) == (160, 32, 0.8, 1)
+    assert run.requests_per_s * run.seconds("e2el") == pytest.approx(6, rel=0.05)  # Little's law, by other histograms
+    assert run.facts["p99 TTFT"] == "100 ms to 250 ms"
+    assert (run.facts["running"], run.facts["preemptions"]) == ("6", "0")
+    assert last.started_s is not None
+
+
+def test_a_recorded_restart_is_noticed():
+    first, last, again = (read_exposition(recorded(n)) for n in (1, 2, 3))
+    assert [again.restarted_since(first), again.restarted_since(last), last.restarted_since(first)] == [True, True, False]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[p["engine"] for p in PAGES])
+def test_documented_names_of_engines(page):
+    run = run_of(read_exposition(page["lines"]), page["window_s"])
+    assert run.facts["engine"] == page["engine"]
+    assert run.concurrency == pytest.approx(page["in_flight"])
+    assert list(run.lengths) == page["lengths"]
+    assert (run.hit_rate, run.seconds("ttft")) == (page["hit_rate"], page["ttft_s"])
+    assert page["facts"].items() <= run.facts.items()
+
+
+def test_drafts_are_told_by_tokens_that_come_at_once():
+    lines = [f"vllm:{name} {value}" for name, value in (
+        ("spec_decode_num_drafts_total", 400), ("generation_tokens_total", 1000), ("time_to_first_token_seconds_count", 10),
+        ("inter_token_latency_seconds_count", 390), ("iteration_tokens_total_count", 100),
+    )]  # fmt: skip
+    page = read_exposition("\n".join(lines))
+    assert run_of(page).accepted == 2.5
+    assert requests_in_flight(page, None) == 4
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "node_cpu_seconds_total 1\n", "<html>vllm</html>", "vllm:x NaN\n"])
+def test_pages_without_a_metric_of_an_engine_are_empty(text):
+    assert not read_exposition(text)
+
+
+def test_what_is_above_all_bounds_has_no_upper_one():
+    assert bounds_text(*quantile_bounds({1.0: 0.0, float("inf"): 5.0}, 0.99)) == "above 1 s"
+    assert bounds_text(0.25, 0.5) == "250 ms to 500 ms"
+    assert not Exposition()

@@ -1,4 +1,4 @@
-"""Profiler traces: the shared ones against an independent count, made ones by hand, a real two-rank run of vLLM on CPUs."""
+"""Profiler traces: the shared ones against an independent count, made ones by hand, and what they tell beside their counts."""
 
 import gzip
 import json
@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from audited import by_item, made_steps, question
+from cli_run import run_here
+from commtax import catalog
+from commtax.catalog import recognise
 from commtax.runs.evidence.collective_names import call_op, kernel_op
 from commtax.runs.traces.meeting import meet
 from commtax.runs.traces.profilers import kineto
-from commtax.runs.traces.trace import graph_steps
+from commtax.runs.traces.profilers.columns import facts_of
+from commtax.runs.traces.trace import KINDS, graph_steps, main_span, usage
+from commtax.runs.traces.trace_audit import audit_traces
 from commtax.timeline import Timeline
 from each import each
 from made_traces import clashes, decode_graphs, document, event, exposed, kernel, launch, per_step, write
@@ -23,7 +29,9 @@ from tables import tables
 DATA = tables(__file__)
 
 TRACES = SHARED / "traces"
+
 shared = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
+
 NAMES = sorted(p.name for p in TRACES.glob("*.json.gz")) if TRACES.is_dir() else []
 
 
@@ -315,3 +323,329 @@ def test_uncovered_spans_sum_to_the_exposed_time(rows):
     comm, compute = ({t for k, start, length in rows if k == kind for t in range(start, start + length)} for kind in (0, 1))
     both, one = (sum(end - start for start, end in line.covered(*kinds)) for kinds in (("comm", "compute"), ("compute",)))
     assert both - one == len(comm - compute)
+
+
+A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 84990623744, "numSms": 108}
+
+H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85045542912, "numSms": 132}
+
+
+def audited(made, asked, *others):
+    section = audit_traces([kineto.parse(m) for m in (made, *others)], asked, ["a"])
+    return section, by_item(section)
+
+
+# Sizes that host operators carry
+
+
+def eager_steps(operator, dims, steps=2, count=65, inner=None, concrete=(), kinds=("c10::BFloat16", "")):
+    """Decode steps without graphs: an engine's operator around the launch of each of its kernels."""
+    events, at, correlation = [], 1000.0, 0
+    for _ in range(steps):
+        begin = at
+        for _ in range(count):
+            correlation += 1
+            shapes = {"Input Dims": dims, "Input type": list(kinds), "Concrete Inputs": list(concrete)}
+            events.append(event("cpu_op", operator, at, 18, **shapes))
+            if inner:
+                events.append(
+                    event("cpu_op", inner, at + 1, 16, **{"Input Dims": [[], dims[0]], "Input type": ["Scalar", kinds[0]]})
+                )
+            events += [
+                launch(at + 5, correlation),
+                kernel("void vllm::cross_device_reduce_1stage<x, 2>(y)", at + 9, 5, correlation),
+            ]
+            at += 20
+        events.append(event("user_annotation", "execute_context_0(0)_generation_1(1)", begin, at - begin - 1))
+    return document(events)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inner"),
+    [
+        ("vllm::all_reduce", None),
+        ("vllm::all_reduce", "_C_custom_ar::all_reduce"),
+        ("symm_mem::multimem_all_reduce_", None),
+        ("symm_mem::two_shot_all_reduce_", None),
+        ("sglang::inplace_all_reduce", None),
+        ("vllm::flashinfer_trtllm_fused_allreduce_norm", None),
+    ],
+)
+def test_operators_carry_sizes(operator, inner):
+    """65 all-reduces of one bf16 row of 4,096: 520 KiB a step, which was unknown."""
+    _, found = audited(eager_steps(operator, [[1, 4096], []], inner=inner), question(tp=2, eager=True))
+    assert found["all-reduce bytes per step"].measured == 65 * 4096 * 2
+    assert found["all-reduce bytes per step"].verdict == "agree"
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "concrete", "op", "expected", "ranks"),
+    [
+        ("vllm::all_gather", [[4, 64], [], [], []], ["", "-1", "2", "tp:0"], "all-gather", 4 * 64 * 2 * 2, 2),
+        ("vllm::reduce_scatter", [[4, 64], [], [], []], ["", "0", "8", "tp:0"], "reduce-scatter", 4 * 64 * 2, 8),
+        ("_c10d_functional::all_gather_into_tensor", [[4, 64], [], []], ["", "4", "0"], "all-gather", 4 * 64 * 2 * 4, 4),
+        ("sglang::reg_all_gather_into_tensor", [[8, 64], [4, 64], []], [], "all-gather", 8 * 64 * 2, 0),
+        ("sglang::reg_reduce_scatter_tensor", [[4, 64], [8, 64], []], [], "reduce-scatter", 8 * 64 * 2, 0),
+        ("symm_mem::fused_matmul_reduce_scatter", [[4, 64], [64, 8]], [], "reduce-scatter", None, 0),
+        ("vllm::all_gather", [[4, 64], [], [], []], [], "all-gather", None, 0),
+    ],
+)
+def test_the_full_tensor_of_every_operator(name, dims, concrete, op, expected, ranks):
+    kinds = ["c10::BFloat16" if d else "" for d in dims]
+    facts = facts_of(name, {"Input Dims": dims, "Input type": kinds, "Concrete Inputs": concrete})
+    assert facts.ranks == ranks
+    assert facts.nbytes(op, ranks) == expected
+
+
+# Shares and seconds
+
+
+def test_a_share_does_not_disagree_where_seconds_agree():
+    """A step of the predicted length whose communication takes half of its predicted time: a few per cent of the step."""
+    asked = question(tp=2)
+    words = made_steps(asked)
+    half = {"each_us": words["each_us"] / 2, "compute_us": words["compute_us"] + words["each_us"] / 2}
+    _, found = audited(decode_graphs(**{**words, **half}), asked)
+    assert found["decode step"].verdict == "agree"
+    assert found["decode step"].difference == pytest.approx(0, abs=0.01)
+    assert found["exposed communication, of the step"].verdict == "agree"
+    _, found = audited(
+        decode_graphs(**{**words, "each_us": 0.6 * (total := words["each_us"] + words["compute_us"]), "compute_us": 0.4 * total}),
+        asked,
+    )
+    assert found["decode step"].verdict == "agree"
+    assert found["exposed communication, of the step"].verdict == "disagree", "more than half of a step, where 7 % were predicted"
+
+
+@given(
+    step=st.floats(1e-4, 1.0),
+    share=st.floats(0, 1),
+    ours=st.floats(0.75, 1.25),
+    theirs=st.floats(0.75, 1.25),
+    tolerance=st.sampled_from([0.25, 0.5]),
+)
+def test_seconds_that_agree_never_leave_a_share_that_disagrees(step, share, ours, theirs, tolerance):
+    asked = question(tp=2, tolerance=tolerance)
+    comm = share * step
+    assert asked.seconds("step", step, step * theirs).verdict == "agree"
+    assert asked.seconds("exposed communication, of the step", comm, comm * ours, base=step).verdict == "agree"
+
+
+# Busy and idle time
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 60)), min_size=1, max_size=40))
+def test_every_second_is_spent_once(rows):
+    kinds, starts, lengths = (np.array(x) for x in zip(*rows, strict=True))
+    names = ("x",) * len(rows)
+    line = Timeline(np.arange(len(rows)), starts * 1.0, (starts + lengths) * 1.0, kinds, names, names, KINDS)
+    windows = [(0.0, 100.0), (150.0, 400.0)]
+    spent = usage(line, windows)
+    busy = [any(s <= t < s + n for s, n in zip(starts, lengths, strict=True)) for t in range(400) if t < 100 or t >= 150]
+    assert spent.total_s == 350
+    assert spent.busy_s == pytest.approx(sum(busy))
+    assert spent.busy_s + spent.idle_s == pytest.approx(350)
+
+
+def test_busy_and_idle_time_are_shown(tmp_path):
+    asked = question(tp=2)
+    words = made_steps(asked)
+    section, _ = audited(decode_graphs(**words), asked)
+    ((rank, spent),) = section.usage
+    assert rank == 0
+    assert spent.exposed_s == pytest.approx((words["reduces"] + words["gathers"]) * words["each_us"] * 1e-6, rel=0.01)
+    assert spent.idle_share < 0.01
+    made = write(tmp_path / "t.json", decode_graphs(**words))
+    shown = run_here("audit", str(made), "-m", "llama-3.1-8b", "-c", "2xh100-sxm", "-tp", "2")
+    assert "typical step" in shown.stdout
+    assert "▓ exposed" in shown.stdout
+    document = json.loads(run_here("audit", str(made), "-m", "llama-3.1-8b", "-c", "2xh100-sxm", "-tp", "2", "--json").stdout)
+    (first,) = document["sections"][0]["usage"]
+    assert first["busy_s"] + first["idle_s"] == pytest.approx(first["total_s"])
+
+
+def test_an_idle_device_is_the_reason():
+    """Kernels as predicted, and the host four times slower than they are."""
+    asked = question(tp=2)
+    made = decode_graphs(**made_steps(asked))
+    for e in made["traceEvents"]:
+        e["ts"] *= 4
+        if e["cat"] == "user_annotation":
+            e["dur"] *= 4
+    _, found = audited(made, asked)
+    assert found["decode step"].verdict == "disagree"
+    assert "the device idles 7" in found["decode step"].reason
+
+
+# Strays
+
+
+def test_one_stray_kernel_does_not_stretch_its_step():
+    """A 4 ms step whose last kernel the device ran half a second later."""
+    asked = question(tp=2)
+    made = decode_graphs(**made_steps(asked, steps=1))
+    last = max(e["ts"] + e["dur"] for e in made["traceEvents"])
+    events = [*made["traceEvents"], kernel("void late(float)", last + 470_000, 3, 1)]
+    section, found = audited(document(events), asked)
+    assert found["decode step"].verdict == "agree"
+    assert any("1 device event far" in n for n in section.notes)
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 30)).map(lambda x: (x[0] * 1.0, x[0] + x[1] * 1.0)), min_size=1)
+
+
+@given(SPANS, st.floats(1.0, 1e6), st.booleans())
+def test_a_stray_changes_nothing(spans, apart, ahead):
+    """Whatever is farther away than all of a step's kernels together take leaves its window as it was."""
+    first, last, strays = main_span(spans)
+    assert min(s for s, _ in spans) <= first < last <= max(e for _, e in spans)
+    total, tiny = sum(e - s for s, e in spans), 1e-3
+    begin = max(e for _, e in spans) + 2 * total + apart if not ahead else min(s for s, _ in spans) - 2 * total - apart - tiny
+    again = main_span([*spans, (begin, begin + tiny)])
+    if strays == 0:
+        assert again == (first, last, 1)
+
+
+def test_a_pause_of_the_host_is_part_of_its_step():
+    assert main_span([(0.0, 1.0), (50.0, 51.0)], lambda begin, end: end - begin) == (0.0, 51.0, 0)
+
+
+@pytest.mark.parametrize(("call", "microseconds"), [("cudaStreamSynchronize", 400), ("cudaLaunchKernel", 900)])
+def test_a_kernel_ahead_of_its_step(call, microseconds):
+    """A small kernel runs at once while the step before still runs: waiting in the driver is not the host's time, planning is."""
+    spans = [(0, 2), (500, 200), (700, 200)]
+    events = [event("user_annotation", "execute_context_0(0)_generation_1(1)", 0, 950)]
+    for i, (at, length) in enumerate(spans):
+        events += [launch(at, i), kernel("void gemm(float)", at, length, i)]
+    events.append({**event("cuda_runtime", call, 3, 495 if "Synchronize" in call else 2, correlation=99)})
+    (step,) = kineto.parse(document(events)).steps
+    assert step.seconds == pytest.approx(microseconds * 1e-6)
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
+def test_a_public_trace_with_a_kernel_ahead():
+    """SGLang plans ahead: one kernel of 3 us, then 493 ms inside a copy that waits, then the step's 494 ms."""
+    (path,) = TRACES.glob("inference__sglang*")
+    trace = kineto.read(path)
+    (step,) = trace.steps
+    assert step.seconds == pytest.approx(0.494, abs=0.002)
+    section = audit_traces([trace], question("qwen3-8b", "mi300x", tp=1, engine="sglang"), ["x"])
+    assert {f.verdict for f in section.findings} == {"unknown"}, "the right chip alone is no agreement"
+
+
+# Training
+
+
+def training_steps():
+    made = decode_graphs(3, 1, steps=3, phase=False)["traceEvents"]
+    found = [e for e in made if e["cat"] != "user_annotation"]
+    for e in [e for e in found if e["cat"] == "cuda_runtime"]:
+        found.append(event("user_annotation", f"ProfilerStep#{e['ts']}", e["ts"] - 1, 90))
+        found.append(event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", e["ts"] + 3, 2))
+        found.append(event("user_annotation", "Optimizer.step#AdamW.step", e["ts"] + 6, 2))
+    return document(found)
+
+
+def test_training_steps_are_not_called_decode():
+    section, found = audited(training_steps(), question(tp=2))
+    assert {f.verdict for f in section.findings} == {"unknown"}
+    assert "training" in found["training step"].reason
+    assert not any("decode" in f.item for f in section.findings)
+    assert "3 training steps" in section.notes
+
+
+def test_an_engine_s_steps_beside_training_are_compared():
+    """Reinforcement learning: rollouts with their own step names, then a backward pass."""
+    asked = question(tp=2)
+    made = decode_graphs(**made_steps(asked))
+    made["traceEvents"].append(event("user_annotation", "Optimizer.step#AdamW.step", 10**7, 5))
+    _, found = audited(made, asked)
+    assert found["decode step"].verdict == "agree"
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
+@pytest.mark.parametrize(
+    ("file", "ranks"),
+    [("nccl_parser_config_nccl_data", 1), ("negative_queue_length_values_check_rank0", 1), ("rank_non_gpu_rank_non_gpu", 1),
+     ("ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace", 1), ("trace_filter_sampled_rank-{}", 2)],
+)  # fmt: skip
+def test_public_training_traces(file, ranks):
+    traces = [kineto.read(TRACES / f"{file.format(r)}.json.gz") for r in range(ranks)]
+    section = audit_traces(traces, question(cluster="8xa100-80-sxm", tp=1), ["x"])
+    items = by_item(section)
+    assert items["training step"].verdict == "unknown"
+    assert {i for i, f in items.items() if f.verdict == "disagree"} <= {i for i in items if i.startswith("memory of")}
+
+
+# Ranks that are missing
+
+
+def test_ranks_that_are_not_here_are_said():
+    asked = question(cluster="8xh100-sxm", tp=8)
+    made = [decode_graphs(**made_steps(asked), rank=r) for r in (0, 1)]
+    for m in made:
+        m["distributedInfo"] |= {"world_size": 8, "pg_config": [{"pg_name": "0", "pg_size": 8}]}
+    section, found = audited(made[0], asked, made[1])
+    assert any("2 of the job's 8 ranks are here (0, 1)" in n for n in section.notes)
+    assert found["ranks in the job"].verdict == "agree"
+    assert found["waiting for the slowest rank, share of the step"].verdict == "unknown"
+    slow = [decode_graphs(**made_steps(asked, each_us=50.0), rank=r) for r in (0, 1)]
+    for m in slow:
+        m["distributedInfo"] |= {"world_size": 8, "pg_config": [{"pg_name": "0", "pg_size": 8}]}
+    _, found = audited(slow[0], asked, slow[1])
+    assert found["one all-reduce (shortest over ranks)"].verdict == "unknown", "the other six may have come later still"
+    assert "2 of its 8 ranks here" in found["one all-reduce (shortest over ranks)"].reason
+
+
+@pytest.mark.parametrize(("world", "verdict"), [(2, "agree"), (8, "unknown"), (3, "disagree")])
+def test_the_job_s_size_against_the_plan(world, verdict):
+    asked = question(tp=2)
+    made = decode_graphs(**made_steps(asked))
+    made["distributedInfo"]["world_size"] = world
+    _, found = audited(made, asked)
+    assert found["ranks in the job"].verdict == verdict
+
+
+# The chip
+
+
+@pytest.mark.parametrize(
+    ("device", "cluster", "verdict", "says"),
+    [
+        (H100, "2xh100-sxm", "agree", ""),
+        (A100, "2xh100-sxm", "disagree", "the trace is of a100-80-sxm, not of h100-sxm"),
+        (A100, "2xa100-80-pcie", "disagree", "the trace is of a100-80-sxm"),
+        ({**H100, "numSms": 114, "name": "NVIDIA H100 PCIe"}, "2xh100-sxm", "disagree", "h100-pcie"),
+        ({**H100, "name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "totalGlobalMem": 42e9, "numSms": 60}, "2xh100-sxm", "disagree",
+         "60 multiprocessors are not those of h100-sxm"),
+        ({**H100, "name": "NVIDIA X900"}, "2xh100-sxm", "unknown", "under a name"),
+    ],
+)  # fmt: skip
+def test_the_chip_is_read(device, cluster, verdict, says):
+    asked = question(cluster=cluster, tp=2)
+    made = decode_graphs(**made_steps(question(tp=2)))
+    section, found = audited({**made, "deviceProperties": [device, {**device, "id": 1}]}, asked)
+    chip = found[f"memory of {device['name']}"]
+    assert chip.verdict == verdict
+    assert says in chip.reason
+    assert any(f"2 x {device['name']}" in n for n in section.notes)
+
+
+@each("key", [k for k in catalog.keys("chips") if k != "cpu"])
+def test_every_chip_is_recognised_by_its_size(key):
+    known = catalog.chip(key)
+    assert key in recognise("", known.visible_bytes, known.num_sms)
+    assert key in recognise(known.name, known.visible_bytes, known.num_sms)
+
+
+@each(("name", "gib", "sms", "key"), DATA["names_as_drivers_write_them"])
+def test_names_as_drivers_write_them(name, gib, sms, key):
+    assert recognise(name, gib * 2**30, sms) == (key,)
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
+def test_a_device_without_a_name():
+    """A public trace of ROCm: 192 GiB and 304 compute units are an MI300X."""
+    (path,) = TRACES.glob("inference__vllm*")
+    section = audit_traces([kineto.read(path)], question("qwen3-8b", "h100-sxm", tp=1), ["x"])
+    assert by_item(section)["memory of its device"].reason == "the trace is of mi300x, not of h100-sxm"

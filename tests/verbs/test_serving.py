@@ -1,7 +1,9 @@
-"""Closed-loop serving: laws, limits, the rows of published runs as questions, and figures that were published."""
+"""Closed-loop serving: laws, limits on lengths, the rows of published runs as questions, and samples of fleets."""
 
 import csv
 import json
+import re
+from math import ceil
 from operator import attrgetter
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
+from commtax.catalog import engine, model
 from commtax.cost.closed_form import (
     OUTGROWN,
     ClosedLoopLoad,
@@ -23,9 +26,16 @@ from commtax.cost.closed_form import (
     running_requests,
 )
 from commtax.cost.compute import chosen_experts
+from commtax.launch.writing import benchmark_command
+from commtax.question import Question
+from commtax.sim.streams import draw_stream
 from commtax.spec import Experts
+from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
 from commtax.units import format_seconds
+from commtax.verbs.loads import longest_of, sample_of, split, stream_of
+from commtax.verbs.requests import fleet_of, run
+from commtax.verbs.settling import ask, resolve_question, settle
 from commtax_lab.published.serving_rows import is_fitted, may_draft, measured_means, question
 from each import each
 from paths import SHARED
@@ -34,7 +44,9 @@ from tables import tables
 DATA = tables(__file__)
 
 RUNS = SHARED / "serving_runs.csv"
+
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm@1.0")
+
 PLACE = "8xh100-sxm"
 
 
@@ -435,8 +447,8 @@ def test_published_runs():
         (row(**long, batch_size="64", silicon_ttft_ms="583.2", silicon_tpot_ms="23.53"), 0.05, 0.3),
         (row(**long, tp_size="4", batch_size="64", silicon_ttft_ms="905.1", silicon_tpot_ms="34.9"), 0.05, 0.3),
     ]
-    for run, tpot, ttft in figures:
-        found, was = predict(run), measured_means(run)
+    for run_one, tpot, ttft in figures:
+        found, was = predict(run_one), measured_means(run_one)
         assert found["tpot_s"] == pytest.approx(was["tpot_s"], rel=tpot)
         assert found["ttft_s"] == pytest.approx(was["ttft_s"], rel=ttft)
 
@@ -466,11 +478,11 @@ def test_the_command_prints_a_document():
     document = json.loads(done.stdout)
     assert document["schema"] == "commtax.simulate/1"
     assert document["input_len"] == 512
-    assert [run["concurrency"] for run in document["runs"]] == [1, 8]
-    for run in document["runs"]:
-        assert run["tpot_low_s"] < run["tpot_s"] < run["tpot_high_s"]
-        parts = sum(run[f"ttft_{name}_s"] for name in ("request", "boundary", "prefill", "ahead", "slot", "frontend"))
-        assert parts == pytest.approx(run["ttft_s"])
+    assert [row["concurrency"] for row in document["runs"]] == [1, 8]
+    for row in document["runs"]:
+        assert row["tpot_low_s"] < row["tpot_s"] < row["tpot_high_s"]
+        parts = sum(row[f"ttft_{name}_s"] for name in ("request", "boundary", "prefill", "ahead", "slot", "frontend"))
+        assert parts == pytest.approx(row["ttft_s"])
 
 
 def test_the_command_refuses_in_one_line():
@@ -545,3 +557,102 @@ def test_one_client_is_told_how_to_say_the_load():
     words, hint = ("simulate", "llama-3.1-8b", "-c", "h100-sxm"), "--concurrency N or --request-rate N"
     assert hint in run_here(*words).stdout
     assert all(hint not in run_here(*words, "--concurrency", clients).stdout for clients in ("1", "4"))
+
+
+ASKED = ("simulate", "llama-3.1-70b", "--cluster", "4xh100", "-tp", "4", "--concurrency", "2")
+
+
+@pytest.mark.parametrize("more", [(), ("--num-prompts", "20")])
+def test_requests_that_are_all_too_long_are_refused(more: tuple[str, ...]) -> None:
+    result = run_here(*ASKED, "--input-len", "200000", *more)
+    assert result.returncode == 2
+    assert "with output_len it makes 200,128 tokens, more than the 131,072 positions of llama-3.1-70b" in result.stderr
+    assert run_here(*ASKED, "--input-len", "130944", "--spread", "0").returncode == 0, "the nearest valid length is valid"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "llama-3.1-8b", "--input-len", "8k"),
+        ("worth", "llama-3.1-8b", "--context", "8k", "--concurrency", "2"),
+        ("worth", "llama-3.1-8b", "--context", "8k"),
+        ("compare", "llama-3.1-8b", "--plans", "tp1,tp2", "--context", "8k", "--concurrency", "2"),
+        ("diff", "vllm serve llama-3.1-8b", "vllm serve llama-3.1-8b -tp 2", "--input-len", "8k", "--concurrency", "2"),
+    ],
+)
+def test_all_that_price_whole_requests_hold_them_to_the_limit(words: tuple[str, ...]) -> None:
+    asked = (*words, "--cluster", "2xh100", "--output-len", "100", "--max-model-len")
+    refused = run_here(*asked, "8000")
+    assert (refused.returncode, "max_model_len=8000: fewer than input_len + output_len = 8,100" in refused.stderr) == (2, True)
+    assert run_here(*asked, "8100").returncode == 0
+
+
+def test_a_comparison_of_steps_has_no_longest_request() -> None:
+    asked = ("compare", "llama-3.1-8b", "-c", "2xh100", "--plans", "tp1,tp2")
+    assert "belongs to whole requests" in run_here(*asked, "--max-model-len", "8000").stderr
+    assert run_here(*asked, "--from", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 512").returncode == 0
+
+
+def test_a_longer_limit_that_was_set_is_taken_at_its_word() -> None:
+    assert "are more than the 131,072 positions" in run_here(*ASKED, "--input-len", "200000", "--max-model-len", "262144").stdout
+
+
+def test_only_the_tail_of_the_lengths_is_cut(tmp_path) -> None:
+    saved = tmp_path / "requests.csv"
+    result = run_here(*ASKED, "--input-len", "100000", "--num-prompts", "60", "--save", str(saved))
+    rows = list(csv.DictReader(saved.read_text().splitlines()))
+    assert result.returncode == 0
+    assert 125_000 < max(int(row["input_tokens"]) + int(row["output_tokens"]) for row in rows) <= 131_072
+    said = run_here(*ASKED, "--input-len", "100000").stdout
+    assert "lengths vary by ±30.9% only, so that none is longer than the 131,072 tokens" in " ".join(said.split())
+
+
+@settings(max_examples=200)
+@given(
+    limit=st.integers(2, 131_072),
+    share=st.floats(0.01, 1),
+    prompts=st.floats(0.01, 0.99),
+    spread=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+def test_no_request_and_no_check_goes_beyond_the_limit(limit, share, prompts, spread, seed) -> None:
+    tokens = max(2, int(limit * share))
+    ins = min(tokens - 1, max(1, int(tokens * prompts)))
+    load = {"input_len": ins, "output_len": tokens - ins, "spread": spread, "num_prompts": 50, "concurrency": 2}
+    q = ask("llama-3.1-8b", "1xh100", max_model_len=limit, **load).but(seed=seed)
+    assert longest_of(stream_of(q)) <= limit
+    bare = Question(model("llama-3.1-8b"), q.cluster, engine("vllm")).but(max_model_len=limit, **load)
+    ratio = float(re.search(r"--random-range-ratio (\S+)", benchmark_command(bare, "vllm"))[1])
+    assert ceil(ins * (1 + ratio)) + ceil((tokens - ins) * (1 + ratio)) <= limit
+
+
+def test_python_refuses_alike() -> None:
+    with pytest.raises(Refusal, match="nearest valid input_len: 130944"):
+        commtax.simulate("llama-3.1-70b", "4xh100", tp=4, input_len=200_000)
+
+
+def ttft_s(q):
+    asked = settle(q)
+    stream = stream_of(asked)
+    ran = run(stream, fleet_of(asked, longest_of(stream)))
+    return stream.arrival_s, np.array(ran.book.first_s) - stream.arrival_s
+
+
+def test_requests_of_a_trace_have_the_times_that_they_have_in_the_whole_fleet():
+    stream = draw_stream(rate=200.0, inputs=Lengths("uniform", 500, 100, 900), outputs=Lengths("constant", 20), count=320)
+    plain, offered = split({"trace": stream})
+    q = resolve_question("llama-3.2-1b", "16xh100-sxm", {**plain, "replicas": 16}).but(offered=offered)
+    sample = sample_of(q)
+    arrived, whole = ttft_s(q)
+    chosen, part = ttft_s(sample.question)
+    assert (sample.size, len(chosen)) == ((2, 0), 40)
+    assert np.allclose(part, whole[np.isin(arrived, chosen)], rtol=1e-9)
+
+
+def test_a_fleet_of_thousands_is_thinned_in_all_that_it_is_offered():
+    plain, offered = split({"request_rate": 1000.0, "max_concurrency": 5000, "unique_prompts": 600, "num_prompts": 100_000})
+    q = resolve_question("llama-3.2-1b", "1000xh100-sxm", {**plain, "replicas": 1000}).but(offered=offered)
+    part = sample_of(q).question
+    assert (part.plan.replicas, part.offered.request_rate, part.requests.num_prompts) == (2, 2.0, 200)
+    assert (part.offered.max_in_flight, part.offered.burstiness) == (10, 500)
+    assert part.offered.unique_prompts == 600 // 200 * 2, "each replica meets three prompts, as before"
