@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import run_here
+from cli_run import run_here as run
 from commtax import catalog
 from commtax.catalog import config
 from commtax.cost.schedules import SCHEDULES
@@ -36,8 +36,9 @@ def launched(model, plan, engine, cluster, **asked):
     return launch_command(Question(model, cluster, catalog.engine(runs), plan, context=4096).but(**asked), engine)
 
 
-def run(*words):
-    return run_here(*words)
+def options_of(found, names):
+    """What was read of each of some options, by their names."""
+    return tuple(map(found.options.get, names.split()))
 
 
 @each(
@@ -56,7 +57,7 @@ def run(*words):
 )
 def test_one_command_in_many_spellings(text):
     found = parse(text)
-    assert (found.engine, found.model, found.options.get("tp"), found.options.get("pp")) == (
+    assert (found.engine, found.model, *options_of(found, "tp pp")) == (
         "vllm",
         "meta-llama/Llama-3.1-70B-Instruct",
         8,
@@ -71,19 +72,13 @@ def test_what_a_vllm_command_says():
         "--kv-cache-dtype fp8_e5m2 -q fp8 --gpu-memory-utilization .95 --foo-bar 3 -O3 --all2all-backend pplx "
         """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
     )
-    assert (found.options.get("ep"), found.axes["ep"], found.options.get("max_model_len"), found.options.get("max_num_seqs")) == (
+    assert (found.options.get("ep"), found.axes["ep"], *options_of(found, "max_model_len max_num_seqs")) == (
         -1,
         8,
         128000,
         64,
     )
-    assert (
-        found.options.get("eager"),
-        found.options.get("library"),
-        found.options.get("kv_dtype"),
-        found.options.get("dtype"),
-        found.options.get("technique"),
-    ) == (True, "nccl", "fp8", "fp8", "eagle3=3")
+    assert options_of(found, "eager library kv_dtype dtype technique") == (True, "nccl", "fp8", "fp8", "eagle3=3")
     assert found.options.get("gpu_memory_utilization") == 0.95
     assert set(found.unread) == {"NCCL_P2P_DISABLE=1", "--foo-bar 3", "-O3", "--all2all-backend pplx"}
 
@@ -121,12 +116,7 @@ def test_trtllm_settings_beside_the_command():
     command = "trtllm-serve nvidia/DeepSeek-R1-FP4 --tp_size 8 --ep_size 8 --max_batch_size 1024 --config a.yml"
     found = parse(f"cat > a.yml <<EOF\n{settings}\nEOF\n{command}")
     assert (found.axes["tp"], found.axes["dp"], found.axes["ep"]) == (1, 8, 8)
-    assert (
-        found.options.get("kv_dtype"),
-        found.options.get("gpu_memory_utilization"),
-        found.options.get("max_num_seqs"),
-        found.unread,
-    ) == ("fp8", 0.8, 1024, ())
+    assert (*options_of(found, "kv_dtype gpu_memory_utilization max_num_seqs"), found.unread) == ("fp8", 0.8, 1024, ())
     absent = parse("trtllm-serve x/y --tp_size 8 --extra_llm_api_options nowhere.yml")
     assert absent.unread == ("--config nowhere.yml (no such file here)",)
 
@@ -139,13 +129,7 @@ def test_megatron_script():
         "--sequence-parallel --use-distributed-optimizer --micro-batch-size 1 --global-batch-size 128 --seq-length 4096 --bf16"
     )
     assert (found.engine, found.axes) == ("megatron", {"tp": 4, "pp": 2, "dp": 4, "ep": 1, "cp": 1})
-    assert (
-        found.options.get("zero"),
-        found.options.get("schedule"),
-        found.options.get("chunks"),
-        found.options.get("global_batch"),
-        found.options.get("context"),
-    ) == (1, "interleaved", 4, 128, 4096)
+    assert options_of(found, "zero schedule chunks global_batch context") == (1, "interleaved", 4, 128, 4096)
     assert dict(found.shape)["kv_heads"] == 8
     assert found.options.get("sequence_parallel")
     assert not found.unread
@@ -160,7 +144,7 @@ def test_torchtitan_in_tokens_and_in_sequences():
     )
     for found in (old, new):
         assert (found.model, found.axes["tp"], found.axes["dp"], found.options.get("micro_batch")) == ("llama-3.1-8b", 2, 4, 2)
-        assert (found.options.get("global_batch"), found.options.get("context"), found.options.get("zero")) == (8, 8192, 3)
+        assert options_of(found, "global_batch context zero") == (8, 8192, 3)
 
 
 def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
@@ -171,13 +155,7 @@ def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
     job = "\n".join(f"{VLLM} -tp 8 -pp 2 --nnodes 2 --node-rank {r} --master-addr h" for r in (0, 1))
     assert (parse(job).servers.count, parse(job).axes["dp"]) == (1, 1)
     bench = parse(f"{VLLM} -tp 8 &\nvllm bench serve --model x --random-input-len 512 --random-output-len 64 --max-concurrency 16")
-    assert (
-        bench.axes["dp"],
-        bench.options.get("tp"),
-        bench.options.get("concurrency"),
-        bench.options.get("input_len"),
-        bench.options.get("output_len"),
-    ) == (1, 8, 16, 512, 64)
+    assert (bench.axes["dp"], *options_of(bench, "tp concurrency input_len output_len")) == (1, 8, 16, 512, 64)
 
 
 @pytest.mark.parametrize("text", ["ls -l", "", "torchrun train.py --lr 1", 'vllm serve "x', "LLM(model="])
@@ -258,7 +236,7 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
         recompute,
         split,
     )
-    assert (found.options.get("micro_batch"), found.options.get("global_batch"), found.options.get("context")) == (
+    assert options_of(found, "micro_batch global_batch context") == (
         2,
         2 * 2 * pp * dp,
         2048,
@@ -270,12 +248,7 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
     sharded = Plan(tp=tp, pp=pp, cp=cp, dp=dp, recompute=recompute, zero=3, microbatches=2 * pp)
     titan = parse(launched(model, sharded, "torchrun", cluster, micro_batch=2, context=2048))
     assert titan.axes == found.axes
-    assert (
-        titan.options.get("micro_batch"),
-        titan.options.get("global_batch"),
-        titan.options.get("context"),
-        titan.options.get("recompute"),
-    ) == (2, 2 * 2 * pp * dp, 2048, recompute)
+    assert options_of(titan, "micro_batch global_batch context recompute") == (2, 2 * 2 * pp * dp, 2048, recompute)
 
 
 @each("engine", ["vllm", "sglang", "trtllm"])
@@ -284,18 +257,16 @@ def test_a_benchmark_draws_the_lengths_that_were_priced(engine, spread):
     """SGLang draws from a share of the stated length up to it, the others to either side of it."""
     asked = ask("llama-3.1-8b", "h100-sxm", input_len=1000, output_len=200, concurrency=8, spread=spread)
     found = parse(benchmark_command(asked, engine))
-    assert (found.options.get("input_len"), found.options.get("output_len"), found.options.get("concurrency")) == (1000, 200, 8)
+    assert options_of(found, "input_len output_len concurrency") == (1000, 200, 8)
     assert found.options.get("spread") == pytest.approx(spread, abs=1e-3)
 
 
 def test_a_benchmark_that_says_no_ratio():
     lengths = "--random-input-len 1024 --random-output-len 128 --max-concurrency 8"
     equal = parse(f"vllm bench serve --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
-    assert (equal.options.get("input_len"), equal.options.get("spread")) == (1024, 0.0)
+    assert options_of(equal, "input_len spread") == (1024, 0.0)
     below = parse(f"python -m sglang.bench_serving --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
-    assert (below.options.get("input_len"), below.options.get("output_len"), below.options.get("spread")) == (512, 64, 1.0), (
-        "from one token up to the stated length"
-    )
+    assert options_of(below, "input_len output_len spread") == (512, 64, 1.0), "from one token up to the stated length"
     assert "the mean is 50%" in below.notes[0]
 
 
@@ -440,7 +411,7 @@ def test_values_that_cannot_be_read_are_refused_by_flag_and_rule(text, says):
 
 def test_values_that_are_left_to_the_engine():
     found = parse(f"{VLLM} --max-model-len auto --max-num-seqs None -tp 2")
-    assert (found.options.get("max_model_len"), found.options.get("max_num_seqs"), found.options.get("tp")) == (None, None, 2)
+    assert options_of(found, "max_model_len max_num_seqs tp") == (None, None, 2)
 
 
 def test_a_model_and_a_command_of_another():
@@ -497,7 +468,7 @@ def test_sglangs_limits_are_of_the_whole_server():
     """``--max-running-requests`` is cut over all dp groups, ``--chunked-prefill-size`` over those of attention."""
     server = "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --max-running-requests 64 --chunked-prefill-size 8192"
     alone, copies, groups = (parse(f"{server} {words}") for words in ("", "--dp 4", "--tp 4 --dp 4 --enable-dp-attention"))
-    assert [(x.options.get("max_num_seqs"), x.options.get("max_num_batched_tokens")) for x in (alone, copies, groups)] == [
+    assert [options_of(x, "max_num_seqs max_num_batched_tokens") for x in (alone, copies, groups)] == [
         (64, 8192),
         (16, 8192),
         (16, 2048),
