@@ -3,7 +3,7 @@
 Inside a host, on published tables: fitted are rows whose hash is even, a fixed time, one for each expert, the rates of the link
 and of one multiprocessor, and the host's time, each way, by engine and family; generic ones are of all. Each constant is tried
 larger and smaller, by ever finer factors, for the least soft-L1 sum. Device times (SGLang's) also give the paths of
-``catalog/exchanges``. Exchanges across hosts and in a rack are held by ``tests/cost/test_exchanges.py``.
+``catalog/exchanges``. Exchanges across hosts and in a rack are held by ``tests/cost/test_experts.py``.
 """
 
 from __future__ import annotations

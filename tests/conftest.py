@@ -48,7 +48,7 @@ LONGEST = (
     ),
     *("test_live", "test_calibrate", "test_fleets", "test_hostile_words", "test_experiment_vllm"),
     *("test_audit_hostile", "test_catalog", "test_experiment", "test_web_patience", "test_collectives"),
-    *("test_records", "test_cli", "test_launch", "test_web_hostile", "test_adding", "test_hostile"),
+    *("test_records", "test_cli", "test_launch", "test_web_hostile", "test_adding"),
     *("test_serving_laws", "test_laws", "test_labs", "test_lab", "test_worth", "test_trace_pieces", "test_web_moves"),
     *("test_files", "test_practice", "test_profile", "test_audit_training", "test_blame", "test_live_serving"),
 )

@@ -1,18 +1,27 @@
-"""Whatever is typed: an answer, a no, or one clear line. Never a traceback, never a fault of ours."""
+"""Whatever is typed: an answer, a no, or one clear line; never a traceback, and never a secret repeated."""
 
+import json
 import os
 import signal
+import string
 import subprocess
 import sys
+from random import Random
 
 import click
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from cli_run import run_here
+from cli_run import run_here, told_here
 from commtax import cli
+from commtax.redaction import redact
 from each import each
+from paths import BENCHMARKS, ROOT
+from web_client import ask
 
 WHERE = ("llama-3.2-1b", "-c", "8xh100-sxm")
+
 VERBS = {
     "bill": ("bill", *WHERE),
     "bill train": ("bill", *WHERE, "--phase", "train"),
@@ -28,8 +37,11 @@ VERBS = {
     "audit": ("audit", "{log}", "-m", *WHERE),
     "calibrate": ("calibrate", "{nccl}", "-c", "2xh100-sxm", "-o", os.devnull),
 }
+
 HOSTILE = ("0", "-1", "1e400", "nan", "99999999999999999999", "", "1e-300", "1e308", "9" * 5000, "\x1b[31m\udcff")
+
 WRITTEN = ("plot", "html", "svg", "chrome_trace", "out", "rows", "data", "timeline", "save", "anonymise")
+
 SLOW = {"plan": ("1e308", "1e-300")}  # large and small limits are searched for plans that hold them
 
 
@@ -248,3 +260,144 @@ sys.meta_path.insert(0, Interrupt())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, **usual)
     assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+
+
+@pytest.mark.parametrize(("name", "count"), [("hostile_commands", 12), ("hostile_files", 8)])
+def test_a_sample_is_answered_or_refused(name, count):
+    """Whole processes, because each command is a fork of one that has nothing else in it."""
+    command = [sys.executable, BENCHMARKS / f"{name}.py", "--count", str(count), "--jobs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{count} run" in done.stdout
+
+
+def test_a_case_depends_on_its_seed_and_number_alone(monkeypatch, tmp_path):
+    """What is told as case 17 is case 17 in any other run, too."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import hostile_commands
+    import hostile_files
+    import hostile_requests
+    import hostile_samples
+
+    samples, schema = hostile_samples.make(tmp_path), json.loads(ask("/openapi.json")[2])
+    for number in (17, 3, 17):
+        assert hostile_commands.case(1, number) == hostile_commands.case(1, number)
+        assert hostile_files.case(1, number, samples) == hostile_files.case(1, number, samples)
+        assert hostile_requests.request(1, number, schema) == hostile_requests.request(1, number, schema)
+    assert len({hostile_commands.case(1, n) for n in range(50)}) > 45
+
+
+def test_a_breach_is_seen(monkeypatch):
+    """The judge itself: each bar, broken once."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from hostile import complaint
+
+    words = ("bill", "--json")
+    good = (0, '{"a": 1}', "", 0.1, 1e8)
+    assert complaint(words, *good) == ""
+    assert complaint(words, 2, "", "error: tp=3: does not divide\n", 0.1, 1e8) == ""
+    broken = {
+        "traceback": (1, "", 'Traceback (most recent call last):\n  File "x/commtax/a.py", line 3, in f\nKeyError: 1\n', 0.1, 1e8),
+        "ended by SIGXCPU": (-24, "", "", 7.0, 1e8),
+        "unforeseen": (70, "", "error: unforeseen\n", 0.1, 1e8),
+        "exit code 4": (4, "", "", 0.1, 1e8),
+        "more than 5 s": (0, "{}", "", 5.5, 1e8),
+        "more than 1 GB": (0, "{}", "", 0.1, 1.1e9),
+        "warning": (0, "{}", "x/commtax/a.py:3: RuntimeWarning: overflow\n", 0.1, 1e8),
+        "a refusal of 2 lines": (2, "", "error: a\nb\n", 0.1, 1e8),
+        "a refusal in Python's own words": (2, "", "error: list index out of range\n", 0.1, 1e8),
+        "an answer that is no JSON": (0, '{"a": NaN}', "", 0.1, 1e8),
+        "an empty answer": (0, " ", "", 0.1, 1e8),
+    }
+    for what, outcome in broken.items():
+        text = complaint(words if what != "an empty answer" else ("bill",), *outcome)
+        assert text.startswith(what), (what, text)
+
+
+LOG = (ROOT / "tests/fixtures/vllm-cpu-tp1.log").read_text()
+
+SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
+
+FORMS = {
+    "hf_": 34, "sk-": 40, "sk-proj-": 60, "AKIA": 16, "ASIA": 16, "AIza": 35, "ya29.": 60, "ghp_": 36, "gho_": 36, "ghs_": 36,
+    "github_pat_": 60, "glpat-": 20, "nvapi-": 64, "xoxb-": 40,
+}  # fmt: skip
+
+NAMES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "NGC_API_KEY", "MY_PASSWORD", "GITHUB_TOKEN", "SOME_SECRET")
+
+FLAGS = ("--api-key", "--hf-token", "--token", "--password", "--admin-api-key")
+
+
+def secret(rng):
+    """What no answer may hold, and how it stands in a command: a known form, or a name beside any word."""
+    word = "".join(rng.choices(string.ascii_letters + string.digits, k=rng.randint(12, 40)))
+    kind = rng.randrange(5)
+    if kind == 0:
+        prefix = rng.choice(list(FORMS))
+        letters = string.ascii_uppercase + string.digits if prefix in ("AKIA", "ASIA") else string.ascii_letters + string.digits
+        word = prefix + "".join(rng.choices(letters, k=FORMS[prefix]))
+        return word, rng.choice((f"--unknown {word}", f"--hf-token={word}", f"--served-model-name {word}"))
+    if kind == 1:
+        flag = rng.choice(FLAGS)
+        return word, rng.choice((f"{flag} {word}", f"{flag}={word}", f"{flag} '{word}'", f'{flag} "{word}"'))
+    if kind == 2:
+        return word, f"--download-dir s3://me:{word}@host/x"
+    if kind == 3:
+        return word, f'--header "Authorization: Bearer {word}"'
+    return word, f"--env {rng.choice(NAMES)}={word}"
+
+
+def texts(rng, word, words):
+    name = rng.choice(NAMES)
+    yaml = "apiVersion: apps/v1\nkind: Deployment\nspec:\n  template:\n    spec:\n      containers:\n      - name: s\n"
+    yaml += "        image: vllm/vllm-openai:v0.11.0\n        command: [sh, -c]\n"
+    yaml += (
+        f"        args:\n        - |\n          {SERVE} {words}\n        env:\n        - name: {name}\n          value: {word}\n"
+    )
+    return {
+        "a.sh": f"#!/bin/bash\n{name}={word} {SERVE} {words}\n",
+        "b.sh": f"export {name}='{word}'\n{SERVE} {words}\n",
+        "c.sh": f"{name}={word} python train.py {words}\n",
+        "d.yaml": yaml,
+        "e.env": f"{name}={word}\nMODEL=x\n",
+        "f.log": LOG + f"INFO args: {words} {name.lower()}='{word}'\nValueError: cannot use {name}={word}: {words}\n",
+        "g.txt": f"{words}\n{name}: {word}\n",
+    }
+
+
+def answers(*words):
+    """All that a command prints, as text and as JSON; one that is refused is asked for either."""
+    done = told_here(*words)
+    return done.stdout + done.stderr + (run_here(*words, "--json").stderr if done.returncode == 2 else done.document)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 9999))
+def test_no_secret_is_repeated(tmp_path, seed):
+    rng = Random(seed)
+    word, words = secret(rng)
+    fit = ("fit", "-c", "1xh100", "--from")
+    said = [answers(*fit, f"{SERVE} {words}"), answers(*fit, f"{SERVE} {words}", "--details")]
+    for name, text in texts(rng, word, words).items():
+        file = tmp_path / name
+        file.write_text(text)
+        said += [answers("audit", file), answers(*fit, file)]
+        sent = [(b"content-type", b"application/octet-stream"), (b"content-length", str(len(text.encode())).encode())]
+        answer = ask("/api/audit", method="POST", headers=sent, raw=f"file={name}".encode(), body=text.encode())[2].decode()
+        assert word not in answer, (name, answer)
+    for text in said:
+        assert word not in "".join(text.split()), text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--api-key $KEY --max-num-batched-tokens 8192 --token 12",
+        "hf_quant_config.json; hf_transfer; kv bytes per token: 131,072; time_per_output_token: 20 ms",
+        '{"api_key": null, "key": "h100-sxm", "tokens": 12}',
+        "https://huggingface.co/meta-llama/Llama-3.1-8B",
+        "sk-learn and risk-adjusted; --eos-token-id 5; the bearer of news",
+    ],
+)
+def test_what_is_no_secret_stays(text):
+    assert redact(text) == text

@@ -60,8 +60,8 @@ FEW = ("-c", "4xh100-sxm", "--request-rate", "60", "--input-len", "512", "--outp
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("plan", "llama-3.1-8b", *FEW, "--p95-ttft", "1s", "--no-disaggregated"), "simulating layouts"),
-        (("simulate", "llama-3.1-8b", *FEW, "--replicas", "4", "--num-prompts", "20000"), "simulating"),
+        (("plan", "llama-3.1-8b", *FEW, "--p95-ttft", "1s", "--no-disaggregated", "--num-prompts", "500"), "simulating layouts"),
+        (("simulate", "llama-3.1-8b", *FEW, "--replicas", "4", "--num-prompts", "8000"), "simulating"),
     ],
 )
 def test_what_is_simulated_has_a_time_left_until_its_end(words, what):

@@ -1,14 +1,21 @@
-"""Every public function of ``cost`` gives an array's elements what it gives them alone: found by introspection."""
+"""An array's elements are what each is alone, for prices and for rules; and what a bill charges for published kernel tables."""
 
+import gzip
 import importlib
 import inspect
+import json
+import math
 import pkgutil
 import typing
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import commtax.cost
 from commtax import catalog
@@ -17,20 +24,23 @@ from commtax.catalog.drafters import drafter
 from commtax.catalog.fabric import fabric
 from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.motion import carrier
+from commtax.cost.attention import prefill_attention
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.collectives import Crossing, PathChoice
 from commtax.cost.compute import Placing, step_kernels
-from commtax.cost.forms import Table
+from commtax.cost.forms import Table, _tile_pairs
 from commtax.cost.inventory import HeldTensor, Tensor, inventory
-from commtax.cost.kernel import Kernel, KernelStep, PricingTerms
-from commtax.cost.kernels import KernelFactors
+from commtax.cost.kernel import Kernel, KernelContext, KernelStep, PricingTerms
+from commtax.cost.kernels import KernelFactors, least_s, seconds
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, flow, nodes_to
 from commtax.cost.network import QueueNetwork as Stations
 from commtax.cost.placement import Span
 from commtax.ledger import Item, Line
 from commtax.question import WhatIf
+from commtax.rules.legality import RULES, check, codes, legal_values, notes
 from commtax.spec import (
     Attention,
+    Block,
     Chip,
     Cluster,
     Condition,
@@ -55,15 +65,27 @@ from commtax.spec import (
     Workload,
 )
 from commtax.spec.hardware import CacheCarrier
+from commtax_lab.published.kernel_kinds.plain import product, with_rotating_weights
+from commtax_lab.published.kernel_tables import tables_of_file
+from commtax_lab.scoring.parts import LAWFUL, UNLIKE, _model, groups
 from each import each
+from paths import FIXTURES
+from strategies import models
 
 N = 3
+
 CLUSTER, ENGINE, MODEL = catalog.cluster("4x8xh100-sxm"), catalog.engine("vllm"), catalog.model("mixtral-8x7b")
+
 NUMBERS = np.array([2, 3, 8])
+
 TP, DP = np.array([1, 2, 8]), np.array([2, 1, 2])
+
 WORK = Workload(np.array([1, 5, 9]), np.array([100, 700, 9000]), np.array([0, 1, 2]), np.array([0, 64, 300]), np.array([0, 0, 10]))
+
 PLAN = Plan(tp=TP, pp=np.array([1, 2, 2]), dp=DP, ep=np.array([1, 2, 16]), microbatches=np.array([1, 4, 8]))
+
 KERNEL = step_kernels(MODEL, PLAN, WORK, WORK.rows, ENGINE)[0]
+
 TERMS = PricingTerms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip))
 
 STATIONS = Stations(
@@ -71,6 +93,7 @@ STATIONS = Stations(
     PromptStation(NUMBERS, NUMBERS * 0.1, 0.05, NUMBERS * 1.0), CacheWire(NUMBERS * 0.01, NUMBERS * 0.01, NUMBERS * 0.02),
     DecodeStation.of(NUMBERS, 1, 64.0, 0.01 + nodes_to(64.0) / 1000), 0.5,
 )  # fmt: skip
+
 # One sample for each type that a cost function takes; numbers inside are arrays of N.
 SAMPLES = {
     Number: NUMBERS,
@@ -123,8 +146,11 @@ SAMPLES = {
     Drafter | None: drafter("eagle3", MODEL, 3),
     KernelStep: KernelStep(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
+
 CURVE = NetworkCurve("all-reduce", (2, 8), (1024.0, 1e6), ((1.0, 1.2), (0.9, 1.1)), ((0.1, 0.2), (0.3, 0.1)), 0.1)
+
 FUSING = replace(SAMPLES[PricingTerms], engine=catalog.engine("sglang"), techniques=Techniques(fused_reduce="auto"))
+
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("sigma_over", "curve"): CURVE,
     ("share", "split"): "kv",
@@ -150,11 +176,13 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("draft_host_s", "t"): replace(TERMS, drafter=drafter("eagle3", MODEL, 3)),
     **{(name, "work"): replace(WORK, rows_per_seq=4) for name in ("draft_passes", "draft_step", "draft_items", "draft_host_s")},
 }
+
 # Records whose numbers are arrays.
 AT = {
     *("Plan", "Workload", "TrainStep", "Kernel", "Span", "PathChoice", "Crossing", "QueueNetwork", "ClosedLoopLoad", "Steps"),
     *("ClosedLoopMeans", "PromptStation", "CacheWire", "DecodeStation", "Flow", "PricingTerms", "KernelStep", "Item"),
 }
+
 # About one scalar thing by nature: a whole model, a stage, a name, a message.
 SCALAR = {
     *("inventory", "copies", "num_params", "num_active_params", "mtp_params", "weight_bytes", "quantisation"),
@@ -165,10 +193,10 @@ SCALAR = {
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
     *("widen_sigma", "num_launches", "choosing", "narrow_note"),
     *("flow", "nodes_to"),  # looked for as well as is asked: tests/verbs/test_disaggregated.py
-    *("tower_kernels", "tower_items"),  # of a model that has one: tests/cost/test_pictures.py
+    *("tower_kernels", "tower_items"),  # of a model that has one: tests/cost/test_states.py
     *(
         f"latent_{name}" for name in ("projections", "selector", "decode", "prefill", "attention", "training")
-    ),  # tests/cost/test_latent.py
+    ),  # tests/cost/test_attention.py
     *("projections", "head_products", "scans", "read", "choose", "visible_tokens", "prompt_sizes", "compressed_pairs"),
     # Of the lines of whole steps: tests/cost/test_overlap.py
     *(
@@ -185,7 +213,7 @@ SCALAR = {
     ),
     *("exchange_of", "kept_sms"),
     "fused_fabric",  # of one chip: tests/cost/test_collectives.py
-    *("joining_kernels", "split_cache_items", "split_prompt_items"),  # none without a split: tests/cost/test_context_parallel.py
+    *("joining_kernels", "split_cache_items", "split_prompt_items"),  # none without a split: tests/cost/test_attention.py
     # Of one kernel or collective that is explained.
     *(
         "terms",
@@ -267,3 +295,173 @@ def test_scalar_equals_array(function):
         assert len(one) == len(many)
         for a, b in zip(many, one, strict=True):
             assert np.broadcast_to(a, N)[i] == pytest.approx(float(b), rel=1e-12), function.__name__
+
+
+SAMPLE = FIXTURES / "kernel_shapes.json.gz"
+
+CHIPS = ("a100-80-sxm", "h100-sxm", "b200-sxm", "b300-sxm", "gb200", "l40s")
+
+MOST_EXPERTS, MOST_OTHERS = 0.12, 0.10
+
+MORE = {"l40s": 0.005}  # of a sample that weighs engines alike: all of its rows are 9.8 % off
+
+FEW = 12  # rows of a sample below which a median says little
+
+
+@cache
+def found():
+    """Groups of the committed sample: rows of each chip, engine, kind and number format that a hash chose."""
+    tables = json.loads(gzip.decompress(SAMPLE.read_bytes()))["tables"]
+    return groups(table for t in tables for _, table in tables_of_file(t["name"], t["header"], t["rows"]))
+
+
+def median_error(some):
+    return math.expm1(float(np.median(np.abs(np.concatenate([g.errors for g in some])))))
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_experts_and_other_kernels_are_charged_what_tables_measured(chip):
+    here = [g for g in found() if g.chip == chip and not g.why]
+    experts, others = ([g for g in here if (g.kind == "experts") is yes] for yes in (True, False))
+    assert median_error(experts) <= MOST_EXPERTS
+    assert median_error(others) <= MOST_OTHERS + MORE.get(chip, 0.0)
+
+
+def test_no_group_of_shapes_is_beyond_one_and_a_half_times():
+    by_kernel = defaultdict(list)
+    for g in found():
+        if not g.why:
+            by_kernel[g.chip, g.engine, g.kind].append(g.errors)
+    medians = {key: abs(float(np.median(np.concatenate(e)))) for key, e in by_kernel.items() if sum(map(len, e)) >= FEW}
+    assert len(medians) > 60
+    assert {key: math.exp(m) for key, m in medians.items() if m > math.log(LAWFUL)} == {}
+
+
+def test_what_no_engine_serves_so_is_told_with_its_reason():
+    assert {g.why for g in found() if g.why} <= set(UNLIKE)
+    assert all(fact["why"] for fact in UNLIKE.values())
+    off = [g for g in found() if g.why == "untuned-fp8-experts"]
+    assert np.median(np.concatenate([g.errors for g in off])) < -math.log(2)  # else it need not be told
+
+
+@given(st.integers(1, 400), st.integers(0, 300), st.integers(0, 300), st.sampled_from((16, 64, 128)))
+def test_tiles_of_a_prompt_see_every_key_that_any_of_their_queries_sees(new, past, window, tile):
+    kernel = Kernel("prompt", "prefill", 1, 0.0, 0.0, length=new, past=past, shape=KernelContext(window))
+    tiles = range(1, math.ceil(new / tile) + 1)
+    most = [min(n * tile + past, window + tile) if window else n * tile + past for n in tiles]
+    pairs = float(_tile_pairs(kernel, tile))
+    assert pairs == pytest.approx(tile * sum(most))
+    queries = (min(past + i + 1, window) if window else past + i + 1 for i in range(new))
+    assert pairs >= sum(queries), "of whole tiles no fewer than of queries"
+
+
+@pytest.mark.parametrize(
+    ("framework", "mebibytes", "warm"), [("vllm", 8, 1.0), ("vllm", 32, 0.0), ("trtllm", 8, 1.0), ("trtllm", 80, 0.0)]
+)
+def test_tables_of_products_find_weights_in_the_cache_that_all_their_copies_fit_into(framework, mebibytes, warm):
+    """vLLM's collector multiplies 6 matrices in turn, TensorRT-LLM's as many as fill the cache, at most 5: L40S holds 96 MB."""
+    one = product(1.0, mebibytes * 2**9, 1024.0, "bf16", 2.0, 2.0)
+    kept = with_rotating_weights(one, {"framework": framework, "written": "bfloat16"}, {"l2_bytes": np.array(96e6)}).shape.kept
+    assert float(kept) / (mebibytes * 2**20) == pytest.approx(warm, abs=0.1)
+
+
+@pytest.mark.parametrize("chip", ["l40s", "h100-sxm"])
+def test_activations_stay_in_a_cache_where_that_was_measured_and_weights_never(chip):
+    """A product of few columns whose activations fit, beside one of a wide matrix; nothing goes below what is moved."""
+    here, constants = catalog.chip(chip), catalog.kernel_constants(catalog.engine("vllm"), catalog.chip(chip))
+    narrow, wide = product(8192.0, 256.0, 2048.0, "bf16", 2.0, 2.0), product(16.0, 16384.0, 8192.0, "bf16", 2.0, 2.0)
+    from_memory_s = narrow.nbytes / here.memory_Bps
+    assert bool(sum(seconds(narrow, here, constants)) < from_memory_s) is (chip == "l40s")
+    assert sum(seconds(wide, here, constants)) > wide.nbytes / here.memory_Bps
+    assert all(sum(seconds(one, here, constants)) >= least_s(one, here, constants) for one in (narrow, wide))
+
+
+def test_a_step_charges_the_write_of_keys_and_values_by_itself():
+    """Tables of prompts time it with attention; a step has a kernel for it."""
+    attention, engine = Attention(32, 8, 128, 128), catalog.engine("vllm")
+    step = KernelStep(_model(Block(None, None), 4096), Plan(), Workload(0, 0, 4, 4096, 0), 4096, engine)
+    assert [one.shape.written for one in prefill_attention(step, attention, 1)] == [0.0]
+
+
+VLLM = catalog.engine("vllm")
+
+ENGINES = ("vllm", "sglang", "torch", "megatron")
+
+sizes = st.lists(st.integers(-1, 40) | st.sampled_from([64, 128, 1000, 10**12]), min_size=4, max_size=4)
+
+numbers = sizes | st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=4, max_size=4)
+
+
+@settings(max_examples=150)
+@given(models, st.sampled_from(ENGINES), numbers, sizes, sizes, sizes)
+def test_mask_equals_the_scalar_rule(model, engine, tp, pp, dp, ep):
+    cluster, engine = catalog.cluster("4x8xh100-sxm"), catalog.engine(engine)
+    mask = codes(model, cluster, Plan(*(np.array(x, dtype=float) for x in (tp, pp, dp, ep))), engine)
+    for i in range(4):
+        plan = Plan(tp[i], pp[i], dp[i], ep[i])
+        assert mask[i] == codes(model, cluster, plan, engine)
+        if mask[i]:
+            with pytest.raises(ValueError, match=RULES[mask[i] - 1].name):
+                check(model, cluster, plan, engine)
+        else:
+            check(model, cluster, plan, engine)
+
+
+@given(models)
+def test_one_gpu_is_always_legal(model):
+    assert codes(model, catalog.cluster("h100-sxm"), Plan(), catalog.engine("vllm")) == 0
+
+
+@each(
+    ("key", "cluster", "plan", "says"),
+    [
+        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=3), "heads-divisible: the 32 attention heads.*nearest legal tp: 2 or 4"),
+        ("llama-3.1-70b", "8xh100-sxm", Plan(tp=6), "heads-divisible: the 64"),
+        ("qwen2.5-7b", "8xh100-sxm", Plan(tp=7), "kv-heads-divisible: 4 KV heads"),
+        ("llama-3.1-8b", "2xh100-sxm", Plan(tp=8), "gpus: .* = 8 GPUs, but 2xh100-sxm has 2; nearest legal tp: 2"),
+        ("llama-3.1-8b", "8x8xh100-sxm", Plan(pp=33), "layers: pp=33 stages.*nearest legal pp: 32"),
+        ("mixtral-8x7b", "8x8xh100-sxm", Plan(tp=8, dp=2, ep=16), "experts-divisible: 8 experts"),
+        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=8, ep=8), "ep-needs-experts: ep=8.*dense"),
+        ("mixtral-8x7b", "8xh100-sxm", Plan(tp=8, ep=4), "ep-group: ep=4, but vllm spreads experts over tp x dp = 8"),
+        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=0), "sizes-positive"),
+        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=2.5), "sizes-positive"),
+        ("minimax-m2.5", "8xh200-sxm", Plan(tp=8), "quant-block-divisible: .*nearest legal tp: 4"),
+        ("mixtral-8x22b", "24xh100-sxm", Plan(tp=24), "expert-width-divisible: expert width 16384"),
+    ],
+)
+def test_rules_name_themselves_and_the_nearest_legal(key, cluster, plan, says):
+    with pytest.raises(ValueError, match=says):
+        check(catalog.model(key), catalog.cluster(cluster), plan, catalog.engine("vllm"))
+
+
+@each(
+    ("cluster", "plan", "larger"),
+    [
+        ("8xh100-sxm", Plan(tp=8, replicas=2), "2x8xh100-sxm"),
+        ("2xh100-sxm", Plan(tp=4), "4xh100-sxm"),
+        ("8xh100-sxm", Plan(pp=17), "3x8xh100-sxm"),
+        ("dgx-h100", Plan(tp=8, pp=2), "2x8xh100-sxm"),
+        ("gb200-nvl72", Plan(tp=8, replicas=12), "24x4xgb200"),
+    ],
+)
+def test_the_cluster_that_is_named_has_the_gpus_of_all_replicas(cluster, plan, larger):
+    model, engine = catalog.model("llama-3.1-8b"), catalog.engine("vllm")
+    with pytest.raises(ValueError, match=f"at least {plan.all_gpus} GPUs, such as {larger}$"):
+        check(model, catalog.cluster(cluster), plan, engine)
+    check(model, catalog.cluster(larger), plan, engine)
+
+
+def test_legal_values():
+    model, cluster, engine = catalog.model("llama-3.1-8b"), catalog.cluster("8xh100-sxm"), catalog.engine("vllm")
+    assert legal_values("tp", model, cluster, Plan(), engine) == [1, 2, 4, 8]
+    assert legal_values("tp", model, cluster, Plan(pp=4), engine) == [1, 2]
+    assert legal_values("pp", model, cluster, Plan(tp=2), engine) == [1, 2, 3, 4]
+
+
+def test_notes():
+    model = catalog.model("llama-3.1-70b")
+    found = " ".join(notes(model, catalog.cluster("4x8xh100-sxm"), Plan(tp=16, pp=1), VLLM))
+    assert "KV heads replicated: 8 heads over tp 16, 2 copies" in found
+    assert "16 of 32 GPUs idle" in found
+    assert "uneven pipeline: 80 layers as 27+27+26" in " ".join(notes(model, catalog.cluster("3xh100-sxm"), Plan(pp=3), VLLM))
+    assert "latent KV is whole" in " ".join(notes(catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm"), Plan(tp=8), VLLM))

@@ -1,4 +1,6 @@
-"""Flags of techniques: read in every spelling, written, and read back as the question that they came from."""
+"""Flags of techniques: read in every spelling, written, and read back; what flags say is read by attribute."""
+
+import ast
 
 import pytest
 from hypothesis import given, settings
@@ -6,10 +8,10 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.programs import flag_table
+from commtax.catalog.programs import flag_table, programs
 from commtax.catalog.technique_flags import OF_REQUESTS, flag_text, flag_words, is_carrier, place_value, untold_fields
 from commtax.catalog.techniques import changes_of, technique, techniques
-from commtax.launch.flags import flags_of
+from commtax.launch.flags import TORCHRUN, flags_of
 from commtax.launch.launch_options import options_of
 from commtax.launch.read_command import parse
 from commtax.launch.unread import TABLE, unread_remarks
@@ -17,11 +19,16 @@ from commtax.launch.writing import apart_command, launch_command
 from commtax.options import options
 from commtax.question import Question
 from commtax.spec import Plan
+from paths import SOURCE
+from source import nodes
 from tables import tables
 
 ENGINES = ("vllm", "sglang", "trtllm")
+
 DATA = tables(__file__)
+
 MODEL, CLUSTER = catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm")
+
 WIDE = catalog.cluster("2x8xh200-sxm")
 
 
@@ -225,3 +232,33 @@ def test_settings_may_be_told_as_yaml_has_them():
         ("setting", "context-parallel-size", "<dcp>"),
         ("setting", "cp-config.cp-type", "HELIX"),
     ]
+
+
+FILES = [*sorted((SOURCE / "launch").glob("*.py")), SOURCE / "runs" / "logs" / "training_audit.py", SOURCE / "cli" / "pasting.py"]
+
+HOLDERS = ("values", "options")
+
+
+def names_in(tree):
+    """Names that a source reads off what flags say, and those that it sets."""
+    reads, sets = set(), set()
+    for node in tree:
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "SaidValues":
+            sets |= {word.arg for word in node.keywords}
+        elif isinstance(node, ast.Attribute) and (getattr(node.value, "attr", "") or getattr(node.value, "id", "")) in HOLDERS:
+            (reads if isinstance(node.ctx, ast.Load) else sets).add(node.attr)
+    return reads - set(dir(dict)), sets
+
+
+def test_every_name_that_is_read_is_one_that_something_sets():
+    found = [names_in(nodes(path)) for path in FILES]
+    read, known = (set().union(*names) for names in zip(*found, strict=True))
+    tables = [TORCHRUN, *(flags_of(one.key) for one in programs())]
+    known |= {name for table in tables for name, _ in table.flags.values()}
+    assert len(read) > 40
+    assert read <= known | set(options())
+
+
+def test_a_misspelt_name_is_seen():
+    reads, sets = names_in(ast.walk(ast.parse("values.eagre or reading.values.tp\nreading.values.dp = 1")))
+    assert (reads, sets) == ({"eagre", "tp"}, {"dp"})

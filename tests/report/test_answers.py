@@ -1,11 +1,16 @@
-"""Answers from Python: one screen of words, a page for notebooks, the command's own document, rows and figures."""
+"""Answers in Python, on terminals of any width and as documents: one table of figures, one visual language."""
 
 import inspect
 import json
+import pkgutil
 import re
 import sys
+from dataclasses import fields, is_dataclass
 from functools import cache
 from html.parser import HTMLParser
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,16 +19,29 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
+from commtax import web
 from commtax.answer import Answer, manners
+from commtax.cli.signs import READABLE as READABLE_SIGNS
+from commtax.files import table
+from commtax.report import documents
 from commtax.report.answers import HEIGHT, HOMES, WIDTH, to_rows
+from commtax.report.documents import value_of
+from commtax.report.drawing import MOST_LINES, WIDE_TEXT, DrawnTable, Text, choose, fold, width_of
+from commtax.report.figures import RANGE, UNITS, figure_table, figures
+from commtax.report.plots import COLOURS, LIGHT, LOOKS, MARKERS, RECOMMENDED
 from commtax.statement import Refusal
 from commtax.verbs.explained_step import ExplainedStep
 from each import each
-from paths import FIXTURES
+from paths import FIXTURES, SOURCE
+from pseudo_terminal import SIGNS, on_a_terminal
+from tables import tables
 
 SMALL, HOST = ("llama-3.2-1b", "2xh100-sxm"), ("llama-3.1-8b", "8xh100-sxm")
+
 LOG, TINY = FIXTURES / "vllm-cpu-tp2.log", FIXTURES / "tiny-llama"
+
 TRACES = [FIXTURES / f"vllm-cpu-tp2-rank{rank}.trace.json.gz" for rank in (0, 1)]
+
 ASKED = {
     "bill": (lambda: commtax.bill(*HOST, tp=8), "bill llama-3.1-8b -c 8xh100-sxm -tp 8"),
     "prefill": (lambda: commtax.bill(*HOST, tp=2, phase="prefill"), "bill llama-3.1-8b -c 8xh100-sxm -tp 2 --phase prefill"),
@@ -77,7 +95,9 @@ ASKED = {
     "audit": (lambda: commtax.audit_run(LOG, model=str(TINY), cluster="2xcpu", tp=2), f"audit {LOG} -m {TINY} -c 2xcpu -tp 2"),
     "traces": (lambda: commtax.audit_run(*TRACES), f"audit {TRACES[0]} {TRACES[1]}"),
 }
+
 """A function and the command that asks the same."""
+
 ARRAYS = {
     "bills": lambda: commtax.bill(*HOST, tp=np.array([1, 2, 4, 8]), batch=[1, 8, 64, 256]),
     "sent": lambda: commtax.traffic(*HOST, tp=np.array([1, 2, 4, 8])),
@@ -231,3 +251,353 @@ def test_every_answer_of_the_public_functions_is_told():
 @each("name", [name for name in commtax.__all__ if name != "napkin"])
 def test_help_has_an_example(name):
     assert ">>> " in inspect.getdoc(getattr(commtax, name))
+
+
+MAPPED = table("report/documents.toml")
+
+PACKAGES = ("verbs", "runs")
+
+
+def records():
+    """All data classes that answers are made of, by name."""
+    found = {}
+    for info in pkgutil.walk_packages(commtax.__path__, "commtax."):
+        if info.name.split(".")[1] in PACKAGES:
+            found |= {name: kind for name, kind in vars(import_module(info.name)).items() if is_dataclass(kind)}
+    return found
+
+
+def test_records_told_otherwise_have_these_fields():
+    known = records()
+    for name, changed in MAPPED["records"].items():
+        assert name in known, f"{name}: renamed? its bytes would no longer be whole"
+        assert changed.keys() <= {f.name for f in fields(known[name])}
+
+
+@pytest.mark.parametrize("name", [name for name in MAPPED if name != "records"])
+def test_every_way_to_tell_is_known(name):
+    assert documents._mapping(name)
+
+
+def test_the_name_of_a_key_decides_nothing(monkeypatch):
+    class Thing:
+        nbytes = 1.5
+
+    for key in ("nbytes", "size", "bytes"):
+        monkeypatch.setattr(
+            documents, "_mappings", lambda key=key: {"record": {key: "thing.nbytes, whole", "also": "thing.nbytes"}}
+        )
+        documents._mapping.cache_clear()
+        assert documents.record("record", thing=Thing()) == {key: 2, "also": 1.5}
+    documents._mapping.cache_clear()
+
+
+def test_what_is_no_number_is_null():
+    assert documents.to_json({"a": float("nan"), "b": float("inf"), "c": 2.0, "d": 0.5, "bytes": 1.5}) == {
+        "a": None,
+        "b": None,
+        "c": 2,
+        "d": 0.5,
+        "bytes": 1.5,
+    }
+
+
+WIDTHS = st.integers(60, 160)
+
+FIGURES = st.builds(
+    "{} {}".format, st.decimals(0, 9999, places=1).map(lambda x: f"{x:,}"), st.sampled_from(["ms", "µs", "GiB", "%", "tokens/s"])
+)
+
+PLANS = st.builds(
+    "{} GPUs = {} x TP {} for prompts + {} replicas x DP 2 x TP {} for decoding".format,
+    *[st.sampled_from([1, 2, 4, 8, 16, 512])] * 5,
+)
+
+WORDS = st.text("abcde 0123456789µ–", max_size=160).map(lambda text: " ".join(text.split()))
+
+
+@st.composite
+def drawn_tables(draw):
+    """A name and a plan, some figures, perhaps a reason."""
+    rows, figures = draw(st.integers(1, 3)), draw(st.integers(0, 12))
+    columns = ["", "plan", *(f">figure {i}" for i in range(figures)), *(["why"] if draw(st.booleans()) else [])]
+    kinds = {">": FIGURES, "p": PLANS, "w": WORDS}
+    cells = [[draw(kinds.get(name[:1], st.sampled_from(["1 ◆", "2", "10"]))) for name in columns] for _ in range(rows)]
+    expendable = draw(st.lists(st.sampled_from([name[1:] for name in columns if name[:1] == ">"] or ["none"]), unique=True))
+    return DrawnTable(columns, cells, draw(st.sampled_from(["", "a title"])), expendable, "--json has them")
+
+
+def said(lines):
+    return " ".join(" ".join(str(line) for line in lines).split())
+
+
+@given(drawn_tables(), WIDTHS)
+def test_a_table_keeps_to_the_width_and_says_what_it_leaves_out(table, width):
+    lines = table.lines(width)
+    assert max(width_of(str(line)) for line in lines) <= width
+    whole, shown = said(lines), [str(line) for line in lines]
+    left_out = re.search(r"not shown at \d+ columns: (.*?);", whole)
+    hidden = left_out[1].split(", ") if left_out else []
+    assert set(hidden) <= set(table.expendable)
+    for row in table.rows:
+        for name, cell in zip(table.names, row, strict=True):
+            if name.startswith("figure") and name not in hidden:
+                assert any(cell in line for line in shown)  # with its unit, on one line
+
+
+@given(drawn_tables(), WIDTHS)
+def test_the_plan_s_name_is_always_whole(table, width):
+    """It may fold; read down its column, or on in a record, it is there to the last word."""
+    lines = [str(line) for line in table.lines(width)]
+    choice = chosen(table, width)
+    for _, plan, *_ in table.rows:
+        folded = fold(plan, choice.widths[choice.kept.index(1)]) if choice else [plan]
+        assert " ".join(folded) == plan
+        assert len(folded) <= max(MOST_LINES)
+        assert all(any(part in line for line in lines) for part in folded) or plan in said(lines)
+
+
+def chosen(table, width):
+    columns = [list(column) for column in zip(table.names, *table.rows, strict=True)]
+    order = [[table.names.index(name)] for name in table.expendable if name in table.names]
+    return choose(columns, [not name.startswith(">") for name in table.columns], order, width)
+
+
+@given(WORDS, st.integers(12, 100), st.integers(0, 4))
+def test_folding_loses_nothing_and_breaks_at_spaces(text, width, indent):
+    lines = fold(text, width, indent)
+    assert all(width_of(line) <= width for line in lines)
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    if max(map(len, text.split()), default=0) + 8 + indent <= width:
+        assert " ".join(line.strip() for line in lines) == text
+
+
+@given(
+    st.lists(st.one_of(FIGURES, PLANS, st.sampled_from(["a step takes", "over nvlink4;", "TTFT <= 500 ms"])), min_size=4), WIDTHS
+)
+def test_a_number_keeps_its_unit(parts, width):
+    lines = [str(line) for line in Text(" ".join(parts)).lines(width)]
+    assert all(width_of(line) <= width for line in lines)
+    pairs = pairwise(lines)
+    assert not any(re.search(r"\d$", one) and re.match(r"\s*(ms|µs|GiB|%|tokens/s|GPUs|replicas)\b", two) for one, two in pairs)
+    assert not any(re.search(r"\b(TP|DP)$|<=$", line) for line in lines)
+
+
+def test_wide_signs_take_two_columns_and_controls_are_written_out():
+    table = DrawnTable(["model", ">size"], [["通义千问-7B", "1 GiB"], ["a\x1b[31mb", "2 GiB"]])
+    first, second, third = map(str, table.lines(80))
+    assert len({width_of(line) for line in (first, second, third)}) == 1
+    assert "\\x1b[31m" in third
+
+
+def test_a_word_that_no_line_holds_is_broken_and_not_lost():
+    url = "https://example.org/" + "/".join(["part"] * 30)
+    lines = [str(line) for line in DrawnTable(["source", "why"], [[url, "a reason of several words"]]).lines(60)]
+    assert max(map(len, lines)) <= 60
+    assert len(url) > WIDE_TEXT
+    assert sum(line.count("part") for line in lines) >= 24  # few are broken themselves
+
+
+TABLES = table("report/figures.toml")["tables"]
+
+SCRIPT = (SOURCE / "web" / "page" / "sortable.js").read_text()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_list_figures(name):
+    shown = figure_table(name)
+    keys = {key.removesuffix(RANGE) for key in (*shown.columns, *shown.page)} | shown.but.keys()
+    assert keys <= figures().keys()
+    assert {*shown.spare} <= {*shown.columns}
+    assert {*shown.ranges, *shown.minor} <= {*shown.page}
+    assert name == "step" or {*shown.large} <= {*shown.page}
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if TABLES[name].get("record")])
+def test_a_listed_figure_has_a_place_in_its_record(name):
+    class Anything(dict):
+        def __missing__(self, key):
+            return None
+
+    shown = figure_table(name)
+    for key in shown.columns:
+        if not key.endswith(RANGE) and not figures()[key].at:
+            value_of(shown.record, key, Anything())
+
+
+def test_every_figure_is_used_and_has_a_unit_that_the_page_writes():
+    listed = {key.removesuffix(RANGE) for one in TABLES.values() for part in ("columns", "page") for key in one.get(part, ())}
+    listed |= {row["figure"] for row in table("report/figures.toml")["changes"].values()}
+    assert listed == figures().keys()
+    written = set(re.search(r"const WRITTEN = \{(.*?)\}", SCRIPT)[1].replace(" ", "").split(",")) | {"setup"}
+    on_page = {key for one in TABLES.values() for key in one.get("page", ())}
+    for key, one in figures().items():
+        assert one.unit in UNITS or one.unit == "setup"
+        assert one.page_unit in written or key not in on_page
+        assert one.help.endswith(".")
+
+
+PAGE = Path(web.__file__).parent / "page"
+
+
+def test_page_and_plots_have_the_same_colours_and_as_many_marks():
+    css, script = (PAGE / "page.css").read_text(), (PAGE / "front.js").read_text()
+    on_page = {name: [light, dark] for name, light, dark in re.findall(r"--([a-z-]+): light-dark\((#\w{6}), (#\w{6})\);", css)}
+    assert {name: on_page[name] for name in LOOKS["colours"]} == LOOKS["colours"]
+    series = [name for _, name in sorted(re.findall(r"\.series-(\d) \{ --series: var\(--([a-z-]+)\); \}", css))]
+    assert series == LOOKS["series"]
+    marks = re.search(r"const MARKS = \[(.*)\];", script)[1].count('"M')
+    assert marks == len(MARKERS) == len(COLOURS)
+
+
+def test_a_front_is_drawn_with_its_recommendation_limits_and_kinds():
+    found = commtax.plan("llama-3.1-8b", "4xl40s", tpot_s=0.03, max_concurrency=16)
+    axes = found.plot().axes[0]
+    drawn = {line.get_label(): line for line in axes.lines}
+    own = next(line for label, line in drawn.items() if label.startswith("Recommended"))
+    assert own.get_marker() == RECOMMENDED
+    rows, i = found.plans, found.recommended
+    assert np.allclose(own.get_xydata(), [[rows.tokens_per_s_per_user[i], rows.tokens_per_s_per_gpu[i]]])
+    assert drawn["TPOT 30 ms"].get_color() == LIGHT["hot"]
+    assert "one pool of servers" in drawn
+    assert max(map(len, axes.get_title(loc="left").split("\n"))) <= 100
+
+
+def test_collectives_have_a_colour_of_their_own_in_a_bill():
+    bill = commtax.bill("llama-3.1-8b", "2xh100-sxm", tp=2, batch=8)
+    axes = bill.plot().axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    fills = {label: bar.get_facecolor() for label, bar in zip(labels, axes.patches, strict=True)}
+    hot, cool = fills["tp attention output all-reduce"], fills["decode attention"]
+    assert hot != cool
+    assert {fill for label, fill in fills.items() if label.startswith("tp ")} == {hot}
+
+
+DATA = tables(__file__)
+
+PLAN = ("plan", "llama-3.1-8b", "-c", "4xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--top", "4")
+
+TRAIN = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "-dp", "8")
+
+SHOWN = {
+    "bill": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8"),
+    "train": (*TRAIN, "--engine", "fsdp", "--measured-mfu", "30%"),
+    "why": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--why", "attention output"),
+    "exact": ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--exact"),
+    "plan": PLAN,
+    "no plan": ("plan", "llama-3.1-70b", "-c", "2xh100-sxm", "--ttft", "10ms", "--tpot", "3ms"),
+    "clusters": ("plan", "llama-3.1-8b", "-c", "2xl40s", "-c", "2xh100-sxm"),
+    "compare": ("compare", "llama-3.1-8b", "-c", "8xh100-sxm", "--plans", "tp2,tp8", "--batches", "1,64"),
+    "over": ("compare", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2", "--over", "batch=1:8"),
+    "simulate": ("simulate", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "2", "--concurrency", "64"),
+    "fit": ("fit", "llama-3.1-405b", "-c", "8xh100-sxm"),
+    "expect": ("expect", "all-reduce", "-c", "2x8xh100-sxm", "--size", "1G", "--measured", "450GB/s"),
+    "pipeline": ("pipeline", "-p", "4", "-m", "16", "--schedule", "zb-h1"),
+    "audit": ("audit", str(FIXTURES / "vllm-cpu-tp2.log")),
+    "catalog": ("catalog", "chips", "h100-sxm"),
+}
+
+FIRST = DATA["first"]
+
+COLUMNS = (40, 60, 80, 100, 140)
+
+READABLE = {"0", "1", "2", "22", "31", "32", "34", "35", "36"}
+
+"""Bold, dim, red, green, blue, magenta and cyan: no yellow, no white, nothing bright, no grounds."""
+
+UNIT = re.compile(r"\s*(ms|µs|s|KiB|MiB|GiB|GB/s|GPUs?|tokens/s|%)(?![\w/])")
+
+
+@cache
+def printed():
+    """All questions at all widths, by one process."""
+    told = on_a_terminal(list(SHOWN.values()), COLUMNS)
+    return dict(zip([(width, name) for name in SHOWN for width in COLUMNS], told, strict=True))
+
+
+@cache
+def told(*words):
+    return run_here(*words).stdout
+
+
+def lines(width, name):
+    return SIGNS.sub("", printed()[width, name]).splitlines()
+
+
+@pytest.mark.parametrize("width", COLUMNS)
+def test_nothing_is_wider_than_the_terminal_or_cut(width):
+    for name in SHOWN:
+        shown = lines(width, name)
+        assert shown, name
+        assert max(map(width_of, shown)) <= width, name
+        assert not any("…" in line for line in shown if name not in ("pipeline", "catalog")), name
+        apart = [(one, two) for one, two in pairwise(shown) if re.search(r"\d$", one) and UNIT.match(two)]
+        assert not apart, name
+
+
+@pytest.mark.parametrize("width", COLUMNS)
+def test_the_answer_comes_first(width):
+    for name, first in FIRST.items():
+        assert re.match(first, " ".join(" ".join(lines(width, name)[:6]).split())), name
+
+
+@pytest.mark.parametrize("width", COLUMNS)
+def test_every_plan_has_its_whole_name(width):
+    """In its column, which may fold, or in a record."""
+    names = [row["verdict"].split(" = ")[1] for row in json.loads(told(*PLAN, "--json"))["plans"]]
+    shown = lines(width, "plan")
+    head = next((line for line in shown if re.match(r" +plan  ", line)), "")
+    at, end = head.find("plan"), re.search(r"plan +(?=\S)", head)
+    column = [line[at : end.end()] if end else line for line in shown]
+    read = " ".join(" ".join(column).split())
+    assert all(name in read for name in names)
+
+
+def test_what_has_no_room_is_named_and_comes_with_the_room():
+    def missing(width):
+        found = re.search(r"not shown at \d+ columns: (.*?);", " ".join(" ".join(lines(width, "bill")).split()))
+        return set(found[1].split(", ")) if found else set()
+
+    assert missing(60) > missing(80) > missing(140) == set()
+    assert missing(80) == {"how"}
+
+
+def test_colours_can_be_read_on_any_ground_and_are_never_alone():
+    used = {code for text in printed().values() for sign in SIGNS.findall(text) for code in sign.split(";") if code}
+    assert used <= READABLE
+    assert {"1", "2", "31"} <= used
+    names = ("bill", "fit", "expect")
+    for name, plain in zip(names, on_a_terminal([SHOWN[name] for name in names], [100], NO_COLOR="1"), strict=True):
+        codes = {code for sign in SIGNS.findall(plain) for code in sign.split(";") if code}
+        assert codes <= {"0", "1", "2", "22"}
+        assert SIGNS.sub("", plain).splitlines() == lines(100, name)
+
+
+def test_a_pipe_is_as_wide_as_is_said_and_else_keeps_sentences_whole(monkeypatch):
+    whole = told(*SHOWN["bill"]).splitlines()
+    monkeypatch.setenv("COLUMNS", "80")
+    folded = run_here(*SHOWN["bill"]).stdout
+    assert max(map(width_of, whole)) > 160
+    assert max(map(width_of, folded.splitlines())) <= 80
+    assert " ".join(whole[0].split()) in " ".join(folded.split())
+    assert folded.splitlines() == lines(80, "bill")
+    monkeypatch.setenv("COLUMNS", "20")
+    assert max(map(width_of, run_here(*SHOWN["exact"]).stdout.splitlines())) in range(30, 41)
+
+
+def test_without_its_signs_an_answer_is_ascii_that_reads_alike():
+    """Bars, marks, arrows and units; no question mark takes their place."""
+    for name in ("bill", "plan", "simulate"):
+        shown = told(*SHOWN[name]).encode("ascii", READABLE_SIGNS).decode("ascii")
+        assert "?" not in shown, name
+        assert len(shown.splitlines()) == len(told(*SHOWN[name]).splitlines())
+    assert "\u2588\u2591 4 \u00b5s \u2192 \u00e9 \u4e2d".encode("ascii", READABLE_SIGNS) == b"#: 4 us -> e ?"
+
+
+def test_details_add_and_change_nothing():
+    """What is held back is counted, and comes with one option."""
+    for name in ("bill", "simulate", "why"):
+        *short, held = told(*SHOWN[name]).splitlines()
+        whole = run_here(*SHOWN[name], "--details").stdout.splitlines()
+        assert whole[: len(short)] == short
+        assert re.fullmatch(rf"· {len(whole) - len(short)} more notes? with --details", held), name

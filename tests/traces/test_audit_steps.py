@@ -1,21 +1,35 @@
-"""Steps of a trace: what belongs to one, how long it is wherever that is told, and what its collectives are of, by counts."""
+"""Steps and groups of a trace: what belongs to one, hand-counted rows; names of kernels, and traces of our own."""
 
+import json
 from itertools import pairwise
+from time import perf_counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cli_run import run_here
+from commtax.runs.audit import audit, formats
+from commtax.runs.evidence.collective_names import algorithm_of, kernel_op, operator_op
 from commtax.runs.evidence.finding import Audit, typical_of_ranks
+from commtax.runs.traces.accounts import TracedJob
+from commtax.runs.traces.causes import microbatches
 from commtax.runs.traces.claim_check import both_means
-from commtax.runs.traces.profilers import kineto
+from commtax.runs.traces.meeting import coinciding_offset
+from commtax.runs.traces.profilers import chrome, kineto
 from commtax.runs.traces.run_differences import difference
 from commtax.runs.traces.trace import EVER, TraceStep, extend_steps
 from commtax.runs.traces.trace_audit import audit_traces
+from commtax.timeline import Timeline
 from commtax.units import format_seconds
+from each import each
+from fault_traces import NCCL
 from made_traces import document, event, kernel, launch
+from paths import FIXTURES
 
 BACKWARD = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
 SIZES = {"allreduce": 1000, "all_to_all": 300, "allgather": 50}
 
 
@@ -267,3 +281,355 @@ def test_a_stream_that_waits_for_an_event_is_not_busy(name):
     used = typical_of_ranks(section)
     assert (used.total_s, used.compute_s, used.idle_s) == pytest.approx((900e-6, 200e-6, 700e-6))
     assert {(k.name, k.kind) for k in section.kernels} == {("fba", "compute"), (name, "wait")}
+
+
+H100 = {"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85017493504, "numSms": 132}
+
+REDUCE, GATHER, SCATTER, MESSAGE = (NCCL[key] for key in ("allreduce", "_allgather_base", "_reduce_scatter_base", "send"))
+
+
+class Rank:
+    """One rank's kernels one after the other, each launched; steps are named."""
+
+    def __init__(self, rank):
+        self.rank, self.at, self.events = rank, 1000.0, []
+
+    def ran(self, name, us, stream=7, begin=None, **args):
+        begin = self.at if begin is None else begin
+        number = len(self.events)
+        self.events += [launch(begin - 3, number), kernel(name, begin, us, number, stream, **args)]
+        self.at = max(self.at, begin + us)
+
+    def sent(self, name, us, members, nbytes, **where):
+        told = {"Collective name": "send" if name == MESSAGE else "allreduce", "dtype": "BFloat16", "Group size": len(members)}
+        told |= {"In msg nelems": nbytes // 2, "Out msg nelems": nbytes // 2}
+        told |= {"Process Group Name": str(members), "Process Group Ranks": str(list(members))}
+        self.ran(name, us, **told, **where)
+
+    def shown(self, told, name, us, members, **where):
+        """A collective of 4 kB, with or without what PyTorch tells of it."""
+        self.sent(name, us, members, 4096, **where) if told else self.ran(name, us, **where)
+
+    def step(self, number, begin):
+        self.events.append(event("user_annotation", f"ProfilerStep#{number}", begin - 4, self.at - begin - 1))
+
+    def trace(self, world, devices=0):
+        listed = [{"id": i, **H100} for i in range(devices)]
+        head = {"distributedInfo": {"backend": "nccl", "rank": self.rank, "world_size": world}}
+        return kineto.parse(document(self.events, self.rank, world, **head, **({"deviceProperties": listed} if devices else {})))
+
+
+def two_by_two(devices=4, inside_us=60.0, across_us=300.0):
+    """Four ranks: pairs that meet thrice a step, and pairs across them that meet once."""
+    ranks = [Rank(r) for r in range(4)]
+    for r in ranks:
+        for step in range(4):
+            begin = r.at
+            for _ in range(3):
+                r.ran("gemm", 200.0)
+                r.sent(REDUCE, inside_us, (0, 1) if r.rank < 2 else (2, 3), 8 << 20)
+            r.sent(REDUCE, across_us, (r.rank % 2, r.rank % 2 + 2), 64 << 20)
+            r.step(step, begin)
+    return audit_traces([r.trace(4, devices) for r in ranks], None, "abcd")
+
+
+def test_rows_of_collectives_add_up_to_what_one_rank_has():
+    rows = two_by_two().collectives
+    assert [(r.group, r.ranks, r.count) for r in sorted(rows, key=lambda r: r.count)] == [
+        ("(0, 2) and 1 more", 2, 4),
+        ("(0, 1) and 1 more", 2, 12),
+    ]
+    assert sum(r.nbytes for r in rows) == 4 * (3 * (8 << 20) + (64 << 20))
+    assert sum(r.wire_s for r in rows) == pytest.approx(4 * (3 * 60e-6 + 300e-6))
+
+
+def test_one_collective_is_of_those_that_the_first_rank_is_in():
+    (found,) = [f for f in two_by_two().findings if f.code == "collective"]
+    assert found.measured == pytest.approx(60e-6)  # three of its four
+
+
+@pytest.mark.parametrize(("devices", "told"), [(4, True), (2, False)])
+def test_only_groups_inside_a_host_are_held_against_its_links(devices, told):
+    """64 MiB in 3 ms are a twentieth of NVLink, and may be a good network; what the link costs is summed message by message."""
+    (link,) = [c for c in two_by_two(devices, 600.0, 3000.0).causes if c.code == "link"]
+    usual = 0.8 * 450e9
+    lost = 3 * (600e-6 - (8 << 20) / usual) + told * (3000e-6 - (64 << 20) / usual)
+    assert link.cost_s == pytest.approx(lost, rel=1e-6)
+
+
+def test_waiting_for_ranks_that_are_not_here_is_said():
+    ranks = [Rank(r) for r in range(2)]
+    for r in ranks:
+        for step in range(4):
+            begin = r.at
+            r.ran("gemm", 100.0)
+            r.sent(REDUCE, 50.0, tuple(range(8)), 1 << 20)
+            r.step(step, begin)
+    section = audit_traces([r.trace(8) for r in ranks], None, "ab")
+    (found,) = [c for c in section.causes if c.code == "exposed"]
+    assert found.said.endswith("; waiting for the 6 ranks that are not here included")
+    assert "none of it hides" in found.said
+
+
+def test_gathers_that_begin_where_compute_ends_come_too_late():
+    ranks = [Rank(r) for r in range(2)]
+    for r in ranks:
+        for step in range(4):
+            begin = r.at
+            for _ in range(3):
+                r.ran(GATHER, 60.0, stream=20)
+                r.ran("gemm", 200.0)
+            r.ran(SCATTER, 40.0, stream=20)
+            r.events.append(event("user_annotation", "Optimizer.step#AdamW.step", r.at - 9, 1))
+            r.step(step, begin)
+    section = audit_traces([r.trace(2) for r in ranks], None, "ab")
+    (found,) = [c for c in section.causes if c.code == "prefetch"]
+    assert found.said == "3 of 3 all-gathers per step begin only when compute waits for them"
+    assert found.cost_s == pytest.approx(180e-6)
+
+
+@pytest.mark.parametrize(("counts", "found"), [((11, 21, 19, 9), 8), ((16, 32, 32, 16), 8), ((12, 24, 24, 12), 6)])
+def test_microbatches_are_counted_where_both_ways_share_a_kernel(counts, found):
+    """1F1B of 8 microbatches in 4 stages: m + 3 kernels on the first stage and m + 1 on the last, or one each way: 2 m."""
+    traces = []
+    for rank, count in enumerate(counts):
+        r = Rank(rank)
+        for step in range(3):
+            begin = r.at
+            for _ in range(count):
+                r.ran("gemm", 30.0)
+                r.ran(MESSAGE, 5.0, stream=20)
+            r.events.append(event("user_annotation", "Optimizer.step#AdamW.step", r.at - 9, 1))
+            r.step(step, begin)
+        traces.append(r.trace(4))
+    assert microbatches(TracedJob.of(traces), [[0], [1], [2], [3]]) == found
+
+
+def test_short_pauses_are_launches_though_a_step_has_few_kernels():
+    """Nobody named steps, and what repeats is a layer of three kernels."""
+    r = Rank(0)
+    for _ in range(60):
+        for name, us in (("triton_tem_fused_mm_0", 50.0), ("triton_red_fused_norm_1", 12.0), ("triton_poi_fused_add_2", 5.0)):
+            r.ran(name, us)
+            r.at += 3
+    section = audit_traces([r.trace(1)], None, "a")
+    (found,) = section.causes
+    assert found.code == "launch-bound"
+    assert found.share == pytest.approx(9 / 76, abs=0.01)
+
+
+@pytest.mark.parametrize(("told", "messages"), [(True, 40), (False, 80 / 3)])
+def test_messages_between_stages_of_several_ranks_are_not_matched_inside_a_stage(told, messages):
+    """Three stages of two ranks: both of a stage hand on at one moment, and those of the next have waited; the wire is 12 us."""
+    ranks = [Rank(r) for r in range(6)]
+    for r in ranks:
+        stage, lane = r.rank // 2, r.rank % 2
+        own, before, behind = (2 * stage, 2 * stage + 1), (r.rank - 2, r.rank), (r.rank, r.rank + 2)
+        for step in range(5):
+            begin = 1000.0 + step * 480.0
+            for k in range(4):
+                less = [0, 0, (3 * k + step) % 7, (3 * k + step) % 7 + (2 * k + step) % 5]  # so much earlier than usual
+                at = begin + k * 120.0 + 102 * stage
+                if stage:
+                    r.shown(told, MESSAGE, 40.0 - less[stage] - lane, before, stream=20, begin=at - 20 + lane)
+                first = at + 20 - less[stage] if stage else at - 10  # nobody hands anything to the first stage: it is always busy
+                r.ran("gemm", at + 100 - less[stage + 1] - first, begin=first)
+                r.shown(told, REDUCE, 10.0, own, begin=at + 100 - less[stage + 1])
+                if stage < 2:
+                    r.shown(told, MESSAGE, 12.0, behind, stream=21, begin=at + 110 - less[stage + 1])
+            r.events.append(event("user_annotation", f"ProfilerStep#{step}", begin + 82 * stage - 4, 480.0))
+    section = audit_traces([r.trace(6) for r in ranks], None, "abcdef")
+    assert section.culprit is None
+    assert sum(r.wire_s for r in section.collectives if r.op == "send-recv") == pytest.approx(messages * 12e-6)
+
+
+def test_short_messages_close_together_do_not_move_a_clock():
+    """Each stage hands on 12 us after it was handed something: nearly as many ends are 12 us apart as are together."""
+    handed = np.cumsum(np.full(48, 400e-6) + np.arange(48) % 5 * 1e-6)
+    ours, theirs = np.sort(np.append(handed, handed + 12e-6)), np.sort(np.append(handed + 12e-6, handed + 24e-6))
+    assert coinciding_offset(ours, theirs) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_collective_of_all_that_nobody_told_is_no_slow_link():
+    """Two pairs of ranks, and at the end of a step all four, on one stream and without groups: the first pair has waited."""
+    ranks = [Rank(r) for r in range(4)]
+    for r in ranks:
+        for step in range(6):
+            begin, slower = 1000.0 + step * 1000.0, 20.0 * (r.rank > 1)
+            for k in range(6):
+                less = (3 * k + step * (1 + r.rank // 2)) % 7
+                r.ran("gemm", 100.0 + slower - less, begin=begin + k * (110.0 + slower))
+                r.ran(REDUCE, 10.0, begin=begin + k * (110.0 + slower) + 100.0 + slower - less)
+            r.ran(REDUCE, begin + 800.0 - r.at, begin=r.at)
+            r.step(step, begin)
+    section = audit_traces([r.trace(4) for r in ranks], None, "abcd")
+    assert section.culprit is None or section.culprit.kind != "slow link"
+    (row,) = section.collectives
+    last = 800.0 - 6 * 130.0  # of the slower pair, but for what its last layer was shorter
+    assert row.count == 42
+    assert row.wire_s == pytest.approx(1e-6 * (36 * 10 + sum(last + (15 + 2 * step) % 7 for step in range(6))), rel=0.01)
+
+
+NAMES = json.loads((FIXTURES / "audit" / "kernel-names.json").read_text())
+
+"""Found in public sources and profiles; each says where."""
+
+
+def test_enough_names_of_both_kinds():
+    assert len(NAMES) >= 60
+    assert sum(not n["op"] for n in NAMES) >= 25
+    assert all(n["source"] for n in NAMES)
+
+
+@each("found", NAMES, ids=lambda n: n["name"][:60])
+def test_what_a_name_tells(found):
+    name = found["name"]
+    assert (kernel_op(name), algorithm_of(name)) == (found["op"], found["algorithm"])
+
+
+@given(st.sampled_from(NAMES), st.sampled_from(["<float, 8>(float*, int)", "(x)", ".kd", " [clone .kd]", "<(int)8>"]))
+def test_arguments_do_not_change_what_a_bare_name_tells(found, tail):
+    """A profiler adds template arguments and parameters to the function's own name."""
+    name = found["name"]
+    if not set("<( ") & set(name):
+        assert kernel_op(name + tail) == found["op"]
+
+
+@given(st.text(max_size=40))
+def test_only_what_communicates_has_an_algorithm(text):
+    if not kernel_op(text):
+        assert algorithm_of(text) == ""
+
+
+def test_long_names_take_no_time():
+    began = perf_counter()
+    for name in ("ncclDevKernel_" + "AllReduce" * 200_000, "oneshotAllreduceFusionKernel<" + "a, " * 500_000, "cub::" * 400_000):
+        kernel_op(name), algorithm_of(name), operator_op(name)
+    assert perf_counter() - began < 1
+
+
+KINDS = ("compute", "comm", "copy", "F", "decode")
+
+SLICE = st.tuples(st.integers(0, 2), st.integers(0, 10**7), st.integers(0, 10**5), st.integers(0, 4))
+
+
+def timeline(rows):
+    lane, start, us, kind = (np.array(x) for x in zip(*rows, strict=True))
+    names = tuple(f"slice {i}" for i in range(len(rows)))
+    return Timeline(lane, start * 1e-6, (start + us) * 1e-6, kind, names, ("rank 0", "rank 1", "rank 2"), KINDS)
+
+
+@given(st.lists(SLICE, min_size=1, max_size=20))
+def test_what_we_write_is_read_back(tmp_path_factory, rows):
+    """Lane by lane: seconds of each kind, where what neither communicates nor copies computes."""
+    path = tmp_path_factory.mktemp("own") / "x.json"
+    path.write_text(timeline(rows).to_chrome())
+    traces = formats.read(path)
+    assert [t.rank for t in traces] == sorted({lane for lane, *_ in rows})
+    for trace in traces:
+        own = [(us, KINDS[kind]) for lane, _, us, kind in rows if lane == trace.rank]
+        for kind in ("comm", "copy"):
+            assert trace.timeline.busy_s([kind]).sum() == pytest.approx(sum(us for us, k in own if k == kind) * 1e-6)
+        assert trace.timeline.busy_s().sum() == pytest.approx(sum(us for us, _ in own) * 1e-6)
+
+
+def test_a_pipeline_read_back(tmp_path):
+    """Four stages of eight microbatches: forward and backward of each, and the bubble that the command says."""
+    path = tmp_path / "pipeline.json"
+    done = run_here("pipeline", "-p", "4", "-m", "8", "--chrome-trace", path, "--json")
+    assert done.returncode == 0
+    traces = formats.read(path)
+    assert [(t.rank, len(t.timeline.name), t.training) for t in traces] == [(r, 16, True) for r in range(4)]
+    spans = [(t.timeline.begin_s, t.timeline.finish_s) for t in traces]
+    whole = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    busy = sum(t.timeline.busy_s().sum() for t in traces) / 4
+    assert 1 - busy / whole == pytest.approx(json.loads(done.stdout)["bubble_over_total"])
+
+
+def test_a_simulation_read_back(tmp_path):
+    """Slices of steps alike become steps; their phases are those of the slices."""
+    path = tmp_path / "served.json"
+    asked = ("--cluster", "h100-sxm", "--request-rate", "4", "--num-prompts", "20", "--timeline", path)
+    assert run_here("simulate", "llama-3.1-8b", *asked).returncode in (0, 1)
+    (trace,) = formats.read(path)
+    assert {s.phase for s in trace.steps} >= {"decode"}
+    assert [s.index for s in trace.steps] == list(range(len(trace.steps)))
+    assert sum(s.seconds for s in trace.steps) == pytest.approx(float(trace.timeline.busy_s().sum()))
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([{"ph": "X", "cat": "gpu_activity", "name": "k", "ts": 1, "dur": 1}], "found categories gpu_activity"),
+        ([{"ph": "X", "cat": f"c{i}", "name": "k", "ts": 1, "dur": 1} for i in range(20)], "found categories c0, c1.* …"),
+        ([{"ph": "X", "name": "k", "ts": 1, "dur": 1, "pid": 1}], "found categories none"),
+    ],
+)
+def test_other_chrome_traces_are_told_apart(tmp_path, events, words):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    with pytest.raises(ValueError, match=f"a Chrome trace without device kernels.*{words}"):
+        formats.read(path)
+
+
+@given(st.data())
+def test_damaged_traces_of_ours_are_refused_in_one_line(tmp_path_factory, data):
+    made = json.loads(timeline([(0, 5, 5, 1), (1, 5, 9, 0)]).to_chrome())
+    event = data.draw(st.sampled_from(made["traceEvents"]))
+    event[data.draw(st.sampled_from([*event]))] = data.draw(st.none() | st.text(max_size=3) | st.floats() | st.builds(list))
+    path = tmp_path_factory.mktemp("damaged") / "x.json"
+    path.write_text(json.dumps(made))
+    assert chrome.is_own(path.read_bytes()[:999])
+    try:
+        formats.read(path)
+    except ValueError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+def device_event(name, device, start_us, us, **other):
+    return {"cat": "kernel", "name": name, "ts": start_us, "dur": us, "tid": 7, "args": {"device": device, "stream": 7}, **other}
+
+
+def test_events_without_their_phase_are_read(tmp_path):
+    """Some writers leave out ph: what has a category, a beginning and a length is complete."""
+    path = tmp_path / "x.json"
+    events = [
+        device_event("ncclDevKernel_AllReduce", 0, 10.0, 24.0),
+        device_event("moe", 0, 40.0, 539.0),
+        {"name": "meta", "args": {}},
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    (trace,) = formats.read(path)
+    assert [(c.op, round(c.seconds * 1e6)) for c in trace.collectives] == [("all-reduce", 24)]
+    assert trace.timeline.busy_s(["compute"]).sum() == pytest.approx(539e-6)
+
+
+@pytest.mark.parametrize("world", [0, 8])
+def test_devices_of_one_process_are_told_one_by_one(tmp_path, world):
+    """A device that copies alone is none; the file of a job's rank is one, whatever it names."""
+    path = tmp_path / "x.json"
+    events = [device_event("gemm", d, 50.0 * i, 40.0 - 10 * d, ph="X") for d in range(3) for i in range(4)]
+    events += [device_event("ncclDevKernel_AllReduce_RING", d, 300.0, 50.0, ph="X") for d in range(3)]
+    events.append({**device_event("Memcpy DtoD", 3, 0.0, 9.0, ph="X"), "cat": "gpu_memcpy"})
+    told = {"distributedInfo": {"rank": 0, "world_size": world}} if world else {}
+    path.write_text(json.dumps({**told, "traceEvents": events}))
+    traces = formats.read(path)
+    assert [t.rank for t in traces] == ([0] if world else [0, 1, 2])
+    if not world:
+        assert [round(t.timeline.busy_s(["compute"]).sum() * 1e6) for t in traces] == [160, 120, 80]
+        assert all(len(t.collectives) == 1 for t in traces)
+
+
+def test_idle_time_is_a_part_of_the_ranks_own_step(tmp_path):
+    """Steps of 1 and 1.5 ms: what idles in the longer one is no more than all of it."""
+    for rank, (length, us) in enumerate([(1000.0, 50.0), (1500.0, 100.0)]):
+        step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#2", "tid": 1, "ts": 0, "dur": length}
+        kernels = [device_event("triton", 0, 20.0 + 1000 * i, us, ph="X") for i in range(8)]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": [step, *kernels]}))
+    audited = audit([tmp_path])
+    (stall,) = (c for c in audited.sections[0].causes if c.code == "stall")
+    assert stall.share == pytest.approx(1300 / 1500)
+    assert "a step of rank 1 would take 200 µs instead of 1.5 ms" in stall.gain
+    assert {f.item: f.measured for f in audited.findings if f.code == "outside"} == {
+        f"rank {r}: compute in the whole trace": pytest.approx(us * 1e-6) for r, us in enumerate((400, 800))
+    }
