@@ -58,6 +58,12 @@ TOGETHER = {"test_lab": "labs", "test_labs": "labs", "test_docs": "pages", "test
 """Files that share what is expensive: labs and those who grade them a live run, pages and tasks the answers to their commands."""
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Files that are slow as a whole are not even loaded, with torch, by who leaves slow tests out."""
+    left_out = config.option.markexpr == "not slow" and collection_path.name.startswith("test_")
+    return True if left_out and collection_path.relative_to(config.rootpath).as_posix() in SLOW else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
 def pytest_collection_modifyitems(config, items):
     rank = {f"{name}.py": i for i, name in enumerate(LONGEST)}
