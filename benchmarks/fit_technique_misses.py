@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from commtax_lab.published.scoring.technique_misses import held_share, left_out, misses
+from commtax_lab.published.scoring.technique_scores import score_row
 from commtax_lab.published.technique_rows import held_out, read_technique_rows, technique_readings
-from commtax_lab.scoring.technique_misses import held_share, left_out, misses
-from commtax_lab.scoring.technique_scores import score_row
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from commtax.cost.layer_forms import BACKENDS, FORMS, WAYS, RoutedSizes, exchang
 from commtax.spec import Plan, Workload
 from commtax_lab.published.kernel_kinds.loads import load
 from commtax_lab.published.kernel_tables import read as read_kernels
-from commtax_lab.scoring import check
-from commtax_lab.scoring.kernel_scores import answers
+from commtax_lab.published.scoring import check
+from commtax_lab.published.scoring.kernel_scores import answers
 from each import each
 from tables import tables
 

@@ -10,18 +10,9 @@ from hypothesis import strategies as st
 
 from commtax.catalog.techniques import missed, width
 from commtax.statement import Refusal
-from commtax_lab.published.technique_rows import (
-    READ_KINDS,
-    FlipGroup,
-    TechniqueReading,
-    TechniqueRow,
-    held_out,
-    read_technique_rows,
-    technique_readings,
-)
-from commtax_lab.scoring.technique_misses import MissRange, TechniqueMiss, fit_misses, held_share, left_out, misses
-from commtax_lab.scoring.technique_predictions import predict_technique
-from commtax_lab.scoring.technique_scores import (
+from commtax_lab.published.scoring.technique_misses import MissRange, TechniqueMiss, fit_misses, held_share, left_out, misses
+from commtax_lab.published.scoring.technique_predictions import predict_technique
+from commtax_lab.published.scoring.technique_scores import (
     ScoredFlip,
     ScoredTechnique,
     crossing,
@@ -30,6 +21,15 @@ from commtax_lab.scoring.technique_scores import (
     score_row,
     share_right,
     within_factor,
+)
+from commtax_lab.published.technique_rows import (
+    READ_KINDS,
+    FlipGroup,
+    TechniqueReading,
+    TechniqueRow,
+    held_out,
+    read_technique_rows,
+    technique_readings,
 )
 from each import each
 from paths import SHARED

@@ -12,8 +12,8 @@ import pytest
 
 from commtax_lab.measure import machine
 from commtax_lab.measure.machine import MachineFacts
-from commtax_lab.study.leash import leash_command
-from commtax_lab.study.vllm import failure
+from commtax_lab.measure.study.leash import leash_command
+from commtax_lab.measure.study.vllm import failure
 from each import each
 from tables import tables
 
@@ -87,7 +87,7 @@ def test_a_leash_ends_as_its_program_does(code):
 
 STARTER = """
 import subprocess, sys, time
-from commtax_lab.study.leash import leash_command
+from commtax_lab.measure.study.leash import leash_command
 program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
 subprocess.Popen(leash_command([sys.executable, "-c", program]), start_new_session=True)
 time.sleep(600)

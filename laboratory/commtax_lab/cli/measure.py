@@ -9,7 +9,7 @@ from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import click
 from rich.console import Console
@@ -22,18 +22,67 @@ from commtax.cli.output import Output
 from commtax.files import check_writable, write_text
 from commtax.spec import Profile
 from commtax.statement import Refusal
-from commtax_lab.cli.measure_options import JobOptions, ServerOptions, StudyOptions, WeightsChoice
-from commtax_lab.report import measuring
-from commtax_lab.report.live_lessons import show_lessons
-from commtax_lab.report.live_requests import show_serving
+from commtax_lab.cli import measuring
+from commtax_lab.cli.measuring import show_lessons, show_serving
 
 if TYPE_CHECKING:
     from commtax_lab.measure.job import LiveJob
-    from commtax_lab.study.driving import StudyOrder
-    from commtax_lab.study.live_lessons import ServedLoads
-    from commtax_lab.study.live_loads import LiveLoad
+    from commtax_lab.measure.study.driving import StudyOrder
+    from commtax_lab.measure.study.live_lessons import ServedLoads
+    from commtax_lab.measure.study.live_loads import LiveLoad
 
-DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
+
+class WeightsChoice(TypedDict):
+    model: str
+    random: bool
+
+
+class JobOptions(TypedDict, total=False):
+    tp: int
+    layers: int
+    batch: int
+    input_len: int
+    output_len: int
+    dtype: str
+    device: str
+    impl: str
+    emulate_link: str
+    slow_rank: str
+    break_rank: int
+    repeats: int
+    reference: bool
+    graphs: bool
+    cluster: str
+    profile: str
+    trace: str
+
+
+class ServerOptions(TypedDict, total=False):
+    tp: int
+    layers: int
+    seed: int
+    dtype: str
+    device: str
+    impl: str
+
+
+class StudyOptions(TypedDict, total=False):
+    recipe: str
+    engine: str
+    layers: int
+    quick: bool
+    dtype: str
+    device: str
+    impl: str
+    cluster: str
+    profile: str
+    dataset: str
+    vllm: str
+    vllm_args: str
+    name: str
+
+
+DEMONSTRATION = Path(__file__).parents[1] / "measure" / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
 
 
@@ -131,8 +180,8 @@ def serve_command(
 ) -> None:
     """Serve requests that come at random for real, and hold their times against the simulator's."""
     from commtax_lab.measure.job import LiveJob
-    from commtax_lab.study import live
-    from commtax_lab.study.live_prediction import serving_document
+    from commtax_lab.measure.study import live
+    from commtax_lab.measure.study.live_prediction import serving_document
 
     inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
     own_engine = is_builtin(engine)
@@ -170,7 +219,7 @@ class LoadLesson(NamedTuple):
 
     def loads(self, seed: int) -> "tuple[tuple[LiveLoad, ...], int]":
         """Those that are served, and their rounds; what cannot be written to is refused before."""
-        from commtax_lab.study import live_lessons, live_loads
+        from commtax_lab.measure.study import live_lessons, live_loads
 
         for place, what in ((self.out, "out"), (self.output, "output")):
             if place:
@@ -181,7 +230,7 @@ class LoadLesson(NamedTuple):
 
     def tell(self, served: "ServedLoads", own: Profile) -> None:
         """Learn from some loads, predict the others, and write and print it."""
-        from commtax_lab.study import live_lessons
+        from commtax_lab.measure.study import live_lessons
 
         document, learnt = live_lessons.lessons_document(served, self.shown, own)
         if self.out:
@@ -193,7 +242,7 @@ class LoadLesson(NamedTuple):
 
 def learn_from_loads(job: "LiveJob", lesson: LoadLesson) -> None:
     """The small engine's."""
-    from commtax_lab.study import live_lessons, live_loads
+    from commtax_lab.measure.study import live_lessons, live_loads
 
     series = live_loads.LoadSeries(job, *lesson.loads(job.seed)).settle()
     with report_dead_ranks(), bar("loads", live_loads.stages(series), lesson.as_json) as advance:
@@ -204,7 +253,7 @@ def learn_from_loads(job: "LiveJob", lesson: LoadLesson) -> None:
 
 def learn_from_vllm(order: "StudyOrder", lesson: LoadLesson) -> None:
     """An installed vLLM's; its constants are measured after it has stopped, on CPUs by the small engine."""
-    from commtax_lab.study import live_lessons, vllm_loads
+    from commtax_lab.measure.study import live_lessons, vllm_loads
 
     loads, _ = lesson.loads(0)
     with report_dead_ranks(), bar("loads", len(loads) * vllm_loads.rounds(), lesson.as_json) as advance:
@@ -215,7 +264,7 @@ def learn_from_vllm(order: "StudyOrder", lesson: LoadLesson) -> None:
 
 def vllm_order(model: str, random_model: str, vllm: str, vllm_args: str, options: ServerOptions) -> "StudyOrder":
     """What vLLM is to serve; options that only the small engine has are refused."""
-    from commtax_lab.study.driving import StudyOrder
+    from commtax_lab.measure.study.driving import StudyOrder
 
     for name in ("layers", "device", "impl"):
         if options.get(name):
@@ -248,9 +297,9 @@ def experiment_command(
     **options: Unpack[StudyOptions],
 ) -> None:
     """The whole TP study as one command: latency, serving, batch scaling, a profile; a report with the questions answered."""
-    from commtax_lab.report import experiment as reporting
-    from commtax_lab.study.driving import StudyOrder
-    from commtax_lab.study.experiment import experiment, merge
+    from commtax_lab.cli import experiment as reporting
+    from commtax_lab.measure.study.driving import StudyOrder
+    from commtax_lab.measure.study.experiment import experiment, merge
 
     folder, builtin = Path(out), options["engine"] == "builtin"
     if merged:

@@ -1,0 +1,180 @@
+"""Predicted against published speed-ups of techniques: the sign, how near, and where a technique flips."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.statement import Refusal
+from commtax_lab.published.scoring.technique_predictions import is_time, predict_technique, predicted_speedup
+from commtax_lab.published.technique_rows import FlipGroup, TechniqueReading, TechniqueReadings, TechniqueRow, load_of
+
+COUNTED = ("end to end", "op")
+"""Kinds of rows that the bars are about."""
+BEYOND, PER_DOUBLING = 3, 2  # doublings of the load to either side of the rows in which a flip is looked for, and steps of each
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTechnique:
+    """A row with what is predicted for it, or what is missing. Ratios are nan where a figure is not there."""
+
+    row: TechniqueRow
+    reading: TechniqueReading | None
+    before: float = math.nan
+    after: float = math.nan
+    missing: str = ""
+
+    @property
+    def priced(self) -> bool:
+        return not self.missing
+
+    @property
+    def predicted(self) -> float:
+        """The speed-up: above 1 is better."""
+        assert self.reading
+        return self.before / self.after if is_time(self.reading) else self.after / self.before
+
+    @property
+    def scored(self) -> bool:
+        """Whether its speed-up is judged: it was priced, is a measure, and its published figures were shown."""
+        return self.priced and self.reading is not None and self.reading.judged == "ratio" and not math.isnan(self.row.speedup)
+
+    @property
+    def counted(self) -> bool:
+        """Whether the bars are about it."""
+        return self.row.kind in COUNTED and self.row.confidence == "high"
+
+
+TOLD = 3  # digits of a predicted speed-up that count: one of less than 0.05 % has no sign
+
+
+def same_sign(predicted: float, published: float, near: float) -> bool:
+    """Whether both gain, both lose, or both lie near 1.
+
+    >>> same_sign(1.2, 1.1, 0.03), same_sign(1.02, 0.98, 0.03), same_sign(1.0, 0.8, 0.03)
+    (True, True, False)
+    """
+    changes = np.round([predicted - 1, published - 1], TOLD)
+    return bool(np.ptp(np.sign(changes)) == 0 or max(abs(predicted - 1), abs(published - 1)) <= near)
+
+
+def within_factor(predicted: float, published: float, factor: float) -> bool:
+    """Whether one is at most so many times the other.
+
+    >>> within_factor(1.0, 1.15, 1.15), within_factor(1.2, 1.0, 1.15)
+    (True, False)
+    """
+    return max(predicted / published, published / predicted) <= factor
+
+
+def score_row(row: TechniqueRow, readings: TechniqueReadings) -> ScoredTechnique:
+    """A row that cannot be asked, or is asked and refused, says what is missing."""
+    if row.id in readings.refused:
+        return ScoredTechnique(row, None, missing=readings.refused[row.id])
+    reading = readings.asked.get(row.id)
+    if reading is None:
+        return ScoredTechnique(row, None, missing="a reading")
+    try:
+        before, after = predict_technique(reading)
+    except Refusal as refusal:
+        return ScoredTechnique(row, reading, missing=f"refused: {refusal}")
+    return ScoredTechnique(row, reading, before, after)
+
+
+@dataclass(frozen=True, slots=True)
+class TechniqueShare:
+    """How many of some rows are right, and the mean of their sources' shares."""
+
+    right: int
+    rows: int
+    by_source: float
+
+    @property
+    def share(self) -> float:
+        return self.right / self.rows if self.rows else math.nan
+
+
+def share_right(scored: Iterable[ScoredTechnique], is_right: Callable[[ScoredTechnique], bool]) -> TechniqueShare:
+    """Of rows whose speed-up is judged, those that are right."""
+    sources: dict[str, list[bool]] = {}
+    for one in scored:
+        if one.scored:
+            sources.setdefault(one.row.source, []).append(is_right(one))
+    verdicts = [verdict for of_source in sources.values() for verdict in of_source]
+    mean = float(np.mean([np.mean(of_source) for of_source in sources.values()])) if sources else math.nan
+    return TechniqueShare(sum(verdicts), len(verdicts), mean)
+
+
+def sign_is_right(one: ScoredTechnique, readings: TechniqueReadings) -> bool:
+    return same_sign(one.predicted, one.row.speedup, readings.bars.near)
+
+
+def is_within(one: ScoredTechnique, readings: TechniqueReadings) -> bool:
+    return within_factor(one.predicted, one.row.speedup, readings.bars.factor[one.row.kind])
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredFlip:
+    """Where a technique flips, published and predicted; nan: it does not within the loads looked at."""
+
+    group: FlipGroup
+    loads: tuple[float, ...]
+    published: tuple[float, ...]  # speed-ups by load
+    predicted: tuple[float, ...]
+    published_at: float
+    predicted_at: float
+
+    def right(self, near: float, factor: float) -> list[bool]:
+        """Which rows are on the right side: by their sign, or because both flip within a factor of each other."""
+        both = not math.isnan(self.published_at * self.predicted_at)
+        flips_there = both and within_factor(self.predicted_at, self.published_at, factor)
+        return [flips_there or same_sign(*pair, near) for pair in zip(self.predicted, self.published, strict=True)]
+
+
+def crossing(loads: Sequence[float], speedups: Sequence[float], near: float = math.nan) -> float:
+    """The load at which a speed-up passes 1, between loads by the logarithms of both; of several the one nearest to ``near``.
+
+    >>> crossing([1, 4], [0.5, 2.0]), crossing([1, 4], [1.5, 2.0])
+    (2.0, nan)
+    """
+    logs, sizes = np.log(np.asarray(speedups, dtype=float)), np.log(np.asarray(loads, dtype=float))
+    found = []
+    for i in range(len(logs) - 1):
+        if logs[i] * logs[i + 1] < 0 or (logs[i] == 0 and logs[i + 1] != 0):
+            found.append(float(np.exp(sizes[i] - logs[i] * (sizes[i + 1] - sizes[i]) / (logs[i + 1] - logs[i]))))
+    if not found:
+        return math.nan
+    return found[0] if math.isnan(near) else min(found, key=lambda at: abs(math.log(at / near)))
+
+
+def score_flip(group: FlipGroup, scored: Mapping[str, ScoredTechnique]) -> ScoredFlip | None:
+    """The rows of a group in order of their loads; None where one of them is not scored."""
+    rows = [scored[name] for name in group.rows]
+    if not all(one.scored for one in rows):
+        return None
+    pairs = sorted(((_load(one.reading, group), one) for one in rows), key=lambda pair: pair[0])
+    loads, ordered = tuple(load for load, _ in pairs), [one for _, one in pairs]
+    published = tuple(one.row.speedup for one in ordered)
+    published_at = crossing(loads, published)
+    predicted_at = crossing(*_scan(ordered[0].reading, group, loads), near=published_at)
+    return ScoredFlip(group, loads, published, tuple(one.predicted for one in ordered), published_at, predicted_at)
+
+
+def _load(reading: TechniqueReading | None, group: FlipGroup) -> float:
+    assert reading
+    return float(np.exp(np.mean(np.log([load_of(reading.both, name) for name in group.along]))))
+
+
+def _scan(reading: TechniqueReading | None, group: FlipGroup, loads: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Predicted speed-ups of a reading at loads beyond those of the rows; loads that are refused are left out."""
+    assert reading
+    first, last = math.log2(loads[0]) - BEYOND, math.log2(loads[-1]) + BEYOND
+    found: dict[float, float] = {}
+    for exponent in np.arange(first, last + 1 / PER_DOUBLING, 1 / PER_DOUBLING):
+        there = reading.scaled(group.along, 2.0**exponent / _load(reading, group))
+        try:
+            found.setdefault(_load(there, group), predicted_speedup(there))
+        except Refusal:
+            continue
+    return list(found), list(found.values())
