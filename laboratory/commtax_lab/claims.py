@@ -102,7 +102,7 @@ class _Figures(Formatter):
 
 
 def claims() -> list[DocumentClaim]:
-    """All claims, recomputed now."""
+    """Recompute all claims."""
     texts = lab_table("claims.toml")
     written = _Figures().format
     return [

@@ -61,12 +61,12 @@ class EmittedRows(TypedDict):
 
 
 def rows() -> EmittedRows:
-    """The questions of the file beside this one."""
+    """Return the questions of ``emitted.toml``."""
     return cast(EmittedRows, tomllib.loads(Path(__file__).with_suffix(".toml").read_text()))
 
 
 def texts(engine: str) -> Iterator[tuple[str, str]]:
-    """What is emitted for an engine, under a name; what the engine cannot be told is refused, and left out."""
+    """Yield the name and text of each command emitted for an engine, but none of what the engine refuses."""
     put = rows()
     if engine not in SERVING:
         for row in put["train"]:
@@ -90,7 +90,7 @@ def texts(engine: str) -> Iterator[tuple[str, str]]:
 
 
 def _serving(put: EmittedRows, engine: str) -> Iterator[tuple[str, Question]]:
-    """The rows, and each technique with its usual values."""
+    """Yield the question of each row, and of each technique with its usual values."""
     for row in put["serve"]:
         try:
             yield f"{row['model']} {row['options']}", _asked(row, engine, row["options"])
@@ -104,12 +104,12 @@ def _serving(put: EmittedRows, engine: str) -> Iterator[tuple[str, Question]]:
 
 
 def _asked(row: EmittedRow, engine: str, options: dict[str, object]) -> Question:
-    """Not settled: whether a technique pays, or a model fits, is no matter of how its command is spelled."""
+    """Resolve a row's question unsettled: whether a technique pays or a model fits has no bearing on the spelling of a command."""
     return resolve_question(row["model"], row["cluster"], {"engine": engine, **options})
 
 
 def _usual(one: Technique) -> str:
-    """A technique with values where it needs any."""
+    """Spell a technique, with values for the arguments that it needs."""
     values = {"dcp": "2", "cp": "2", "speculative": "3", "draft_model": DRAFTER}
     needed = [name for name in one.takes if not name.endswith("?")]
     words = [next(iter(one.words)) if one.words else values[name] for name in needed]
@@ -117,7 +117,7 @@ def _usual(one: Technique) -> str:
 
 
 def parsed_calls(engine: str) -> Iterator[tuple[str, list[str]]]:
-    """Every command that is emitted for an engine: under its name the program, and the words that its parser gets."""
+    """Yield every command emitted for an engine: its name, and the program with the words that its parser receives."""
     for name, text in texts(engine):
         for program, words in calls(text):
             yield name, [program, *words]
@@ -127,7 +127,7 @@ def parsed_calls(engine: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _form_calls(form: str, engine: str) -> Iterator[tuple[str, list[str]]]:
-    """The commands in a form, of servers with two roles and of one that spans hosts."""
+    """Yield the commands of a deployment form, for servers with two roles and for one that spans hosts."""
     row = rows()["apart"]
     wide: dict[str, object] = {"tp": 8, "pp": 2}
     for options, copies, prompts in ((row["options"], 1, 1), (wide, 1, 0)):
@@ -143,7 +143,7 @@ def _form_calls(form: str, engine: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _container_calls(node: object) -> Iterator[tuple[str, list[str]]]:
-    """The commands of the containers below a place."""
+    """Yield the commands of the containers below a node."""
     if isinstance(node, dict):
         words = [word for key in ("entrypoint", "command", "args") for word in node.get(key) or () if isinstance(word, str)]
         script, plain = script_of(words)
@@ -153,7 +153,7 @@ def _container_calls(node: object) -> Iterator[tuple[str, list[str]]]:
 
 
 def calls(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The programs of an emitted text with the words behind them, places that a shell would fill in filled in."""
+    """Yield the programs of an emitted text with their arguments, after putting values where a shell would substitute."""
     script, _ = split_here_documents(text)
     script = script.replace("$BELOW", "")  # what hosts after the first add
     script = HOST.sub("10.0.0.1", NUMBER.sub("0", SIZE.sub("1", script)))
@@ -166,5 +166,5 @@ def calls(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _start(words: list[str], program: list[str]) -> int:
-    """Where a program's name stands; behind torchrun and srun it is not the first word."""
+    """Return where a program's name starts, since it may follow torchrun or srun, or -1."""
     return next((i for i in range(len(words)) if words[i : i + len(program)] == program), -1)

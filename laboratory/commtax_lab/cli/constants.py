@@ -19,7 +19,7 @@ from commtax_lab.census import KINDS, LAW, CensusEntry, breakers, census, earlie
 @click.argument("part", required=False, default="")
 @add_verb_options("constants")
 def constants_command(part: str, as_json: bool) -> None:
-    """Every number that was fitted, or those of the files whose name has PART in it."""
+    """List every number that was fitted, or those of the files whose name has PART in it."""
     numbers = census()
     if part and not any(part in number.file for number in numbers):
         files = ", ".join(dict.fromkeys(number.file for number in numbers))
@@ -33,7 +33,7 @@ LONGEST = 60
 
 
 def census_document(numbers: list[CensusEntry], part: str) -> dict[str, object]:
-    """``catalog constants --json``."""
+    """Return the document of ``catalog constants --json``."""
     here = [number for number in numbers if part in number.file]
     return record(
         "constants", law=LAW, totals=totals(here), stood={} if part else earlier_counts(), breakers=breakers(here), numbers=here
@@ -41,7 +41,7 @@ def census_document(numbers: list[CensusEntry], part: str) -> dict[str, object]:
 
 
 def show_census(console: Console, numbers: list[CensusEntry], part: str) -> None:
-    """Totals and files, or with a part of a file's name its groups; then effects and what breaks the law."""
+    """Show totals and files (the groups of PART, where one is named), then effects and the numbers that break the law."""
     here = [number for number in numbers if part in number.file]
     law = breakers(numbers)
     if part:

@@ -20,7 +20,7 @@ MetricLine = tuple[str, str, str, str]  # metric, degree, measured, predicted
 
 
 def metrics(d: StudyDocument) -> Iterator[MetricLine]:
-    """The study's table of metrics, a line for each degree."""
+    """Yield the lines of the study's table of metrics, one for each degree."""
     for row in d["degrees"]:
         tp = f"TP={row['tp']}"
         if row["decode_ms"] is not None:
@@ -41,7 +41,7 @@ def metrics(d: StudyDocument) -> Iterator[MetricLine]:
 
 
 def metric_columns(d: StudyDocument) -> tuple[list[str], list[list[str]]]:
-    """The metrics with a pair of columns for each degree: head and lines."""
+    """Return the head and lines of the metrics, with a pair of columns for each degree."""
     lines = list(metrics(d))
     known = {(metric, tp): [measured, predicted] for metric, tp, measured, predicted in lines}
     degrees = list(dict.fromkeys(tp for _, tp, _, _ in lines))
@@ -86,7 +86,7 @@ def _serving_lines(row: Degree, tp: str) -> Iterator[MetricLine]:
 
 
 def batch_scaling(d: StudyDocument) -> tuple[list[str], list[list[str]]]:
-    """Tokens a second at every degree and batch, and the gain over TP=1: head and lines."""
+    """Return the head and lines of tokens per second by degree and batch, with the gain over TP=1."""
     ratios = {(c["tp"], r["batch"]): f"{r['ratio']:.2f}x" for c in d["crossover"] for r in c["ratios"]}
     head, columns = ["batch"], []
     batches = sorted({b["batch"] for row in d["degrees"] for b in row["batches"]})
@@ -108,7 +108,7 @@ def title(d: StudyDocument) -> str:
 
 
 def show(console: Console, boxes: Sequence[StudyDocument], folder: Path) -> None:
-    """The same for a terminal: checks, metrics, batches, flags, answers."""
+    """Print the report on a terminal: checks, metrics, batches, flags, answers."""
     for d in boxes:
         say(console, f"TP study{' (quick)' if d['quick'] else ''}: {title(d)}", "bold")
         for c in d["checks"]:
@@ -127,7 +127,7 @@ def show(console: Console, boxes: Sequence[StudyDocument], folder: Path) -> None
 
 
 def markdown(boxes: Sequence[StudyDocument], charts: Sequence[str]) -> str:
-    """The report as a Markdown page."""
+    """Return the report as a Markdown page."""
     parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in boxes))}", ""]
     if len(boxes) > 1:  # several machines: the same metrics in columns
         known = [{(metric, tp): measured for metric, tp, measured, _ in metrics(d)} for d in boxes]
@@ -176,14 +176,14 @@ def _box(d: StudyDocument) -> list[str]:
 
 
 def _source(d: StudyDocument) -> str:
-    """Where the predictions come from, or why there are none."""
+    """Say where the predictions come from, or why there are none."""
     if not d["predicted_from"]:
         return f"No time is predicted: {d.get('no_prediction') or 'name the --cluster'}."
     return f"Predicted from: {'; '.join(d['predicted_from'])}" + (f" (profile {d['profile']})." if d["profile"] else ".")
 
 
 def charts(boxes: Sequence[StudyDocument], folder: Path) -> list[str]:
-    """Pictures beside the report, where matplotlib is installed: batch scaling, and latency by degree."""
+    """Draw batch scaling and latency by degree beside the report, where matplotlib is installed."""
     if find_spec("matplotlib") is None:
         return []
     names = []
@@ -197,7 +197,7 @@ def charts(boxes: Sequence[StudyDocument], folder: Path) -> list[str]:
 
 
 def _draw_batches(figure: "Figure", boxes: Sequence[StudyDocument]) -> None:
-    """Tokens a second and latency over the batch; predictions thin and dotted."""
+    """Draw tokens per second and latency over the batch, with predictions thin and dotted."""
     left, right = figure.subplots(1, 2)
     series = [(d, row) for d in boxes for row in d["degrees"] if row["batches"]]
     for index, (d, row) in enumerate(series):
@@ -219,7 +219,7 @@ def _draw_batches(figure: "Figure", boxes: Sequence[StudyDocument]) -> None:
 
 
 def _draw_latency(figure: "Figure", boxes: Sequence[StudyDocument]) -> None:
-    """Bars by degree: a token, a prompt, and the first token under load; black marks are predictions."""
+    """Draw bars of decode, prefill and TTFT under load by degree, with predictions as black marks."""
     panels = figure.subplots(1, 3)
     bars = [(d, row) for d in boxes for row in d["degrees"]]
     labels = [f"TP={row['tp']}" + (f"\n{d['box']}" if len(boxes) > 1 else "") for d, row in bars]

@@ -127,7 +127,7 @@ def collectives_command(
     as_json: bool,
     **options: str,
 ) -> None:
-    """Time collectives over sizes, as nccl-tests does, and fit latency and bandwidth."""
+    """Measure collectives over sizes, as nccl-tests does, and fit latency and bandwidth."""
     from commtax_lab.measure.collective_sweep import doubling_sizes, measure
 
     sizes = doubling_sizes(int(least), int(most))
@@ -218,7 +218,7 @@ class LoadLesson(NamedTuple):
     as_json: bool
 
     def loads(self, seed: int) -> "tuple[tuple[LiveLoad, ...], int]":
-        """Those that are served, and their rounds; what cannot be written to is refused before."""
+        """Return the loads to serve and their rounds, after refusing files that cannot be written."""
         from commtax_lab.measure.study import live_lessons, live_loads
 
         for place, what in ((self.out, "out"), (self.output, "output")):
@@ -241,7 +241,7 @@ class LoadLesson(NamedTuple):
 
 
 def learn_from_loads(job: "LiveJob", lesson: LoadLesson) -> None:
-    """The small engine's."""
+    """Calibrate on loads that the small engine serves."""
     from commtax_lab.measure.study import live_lessons, live_loads
 
     series = live_loads.LoadSeries(job, *lesson.loads(job.seed)).settle()
@@ -252,7 +252,7 @@ def learn_from_loads(job: "LiveJob", lesson: LoadLesson) -> None:
 
 
 def learn_from_vllm(order: "StudyOrder", lesson: LoadLesson) -> None:
-    """An installed vLLM's; its constants are measured after it has stopped, on CPUs by the small engine."""
+    """Calibrate on loads that vLLM serves. On CPUs the small engine measures the constants after vLLM has stopped."""
     from commtax_lab.measure.study import live_lessons, vllm_loads
 
     loads, _ = lesson.loads(0)
@@ -263,7 +263,7 @@ def learn_from_vllm(order: "StudyOrder", lesson: LoadLesson) -> None:
 
 
 def vllm_order(model: str, random_model: str, vllm: str, vllm_args: str, options: ServerOptions) -> "StudyOrder":
-    """What vLLM is to serve; options that only the small engine has are refused."""
+    """Return what vLLM is to serve, and refuse options that only the small engine has."""
     from commtax_lab.measure.study.driving import StudyOrder
 
     for name in ("layers", "device", "impl"):
@@ -278,7 +278,7 @@ def vllm_order(model: str, random_model: str, vllm: str, vllm_args: str, options
 
 
 def is_builtin(engine: str) -> bool:
-    """Whether the small engine serves, and no installed vLLM."""
+    """Return whether the small engine serves, and not an installed vLLM."""
     if engine not in ("builtin", "vllm"):
         raise Refusal(f"engine '{engine}': builtin, or vllm", "engine")
     return engine == "builtin"
@@ -296,7 +296,7 @@ def experiment_command(
     as_json: bool,
     **options: Unpack[StudyOptions],
 ) -> None:
-    """The whole TP study as one command: latency, serving, batch scaling, a profile; a report with the questions answered."""
+    """Run the whole TP study and report it: latency, serving, batch scaling, a profile, and the questions answered."""
     from commtax_lab.cli import experiment as reporting
     from commtax_lab.measure.study.driving import StudyOrder
     from commtax_lab.measure.study.experiment import experiment, merge
@@ -333,7 +333,7 @@ def experiment_command(
 
 
 def weights_of(model: str, random_model: str) -> WeightsChoice:
-    """Whose weights run: a checkpoint's, or random ones in the shape of a model."""
+    """Return whose weights run: a checkpoint's, or random ones in the shape of a model."""
     if bool(model) == bool(random_model):
         raise Refusal.about(model="give --model FOLDER, or --random NAME for random weights")
     return {"model": model or random_model, "random": bool(random_model)}
@@ -341,7 +341,7 @@ def weights_of(model: str, random_model: str) -> WeightsChoice:
 
 @contextmanager
 def report_dead_ranks() -> Iterator[None]:
-    """A rank that died: its number, how, and the end of its traceback; exit code 3."""
+    """Report a rank that died (its number, how, and the end of its traceback) and exit with code 3."""
     from commtax_lab.measure.launch import RankError
 
     try:
@@ -353,7 +353,7 @@ def report_dead_ranks() -> Iterator[None]:
 
 @contextmanager
 def bar(what: str, total: int, quiet: bool) -> Iterator[Callable[[object], None]]:
-    """A progress bar on standard error, where somebody looks at it."""
+    """Show a progress bar on standard error, if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _news: None
         return

@@ -13,7 +13,7 @@ from commtax_lab.measure.study.study_documents import ForeseenLatency, ForeseenR
 
 
 def show_tp(console: Console, d: TpDocument) -> None:
-    """The proof first (weights, collectives, logits), then times, then the bill line by line."""
+    """Show the proof (weights, collectives, logits), then times, then the bill line by line."""
     where = f"{d['tp_size']} ranks, {d['impl']}" + (f" with {d['emulated_link']} emulated" if d["emulated_link"] else "")
     say(console, f"{d['model']} ({d['weights_source']} weights, {d['dtype']}) on {d['device']}: TP {d['tp_size']}, {where}", "bold")
     lengths = f"{d['input_len']} prompt tokens, {d['output_len']} output tokens"
@@ -93,7 +93,7 @@ def _show_times(console: Console, d: TpDocument) -> None:
 
 
 def _show_weight_read(console: Console, d: TpDocument) -> None:
-    """The physical floor of a token, where this machine's memory was measured."""
+    """Show the physical floor of a token, where this machine's memory was measured."""
     w = d["weight_read"]
     if w["bound_ms"] is None or w["memory_Bps"] is None:
         say(console, f"each token reads {format_bytes(w['bytes'])} of weights on each rank")
@@ -117,7 +117,7 @@ _UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
 
 
 def show_collectives(console: Console, d: CollectivesDocument) -> None:
-    """nccl-tests' own layout, so that what reads its output reads this; then a fit for each group."""
+    """Print rows in nccl-tests' layout, which tools that read its output can read, then a fit for each group."""
     name = d["op"].replace("-", "_")
     for f in d["fits"]:
         rows = _rows_of_fit(d, f)
@@ -148,7 +148,7 @@ def _rows_of_fit(d: CollectivesDocument, fit: FittedCollective) -> list[Collecti
 
 
 def plot_collectives(d: CollectivesDocument, path: Path) -> None:
-    """Time over size on logarithmic axes, a line for each implementation and group, fits dashed."""
+    """Plot time over size on logarithmic axes, a line for each implementation and group, fits dashed."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -167,7 +167,7 @@ def plot_collectives(d: CollectivesDocument, path: Path) -> None:
 
 
 def show_profile(console: Console, profile: MachineProfile, path: str) -> None:
-    """What calibration found, in one table."""
+    """Show what calibration measured, in one table."""
     chip = profile["chip"]
     say(console, f"{profile['name']}: written to {path}", "bold")
     sources = profile["sources"]
@@ -191,7 +191,7 @@ _DISTURBED = 0.15  # steps that took longer than this beyond what they took when
 
 
 def show_serving(console: Console, d: ServingDocument) -> None:
-    """Requests at each rate, measured beside predicted."""
+    """Show the requests served at each rate, measured beside predicted."""
     what = f"{d['model']} ({d['weights_source']} weights, {d['dtype']}) on {d['device']}: TP {d['tp_size']}"
     say(console, f"{what}, at most {d['max_num_seqs']} requests at once; load {d['load'][0]:.1f}", "bold")
     say(console, f"by the steps timed here it can serve {d['most_requests_per_s']:.3g} requests/s", "dim")
@@ -201,7 +201,7 @@ def show_serving(console: Console, d: ServingDocument) -> None:
 
 
 def _show_rate(console: Console, run: ServedRun, share: float) -> None:
-    """One rate: times, then tokens; and a word where the machine was not its own."""
+    """Show the times and tokens of one rate, with a warning where the machine was busy with something else."""
     keys = {f"{name}, {s}": f"{s}_{metric}_ms" for metric, name in _SERVED.items() for s in ("mean", "median", "p90", "p99")}
     both = (run["measured"], run["predicted"])
     rows = [(name, *(format_seconds(float(one[key]) * 1e-3) for one in both), _error_text(run, key)) for name, key in keys.items()]
@@ -216,7 +216,7 @@ def _show_rate(console: Console, run: ServedRun, share: float) -> None:
 
 
 def _error_text(run: ServedRun, key: str) -> str:
-    """How far the prediction is off; nothing where nothing was measured."""
+    """Format the prediction's error, "" where nothing was measured."""
     return f"{run['errors'][key]:+.0%}" if key in run["errors"] else ""
 
 
@@ -225,7 +225,7 @@ NAMES = {"tpot": "TPOT", "ttft": "TTFT"}
 
 
 def show_lessons(console: Console, d: LessonsDocument, out: str = "") -> None:
-    """What was shown, then each latency of the other runs, and how far off its predictions are."""
+    """Show which runs taught, then each latency of the other runs and how far off its predictions are."""
     engine = "" if d["engine"] == "builtin" else f"{d['engine']}, "
     where = f"{engine}{d['model']} ({d['dtype']}, TP {d['tp_size']}) on {d['device']}"
     say(console, f"{where}: {plural(len(d['shown']), 'run')} calibrated, {len(d['foreseen'])} predicted", "bold")
@@ -238,13 +238,13 @@ def show_lessons(console: Console, d: LessonsDocument, out: str = "") -> None:
 
 
 def foreseen_columns(foreseen: Sequence[ForeseenRun], metric: str) -> tuple[list[str], list[list[str]]]:
-    """One latency of all runs that were predicted: the names of columns, and a row for each run."""
+    """Return the column names and rows of one latency of all runs that were predicted."""
     head = [f"{NAMES[metric]} of others", "measured", "before", "error", "after", "error", "80 % range", ""]
     return head, [[run["load"], *_cells(run[metric])] for run in foreseen]  # type: ignore[literal-required]
 
 
 def errors_text(errors: Mapping[str, Mapping[str, float]], metric: str) -> str:
-    """How far its predictions are off, in a sentence."""
+    """Say in a sentence how far the predictions of a metric are off."""
     one = errors[metric]
     medians = f"median error {one['median_before']:.1%} before any run, {one['median_after']:.1%} after"
     return f"{NAMES[metric]}: {medians}; {one['covered']:.0%} inside the 80 % range"

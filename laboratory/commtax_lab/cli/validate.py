@@ -31,7 +31,7 @@ from commtax_lab.published.tables import KINDS
 def validate_command(
     data: Path | None, only: str, rows: Path | None, compare: Path | None, plot: Path | None, as_json: bool
 ) -> None:
-    """Predicted against published figures, on rows that nothing was fitted on; exit 1 when a stated bound is exceeded."""
+    """Compare predictions with published figures that nothing was fitted on. Exit 1 if a stated bound is exceeded."""
     if plot:
         check_plot(plot)
     report = check(data, only=only, rows_to=rows, rival=compare)
@@ -94,7 +94,7 @@ def show_validation(console: Console, report: Report) -> None:
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Text]], caption: str | None = None) -> Table:
-    """A framed table; columns that start with '>' are right-aligned."""
+    """Return a framed table whose columns that start with '>' are right-aligned."""
     table = Table(title=title, title_justify="left", caption=caption)
     for name in columns:
         table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
@@ -124,12 +124,12 @@ def _error_cells(o: PredictorErrors) -> tuple[str, ...]:
 
 
 def _reasons_without_rows(bounds: Iterable[Bound]) -> list[tuple[str, int]]:
-    """Why bounds have no rows, and how many for each reason."""
+    """Count the reasons why bounds have no rows."""
     return Counter(b.why for b in bounds if b.ok is None).most_common()
 
 
 def _verdicts_table(records: Records) -> Table:
-    """Yes or no: how many of each are called right."""
+    """Tabulate how many yes-or-no verdicts of each kind are right."""
     rows = [(v.kind, _share_text(v.yes_right, v.yes), _share_text(v.no_right, v.no)) for v in verdicts(records)]
     return _table("Verdicts that are right", ("kind", ">where it was so", ">where it was not"), rows)
 
@@ -145,7 +145,7 @@ def _scoreboard_table(records: Records) -> Table:
 
 
 def _errors_table(records: Records) -> Table:
-    """By kind, system and library, on rows that were not fitted."""
+    """Tabulate errors by kind, system and library, on rows that were not fitted."""
     tested = groups(records.where_true(~records.fitted), SHOWN)
     rows = [(*(_shorten(str(key[name])) for name in SHOWN), *figure_cells(figured)) for key, figured in tested]
     columns = (*SHOWN, ">rows", ">median", ">p90", ">bias", ">in range", ">half-width")
@@ -223,5 +223,5 @@ def _draw_panel(panel: Any, records: Records, kind: str) -> None:
 
 
 def _thin_out(records: Records, most: int) -> Records:
-    """An even choice of rows, so that a picture stays small."""
+    """Choose evenly spaced rows, to keep the picture small."""
     return records if len(records) <= most else records.where_true(np.linspace(0, len(records) - 1, most).astype(int))

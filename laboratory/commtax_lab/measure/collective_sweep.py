@@ -29,7 +29,7 @@ MAX_CALLS = 1000  # … within reason
 
 
 def doubling_sizes(least: int, most: int) -> list[int]:
-    """Sizes from ``least`` to ``most`` bytes."""
+    """Return doubling sizes from ``least`` to ``most`` bytes."""
     if not 4 <= least <= most:
         raise Refusal(f"min={least}, max={most}: sizes rise from at least 4 bytes")
     return [least << i for i in range((most // least).bit_length())]
@@ -55,7 +55,7 @@ def measure(
     lost_s: float = launch.LOST_S,
     progress: launch.Progress | None = None,
 ) -> CollectivesDocument:
-    """``measure collectives --json``: rows of every implementation and group, and a fit for each."""
+    """Return the document of ``measure collectives --json``: rows of every implementation and group, and a fit for each."""
     impls = impls or list(machine.carriers(machine.facts()))
     for impl in impls:
         check_impl(impl)
@@ -80,7 +80,7 @@ def measure(
 
 
 def sweep(where: RankPlace, asked: CollectiveSweep) -> list[CollectiveTime]:
-    """One rank's part of a sweep; implementations take turns at every size, so that they see the same machine."""
+    """Run one rank's part of a sweep. Implementations take turns at every size, so that they see the same machine."""
     device = where.device(asked.device)
     wires = {impl: wire(impl, where.rank, where.size, device.type, asked.emulate_link) for impl in asked.impls}
     rows = []
@@ -91,7 +91,7 @@ def sweep(where: RankPlace, asked: CollectiveSweep) -> list[CollectiveTime]:
 
 
 def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, device: torch.device) -> list[CollectiveTime]:
-    """All implementations at one size: checked once, then timed in batches that take turns."""
+    """Time all implementations at one size: check each once, then time them in batches that take turns."""
     count = max(1, nbytes // 4)
     if op == "all-gather":
         count = max(1, count // ranks) * ranks
@@ -122,7 +122,7 @@ def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, devi
 
 
 def _prepare_call(carrier: Carrier, op: str, count: int, ranks: int, device: torch.device) -> tuple[Callable[[], None], int]:
-    """A call to time, and how many values of its result are wrong."""
+    """Return a call to time, and how many values of its result are wrong."""
     rank = dist.get_rank()
     if op == "all-reduce":
         tensor = torch.full((count,), float(rank + 1), device=device)
@@ -137,7 +137,7 @@ def _prepare_call(carrier: Carrier, op: str, count: int, ranks: int, device: tor
 
 
 def _repeats(call: Callable[[], None], device: torch.device) -> int:
-    """Calls in a batch: agreed on by all ranks."""
+    """Return the calls in a batch, agreed on by all ranks."""
     each = _time_batch(call, 3, device)
     slowest = max(gather(_time_batch(call, 5 if each < 0.05 else 1, device)))
     return max(2, min(MAX_CALLS, int(BATCH_S / slowest)))
@@ -154,7 +154,7 @@ def _time_batch(call: Callable[[], None], repeats: int, device: torch.device) ->
 
 
 def fit(rows: list[CollectiveTime]) -> FittedCollective:
-    """One implementation's group: time = alpha + size x beta with the least relative error; residuals are relative too."""
+    """Fit time = alpha + size x beta to one implementation's group with the least relative error. Residuals are relative too."""
     sizes, times = np.array([r["size_bytes"] for r in rows], float), np.array([r["time_us"] * 1e-6 for r in rows])
     alpha, beta = alpha_beta(sizes, times)
     residuals = (alpha + beta * sizes) / times - 1
@@ -170,7 +170,7 @@ def fit(rows: list[CollectiveTime]) -> FittedCollective:
 
 
 def alpha_beta(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-    """Least squares of (alpha + beta n) / t - 1 with both at least 0.
+    """Minimise the squares of (alpha + beta n) / t - 1 with both at least 0.
 
     >>> alpha, beta = alpha_beta(np.array([8.0, 1e6]), np.array([1e-5, 1e-3]))
     >>> round(alpha * 1e6, 2), round(1e-9 / beta, 2)

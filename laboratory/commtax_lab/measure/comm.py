@@ -59,7 +59,7 @@ class Emulated:
 
 
 def spin(seconds: float) -> None:
-    """Wait precisely; long waits sleep first."""
+    """Wait precisely, sleeping first if the wait is long."""
     until = time.perf_counter() + seconds
     if seconds > 2e-3:
         time.sleep(seconds - 1e-3)
@@ -87,7 +87,7 @@ def check_impl(impl: str) -> None:
 
 
 def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "") -> Carrier:
-    """A wire by name, checked against where the tensors are."""
+    """Return a wire by name, checked against where the tensors are."""
     check_impl(impl)
     if (device == "cuda") != (impl in CUDA_OK):
         raise Refusal(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
@@ -142,7 +142,7 @@ class RankGroup:
         return tensor
 
     def all_gather(self, part: Tensor, what: str) -> Tensor:
-        """Parts of the last dimension from every rank, joined in rank order."""
+        """Join parts of the last dimension from every rank, in rank order."""
         if self.size == 1:
             self._drag()
             return part
@@ -157,7 +157,7 @@ class RankGroup:
 
     @contextmanager
     def record_sends(self) -> Iterator[list[IssuedCollective]]:
-        """What a captured graph sends: recorded once here, to be counted again at each replay."""
+        """Record once what a captured graph sends, to count it again at each replay."""
         before, self.ledger = self.ledger, Ledger()
         try:
             yield self.ledger.sent

@@ -40,13 +40,13 @@ def gated_silu(both: Tensor) -> Tensor:
 
 
 def add_and_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual stream with a layer's result added, and its norm."""
+    """Add a layer's result to the residual stream, and return the stream with its norm."""
     total = x + more
     return total, F.rms_norm(total, (total.shape[-1],), weight, eps)
 
 
 def _compile_on_cuda(function: Callable[P, T], device: torch.device) -> Callable[P, T]:
-    """On CUDA torch's compiler makes one kernel of it; on CPUs, or without a compiler, it runs as it stands."""
+    """Compile to one kernel on CUDA. On CPUs, or without a compiler, the function runs as it stands."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return function
     return cast("Callable[P, T]", torch.compile(function))
@@ -84,7 +84,7 @@ class Blocks:
         self._in_order = bool(torch.equal(table.reshape(-1), torch.arange(self.num_blocks, device=table.device)))
 
     def slots(self, positions: Tensor) -> Tensor:
-        """Where (sequence, position) lies in the pool; ``positions`` is (batch, tokens)."""
+        """Return where (sequence, position) lies in the pool. ``positions`` is (batch, tokens)."""
         return self._slots.gather(1, positions).reshape(-1)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
@@ -93,7 +93,7 @@ class Blocks:
         self.values[layer].index_copy_(1, slots, value.transpose(0, 1))
 
     def read(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first ``length`` tokens: (kv heads x batch, length, head size) each."""
+        """Return keys and values of the first ``length`` tokens: (kv heads x batch, length, head size) each."""
         return self._read(self.keys[layer], length), self._read(self.values[layer], length)
 
     def _read(self, pool: Tensor, length: int) -> Tensor:
@@ -133,7 +133,7 @@ class LiveEngine:
         self._lines, self._lapped_s, self._ran_s = lines, time.perf_counter(), time.thread_time()
 
     def _lap(self, line: str) -> None:
-        """Charge the time on the core since the last lap, and the time off it apart; nothing is timed when nobody looks."""
+        """Charge the core time since the last lap, and the time off the core separately, if anybody watches."""
         lines = self._lines
         if lines is None:
             return
@@ -146,13 +146,13 @@ class LiveEngine:
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor) -> Tensor:
-        """Compute whole prompts, (batch, length) token ids; returns logits of the last position, (batch, vocabulary)."""
+        """Compute whole prompts, (batch, length) token ids, and return the last position's logits, (batch, vocabulary)."""
         positions = self._positions[: tokens.shape[1]].expand(self.batch, -1)
         return self._forward(tokens, positions, tokens.shape[1], None)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, position: int) -> Tensor:
-        """One new token a sequence, (batch,) ids at ``position``; returns logits, (batch, vocabulary)."""
+        """Compute one new token per sequence, (batch,) ids at ``position``, and return logits, (batch, vocabulary)."""
         if self._graph is None:
             positions = self._positions[position : position + 1].expand(self.batch, 1)
             return self._forward(tokens.view(-1, 1), positions, position + 1, None)
@@ -162,7 +162,7 @@ class LiveEngine:
         return self._logits
 
     def _forward(self, tokens: Tensor, positions: Tensor, length: int, mask: Tensor | None) -> Tensor:
-        """Rows of all sequences through all layers. ``mask`` is for graphs, whose shapes cannot follow the length."""
+        """Run rows of all sequences through all layers. ``mask`` is for graphs, whose shapes cannot follow the length."""
         self.group.resume()
         lap, w = self._lap, self.weights
         x = self._embed(tokens.reshape(-1))
@@ -188,7 +188,7 @@ class LiveEngine:
         return logits
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Rows of the table that this rank holds, zero for the others'; their sum is the embedding."""
+        """Look up this rank's rows of the table, zero for the others'. Their sum is the embedding."""
         table = self.weights.embed
         if self.group.size == 1:
             return F.embedding(tokens, table)
@@ -238,7 +238,7 @@ class LiveEngine:
         return mixed.transpose(1, 2).reshape(query.shape[0], -1)
 
     def _decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """One query a sequence over its cached keys: all heads and sequences that share a KV head in one batched product."""
+        """Attend with one query per sequence: all heads and sequences that share a KV head in one batched product."""
         rows, dim = query.shape[0], query.shape[-1]
         grouped = query.reshape(rows, self.kv_heads, -1, dim).transpose(0, 1).reshape(self.kv_heads * rows, -1, dim)
         scale = dim**-0.5
@@ -263,7 +263,7 @@ class LiveEngine:
         return self._sum(out, "feed-forward output")
 
     def _mixture(self, w: LayerWeights, x: Tensor) -> Tensor:
-        """Each token through its chosen experts; every expert is cut over the ranks, so their sum is partial too."""
+        """Run each token through its chosen experts. Every expert is cut over the ranks, so their sum is partial too."""
         lap, moe = self._lap, self.arch.model.experts
         assert moe is not None
         shares = torch.softmax(F.linear(x, w.router).float(), dim=-1)
@@ -303,15 +303,15 @@ class LiveEngine:
         self._graph, self._graph_sends = graph, sends
 
     def static_step(self) -> Tensor:
-        """A decode step whose shapes do not depend on the length: tokens and position are read from static tensors."""
+        """Run a decode step whose shapes do not depend on the length, with tokens and position from static tensors."""
         mask = self._hide_scores(self._positions.unsqueeze(0) > self._at[:1])
         return self._forward(self._tokens, self._at, self.cache.capacity, mask.unsqueeze(0))
 
     def _hide_scores(self, hidden: Tensor) -> Tensor:
-        """What is added to scores so that nobody looks there."""
+        """Return the mask to add to the scores."""
         return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
 
     def place(self, tokens: Tensor, position: int) -> None:
-        """What the next static step reads."""
+        """Set what the next static step reads."""
         self._tokens.copy_(tokens.view(-1, 1))
         self._at.fill_(position)

@@ -31,7 +31,7 @@ UNCOMPARED: live_documents.LogitsCheck = {"max_logit_diff": None, "logits_equal"
 
 
 def document(job: LiveJob, seen: MeasuredJob) -> live_documents.TpDocument:
-    """``measure tp --json``."""
+    """Return the document of ``measure tp --json``."""
     asked = job.plan(job.arch())
     all_turns = turns(seen.ranks)
     tensors = held_tensors(asked.model, asked.plan, asked.engine, 0, 1)
@@ -74,12 +74,12 @@ def document(job: LiveJob, seen: MeasuredJob) -> live_documents.TpDocument:
 
 
 def is_reconciled(answer: live_documents.TpDocument) -> bool:
-    """Whether what must be equal is equal: counted collectives, weights, and logits where TP=1 was run."""
+    """Return whether all that must be equal is: counted collectives, weights, and logits where TP=1 was run."""
     return bool(answer["collectives"]["equal"] and answer["weights"]["equal"] and answer.get("logits_equal") is not False)
 
 
 def _rank(part: RankResult, asked: Question, weights_bytes: int) -> live_documents.RankMemory:
-    """One rank's memory, and what the inventory says it must be."""
+    """Compare one rank's memory with what the inventory says it must be."""
     m, plan = asked.model, asked.plan
     a_token = float(kv_bytes_per_token(m, plan))
     return {
@@ -97,7 +97,7 @@ def _rank(part: RankResult, asked: Question, weights_bytes: int) -> live_documen
 
 
 def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> live_documents.WeightSums:
-    """All ranks together hold the model once, and copies that are named."""
+    """Check that all ranks together hold the model once, and copies that are named."""
     copies = sum((Counter(part.replicated) for part in parts), Counter[str]())
     total = sum(part.weights_bytes for part in parts)
     once = total - copies.total()
@@ -129,8 +129,8 @@ def _rows(counted: dict[str, Counter[IssuedCollective]]) -> list[live_documents.
 
 
 def _times(runs: Iterable[GenerationRun | RunOfAllRanks], lines: Mapping[Line, float]) -> live_documents.StepTimes:
-    """The median step of each run; over runs their median, least and largest. What is no line's is waiting, which no price
-    holds: for a core that others have, and for ranks that wait so."""
+    """Return the median step of each run, and over runs their median, least and largest. What no line accounts for is waiting,
+    which no price includes: for a core that others have, and for ranks that wait so."""
     prefill, decode = zip(*((run.prefill_s, median(run.decode_s)) for run in runs), strict=True)
     spread, step_s = [min(decode) * 1e3, max(decode) * 1e3], median(decode)
     own_s = min(step_s, sum(s for (kind, _), s in lines.items() if kind != WAIT)) if lines else step_s
@@ -144,7 +144,7 @@ def _times(runs: Iterable[GenerationRun | RunOfAllRanks], lines: Mapping[Line, f
 
 
 def _wire(all_turns: Sequence[RunOfAllRanks]) -> live_documents.WireTimes:
-    """Inside a collective the least waiting rank shows the wire; what others wait longer is skew. CPU ranks only."""
+    """Split collectives on CPU ranks into wire, the least wait of any rank, and skew, what others wait longer."""
     if not all_turns[0].inside_s.size:
         return {}
     steps = sum(len(turn.wire_s) for turn in all_turns)
@@ -161,7 +161,7 @@ def _wire(all_turns: Sequence[RunOfAllRanks]) -> live_documents.WireTimes:
 
 
 def wire_seconds(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
-    """Seconds on the wire of every collective, by what it is for."""
+    """Return the wire seconds of every collective, by its purpose."""
     wires: dict[str, list[float]] = {}
     for turn in all_turns:
         for step in turn.wire_s.tolist():
@@ -173,7 +173,7 @@ def wire_seconds(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
 def _bill(
     job: LiveJob, asked: Question, tp: live_documents.StepTimes, alone: bool, all_turns: Sequence[RunOfAllRanks]
 ) -> live_documents.LiveBill:
-    """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
+    """Set the predicted decode step beside the measured one, with the totals of TP=1 and TP=N. Where nothing is known of this
     machine the measured lines stand alone."""
     priced = predicted_step(job, asked, job.tp)
     measured = _measured_lines(all_turns, job.slow)
@@ -206,7 +206,7 @@ def _row(kind: str, what: str, predicted_s: float | None, measured_s: float | No
 
 
 def _measured_lines(all_turns: Sequence[RunOfAllRanks], slow: tuple[int, float] = (-1, 1.0)) -> dict[Line, float]:
-    """Each line's seconds a step, median over turns: of computing the slowest rank's on its core, of collectives the wire alone,
+    """Return each line's seconds per step, median over turns: core time of the slowest rank, and of collectives the wire alone,
     when others leave the machine alone.
 
     A rank that is slow on purpose toils between its lines: they are stretched here as its computing is there.
@@ -223,7 +223,7 @@ def _measured_lines(all_turns: Sequence[RunOfAllRanks], slow: tuple[int, float] 
 
 
 def _weight_read(job: LiveJob, asked: Question, step_ms: float) -> live_documents.WeightRead:
-    """What physics charges a decode step at the least: each matrix of this rank read once (of experts, those chosen)."""
+    """Return what physics charges a decode step at least: each matrix of this rank read once (only the chosen experts)."""
     kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
     nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")
     if not job.can_predict:
@@ -234,7 +234,7 @@ def _weight_read(job: LiveJob, asked: Question, step_ms: float) -> live_document
 
 
 def predicted_step(job: LiveJob, asked: Question, tp: int) -> StepBill:
-    """The decode step half-way through the answer."""
+    """Price the decode step half-way through the answer."""
     at = asked.but(tp=tp, batch=job.batch, context=job.input_len + job.output_len // 2)
     at = at.but(library=job.impl, slow_rank=job.slow[1] if tp > 1 else 1.0)
     if job.emulate_link:

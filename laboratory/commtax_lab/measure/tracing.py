@@ -12,7 +12,7 @@ from commtax_lab.measure.engine import LiveEngine
 
 @contextmanager
 def trace(engine: LiveEngine, file: Path) -> Iterator[None]:
-    """A trace of what is run meanwhile."""
+    """Trace what is run meanwhile."""
     watched = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
     with profile(activities=watched, record_shapes=True) as seen:
         yield

@@ -17,7 +17,7 @@ SAID = "the row says that tokens were drafted"
 
 
 def is_by_inferencemax(row: Row) -> bool:
-    """Its daily files, its database, and the analyses of one model, whose rows are its own (rounded, without their day).
+    """Return whether a row is InferenceMAX's: from its daily files, its database, or analyses of one model.
 
     >>> [is_by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
     [True, True]
@@ -29,13 +29,13 @@ def is_by_inferencemax(row: Row) -> bool:
 
 
 def day_of(row: Row) -> tuple[str, str]:
-    """Month and day of a run; a month after all others where its source says none."""
+    """Return the month and day of a run, or a month after all others where its source states none."""
     day = _DAY.search(row.get("silicon_data_source") or "")
     return (day[1], day[1] + (day[2] or "")) if day else ("9999", "")
 
 
 def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
-    """What every recipe that fits a run of InferenceMAX says of it; a later one goes before an earlier one."""
+    """Collect what the recipes that fit an InferenceMAX run say of it, later ones overriding earlier ones."""
     month, day = day_of(row)
     is_of = {**is_of, "days": day, "database": DATABASE in (row.get("silicon_data_source") or "")}
     least = {"from_clients": clients, "from_dp": dp, "since": month}
@@ -51,7 +51,7 @@ def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int)
 
 
 def stated_drafts(row: Row) -> dict[str, object]:
-    """Options of a run whose row says what drafted, how many tokens, and how many a step yielded; none where anything is missing.
+    """Return the options of a run that states its drafter, draft length and yield per step, or none if any is missing.
 
     >>> stated_drafts({"spec_method": "mtp", "num_speculative_tokens": "3", "accepted_length": "2.82"})
     {'technique': 'mtp=3', 'accepted_length': 2.82}
@@ -64,7 +64,7 @@ def stated_drafts(row: Row) -> dict[str, object]:
 
 
 def draft_rule(row: Row) -> str:
-    """The rule by which a row says itself that tokens were drafted, but not how many were accepted; "" where it does not."""
+    """Return the rule that shows a row drafted without stating how many tokens were accepted, or ""."""
     if stated_drafts(row):
         return ""
     column = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")

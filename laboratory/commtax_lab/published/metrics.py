@@ -32,7 +32,7 @@ class Metric:
 
 @lru_cache(maxsize=1024)
 def metric(column: str) -> Metric | None:
-    """What a column of a table of serving runs measures; None where it is no figure of ours.
+    """Return what a column of a table of serving runs measures, or None where it is no figure of ours.
 
     >>> metric("mean_ttft_ms").unit, metric("tput_per_gpu"), metric("p99_ttft_ms")
     (0.001, Metric(kind='total-rate', unit=1.0, per_gpu=True, middle=False), None)
@@ -51,7 +51,7 @@ def metric(column: str) -> Metric | None:
 
 
 def figures(row: Row) -> Iterator[tuple[Metric, float]]:
-    """Every figure of a row, in seconds or so many a second; of one kind the mean, and what is told of all GPUs, goes first."""
+    """Yield every figure of a row in seconds or per second: means first, and of all GPUs before per GPU."""
     told: dict[str, list[tuple[Metric, str]]] = {}
     for column in row:
         if cell(row, column) and (known := metric(column)):

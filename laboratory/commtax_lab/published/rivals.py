@@ -21,7 +21,7 @@ TIMES = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """By kind of figure and id; ``unsaid`` are times whose column has no unit, here as they are."""
+    """Figures by kind and id. ``unsaid`` kinds have times whose column names no unit, kept as they are."""
 
     name: str
     figures: Mapping[str, Mapping[str, float]]

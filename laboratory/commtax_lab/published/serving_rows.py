@@ -52,7 +52,7 @@ class SimulateArguments(SimulateOptions, total=False):
 
 
 def question(row: Row) -> SimulateArguments:
-    """The run of one row; raises ``Refusal`` with the reason where there is none."""
+    """Return the run of one row, or raise ``Refusal`` with the reason why there is none."""
     (model, dtype), sizes = stored_model(row), _sizes(row)
     workers = _workers(row) if _is_disaggregated(row) else {}
     clients = _concurrency(row, sizes["dp"])
@@ -69,7 +69,7 @@ def question(row: Row) -> SimulateArguments:
 
 
 def ask(row: Row, entry: PublishedFigure) -> RowQuestion[SimulateArguments]:
-    """All figures of a row: mean times to the first token, per token after it and in all; tokens and requests a second."""
+    """Return all figures of a row: mean TTFT, TPOT and whole latency, tokens and requests per second."""
     run, told = question(row), list(figures(row))
     if not told:
         raise Refusal("no figure is given: neither TTFT, TPOT, latency nor throughput")
@@ -81,7 +81,7 @@ def ask(row: Row, entry: PublishedFigure) -> RowQuestion[SimulateArguments]:
 
 
 def _figure(row: Row, entry: PublishedFigure, known: Metric, value: float) -> PublishedFigure:
-    """One figure, of all GPUs; a median says so. Of a server that is full no waiting is known."""
+    """Return one figure, of all GPUs, with a hint if it is a median. The queueing of a full server is unknown."""
     if known.kind in ("ttft", "e2e") and not _is_counted(row):
         return replace(entry, kind=known.kind, skipped="how many clients wait is not said")
     hint = "a median, not a mean" if known.middle else entry.hint
@@ -90,13 +90,13 @@ def _figure(row: Row, entry: PublishedFigure, known: Metric, value: float) -> Pu
 
 
 def _gpus_per_server(row: Row) -> int:
-    """GPUs of a server, or of a worker that decodes."""
+    """Count the GPUs of a server, or of a worker that decodes."""
     sizes = _sizes(row)
     return sizes["tp"] * sizes["pp"] * sizes["dp"]
 
 
 def _gpus(row: Row, kind: str) -> int:
-    """GPUs that a figure was divided by: all, of the prompts' workers for input, of those that decode for output."""
+    """Count the GPUs that a figure was divided by: all, or prefill workers' for input, or decode workers' for output."""
     if not _is_disaggregated(row):
         return _size(row, "num_gpus", _gpus_per_server(row))
     ahead = _size(row, "prefill_num_workers", 0) * _prompt_gpus(row)
@@ -120,7 +120,7 @@ def describe(row: Row) -> PublishedFigure:
 
 
 def _hint(row: Row) -> str:
-    """What the row itself says that may explain an error."""
+    """Return what the row itself says that may explain an error."""
     return "disaggregated" if _is_disaggregated(row) else ""
 
 
@@ -129,7 +129,7 @@ def _is_disaggregated(row: Row) -> bool:
 
 
 def measurement(row: Row) -> str:
-    """What tells a run's times from all others', so that one is counted once: the same stand in several files and under several
+    """Identify a run's measurement, which counts once: the same times stand in several files and under several
     names of a model, rounded to hundredths of a millisecond in some. "" where a row has no two of them to be told by.
     """
     times = measured_means(row)
@@ -140,7 +140,7 @@ def measurement(row: Row) -> str:
 
 
 def distinct_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
-    """Rows with every measurement once: the first that can be asked and did not draft, else the first."""
+    """Return rows with every measurement once: the first that has a question and did not draft, else the first."""
     best: dict[str, tuple[bool, int]] = {}
     keys = [_measurement_and_draft(row) for row in rows]
     for i, (key, sound) in enumerate(keys):
@@ -150,7 +150,7 @@ def distinct_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
 
 
 def _measurement_and_draft(row: Row) -> tuple[str, bool]:
-    """A row's measurement, "" where nothing can be asked of it, and whether it drafted nothing."""
+    """Return a row's measurement, "" where it has no question, and whether it drafted nothing."""
     try:
         question(row)
         return measurement(row), not drafting_rule(row)
@@ -159,12 +159,12 @@ def _measurement_and_draft(row: Row) -> tuple[str, bool]:
 
 
 def measured_means(row: Row) -> dict[str, float]:
-    """The measured means of TTFT and TPOT in seconds, where the row has them."""
+    """Return the measured means of TTFT and TPOT in seconds, where the row has them."""
     return {f"{known.kind}_s": value for known, value in figures(row) if known.kind in ("ttft", "tpot")}
 
 
 def _size(row: Row, name: str, default: int) -> int:
-    """A size that a table may leave empty or write as 0."""
+    """Return a size that a table may leave empty or write as 0."""
     return default if cell(row, name) in ("", "0") else whole_cell(row, name)
 
 
@@ -182,7 +182,7 @@ def _engine(row: Row) -> str:
 
 
 def _version_at(name: str, date: str) -> str:
-    """The version of an engine that was new at a date (``2025-10``); "" where its file does not say."""
+    """Return the version of an engine that was new at a date (``2025-10``), or "" where its file does not say."""
     known = catalog.engine(name).versions
     since = {str(table.get("since", "9999")): version for version, table in known.items()}
     return max(((day, version) for day, version in since.items() if day <= date[: len(day)]), default=("", ""))[1]
@@ -207,7 +207,7 @@ def _sizes(row: Row) -> dict[str, int]:
 
 
 def _undo_multiplied_sizes(tp: int, dp: int, ep: int, name: str) -> tuple[int, int, int]:
-    """Sizes of a run that a table multiplied: experts lie on the same GPUs as the attention.
+    """Undo sizes of a run that a table multiplied: experts lie on the same GPUs as the attention.
 
     Names say the sizes as they were launched. Runs without such a name were launched with as many ranks for experts as for tp.
 
@@ -225,7 +225,7 @@ def _undo_multiplied_sizes(tp: int, dp: int, ep: int, name: str) -> tuple[int, i
 
 
 def _workers(row: Row) -> dict[str, int]:
-    """Workers for prompts and for decoding; a run whose table does not say how many there are tells nothing."""
+    """Return the prefill and decode workers. Refuse a run whose table does not count them."""
     counts = {f"{part}_workers": _size(row, f"{part}_num_workers", 0) for part in ("prefill", "decode")}
     if not all(counts.values()):
         raise Refusal("disaggregated: how many workers there are is not said", "decode_num_workers")
@@ -234,12 +234,12 @@ def _workers(row: Row) -> dict[str, int]:
 
 
 def _prompt_gpus(row: Row) -> int:
-    """GPUs of a worker for prompts."""
+    """Count the GPUs of a worker for prompts."""
     return whole_cell(row, "prefill_tp_size") * _size(row, "prefill_attention_dp_size", 1)
 
 
 def recipe(row: Row, sizes: Mapping[str, int]) -> dict[str, object]:
-    """How InferenceMAX launched a run, as far as its scripts say; nothing of other runs."""
+    """Return how InferenceMAX launched a run, as far as its scripts say, and nothing of other runs."""
     if not is_by_inferencemax(row):
         return {}
     model, dtype = stored_model(row)
@@ -256,12 +256,12 @@ def recipe(row: Row, sizes: Mapping[str, int]) -> dict[str, object]:
 
 
 def drafting_rule(row: Row) -> str:
-    """The rule by which tokens were guessed ahead in a run, or may have been: it tells nothing of a step. "" where none holds."""
+    """Return the rule by which a run drafted, or may have, so that it tells nothing of a step, or ""."""
     return "" if stated_drafts(row) else draft_rule(row) or str(recipe(row, _sizes(row)).get("drafts") or "")
 
 
 def planning_rule(row: Row) -> str:
-    """The rule by which a row's batch is what was planned for, not what ran: jobs of a planner that name no clients."""
+    """Return the rule by which a row's batch was planned and not run (planners' jobs that name no clients), or ""."""
     unsaid = "gtl_job_id" in (row.get("silicon_data_source") or "") and not _CLIENTS.search(row["silicon_data_source"])
     return "a planner's job: its batch is the planned one, how many clients there were is not said" if unsaid else ""
 
@@ -271,7 +271,7 @@ def may_draft(row: Row) -> bool:
 
 
 def _concurrency(row: Row, dp: int) -> int:
-    """Clients of the whole run: as the source says, or the batch of each attention-DP rank times their number.
+    """Count the clients of the whole run: as stated, or the batch of each attention-DP rank times their number.
 
     A server without a number of clients is full: rates are of as many as its engine takes.
     """
@@ -288,13 +288,13 @@ def _concurrency(row: Row, dp: int) -> int:
 
 
 def _is_counted(row: Row) -> bool:
-    """Whether a row tells how many clients there were, or how many requests ran at once."""
+    """Return whether a row states its clients, or how many requests ran at once."""
     told = lower_cell(row, "concurrency", "batch_size", "decode_batch_size")
     return bool(_CLIENTS.search(row.get("silicon_data_source") or "")) or told not in UNCOUNTED
 
 
 def _lengths(row: Row) -> tuple[tuple[float, float], float]:
-    """Mean lengths of inputs and outputs, and the spread around them: that of a uniform one as wide as a mix is."""
+    """Return mean lengths of inputs and outputs, and their spread: that of a uniform one as wide as a mix is."""
     means = tokens(row, "isl"), tokens(row, "osl")
     wide = min(1.0, max(_spread(mix(cell(row, name))) for name in ("isl", "osl")))
     if is_by_inferencemax(row):
@@ -317,7 +317,7 @@ def _chip(row: Row) -> Chip:
 
 
 def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
-    """Hosts of a server, or of all workers of both kinds."""
+    """Return the hosts of a server, or of all workers of both kinds."""
     chip = _chip(row)
     gpus = _gpus(row, "") if _is_disaggregated(row) else sizes["tp"] * sizes["pp"] * sizes["dp"]
     hosts = -(-gpus // chip.gpus_per_host)
@@ -325,7 +325,7 @@ def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
 
 
 def may_fit(row: Row) -> bool:
-    """Whether constants may be fitted on a row: half of the aggregated runs, by a hash of what was run; the others test them."""
+    """Return whether constants may be fitted on a row: half of the aggregated runs, by a hash of the run. Others test them."""
     try:
         run = question(row)
     except ValueError:
@@ -336,7 +336,7 @@ def may_fit(row: Row) -> bool:
 
 
 def is_fitted(row: Row) -> bool:
-    """Whether a row is one that the engines' constants were fitted on: of an engine, version, chip and model that were."""
+    """Return whether the engines' constants were fitted on a row's engine, version, chip and model."""
     if not may_fit(row):
         return False
     run = question(row)

@@ -45,7 +45,7 @@ def describe(row: Row) -> PublishedFigure:
 
 
 def ask(row: Row, entry: PublishedFigure) -> RowQuestion[MixedStep]:
-    """The median time between tokens, in seconds."""
+    """Return the median time between tokens, in seconds."""
     run = question(row)
     where = "moe" if run.model.experts else "dense"
     told = number(row, "median_itl_ms") * 1e-3
@@ -80,7 +80,7 @@ def question(row: Row) -> MixedStep:
 
 
 def median_count(mean: float) -> int:
-    """The median of a Poisson distribution.
+    """Return the median of a Poisson distribution.
 
     >>> [median_count(mean) for mean in (0.1, 0.69, 0.7, 1.5, 3.0)]
     [0, 0, 1, 1, 3]
@@ -95,7 +95,7 @@ def median_count(mean: float) -> int:
 
 
 def _prompt(row: Row) -> int:
-    """Tokens of a task's prompts."""
+    """Return the tokens of a task's prompts."""
     task = cell(row, "task")
     known: dict[str, int] = names()["tasks"]
     if task not in known:

@@ -20,13 +20,13 @@ WHAT = ("model", "tp", "batch", "length", "heads", "m", "n", "k", "mode")
 
 
 def load(folder: Path) -> list[SweepRow]:
-    """All rows of a folder's ``*.jsonl``, headers left out."""
+    """Read all rows of a folder's ``*.jsonl``, without headers."""
     lines = (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines() if line.strip())
     return [row for row in map(json.loads, lines) if row.get("kind") in (*SHAPES, "step")]
 
 
 def row_of_cells(row: Row) -> SweepRow:
-    """Numbers as numbers, empty cells left out: the row as its JSON line had it."""
+    """Restore the row of a JSON line: numbers as numbers, empty cells left out."""
     typed = {n: int(x) if x.isdigit() else float(x) if n.endswith("_s") else x for n, x in row.items() if x != ""}
     return cast(SweepRow, typed)
 
@@ -57,7 +57,7 @@ def read(rows: Sequence[SweepRow], chip: str) -> list[RowQuestion[SweepRow]]:
 
 
 def is_fitted(row: SweepRow) -> bool:
-    """Whether constants were fitted on it: whole steps by model, kernels by a hash of all but their time."""
+    """Return whether constants were fitted on a row: whole steps by model, kernels by a hash of all but their time."""
     if row["kind"] == "step":
         return row["model"] in (SHARD_MODELS if row.get("engine") == "torch" else STEP_MODELS)
     return even_hash(json.dumps({name: value for name, value in row.items() if name not in NOT_IN_KEY}, sort_keys=True))

@@ -27,7 +27,7 @@ Options = Mapping[str, object]
 
 
 def held_out(source: str) -> bool:
-    """Whether figures of a source were not looked at while techniques were modelled: its SHA-256 is in the lowest third.
+    """Return whether a source was held out while techniques were modelled: its SHA-256 is in the lowest third.
 
     >>> held_out("https://github.com/vllm-project/vllm/pull/39080"), held_out("https://github.com/vllm-project/vllm/pull/19744")
     (True, False)
@@ -36,7 +36,7 @@ def held_out(source: str) -> bool:
 
 
 def load_of(options: Options, name: str) -> float:
-    """An option that is a number."""
+    """Return an option that is a number."""
     value = options[name]
     if not isinstance(value, (int, float)):
         raise TypeError(f"techniques.toml: {name} is no number")
@@ -73,7 +73,7 @@ class TechniqueReading:
         return {**self.both, **self.before}, {**self.both, **self.after}
 
     def scaled(self, names: tuple[str, ...], factor: float) -> "TechniqueReading":
-        """The same at another load; sizes stay whole."""
+        """Return the same reading at another load, with sizes kept whole."""
         return replace(self, both={**self.both, **{name: max(1, round(load_of(self.both, name) * factor)) for name in names}})
 
 
@@ -113,13 +113,13 @@ class TechniqueReadings:
     units: Mapping[str, float]
 
     def unit(self, metric: str) -> float:
-        """What a figure in seconds, or per second, is multiplied by to be in a metric's unit."""
+        """Return what a figure in seconds, or per second, is multiplied by to be in a metric's unit."""
         return next((factor for begin, factor in self.units.items() if metric.startswith(begin)), 1.0)
 
 
 @lru_cache(maxsize=1)
 def technique_readings() -> TechniqueReadings:
-    """``techniques.toml``. A row that is read twice is an error."""
+    """Read ``techniques.toml``. A row that is read twice is an error."""
     table = lab_table("published/techniques.toml")
     asked = [pair for group in table["reading"] for pair in _group_rows(group)]
     refused = [(row, entry["missing"]) for entry in table["refused"] for row in entry["rows"]]
@@ -177,7 +177,7 @@ class TechniqueRow:
 
 
 def read_technique_rows(path: Path, *, held: bool = False) -> list[TechniqueRow]:
-    """Rows that are read; with ``held``, figures of sources that are held out too."""
+    """Return the rows to read, those of held-out sources too with ``held``."""
     with path.open(newline="", encoding="utf-8") as file:
         return [_row(cells, held) for cells in csv.DictReader(file) if cells["kind"] in READ_KINDS]
 

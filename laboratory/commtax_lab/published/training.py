@@ -48,7 +48,7 @@ class TrainBillArguments(TrainBillOptions, total=False):
 
 
 def row_questions(rows: Sequence[Row]) -> list[RowQuestion[TrainBillArguments]]:
-    """Every row with what may be asked of it; what a cell leaves to the row above is filled in first."""
+    """Return every row with its question, after filling in what a cell leaves to the row above."""
     return read(whole_rows(rows), describe, ask)
 
 
@@ -70,7 +70,7 @@ def describe(row: Row) -> PublishedFigure:
 
 
 def _mode(row: Row) -> str:
-    """What sets a run apart: eager, asynchronous tensor parallelism, a pipeline, scaling by rows."""
+    """Return what sets a run apart: eager, asynchronous tensor parallelism, a pipeline, scaling by rows."""
     if "async" in lower_cell(row, "note"):
         return "async"
     if cell(row, "pp") not in ("", "1"):
@@ -89,7 +89,7 @@ def _hint(row: Row) -> str:
 
 
 def question(row: Row) -> TrainBillArguments:
-    """The step of one row; a row that cannot be priced raises ``Refusal`` with the reason."""
+    """Return the step of one row, or raise ``Refusal`` with the reason why it cannot be priced."""
     source, note = lower_cell(row, "source"), lower_cell(row, "note")
     sizes, engine = sizes_of(row), engine_of(row)
     pp, per_replica = sizes["pp"], max(1, whole_cell(row, "global_batch") // sizes["dp"])
@@ -135,7 +135,7 @@ def _fits(run: TrainBillArguments) -> bool:
 
 
 def _recompute(row: Row, dtype: str) -> str:
-    """What a row calls recomputation: none, selective or full, alone or with remarks; else modules that its recipe names."""
+    """Return a row's recomputation (none, selective or full, alone or with remarks), else modules that its recipe names."""
     word = lower_cell(row, "recompute").split("+")[0].split("-")[0].split("(")[0].strip()
     if word in ("selective", "full"):
         return word
@@ -143,7 +143,7 @@ def _recompute(row: Row, dtype: str) -> str:
 
 
 def _dispatcher(row: Row, ep: int) -> str:
-    """How tokens reach experts, where a row or its recipe says so; "": as the engine does."""
+    """Return how tokens reach experts, where a row or its recipe says so, or "" for the engine's usual way."""
     noted = "deepep" if "deepep" in lower_cell(row, "note") else ""
     if noted and ep == 1:
         raise Refusal("tokens are sent to experts by DeepEP, and over how many ranks these lie is not said", "ep")
@@ -151,8 +151,8 @@ def _dispatcher(row: Row, ep: int) -> str:
 
 
 def is_fitted(row: Row) -> bool:
-    """llm-foundry's bf16 rows on at most 64 GPUs, Megatron-Bridge's of whole models, torchao's, and of ZeRO-3 of 2021 the smaller
-    model's.
+    """Return whether constants were fitted on a row: llm-foundry's in bf16 on at most 64 GPUs, Megatron-Bridge's of whole models,
+    torchao's, and the smaller model's of ZeRO-3 of 2021.
     """
     engine = engine_of(row)
     if lora_rank_of(row):

@@ -16,7 +16,7 @@ THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 
 
 def row_of_page(row: Row) -> Row:
-    """The row with what its headings say; one without headings stays as it is."""
+    """Return the row with what its headings say, or as it is without headings."""
     section = cell(row, "section")
     if not section:
         return row
@@ -28,12 +28,12 @@ def row_of_page(row: Row) -> Row:
 
 
 def _figure(text: str) -> str:
-    """A cell without marks of footnotes and signs between thousands."""
+    """Return a cell without footnote marks and thousands separators."""
     return THOUSANDS.sub("", FOOTNOTE.sub("", text))
 
 
 def _text_after(word: str, section: str) -> str:
-    """What follows a word and a colon, up to the next heading.
+    """Return what follows a word and a colon, up to the next heading.
 
     >>> _text_after("System", "Pre-Training Performance / System: DGX-H100, Precision: BF16")
     'DGX-H100'

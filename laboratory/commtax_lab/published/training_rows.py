@@ -27,8 +27,8 @@ COUNTED = (*SIZES, "interleave", "microbatch", "layers", "hidden", "heads", "voc
 
 
 def whole_rows(rows: Sequence[Row]) -> list[Row]:
-    """Rows with empty cells where a table writes that there is nothing, and with the model of the row above where one leaves it
-    there (tables cut out of pages with two values a cell).
+    """Return rows with empty cells where a table writes that there is nothing, and with the model of the row above where the table
+    leaves it out (tables cut out of pages with two values a cell).
     """
     made: list[Row] = []
     for row in map(row_of_page, rows):
@@ -39,12 +39,12 @@ def whole_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def engine_of(row: Row) -> str:
-    """The engine that a row's source used, or that its note names where a source compares two."""
+    """Return the engine that a row's source used, or that its note names where a source compares two."""
     return first_match("trainers", f"{lower_cell(row, 'source')} {lower_cell(row, 'note')}") or "megatron"
 
 
 def sizes_of(row: Row) -> dict[str, int]:
-    """The sizes of the axes; replicas that are not counted follow from the GPUs."""
+    """Return the sizes of the axes, with uncounted replicas derived from the GPUs."""
     sizes: dict[str, int] = {axis: whole_cell(row, axis, 1) for axis in SIZES}
     if not cell(row, "dp"):
         ranks = math.prod(sizes[axis] for axis in AXES if axis != "dp")
@@ -53,7 +53,7 @@ def sizes_of(row: Row) -> dict[str, int]:
 
 
 def model_of(row: Row) -> Model:
-    """A bundled model by any spelling of its name, all of it or its first layers, or a GPT of the row's shape."""
+    """Return a bundled model by any spelling of its name, all of it or its first layers, or a GPT of the row's shape."""
     name = lower_cell(row, "model")
     cut = FIRST_LAYERS.search(name)
     if key := model_key(FIRST_LAYERS.sub("", name)):
@@ -73,7 +73,7 @@ def model_of(row: Row) -> Model:
 
 
 def _first_layers(model: Model, wanted: int) -> Model:
-    """The embedding, so many layers from the first on, and the head; nothing guesses further tokens."""
+    """Return the embedding, so many layers from the first on, and the head, without layers that guess further tokens."""
     if not 1 <= wanted <= model.num_layers:
         raise Refusal(f"model '{model.key}' has {model.num_layers} layers, not {wanted}", "model")
     layers = model.layers[:wanted]
@@ -82,14 +82,14 @@ def _first_layers(model: Model, wanted: int) -> Model:
 
 
 def _with_prediction_layers(model: Model) -> Model:
-    """With the layers that guess further tokens: they are trained as layers of the model."""
+    """Add the layers that guess further tokens, which are trained as layers of the model."""
     first, more = len(model.blocks), len(model.mtp)
     layers = (*model.layers, *range(first, first + more))
     return replace(model, blocks=(*model.blocks, *model.mtp), layers=layers, mtp=())
 
 
 def cluster_of(row: Row) -> Cluster:
-    """Hosts of the row's GPUs with the network that its source names."""
+    """Return the hosts of the row's GPUs with the network that its source names."""
     chip, gpus, source = chip_of(row), whole_cell(row, "gpus"), lower_cell(row, "source")
     per_host = catalog.chip(chip).gpus_per_host
     inter, _, nics = first_match("trained_links", source).partition(" ")
@@ -98,7 +98,7 @@ def cluster_of(row: Row) -> Cluster:
 
 
 def dtype_of(row: Row, model: Model) -> str:
-    """The number format of the products; "": 16 bits, as the model is kept.
+    """Return the number format of the products, or "" for 16 bits, as the model is kept.
 
     Pages of Megatron-Bridge that name none are of fp8 scaled by tensors, and of MXFP8 where a second figure stands in brackets.
     """
@@ -118,24 +118,24 @@ def chip_of(row: Row) -> str:
 
 
 def recipe_of(row: Row) -> str:
-    """What names a published recipe: the source, the model and the GPU."""
+    """Return what names a published recipe: the source, the model and the GPU."""
     return " ".join(lower_cell(row, name) for name in ("source", "model", "gpu_type"))
 
 
 def version_of(row: Row, dtype: str) -> str:
-    """The engine with its version where recipes of one release run as others do: ``megatron-bridge@26.04``."""
+    """Return the engine, with its version where a release's recipes run differently: ``megatron-bridge@26.04``."""
     version = first_match("recipe_version", f"{recipe_of(row)} {dtype} {cell(row, 'microbatch')}")
     return f"{engine_of(row)}@{version}" if version and engine_of(row) == "megatron-bridge" else engine_of(row)
 
 
 def lora_rank_of(row: Row) -> int:
-    """The rank of a run that trains adapters alone, as its recipe has it; 0 where a row says nothing of LoRA."""
+    """Return the rank of a run that trains adapters alone, from its recipe, or 0 where a row does not mention LoRA."""
     text = f"{recipe_of(row)} {lower_cell(row, 'note')}"
     return int(first_match("trained_rank", text)) if re.search(r"\blora\b", text) else 0
 
 
 def async_of(row: Row, dtype: str) -> tuple[str, ...] | None:
-    """Axes whose collectives run beside compute, where a row or its recipe says so; None: as the engine does."""
+    """Return axes whose collectives run beside compute, where a row or its recipe says so, or None for the engine's way."""
     note = lower_cell(row, "note")
     if "async tp" in note or "asynctp" in note:
         return ("dp", "tp")
@@ -149,7 +149,7 @@ def async_of(row: Row, dtype: str) -> tuple[str, ...] | None:
 
 
 def measured_s(row: Row, model: Model, plan: Plan, chip: Chip) -> float:
-    """Seconds of a step: as published, else from the tokens, the FLOPs or the utilisation of a second.
+    """Return the seconds of a step: as published, else from tokens, FLOPs or utilisation per second.
 
     A step faster than the chip's peak allows is a slip of the table, or counts what was not computed.
     """
@@ -180,7 +180,7 @@ def _peak(chip: Chip, plan: Plan) -> float:
 
 
 def counted_flops(row: Row, model: Model, plan: Plan) -> float:
-    """FLOPs of a token as the row's source counts them."""
+    """Return the FLOPs of a token as the row's source counts them."""
     kind = "hardware" if "hardware tflop" in lower_cell(row, "note") else first_match("counted_flops", lower_cell(row, "source"))
     seq, causal = whole_cell(row, "seq"), kind == "causal"
     engine = catalog.engine(engine_of(row))

@@ -68,7 +68,7 @@ class Builtin(Driver):
         return [check("a core for each rank", cores >= ranks, text), *([check("shared memory", None, note)] if note else [])]
 
     def run(self, todo: Sequence[StudyRun], done: Done) -> None:
-        """Every run, degree by degree; ``done`` receives each record when it is there."""
+        """Make every run, degree by degree, and pass each record to ``done`` when it is there."""
         raw = (self.asked.out / "raw").resolve()
         for tp in self.asked.degrees:
             runs = [run for run in todo if run.tp == tp]
@@ -82,7 +82,7 @@ class Builtin(Driver):
                 launch.run(TARGET, work, tp, device=self.job.device, lost_s=self.asked.lost_s, progress=ended)
 
     def record(self, run: StudyRun, seen: MeasuredJob | BenchmarkRun) -> RunRecord:
-        """What a run left behind, in the study's own terms; the whole of it is kept too."""
+        """Record a run in the study's own terms, with the whole of it kept too."""
         raw = self.asked.out / "raw"
         if isinstance(seen, BenchmarkRun):
             (raw / f"{run.name}.json").write_text(json.dumps(asdict(seen)), encoding="utf-8")
@@ -108,7 +108,7 @@ class Builtin(Driver):
 
 
 def _count_allreduces(all_turns: Sequence[RunOfAllRanks]) -> AllReduces:
-    """All-reduces of a decode step by the engine's own ledger (CPU ranks); the least over ranks is the wire."""
+    """Count a decode step's all-reduces in the engine's ledger (CPU ranks). The least over ranks is the wire."""
     reduced = [sent for sent in all_turns[0].runs[0].order if sent.op == ALL_REDUCE]
     wires = wire_seconds(all_turns)
     wire_s = sum(median(wires[sent.what]) for sent in reduced)
@@ -126,7 +126,7 @@ def _count_allreduces(all_turns: Sequence[RunOfAllRanks]) -> AllReduces:
 
 
 def measure_runs(where: RankPlace, work: DegreeWork) -> None:
-    """One rank: weights once, then every run; rank 0 tells each result."""
+    """Load weights once on a rank, then make every run. Rank 0 reports each result."""
     job, a = work.job, work.job.arch()
     if job.device == "cpu" and len(where.cores) > work.share:  # as many cores as a rank of the largest degree has
         machine.pin_to_cores(where.cores[: work.share])

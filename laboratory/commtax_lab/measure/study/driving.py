@@ -60,16 +60,16 @@ class Driver(ABC):
 
     @abstractmethod
     def run(self, todo: Sequence[StudyRun], done: Done) -> None:
-        """Run all; ``done`` receives each record when it is there."""
+        """Make all runs, and pass each record to ``done`` when it is there."""
 
 
 def check(what: str, ok: bool | None, seen: str) -> Check:
-    """One thing that was looked at before runs began; None: it decides nothing."""
+    """Return one check made before runs began. None: it decides nothing."""
     return {"check": what, "ok": ok, "found": seen}
 
 
 def allreduces(traces: Sequence[Trace]) -> AllReduces:
-    """Those of the decode steps: how many a step, how large, how long, and their share of the step.
+    """Summarise the decode steps' all-reduces: how many a step, how large, how long, and their share of the step.
 
     Counted on the first rank; timed as the least over ranks where there are several (the wire), else one rank's own.
     """
@@ -95,7 +95,7 @@ def allreduces(traces: Sequence[Trace]) -> AllReduces:
 
 
 def serving_record(b: BenchmarkRun) -> RunRecord:
-    """A serving benchmark, whichever engine ran it."""
+    """Record a serving benchmark, whichever engine ran it."""
     stats = {m: {k: v for k, v in b.stats[m].items() if k in ("mean", "median", "p99")} for m in METRICS if m in b.stats}
     return {
         "stats_s": stats,

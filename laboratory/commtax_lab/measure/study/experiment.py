@@ -38,7 +38,7 @@ Progress = Callable[[str], None]  # receives a line for each thing that begins o
 
 
 def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> StudyDocument:
-    """Run what is missing, then analyse everything; the document is written to ``out`` too."""
+    """Run what is missing, then analyse everything and write the document to ``out`` too."""
     _check(asked)
     chosen = recipe(asked.recipe, asked.quick)
     module = import_module(
@@ -82,7 +82,7 @@ def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> St
 
 
 def merge(folders: Sequence[Path]) -> list[StudyDocument]:
-    """The documents of several machines; of one name twice the second is told apart by a number."""
+    """Return the documents of several machines, with numbers added to repeated names."""
     boxes: list[StudyDocument] = []
     seen: Counter[str] = Counter()
     for folder in folders:
@@ -104,7 +104,7 @@ def merge(folders: Sequence[Path]) -> list[StudyDocument]:
 
 
 def _figures(part: object) -> Iterator[float]:
-    """All numbers of a document."""
+    """Yield all numbers of a document."""
     if isinstance(part, float | int):
         yield float(part) if abs(part) < 2**1000 else float("inf")
     elif isinstance(part, dict | list):
@@ -113,7 +113,7 @@ def _figures(part: object) -> Iterator[float]:
 
 
 def write(path: Path, document: Mapping[str, object]) -> None:
-    """A file that is whole or not there."""
+    """Write a file whole or not at all."""
     files.write_text(path, json.dumps(document, indent=1) + "\n")
 
 
@@ -133,7 +133,7 @@ def _check(asked: StudyOrder) -> None:
 
 
 def _constants(asked: StudyOrder, driver: Driver, progress: Progress) -> tuple[str, str]:
-    """A profile to predict with, and why no time can be predicted. A CPU that nobody measured is calibrated first, once a study."""
+    """Return a profile to predict with, and why no time can be predicted. An unmeasured CPU is calibrated once per study."""
     if asked.profile or asked.cluster or not driver.on_cpu:
         return asked.profile, ""
     if asked.engine != "builtin":
@@ -159,7 +159,7 @@ def _constants(asked: StudyOrder, driver: Driver, progress: Progress) -> tuple[s
 
 
 def _check_settings(asked: StudyOrder, driver: Driver) -> None:
-    """What makes this study this one, kept beside its runs; a folder that holds another study is refused.
+    """Keep the study's settings beside its runs, and refuse a folder that holds another study.
     On CPUs the device says a rank's cores, which depend on the largest degree."""
     settings = {
         **{name: getattr(asked, name) for name in ("recipe", "quick", "engine")},
@@ -180,7 +180,7 @@ def _check_settings(asked: StudyOrder, driver: Driver) -> None:
 
 
 def _read_kept(file: Path) -> Any:
-    """A kept document, where it is there and whole; else None."""
+    """Return a kept document where it is there and whole, else None."""
     try:
         document = files.read_json(file)
     except ValueError:
@@ -189,7 +189,7 @@ def _read_kept(file: Path) -> Any:
 
 
 def _run(todo: Sequence[StudyRun], kept: dict[StudyRun, Path], driver: Driver, progress: Progress) -> None:
-    """Run what is missing; each record is kept with what moved over the links since the one before."""
+    """Run what is missing, keeping each record with what moved over the links since the one before."""
     before, since, ended = snapshot(), time.monotonic(), len(kept) - len(todo)
 
     def done(run: StudyRun, record: RunRecord) -> None:
@@ -205,7 +205,7 @@ def _run(todo: Sequence[StudyRun], kept: dict[StudyRun, Path], driver: Driver, p
 
 
 def _checks(file: Path, driver: Driver, finished: bool) -> list[Check]:
-    """The checks of now, before runs start; those of then where nothing is left to run."""
+    """Return the checks made before runs start, or the earlier ones where nothing is left to run."""
     before = _read_kept(file)
     if finished and before is not None:
         return list(before["checks"])
@@ -218,7 +218,7 @@ def _checks(file: Path, driver: Driver, finished: bool) -> list[Check]:
 
 
 def _counters(done: Sequence[tuple[StudyRun, RunRecord]]) -> list[CounterRate]:
-    """What moved over the links during the longest run of the largest degree, start-up included."""
+    """Return what moved over the links during the longest run of the largest degree, start-up included."""
     counted = [(r.tp, x["link"], r.name) for r, x in done if x.get("link") and r.kind in ("serve", "latency", "batch")]
     if not counted:
         return []
@@ -227,17 +227,17 @@ def _counters(done: Sequence[tuple[StudyRun, RunRecord]]) -> list[CounterRate]:
 
 
 def snapshot() -> Counters:
-    """All counters that there are, in bytes since the machine started; none is no error."""
+    """Read all available counters, in bytes since the machine started."""
     return {**nvlink(tool_output("nvidia-smi", "nvlink", "-gt", "d")), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
 
 
 def bytes_moved(before: Counters, after: Counters) -> Counters:
-    """Bytes between two snapshots, of counters that moved."""
+    """Return bytes between two snapshots, of counters that moved."""
     return {name: after[name] - before.get(name, 0.0) for name in after if after[name] > before.get(name, 0.0)}
 
 
 def nvlink(text: str) -> Counters:
-    """``nvidia-smi nvlink -gt d``: data of each GPU, its links together.
+    """Read the data of each GPU's links together, by ``nvidia-smi nvlink -gt d``.
 
     >>> nvlink("GPU 0: NVIDIA H100\\n\\t Link 0: Data Tx: 2 KiB\\n\\t Link 1: Data Tx: 3 KiB")
     {'NVLink of GPU 0 sent': 5120.0}
@@ -265,7 +265,7 @@ def infiniband(root: Path) -> Counters:
 
 
 def interfaces(file: Path) -> Counters:
-    """Bytes of every network interface, loopback included (ranks that use sockets on one host go through it)."""
+    """Read the bytes of every network interface, loopback included (ranks that use sockets on one host go through it)."""
     counters: Counters = {}
     for line in file.read_text().splitlines()[2:] if file.exists() else ():
         name, _, numbers = line.partition(":")

@@ -42,7 +42,7 @@ class Prices:
 
     @property
     def why_none(self) -> str:
-        """Why no time is predicted; empty where times are."""
+        """Return why no time is predicted, or "" where times are."""
         return self.unknown if self.cluster else "name the --cluster"
 
     def claim(self, tp: int) -> Claim:
@@ -54,21 +54,21 @@ class Prices:
         return self.claim(tp).bill(phase, batch, context, **changes)
 
     def step_s(self, phase: str, tp: int, batch: int, context: int) -> float | None:
-        """Seconds of a step, where times are known."""
+        """Return the seconds of a step, where times are available."""
         return None if self.why_none else float(self.step(phase, tp, batch, context).step_s)
 
     def decode_s(self, run: StudyRun) -> float | None:
         return self.step_s("decode", run.tp, run.batch, middle_context(run))
 
     def latency_s(self, run: StudyRun) -> float | None:
-        """A whole batch: one prefill, then output - 1 decode steps at the mean length."""
+        """Price a whole batch: one prefill, then output - 1 decode steps at the mean length."""
         prefill = self.step_s("prefill", run.tp, run.batch, run.input_len)
         decode = self.decode_s(run) if run.output_len > 1 else 0.0
         return None if prefill is None or decode is None else prefill + (run.output_len - 1) * decode
 
 
 def middle_context(run: StudyRun) -> int:
-    """The cached tokens half-way through the answer."""
+    """Return the cached tokens half-way through the answer."""
     return run.input_len + run.output_len // 2
 
 
@@ -77,7 +77,7 @@ def to_ms(seconds: float | None) -> float | None:
 
 
 def analyse(facts: study_documents.StudyFacts, done: Sequence[Done], prices: Prices) -> study_documents.StudyDocument:
-    """The whole document of one machine."""
+    """Return the whole document of one machine."""
     good = [(run, record) for run, record in done if "error" not in record]
     degrees = sorted({run.tp for run, _ in good})
     rows = [degree(tp, [(r, x) for r, x in good if r.tp == tp], prices) for tp in degrees]
@@ -100,7 +100,7 @@ def analyse(facts: study_documents.StudyFacts, done: Sequence[Done], prices: Pri
 
 
 def degree(tp: int, done: Sequence[Done], prices: Prices) -> study_documents.Degree:
-    """Everything at one degree."""
+    """Analyse everything at one degree."""
     by_kind = {kind: [(r, x) for r, x in done if r.kind == kind] for kind in {r.kind for r, _ in done}}
     row = _latencies(tp, by_kind, prices)
     row["batches"] = _batches(by_kind, prices)
@@ -119,7 +119,7 @@ def degree(tp: int, done: Sequence[Done], prices: Prices) -> study_documents.Deg
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half the range over the median; of five and more the two extremes are left out.
+    """Return half the range over the median, without the two extremes if there are five or more.
 
     >>> spread([9.0, 10.0, 11.0])
     0.1
@@ -155,7 +155,7 @@ def _latencies(tp: int, by_kind: ByKind, prices: Prices) -> study_documents.Degr
 
 
 def _batches(by_kind: ByKind, prices: Prices) -> list[study_documents.BatchTime]:
-    """Whole batches of one shape; the first latency run is its batch of 1 where the shape is the same."""
+    """Return whole batches of one shape. The first latency run is its batch of 1 where the shape is the same."""
     shape = next(((r.input_len, r.output_len) for r, _ in by_kind.get("batch", [])), None)
     same = [(r, x) for r, x in by_kind.get("latency", []) if (r.input_len, r.output_len) == shape]
     rows = []
@@ -175,7 +175,7 @@ def _batches(by_kind: ByKind, prices: Prices) -> list[study_documents.BatchTime]
 
 
 def _profile(run: StudyRun, x: study_documents.RunRecord, prices: Prices) -> study_documents.AllReduces:
-    """All-reduces of a decode step beside what the plan must send, and the link they use."""
+    """Compare a decode step's all-reduces with what the plan must send, and the link they use."""
     counted = x["profile"].copy()
     if not prices.cluster:
         return counted
@@ -195,7 +195,7 @@ def _profile(run: StudyRun, x: study_documents.RunRecord, prices: Prices) -> stu
 
 
 def _link(counted: study_documents.AllReduces, tp: int, priced: StepBill) -> study_documents.LinkUse | None:
-    """What a rank sends, inside an all-reduce and over the whole step, against the link's own rate."""
+    """Compare what a rank sends, inside an all-reduce and over the whole step, with the link's rate."""
     link = (priced.question.cluster.as_pairs if tp == 2 else priced.question.cluster).intra
     nbytes = counted["allreduce_bytes"] or counted["predicted_bytes"]
     if not nbytes or not counted["allreduce_s"] or link is None:
@@ -212,7 +212,7 @@ def _link(counted: study_documents.AllReduces, tp: int, priced: StepBill) -> stu
 
 
 def _serving(run: StudyRun, x: study_documents.RunRecord, prices: Prices) -> study_documents.ServedFigures:
-    """TTFT, gaps between tokens and rates; predicted for as many requests at once as Little's law says there were."""
+    """Return TTFT, gaps between tokens and rates, predicted for the concurrency that Little's law gives."""
     stats = x["stats_s"]
     whole = stats.get("e2el", {}).get("mean")
     if whole is None and "tpot" in stats and x["output_len"]:
@@ -241,7 +241,7 @@ def _serving(run: StudyRun, x: study_documents.RunRecord, prices: Prices) -> stu
 def _served_prediction(
     run: StudyRun, concurrency: float, inputs: int, outputs: int, prices: Prices
 ) -> study_documents.ServedPrediction:
-    """A closed loop of that many clients; with a machine's own profile the decode step of that batch and a prompt alone."""
+    """Predict a closed loop of that many clients, or with a machine's profile that batch's decode step and one prompt."""
     clients = max(1, round(concurrency))
     if prices.profile:
         tpot_s = prices.step_s("decode", run.tp, clients, inputs + outputs // 2)
@@ -254,7 +254,7 @@ def _served_prediction(
 
 
 def crossover(one: study_documents.Degree, many: study_documents.Degree) -> study_documents.Crossover:
-    """The smallest batch at which TP=n gives more tokens a second than TP=1, beyond the spread of the runs."""
+    """Return the smallest batch at which TP=n gives more tokens per second than TP=1, beyond the spread of the runs."""
     rows = []
     for a, b in ((a, b) for b in many["batches"] for a in one["batches"] if a["batch"] == b["batch"]):
         ratio, noise = b["tokens_per_s"] / a["tokens_per_s"], max(LEVEL.same, b["spread"], a["spread"])
@@ -268,7 +268,7 @@ def crossover(one: study_documents.Degree, many: study_documents.Degree) -> stud
 
 
 def flags(study: study_documents.StudyDocument, good: Sequence[Done], prices: Prices) -> Iterator[tuple[str, str]]:
-    """What a sound study does not show, with the likely reason."""
+    """List what a sound study does not show, with the likely reason."""
     for row in study["degrees"]:
         if row["applied"]["ok"] is False:
             yield f"TP={row['tp']}: TP was not applied", row["applied"]["found"]
@@ -286,7 +286,7 @@ def flags(study: study_documents.StudyDocument, good: Sequence[Done], prices: Pr
 def _flag_same(
     cross: study_documents.Crossover, one: study_documents.Degree, many: study_documents.Degree
 ) -> Iterator[tuple[str, str]]:
-    """TP=n equal to TP=1 at every batch: the degree was left out, unless something proves otherwise."""
+    """Flag TP=n equal to TP=1 at every batch: the degree was left out, unless something proves otherwise."""
     rows = cross["ratios"]
     if not rows or any(abs(r["ratio"] - 1) > r["noise"] for r in rows):
         return
@@ -303,7 +303,7 @@ def _flag_same(
 
 
 def _flag_impossible(row: study_documents.Degree, prices: Prices) -> Iterator[tuple[str, str]]:
-    """A first token that takes a whole request, steps below the weight-read floor, miscounted all-reduces, a growing queue."""
+    """Flag a first token as long as a request, steps below the weight-read floor, miscounted all-reduces, a growing queue."""
     s = row.get("serve")
     if s:
         yield from _served_flags(row["tp"], s, row["prefill"])

@@ -19,7 +19,7 @@ SHOWN = 3  # runs of a study that teach
 
 
 def foresee(runs: Sequence[MeasuredRun], shown: int, own: Profile) -> tuple[Learnt, list[ForeseenRun]]:
-    """What the runs of the first loads teach over what is known of the machine, and the others' as foreseen before and after."""
+    """Learn from the runs of the first loads, and predict the others before and after."""
     first = set(list(dict.fromkeys(map(question_of, runs)))[:shown])
     learnt = learn([run for run in runs if question_of(run) in first], own)
     others = join_repeats(run for run in runs if question_of(run) not in first)
@@ -52,12 +52,12 @@ def _foresight(run: MeasuredRun, before: ClosedLoop, after: ClosedLoop, metric: 
 
 
 def sum_up(foreseen: Sequence[ForeseenRun]) -> dict[str, dict[str, float]]:
-    """How far predictions are off, by metric."""
+    """Sum up how far predictions are off, by metric."""
     return {metric: _errors(foreseen, metric) for metric in METRICS}
 
 
 def _errors(foreseen: Sequence[ForeseenRun], metric: str) -> dict[str, float]:
-    """Medians before and after, and the share of runs inside their ranges."""
+    """Return medians before and after, and the share of runs inside their ranges."""
     rows = list(_rows(foreseen, metric))
     return {
         "median_before": median(abs(row["error_before"]) for row in rows),
@@ -71,7 +71,7 @@ def _rows(foreseen: Sequence[ForeseenRun], metric: str) -> Iterator[ForeseenLate
 
 
 def study_lessons(done: Sequence[Done], prices: Prices) -> StudyLessons | None:
-    """Of a study the runs of one request at a time, which are closed loops of one client; None where too few were made.
+    """Learn from a study's runs of one request at a time, closed loops of one client, or return None if too few were made.
 
     Its static batches compute all prompts in one step and its server is asked at one rate alone: neither is a series of loads.
     """

@@ -156,7 +156,7 @@ def _normalise(x: Tensor) -> Tensor:
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, summed: Tensor, out: Tensor) -> None:
-    """summed = x + residual; out = summed / rms(summed) * weight."""
+    """Compute summed = x + residual, out = summed / rms(summed) * weight."""
     width = x.shape[-1]
     if _is_plain(x):
         h = x.float() + residual.float()
@@ -168,14 +168,14 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, summed: Tensor, out: T
 
 
 def turns(positions: Tensor, slots: Tensor, head_dim: int, max_len: int) -> Turns:
-    """Cosines and then sines of every position, and position and cache slot of each row of the step."""
+    """Return cosines, then sines, of every position, and position and cache slot of each row of the step."""
     rate = 10000.0 ** (-torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
     angle = torch.arange(max_len, device=positions.device)[:, None] * rate
     return torch.cat((angle.cos(), angle.sin()), -1).float(), torch.stack((positions, slots), -1).int()
 
 
 def rotary_write(qkv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, t: Turns, norms: Tensor | None) -> None:
-    """Turn queries and keys by position; keys and values go to the cache, queries to their own array.
+    """Turn queries and keys by position, and write keys and values to the cache, queries to an array of their own.
 
     ``norms``: weights of the per-head norms of queries and of keys, (2, head size), or None.
     """
@@ -215,7 +215,7 @@ def swiglu(gate_up: Tensor, out: Tensor) -> None:
 
 
 def quantise(x: Tensor, out: Tensor, scales: Tensor) -> None:
-    """fp8 rows, each with a scale of its own (its largest value becomes the largest fp8)."""
+    """Quantise rows to fp8, each with its own scale (its largest value becomes the largest fp8)."""
     if _is_plain(x):
         scales.copy_(x.float().abs().amax(-1, keepdim=True).clamp(min=1e-6) / FP8_MAX)
         out.copy_((x.float() / scales).to(out.dtype))
@@ -225,7 +225,7 @@ def quantise(x: Tensor, out: Tensor, scales: Tensor) -> None:
 
 
 def num_splits(blocks: int, length: int, num_sms: int) -> int:
-    """Splits of the cache's length that fill the card evenly: the fewest within 15 % of the best filling of waves."""
+    """Return splits of the cache's length that fill the card evenly: the fewest within 15 % of the best filling of waves."""
     places = num_sms * BLOCKS_PER_SM
     most = max(1, min(MAX_SPLITS, math.ceil(length / (2 * BLOCK_TOKENS))))
     if blocks >= 0.8 * places or most == 1:
@@ -253,7 +253,7 @@ class Splits:
 
 
 def decode_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out: Tensor, s: Splits) -> None:
-    """One query a sequence over its cached keys: softmax(q k / sqrt(d)) v, grouped heads together, length split."""
+    """Attend with one query per sequence: softmax(q k / sqrt(d)) v, grouped heads together, length split."""
     batch, max_len, kv_heads, dim = keys.shape
     heads = q.shape[-2]
     if _is_plain(q):
@@ -285,7 +285,7 @@ BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTEN
 
 
 def prefill_attention(q: Tensor, keys: Tensor, values: Tensor, backend: str) -> Tensor:
-    """Causal attention of whole prompts; q [batch, length, heads, d], keys and values [batch, length, kv heads, d]."""
+    """Attend causally to whole prompts: q [batch, length, heads, d], keys and values [batch, length, kv heads, d]."""
     q, k, v = (x.transpose(1, 2) for x in (q, keys, values))
     grouped = q.shape[1] != k.shape[1]
     with sdpa_kernel(BACKENDS[backend]):

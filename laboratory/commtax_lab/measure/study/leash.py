@@ -19,7 +19,7 @@ MEANT_FOR_THE_PROGRAM = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def leash_command(command: Sequence[str]) -> list[str]:
-    """The command line that runs ``command`` on this process's leash; start it in a session of its own."""
+    """Return the command line that runs ``command`` on this process's leash, to start in a session of its own."""
     return [sys.executable, "-I", __file__, str(os.getpid()), *command]  # alone: what the package loads is for its starter
 
 

@@ -44,7 +44,7 @@ class Service:
     slots: int = 16  # requests that run at once
 
     def settle(self) -> Service:
-        """With what depends on the machine filled in, and every mistake that can be seen beforehand refused."""
+        """Fill in what depends on the machine, and refuse every mistake that can be seen beforehand."""
         for rate in self.rates:
             if not (math.isfinite(rate) and rate > 0):
                 raise Refusal(f"request_rate={rate:g}: requests a second above 0 are needed, such as 2", "request_rate")
@@ -60,7 +60,7 @@ class Service:
         return settled
 
     def stream(self, rate_per_s: float) -> RequestStream:
-        """The requests: a Poisson process, the same requests from the same seed at any rate."""
+        """Draw the requests of a Poisson process, the same from one seed at any rate."""
         return draw_stream(rate=rate_per_s, inputs=self.inputs, outputs=self.outputs, count=self.num_prompts, seed=self.job.seed)
 
     @property
@@ -98,18 +98,18 @@ class LiveMeasurements:
 
 
 def run(service: Service, **launching: Unpack[launch.Launching]) -> LiveMeasurements:
-    """Start ranks on this machine and serve; the rest is as ``launch.run`` takes it."""
+    """Start ranks on this machine and serve. The rest is as ``launch.run`` takes it."""
     seen: LiveMeasurements = launch.run(TARGET, service, service.job.tp, device=service.job.device, **launching)
     return seen
 
 
 def stages(service: Service) -> int:
-    """How often the ranks tell that they got further."""
+    """Count the progress reports of the ranks."""
     return 2 * (len(service.rates) or 2) + 2
 
 
 def measure_service(where: RankPlace, service: Service) -> LiveMeasurements:
-    """One rank: weights once, then sweeps of steps and runs in turn."""
+    """Load weights once on a rank, then alternate sweeps of steps and runs."""
     job, a = service.job, service.job.arch()
     weights, group = job.load(a, where, where.device(job.device)), job.group(where)
     server = BatchingEngine(a, weights, group, service.slots, service.longest + 1)
@@ -124,13 +124,13 @@ def measure_service(where: RankPlace, service: Service) -> LiveMeasurements:
 
 
 def _usual_rates(service: Service, timings: Timings) -> tuple[float, ...]:
-    """Shares of what a server with all slots taken answers."""
+    """Return shares of the rate that a server with all slots taken answers."""
     most = peak_rate(surface(timings), service.inputs.mean, service.outputs.mean, service.slots)
     return LIGHT * most, BUSY * most
 
 
 def _sweep(server: BatchingEngine, steps: Sequence[SurfacePoint], spread: int, rounds: int = ROUNDS) -> Timings:
-    """All steps, round by round: a disturbance of a moment spoils one timing of several steps, and not all of one."""
+    """Time all steps round by round, so that a disturbance spoils one timing of several steps and not all of one."""
     timings: dict[SurfacePoint, list[float]] = {step: [] for step in steps}
     for _ in range(rounds):
         for step in steps:
@@ -142,7 +142,7 @@ def _sweep(server: BatchingEngine, steps: Sequence[SurfacePoint], spread: int, r
 
 
 def _time_step(server: BatchingEngine, step: SurfacePoint, spread: int) -> float:
-    """Seconds until a step's tokens are on the host; sequences that decode together lie up to ``spread`` tokens to either side."""
+    """Return seconds until a step's tokens are on the host. Sequences lie up to ``spread`` tokens to either side."""
     if not step.decoding:
         tokens = prompts(server.arch.model.vocab, 1, step.tokens, 0, server.device)
         begin = time.perf_counter()

@@ -24,7 +24,7 @@ ENGINE = "builtin"
 
 
 def check_shown(shown: int, loads: int) -> None:
-    """Some are shown, and some are left to predict."""
+    """Check that some loads are shown and some are left to predict."""
     if not 1 <= shown < loads:
         raise Refusal(
             f"calibrate={shown}: from 1 to {loads - 1} of the {loads} loads can be shown, and the others predicted", "calibrate"
@@ -32,7 +32,7 @@ def check_shown(shown: int, loads: int) -> None:
 
 
 def load_results(series: LoadSeries, seen: LoadMeasurements) -> list[LoadResult]:
-    """Each round of each load in the keys of ``vllm bench serve``, which ``commtax calibrate`` reads; those to be shown first."""
+    """Return each round of each load in ``vllm bench serve``'s keys, which ``commtax calibrate`` reads, shown ones first."""
     return [_result(series, one.load, row) for one in seen.loads for row in one.rounds]
 
 
@@ -59,7 +59,7 @@ def _result(series: LoadSeries, load: LiveLoad, one: LoadRound) -> LoadResult:
 
 
 def runs_of(series: LoadSeries, results: Sequence[LoadResult]) -> list[MeasuredRun]:
-    """Those of the small engine, as the questions that they answer."""
+    """Return the small engine's runs as the questions that they answer."""
     job, arch = series.job, series.job.arch()
     said = ReportedDeployment("this machine", job.model, {"tp": job.tp, "engine": ENGINE, "dtype": job.dtype})
     found = read_runs(results, said, job.plan(arch).cluster)
@@ -67,7 +67,7 @@ def runs_of(series: LoadSeries, results: Sequence[LoadResult]) -> list[MeasuredR
 
 
 def read_runs(results: Sequence[Mapping[str, object]], said: ReportedDeployment, cluster: Cluster) -> list[MeasuredRun]:
-    """Results as the questions that they answer, read as those of any benchmark."""
+    """Read results as the questions that they answer, like those of any benchmark."""
     labelled = [LabelledResult(_load_name(one), one, said) for one in bench.parse(json.dumps(results))]
     found = measured_runs(labelled, cluster)
     if found.refused:
@@ -76,7 +76,7 @@ def read_runs(results: Sequence[Mapping[str, object]], said: ReportedDeployment,
 
 
 def _load_name(one: BenchmarkRun) -> str:
-    """A load in a few words."""
+    """Name a load in a few words."""
     return f"{plural(round(one.concurrency or 0), 'client')}, {one.input_len or 0:.0f}/{one.output_len or 0:.0f}"
 
 
@@ -95,7 +95,7 @@ class ServedLoads(NamedTuple):
 
 
 def served_loads(series: LoadSeries, seen: LoadMeasurements) -> ServedLoads:
-    """Of the small engine."""
+    """Return the loads that the small engine served."""
     job, results = series.job, load_results(series, seen)
     device = machine.core_words(machine.cores_per_rank(series.ranks_here)) if job.device == "cpu" else job.device
     facts = (ENGINE, job.arch().model.key, job.dtype, job.tp, device, seen.clock, seen.wall_over_clock)
@@ -103,7 +103,7 @@ def served_loads(series: LoadSeries, seen: LoadMeasurements) -> ServedLoads:
 
 
 def lessons_document(served: ServedLoads, shown: int, own: Profile) -> tuple[LessonsDocument, Profile]:
-    """The whole study as one document, and the profile with what the shown runs taught."""
+    """Return the whole study as one document, and the profile with what the shown runs taught."""
     learnt, foreseen = foresee(served.runs, shown, own)
     document: LessonsDocument = {
         "schema": "commtax.live-lessons/1",
@@ -125,7 +125,7 @@ def lessons_document(served: ServedLoads, shown: int, own: Profile) -> tuple[Les
 
 
 def _scatter(runs: Sequence[MeasuredRun]) -> float:
-    """Of TPOT: the slowest run of a load over its fastest, less 1; the median over loads."""
+    """Return the median over loads of the slowest run's TPOT over the fastest's, less 1."""
     loads: dict[str, list[float]] = {}
     for run in runs:
         loads.setdefault(run.label, []).append(run.measured["tpot"])
@@ -133,7 +133,7 @@ def _scatter(runs: Sequence[MeasuredRun]) -> float:
 
 
 def own_profile(series: LoadSeries, given: str, lost_s: float) -> Profile:
-    """What is known of the machine before any run: the profile that was named, or on CPUs one that is measured now."""
+    """Return the machine's profile before any run: the named one, or on CPUs one measured now."""
     job = series.job
     if given:
         return overlay.load(given)
@@ -143,7 +143,7 @@ def own_profile(series: LoadSeries, given: str, lost_s: float) -> Profile:
 
 
 def known_before(given: str, served: ServedLoads, lost_s: float) -> Profile:
-    """The same of a machine that vLLM served on: on CPUs the small engine's constants, with weights that are laid out once."""
+    """Return the profile of a machine that vLLM served on: on CPUs the small engine's, with weights laid out once."""
     chip = served.runs[0].cluster.chip.key
     if chip != "cpu":
         return overlay.load(given) if given else Profile(chip)
@@ -151,7 +151,7 @@ def known_before(given: str, served: ServedLoads, lost_s: float) -> Profile:
 
 
 def lay_out_once(own: Profile) -> Profile:
-    """A profile of an engine that packs its matrices when it loads them, as vLLM's CPU build does (``create_onednn_mm``).
+    """Return a profile of an engine that packs its matrices on loading, as vLLM's CPU build does (``create_onednn_mm``).
 
     The small engine multiplies them as they lie, and pays for it in every product with a few rows.
     """

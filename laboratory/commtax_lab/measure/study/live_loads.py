@@ -65,7 +65,7 @@ class LoadSeries:
         return least_known(self.job.tp)
 
     def settle(self) -> LoadSeries:
-        """With what depends on the machine filled in; requests that are longer than the model are refused."""
+        """Fill in what depends on the machine, and refuse requests that are longer than the model allows."""
         settled = replace(self, job=self.job.settle())
         allowed = settled.job.arch().model.max_len
         if settled.longest > allowed:
@@ -100,7 +100,7 @@ class LoadMeasurements:
 
 
 def usual_loads(most_clients: int, input_len: float, output_len: float, seed: int = 0) -> tuple[tuple[LiveLoad, ...], int]:
-    """Those of ``loads.toml``, and their rounds. The first three have each number of clients and each pair of lengths once."""
+    """Return the loads of ``loads.toml`` and their rounds. The first three have each client count and length pair once."""
     said = lab_table("measure/study/loads.toml")
     clients = sorted({max(1, round(most_clients**share)) for share in said["clients"]})
     shapes = [(input_len * i, output_len * o) for i, o in said["lengths"]]
@@ -110,7 +110,7 @@ def usual_loads(most_clients: int, input_len: float, output_len: float, seed: in
 
 
 def _load(clients: int, shape: tuple[float, float], count: int, spread: float, seed: int) -> LiveLoad:
-    """Lengths that are spread evenly, in an order by chance: a few requests have the mean of many."""
+    """Spread lengths evenly in random order, so that a few requests have the mean of many."""
     chance = random.Random(f"{seed} {clients} {shape}")
     columns = []
     for mean in shape:
@@ -121,23 +121,23 @@ def _load(clients: int, shape: tuple[float, float], count: int, spread: float, s
 
 
 def least_known(tp: int) -> int:
-    """The least number of ranks that a calibration knows and that suffices."""
+    """Return the least number of ranks that a calibration covers and that suffices."""
     return next((ranks for ranks in RANKS if ranks >= tp), tp)
 
 
 def run(series: LoadSeries, **launching: Unpack[launch.Launching]) -> LoadMeasurements:
-    """Start ranks on this machine and serve; the rest is as ``launch.run`` takes it."""
+    """Start ranks on this machine and serve. The rest is as ``launch.run`` takes it."""
     seen: LoadMeasurements = launch.run(TARGET, series, series.job.tp, device=series.job.device, **launching)
     return seen
 
 
 def stages(series: LoadSeries) -> int:
-    """How often the ranks tell that they got further."""
+    """Count the progress reports of the ranks."""
     return len(series.loads) * series.rounds
 
 
 def measure_loads(where: RankPlace, series: LoadSeries) -> LoadMeasurements:
-    """One rank: weights once, then all loads, round by round."""
+    """Load weights once on a rank, then serve all loads, round by round."""
     job, a = series.job, series.job.arch()
     share = machine.cores_per_rank(series.ranks_here)
     if job.device == "cpu" and len(where.cores) > share:  # as many cores as a rank had when the machine was calibrated
@@ -154,7 +154,7 @@ def measure_loads(where: RankPlace, series: LoadSeries) -> LoadMeasurements:
 
 
 def _order(loads: int, rounds: int, seed: int) -> list[int]:
-    """Of loads, round by round."""
+    """Order the loads, round by round."""
     chance = random.Random(seed)
     return [i for _ in range(rounds) for i in chance.sample(range(loads), loads)]
 

@@ -22,7 +22,7 @@ METRICS = ("ttft", "tpot", "e2el", "queue")
 
 
 def rules(service: Service) -> Rules:
-    """How the small engine decides, as the catalogue has it; its cache is slots as long as the longest request."""
+    """Return the small engine's scheduling from the catalogue, with a cache of slots as long as the longest request."""
     engine = catalog.engine("builtin")
     block = engine.memory.block_size
     blocks = service.slots * ceil((service.longest + 1) / block)
@@ -30,14 +30,14 @@ def rules(service: Service) -> Rules:
 
 
 def simulate_run(service: Service, table: Surface, run: ServedRequests) -> ServedRequests:
-    """The run as the simulator has it."""
+    """Simulate a run."""
     book = simulated(run.stream, Fleet(Workers(rules(service), table))).book
     begun, first, last = (np.array(column) for column in (book.started_s, book.first_s, book.done_s))
     return ServedRequests(run.stream, begun, first, last)
 
 
 def serving_document(service: Service, seen: LiveMeasurements) -> ServingDocument:
-    """The whole study as one document: steps, and each rate measured and predicted in the keys of ``vllm bench serve``."""
+    """Return the whole study as one document: steps, and rates measured and predicted in ``vllm bench serve``'s keys."""
     job, tables = service.job, [surface(join_timings(seen.sweeps[i : i + 2])) for i in range(len(seen.runs))]
     whole = join_timings(seen.sweeps)
     return {
@@ -66,7 +66,7 @@ def _gpu() -> str:
 
 
 def _steps(timings: Timings) -> list[dict[str, float]]:
-    """Each step with its median, least and most."""
+    """Return each step with its median, least and most."""
     return [
         {**step._asdict(), "median_s": median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
         for step, seconds in timings.items()
@@ -74,7 +74,7 @@ def _steps(timings: Timings) -> list[dict[str, float]]:
 
 
 def _run(service: Service, seen: LiveMeasurements, index: int, table: Surface) -> ServedRun:
-    """One rate, measured and predicted; and predicted once more with steps as long as they were while it served."""
+    """Return one rate, measured, predicted, and predicted again with steps as long as they were while it served."""
     rate, run = seen.rates[index], seen.runs[index]
     pace = slowdown(table, run)
     measured = figures(rate, run)
@@ -97,7 +97,7 @@ def _errors(foreseen: Mapping[str, float], measured: Mapping[str, float]) -> dic
 
 
 def slowdown(table: Surface, run: ServedRequests) -> float:
-    """Seconds of all steps that a run made over what the table says of the same steps: how much the machine was disturbed.
+    """Return the seconds of a run's steps over the table's for the same steps: how much the machine was disturbed.
 
     What is left of a prediction's error when this is 1 is the scheduler's.
     """
@@ -106,7 +106,7 @@ def slowdown(table: Surface, run: ServedRequests) -> float:
 
 
 def figures(rate_per_s: float, run: ServedRequests) -> dict[str, float]:
-    """A run in the keys of ``vllm bench serve``; ``queue``, which it does not have, ends when the prompt's step begins.
+    """Return a run in ``vllm bench serve``'s keys and ``queue``, which ends when the prompt's step begins.
 
     TPOT is (E2E - TTFT) / (output - 1), of requests with two tokens or more; times are from the arrival.
     """
@@ -135,7 +135,7 @@ def figures(rate_per_s: float, run: ServedRequests) -> dict[str, float]:
 
 
 def _statistics(metric: str, times_s: Array) -> dict[str, float]:
-    """Mean and percentiles in milliseconds; nothing where nobody has the metric."""
+    """Return mean and percentiles in milliseconds, nothing where no request has the metric."""
     if not len(times_s):
         return {f"{statistic}_{metric}_ms": 0.0 for statistic in STATISTICS}
     percentiles = {f"{name}_{metric}_ms": float(np.percentile(times_s, p)) * 1e3 for name, p in PERCENTILES.items()}
@@ -143,7 +143,7 @@ def _statistics(metric: str, times_s: Array) -> dict[str, float]:
 
 
 def _peak_concurrency(begin_s: Array, end_s: Array) -> int:
-    """Intervals that overlap at most; one that ends as another begins is over."""
+    """Return the most intervals that overlap. One that ends as another begins is over."""
     at = np.concatenate([end_s, begin_s])
     change = np.repeat([-1, 1], len(begin_s))
     return int(np.max(np.cumsum(change[np.argsort(at, kind="stable")])))

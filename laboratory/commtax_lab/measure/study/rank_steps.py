@@ -51,7 +51,7 @@ class Shard:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def products(self) -> dict[str, tuple[int, int]]:
-        """(n, k) of every product."""
+        """Return (n, k) of every product."""
         return {
             "qkv": (self.qkv, self.hidden),
             "output": (self.hidden, self.heads * self.head_dim),
@@ -61,7 +61,7 @@ class Shard:
         }
 
     def num_weights(self) -> int:
-        """Elements of all matrices, the embedding's shard included."""
+        """Count the elements of all matrices, the embedding's shard included."""
         each = {name: n * k for name, (n, k) in self.products().items()}
         head = each.pop("head")
         return self.num_layers * sum(each.values()) + 2 * head
@@ -71,7 +71,7 @@ class Shard:
 
 
 def shard(model: Model, tp: int) -> Shard | None:
-    """The shard of a dense gated decoder, or None where the model is another kind or does not divide."""
+    """Return the shard of a dense gated decoder, or None where the model is another kind or does not divide."""
     a, block = model.attention, model.blocks[0]
     odd = len(model.blocks) > 1 or block.num_norms != 2 or a.latent or a.sinks or model.positions
     if odd or not isinstance(block.ffn, Mlp) or not block.ffn.gated:
@@ -98,7 +98,7 @@ class LayerTensors:
 def step(
     s: Shard, phase: str, batch: int, length: int, weights: OperandPool, cache: OperandPool, num_sms: int
 ) -> Callable[[], Tensor]:
-    """One step as a function to call or to capture: ``decode`` of a batch over ``length`` cached tokens each (the new one
+    """Return one step as a function to call or to capture: ``decode`` of a batch over ``length`` cached tokens each (the new one
     beside them), or ``prefill`` of a batch of prompts of ``length`` tokens."""
     max_len = length + 1 if phase == "decode" else length
     weights.at = cache.at = 0

@@ -48,7 +48,7 @@ class Recipe:
 
 
 def recipe(name: str, quick: bool) -> Recipe:
-    """A recipe by name; ``quick`` is the same study with small counts and short lengths."""
+    """Return a recipe by name. ``quick`` is the same study with small counts and short lengths."""
     recipes = lab_table("measure/study/recipes.toml")
     if name not in recipes:
         raise Refusal(f"recipe '{name}': one of {', '.join(recipes)}")
@@ -74,7 +74,7 @@ class StudyRun:
 
 
 def runs(r: Recipe, degrees: Sequence[int], kinds: Sequence[str]) -> list[StudyRun]:
-    """All runs of the kinds that an engine can do, degrees in turn within each, so that they see the same machine.
+    """Return all runs of the kinds that an engine can do, degrees in turn within each, so that they see the same machine.
 
     >>> [run.name for run in runs(recipe("tp-study", quick=True), (1, 2), ("first",))]
     ['tp1-first-b1-128x1', 'tp2-first-b1-128x1']
@@ -107,7 +107,7 @@ def lengths(run: StudyRun, dataset: str, seed: int = 0) -> list[tuple[int, int]]
 
 
 def dataset_lengths(path: Path) -> list[tuple[int, int]]:
-    """First question and first answer of each conversation of a ShareGPT-shaped JSON file, in tokens by their characters."""
+    """Estimate tokens of the first question and answer of each ShareGPT-shaped conversation, from their characters."""
     rows = files.read_json(path, "dataset", most=DATASET_BYTES, memory=DATASET_MEMORY_BYTES)
     try:
         told = [files.need_object(row).get("conversations", []) for row in files.need_list(rows)]
@@ -124,6 +124,6 @@ def dataset_lengths(path: Path) -> list[tuple[int, int]]:
 
 
 def arrivals(run: StudyRun, seed: int = 0) -> list[float]:
-    """Seconds at which requests come: exponential gaps at the rate (a Poisson process, as serving benchmarks send)."""
+    """Return the seconds at which requests come: exponential gaps at the rate (a Poisson process, as serving benchmarks send)."""
     chance = random.Random(seed + 1)
     return list(accumulate((chance.expovariate(run.rate_per_s) for _ in range(run.iters - 1)), initial=0.0))

@@ -47,7 +47,7 @@ class Slots(Blocks):
 
 
 class BatchingEngine(LiveEngine):
-    """An engine whose sequences have positions of their own; running ones lie in the first rows."""
+    """An engine whose sequences have positions of their own. Running ones lie in the first rows."""
 
     def __init__(self, a: Arch, weights: RankWeights, group: RankGroup, slots: int, length: int) -> None:
         super().__init__(a, weights, group, 1, length)
@@ -56,13 +56,13 @@ class BatchingEngine(LiveEngine):
         self.cache = Slots(a.model.num_layers, self.kv_heads, head_dim, slots, length, weights.embed)
 
     def start(self, row: int, tokens: Tensor) -> int:
-        """Compute a prompt, (1, length) token ids, into a row; returns its first token."""
+        """Compute a prompt, (1, length) token ids, into a row, and return its first token."""
         self._window(row, 1)
         return int(self.prefill(tokens).argmax(dim=-1).item())
 
     @torch.inference_mode()
     def step(self, tokens: list[int], positions: list[int]) -> list[int]:
-        """One token more for each of the first rows; what lies behind each sequence's own end is hidden."""
+        """Decode one token for each of the first rows. What lies behind each sequence's end is hidden."""
         rows, length = len(tokens), max(positions) + 1
         self._window(0, rows)
         at = torch.tensor(positions, device=self.device).view(rows, 1)
@@ -94,7 +94,7 @@ class Request:
 
 
 class TimedStep(NamedTuple):
-    """A step that was made: sequences that decoded, none where it was a prompt; the tokens they had cached, or the prompt's."""
+    """A step that was made: its decoding sequences (0 for a prefill) and their cached tokens, or the prompt's."""
 
     decoding: int
     tokens: int
@@ -115,7 +115,7 @@ def serve(
     clients: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Answer all requests; returns the seconds from the first arrival to the last token. ``made`` receives every step.
+    """Answer all requests, pass every step to ``made``, and return the seconds from first arrival to last token.
 
     Requests come at their times; or ``clients`` send the first ones together, and each its next when it has its answer.
     """
@@ -151,7 +151,7 @@ def serve(
 
 
 def _count_arrived(group: RankGroup, queue: list[Request], come: int, busy: bool, begin: float) -> int:
-    """How many requests have come by now, as rank 0 sees it; with nothing to do it waits for the next."""
+    """Count the requests that have come by rank 0's clock. With nothing to do, wait for the next."""
     count = torch.zeros(1, dtype=torch.int64)
     if group.rank == 0:
         if not busy and come < len(queue):
@@ -164,7 +164,7 @@ def _count_arrived(group: RankGroup, queue: list[Request], come: int, busy: bool
 
 
 def _leave(server: BatchingEngine, running: list[Request]) -> int:
-    """Answered requests leave, the last row takes a free one's place; returns how many left."""
+    """Remove answered requests, move the last row into each free one, and return how many left."""
     left = 0
     for row in reversed(range(len(running))):
         if len(running[row].times_s) >= running[row].outputs:
@@ -178,7 +178,7 @@ def _leave(server: BatchingEngine, running: list[Request]) -> int:
 
 
 def result(queue: list[Request], duration_s: float, tp: int, rate_per_s: float) -> BenchmarkRun:
-    """The run as a serving benchmark's result, so that one reader's record holds both."""
+    """Return the run as a serving benchmark's result, so that one reader's record holds both."""
     gaps = [[b - a for a, b in pairwise(r.times_s)] for r in queue]
     times = {
         "ttft": [r.times_s[0] - r.arrived_s for r in queue],

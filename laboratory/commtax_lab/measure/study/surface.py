@@ -17,7 +17,7 @@ PROMPTS = 4  # lengths of prompts that are timed, between the shortest and the l
 
 
 class SurfacePoint(NamedTuple):
-    """One step: ``decoding`` sequences with ``tokens`` cached each get one token more; 0 of them: a prompt of ``tokens``."""
+    """One step: ``decoding`` sequences with ``tokens`` cached each get a token more, or 0 of them and a prompt of ``tokens``."""
 
     decoding: int
     tokens: int
@@ -28,7 +28,7 @@ Timings = Mapping[SurfacePoint, Sequence[float]]
 
 
 def grid(shortest: int, longest_prompt: int, longest: int, slots: int) -> list[SurfacePoint]:
-    """The steps to time for prompts between two lengths that are answered up to a third: nothing served lies outside.
+    """Return the steps to time for prompts between two lengths, answered up to a third, so that nothing served lies outside.
 
     >>> [tuple(step) for step in grid(8, 32, 40, 3)]
     [(0, 8), (0, 16), (0, 24), (0, 32), (1, 8), (1, 40), (2, 8), (2, 40), (3, 8), (3, 40)]
@@ -51,7 +51,7 @@ def batches(most: int) -> list[int]:
 
 
 def make_rising(times: Array) -> Array:
-    """Times that do not fall along the last axis, half-way between the least rise above them and the greatest below.
+    """Replace times that fall along the last axis, half-way between the least rise above them and the greatest below.
 
     >>> make_rising(np.array([1.0, 3.0, 2.0, 4.0])).tolist()
     [1.0, 2.5, 2.5, 4.0]
@@ -62,18 +62,18 @@ def make_rising(times: Array) -> Array:
 
 
 def join_timings(sweeps: Sequence[Timings]) -> Timings:
-    """All timings of each step."""
+    """Join all timings of each step."""
     return {step: [s for sweep in sweeps for s in sweep[step]] for step in sweeps[0]}
 
 
 def sweep_spread(sweeps: Sequence[Timings]) -> float:
-    """How far sweeps of the same steps lie apart: the largest of their sums of medians over the least, less one."""
+    """Return how far sweeps of the same steps differ: the largest sum of medians over the least, less one."""
     sums = [sum(median(seconds) for seconds in sweep.values()) for sweep in sweeps]
     return max(sums) / min(sums) - 1
 
 
 def surface(timings: Timings) -> Surface:
-    """The table that the simulator looks steps up in: whole steps where a price would have their lines."""
+    """Build the simulator's table of steps: whole steps where a price would have their lines."""
     typical = {step: median(seconds) for step, seconds in timings.items()}
     prompts, known, lengths = _sizes(typical)
     prompt_s = make_rising(np.array([typical[SurfacePoint(0, tokens)] for tokens in prompts]))
@@ -109,7 +109,7 @@ def _sizes(steps: Iterable[SurfacePoint]) -> tuple[list[int], list[int], list[in
 
 
 def peak_rate(table: Surface, input_len: float, output_len: float, slots: int) -> float:
-    """Requests a second of a server whose slots are always taken: each takes its prompt and its share of all steps but the first.
+    """Return requests per second with all slots taken: each takes its prompt and its share of all steps but the first.
 
     1 / (t(prompt) + (output_len - 1) t(slots) / slots)
     """

@@ -44,7 +44,7 @@ class Workbench:
     tiny: bool
 
     def samples(self, make: Make, nbytes: float, call_s: float) -> list[float]:
-        """Seconds of calls on as many operands as keep ``nbytes`` of each cold (0: one will do), in a graph that is long enough."""
+        """Time calls on enough operands to keep ``nbytes`` of each cold (0: one will do), in a graph that is long enough."""
         count = max(2, min(MOST_COPIES, math.ceil(COLD_BYTES / nbytes))) if nbytes and not self.tiny else 1 + self.tiny
         rounds = 1 if self.tiny else max(1, math.ceil(GRAPH_S / (count * call_s)))
         return self.timer.samples([make() for _ in range(count)] * rounds, call_s)
@@ -54,7 +54,7 @@ class Workbench:
 
 
 def shards(grid: SweepGrid) -> list[Shard]:
-    """The shards of the models at every tensor-parallel degree that divides them."""
+    """Return the models' shards at every tensor-parallel degree that divides them."""
     every = (shard(catalog.model(key), tp) for key in grid["models"] for tp in grid["degrees"])
     return [replace(s, **grid["changed"]) for s in every if s]
 
@@ -65,7 +65,7 @@ def shuffle(points: list[SweepPoint], rng: random.Random) -> list[SweepPoint]:
 
 
 def gemm_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
-    """Products of real shards, no side too small, at any number of rows."""
+    """Return products of real shards, no side too small, at any number of rows."""
     least, modes = grid["gemm"]["least_side"], cycle(grid["gemm"]["modes"])
     sides = sorted({side for s in all_shards for side in s.products().values() if min(side) >= least})
     able = [SweepPoint(m=m, n=n, k=k) for m in grid["rows"] for n, k in sides if 2.0 * m * n * k < 1.5e13]
@@ -96,7 +96,7 @@ def _prefill_flops(p: SweepPoint) -> float:
 
 
 def small_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
-    """The operations in turn, whatever number of widths each has."""
+    """Return the operations in turn, whatever number of widths each has."""
     every = []
     heads = [SweepPoint(width=w, heads=h, kv_heads=kv) for w, h, kv in sorted({(s.qkv, s.heads, s.kv_heads) for s in all_shards})]
     for op in grid["small"]["ops"]:
@@ -119,7 +119,7 @@ def copy_points(grid: SweepGrid, _: list[Shard], rng: random.Random) -> list[Swe
 
 
 def step_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) -> list[SweepPoint]:
-    """Decode steps of the named batches at several contexts, and prefills; the order is random but 1 in 4 is a prefill."""
+    """Return decode steps of the named batches at several contexts, and prefills, in random order, 1 in 4 a prefill."""
 
     def points(phase: str, sizes: Iterable[tuple[int, int]]) -> list[SweepPoint]:
         every = product(all_shards, sizes)
@@ -132,7 +132,7 @@ def step_points(grid: SweepGrid, all_shards: list[Shard], rng: random.Random) ->
 
 
 def _sees_whole(s: Shard, length: int) -> bool:
-    """Whether attention looks at this whole length: the kernels here know no window."""
+    """Return whether attention spans this whole length, since the kernels here have no window."""
     window = catalog.model(s.model).attention.window
     return not window or length <= window
 
@@ -152,7 +152,7 @@ def measure_gemm(b: Workbench, p: SweepPoint) -> list[float]:
 
 
 def _product(b: Workbench, mode: str, m: int, n: int, k: int) -> Callable[[Tensor], object]:
-    """By a matrix: plain in bf16; static in fp8 with one given scale; dynamic with a scale a row, found in a launch of its own."""
+    """Prepare products: plain in bf16, static fp8 with one fixed scale, dynamic with a scale per row from its own launch."""
     x = b.cache.take(m, k)
     if mode == "plain":
         out = b.empty(m, n)
@@ -217,7 +217,7 @@ def _small_call(b: Workbench, p: SweepPoint) -> Call:
 
 
 def measure_copy(b: Workbench, p: SweepPoint) -> list[float]:
-    """Targets are arrays of their own: what is written must not become an operand of later points (constants draw less power)."""
+    """Measure copies into fresh targets, so that none becomes an operand of later points (constants draw less power)."""
     elements = p["nbytes"] // (4 if p["op"] in ("copy", "memcpy") else 2)  # of each array; copies have two
     run = COPIES[p["op"]]
 
@@ -253,7 +253,7 @@ SWEEPS: dict[str, tuple[MakePoints, MeasurePoint]] = {
 
 
 def sweep(b: Workbench, kind: str, deadline: float, most: int, rng: random.Random) -> Iterator[dict[str, object]]:
-    """Measure points of one kind in random order until the deadline; what cannot run is named on stderr and left out."""
+    """Measure points of one kind in random order until the deadline. Name on stderr and leave out what cannot run."""
     points, measure = SWEEPS[kind]
     grid, done = GRIDS["tiny" if b.tiny else "full"], 0
     for p in points(grid, shards(grid), rng):
@@ -271,7 +271,7 @@ def sweep(b: Workbench, kind: str, deadline: float, most: int, rng: random.Rando
 
 
 def bench(device: str) -> Workbench:
-    """Pools: most of a large card for weights and caches, as little as possible on a CPU."""
+    """Allocate pools: most of a large card for weights and caches, as little as possible on a CPU."""
     if device == "cpu":
         pools = OperandPool.make(1 << 25, device, 0.02), OperandPool.make(1 << 22, device, 1.0)
         return Workbench(device, OperationTimer(device, 2), *pools, pools[0], 1, True)
@@ -298,7 +298,7 @@ def agreement(device: str) -> dict[str, float]:
 
 
 def header(b: Workbench, command: str, checked: dict[str, float]) -> dict[str, object]:
-    """What the rows that follow were measured on, with and how."""
+    """Return what the rows that follow were measured on, with what and how."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     made = {"kind": "header", "date": now, "torch": torch.__version__, "command": command, "triton": fused.TRITON_VERSION}
     card = b.timer.card

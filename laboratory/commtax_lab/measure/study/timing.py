@@ -32,7 +32,7 @@ class OperandPool:
         return cls(data)
 
     def take(self, *shape: int) -> Tensor:
-        """The next view; wraps at the end, so a caller that needs distinct values asks ``holds`` first."""
+        """Return the next view, wrapping at the end, so a caller that needs distinct values checks ``holds`` first."""
         size = math.prod(shape)
         if self.at + size > self.data.numel():
             self.at = 0
@@ -54,7 +54,7 @@ class OperationTimer:
     clocks_MHz: list[int] = field(default_factory=list)
 
     def samples(self, calls: list[Callable[[], object]], call_s: float, warm_s: float = 0.03) -> list[float]:
-        """Each sample: one replay of all calls, divided by their number.
+        """Return samples, each one replay of all calls divided by their number.
 
         Calls are first replayed for ``warm_s`` by the guess ``call_s`` of one: clocks settle under the load.
         """
@@ -77,7 +77,7 @@ class OperationTimer:
         return samples
 
     def take_clock(self) -> int:
-        """The lowest SM clock seen since the last call."""
+        """Return the lowest SM clock seen since the last call."""
         lowest = min(self.clocks_MHz, default=0)
         self.clocks_MHz.clear()
         return lowest
@@ -91,7 +91,7 @@ def _wall_seconds(calls: list[Callable[[], object]]) -> float:
 
 
 def _capture(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """One eager call compiles and picks algorithms; then all calls go into a graph."""
+    """Compile and pick algorithms in one eager call, then capture all calls in a graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -66,7 +66,7 @@ class Vllm(Driver):
     kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
     def __init__(self, asked: StudyOrder, recipe: Recipe, divided: int = 0) -> None:
-        """``divided``: ranks that the machine's cores are divided among, where it is more than run."""
+        """Prepare to drive vLLM. ``divided``: ranks that the machine's cores are divided among, where it is more than run."""
         self.found = vllm_setup.find_vllm(asked.vllm or "vllm", asked.out)
         self.version = self.found.version
         self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
@@ -102,7 +102,7 @@ class Vllm(Driver):
         return [*checks, *emulated, check("a core for each rank", cores >= ranks, text), *self.kv.checks]
 
     def run(self, todo: Sequence[StudyRun], done: Done) -> None:
-        """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
+        """Make every run in its own processes. A failed one is reported, and others go on until failures repeat."""
         failures: list[tuple[int, FailedRunError]] = []
         special = {"serve": self._serve, "profile": self._profile, "throughput": self._throughput}
         with self.ended:  # the engine's processes are ended too, whichever way this one is
@@ -145,7 +145,7 @@ class Vllm(Driver):
         return bench.parse(self._file(run, ".json").read_text(encoding="utf-8"), run.name)[0]
 
     def _command(self, name: str, run: StudyRun, **more: str | int) -> list[str]:
-        """A command of the table, with this run's figures put in."""
+        """Return a command of the table, with this run's figures put in."""
         figures = {"model": self.weights.name, "dataset": self.asked.dataset, "spread": SPREAD, **asdict(run), **more}
         figures |= {"folder": self.raw, "file": f"{run.name}.json", "warmup": max(2, run.iters // 2)}
         return [word.format(**figures) for word in _TABLES["commands"][name].split()]
@@ -165,7 +165,7 @@ class Vllm(Driver):
         return {"requests_per_s": result.requests_per_s, "total_tokens_per_s": result.total_tokens_per_s}
 
     def _call_either(self, new: list[str], old: list[str], run: StudyRun, **extra: str) -> None:
-        """The newer spelling of a command; where the version does not know it, the older one."""
+        """Call the newer spelling of a command, or the older one where the version does not recognise it."""
         try:
             self._call(new, run)
         except FailedRunError as failure:
@@ -174,7 +174,7 @@ class Vllm(Driver):
             self._call(old, run, **extra)
 
     def _profile(self, run: StudyRun) -> RunRecord:
-        """A traced batch. Newer versions take the profiler as an option, older ones from the environment."""
+        """Trace a batch. Newer versions take the profiler as an option, older ones from the environment."""
         folder = self.raw / run.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -197,7 +197,7 @@ class Vllm(Driver):
         return serving_record(self._result(run))
 
     def closed_loops(self, todo: Sequence[StudyRun]) -> Iterator[Mapping[str, object]]:
-        """One server, asked by as many clients as each run has sequences: what vLLM's own benchmark writes of each."""
+        """Serve closed loops, as many clients as each run has sequences, and yield what vLLM's own benchmark writes of each."""
         with self.ended, self._server(max(todo, key=lambda run: run.input_len)) as port:
             for run in todo:
                 self._ask(run, port, ("closed_loop", "synthetic", "kept"))
@@ -205,7 +205,7 @@ class Vllm(Driver):
 
     @contextmanager
     def _server(self, run: StudyRun) -> Iterator[int]:
-        """A warm server with a run's degree; its port."""
+        """Start and warm up a server with a run's degree, and yield its port."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
@@ -219,7 +219,7 @@ class Vllm(Driver):
         self._call([*words, *self.weights.tokenizer], run, "-client.log")
 
     def environment(self, tp: int) -> dict[str, str]:
-        """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
+        """Give every CPU rank as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
         if not self.on_cpu:
             return {**os.environ, **self.found.environment}
         cores, share = machine.cores(), self.share
@@ -249,7 +249,7 @@ class Vllm(Driver):
         raise FailedRunError(f"vllm serve was not ready after {START_S:.0f} s", "not ready")
 
     def _warm_up(self, port: int, run: StudyRun) -> None:
-        """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
+        """Send two requests that do not count: libraries' first touches cost seconds at TP > 1."""
         body = {"model": self.weights.name, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
         as_json = {"Content-Type": "application/json"}
         warming = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), as_json)
@@ -259,7 +259,7 @@ class Vllm(Driver):
 
     @contextmanager
     def _process(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> Iterator[subprocess.Popen[bytes]]:
-        """One command with its log in a file; it and its children never outlive this, however this ends."""
+        """Run a command with its log in a file. It and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **extra}
         process = launch.start_process(leash_command([self.found.path, *command]), self._file(run, ending), environment)
         try:
@@ -269,7 +269,7 @@ class Vllm(Driver):
 
 
 def _read_applied(run: StudyRun, log: str) -> Applied:
-    """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
+    """Read the degree from the engine's log: its configuration, and the ranks that introduced themselves."""
     parsed = vllm_log.parse(log)
     ranks, tp = max(len(parsed.ranks), parsed.world_size), parsed.tp
     ok = None if not tp and not ranks else tp in (0, run.tp) and ranks in (0, run.tp)
@@ -278,13 +278,13 @@ def _read_applied(run: StudyRun, log: str) -> Applied:
 
 
 def _repeated_failure(failures: Sequence[tuple[int, FailedRunError]], tp: int) -> FailedRunError | None:
-    """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
+    """Return the failure that came too often: of a dead engine at any degree, of another kind at this one."""
     here = [f for degree, f in failures if f.died or degree == tp]
     return next((f for f in here if f.kind and sum(f.kind == other.kind for other in here) >= LIKE_FAILURES), None)
 
 
 def failure(what: str, code: int, log: str, dtype: str = "") -> FailedRunError:
-    """A command that ended with ``code`` (negative: by that signal) after writing ``log``."""
+    """Describe a command that ended with ``code`` (negative: by that signal) after writing ``log``."""
     sign = _signal(code, log)
     if sign is None:
         words = _last_words(log)
@@ -297,7 +297,7 @@ def failure(what: str, code: int, log: str, dtype: str = "") -> FailedRunError:
 
 
 def _signal(code: int, log: str) -> signal.Signals | None:
-    """The signal that ended the program, or a child whose end its log tells."""
+    """Return the signal that ended the program, or a child whose end its log tells."""
     if code < 0:
         return signal.Signals(-code)
     tail = log[-LOOKED_AT:]
@@ -307,7 +307,7 @@ def _signal(code: int, log: str) -> signal.Signals | None:
 
 
 def _last_words(log: str) -> str:
-    """The last lines that speak of an error, else the last lines."""
+    """Return the last lines that mention an error, else the last lines."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if "rror" in line] or lines
     return " / ".join(errors[-KEPT_LINES:])[-KEPT_CHARACTERS:]

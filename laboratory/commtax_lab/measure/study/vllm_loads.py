@@ -19,12 +19,12 @@ ENGINE = "vllm"
 
 
 def rounds() -> int:
-    """Of all loads: every run starts a client, which takes longer than the load."""
+    """Return the rounds of all loads, few because each run starts a client, which takes longer than the load."""
     return int(lab_table("measure/study/loads.toml")["vllm_rounds"])
 
 
 def serve_loads(order: StudyOrder, loads: Sequence[LiveLoad], advance: Callable[[object], None]) -> ServedLoads:
-    """Start a server, and ask it round by round; ``order`` says which program, model and degree."""
+    """Start a server and serve the loads round by round. ``order`` says which program, model and degree."""
     tp, todo = order.degrees[0], [_run(order.degrees[0], load) for load in loads]
     longest = max(todo, key=lambda run: run.input_len + run.output_len)
     with tempfile.TemporaryDirectory(prefix="commtax-") as folder:

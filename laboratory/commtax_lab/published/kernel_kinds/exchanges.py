@@ -23,7 +23,7 @@ NUM_SMS, SET_ASIDE = 132, 20.0
 
 
 def _copies(tokens: Array, experts: Array, top_k: Array, ranks: Array, low: bool) -> Array:
-    """Rows that a rank sends: one an expert with low latency, else one a rank that has some."""
+    """Count the rows that a rank sends: one per expert with low latency, else one per rank that has some."""
     if low:
         return np.asarray(tokens * top_k)
     pairs = zip(experts, top_k, ranks, strict=True)

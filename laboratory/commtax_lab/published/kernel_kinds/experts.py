@@ -20,13 +20,13 @@ MOST, MOST_EXPERTS = 10**9, 4096  # sizes above are no mixture's
 
 
 def _skew(distribution: str) -> float:
-    """The power law's exponent; 0 where loads are equal, or made so by placing experts anew (``power_law_1.2_eplb``)."""
+    """Return the power law's exponent, 0 where loads are equal or made so by rebalancing (``power_law_1.2_eplb``)."""
     exponent = distribution.removeprefix(SKEW)
     return float(exponent) if exponent.replace(".", "", 1).isdigit() else 0.0
 
 
 def _loads(x: Sizes, distribution: str) -> tuple[Array, Array, Array]:
-    """Copies, experts with work and tokens of the rank that was timed."""
+    """Return copies, busy experts and tokens of the rank that was timed."""
     skew = _skew(distribution)
     columns = (x["num_tokens"], x["num_experts"], x["topk"], x["moe_ep_size"])
     found = [_load(asked, skew) for asked in zip(*(np.clip(c, 1, MOST).astype(int).tolist() for c in columns), strict=True)]
@@ -41,7 +41,7 @@ def _load(asked: tuple[int, ...], skew: float) -> BusiestRankLoad:
 
 
 def _sizes(words: Words, x: Sizes, arrived: bool = False) -> RoutedSizes:
-    """Sizes of rows of one number format, implementation and distribution; ``arrived``: only tokens with a copy here come in."""
+    """Return the sizes of rows of one format, implementation and distribution. ``arrived``: only tokens with a copy here."""
     copies, active, reached = _loads(x, words["distribution"])
     tokens, routed, slots = x["num_tokens"], x["num_experts"], x.get("num_slots", x["num_experts"])
     elsewhere = tokens * x["topk"] - copies
@@ -55,14 +55,14 @@ def _sizes(words: Words, x: Sizes, arrived: bool = False) -> RoutedSizes:
 
 
 def _format(words: Words) -> tuple[str, str, float]:
-    """Arithmetic, table of constants and bytes of a weight; of formats that the tables do not have yet as far as they are known."""
+    """Return arithmetic, table of constants and bytes per weight, as far as known for formats without a table."""
     dtype = words["dtype"]
     known = FACTS["formats"].get(words["moe_dtype"])
     return (known["dtype"], known["store"], known["bytes"]) if known else (dtype, dtype, DTYPE_BYTES[dtype])
 
 
 def _num_up_matrices(words: Words, x: Sizes) -> Array:
-    """Matrices up of an expert: tables say which models they are of by their sizes only."""
+    """Count an expert's up matrices: tables name their models by sizes only."""
     if [words["framework"], words["version"]] in FACTS["ungated"]["gated"]:
         return np.full(len(x["num_tokens"]), GATED)
     shapes = zip(x["hidden_size"], x["inter_size"], x["num_experts"], strict=True)
@@ -70,7 +70,7 @@ def _num_up_matrices(words: Words, x: Sizes) -> Array:
 
 
 def _backend(words: Words) -> str:
-    """The implementation that ran; "": what the engine usually runs."""
+    """Return the implementation that ran, or "" for the engine's usual one."""
     source = words["kernel_source"]
     if source.startswith(tuple(FACTS["sources"]["own"])):
         return ""
@@ -78,20 +78,20 @@ def _backend(words: Words) -> str:
 
 
 def _kernels(words: Words, x: Sizes, r: RoutedSizes, backend: str) -> Sequence[Kernel]:
-    """The rows as two kernels."""
+    """Make two kernels of the rows."""
     dtype, store, weight_bytes = _format(words)
     return routed_kernels(_with_warm_weights(r, weight_bytes, x), dtype, store, weight_bytes, backend)
 
 
 def _with_warm_weights(r: RoutedSizes, weight_bytes: float, x: Sizes) -> RoutedSizes:
-    """The timed layer runs again and again: what the chip's cache holds of its weights stays there."""
+    """Keep in the chip's cache what it holds of a layer's weights, since the timed layer runs repeatedly."""
     each = r.active * r.weights * weight_bytes
     share = each / np.maximum(1.0, x["l2_bytes"])
     return replace(r, cached_bytes=each / (1 + share**3))
 
 
 def timed_sizes(words: Words, x: Sizes) -> RoutedSizes:
-    """Sizes of the rows of a table as they ran: their loads, and what the cache kept."""
+    """Return the sizes of a table's rows as they ran: their loads, and what the cache kept."""
     return _with_warm_weights(_sizes(words, x), _format(words)[2], x)
 
 
@@ -100,12 +100,12 @@ def _plain_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:
 
 
 def _exchanged_kernels(backend: str) -> Make:
-    """Rows whose tokens come by an exchange."""
+    """Make the kernels of rows whose tokens come by an exchange."""
     return lambda words, x: _kernels(words, x, _sizes(words, x, arrived=True), backend)
 
 
 def _cached_weights_hint(x: Sizes, chip: Chip) -> Array:
-    """Rows whose weights the cache may hold."""
+    """Mark rows whose weights the cache may hold."""
     held = x["hidden_size"] * x["inter_size"] / x["moe_tp_size"] * x["num_experts"] / x["moe_ep_size"] < chip.l2_bytes
     return np.where(held, "weights stay in the chip's cache between repetitions", "").astype(object)
 

@@ -33,7 +33,7 @@ def _head_product(words: Words, x: Sizes) -> Sequence[Kernel]:
 
 
 def cache_bytes(x: Sizes) -> Array:
-    """Bytes of latents that a decode kernel reads."""
+    """Return the bytes of latents that a decode kernel reads."""
     return np.asarray(x["batch_size"] * (x["step"] + 1) * 576 * x["stored_bytes"])
 
 

@@ -24,7 +24,7 @@ UPDATES = {"generation": "update", "verify": "verify"}
 
 
 def _delta(own: str, words: Words, x: Sizes) -> Sequence[Kernel]:
-    """A kernel of gated delta net (``own``: gdn) or Kimi delta attention (kda)."""
+    """Make a kernel of gated delta net (gdn) or Kimi delta attention (kda)."""
     sequences, tokens = x["batch_size"], x["seq_len"]
     if words["kernel_source"].startswith(CONVOLUTION):
         return [_convolution(words, x, _width(own, words, x), "kda-conv-" if own == "kda" else "conv-")]
@@ -36,7 +36,7 @@ def _delta(own: str, words: Words, x: Sizes) -> Sequence[Kernel]:
 
 
 def _state_bytes_moved(words: Words, tokens: Array) -> Number:
-    """Bytes that an element of state moves; where drafts are verified each token's state is kept."""
+    """Return the bytes that an element of state moves. Where drafts are verified, each token's state is kept."""
     written = tokens if words["phase"] == "verify" else 1.0
     return MIXED_BYTES if words["framework"] in MIXED_STATE else STATE_BYTES * (1.0 + written)
 
@@ -46,7 +46,7 @@ def _state(x: Sizes) -> Array:
 
 
 def _width(own: str, words: Words, x: Sizes) -> Array:
-    """Channels of queries, keys and values."""
+    """Return the channels of queries, keys and values."""
     keys = x["num_k_heads"] * x["head_k_dim"]
     if own == "gdn" and _runs_in_blocks(words):
         return np.asarray(keys)
@@ -66,7 +66,7 @@ def _convolution(words: Words, x: Sizes, channels: Array, further: str) -> Kerne
 
 
 def _mamba(words: Words, x: Sizes) -> Sequence[Kernel]:
-    """A kernel of Mamba-2: keys and queries (B and C) are those of a group of heads, values are ``head_dim`` wide."""
+    """Make a kernel of Mamba-2, whose keys and queries (B and C) serve a group of heads and whose values are ``head_dim`` wide."""
     if words["kernel_source"].startswith(CONVOLUTION):
         channels = x["nheads"] * x["head_dim"] + 2 * x["n_groups"] * x["d_state"]
         return [_convolution(words, x, channels, "conv-")]

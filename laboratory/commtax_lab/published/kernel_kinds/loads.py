@@ -27,14 +27,14 @@ class BusiestRankLoad:
 
 @lru_cache(maxsize=65536)
 def load(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> BusiestRankLoad:
-    """Loads with ``skew`` for the power law's exponent; 0: equal ones."""
+    """Return loads with ``skew`` for the power law's exponent, equal ones for 0."""
     local = _draw_loads(tokens, experts, top_k, ep, skew) if skew else _equal_loads(tokens, experts, top_k)[:, : experts // ep]
     missed = np.prod(1 - np.minimum(1, local / tokens), axis=1)
     return BusiestRankLoad(float(local.sum(1).mean()), float((local > 0).sum(1).mean()), float(tokens * (1 - missed.mean())))
 
 
 def _equal_loads(tokens: int, experts: int, top_k: int) -> Array:
-    """Copies by expert when each token's experts lie equally far from each other, and tokens begin one after the other."""
+    """Count copies by expert when each token's experts are equally spaced and tokens begin one after the other."""
     stride = -(-experts // top_k)
     rounds, rest = divmod(tokens, experts) if tokens >= stride else (0, tokens)
     first = np.arange(rest) if tokens >= stride else np.arange(tokens) * stride / tokens
@@ -43,7 +43,7 @@ def _equal_loads(tokens: int, experts: int, top_k: int) -> Array:
 
 
 def _draw_loads(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> Array:
-    """Copies by expert of the busiest rank, one line a draw; expert i is rank i mod ep's, so that what is levelled goes round."""
+    """Draw copies by expert of the busiest rank, one line a draw. Expert i is rank i mod ep's, so that levelled counts go round."""
     copies, power = tokens * top_k, 1 - skew
     low, high = (MANY[0], MANY[1] * tokens) if copies > experts else FEW
     uniform = np.random.default_rng([tokens, experts, top_k, ep, round(1000 * skew)]).random((DRAWS, experts))
@@ -54,7 +54,7 @@ def _draw_loads(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> 
 
 
 def _level_counts(counts: Array, total: int, most: int) -> Array:
-    """Counts that sum to ``total``: the smallest are raised, or the largest cut, to a common level."""
+    """Level counts to a sum of ``total`` by raising the smallest, or cutting the largest."""
     short = counts.sum(1, keepdims=True) < total
     low, high = np.zeros((len(counts), 1)), np.full((len(counts), 1), float(most))
     for _ in range(HALVINGS):

@@ -29,7 +29,7 @@ Parts = Callable[[KernelStep, Attention, Words], Iterator[Kernel]]
 
 @cache
 def timed_model(name: str, ratio: int = 0) -> Model:
-    """One layer's attention of a bundled model whose modules were timed: that which chooses, where some of its layers do.
+    """Return one layer's attention of a bundled model whose modules were timed, sparse where some of its layers are.
 
     ``ratio``: of its compressed entries.
     """
@@ -44,7 +44,7 @@ def timed_model(name: str, ratio: int = 0) -> Model:
 
 
 def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool = False) -> tuple[KernelStep, Attention]:
-    """Rows as steps of one layer on ranks that have so many heads. ``absorbed``: a prompt of one token is decode."""
+    """Return rows as steps of one layer on ranks with so many heads. ``absorbed``: a prompt of one token is decode."""
     seqs, kv_dtype = x["batch_size"], words["stored"]
     new = x["isl"] if prompts else np.ones(len(seqs))
     decodes = (new == 1) if absorbed or not prompts else new < 0
@@ -56,7 +56,7 @@ def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool 
 
 
 def _make(kind: str, parts: Parts, words: Words, x: Sizes) -> Sequence[Kernel]:
-    """The kernels of a step, less its element-wise ones; what the module has instead, and the host's launches."""
+    """Make the kernels of a step, with the module's own in place of its element-wise ones, and the host's launches."""
     model = timed_model(words["model"], int(float(words.get("compress_ratio") or 0)))
     step, a = step_of(model, words, x, kind.endswith("context"), words["kernel_source"] in SOURCES["absorbed"])
     kernels = [k for k in parts(step, a, words) if k.form != "small" and np.any(k.count)]
@@ -70,7 +70,7 @@ def _make(kind: str, parts: Parts, words: Words, x: Sizes) -> Sequence[Kernel]:
 
 
 def _launches(kind: str, words: Words, batch: Array) -> Iterator[Kernel]:
-    """The host's time where no graph holds the launches."""
+    """Yield the host's time where no graph holds the launches."""
     beyond = _FACTS["eager"].get(words["framework"], {}).get(kind)
     if beyond is None:
         return
@@ -99,7 +99,7 @@ def _other_kernels(s: KernelStep, a: Attention, words: Words) -> Iterator[Kernel
 
 
 def _module(tail: str, kind: str, parts: Parts) -> Iterator[KernelKind]:
-    """The tables of one kind of module, of prompts and of decode."""
+    """Build the kinds of one module's tables, of prompts and of decode."""
     alike = ("model", "kernel_source", *(("compress_ratio",) if tail.startswith("dsv4") else ()))
     for phase in ("context", "generation"):
         yield KernelKind(

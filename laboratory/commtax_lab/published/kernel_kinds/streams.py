@@ -20,7 +20,7 @@ def _quantise_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:  # noqa: ARG0
 
 
 def _hyper(words: Words, x: Sizes) -> Sequence[Kernel]:
-    """A layer has ``num_sites`` hyper-connections, and a row holds one half of each."""
+    """Make one half of each of a layer's ``num_sites`` hyper-connections."""
     make = streams_written if "mhc_post" in words["kernel_source"] else streams_read
     one = make(x["num_tokens"], x["hc_mult"], x["hidden_size"])
     return [replace(one, count=x["num_sites"])]

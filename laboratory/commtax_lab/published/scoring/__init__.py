@@ -52,7 +52,7 @@ class Report:
 
 
 def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = None, rival: Path | None = None) -> Report:
-    """Price all rows; ``only`` one kind of table; ``rows_to`` a CSV of every input row with what was added.
+    """Price all rows, or those of ``only`` one kind of table. ``rows_to`` is a CSV of every input row with what was added.
 
     ``rival``: a CSV of another predictor's figures for the same rows, by their ids.
     """
@@ -86,7 +86,7 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
 
 
 def _counted(tables: Sequence[Table]) -> Iterator[Table]:
-    """One table after the other; each is as much of the work as it has rows."""
+    """Yield one table after the other, each counted as so much of the work as it has rows."""
     whole, before = sum(len(table.rows) for table in tables) or 1, 0
     for table in tables:
         with counting.part(before / whole, (before + len(table.rows)) / whole):
@@ -95,7 +95,7 @@ def _counted(tables: Sequence[Table]) -> Iterator[Table]:
 
 
 def _kernel_answers(table: Table) -> Records:
-    """A folder's file of one kind of kernel on one chip, or the rows of several that ship here."""
+    """Answer a folder's file of one kind of kernel on one chip, or the rows of several that ship here."""
     if not table.ships:
         files = kernel_tables.tables_of_file(table.name, table.columns, table.rows)
         return join_records([_with_places(kernel_scores.answers(part, table.name), index) for index, part in files])
@@ -108,7 +108,7 @@ def _kernel_answers(table: Table) -> Records:
 
 
 def _with_places(part: Records, index: list[int]) -> Records:
-    """Rows of a part of a file, with their places in it."""
+    """Add to the rows of a part of a file their places in that file."""
     return Records({**part.columns, "row": np.array(index, dtype=int)})
 
 
@@ -128,7 +128,7 @@ ANSWERS: dict[str, Callable[[Table], Records]] = {
 
 @contextmanager
 def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, Records], None]]:
-    """Writes every input row with its prediction (as often as it has figures) to a file that is there at the end."""
+    """Return a writer of every input row with its predictions to a file that appears only when complete."""
     columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
 
     def write(table: Table, part: Records) -> None:

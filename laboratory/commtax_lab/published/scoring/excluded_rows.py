@@ -13,13 +13,13 @@ TOLD = "told before: a measurement is counted once"
 
 
 def exclude_impossible(records: Records) -> Records:
-    """Rows of which a time lies below what bytes over bandwidth and FLOPs over peak allow are apart with all of their figures."""
+    """Set apart, with all of their figures, the rows of which a time is below what bandwidth and peak FLOPs allow."""
     faster = records.timed & (records.measured < records.floor)
     return _mark(records, np.isin(records.row, records.row[faster]), FASTER)
 
 
 def exclude_repeated(records: Records, known: dict[str, bool]) -> Records:
-    """Rows of runs that another row or an earlier file told are apart; ``known``: runs so far, and whether they were priced.
+    """Set apart rows of runs that another row or file has reported. ``known`` holds runs so far, and whether priced.
 
     A row that is priced goes before one that is not: one table may say what another one leaves open.
     """
@@ -34,19 +34,19 @@ def exclude_repeated(records: Records, known: dict[str, bool]) -> Records:
 
 
 def _mark(records: Records, chosen: Array, rule: str) -> Records:
-    """What has a rule already keeps it, unless it was told before."""
+    """Mark the chosen rows with a rule, unless another rule has them already. A repeated run overrides the others."""
     free = chosen & ((records.apart == "") | (rule == TOLD)) & (records.skipped == "")
     return Records({**records.columns, "apart": np.where(free, rule, records.apart).astype(object)})
 
 
 def count_by_rule(records: Records) -> Counter[str]:
-    """Rules, and how many rows of one file each sets apart."""
+    """Count the rows of one file that each rule sets apart."""
     rows = {(str(rule), int(row)) for rule, row in zip(records.apart, records.row, strict=True) if rule}
     return Counter(rule for rule, _ in rows)
 
 
 def excluded_share(records: Records) -> tuple[float, int]:
-    """Share of a file's rows, each told once, that are apart; and how many rows those are of."""
+    """Return the share of a file's distinct rows that are set apart, and the number of distinct rows."""
     told = set(records.row[records.apart == TOLD].tolist())
     rows = set(records.row.tolist()) - told
     away = set(records.row[(records.apart != "") & (records.apart != TOLD)].tolist()) - told

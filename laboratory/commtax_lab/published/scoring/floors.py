@@ -12,7 +12,7 @@ from commtax.verbs.billing import StepBill
 
 
 def least_s(priced: StepBill) -> Number:
-    """The least that bytes over bandwidth and FLOPs over peak allow the kernels of one rank."""
+    """Return the least seconds that bandwidth and peak FLOPs allow the kernels of one rank."""
     chip = priced.question.cluster.chip
     stored = priced.question.model.quant.dtype if priced.question.model.quant else priced.question.plan.weights_dtype
     width = min(DTYPE_BYTES.get(stored, 2.0), 2.0)
@@ -24,7 +24,7 @@ def least_s(priced: StepBill) -> Number:
 
 
 def holds_weights(asked: Question, plan: Plan | None = None) -> Array:
-    """Whether the weights of a rank are no more than its chip's memory, whatever else an engine keeps there."""
+    """Return whether a rank's weights alone fit in its chip's memory."""
     plan = plan or asked.plan
     pp = int(np.max(plan.pp))
     stages = [sum(x.nbytes for x in memory.weights(asked.model, plan, asked.engine, stage, pp)) for stage in range(pp)]

@@ -27,7 +27,7 @@ ENGINE = "vllm"  # the tables are of the kernels that serving engines call
 
 
 def answers(table: KernelTable, source: Array | str) -> Records:
-    """Every row of one file priced, or with its reason."""
+    """Price every row of one file, or give the reason why it has no price."""
     kind = table.kind.name
     if table.wrong or table.chip is None:
         return records_of_columns(table.count, kind=kind, source=source, system=table.system, skipped=table.wrong)
@@ -79,7 +79,7 @@ def answers(table: KernelTable, source: Array | str) -> Records:
 
 
 def price_kernels(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> tuple[Number, Number]:
-    """Seconds of kernels that run one after another, and the least that bandwidth and peak allow."""
+    """Return the seconds of kernels that run one after another, and the least that bandwidth and peak allow."""
     none: Number = 0.0
     total, host, least = none, none, none
     for one in kernels:
@@ -91,14 +91,14 @@ def price_kernels(kernels: Sequence[Kernel], chip: Chip, constants: KernelConsta
 
 
 def unmeasured_half_widths(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> Array:
-    """Half-widths of 80 % ranges on a family that has no residuals: those of its constants, which all err together."""
+    """Return half-widths of 80 % ranges for a family without residuals, whose constants all err together."""
     took = [np.asarray(sum(seconds(one, chip, constants)) * one.count) for one in kernels]
     sigma = sum(kernel_sigma(one, constants) * s for one, s in zip(kernels, took, strict=True)) / np.maximum(sum(took), 1e-300)
     return np.maximum(UNMEASURED, np.expm1(Z80 * sigma))
 
 
 def overlap_launches(device_s: Number, host_s: Number, constants: KernelConstants) -> Number:
-    """Launches that no graph holds run beside the device: the slower of both, smoothly, on a host so many times slower."""
+    """Return the time of launches without a graph beside the device's: the slower of both, smoothed."""
     if not np.any(host_s):
         return device_s
     slower = constants.tables["host.bf16"]["slower"]
@@ -107,7 +107,7 @@ def overlap_launches(device_s: Number, host_s: Number, constants: KernelConstant
 
 
 def swept_kernel(row: SweepRow, kind: str, chip: Chip) -> Prediction:
-    """One kernel of our own sweep, whose ranges are of its own residuals."""
+    """Predict one kernel of our own sweep, with ranges from its own residuals."""
     if row["kind"] == "prefill" and row.get("backend", "cudnn") != "cudnn":
         raise Refusal(f"attention of '{row['backend']}' is measured beside the engine's and has no constants", "backend")
     one = kernel(row)

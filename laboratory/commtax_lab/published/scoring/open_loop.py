@@ -34,7 +34,7 @@ Scores = Mapping[str, Prediction]
 
 
 def score_table(table: Table) -> Records:
-    """Every row of a table with its figures, or with the reason why it has none."""
+    """Score every row of a table, or give the reason why it has no figures."""
     asked = open_loop.read(table.dicts(), table.folder)
     wanted: dict[OpenLoopRun, set[str]] = {}
     for one in asked:
@@ -51,7 +51,7 @@ def score_table(table: Table) -> Records:
 
 
 def _with_reason(one: RowQuestion[OpenLoopRun], scores: Mapping[OpenLoopRun, Scores | str]) -> RowQuestion[OpenLoopRun]:
-    """A run that cannot be simulated gives its reason to all of its figures."""
+    """Give the figures of a run that cannot be simulated the reason."""
     reason = "" if one.question is None else scores[one.question]
     if not isinstance(reason, str) or not reason:
         return one
@@ -59,7 +59,7 @@ def _with_reason(one: RowQuestion[OpenLoopRun], scores: Mapping[OpenLoopRun, Sco
 
 
 def score_runs(jobs: Sequence[ScoringJob]) -> list[Scores | str]:
-    """What each run gives, or why it gives nothing; longer runs first, so that no core is left with one of them."""
+    """Simulate each run, longest first so that no core is left with a long one, and return its scores or its refusal."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(jobs) <= FEW or cores == 1 or current_process().daemon:  # which may have no children
         return [score(job) for job in jobs]
@@ -72,7 +72,7 @@ def score_runs(jobs: Sequence[ScoringJob]) -> list[Scores | str]:
 
 
 def score(job: ScoringJob) -> Scores | str:
-    """A run's figures and verdicts; the refusal where there is none."""
+    """Return a run's figures and verdicts, or the refusal where it cannot be simulated."""
     run = job.run
     try:
         outcome = run_requests(settle(question_of(run)))
@@ -101,14 +101,14 @@ def _holds_limits(run: OpenLoopRun, outcome: RequestsInTime) -> bool:
 
 
 def overload_question(run: OpenLoopRun) -> OpenLoopRun:
-    """The same at a rate that is out of reach, for as long as it takes to see that."""
+    """Return the question at a rate out of reach, for as long as overload takes to show."""
     load = run.load
     fewer = min(load.num_requests, JUDGED_REQUESTS)
     return replace(run, load=replace(load, request_rate=load.request_rate * BEYOND, num_requests=fewer, warmup=0))
 
 
 def question_of(run: OpenLoopRun) -> Question:
-    """What is asked of the simulator."""
+    """Return the question to put to the simulator."""
     server, load = run.server, run.load
     limits = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_tokens")
     options = {name: getattr(server, name) or None for name in (*limits, "dtype", "kv_dtype")}
@@ -129,7 +129,7 @@ def question_of(run: OpenLoopRun) -> Question:
 
 
 def _engine(server: ReplicaSettings) -> Engine:
-    """The engine as it was run: with chunks or not, with a front end or not."""
+    """Return the engine as it was run: with or without chunked prefill, with or without a front end."""
     engine = catalog.engine(server.engine)
     if server.chunked is not None:
         engine = engine.but(chunked=server.chunked)

@@ -84,7 +84,7 @@ class ShapeGroup:
 
 
 def groups(tables: Iterable[KernelTable]) -> list[ShapeGroup]:
-    """All groups of some tables."""
+    """Return all groups of some tables."""
     errors_by_group: dict[tuple[str, str, str, str, str, str], list[Array]] = {}
     for one in tables:
         for words, mask, charged in bill_seconds(one):
@@ -110,7 +110,7 @@ def _size_classes(tail: str, x: Sizes) -> Array:
 
 
 def _reason_unserved(one: KernelTable, words: Words) -> str:
-    """Why no engine serves these rows so; "": one does."""
+    """Return why no engine serves these rows so, or "" where one does."""
     told = {"kind": one.kind.name, "family": one.chip.family if one.chip else "", **words}
     for name, fact in UNLIKE.items():
         if all(str(told.get(key, "")) == value for key, value in fact.items() if key != "why"):
@@ -119,7 +119,7 @@ def _reason_unserved(one: KernelTable, words: Words) -> str:
 
 
 def bill_seconds(timed: KernelTable) -> Iterator[tuple[Words, Array, Array]]:
-    """Groups of a table's rows, their places and what a bill charges for each; rows that no bill has are left out."""
+    """Yield groups of a table's rows, with their places and what a bill charges for each, less the rows that no bill has."""
     assert timed.chip
     for words, mask in timed.groups():
         named = {**words, "written": words["dtype"], "dtype": dtype_named(words["dtype"]) or words["dtype"]}
@@ -136,13 +136,13 @@ def bill_seconds(timed: KernelTable) -> Iterator[tuple[Words, Array, Array]]:
 
 
 def _kernels(timed: KernelTable, words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
-    """As a step makes them; what has no makers of its own here is made by a step's functions already."""
+    """Make kernels as a step makes them, or as the table does where no step function is listed here."""
     own: Make | None = MAKERS.get(timed.kind.tail)
     return own(words, x, engine) if own else timed.kind.make(words, x)
 
 
 def _price_lines(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Number, Array]:
-    """Seconds of a step's lines, and rows that show a host's launches instead: no graph held them, and a step never pays those."""
+    """Return the seconds of a step's lines, and which rows show a host's launches, which no step in a graph pays."""
     even = engine.but(popularity=np.inf)
     cluster, alone = catalog.cluster(chip.key), catalog.kernel_constants(even, chip, timed=True)
     terms = PricingTerms(_model(Block(None, None), 1), Plan(), cluster, even, catalog.fabric(even.library, cluster), alone)
@@ -153,7 +153,7 @@ def _price_lines(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple
 
 
 def _model(block: Block, hidden: int, quant: Quant | None = None) -> Model:
-    """A model of one layer."""
+    """Return a model of one layer."""
     return Model("one layer", "", hidden, 1, (block,), (0,), 1, quant=quant)
 
 
@@ -164,7 +164,7 @@ def _product(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
 
 
 def _prefill(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
-    """Prompts, of engines that attend in the format of the cache only where they do."""
+    """Make prefill steps, in the cache's format only for engines that attend in it."""
     if words["dtype"] == "fp8" and not engine.kernels.prefill_fp8:
         raise Refusal(f"prompts of {engine.key} attend in 16 bits", "engine")
     seqs, none = x["batch_size"], np.zeros(len(x["batch_size"]))
@@ -174,7 +174,7 @@ def _prefill(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
 
 
 def _decode(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
-    """Decoding sequences; those with keys for each query head apart, as no model has both."""
+    """Make decode steps, those with keys for each query head apart, since no model has both."""
     seqs, single = x["batch_size"], x["num_heads"] == x["num_key_value_heads"]
     made: list[Kernel] = []
     for rows in (single, ~single):
@@ -187,21 +187,21 @@ def _decode(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
 
 
 def _attention_step(words: Words, x: Sizes, work: Workload, rows: Array, engine: Engine) -> tuple[KernelStep, Attention]:
-    """A step of one layer of attention whose heads are columns: a step divides and multiplies them and asks no more."""
+    """Make a one-layer attention step whose heads are columns, which a step only divides and multiplies."""
     dim, window = int(np.max(x["head_dim"])), int(np.max(x["window_size"]))
     attention = Attention(cast(int, x["num_heads"]), cast(int, x["num_key_value_heads"]), dim, dim, window=window)
     return KernelStep(_model(Block(None, None), 1), Plan(kv_dtype=words["stored"]), work, rows, engine), attention
 
 
 def _experts(words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
-    """A layer of experts as a step of the model of that shape has it."""
+    """Make a layer of experts as the step of a model of that shape does."""
     shapes = list(zip(x["hidden_size"], x["inter_size"], x["num_experts"], strict=True))
     families = np.array([_architectures().get(shape, "") for shape in shapes], dtype=object)
     return [one for name in dict.fromkeys(families) for one in _family_experts(name, families == name, words, x, engine)]
 
 
 def _family_experts(architecture: str, rows: Array, words: Words, x: Sizes, engine: Engine) -> Iterator[Kernel]:
-    """Experts of one architecture, loaded as the table's were and with what its repetitions keep in the chip's cache."""
+    """Make the experts of one architecture, loaded as the table's were, with what repetitions keep in the chip's cache."""
     first = {name: int(sizes[np.argmax(rows)]) for name, sizes in x.items()}  # sizes decide no kernel's name or format
     plan = Plan(tp=first["moe_tp_size"] * first["moe_ep_size"], ep=first["moe_ep_size"])
     layer = Experts(first["num_experts"], first["topk"], first["inter_size"])
@@ -215,7 +215,7 @@ def _family_experts(architecture: str, rows: Array, words: Words, x: Sizes, engi
 
 @cache
 def _architectures() -> dict[tuple[float, float, float], str]:
-    """Architectures of bundled models by width, width inside an expert and number of experts, as tables tell them apart."""
+    """Group the bundled mixtures' architectures by width, expert width and number of experts, which tables tell apart."""
     models = [model for key in catalog.keys("models") if (model := bundled_model(key)) and model.experts]
     sized = ((m, m.experts) for m in models)
     return {(e.latent or m.hidden, e.intermediate, e.num_experts): m.architecture for m, e in sized if e}

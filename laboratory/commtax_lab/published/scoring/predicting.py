@@ -31,12 +31,12 @@ TOTALS = ("step_s", "low_s", "high_s")
 
 
 def predict_inference(run: inference.InferenceRun, entries: Sequence[PublishedFigure]) -> list[Prediction]:
-    """Rows of published inference runs."""
+    """Predict rows of published inference runs."""
     return [_closed_loop_mean(run) if run.served else _steps(run)] * len(entries)
 
 
 def _closed_loop_mean(run: inference.InferenceRun) -> Prediction:
-    """Of a closed loop in which all requests have the same lengths."""
+    """Predict the mean of a closed loop in which all requests have the same lengths."""
     requests = {"concurrency": run.batch, "spread": 0.0, "input_len": run.input_len, "output_len": run.output_len}
     loop = price_closed_loop(settle(resolve_question(run.model, run.cluster, {**requests, **run.options})))
     value, low, high, floor = FIGURES[run.served](loop)
@@ -59,7 +59,7 @@ def _steps(run: inference.InferenceRun) -> Prediction:
 
 
 def predict_mixed_step(run: step_rows.MixedStep, entries: Sequence[PublishedFigure]) -> list[Prediction]:
-    """The step at a run's mean batch, with the prompts that the median step has."""
+    """Predict the step at a run's mean batch, with the prompts that the median step has."""
     sizes = {"tp": run.tp, "dp": run.dp, "ep": run.ep, "dtype": run.dtype, "kv_dtype": run.kv_dtype, "engine": run.engine}
     batch = max(1, round(run.batch / run.dp))
     asked = settle(
@@ -73,21 +73,21 @@ def predict_mixed_step(run: step_rows.MixedStep, entries: Sequence[PublishedFigu
 
 
 def predict_training(run: training.TrainBillArguments, entries: Sequence[PublishedFigure]) -> list[Prediction]:
-    """Rows of published training runs."""
+    """Predict rows of published training runs."""
     simulated = train_bill(**run)
     floor = float(simulated.model_flops("causal")) / float(simulated.num_gpus * simulated.peak_flops_per_s)
     return [Prediction(float(simulated.step_s), float(simulated.low_s), float(simulated.high_s), floor)] * len(entries)
 
 
 def predict_sweep_row(row: SweepRow, entries: Sequence[PublishedFigure]) -> list[Prediction]:
-    """A row of our own sweep: a kernel, or one rank's kernels of a whole step."""
+    """Predict a row of our own sweep: a kernel, or one rank's kernels of a whole step."""
     entry = entries[0]
     kernel_of = row["kind"] != "step"
     return [swept_kernel(row, entry.kind, catalog.chip(entry.system)) if kernel_of else _predict_sweep_step(row, entry.system)]
 
 
 def _predict_sweep_step(row: SweepRow, chip: str) -> Prediction:
-    """One rank's kernels of a whole step: no collectives, no host."""
+    """Predict one rank's kernels of a whole step, without collectives or host time."""
     dtype, engine = "" if row["dtype"] == "bf16" else row["dtype"], row.get("engine") or sweep.ENGINE
     model, phase, batch, context = row["model"], row["phase"], row["batch"], row["length"]
     priced = bill(model, f"8x{chip}", phase=phase, batch=batch, context=context, tp=row["tp"], dtype=dtype, engine=engine)
@@ -97,7 +97,7 @@ def _predict_sweep_step(row: SweepRow, chip: str) -> Prediction:
 
 
 def predict_curve(curve: Curve, entries: Sequence[PublishedFigure]) -> list[Prediction]:
-    """Rows of one curve of published collectives."""
+    """Predict the rows of one curve of published collectives."""
     sizes = np.array([entry.size for entry in entries])
     predicted, width, floor = curve_seconds(curve, sizes)
     known = curve.crosses or catalog.fabric(curve.library, curve.cluster).label.kind in MEASURED
@@ -122,7 +122,7 @@ def curve_seconds(curve: Curve, nbytes: Array) -> tuple[Number, Number, Array]:
 
 
 def _usable_paths(fabric: Fabric, curve: Curve) -> Fabric:
-    """The library's paths without those that cannot add such numbers."""
+    """Return the library's paths without those that cannot add such numbers."""
     if not curve.integers or curve.op != "all-reduce":
         return fabric
     paths, across = (
@@ -132,7 +132,7 @@ def _usable_paths(fabric: Fabric, curve: Curve) -> Fabric:
 
 
 def _paths_of_algorithm(fabric: Fabric, algorithm: str) -> tuple[Path, ...]:
-    """The paths of one algorithm, at any size."""
+    """Return the paths of one algorithm, valid at any size."""
     named = [p for p in fabric.paths["all-reduce"] if p.algorithm == algorithm]
     paths = tuple(replace(p, min_bytes=(), max_bytes=(), worlds=(), turn=0) for p in named)
     if not paths:
@@ -141,7 +141,7 @@ def _paths_of_algorithm(fabric: Fabric, algorithm: str) -> tuple[Path, ...]:
 
 
 def _floor(curve: Curve, nbytes: Array) -> Array:
-    """Bytes that must pass a rank's link, or a host's NICs. A switch that adds takes each tensor once."""
+    """Return the time of the bytes that must pass a rank's link or a host's NICs. A switch that adds takes each tensor once."""
     place, inside = curve.cluster, min(curve.inside, curve.ranks)
     factor = ring_factor(curve.op, inside) if inside > 1 else 0.0
     if curve.op == "all-reduce" and place.intra.switched and inside > 2:

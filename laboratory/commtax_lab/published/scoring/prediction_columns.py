@@ -32,7 +32,7 @@ class Prediction:
 
 
 def prediction_around(value: float, factor: float, floor: float) -> Prediction:
-    """A prediction whose range is this factor to either side."""
+    """Return a prediction whose range extends by this factor to either side."""
     return Prediction(value, value / factor, value * factor, floor)
 
 
@@ -65,7 +65,7 @@ class Records:
 
     @cached_property
     def log_error(self) -> Array:
-        """ln(predicted / measured); NaN where a row is not priced, or is a verdict."""
+        """The logarithm of predicted over measured, NaN where a row is not priced or is a verdict."""
         with np.errstate(all="ignore"):
             return np.where(self.timed, np.log(self.predicted / self.measured), np.nan)
 
@@ -87,7 +87,7 @@ def answers(
     predict: Callable[[Question, Sequence[PublishedFigure]], Iterable[Prediction]],
     same: Callable[[Question], Hashable] = id,
 ) -> Records:
-    """Every row priced, or with its reason; the figures of all rows whose question is the ``same`` are predicted at once."""
+    """Price every row or give its reason, with the figures of all rows whose question is the ``same`` predicted at once."""
     groups: dict[Hashable, list[RowQuestion[Question]]] = {}
     for one in asked:
         groups.setdefault(None if one.question is None else same(one.question), []).append(one)
@@ -120,7 +120,7 @@ def _columns_of_rows(rows: Sequence[tuple[PublishedFigure, Prediction]]) -> Reco
 
 
 def records_of_columns(count: int, **given: Array | str) -> Records:
-    """Columns from arrays and single values; what is not given is as in an empty row."""
+    """Build records from arrays and single values, with columns left out as in an empty row."""
     empty = PublishedFigure("")
     usual = {name: getattr(empty if hasattr(empty, name) else NONE, name) for name in COLUMNS} | {"row": np.arange(count)}
     arrays: dict[str, Array] = {name: np.asarray(value, dtype=KINDS.get(name, object)) for name, value in (usual | given).items()}

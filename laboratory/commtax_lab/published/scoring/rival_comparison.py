@@ -70,7 +70,7 @@ def compare_with_rival(records: Records, rival: Rival) -> RivalComparison:
 
 
 def _rows_of_kind(kind: str, figures: Mapping[str, float], priced: Records, rival: Rival, units: dict[str, str]) -> Iterator[Duel]:
-    """All rows of a kind, those that nothing was fitted on, and those that agree in a column."""
+    """Yield all rows of a kind, those that nothing was fitted on, and those that agree in a column."""
     alike = priced.where_true(priced.kind == kind)
     rows = alike.where_true(np.array([key in figures for key in alike.id], dtype=bool))
     if not len(rows):
@@ -90,7 +90,7 @@ def _rows_of_kind(kind: str, figures: Mapping[str, float], priced: Records, riva
 
 
 def _unit(ratios: Array) -> tuple[float, str]:
-    """Seconds or milliseconds: whichever is nearer to what was measured."""
+    """Return seconds or milliseconds, whichever is nearer to what was measured."""
     return (1e-3, "ms") if np.median(np.log(ratios)) > np.log(1e3) / 2 else (1.0, "s")
 
 

@@ -17,7 +17,7 @@ TRANSFER = "published/scoring/transfer.toml"
 
 @dataclass(frozen=True, slots=True)
 class ScoreLine:
-    """One line at home; None where no row is of it."""
+    """A line of the scoreboard at home, None where it has no rows."""
 
     part: str
     name: str
@@ -26,7 +26,7 @@ class ScoreLine:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Errors of a metric on models of one kind, with something left out of the fits in turn; "": nothing was."""
+    """Errors of a metric on models of one kind, with something left out of the fits in turn ("": nothing was)."""
 
     metric: str
     models: str
@@ -44,7 +44,7 @@ def score_lines(records: Records) -> list[ScoreLine]:
 
 
 def transfer_folds() -> list[Fold]:
-    """The folds of ``transfer.toml``, in its order; none where it is not there."""
+    """Return the folds of ``transfer.toml`` in its order, none where the file is missing."""
     if not (Path(__file__).parents[2] / TRANSFER).is_file():
         return []
     return [record_from(Fold, one) for one in lab_table(TRANSFER)["fold"]]

@@ -26,7 +26,7 @@ Scores = Mapping[str, Prediction]
 
 
 def score_table(table: Table) -> Records:
-    """Every figure of every row with its prediction, or with the reason why it has none."""
+    """Predict every figure of every row, or give the reason why it has no prediction."""
     asked = read([spelled_run(row) for row in table.dicts()], serving_rows.describe, serving_rows.ask)
     scores: dict[int, Scores | str] = {}
     for runs in counting.counted(list(_group_alike(asked))):
@@ -42,7 +42,7 @@ def score_table(table: Table) -> Records:
 
 
 def _group_alike(asked: Sequence[RowQuestion[serving_rows.SimulateArguments]]) -> Iterator[list[serving_rows.SimulateArguments]]:
-    """Runs of one engine, model, place and format; workers apart are asked for one run at a time."""
+    """Group runs by engine, model, place and format, with disaggregated runs one at a time."""
     groups: dict[object, dict[int, serving_rows.SimulateArguments]] = {}
     for run in (one.question for one in asked if one.question is not None):
         words = tuple((name, str(value)) for name, value in run.items() if name not in (*ARRAYS, "model", "cluster"))
@@ -52,7 +52,7 @@ def _group_alike(asked: Sequence[RowQuestion[serving_rows.SimulateArguments]]) -
 
 
 def _score_runs(runs: Sequence[serving_rows.SimulateArguments]) -> list[Scores | str]:
-    """All at once; one by one where one of them has no answer."""
+    """Score all runs at once, or one by one where one of them has no answer."""
     try:
         return list(_score_together(runs))
     except ValueError as error:
@@ -83,7 +83,7 @@ def _score_together(runs: Sequence[serving_rows.SimulateArguments]) -> Iterator[
 
 
 def _weights_fit(s: ClosedLoop) -> Array:
-    """Whether every worker's weights go into its memory."""
+    """Return whether every worker's weights fit in its memory."""
     fits = holds_weights(s.question)
     return fits & holds_weights(s.question, s.apart.plan) if s.apart else fits
 
@@ -93,7 +93,7 @@ def _time_figure(name: str, phase: str) -> Callable[[ClosedLoop], tuple[Number, 
 
 
 def _rate_figure(tokens: Callable[[ClosedLoop], Number]) -> Callable[[ClosedLoop], tuple[Number, ...]]:
-    """So many a second of what each request has; as sure as the tokens a second are."""
+    """Return so many per second of what each request has, as certain as the tokens per second are."""
 
     def figure(s: ClosedLoop) -> tuple[Number, ...]:
         each = tokens(s) / s.requests.output_len
@@ -103,7 +103,7 @@ def _rate_figure(tokens: Callable[[ClosedLoop], Number]) -> Callable[[ClosedLoop
 
 
 def _request_seconds(s: ClosedLoop) -> tuple[Number, ...]:
-    """Seconds of a request: as sure as the rate that follows from them."""
+    """Return the seconds of a request, as certain as the rate that follows from them."""
     low, high = s.range_of("tokens_per_s")
     return (
         s.e2e_s,
@@ -114,7 +114,7 @@ def _request_seconds(s: ClosedLoop) -> tuple[Number, ...]:
 
 
 def _interactivity(s: ClosedLoop) -> tuple[Number, ...]:
-    """Tokens a second that one user sees after the first: 1 / TPOT."""
+    """Return the tokens per second that one user sees after the first: 1 / TPOT."""
     low, high = s.range_of("tpot_s")
     return 1 / s.tpot_s, 1 / high, 1 / low, floor(s, "decode")
 
@@ -133,7 +133,7 @@ FIGURES: dict[str, Callable[[ClosedLoop], tuple[Number, ...]]] = {
 
 
 def floor(simulated: ClosedLoop, phase: str) -> Number:
-    """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
+    """Return the least time of the decode step, or of the request's prompt, that bandwidth and peak FLOPs allow."""
     batch = np.maximum(1, np.floor(simulated.running)) if phase == "decode" else np.ones_like(simulated.running)
     try:
         return least_s(price(simulated.question.but(phase=phase, batch=batch, context=simulated.requests.input_len)))

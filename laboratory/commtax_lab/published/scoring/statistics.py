@@ -63,14 +63,14 @@ FIGURES: dict[str, Callable[[Records], float]] = {
 
 
 def figures(records: Records) -> Figures | None:
-    """Over the times and rates that were priced; None where there are none."""
+    """Return the error figures of the priced times and rates, or None where there are none."""
     priced = records.where_true(records.timed)
     shown = ("median", "p90", "bias", "covered", "width")
     return Figures(len(priced), *(FIGURES[name](priced) for name in shown)) if len(priced) else None
 
 
 def parts(records: Records, by: tuple[str, ...] = BY) -> Iterator[tuple[Key, Records]]:
-    """The records of each combination of values, in their order."""
+    """Yield the records of each combination of values, in their order."""
     codes: dict[tuple[object, ...], int] = {}
     keys = zip(*(records.columns[name] for name in by), strict=True)
     index = np.fromiter((codes.setdefault(key, len(codes)) for key in keys), dtype=np.int64, count=len(records))
@@ -100,7 +100,7 @@ class Verdicts:
 
 
 def verdicts(records: Records) -> list[Verdicts]:
-    """Of each kind that is no time."""
+    """Count the right verdicts of each kind that is not a time."""
     every = []
     for kind in VERDICTS:
         some = records.where_true(records.priced & (records.kind == kind))
@@ -123,7 +123,7 @@ class Miss:
 
 
 def worst_misses(records: Records) -> list[Miss]:
-    """The largest errors on rows that were not fitted, one for each source, system and library, so that ten differ."""
+    """Return the largest errors on rows that were not fitted, one for each source, system and library."""
     tested = records.where_true(records.timed & ~records.fitted)
     if not len(tested):
         return []
@@ -144,7 +144,7 @@ def _miss(records: Records, i: int) -> Miss:
 
 
 def reason(records: Records, i: int) -> str:
-    """What the row itself says, else what its figures suggest."""
+    """Return the reason that the row states, else what its figures suggest."""
     causes = [str(records.hint[i])] if records.hint[i] else []
     slow = records.measured[i] / records.predicted[i]
     if records.kind[i] == "gemm" and str(records.dtype[i]) in ("fp8_block", "nvfp4") and slow > 2:
@@ -170,7 +170,7 @@ class StatedBound(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """``value`` must not exceed ``limit`` (or lie between two); without rows there is no verdict."""
+    """A bound on a figure: ``value`` must not exceed ``limit`` (or lie between two). Without rows there is no verdict."""
 
     name: str
     limit: Limit
@@ -199,7 +199,7 @@ CHOICES: dict[str, Callable[[Records, Any], Array]] = {
 
 
 def share_unpriced(records: Records) -> tuple[float, int]:
-    """Share of a file's rows that have no price though their source tells them whole, and how many rows it has."""
+    """Return the share of a file's fully described rows that have no price, and how many such rows it has."""
     rows, priced = set(records.row.tolist()), set(records.row[records.priced].tolist())
     untold = set(records.row[(~records.sound & (records.skipped != "")) | (records.apart != "")].tolist())
     return len(rows - priced - untold) / max(1, len(rows)), len(rows)
@@ -210,7 +210,7 @@ Shares = Mapping[str, tuple[float, int]]
 
 
 def judge(records: Records, unpriced: Shares, apart: Shares = MappingProxyType({})) -> list[Bound]:
-    """All bounds, on rows that were priced and not fitted; the last three on all rows."""
+    """Judge all bounds on rows that were priced and not fitted, the last three on all rows."""
     tested = records.where_true(records.timed & ~records.fitted)
     stated = lab_table("published/scoring/bounds.toml")["bound"]
     return [
@@ -228,7 +228,7 @@ def _worst_file(name: str, limit: float, of_files: Shares) -> Bound:
 
 
 def choose(records: Records, rows: Mapping[str, Wanted]) -> tuple[Records, str]:
-    """Rows by the keys of a bound; and, where none is left, after which key."""
+    """Return the rows that match the keys of a bound and, where none is left, the key after which none was."""
     chosen, told, why = records, list[str](), ""
     for key, wanted in rows.items():
         mask = CHOICES[key](chosen, wanted) if key in CHOICES else np.isin(chosen.columns[key].astype(object), wanted)
@@ -248,7 +248,7 @@ def _bound(stated: StatedBound, tested: Records) -> Bound:
 
 
 def _choice_words(key: str, wanted: Wanted) -> str:
-    """What chooses rows, in words."""
+    """Say in words what chooses rows."""
     if key in ("ours", "versioned", "sound"):
         words = {"ours": ("our own sweep (which ships here)", "others' tables"), "versioned": ("a version", "no version")}
         return words.get(key, ("what its source tells whole", "what its source leaves open"))[0 if wanted in (True, [True]) else 1]
@@ -258,7 +258,7 @@ def _choice_words(key: str, wanted: Wanted) -> str:
 
 
 def _floor_breaches(records: Records) -> float | None:
-    """How many; a rate's floor is the least time of a token."""
+    """Count the predictions below the floor. A rate's floor is the least time of a token."""
     if not np.any(records.priced):
         return None
     rates = np.array([kind in RATES for kind in records.kind], dtype=bool)

@@ -27,7 +27,7 @@ COMMANDS = {"step": "bill", "loop": "simulate", "requests": "serve"}
 
 @dataclass(frozen=True, slots=True)
 class TechniqueMiss:
-    """A predicted speed-up over the published one, and how large an effect was predicted; both logarithms."""
+    """A predicted speed-up over the published one, and how large an effect was predicted, both as logarithms."""
 
     source: str
     kind: str
@@ -37,7 +37,7 @@ class TechniqueMiss:
 
 @dataclass(frozen=True, slots=True)
 class MissRange:
-    """Constants of ``width``; ``held``: the share of left-out sources whose rows lie in ranges that others were fitted for."""
+    """Constants of ``width``, and the share of left-out sources' rows that lie in ranges fitted on the others."""
 
     least: float
     share: float
@@ -45,7 +45,7 @@ class MissRange:
 
 
 def misses(rows: Iterable[ScoredTechnique]) -> Iterator[TechniqueMiss]:
-    """Rows of whole steps and runs that differ in a technique alone, and taught no constant."""
+    """Yield the rows of whole steps and runs that differ in a technique alone and taught no constant."""
     for one in rows:
         reading = one.reading
         if not one.scored or reading is None or reading.verb not in COMMANDS or reading.fitted:
@@ -61,32 +61,32 @@ def misses(rows: Iterable[ScoredTechnique]) -> Iterator[TechniqueMiss]:
 
 
 def _kind(before: Options, after: Options) -> str:
-    """The kind of what the side after has and the one before has not."""
+    """Return the kind of technique that only the side after has."""
     had, has = (set(str(side.get("technique") or NONE).split(",")) for side in (before, after))
     new = {kind_of(one.group) for text in has - had for one, _ in asked_techniques(text)}
     return DRAFTS if DRAFTS in new else OTHERS
 
 
 def _tokens(reading: TechniqueReading, options: Options) -> float:
-    """Tokens that a step yields per sequence."""
+    """Return the tokens that a step yields per sequence."""
     asked = resolve_question(reading.model, reading.cluster, check_taken(COMMANDS[reading.verb], options))
     return settle(asked).techniques.per_step
 
 
 def weights(rows: Sequence[TechniqueMiss]) -> Array:
-    """Each source counts as much as any other, and its rows alike."""
+    """Weigh each source as much as any other, and its rows alike."""
     sources = [one.source for one in rows]
     return np.array([1 / sources.count(source) / len(set(sources)) for source in sources])
 
 
 def held_share(rows: Sequence[TechniqueMiss], found: MissRange) -> float:
-    """The share of rows, by source, that lie in a range."""
+    """Return the share of rows, by source, that lie in a range."""
     inside = [abs(one.error) <= width(one.effect, found.least, found.share) for one in rows]
     return float(np.sum(weights(rows) * inside))
 
 
 def fit_misses(rows: Sequence[TechniqueMiss], held: float = HELD) -> MissRange:
-    """The narrowest range, by the mean of its logarithm, that holds so many rows by source."""
+    """Fit the narrowest range, by the mean of its logarithm, that covers so many rows by source."""
     own, errors = weights(rows), np.array([abs(one.error) for one in rows])
     effects = np.array([one.effect for one in rows])
     found, narrowest = MissRange(float(LEASTS[-1]), float(SHARES[-1])), math.inf
@@ -100,7 +100,7 @@ def fit_misses(rows: Sequence[TechniqueMiss], held: float = HELD) -> MissRange:
 
 
 def left_out(rows: Sequence[TechniqueMiss]) -> MissRange:
-    """The range of all sources, with the share that ranges hold of each source which they were not fitted on."""
+    """Return the range of all sources, with the share of each source that ranges fitted without it cover."""
     found, shares = fit_misses(rows), list[float]()
     for source in dict.fromkeys(one.source for one in rows):
         others = [one for one in rows if one.source != source]

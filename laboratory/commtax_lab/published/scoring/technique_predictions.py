@@ -28,13 +28,13 @@ Answer = StepBill | ClosedLoop | RequestsInTime
 
 
 def predict_technique(reading: TechniqueReading) -> tuple[float, float]:
-    """The figure before and after, in seconds or per second. ``Refusal`` where one side cannot be priced."""
+    """Predict the figure before and after, in seconds or per second. ``Refusal`` where one side has no price."""
     before, after = (VERBS[reading.verb](reading, options) for options in reading.sides)
     return before, after
 
 
 def is_time(reading: TechniqueReading) -> bool:
-    """Whether less is better."""
+    """Return whether less is better."""
     return "per_s" not in reading.figure
 
 
@@ -65,7 +65,7 @@ def _requests(reading: TechniqueReading, options: Options) -> float:
 
 
 def _figure(answer: Answer, name: str) -> float:
-    """A figure of an answer; rates also per GPU and per host of the GPUs in use."""
+    """Return a figure of an answer, rates also per GPU and per host of the GPUs in use."""
     for suffix, gpus in ((PER_GPU, 1), (PER_HOST, answer.question.cluster.gpus_per_host)):
         if name.endswith(suffix):
             return _figure(answer, name.removesuffix(suffix)) * gpus / float(answer.num_gpus or math.nan)
@@ -75,7 +75,7 @@ def _figure(answer: Answer, name: str) -> float:
 
 
 def _lines(reading: TechniqueReading, options: Options) -> float:
-    """Seconds of some lines of a bill that are not hidden."""
+    """Return the seconds of some lines of a bill that are not hidden."""
     items = _bill(reading, options).items
     chosen = [x for x in items if {x.item.part, f"{x.item.part}/{x.item.place}"}.intersection(reading.lines)]
     if not chosen:
@@ -84,7 +84,7 @@ def _lines(reading: TechniqueReading, options: Options) -> float:
 
 
 def _slope(reading: TechniqueReading, options: Options) -> float:
-    """Seconds that a step grows by with each token of context."""
+    """Return the seconds that a step grows by with each token of context."""
     contexts = cast(tuple[int, int], options["contexts"])
     rest = {name: value for name, value in options.items() if name != "contexts"}
     first, last = (float(_bill(reading, {**rest, "context": length}).step_s) for length in contexts)
@@ -92,7 +92,7 @@ def _slope(reading: TechniqueReading, options: Options) -> float:
 
 
 def _collective(reading: TechniqueReading, options: Options) -> float:
-    """One collective inside a host, by a library's own choice or by the best of some of its algorithms at any size."""
+    """Price one collective inside a host, by a library's own choice or by the best of some algorithms at any size."""
     place, ranks, size = catalog.cluster(reading.cluster), int(load_of(options, "ranks")), np.array([load_of(options, "nbytes")])
     algorithms = cast(tuple[str, ...], options.get("algorithms", ("",)))
     curves = [Curve(str(options["op"]), ranks, place.domain, str(options["library"]), place, name) for name in algorithms]
@@ -100,14 +100,14 @@ def _collective(reading: TechniqueReading, options: Options) -> float:
 
 
 def _expect(reading: TechniqueReading, options: Options) -> float:
-    """One collective, fused or not, as ``commtax expect`` prices it."""
+    """Price one collective, fused or not, as ``commtax expect`` does."""
     op, library, technique = (str(options.get(name, "")) for name in ("op", "library", "technique"))
     size, ranks = (int(load_of(options, name)) if name in options else 0 for name in ("nbytes", "ranks"))
     return float(expect(op, reading.cluster, nbytes=size, ranks=ranks, library=library, technique=technique).seconds)
 
 
 def _exchange(reading: TechniqueReading, options: Options) -> float:
-    """One dispatch of a layer's tokens to their experts, each to ``copies`` ranks whatever its router would choose."""
+    """Price one dispatch of a layer's tokens to their experts, each to ``copies`` ranks whatever its router would choose."""
     asked = {name: value for name, value in options.items() if name != "copies"}
     q = settle(resolve_question(reading.model, reading.cluster, check_taken("bill", asked)))
     [line] = [x.item for x in price(q).items if (x.item.part, x.item.place) == ("experts", "dispatch") and np.any(x.item.count)]

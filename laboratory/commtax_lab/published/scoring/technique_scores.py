@@ -50,7 +50,7 @@ TOLD = 3  # digits of a predicted speed-up that count: one of less than 0.05 % h
 
 
 def same_sign(predicted: float, published: float, near: float) -> bool:
-    """Whether both gain, both lose, or both lie near 1.
+    """Return whether both gain, both lose, or both lie near 1.
 
     >>> same_sign(1.2, 1.1, 0.03), same_sign(1.02, 0.98, 0.03), same_sign(1.0, 0.8, 0.03)
     (True, True, False)
@@ -60,7 +60,7 @@ def same_sign(predicted: float, published: float, near: float) -> bool:
 
 
 def within_factor(predicted: float, published: float, factor: float) -> bool:
-    """Whether one is at most so many times the other.
+    """Return whether two values differ by at most this factor.
 
     >>> within_factor(1.0, 1.15, 1.15), within_factor(1.2, 1.0, 1.15)
     (True, False)
@@ -69,7 +69,7 @@ def within_factor(predicted: float, published: float, factor: float) -> bool:
 
 
 def score_row(row: TechniqueRow, readings: TechniqueReadings) -> ScoredTechnique:
-    """A row that cannot be asked, or is asked and refused, says what is missing."""
+    """Score a row. One that cannot be priced says what is missing."""
     if row.id in readings.refused:
         return ScoredTechnique(row, None, missing=readings.refused[row.id])
     reading = readings.asked.get(row.id)
@@ -96,7 +96,7 @@ class TechniqueShare:
 
 
 def share_right(scored: Iterable[ScoredTechnique], is_right: Callable[[ScoredTechnique], bool]) -> TechniqueShare:
-    """Of rows whose speed-up is judged, those that are right."""
+    """Return the share of right predictions among rows whose speed-up is judged."""
     sources: dict[str, list[bool]] = {}
     for one in scored:
         if one.scored:
@@ -116,7 +116,7 @@ def is_within(one: ScoredTechnique, readings: TechniqueReadings) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ScoredFlip:
-    """Where a technique flips, published and predicted; nan: it does not within the loads looked at."""
+    """The loads at which a technique flips, published and predicted, nan where it does not within the loads tried."""
 
     group: FlipGroup
     loads: tuple[float, ...]
@@ -126,14 +126,14 @@ class ScoredFlip:
     predicted_at: float
 
     def right(self, near: float, factor: float) -> list[bool]:
-        """Which rows are on the right side: by their sign, or because both flip within a factor of each other."""
+        """Return which rows are on the right side: by their sign, or because both flip within a factor of each other."""
         both = not math.isnan(self.published_at * self.predicted_at)
         flips_there = both and within_factor(self.predicted_at, self.published_at, factor)
         return [flips_there or same_sign(*pair, near) for pair in zip(self.predicted, self.published, strict=True)]
 
 
 def crossing(loads: Sequence[float], speedups: Sequence[float], near: float = math.nan) -> float:
-    """The load at which a speed-up passes 1, between loads by the logarithms of both; of several the one nearest to ``near``.
+    """Return the load at which a speed-up passes 1, by logarithms between loads, of several the one nearest to ``near``.
 
     >>> crossing([1, 4], [0.5, 2.0]), crossing([1, 4], [1.5, 2.0])
     (2.0, nan)
@@ -149,7 +149,7 @@ def crossing(loads: Sequence[float], speedups: Sequence[float], near: float = ma
 
 
 def score_flip(group: FlipGroup, scored: Mapping[str, ScoredTechnique]) -> ScoredFlip | None:
-    """The rows of a group in order of their loads; None where one of them is not scored."""
+    """Score the rows of a group in order of their loads, or return None where one of them is not scored."""
     rows = [scored[name] for name in group.rows]
     if not all(one.scored for one in rows):
         return None
@@ -167,7 +167,7 @@ def _load(reading: TechniqueReading | None, group: FlipGroup) -> float:
 
 
 def _scan(reading: TechniqueReading | None, group: FlipGroup, loads: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Predicted speed-ups of a reading at loads beyond those of the rows; loads that are refused are left out."""
+    """Return the predicted speed-ups of a reading at loads beyond those of the rows, less the loads that are refused."""
     assert reading
     first, last = math.log2(loads[0]) - BEYOND, math.log2(loads[-1]) + BEYOND
     found: dict[float, float] = {}
