@@ -97,8 +97,8 @@ def unclassified_numbers(root: Path = PACKAGE) -> list[str]:
     unknown = sorted(f"engines: {key}" for key in keys if key not in facts and not mechanism(key).kind)
     for path in sorted({path for pattern in MODELLED for path in _files(root, pattern)}):
         name = _relative_path(path, root)
-        told = {*RULES["code"].get(name, {}), *RULES["facts"].get(name, ())}
-        unknown += [f"{name}: {constant}" for constant in _constants(path) if constant not in told and "." not in constant]
+        rules = {*RULES["code"].get(name, {}), *RULES["facts"].get(name, ())}
+        unknown += [f"{name}: {constant}" for constant in _constants(path) if constant not in rules and "." not in constant]
     return unknown
 
 
@@ -125,9 +125,9 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _effect(file: str, group: str, name: str, value: float, fitted_on: str, owner: Owner) -> CensusEntry:
     """Return the entry of a number that ``effects.toml`` names."""
-    known = mechanism(name)
-    owner = replace(owner, kernel=known.on, mechanism=known.mechanism)
-    return CensusEntry(file, group, name, value, known.kind, fitted_on, owner, known.dimensionless)
+    effect = mechanism(name)
+    owner = replace(owner, kernel=effect.on, mechanism=effect.mechanism)
+    return CensusEntry(file, group, name, value, effect.kind, fitted_on, owner, effect.dimensionless)
 
 
 def _kernel_numbers(file: str, layer: Table) -> Iterator[CensusEntry]:
@@ -142,11 +142,11 @@ def _kernel_numbers(file: str, layer: Table) -> Iterator[CensusEntry]:
             if not _is_number(value) or name in rules["facts"]:
                 continue
             kind, names = "range" if name in rules["ranges"] else "kernel", {form, f"{form}.{name}"}
-            told = "" if chosen & names else rules["published"].get(group.partition(".")[0], fitted_on)
+            basis = "" if chosen & names else rules["published"].get(group.partition(".")[0], fitted_on)
             if kind == "kernel" and form in rules["whole"] and not measured & names:
-                yield _effect(file, group, f"{form}.{name}", value, told and "whole steps", Owner(engine, key))
+                yield _effect(file, group, f"{form}.{name}", value, basis and "whole steps", Owner(engine, key))
             else:
-                yield CensusEntry(file, group, name, value, kind, told, Owner(engine, key, form))
+                yield CensusEntry(file, group, name, value, kind, basis, Owner(engine, key, form))
 
 
 def _kernel_tables(layer: Table) -> Iterator[tuple[str, str, str, Table]]:
@@ -216,8 +216,8 @@ def _engine_numbers(file: str, facts: Table) -> Iterator[CensusEntry]:
 def _fitted_chips(facts: Table, version: str, source: str) -> str:
     """Return the chips that a number's source names, else those whose runs its version or engine was fitted on."""
     of_version = facts.get("versions", {}).get(version, {})
-    told = (facts["sources"][source].get("chips"), of_version.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
-    return ", ".join(next((chips for chips in told if chips), ()))
+    stated = (facts["sources"][source].get("chips"), of_version.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
+    return ", ".join(next((chips for chips in stated if chips), ()))
 
 
 def _sourced_numbers(facts: Mapping[str, object], group: str) -> Iterator[tuple[str, str, float, str]]:
@@ -244,12 +244,12 @@ def _range_numbers(row: Mapping[str, str], facts: Mapping[str, object]) -> Itera
 def _code_numbers(root: Path) -> Iterator[CensusEntry]:
     for file, names in RULES["code"].items():
         values = _constants(root / file)
-        for name, told in names.items():
+        for name, entry in names.items():
             if name in values:
-                known = mechanism(told.get("effect", ""))
-                owner = Owner(chips="all" if known.kind else "", kernel=known.on, mechanism=known.mechanism)
-                named, value = told.get("effect", name), values[name][told.get("index", 0)]
-                yield CensusEntry(file, "", named, value, told["kind"], told["fitted_on"], owner)
+                effect = mechanism(entry.get("effect", ""))
+                owner = Owner(chips="all" if effect.kind else "", kernel=effect.on, mechanism=effect.mechanism)
+                named, value = entry.get("effect", name), values[name][entry.get("index", 0)]
+                yield CensusEntry(file, "", named, value, entry["kind"], entry["fitted_on"], owner)
 
 
 def _constants(path: Path) -> dict[str, list[float]]:

@@ -83,9 +83,9 @@ def texts(engine: str) -> Iterator[tuple[str, str]]:
     usual = ask("llama-3.1-8b", "8xh100-sxm", engine=engine, input_len=512, output_len=64, concurrency=8)
     yield "benchmark of clients", benchmark_command(usual, engine)
     yield "benchmark at a rate", benchmark_command(usual.but(request_rate=4.0), engine)
-    own = put["apart"]
+    apart = put["apart"]
     for carrier in CARRIERS:
-        question = _asked(own, engine, own["options"]).but(**changes_of(f"kv-transfer={carrier}"))
+        question = _question(apart, engine, apart["options"]).but(**changes_of(f"kv-transfer={carrier}"))
         yield f"apart, {carrier}", apart_command(question, engine)
 
 
@@ -93,17 +93,17 @@ def _serving(put: EmittedRows, engine: str) -> Iterator[tuple[str, Question]]:
     """Yield the question of each row, and of each technique with its usual values."""
     for row in put["serve"]:
         try:
-            yield f"{row['model']} {row['options']}", _asked(row, engine, row["options"])
+            yield f"{row['model']} {row['options']}", _question(row, engine, row["options"])
         except Refusal:
             continue
-    own = put["techniques"]
+    base = put["techniques"]
     for one in techniques().values():
         if is_carrier(one) or not one.flags.get(engine):
             continue
-        yield one.key, _asked(own, engine, own["options"]).but(**changes_of(_usual(one)))
+        yield one.key, _question(base, engine, base["options"]).but(**changes_of(_usual(one)))
 
 
-def _asked(row: EmittedRow, engine: str, options: dict[str, object]) -> Question:
+def _question(row: EmittedRow, engine: str, options: dict[str, object]) -> Question:
     """Resolve a row's question unsettled: whether a technique pays or a model fits has no bearing on the spelling of a command."""
     return resolve_question(row["model"], row["cluster"], {"engine": engine, **options})
 
@@ -132,7 +132,7 @@ def _form_calls(form: str, engine: str) -> Iterator[tuple[str, list[str]]]:
     wide: dict[str, object] = {"tp": 8, "pp": 2}
     for options, copies, prompts in ((row["options"], 1, 1), (wide, 1, 0)):
         try:
-            text = written(_asked(row, engine, options), form, copies, prompts)["launch"]
+            text = written(_question(row, engine, options), form, copies, prompts)["launch"]
         except Refusal:  # one host alone, or another engine
             continue
         if form == "slurm":

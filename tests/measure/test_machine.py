@@ -42,7 +42,7 @@ def test_synchronisation_and_type_follow_from_the_facts(name):
     assert machine.carriers(facts)[-1] == "shm", "semaphores order memory on every architecture"
     assert machine.carriers(facts) == ("gloo", "shm")
     assert not machine.carrier_note(facts)
-    assert machine.own_dtype("cpu") == "fp32"
+    assert machine.engine_dtype("cpu") == "fp32"
     assert machine.served_dtype(facts, on_cpu=True) == served
     assert machine.served_dtype(facts, on_cpu=False) == "bf16", "a GPU's type is not the host's"
     assert bool(machine.bf16_note(facts, "bf16")) == (served == "fp32")

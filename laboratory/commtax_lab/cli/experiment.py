@@ -43,11 +43,11 @@ def metrics(d: StudyDocument) -> Iterator[MetricLine]:
 def metric_columns(d: StudyDocument) -> tuple[list[str], list[list[str]]]:
     """Return the head and lines of the metrics, with a pair of columns for each degree."""
     lines = list(metrics(d))
-    known = {(metric, tp): [measured, predicted] for metric, tp, measured, predicted in lines}
+    cells = {(metric, tp): [measured, predicted] for metric, tp, measured, predicted in lines}
     degrees = list(dict.fromkeys(tp for _, tp, _, _ in lines))
     head = ["metric", *(word for tp in degrees for word in (tp, "predicted"))]
     names = dict.fromkeys(metric for metric, _, _, _ in lines)
-    return head, [[m, *(cell for tp in degrees for cell in known.get((m, tp), ["", ""]))] for m in names]
+    return head, [[m, *(cell for tp in degrees for cell in cells.get((m, tp), ["", ""]))] for m in names]
 
 
 def _ms_text(value: float | None) -> str:
@@ -62,8 +62,8 @@ def _profile_lines(row: Degree, tp: str) -> Iterator[MetricLine]:
     p = row.get("profile")
     if not p:
         return
-    known, share = "predicted_allreduces" in p, p.get("predicted_comm_fraction")
-    yield "all-reduces per decode step", tp, f"{p['allreduces']:g}", f"{p['predicted_allreduces']:g}" if known else ""
+    priced, share = "predicted_allreduces" in p, p.get("predicted_comm_fraction")
+    yield "all-reduces per decode step", tp, f"{p['allreduces']:g}", f"{p['predicted_allreduces']:g}" if priced else ""
     if p["allreduce_bytes"]:
         guess = format_bytes(size) if (size := p.get("predicted_bytes")) else ""
         yield "all-reduce size", tp, format_bytes(p["allreduce_bytes"]), guess
@@ -91,11 +91,11 @@ def batch_scaling(d: StudyDocument) -> tuple[list[str], list[list[str]]]:
     head, columns = ["batch"], []
     batches = sorted({b["batch"] for row in d["degrees"] for b in row["batches"]})
     for row in d["degrees"]:
-        known = {b["batch"]: b for b in row["batches"]}
+        runs = {b["batch"]: b for b in row["batches"]}
         head += [f"TP={row['tp']} latency, ms", f"TP={row['tp']} tok/s (predicted)"]
-        columns.append([f"{known[n]['latency_ms']:,.4g} ± {known[n]['spread']:.0%}" if n in known else "" for n in batches])
-        guesses = {n: f" ({b['predicted_tokens_per_s']:,.0f})" for n, b in known.items() if b["predicted_tokens_per_s"]}
-        columns.append([f"{known[n]['tokens_per_s']:,.1f}{guesses.get(n, '')}" if n in known else "" for n in batches])
+        columns.append([f"{runs[n]['latency_ms']:,.4g} ± {runs[n]['spread']:.0%}" if n in runs else "" for n in batches])
+        guesses = {n: f" ({b['predicted_tokens_per_s']:,.0f})" for n, b in runs.items() if b["predicted_tokens_per_s"]}
+        columns.append([f"{runs[n]['tokens_per_s']:,.1f}{guesses.get(n, '')}" if n in runs else "" for n in batches])
         if row["tp"] > 1 and d["crossover"]:
             head.append("over TP=1")
             columns.append([ratios.get((row["tp"], n), "") for n in batches])
@@ -130,8 +130,8 @@ def markdown(boxes: Sequence[StudyDocument], charts: Sequence[str]) -> str:
     """Return the report as a Markdown page."""
     parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in boxes))}", ""]
     if len(boxes) > 1:  # several machines: the same metrics in columns
-        known = [{(metric, tp): measured for metric, tp, measured, _ in metrics(d)} for d in boxes]
-        lines = [[*key, *(box.get(key, "") for box in known)] for key in dict.fromkeys(key for box in known for key in box)]
+        columns = [{(metric, tp): measured for metric, tp, measured, _ in metrics(d)} for d in boxes]
+        lines = [[*key, *(box.get(key, "") for box in columns)] for key in dict.fromkeys(key for box in columns for key in box)]
         parts += ["## All machines", "", *_table(["metric", "degree", *(d["box"] for d in boxes)], lines), ""]
     for chart in charts:
         parts += [f"![{Path(chart).stem.replace('-', ' ')}]({chart})", ""]

@@ -184,21 +184,21 @@ def serve_command(
     from commtax_lab.measure.study.live_prediction import serving_document
 
     inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
-    own_engine = is_builtin(engine)
+    builtin = is_builtin(engine)
     if calibrate:
         if request_rate:
             raise Refusal("request_rate: --calibrate serves closed loops, whose clients wait for their answers", "request_rate")
         lesson = LoadLesson((max_num_seqs, inputs.mean, outputs.mean), calibrate, profile, out, output, lost_after, as_json)
-        if own_engine:
+        if builtin:
             job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
             learn_from_loads(job, lesson)
         else:
             learn_from_vllm(vllm_order(model, random_model, vllm, vllm_args, options), lesson)
         return
-    given_alone = (("profile", profile), ("out", out), ("output", output), ("engine", "" if own_engine else engine))
+    calibrate_only = (("profile", profile), ("out", out), ("output", output), ("engine", "" if builtin else engine))
     job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
-    for name, given in (*given_alone, ("vllm", vllm), ("vllm_args", vllm_args)):
-        if given:
+    for name, value in (*calibrate_only, ("vllm", vllm), ("vllm_args", vllm_args)):
+        if value:
             raise Refusal(f"{name}: belongs to --calibrate N", name)
     service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settle()
     with report_dead_ranks(), bar("sweeps and runs", live.stages(service), as_json) as advance:
@@ -228,11 +228,11 @@ class LoadLesson(NamedTuple):
         live_lessons.check_shown(self.shown, len(loads))
         return loads, rounds
 
-    def tell(self, served: "ServedLoads", own: Profile) -> None:
+    def tell(self, served: "ServedLoads", before: Profile) -> None:
         """Learn from some loads, predict the others, and write and print it."""
         from commtax_lab.measure.study import live_lessons
 
-        document, learnt = live_lessons.lessons_document(served, self.shown, own)
+        document, learnt = live_lessons.lessons_document(served, self.shown, before)
         if self.out:
             write_profile(self.out, replace(learnt, written=date.today().isoformat()))
         if self.output:
@@ -246,9 +246,9 @@ def learn_from_loads(job: "LiveJob", lesson: LoadLesson) -> None:
 
     series = live_loads.LoadSeries(job, *lesson.loads(job.seed)).settle()
     with report_dead_ranks(), bar("loads", live_loads.stages(series), lesson.as_json) as advance:
-        own = live_lessons.own_profile(series, lesson.profile, lesson.lost_s)
+        before = live_lessons.machine_profile(series, lesson.profile, lesson.lost_s)
         seen = live_loads.run(series, progress=advance, lost_s=lesson.lost_s)
-    lesson.tell(live_lessons.served_loads(series, seen), own)
+    lesson.tell(live_lessons.served_loads(series, seen), before)
 
 
 def learn_from_vllm(order: "StudyOrder", lesson: LoadLesson) -> None:
@@ -258,8 +258,8 @@ def learn_from_vllm(order: "StudyOrder", lesson: LoadLesson) -> None:
     loads, _ = lesson.loads(0)
     with report_dead_ranks(), bar("loads", len(loads) * vllm_loads.rounds(), lesson.as_json) as advance:
         served = vllm_loads.serve_loads(order, loads, advance)
-        own = live_lessons.known_before(lesson.profile, served, lesson.lost_s)
-    lesson.tell(served, own)
+        before = live_lessons.prior_profile(lesson.profile, served, lesson.lost_s)
+    lesson.tell(served, before)
 
 
 def vllm_order(model: str, random_model: str, vllm: str, vllm_args: str, options: ServerOptions) -> "StudyOrder":
@@ -311,10 +311,10 @@ def experiment_command(
         weights = weights_of(model, random_model)
         if builtin:
             need_torch()
-        asked = StudyOrder(folder, degrees=tuple(tp), lost_s=lost_after, **weights, **options)
+        order = StudyOrder(folder, degrees=tuple(tp), lost_s=lost_after, **weights, **options)
         try:
             with report_dead_ranks():
-                boxes = [experiment(asked, partial(click.echo, err=True))]  # a study takes minutes to hours
+                boxes = [experiment(order, partial(click.echo, err=True))]  # a study takes minutes to hours
         except KeyboardInterrupt:
             click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
             raise

@@ -61,7 +61,7 @@ def validation_document(report: Report) -> dict[str, object]:
             for key, figured in groups(report.records)
         ],
         "scoreboard": [
-            {"part": line.part, "name": line.name, **asdict(line.found)} for line in score_lines(report.records) if line.found
+            {"part": line.part, "name": line.name, **asdict(line.errors)} for line in score_lines(report.records) if line.errors
         ],
         "apart": [{"rule": rule, "n": n} for rule, n in report.apart],
         "verdicts": [asdict(one) for one in verdicts(report.records)],
@@ -115,8 +115,8 @@ def _show_compared(console: Console, c: RivalComparison) -> None:
     columns = ("kind", "rows of", ">rows", ">median", ">p90", ">bias", ">its median", ">its p90", ">its bias", ">nearer")
     console.print(_table(f"Beside {c.name}, on the rows that both priced", columns, rows, "nearer: rows on which ours is"))
     units = "".join(f"; {kind} read as {unit}, which is nearer to what was measured" for kind, unit in c.units.items())
-    told = f"{c.matched:,} of its {c.ids:,} ids are compared; {c.unknown:,} are no row here, {c.unpriced:,} have no price of ours"
-    console.print(f"{told}, {c.unread:,} figures are no number{units}")
+    counts = f"{c.matched:,} of its {c.ids:,} ids are compared; {c.unknown:,} are no row here, {c.unpriced:,} have no price of ours"
+    console.print(f"{counts}, {c.unread:,} figures are no number{units}")
 
 
 def _error_cells(o: PredictorErrors) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def _share_text(right: int, every: int) -> str:
 
 
 def _scoreboard_table(records: Records) -> Table:
-    rows = [(line.part, line.name, *figure_cells(line.found)) for line in score_lines(records) if line.found]
+    rows = [(line.part, line.name, *figure_cells(line.errors)) for line in score_lines(records) if line.errors]
     columns = ("", "what", ">rows", ">median", ">p90", ">bias", ">in range", ">half-width")
     return _table("At one look, on rows that nothing was fitted on", columns, rows)
 

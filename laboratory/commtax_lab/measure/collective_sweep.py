@@ -68,10 +68,10 @@ def measure(
         raise Refusal(f"ranks={(bad or [0])[0]}: groups of 2 to 64 ranks are measured", "ranks")
     if emulate_link:
         catalog.link(emulate_link)
-    asked = CollectiveSweep(impls, sizes, op, emulate_link, "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu")
+    task = CollectiveSweep(impls, sizes, op, emulate_link, "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu")
     rows: list[CollectiveTime] = []
     for size in ranks:
-        rows += launch.run(TARGET, asked, size, device=asked.device, lost_s=lost_s, progress=progress)
+        rows += launch.run(TARGET, task, size, device=task.device, lost_s=lost_s, progress=progress)
     keys = dict.fromkeys((row["impl"], row["ranks"]) for row in rows)
     fits = [fit([row for row in rows if (row["impl"], row["ranks"]) == key]) for key in keys]
     note = machine.carrier_note(machine.facts()) if "nccl" not in impls else ""
@@ -79,19 +79,19 @@ def measure(
     return {"schema": schema, "op": op, "emulated_link": emulate_link, "rows": rows, "fits": fits, "notes": notes}
 
 
-def sweep(where: RankPlace, asked: CollectiveSweep) -> list[CollectiveTime]:
+def sweep(where: RankPlace, task: CollectiveSweep) -> list[CollectiveTime]:
     """Run one rank's part of a sweep. Implementations take turns at every size, so that they see the same machine."""
-    device = where.device(asked.device)
-    wires = {impl: wire(impl, where.rank, where.size, device.type, asked.emulate_link) for impl in asked.impls}
+    device = where.device(task.device)
+    wires = {impl: wire(impl, where.rank, where.size, device.type, task.emulate_link) for impl in task.impls}
     rows = []
-    for nbytes in asked.sizes:
-        rows += _time_size(wires, asked.op, nbytes, where.size, device)
+    for nbytes in task.sizes:
+        rows += _time_size(wires, task.op, nbytes, where.size, device)
         report(nbytes)
     return rows
 
 
 def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, device: torch.device) -> list[CollectiveTime]:
-    """Time all implementations at one size: check each once, then time them in batches that take turns."""
+    """Measure all implementations at one size: check each once, then time them in batches that take turns."""
     count = max(1, nbytes // 4)
     if op == "all-gather":
         count = max(1, count // ranks) * ranks

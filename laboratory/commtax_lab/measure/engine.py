@@ -193,8 +193,8 @@ class LiveEngine:
         if self.group.size == 1:
             return F.embedding(tokens, table)
         local = tokens - self._vocab_start
-        held = (local >= 0) & (local < table.shape[0])
-        x = F.embedding(local.clamp(0, table.shape[0] - 1), table) * held.unsqueeze(-1)
+        local_rows = (local >= 0) & (local < table.shape[0])
+        x = F.embedding(local.clamp(0, table.shape[0] - 1), table) * local_rows.unsqueeze(-1)
         self._lap("embedding and final norm")
         return self._sum(x, "embedding")
 

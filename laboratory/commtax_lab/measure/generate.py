@@ -163,9 +163,9 @@ def gather_results(
 ) -> MeasuredJob:
     """Gather every rank's part on every rank."""
     w, cache = engine.weights, engine.cache
-    held = (w.nbytes, w.replicated, cache.nbytes, cache.num_blocks, cache.block_size)
+    resident = (w.nbytes, w.replicated, cache.nbytes, cache.num_blocks, cache.block_size)
     figures = ([run.figures() for run in kind] for kind in (runs, replicas))
-    parts = gather(RankResult(where.rank, os.uname().nodename, where.cores, *held, *figures))
+    parts = gather(RankResult(where.rank, os.uname().nodename, where.cores, *resident, *figures))
     device = (
         f"{plural(torch.get_num_threads(), 'CPU thread')} per rank" if engine.device.type == "cpu" else torch.cuda.get_device_name()
     )

@@ -55,7 +55,7 @@ class LiveJob:
         if device == "cuda" and not torch.cuda.is_available():
             raise Refusal("device 'cuda': torch sees no CUDA device here; use --device cpu")
         impl = self.impl or ("nccl" if device == "cuda" else machine.carriers(machine.facts())[-1])
-        return replace(self, device=device, dtype=self.dtype or machine.own_dtype(device), impl=impl)._check()
+        return replace(self, device=device, dtype=self.dtype or machine.engine_dtype(device), impl=impl)._check()
 
     def _check(self) -> LiveJob:
         if self.dtype not in DTYPES:

@@ -112,14 +112,14 @@ def run_folder() -> Iterator[Path]:
 
 def sweep(folders: Path, names: Path) -> None:
     """Remove what runs of this user left behind: folders that nobody holds, names in shared memory whose process is gone."""
-    for left in _own_files(folders, _FOLDER):
+    for left in _user_files(folders, _FOLDER):
         if left.is_dir() and _is_unowned(left / OWNER):
             shutil.rmtree(left, ignore_errors=True)
     sweep_names(names)
 
 
 def sweep_names(place: Path) -> None:
-    for left in _own_files(place, _NAME):
+    for left in _user_files(place, _NAME):
         with suppress(OSError):
             if left.is_file() and (time.time() - left.stat().st_mtime > OLD_S or _is_orphaned(left.name)):
                 left.unlink()
@@ -149,7 +149,7 @@ def _is_orphaned(name: str) -> bool:
     return False
 
 
-def _own_files(place: Path, named: re.Pattern[str]) -> list[Path]:
+def _user_files(place: Path, named: re.Pattern[str]) -> list[Path]:
     with suppress(OSError):
         return [p for p in place.iterdir() if named.fullmatch(p.name) and p.lstat().st_uid == os.getuid()]
     return []
@@ -220,8 +220,8 @@ def _wait(
         if now > deadline:
             raise RankError(codes.index(None), OUT_OF_TIME, "the run took longer than it may")
         if now - looked_s >= LOOK_S:
-            held = [rank for rank, p in enumerate(processes) if codes[rank] is None and is_stopped(p.pid)]
-            looked_s, since = now, {rank: since.get(rank, now) for rank in held}
+            stopped = [rank for rank, p in enumerate(processes) if codes[rank] is None and is_stopped(p.pid)]
+            looked_s, since = now, {rank: since.get(rank, now) for rank in stopped}
             lost = next((rank for rank, first_s in since.items() if now - first_s > lost_s), None)
             if lost is not None:
                 raise RankError(lost, OUT_OF_TIME, f"stopped for more than {lost_s:g} s (--lost-after): somebody suspended it")

@@ -80,12 +80,12 @@ def meminfo_available(text: str) -> float:
     return next(float(row[1]) * 1024 for row in rows if row and row[0] == "MemAvailable:")
 
 
-def free_in_cgroups(own: str, root: Path) -> float:
+def free_in_cgroups(groups: str, root: Path) -> float:
     """Return bytes below the lowest limit of this process's cgroups (version 1 or 2), infinite where none has one.
 
     A container sees its own group at the root, under another path than ``/proc/self/cgroup`` names.
     """
-    rows = [line.split(":", 2) for line in own.splitlines() if line.count(":") >= 2]
+    rows = [line.split(":", 2) for line in groups.splitlines() if line.count(":") >= 2]
     homes = [(root / ("" if not kinds else "memory"), path) for _, kinds, path in rows if not kinds or "memory" in kinds.split(",")]
     folders = [
         home / "/".join(parts[:n]) for home, path in homes for parts in [path.strip("/").split("/")] for n in range(len(parts) + 1)
@@ -141,7 +141,7 @@ def carrier_note(f: MachineFacts) -> str:
     return f"shared memory is not to be had here ({f.no_semaphores}): ranks use gloo" if f.no_semaphores else ""
 
 
-def own_dtype(device: str) -> str:
+def engine_dtype(device: str) -> str:
     """Return the small engine's type: on CPUs fp32, which every CPU multiplies in hardware and which shows wrong shards best."""
     return "bf16" if device == "cuda" else "fp32"
 

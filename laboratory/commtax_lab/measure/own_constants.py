@@ -102,7 +102,7 @@ def calibrate(
     progress: launch.Progress | None = None,
 ) -> MachineProfile:
     """Measure with ``ranks`` processes, each on its share of the cores, in the type that will run, and return the profile."""
-    dtype, impls = dtype or machine.own_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
+    dtype, impls = dtype or machine.engine_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
     if dtype not in DTYPES_HERE:
         raise Refusal(f"dtype '{dtype}': {' or '.join(DTYPES_HERE)}", "dtype")
     if ranks not in RANKS:
@@ -156,7 +156,7 @@ def _gemm_rate(dtype: torch.dtype, size: int = 1024) -> float:
 
 
 def _time_products(dtype: torch.dtype, nbytes: int) -> tuple[int, dict[int, float]]:
-    """Time products with few and with many rows on the core: all matrices for one number of rows, then for the next."""
+    """Measure products with few and with many rows on the core: all matrices for one number of rows, then for the next."""
     side = min(PRODUCT_SIDE, math.isqrt(nbytes // dtype.itemsize))
     matrices = torch.ones(max(1, nbytes // (side * side * dtype.itemsize)), side, side, dtype=dtype)
     timed: dict[int, list[float]] = {rows: [] for rows in (1, *FEW_ROWS, *MANY_ROWS)}

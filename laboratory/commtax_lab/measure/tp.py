@@ -137,9 +137,9 @@ def _arguments(argv: list[str] | None) -> tuple[LiveJob, str]:
         else:
             names = [name, "-tp"] if f.name == "tp" else [name]
             parser.add_argument(*names, type=int if f.type == "int" else str, default=f.default)
-    given = vars(parser.parse_args(argv))
-    output = given.pop("output")
-    return LiveJob(**given), output
+    options = vars(parser.parse_args(argv))
+    output = options.pop("output")
+    return LiveJob(**options), output
 
 
 def main(argv: list[str] | None = None) -> int:

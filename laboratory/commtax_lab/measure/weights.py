@@ -63,8 +63,8 @@ class Checkpoint:
         if not index.is_file():
             return
         try:
-            told = files.need_object(files.read_json(index, "index"))
-            wanted = set(map(str, files.need_object(told["weight_map"]).values()))
+            content = files.need_object(files.read_json(index, "index"))
+            wanted = set(map(str, files.need_object(content["weight_map"]).values()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Refusal(f"{index}: not a safetensors index") from None
         missing = sorted(wanted - self._files.keys())

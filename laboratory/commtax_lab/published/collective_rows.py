@@ -117,10 +117,10 @@ def _library(row: Row) -> tuple[str, str]:
         if "direct" in name:
             raise Refusal(f"library '{row.get('library')}' has no calibrated path", "library")
         return "nccl", ""
-    known = next((key for key in catalog.keys("libraries") if key in name), "")
-    if not known:
+    library = next((key for key in catalog.keys("libraries") if key in name), "")
+    if not library:
         raise Refusal(f"library '{row.get('library', '')}' is not known", "library")
-    return _library_version(known, row), ""
+    return _library_version(library, row), ""
 
 
 def _library_version(library: str, row: Row) -> str:
@@ -138,8 +138,8 @@ def _cluster(place: str, hosts: int, per_host: int) -> Cluster:
         return _hosts(place, chip, hosts, per_host)
     # Cards in pairs: two of them speak over their bridge (A40 rows run at a host's rate and had none).
     pairs = "pairwise" in place and chip != "a40"
-    told = next((one["link"] for one in names()["insides"] if re.search(one["pattern"], place)), "")
-    made = catalog.cluster(f"1x{max(per_host, 2)}x{chip}", intra="nvlink-bridge" if pairs and per_host == 2 else told)
+    link = next((one["link"] for one in names()["insides"] if re.search(one["pattern"], place)), "")
+    made = catalog.cluster(f"1x{max(per_host, 2)}x{chip}", intra="nvlink-bridge" if pairs and per_host == 2 else link)
     return replace(made, bridge=catalog.link("nvlink-bridge")) if pairs and per_host > 2 else made
 
 

@@ -74,8 +74,8 @@ def describe(row: Row) -> PublishedFigure:
     metric = cell(row, "metric") or "inference"
     where = f"{row.get('model', '')} on {row.get('gpu', '')}, tp {row.get('tp', '')}, batch {row.get('batch', '')}"
     lengths = f"{row.get('isl') or '?'} in, {row.get('osl') or '?'} out"
-    known = measured(metric)
-    kind = names()["metrics"].get(metric) or (known.kind if known else metric.replace("_", "-"))
+    figure = measured(metric)
+    kind = names()["metrics"].get(metric) or (figure.kind if figure else metric.replace("_", "-"))
     what = f"{where}, {lengths}: {row.get('metric', '')}"
     entry = replace(describe_row(row, "inference"), kind=kind, tp=_tp(row), what=what)
     return replace(entry, where="cpu" if "cpu" in lower_cell(row, "gpu") else "gpu")
@@ -91,9 +91,9 @@ def _tp(row: Row) -> float:
 def question(row: Row) -> tuple[InferenceRun, str]:
     """Return what was timed in one row, and what may explain an error, or raise ``Refusal`` with the reason."""
     name = lower_cell(row, "framework")
-    told = measured(cell(row, "metric"))
-    if told and engine_named(name) and any(word in lower_cell(row, "batch_kind") for word in CLOSED):
-        return _closed_loop(row, told.kind)
+    figure = measured(cell(row, "metric"))
+    if figure and engine_named(name) and any(word in lower_cell(row, "batch_kind") for word in CLOSED):
+        return _closed_loop(row, figure.kind)
     framework = next((one for one in FRAMEWORKS if any(part in name for part in one[0])), None)
     if framework is None:
         raise Refusal(f"framework '{row.get('framework', '')}' is not known", "framework")
@@ -186,12 +186,12 @@ def _place(row: Row) -> Cluster:
 
 @lru_cache(maxsize=64)
 def _cpu_cluster(gpu: str, hosts: int) -> Cluster:
-    known = next((facts for name, facts in names()["cpus"].items() if name in gpu), None)
-    if known is None:
+    facts = next((facts for name, facts in names()["cpus"].items() if name in gpu), None)
+    if facts is None:
         raise Refusal(f"CPU '{gpu}' is not known", "gpu")
-    place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=known["inter"])
-    peaks = dict.fromkeys(place.chip.flops_per_s, known["flops_per_s"])
-    return replace(place, chip=replace(place.chip, memory_Bps=known["memory_Bps"], flops_per_s=peaks))
+    place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=facts["inter"])
+    peaks = dict.fromkeys(place.chip.flops_per_s, facts["flops_per_s"])
+    return replace(place, chip=replace(place.chip, memory_Bps=facts["memory_Bps"], flops_per_s=peaks))
 
 
 def _is_fitted(row: Row) -> bool:

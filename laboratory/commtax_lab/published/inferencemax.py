@@ -41,12 +41,12 @@ def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int)
     least = {"from_clients": clients, "from_dp": dp, "since": month}
     options: dict[str, object] = {}
     for one in lab_table("published/recipes.toml")["recipe"]:
-        asked = ((value, one[key]) for key, value in is_of.items() if key in one)  # few recipes get past the first
-        fits = (value in said if isinstance(said, list) else value == said for value, said in asked)
+        conditions = ((value, one[key]) for key, value in is_of.items() if key in one)  # few recipes get past the first
+        fits = (value in expected if isinstance(expected, list) else value == expected for value, expected in conditions)
         reached = (value >= one[key] for key, value in least.items() if key in one)
         if month <= one.get("until", "9999") and all(fits) and all(reached):
-            told = {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
-            options |= {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+            settings = {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
+            options |= {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     return options
 
 

@@ -66,7 +66,7 @@ class KernelTable:
         """Return which rows constants were fitted on, by a hash of their sizes, none on chips without a fit."""
         if self.chip is None or self.chip.key not in FITTED:
             return np.zeros(self.count, dtype=bool)
-        keys = zip(*(self.column(c) for c in self.kind.asked), strict=True)
+        keys = zip(*(self.column(c) for c in self.kind.identifying), strict=True)
         named = f"{FITTED[self.chip.key]}|{self.kind.name.removesuffix('-attention')}"
         even = np.fromiter((even_hash(f"{named}|{'|'.join(key)}") for key in keys), dtype=bool, count=self.count)
         return even if self.kind.decides is None else even & self.kind.decides(self.sizes)
@@ -132,12 +132,12 @@ def _kind(name: str, header: Sequence[str]) -> KernelKind | None:
     named, columns = kind_of(name), set(header)
     if named and columns & set(named.needed):
         return named
-    told = {kind.tail: kind for kind in KINDS.values() if columns.issuperset(_own_columns(kind))}
-    alike = [kind for kind in told.values() if len(_own_columns(kind)) == max(len(_own_columns(k)) for k in told.values())]
+    kinds = {kind.tail: kind for kind in KINDS.values() if columns.issuperset(_kind_columns(kind))}
+    alike = [kind for kind in kinds.values() if len(_kind_columns(kind)) == max(len(_kind_columns(k)) for k in kinds.values())]
     return alike[0] if len(alike) == 1 else None
 
 
-def _own_columns(kind: KernelKind) -> set[str]:
+def _kind_columns(kind: KernelKind) -> set[str]:
     """Return the columns that distinguish a kind's tables: sizes, number formats, times."""
     return {*kind.needed, *kind.from_zero, *kind.alike, kind.dtype, kind.stored, *kind.times_us} - {
         "",
@@ -173,10 +173,10 @@ def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ker
         text["framework"] = np.full(len(rows), engine, dtype=object)
     names = (*kind.needed, *kind.from_zero)
     sizes = {c: _numbers(text[c], c in kind.from_zero) if c in text else np.zeros(len(rows)) for c in names}
-    known = catalog.chip(chip)
+    catalogued = catalog.chip(chip)
     took = sum((_numbers(text[c]) * unit for c, unit in times.items()), start=np.zeros(len(rows)))
-    here = {name: np.full(len(rows), getattr(known, name)) for name in ("l2_bytes", "gpus_per_host")}
-    return KernelTable(kind, system, len(rows), known, text, {**sizes, **here, "seconds": took})
+    here = {name: np.full(len(rows), getattr(catalogued, name)) for name in ("l2_bytes", "gpus_per_host")}
+    return KernelTable(kind, system, len(rows), catalogued, text, {**sizes, **here, "seconds": took})
 
 
 def _numbers(column: Array, may_lack: bool = False) -> Array:
@@ -203,8 +203,8 @@ def tables_of_file(name: str, header: Sequence[str], rows: Sequence[Sequence[str
         return
     for system in dict.fromkeys(row[where] for row in rows):
         index = [i for i, row in enumerate(rows) if row[where] == system]
-        told = system.replace("/", " ").replace(".", " ")
-        yield index, read(f"{told}_{kind.tail}", header, [rows[i] for i in index])
+        chip = system.replace("/", " ").replace(".", " ")
+        yield index, read(f"{chip}_{kind.tail}", header, [rows[i] for i in index])
 
 
 def tables_of_rows(rows: Sequence[Row]) -> Iterator[tuple[list[int], KernelTable]]:

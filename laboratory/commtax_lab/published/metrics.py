@@ -42,20 +42,20 @@ def metric(column: str) -> Metric | None:
     whole = next((kind for kind, words in kinds.items() if plain in words), "")
     if whole:
         return Metric(whole, per_gpu=plain.endswith("_gpu"))
-    told = COLUMN.fullmatch(plain)
-    kind = told and next((kind for kind, words in kinds.items() if told["what"] in words), "")
-    if not told or not kind:
+    match = COLUMN.fullmatch(plain)
+    kind = match and next((kind for kind, words in kinds.items() if match["what"] in words), "")
+    if not match or not kind:
         return None
-    statistic = f"{told['statistic'] or ''}{told['after'] or ''}".strip("_")
-    return Metric(kind, UNITS[(told["unit"] or "").strip("_")], bool(told["each"]), statistic in MIDDLE)
+    statistic = f"{match['statistic'] or ''}{match['after'] or ''}".strip("_")
+    return Metric(kind, UNITS[(match["unit"] or "").strip("_")], bool(match["each"]), statistic in MIDDLE)
 
 
 def figures(row: Row) -> Iterator[tuple[Metric, float]]:
     """Yield every figure of a row in seconds or per second: means first, and of all GPUs before per GPU."""
-    told: dict[str, list[tuple[Metric, str]]] = {}
+    by_kind: dict[str, list[tuple[Metric, str]]] = {}
     for column in row:
-        if cell(row, column) and (known := metric(column)):
-            told.setdefault(known.kind, []).append((known, column))
-    for columns in told.values():
+        if cell(row, column) and (measured := metric(column)):
+            by_kind.setdefault(measured.kind, []).append((measured, column))
+    for columns in by_kind.values():
         first, column = min(columns, key=lambda one: (one[0].middle, one[0].per_gpu))
         yield first, number(row, column) * first.unit

@@ -126,8 +126,8 @@ def is_overloaded(row: Row) -> bool:
     """Return whether requests piled up, by the row's word or because fewer were answered than sent."""
     if any(part in lower_cell(row, "load_regime") for part in PILED_UP):
         return True
-    asked, achieved = cell(row, "scheduled_rps", "request_rate_rps"), cell(row, "achieved_rps")
-    return bool(asked and achieved) and _float_or_nan(achieved) < KEPT_UP * _float_or_nan(asked)
+    offered, achieved = cell(row, "scheduled_rps", "request_rate_rps"), cell(row, "achieved_rps")
+    return bool(offered and achieved) and _float_or_nan(achieved) < KEPT_UP * _float_or_nan(offered)
 
 
 def keeps_limits(row: Row) -> bool:
@@ -304,10 +304,10 @@ def _share(row: Row) -> float:
 
 def _model(row: Row) -> Model:
     name = cell(row, "model")
-    known = model_named(name)
-    if known is None:
+    model = model_named(name)
+    if model is None:
         raise Refusal(f"model '{name}' is not in the catalogue")
-    return known
+    return model
 
 
 def _chip(row: Row) -> Chip:
@@ -340,8 +340,8 @@ def _engine(row: Row) -> str:
 def _round(row: Row) -> str:
     """Return the round whose software a submission ran: its own, or an older one."""
     entered, version = lower_cell(row, "source_group").rpartition("v")[2], cell(row, "engine_version")
-    known: dict[str, str] = names()["open_loop"]["software"]
-    older = (its for name, its in known.items() if version == name or version.startswith(f"{name}."))
+    rounds: dict[str, str] = names()["open_loop"]["software"]
+    older = (its for name, its in rounds.items() if version == name or version.startswith(f"{name}."))
     return min(entered, next(older, entered), key=version_parts)
 
 

@@ -37,20 +37,20 @@ def read_rival(path: Path) -> Rival:
         raise Refusal(
             f"compare '{path}': has no column id, which says what row a figure is of ({_column_words(header)})", "compare"
         )
-    columns = {name: known for name in plain if (known := metric(PREDICTED.sub("", name))) and not known.per_gpu}
+    columns = {name: measured for name in plain if (measured := metric(PREDICTED.sub("", name))) and not measured.per_gpu}
     if not columns:
         raise Refusal(f"compare '{path}': has no figure, such as ttft_ms or tpot_ms ({_column_words(header)})", "compare")
     rows = {cell(row, "id"): row for row in dicts(plain, lines) if cell(row, "id")}
     if not rows:
         raise Refusal(f"compare '{path}': no row has an id", "compare")
-    figures = {known.kind: _column(rows, name, known) for name, known in columns.items()}
-    told = sum(1 for row in rows.values() for name in columns if cell(row, name))
-    unsaid = frozenset(known.kind for name, known in columns.items() if known.kind in TIMES and not SAID.search(name))
-    return Rival(path.name, figures, unsaid, len(rows), told - sum(map(len, figures.values())))
+    figures = {measured.kind: _column(rows, name, measured) for name, measured in columns.items()}
+    filled = sum(1 for row in rows.values() for name in columns if cell(row, name))
+    unsaid = frozenset(measured.kind for name, measured in columns.items() if measured.kind in TIMES and not SAID.search(name))
+    return Rival(path.name, figures, unsaid, len(rows), filled - sum(map(len, figures.values())))
 
 
-def _column(rows: Mapping[str, Row], name: str, known: Metric) -> dict[str, float]:
-    figures = {key: _number(cell(row, name)) * known.unit for key, row in rows.items()}
+def _column(rows: Mapping[str, Row], name: str, measured: Metric) -> dict[str, float]:
+    figures = {key: _number(cell(row, name)) * measured.unit for key, row in rows.items()}
     return {key: value for key, value in figures.items() if 0 < value <= MOST}
 
 

@@ -76,20 +76,20 @@ def read(
     rows: Sequence[Row], describe: Callable[[Row], PublishedFigure], ask: Callable[[Row, PublishedFigure], RowQuestion[Question]]
 ) -> list[RowQuestion[Question]]:
     """Read every row with its question, or the reason why it has none, equal rows only once."""
-    known: dict[tuple[tuple[str, str], ...], RowQuestion[Question]] = {}
-    asked_rows = []
+    by_cells: dict[tuple[tuple[str, str], ...], RowQuestion[Question]] = {}
+    rows_read = []
     for index, row in enumerate(rows):
         key = tuple(row.items())
-        if key not in known:
+        if key not in by_cells:
             entry = describe(row)
             try:
-                known[key] = ask(row, entry)
+                by_cells[key] = ask(row, entry)
             except ValueError as error:
-                known[key] = RowQuestion((replace(entry, skipped=str(error)),), None)
-        asked = known[key]
-        entries = tuple(replace(entry, row=index, id=cell(row, "id")) for entry in asked.entries)
-        asked_rows.append(replace(asked, entries=entries))
-    return asked_rows
+                by_cells[key] = RowQuestion((replace(entry, skipped=str(error)),), None)
+        answer = by_cells[key]
+        entries = tuple(replace(entry, row=index, id=cell(row, "id")) for entry in answer.entries)
+        rows_read.append(replace(answer, entries=entries))
+    return rows_read
 
 
 def publisher(row: Row) -> str:
@@ -145,10 +145,10 @@ def mix(text: str) -> tuple[tuple[float, float], ...]:
     >>> mix("mix(256:1,4096:3)"), mix("1024")
     (((256.0, 0.25), (4096.0, 0.75)), ())
     """
-    told = re.fullmatch(r"mix\((.*)\)", text.strip().lower())
-    if not told:
+    match = re.fullmatch(r"mix\((.*)\)", text.strip().lower())
+    if not match:
         return ()
-    parts = [re.fullmatch(r"\s*(\d{1,8}(?:\.\d+)?)\s*:\s*(\d{1,8}(?:\.\d*)?|\.\d+)\s*", part) for part in told[1].split(",")]
+    parts = [re.fullmatch(r"\s*(\d{1,8}(?:\.\d+)?)\s*:\s*(\d{1,8}(?:\.\d*)?|\.\d+)\s*", part) for part in match[1].split(",")]
     pairs = [(float(part[1]), float(part[2])) for part in parts if part]
     every = sum(share for _, share in pairs)
     if len(pairs) < len(parts) or not every or min(length for length, _ in pairs) < 1:

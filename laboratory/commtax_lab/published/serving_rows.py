@@ -59,8 +59,8 @@ def question(row: Row) -> SimulateArguments:
     (inputs, outputs), spread = _lengths(row)
     cluster = _cluster(row, sizes)
     launch = {"kv_dtype": cache_dtype(row), **recipe(row, sizes), **stated_drafts(row)}
-    for said in ("drafts", "spread_experts", "dp_attention"):
-        launch.pop(said, None)
+    for name in ("drafts", "spread_experts", "dp_attention"):
+        launch.pop(name, None)
     engine = catalog.engine(_engine(row)).but(**{name: launch.pop(name) for name in HABITS if name in launch})
     lengths = {"input_len": max(1, round(inputs)), "output_len": max(2, round(outputs))}
     load = {"concurrency": clients, "num_prompts": PROMPTS_PER_CLIENT * clients, "spread": spread, **lengths}
@@ -70,23 +70,23 @@ def question(row: Row) -> SimulateArguments:
 
 def ask(row: Row, entry: PublishedFigure) -> RowQuestion[SimulateArguments]:
     """Return all figures of a row: mean TTFT, TPOT and whole latency, tokens and requests per second."""
-    run, told = question(row), list(figures(row))
-    if not told:
+    run, measured = question(row), list(figures(row))
+    if not measured:
         raise Refusal("no figure is given: neither TTFT, TPOT, latency nor throughput")
     sizes = _sizes(row)
     entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=_hint(row))
     away, where = drafting_rule(row) or planning_rule(row), "moe" if run["model"].experts else "dense"
     entry = replace(entry, where=where, apart=away, run=measurement(row))
-    return RowQuestion(tuple(_figure(row, entry, *one) for one in told), run)
+    return RowQuestion(tuple(_figure(row, entry, *one) for one in measured), run)
 
 
-def _figure(row: Row, entry: PublishedFigure, known: Metric, value: float) -> PublishedFigure:
+def _figure(row: Row, entry: PublishedFigure, metric: Metric, value: float) -> PublishedFigure:
     """Return one figure, of all GPUs, with a hint if it is a median. The queueing of a full server is unknown."""
-    if known.kind in ("ttft", "e2e") and not _is_counted(row):
-        return replace(entry, kind=known.kind, skipped="how many clients wait is not said")
-    hint = "a median, not a mean" if known.middle else entry.hint
-    gpus = _gpus(row, known.kind) if known.per_gpu else 1
-    return replace(entry, kind=known.kind, measured=value * gpus, hint=hint)
+    if metric.kind in ("ttft", "e2e") and not _is_counted(row):
+        return replace(entry, kind=metric.kind, skipped="how many clients wait is not said")
+    hint = "a median, not a mean" if metric.middle else entry.hint
+    gpus = _gpus(row, metric.kind) if metric.per_gpu else 1
+    return replace(entry, kind=metric.kind, measured=value * gpus, hint=hint)
 
 
 def _gpus_per_server(row: Row) -> int:
@@ -160,7 +160,7 @@ def _measurement_and_draft(row: Row) -> tuple[str, bool]:
 
 def measured_means(row: Row) -> dict[str, float]:
     """Return the measured means of TTFT and TPOT in seconds, where the row has them."""
-    return {f"{known.kind}_s": value for known, value in figures(row) if known.kind in ("ttft", "tpot")}
+    return {f"{metric.kind}_s": value for metric, value in figures(row) if metric.kind in ("ttft", "tpot")}
 
 
 def _size(row: Row, name: str, default: int) -> int:
@@ -183,8 +183,8 @@ def _engine(row: Row) -> str:
 
 def _version_at(name: str, date: str) -> str:
     """Return the version of an engine that was new at a date (``2025-10``), or "" where its file does not say."""
-    known = catalog.engine(name).versions
-    since = {str(table.get("since", "9999")): version for version, table in known.items()}
+    versions = catalog.engine(name).versions
+    since = {str(table.get("since", "9999")): version for version, table in versions.items()}
     return max(((day, version) for day, version in since.items() if day <= date[: len(day)]), default=("", ""))[1]
 
 
@@ -280,7 +280,7 @@ def _concurrency(row: Row, dp: int) -> int:
         return int(clients[1])
     if cell(row, "concurrency") and _is_counted(row):
         return whole_cell(row, "concurrency")
-    if not _is_counted(row) and any(known.kind in RATES for known, _ in figures(row)):
+    if not _is_counted(row) and any(metric.kind in RATES for metric, _ in figures(row)):
         return FULL_CLIENTS * dp
     if row.get("decode_batch_size"):
         return whole_cell(row, "decode_batch_size") * _size(row, "decode_num_workers", 1)
@@ -289,8 +289,8 @@ def _concurrency(row: Row, dp: int) -> int:
 
 def _is_counted(row: Row) -> bool:
     """Return whether a row states its clients, or how many requests ran at once."""
-    told = lower_cell(row, "concurrency", "batch_size", "decode_batch_size")
-    return bool(_CLIENTS.search(row.get("silicon_data_source") or "")) or told not in UNCOUNTED
+    clients = lower_cell(row, "concurrency", "batch_size", "decode_batch_size")
+    return bool(_CLIENTS.search(row.get("silicon_data_source") or "")) or clients not in UNCOUNTED
 
 
 def _lengths(row: Row) -> tuple[tuple[float, float], float]:

@@ -24,11 +24,12 @@ def model_named(text: str) -> Model | None:
     ['llama-3.1-70b', 'gpt-oss-120b', 'glm-5', 'llama-3.1-8b']
     """
     name = text.strip()
-    if known := find("models", name) or origin(name):
-        return bundled_model(known)
-    told = re.sub(r"\(.*?\)", " ", name.lower()).strip().rpartition("/")[2]
+    if key := find("models", name) or origin(name):
+        return bundled_model(key)
+    words = re.sub(r"\(.*?\)", " ", name.lower()).strip().rpartition("/")[2]
     return next(
-        (bundled_model(key) for short in _shortened_names(letters_and_digits(told)) if (key := _squeezed_models().get(short))), None
+        (bundled_model(match) for short in _shortened_names(letters_and_digits(words)) if (match := _squeezed_models().get(short))),
+        None,
     )
 
 
@@ -45,13 +46,13 @@ def _shortened_names(name: str) -> Iterator[str]:
 @lru_cache(maxsize=1)
 def _squeezed_models() -> dict[str, str]:
     """Map all names to keys. A name that several models share once endings are removed means none of them."""
-    known = {alias.rpartition("/")[2]: key for alias, key in aliases("models").items()} | {key: key for key in stems("models")}
+    keys = {alias.rpartition("/")[2]: key for alias, key in aliases("models").items()} | {key: key for key in stems("models")}
     named: dict[str, set[str]] = {}
-    for name, key in known.items():
+    for name, key in keys.items():
         for short in _shortened_names(letters_and_digits(name)):
             named.setdefault(short, set()).add(key)
-    exact = {letters_and_digits(name): key for name, key in known.items()}
-    once = {name: next(iter(found)) for name, found in named.items() if len(found) == 1}
+    exact = {letters_and_digits(name): key for name, key in keys.items()}
+    once = {name: next(iter(keys)) for name, keys in named.items() if len(keys) == 1}
     return {**once, **exact, **{letters_and_digits(name): key for name, key in names()["model_keys"].items()}}
 
 
@@ -66,8 +67,8 @@ def dtype_named(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _dtypes() -> dict[str, str]:
-    told = {letters_and_digits(word): dtype for dtype, words in names()["dtypes"].items() for word in (dtype, *words)}
-    return {**{letters_and_digits(dtype): dtype for dtype in DTYPE_BYTES}, **told}
+    named = {letters_and_digits(word): dtype for dtype, words in names()["dtypes"].items() for word in (dtype, *words)}
+    return {**{letters_and_digits(dtype): dtype for dtype in DTYPE_BYTES}, **named}
 
 
 def spelled_run(row: Row) -> Row:
@@ -77,9 +78,9 @@ def spelled_run(row: Row) -> Row:
     {'backend': 'trtllm', 'gemm_quant_mode': 'nvfp4'}
     """
     engine, mode = row.get("backend") or "", row.get("gemm_quant_mode") or ""
-    known = "" if mode.startswith("fp8_") else dtype_named(mode)
-    told = {"backend": engine_named(engine) or engine, "gemm_quant_mode": names()["quant_modes"].get(known, known) or mode}
-    return {**row, **{name: text for name, text in told.items() if name in row}}
+    dtype = "" if mode.startswith("fp8_") else dtype_named(mode)
+    spelled = {"backend": engine_named(engine) or engine, "gemm_quant_mode": names()["quant_modes"].get(dtype, dtype) or mode}
+    return {**row, **{name: text for name, text in spelled.items() if name in row}}
 
 
 @lru_cache(maxsize=1024)

@@ -40,16 +40,16 @@ class MixedStep:
 
 def describe(row: Row) -> PublishedFigure:
     what = f"{cell(row, 'model_path')}, {cell(row, 'task')}, {cell(row, 'gpus')} GPUs, batch {cell(row, 'avg_batch_size')[:6]}"
-    engine, told = _engine(row).partition("@"), cell(row, "task") in names()["tasks"]
-    return replace(describe_row(row, "steps"), kind="itl", library=engine[0], version=engine[2], what=what, sound=told)
+    engine, sized = _engine(row).partition("@"), cell(row, "task") in names()["tasks"]
+    return replace(describe_row(row, "steps"), kind="itl", library=engine[0], version=engine[2], what=what, sound=sized)
 
 
 def ask(row: Row, entry: PublishedFigure) -> RowQuestion[MixedStep]:
     """Return the median time between tokens, in seconds."""
     run = question(row)
     where = "moe" if run.model.experts else "dense"
-    told = number(row, "median_itl_ms") * 1e-3
-    return RowQuestion((replace(entry, measured=told, where=where, tp=run.tp, size=run.batch),), run)
+    tpot_s = number(row, "median_itl_ms") * 1e-3
+    return RowQuestion((replace(entry, measured=tpot_s, where=where, tp=run.tp, size=run.batch),), run)
 
 
 def question(row: Row) -> MixedStep:
@@ -97,10 +97,10 @@ def median_count(mean: float) -> int:
 def _prompt(row: Row) -> int:
     """Return the tokens of a task's prompts."""
     task = cell(row, "task")
-    known: dict[str, int] = names()["tasks"]
-    if task not in known:
+    lengths: dict[str, int] = names()["tasks"]
+    if task not in lengths:
         raise Refusal(f"task '{task}': how long its prompts are is not known", "task")
-    return known[task]
+    return lengths[task]
 
 
 def _engine(row: Row) -> str:

@@ -32,7 +32,7 @@ def row_of_cells(row: Row) -> SweepRow:
 
 
 def read(rows: Sequence[SweepRow], chip: str) -> list[RowQuestion[SweepRow]]:
-    asked = []
+    questions = []
     for index, row in enumerate(rows):
         kind = row["kind"]
         entry = PublishedFigure(
@@ -52,8 +52,8 @@ def read(rows: Sequence[SweepRow], chip: str) -> list[RowQuestion[SweepRow]]:
             measured=float(row["median_s"]),
             hint=_hint(row),
         )
-        asked.append(RowQuestion((entry,), row))
-    return asked
+        questions.append(RowQuestion((entry,), row))
+    return questions
 
 
 def is_fitted(row: SweepRow) -> bool:

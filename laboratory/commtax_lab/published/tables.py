@@ -89,8 +89,8 @@ def _files(folder: Path) -> Iterator[Path]:
 def kind_of_table(path: Path) -> str:
     """Return the kind of table that a file is, by its columns, else by its name, or "" where it is none."""
     header = _header(path)
-    if header and (known := kind_of_columns(header, path.name)):
-        return known
+    if header and (kind := kind_of_columns(header, path.name)):
+        return kind
     if "predicted" in header or not path.name.endswith((".csv", ".csv.gz")):
         return ""
     stem = path.name.partition(".")[0]
@@ -110,17 +110,17 @@ def kind_of_columns(header: Sequence[str], name: str = "") -> str:
 
 def usual_columns(kind: str = "") -> str:
     """Return the columns that a kind of table is recognised by, in words, those of serving runs by default."""
-    known = names()["recognised"].get(kind or "serving_runs", [["m", "n", "k", "latency_ms"]])
-    return ", ".join(known[0])
+    columns = names()["recognised"].get(kind or "serving_runs", [["m", "n", "k", "latency_ms"]])
+    return ", ".join(columns[0])
 
 
 def rename_columns(kind: str, header: Sequence[str]) -> list[str]:
     """Rename columns as in the larger tables, except where the larger name is already there."""
     plain = ["_".join(column.strip().lstrip("\ufeff").split()) for column in header]
-    known, taken = _synonyms(kind), set(plain)
+    larger, taken = _synonyms(kind), set(plain)
     columns = []
     for column in plain:
-        wanted = known.get(column, known.get(column.lower(), column))
+        wanted = larger.get(column, larger.get(column.lower(), column))
         columns.append(column if wanted in taken else wanted)
         taken.add(wanted)
     return columns

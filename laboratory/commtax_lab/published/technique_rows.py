@@ -103,7 +103,7 @@ class TechniqueBars:
 class TechniqueReadings:
     """All that is read, by row."""
 
-    asked: Mapping[str, TechniqueReading]
+    by_row: Mapping[str, TechniqueReading]
     refused: Mapping[str, str]  # what is missing
     flips: tuple[FlipGroup, ...]
     anchors: tuple[str, ...]  # rows whose figures are compared by themselves
@@ -121,13 +121,13 @@ class TechniqueReadings:
 def technique_readings() -> TechniqueReadings:
     """Read ``techniques.toml``. A row that is read twice is an error."""
     table = lab_table("published/techniques.toml")
-    asked = [pair for group in table["reading"] for pair in _group_rows(group)]
+    readings = [pair for group in table["reading"] for pair in _group_rows(group)]
     refused = [(row, entry["missing"]) for entry in table["refused"] for row in entry["rows"]]
-    ids = [row for row, _ in (*asked, *refused)]
+    ids = [row for row, _ in (*readings, *refused)]
     if twice := {row for row in ids if ids.count(row) > 1}:
         raise ValueError(f"techniques.toml reads {', '.join(sorted(twice))} twice")
     return TechniqueReadings(
-        asked=dict(asked),
+        by_row=dict(readings),
         refused=dict(refused),
         flips=tuple(FlipGroup(one["title"], tuple(one["rows"]), tuple(one["along"])) for one in table["flip"]),
         anchors=tuple(table["anchors"]["rows"]),
@@ -141,10 +141,10 @@ def technique_readings() -> TechniqueReadings:
 def _group_rows(group: Options) -> Iterator[tuple[str, TechniqueReading]]:
     common = {name: value for name, value in group.items() if name not in ("rows", "both")}
     shared, rows = (cast(Mapping[str, Options], group.get(name, {})) for name in ("both", "rows"))
-    for row, own in rows.items():
-        said = {**common, **{name: value for name, value in own.items() if name in OWN}}
-        both = {**shared, **{name: value for name, value in own.items() if name not in OWN}}
-        yield row, plain_record(TechniqueReading, {"id": row, "both": both, **said}, "techniques.toml")
+    for row, row_settings in rows.items():
+        settings = {**common, **{name: value for name, value in row_settings.items() if name in OWN}}
+        both = {**shared, **{name: value for name, value in row_settings.items() if name not in OWN}}
+        yield row, plain_record(TechniqueReading, {"id": row, "both": both, **settings}, "techniques.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def read_technique_rows(path: Path, *, held: bool = False) -> list[TechniqueRow]
 
 def _row(cells: Mapping[str, str], held: bool) -> TechniqueRow:
     shown = held or not held_out(cells["source"])
-    told = {name: cells[name] for name in TOLD}
+    words = {name: cells[name] for name in TOLD}
     chip = f"{cells['gpus']}x {cells['chip']}" if cells["gpus"] not in ("", "1") else cells["chip"]
     baseline, value = (float(cells[name]) if shown and cells[name] else math.nan for name in ("baseline", "value"))
-    return TechniqueRow(chip=chip, lower=cells["better"] == "lower", baseline=baseline, value=value, **told)
+    return TechniqueRow(chip=chip, lower=cells["better"] == "lower", baseline=baseline, value=value, **words)

@@ -26,7 +26,7 @@ def stored_model(row: Row) -> tuple[Model, str]:
 
 @lru_cache(maxsize=512)
 def _shared_model(name: str, products: str, experts: str) -> tuple[Model, str]:
-    """Share one object among runs that store a model in the same way."""
+    """Return one object for all runs that store a model in the same way."""
     model = model_named(name)
     assert model is not None
     kinds = [_kind(mode, column) for mode, column in ((products, "gemm_quant_mode"), (experts, "moe_quant_mode")) if mode]
@@ -60,8 +60,8 @@ def _is_stored(kind: str, quant: Quant) -> bool:
 
 def _checkpoint(name: str, model: Model) -> Quant | None:
     """Return what the catalogue knows of a checkpoint by name, or None."""
-    rules = ((rule, known) for rule, known in made_of(name) if known.key == model.key and rule.suits(model))
-    return next((taken_as(name, model, known, rule).quant for rule, known in rules), None)
+    rules = ((rule, checkpoint) for rule, checkpoint in made_of(name) if checkpoint.key == model.key and rule.suits(model))
+    return next((taken_as(name, model, checkpoint, rule).quant for rule, checkpoint in rules), None)
 
 
 def cache_dtype(row: Row) -> str:

@@ -45,21 +45,21 @@ class Builtin(Driver):
 
     kinds = ("latency", "batch", "profile", "serve")
 
-    def __init__(self, asked: StudyOrder, recipe: Recipe) -> None:
-        self.job = LiveJob(**{name: getattr(asked, name) for name in SHARED}, tp=max(asked.degrees), reference=False).settle()
-        self.asked, self.recipe = asked, recipe
+    def __init__(self, order: StudyOrder, recipe: Recipe) -> None:
+        self.job = LiveJob(**{name: getattr(order, name) for name in SHARED}, tp=max(order.degrees), reference=False).settle()
+        self.order, self.recipe = order, recipe
         arch = self.job.arch()
         self.model, self.dtype, self.library = arch.model, self.job.dtype, self.job.impl
         self.on_cpu = self.eager = self.job.device != "cuda"
         self.version = f"torch {torch.__version__}"
         self.where = self.job.cluster or self.job.plan(arch).cluster.key
-        self.share = machine.cores_per_rank(max(asked.degrees))
+        self.share = machine.cores_per_rank(max(order.degrees))
         self.device = machine.core_words(self.share)
         if not self.on_cpu:
             self.device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
 
     def checks(self) -> list[Check]:
-        ranks = max(self.asked.degrees)
+        ranks = max(self.order.degrees)
         if not self.on_cpu:
             count = torch.cuda.device_count()
             return [check("GPUs for the largest degree", count >= ranks, f"{count} seen")]
@@ -69,21 +69,21 @@ class Builtin(Driver):
 
     def run(self, todo: Sequence[StudyRun], done: Done) -> None:
         """Make every run, degree by degree, and pass each record to ``done`` when it is there."""
-        raw = (self.asked.out / "raw").resolve()
-        for tp in self.asked.degrees:
+        raw = (self.order.out / "raw").resolve()
+        for tp in self.order.degrees:
             runs = [run for run in todo if run.tp == tp]
-            work = DegreeWork(replace(self.job, tp=tp), runs, self.share, self.recipe.slots, self.asked.dataset, raw)
+            work = DegreeWork(replace(self.job, tp=tp), runs, self.share, self.recipe.slots, self.order.dataset, raw)
 
             def ended(news: tuple[StudyRun, MeasuredJob | BenchmarkRun]) -> None:
                 run, seen = news
                 done(run, self.record(run, seen))
 
             if runs:
-                launch.run(TARGET, work, tp, device=self.job.device, lost_s=self.asked.lost_s, progress=ended)
+                launch.run(TARGET, work, tp, device=self.job.device, lost_s=self.order.lost_s, progress=ended)
 
     def record(self, run: StudyRun, seen: MeasuredJob | BenchmarkRun) -> RunRecord:
         """Record a run in the study's own terms, with the whole of it kept too."""
-        raw = self.asked.out / "raw"
+        raw = self.order.out / "raw"
         if isinstance(seen, BenchmarkRun):
             (raw / f"{run.name}.json").write_text(json.dumps(asdict(seen)), encoding="utf-8")
             return serving_record(seen)

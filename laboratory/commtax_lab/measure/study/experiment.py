@@ -37,47 +37,45 @@ Counters = dict[str, float]  # bytes that went over links, by the machine's own 
 Progress = Callable[[str], None]  # receives a line for each thing that begins or ended
 
 
-def experiment(asked: StudyOrder, progress: Progress = lambda _line: None) -> StudyDocument:
+def experiment(order: StudyOrder, progress: Progress = lambda _line: None) -> StudyDocument:
     """Run what is missing, then analyse everything and write the document to ``out`` too."""
-    _check(asked)
-    chosen = recipe(asked.recipe, asked.quick)
-    module = import_module(
-        f"commtax_lab.measure.study.{asked.engine}"
-    )  # loaded where it is used: one needs torch, the other does not
-    driver: Driver = getattr(module, ENGINES[asked.engine])(asked, chosen)
-    where = asked.cluster or driver.where
-    for tp in asked.degrees:
-        ask(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
-    _check_settings(asked, driver)
-    profile, unknown = _constants(asked, driver, progress)
-    prices = Prices(driver.model, where, asked.engine, driver.dtype, driver.eager, profile, driver.library, unknown)
-    kept = {run: asked.out / "runs" / f"{run.name}.json" for run in runs(chosen, asked.degrees, driver.kinds)}
+    _check(order)
+    chosen = recipe(order.recipe, order.quick)
+    module = import_module(f"commtax_lab.measure.study.{order.engine}")  # here: one needs torch, the other does not
+    driver: Driver = getattr(module, ENGINES[order.engine])(order, chosen)
+    where = order.cluster or driver.where
+    for tp in order.degrees:
+        ask(driver.model, where or f"{max(order.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
+    _check_settings(order, driver)
+    profile, unknown = _constants(order, driver, progress)
+    prices = Prices(driver.model, where, order.engine, driver.dtype, driver.eager, profile, driver.library, unknown)
+    kept = {run: order.out / "runs" / f"{run.name}.json" for run in runs(chosen, order.degrees, driver.kinds)}
     todo = [run for run, file in kept.items() if "error" in (_read_kept(file) or {"error": "missing or damaged"})]
-    checks = _checks(asked.out / "checks.json", driver, not todo)
+    checks = _checks(order.out / "checks.json", driver, not todo)
     if todo:
         for one in checks:
             progress(f"{one['check']}: {'' if one['ok'] is not False else 'NO, '}{one['found']}")
         _run(todo, kept, driver, progress)
     done = [(run, record) for run, file in kept.items() if (record := _read_kept(file)) is not None]
     facts: StudyFacts = {
-        "recipe": asked.recipe,
-        "quick": asked.quick,
-        "engine": asked.engine,
+        "recipe": order.recipe,
+        "quick": order.quick,
+        "engine": order.engine,
         "version": driver.version,
         "model": driver.model.key,
         "dtype": driver.dtype,
         "device": driver.device,
-        "box": asked.name or driver.device,
+        "box": order.name or driver.device,
         "cluster": where,
         "profile": Path(profile).name,
-        "serving_lengths": Path(asked.dataset).name or "synthetic",
+        "serving_lengths": Path(order.dataset).name or "synthetic",
         "checks": checks,
         "link_counters": _counters(done),
         "missing": [run.name for run in kept if run not in {r for r, _ in done}],
     }
     study = analyse(facts, done, prices)
     study["lessons"] = study_lessons([(run, record) for run, record in done if "error" not in record], prices)
-    write(asked.out / "experiment.json", study)
+    write(order.out / "experiment.json", study)
     return study
 
 
@@ -117,31 +115,31 @@ def write(path: Path, document: Mapping[str, object]) -> None:
     files.write_text(path, json.dumps(document, indent=1) + "\n")
 
 
-def _check(asked: StudyOrder) -> None:
-    if asked.engine not in ENGINES:
-        raise Refusal(f"engine '{asked.engine}': one of {', '.join(ENGINES)}", "engine")
-    if not asked.degrees or len(set(asked.degrees)) < len(asked.degrees) or min(asked.degrees) < 1:
-        raise Refusal(f"tp {','.join(map(str, asked.degrees))}: distinct degrees of at least 1 are needed, such as 1,2", "tp")
-    if asked.engine == "vllm" and (asked.random or asked.layers):
+def _check(order: StudyOrder) -> None:
+    if order.engine not in ENGINES:
+        raise Refusal(f"engine '{order.engine}': one of {', '.join(ENGINES)}", "engine")
+    if not order.degrees or len(set(order.degrees)) < len(order.degrees) or min(order.degrees) < 1:
+        raise Refusal(f"tp {','.join(map(str, order.degrees))}: distinct degrees of at least 1 are needed, such as 1,2", "tp")
+    if order.engine == "vllm" and (order.random or order.layers):
         raise Refusal("random, layers: belong to the built-in engine; vLLM takes --model")
-    if asked.engine != "vllm" and (asked.vllm or asked.vllm_args):
+    if order.engine != "vllm" and (order.vllm or order.vllm_args):
         raise Refusal("vllm, vllm_args: belong to --engine vllm")
-    if asked.dataset:
-        dataset_lengths(Path(asked.dataset))
-    if asked.profile:
-        overlay.load(asked.profile)
+    if order.dataset:
+        dataset_lengths(Path(order.dataset))
+    if order.profile:
+        overlay.load(order.profile)
 
 
-def _constants(asked: StudyOrder, driver: Driver, progress: Progress) -> tuple[str, str]:
+def _constants(order: StudyOrder, driver: Driver, progress: Progress) -> tuple[str, str]:
     """Return a profile to predict with, and why no time can be predicted. An unmeasured CPU is calibrated once per study."""
-    if asked.profile or asked.cluster or not driver.on_cpu:
-        return asked.profile, ""
-    if asked.engine != "builtin":
-        return "", f"{asked.engine} was not calibrated on this machine (--profile of `commtax measure calibrate` comes nearest)"
+    if order.profile or order.cluster or not driver.on_cpu:
+        return order.profile, ""
+    if order.engine != "builtin":
+        return "", f"{order.engine} was not calibrated on this machine (--profile of `commtax measure calibrate` comes nearest)"
     from commtax_lab.measure import own_constants
 
-    ranks = max(asked.degrees)
-    file = asked.out / f"profile-{ranks}-ranks-{driver.dtype}.json"
+    ranks = max(order.degrees)
+    file = order.out / f"profile-{ranks}-ranks-{driver.dtype}.json"
     if ranks not in own_constants.RANKS or driver.dtype not in own_constants.DTYPES_HERE:
         return (
             "",
@@ -152,30 +150,30 @@ def _constants(asked: StudyOrder, driver: Driver, progress: Progress) -> tuple[s
     except ValueError:
         progress(f"calibrating this machine, kept in {file}")
         try:
-            write(file, own_constants.calibrate(ranks, driver.dtype, asked.name, [driver.library], asked.lost_s))
+            write(file, own_constants.calibrate(ranks, driver.dtype, order.name, [driver.library], order.lost_s))
         except (ValueError, ArithmeticError) as error:
             return "", f"this machine could not be calibrated ({error})"
     return str(file), ""
 
 
-def _check_settings(asked: StudyOrder, driver: Driver) -> None:
+def _check_settings(order: StudyOrder, driver: Driver) -> None:
     """Keep the study's settings beside its runs, and refuse a folder that holds another study.
     On CPUs the device says a rank's cores, which depend on the largest degree."""
     settings = {
-        **{name: getattr(asked, name) for name in ("recipe", "quick", "engine")},
+        **{name: getattr(order, name) for name in ("recipe", "quick", "engine")},
         **{name: getattr(driver, name) for name in ("version", "dtype", "device", "library")},
         "model": driver.model.key,
-        "vllm_args": asked.vllm_args,
-        "dataset": Path(asked.dataset).name,
+        "vllm_args": order.vllm_args,
+        "dataset": Path(order.dataset).name,
     }
-    file = asked.out / "settings.json"
+    file = order.out / "settings.json"
     before = _read_kept(file) or settings
     for key, value in settings.items():
         if before.get(key) != value:
-            held = f"holds a study with {key} '{before.get(key)}', not '{value}'"
-            raise Refusal(f"out '{asked.out}': {held}; name another folder")
+            difference = f"holds a study with {key} '{before.get(key)}', not '{value}'"
+            raise Refusal(f"out '{order.out}': {difference}; name another folder")
     for name in ("raw", "runs"):
-        (asked.out / name).mkdir(parents=True, exist_ok=True)
+        (order.out / name).mkdir(parents=True, exist_ok=True)
     write(file, settings)
 
 

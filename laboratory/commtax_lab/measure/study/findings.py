@@ -112,9 +112,9 @@ def degree(tp: int, done: Sequence[Done], prices: Prices) -> study_documents.Deg
         x = by_kind["throughput"][0][1]
         row["offline"] = {"requests_per_s": x["requests_per_s"], "total_tokens_per_s": x["total_tokens_per_s"]}
     reports = [x["applied"] for _, x in done if x.get("applied")]  # by every run that could tell
-    bad, known = [t for t in reports if t["ok"] is False], [t for t in reports if t["ok"] is not None]
-    first = (bad or known or reports or [study_documents.Applied(ok=None, found="nothing tells")])[0]
-    row["applied"] = {"ok": False if bad else True if known else None, "found": first["found"]}
+    bad, decided = [t for t in reports if t["ok"] is False], [t for t in reports if t["ok"] is not None]
+    first = (bad or decided or reports or [study_documents.Applied(ok=None, found="nothing tells")])[0]
+    row["applied"] = {"ok": False if bad else True if decided else None, "found": first["found"]}
     return row
 
 
@@ -247,8 +247,8 @@ def _served_prediction(
         tpot_s = prices.step_s("decode", run.tp, clients, inputs + outputs // 2)
         ttft_s, how = prices.step_s("prefill", run.tp, 1, inputs), f"bill of a batch of {clients}, a prompt without waiting"
     else:
-        asked = prices.claim(run.tp).question.but(eager=False)
-        loop = price_closed_loop(settle(asked.but(concurrency=clients, spread=SPREAD, input_len=inputs, output_len=outputs)))
+        question = prices.claim(run.tp).question.but(eager=False)
+        loop = price_closed_loop(settle(question.but(concurrency=clients, spread=SPREAD, input_len=inputs, output_len=outputs)))
         tpot_s, ttft_s, how = float(loop.tpot_s), float(loop.ttft_s), f"simulate with {clients} clients"
     return {"predicted_tpot_ms": to_ms(tpot_s), "predicted_ttft_ms": to_ms(ttft_s), "predicted_how": how}
 
@@ -338,7 +338,7 @@ def answers(study: study_documents.StudyDocument) -> list[dict[str, str]]:
     """Question and answer, four times."""
     one = next((r for r in study["degrees"] if r["tp"] == 1), None)
     others = [r for r in study["degrees"] if r["tp"] > 1]
-    asked = (
+    questions = (
         ("Does tensor parallelism divide decode latency by its degree?", [_divides_answer(one, row) for row in others]),
         ("What share of decode time is all-reduce?", [*map(_share_answer, others)]),
         ("At what batch does it beat TP=1?", [*map(_beats_answer, study["crossover"])]),
@@ -346,7 +346,7 @@ def answers(study: study_documents.StudyDocument) -> list[dict[str, str]]:
     )
     return [
         {"question": question, "answer": " ".join(filter(None, sentences)) or "Not measured: it needs TP=1 and a larger degree."}
-        for question, sentences in asked
+        for question, sentences in questions
     ]
 
 

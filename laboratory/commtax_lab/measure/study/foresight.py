@@ -18,16 +18,16 @@ METRICS = ("tpot", "ttft")
 SHOWN = 3  # runs of a study that teach
 
 
-def foresee(runs: Sequence[MeasuredRun], shown: int, own: Profile) -> tuple[Learnt, list[ForeseenRun]]:
+def foresee(runs: Sequence[MeasuredRun], shown: int, prior: Profile) -> tuple[Learnt, list[ForeseenRun]]:
     """Learn from the runs of the first loads, and predict the others before and after."""
     first = set(list(dict.fromkeys(map(question_of, runs)))[:shown])
-    learnt = learn([run for run in runs if question_of(run) in first], own)
+    learnt = learn([run for run in runs if question_of(run) in first], prior)
     others = join_repeats(run for run in runs if question_of(run) not in first)
-    return learnt, [_foreseen(run, own, learnt.profile) for run in others]
+    return learnt, [_foreseen(run, prior, learnt.profile) for run in others]
 
 
-def _foreseen(run: MeasuredRun, own: Profile, learnt: Profile) -> ForeseenRun:
-    before, after = (_ask(run, profile) for profile in (own, learnt))
+def _foreseen(run: MeasuredRun, prior: Profile, learnt: Profile) -> ForeseenRun:
+    before, after = (_ask(run, profile) for profile in (prior, learnt))
     return {"load": run.label, **{metric: _foresight(run, before, after, metric) for metric in METRICS}}  # type: ignore[typeddict-item]
 
 

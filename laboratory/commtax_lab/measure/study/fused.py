@@ -104,8 +104,8 @@ if triton is not None:
         last = tl.minimum(first + chunk, tl.load(lengths + seq))
         rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
         row_heads = (seq * kv_heads + head) * group + rows
-        own = rows < group
-        query = tl.load(q + row_heads[:, None] * DIM + dims[None, :], own[:, None], other=0.0)
+        in_group = rows < group
+        query = tl.load(q + row_heads[:, None] * DIM + dims[None, :], in_group[:, None], other=0.0)
         base = (seq.to(tl.int64) * max_len * kv_heads + head) * DIM
         top = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -126,12 +126,12 @@ if triton is not None:
             top = higher
         if WHOLE:
             target = out + row_heads[:, None] * DIM + dims[None, :]
-            tl.store(target, (mixed / total[:, None]).to(tl.bfloat16), own[:, None])
+            tl.store(target, (mixed / total[:, None]).to(tl.bfloat16), in_group[:, None])
         else:
             part = row_heads * tl.num_programs(2) + split
             safe = tl.maximum(total, 1e-30)
-            tl.store(out + part[:, None] * DIM + dims[None, :], mixed / safe[:, None], own[:, None])
-            tl.store(sums + part, top + tl.log2(safe), own)
+            tl.store(out + part[:, None] * DIM + dims[None, :], mixed / safe[:, None], in_group[:, None])
+            tl.store(sums + part, top + tl.log2(safe), in_group)
 
     @triton.jit(do_not_specialize=["splits"])
     def _join_kernel(parts, sums, out, splits, DIM: tl.constexpr, SPLITS: tl.constexpr):

@@ -38,35 +38,35 @@ def options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.0, help="time to spend in all (default 9)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a tiny sweep, to try it out")
     parser.add_argument("--seed", type=int, default=1, help="of the order of points")
-    asked = parser.parse_args(argv)
-    wrong = [kind for kind in asked.only.split(",") if kind not in KINDS]
+    flags = parser.parse_args(argv)
+    wrong = [kind for kind in flags.only.split(",") if kind not in KINDS]
     if wrong:
         parser.error(f"--only: unknown kind '{wrong[0]}' (one of {', '.join(KINDS)})")
-    if not 0 < asked.minutes <= 1e5:
-        parser.error(f"--minutes {asked.minutes:g}: more than 0 is needed")
-    return asked
+    if not 0 < flags.minutes <= 1e5:
+        parser.error(f"--minutes {flags.minutes:g}: more than 0 is needed")
+    return flags
 
 
-def run(asked: argparse.Namespace, argv: list[str], out: TextIO) -> None:
+def run(flags: argparse.Namespace, argv: list[str], out: TextIO) -> None:
     from commtax_lab.measure.study import sweeps
 
     def write(row: Mapping[str, object]) -> None:
         out.write(json.dumps(row) + "\n")
         out.flush()
 
-    end = time.monotonic() + 60 * asked.minutes
-    checked = sweeps.agreement(asked.device)
+    end = time.monotonic() + 60 * flags.minutes
+    checked = sweeps.agreement(flags.device)
     if max(checked.values()) > 0.05:
         raise ArithmeticError(f"the kernels here disagree with plain functions: {checked}")
-    b = sweeps.bench(asked.device)
+    b = sweeps.bench(flags.device)
     write(sweeps.header(b, " ".join([COMMAND, *argv]), checked))
     sys.stderr.write(f"agreement with plain functions: {checked}\n")
-    chosen = {kind: limits for kind, limits in KINDS.items() if kind in asked.only.split(",")}
+    chosen = {kind: limits for kind, limits in KINDS.items() if kind in flags.only.split(",")}
     rest = sum(limits["share"] for limits in chosen.values())
     for kind, limits in chosen.items():
         now = time.monotonic()
         deadline, rest = now + (end - now) * limits["share"] / rest, rest - limits["share"]  # what one kind leaves goes to the next
-        for row in sweeps.sweep(b, kind, deadline, limits["quick" if asked.quick else "most"], random.Random(asked.seed)):
+        for row in sweeps.sweep(b, kind, deadline, limits["quick" if flags.quick else "most"], random.Random(flags.seed)):
             write(row)
 
 
@@ -76,17 +76,17 @@ def _fail(text: str, code: int) -> int:
 
 
 def main(argv: list[str]) -> int:
-    asked = options(argv)
+    flags = options(argv)
     try:
         import torch
     except ImportError:
         return _fail("error: torch is needed to measure (pip install torch)", 2)
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    if flags.device == "cuda" and not torch.cuda.is_available():
         return _fail("error: no CUDA device was found (--device cpu tries the sweep out on a tiny shard)", 2)
     try:
-        check_writable(asked.out, "--out") if asked.out != "-" else None
-        with open(asked.out, "w", encoding="utf-8") if asked.out != "-" else nullcontext(sys.stdout) as out:
-            run(asked, argv, out)
+        check_writable(flags.out, "--out") if flags.out != "-" else None
+        with open(flags.out, "w", encoding="utf-8") if flags.out != "-" else nullcontext(sys.stdout) as out:
+            run(flags, argv, out)
     except KeyboardInterrupt:
         return _fail("stopped: what was measured is written", 130)
     except ArithmeticError as error:
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         return _fail(f"error: {error}", 2)
     except OSError as error:
-        return _fail(f"error: --out {asked.out}: {error.strerror}", 2)
+        return _fail(f"error: --out {flags.out}: {error.strerror}", 2)
     return 0
 
 

@@ -130,7 +130,7 @@ def _usual_rates(service: Service, timings: Timings) -> tuple[float, ...]:
 
 
 def _sweep(server: BatchingEngine, steps: Sequence[SurfacePoint], spread: int, rounds: int = ROUNDS) -> Timings:
-    """Time all steps round by round, so that a disturbance spoils one timing of several steps and not all of one."""
+    """Measure all steps round by round, so that a disturbance spoils one timing of several steps and not all of one."""
     timings: dict[SurfacePoint, list[float]] = {step: [] for step in steps}
     for _ in range(rounds):
         for step in steps:

@@ -17,7 +17,7 @@ from commtax.statement import Refusal
 from commtax.units import plural
 from commtax_lab.measure import machine
 from commtax_lab.measure.study.foresight import foresee, sum_up
-from commtax_lab.measure.study.live_loads import LiveLoad, LoadMeasurements, LoadRound, LoadSeries, least_known
+from commtax_lab.measure.study.live_loads import LiveLoad, LoadMeasurements, LoadRound, LoadSeries, least_calibrated
 from commtax_lab.measure.study.study_documents import LessonsDocument, LoadResult
 
 ENGINE = "builtin"
@@ -61,18 +61,18 @@ def _result(series: LoadSeries, load: LiveLoad, one: LoadRound) -> LoadResult:
 def runs_of(series: LoadSeries, results: Sequence[LoadResult]) -> list[MeasuredRun]:
     """Return the small engine's runs as the questions that they answer."""
     job, arch = series.job, series.job.arch()
-    said = ReportedDeployment("this machine", job.model, {"tp": job.tp, "engine": ENGINE, "dtype": job.dtype})
-    found = read_runs(results, said, job.plan(arch).cluster)
-    return [replace(run, model=arch.model) for run in found]  # which may have fewer layers
+    deployment = ReportedDeployment("this machine", job.model, {"tp": job.tp, "engine": ENGINE, "dtype": job.dtype})
+    runs = read_runs(results, deployment, job.plan(arch).cluster)
+    return [replace(run, model=arch.model) for run in runs]  # which may have fewer layers
 
 
-def read_runs(results: Sequence[Mapping[str, object]], said: ReportedDeployment, cluster: Cluster) -> list[MeasuredRun]:
+def read_runs(results: Sequence[Mapping[str, object]], deployment: ReportedDeployment, cluster: Cluster) -> list[MeasuredRun]:
     """Read results as the questions that they answer, like those of any benchmark."""
-    labelled = [LabelledResult(_load_name(one), one, said) for one in bench.parse(json.dumps(results))]
-    found = measured_runs(labelled, cluster)
-    if found.refused:
-        raise Refusal(found.refused[0])
-    return list(found.runs)
+    labelled = [LabelledResult(_load_name(one), one, deployment) for one in bench.parse(json.dumps(results))]
+    measured = measured_runs(labelled, cluster)
+    if measured.refused:
+        raise Refusal(measured.refused[0])
+    return list(measured.runs)
 
 
 def _load_name(one: BenchmarkRun) -> str:
@@ -102,9 +102,9 @@ def served_loads(series: LoadSeries, seen: LoadMeasurements) -> ServedLoads:
     return ServedLoads(*facts, results, runs_of(series, results))
 
 
-def lessons_document(served: ServedLoads, shown: int, own: Profile) -> tuple[LessonsDocument, Profile]:
+def lessons_document(served: ServedLoads, shown: int, prior: Profile) -> tuple[LessonsDocument, Profile]:
     """Return the whole study as one document, and the profile with what the shown runs taught."""
-    learnt, foreseen = foresee(served.runs, shown, own)
+    learnt, foreseen = foresee(served.runs, shown, prior)
     document: LessonsDocument = {
         "schema": "commtax.live-lessons/1",
         "engine": served.engine,
@@ -132,36 +132,37 @@ def _scatter(runs: Sequence[MeasuredRun]) -> float:
     return median(max(times) / min(times) - 1 for times in loads.values())
 
 
-def own_profile(series: LoadSeries, given: str, lost_s: float) -> Profile:
+def machine_profile(series: LoadSeries, profile: str, lost_s: float) -> Profile:
     """Return the machine's profile before any run: the named one, or on CPUs one measured now."""
     job = series.job
-    if given:
-        return overlay.load(given)
+    if profile:
+        return overlay.load(profile)
     if job.device != "cpu":
         return Profile(job.plan(job.arch()).cluster.chip.key)
     return _measure_cpu(job.tp, job.dtype, [job.impl], lost_s)
 
 
-def known_before(given: str, served: ServedLoads, lost_s: float) -> Profile:
+def prior_profile(profile: str, served: ServedLoads, lost_s: float) -> Profile:
     """Return the profile of a machine that vLLM served on: on CPUs the small engine's, with weights laid out once."""
     chip = served.runs[0].cluster.chip.key
     if chip != "cpu":
-        return overlay.load(given) if given else Profile(chip)
-    return lay_out_once(overlay.load(given) if given else _measure_cpu(served.tp, served.dtype, (), lost_s))
+        return overlay.load(profile) if profile else Profile(chip)
+    return lay_out_once(overlay.load(profile) if profile else _measure_cpu(served.tp, served.dtype, (), lost_s))
 
 
-def lay_out_once(own: Profile) -> Profile:
+def lay_out_once(prior: Profile) -> Profile:
     """Return a profile of an engine that packs its matrices on loading, as vLLM's CPU build does (``create_onednn_mm``).
 
     The small engine multiplies them as they lie, and pays for it in every product with a few rows.
     """
     tables = {
-        name: {key: 0.0 if key.startswith("pack") else value for key, value in table.items()} for name, table in own.tables.items()
+        name: {key: 0.0 if key.startswith("pack") else value for key, value in table.items()}
+        for name, table in prior.tables.items()
     }
-    return replace(own, tables=tables)
+    return replace(prior, tables=tables)
 
 
 def _measure_cpu(ranks: int, dtype: str, impls: Sequence[str], lost_s: float) -> Profile:
     from commtax_lab.measure import own_constants
 
-    return overlay.parse(own_constants.calibrate(least_known(ranks), dtype, impls=impls, lost_s=lost_s))
+    return overlay.parse(own_constants.calibrate(least_calibrated(ranks), dtype, impls=impls, lost_s=lost_s))

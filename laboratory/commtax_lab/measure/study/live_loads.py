@@ -62,7 +62,7 @@ class LoadSeries:
     @property
     def ranks_here(self) -> int:
         """Ranks that the machine is divided among, as its calibration divides it: the least number that it knows and suffices."""
-        return least_known(self.job.tp)
+        return least_calibrated(self.job.tp)
 
     def settle(self) -> LoadSeries:
         """Fill in what depends on the machine, and refuse requests that are longer than the model allows."""
@@ -101,12 +101,12 @@ class LoadMeasurements:
 
 def usual_loads(most_clients: int, input_len: float, output_len: float, seed: int = 0) -> tuple[tuple[LiveLoad, ...], int]:
     """Return the loads of ``loads.toml`` and their rounds. The first three have each client count and length pair once."""
-    said = lab_table("measure/study/loads.toml")
-    clients = sorted({max(1, round(most_clients**share)) for share in said["clients"]})
-    shapes = [(input_len * i, output_len * o) for i, o in said["lengths"]]
+    table = lab_table("measure/study/loads.toml")
+    clients = sorted({max(1, round(most_clients**share)) for share in table["clients"]})
+    shapes = [(input_len * i, output_len * o) for i, o in table["lengths"]]
     turned = [(n, shapes[(i + turn) % len(shapes)]) for turn in range(len(shapes)) for i, n in enumerate(clients)]
-    loads = (_load(n, shape, n * said["requests_per_client"], said["spread"], seed) for n, shape in turned)
-    return tuple(loads), int(said["rounds"])
+    loads = (_load(n, shape, n * table["requests_per_client"], table["spread"], seed) for n, shape in turned)
+    return tuple(loads), int(table["rounds"])
 
 
 def _load(clients: int, shape: tuple[float, float], count: int, spread: float, seed: int) -> LiveLoad:
@@ -120,7 +120,7 @@ def _load(clients: int, shape: tuple[float, float], count: int, spread: float, s
     return LiveLoad(clients, tuple(zip(*columns, strict=True)))
 
 
-def least_known(tp: int) -> int:
+def least_calibrated(tp: int) -> int:
     """Return the least number of ranks that a calibration covers and that suffices."""
     return next((ranks for ranks in RANKS if ranks >= tp), tp)
 

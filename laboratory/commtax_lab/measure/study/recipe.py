@@ -97,8 +97,8 @@ def lengths(run: StudyRun, dataset: str, seed: int = 0) -> list[tuple[int, int]]
     """Prompt and output tokens of each request to serve: a ShareGPT-shaped file's, or synthetic ones around the means."""
     chance = random.Random(seed)
     if dataset:
-        known = dataset_lengths(Path(dataset))
-        return [chance.choice(known) for _ in range(run.iters)]
+        lengths = dataset_lengths(Path(dataset))
+        return [chance.choice(lengths) for _ in range(run.iters)]
 
     def around(mean: int) -> int:
         return max(2, round(mean * chance.uniform(1 - SPREAD, 1 + SPREAD)))
@@ -110,8 +110,8 @@ def dataset_lengths(path: Path) -> list[tuple[int, int]]:
     """Estimate tokens of the first question and answer of each ShareGPT-shaped conversation, from their characters."""
     rows = files.read_json(path, "dataset", most=DATASET_BYTES, memory=DATASET_MEMORY_BYTES)
     try:
-        told = [files.need_object(row).get("conversations", []) for row in files.need_list(rows)]
-        turns = [[files.need_object(turn)["value"] for turn in files.need_list(talk)[:2]] for talk in told]
+        talks = [files.need_object(row).get("conversations", []) for row in files.need_list(rows)]
+        turns = [[files.need_object(turn)["value"] for turn in files.need_list(talk)[:2]] for talk in talks]
         texts = [(str(values[0]), str(values[1])) for values in turns if len(values) == 2]
     except (TypeError, KeyError, AttributeError) as error:
         needed = "a list of objects with conversations of at least two values is needed"

@@ -120,10 +120,10 @@ def serve(
     Requests come at their times; or ``clients`` send the first ones together, and each its next when it has its answer.
     """
     running: list[Request] = []
-    begin, come, done, known = clock(), 0, 0, clients
+    begin, come, done, sent = clock(), 0, 0, clients
     while done < len(queue):
-        due = min(known, len(queue)) if clients else _count_arrived(server.group, queue, come, bool(running), begin)
-        known = clients + done  # what is sent on an answer finds the next step begun, as it would over a network
+        due = min(sent, len(queue)) if clients else _count_arrived(server.group, queue, come, bool(running), begin)
+        sent = clients + done  # what is sent on an answer finds the next step begun, as it would over a network
         if come < due and len(running) < server.limit:
             request = queue[come]
             come += 1

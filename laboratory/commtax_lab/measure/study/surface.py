@@ -75,13 +75,13 @@ def sweep_spread(sweeps: Sequence[Timings]) -> float:
 def surface(timings: Timings) -> Surface:
     """Build the simulator's table of steps: whole steps where a price would have their lines."""
     typical = {step: median(seconds) for step, seconds in timings.items()}
-    prompts, known, lengths = _sizes(typical)
+    prompts, batches, lengths = _sizes(typical)
     prompt_s = make_rising(np.array([typical[SurfacePoint(0, tokens)] for tokens in prompts]))
     decode_s = make_rising(
-        make_rising(np.array([[typical[SurfacePoint(n, tokens)] for tokens in lengths] for n in known])).T
-    )  # (lengths, known)
-    rows, seqs = np.arange(prompts[-1] + 1), np.arange(known[-1] + 1)
-    short, long = (np.interp(seqs, known, column) for column in decode_s)
+        make_rising(np.array([[typical[SurfacePoint(n, tokens)] for tokens in lengths] for n in batches])).T
+    )  # (lengths, batches)
+    rows, seqs = np.arange(prompts[-1] + 1), np.arange(batches[-1] + 1)
+    short, long = (np.interp(seqs, batches, column) for column in decode_s)
     contexts, further = [0.0, *map(float, lengths), 2.0 * lengths[-1]], lengths[-1] / (lengths[-1] - lengths[0])
     by_rows = np.interp(rows, prompts, prompt_s)
     decode = np.stack([short * 0, short * 0, long - short, (long - short) * (1 + further)], axis=-1)

@@ -44,7 +44,7 @@ class Workbench:
     tiny: bool
 
     def samples(self, make: Make, nbytes: float, call_s: float) -> list[float]:
-        """Time calls on enough operands to keep ``nbytes`` of each cold (0: one will do), in a graph that is long enough."""
+        """Measure calls on enough operands to keep ``nbytes`` of each cold (0: one will do), in a graph that is long enough."""
         count = max(2, min(MOST_COPIES, math.ceil(COLD_BYTES / nbytes))) if nbytes and not self.tiny else 1 + self.tiny
         rounds = 1 if self.tiny else max(1, math.ceil(GRAPH_S / (count * call_s)))
         return self.timer.samples([make() for _ in range(count)] * rounds, call_s)

@@ -65,35 +65,35 @@ class Vllm(Driver):
 
     kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
-    def __init__(self, asked: StudyOrder, recipe: Recipe, divided: int = 0) -> None:
+    def __init__(self, order: StudyOrder, recipe: Recipe, divided: int = 0) -> None:
         """Prepare to drive vLLM. ``divided``: ranks that the machine's cores are divided among, where it is more than run."""
-        self.found = vllm_setup.find_vllm(asked.vllm or "vllm", asked.out)
-        self.version = self.found.version
-        self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
-        self.model = catalog.model(asked.model)
-        self.weights = vllm_setup.weights(asked.model, self.model, asked.out)
+        self.program = vllm_setup.find_vllm(order.vllm or "vllm", order.out)
+        self.version = self.program.version
+        self.order, self.recipe, self.raw = order, recipe, order.out / "raw"
+        self.model = catalog.model(order.model)
+        self.weights = vllm_setup.weights(order.model, self.model, order.out)
         self.on_cpu = "cpu" in self.version
         eager = "--enforce-eager"
-        self.args = [*shlex.split(asked.vllm_args), *([eager] if self.on_cpu and eager not in asked.vllm_args else [])]
+        self.args = [*shlex.split(order.vllm_args), *([eager] if self.on_cpu and eager not in order.vllm_args else [])]
         self.eager = eager in self.args
         # quantised weights keep their own type
-        self.dtype = asked.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
+        self.dtype = order.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
         self.ended = launch.EndedBySignal()
-        ranks = max(asked.degrees)
+        ranks = max(order.degrees)
         self.share = machine.cores_per_rank(max(ranks, divided))
         self.kv = (
-            vllm_setup.kv_space(self.model, self.dtype, ranks, asked.vllm_args) if self.on_cpu else vllm_setup.ChosenEnvironment()
+            vllm_setup.kv_space(self.model, self.dtype, ranks, order.vllm_args) if self.on_cpu else vllm_setup.ChosenEnvironment()
         )
         query = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
         self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool_output("nvidia-smi", *query).splitlines()]
-        known = f"{len(self.gpus)} x {self.gpus[0][0]}" if self.gpus else "unknown device"
-        self.device = machine.core_words(self.share) if self.on_cpu else known
+        gpus = f"{len(self.gpus)} x {self.gpus[0][0]}" if self.gpus else "unknown device"
+        self.device = machine.core_words(self.share) if self.on_cpu else gpus
         chip = machine.nearest_chip(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else "cpu" if self.on_cpu else ""
-        self.where = f"{max(2, *asked.degrees)}x{chip}" if chip else ""
+        self.where = f"{max(2, *order.degrees)}x{chip}" if chip else ""
 
     def checks(self) -> list[Check]:
-        ranks = max(self.asked.degrees)
-        checks = [check("vLLM found", True, self.version), *self.found.checks, *self.weights.checks]
+        ranks = max(self.order.degrees)
+        checks = [check("vLLM found", True, self.version), *self.program.checks, *self.weights.checks]
         if not self.on_cpu:
             return [*checks, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
         cores, slow = len(machine.cores()), machine.bf16_note(machine.facts(), self.dtype)
@@ -122,7 +122,7 @@ class Vllm(Driver):
 
     def _model_args(self, run: StudyRun) -> list[str]:
         dtype = ["--dtype", DTYPES.get(self.dtype, self.dtype)] if self.dtype else []
-        needed = max(self.recipe.longest, 2 * LONGEST if self.asked.dataset else 0)
+        needed = max(self.recipe.longest, 2 * LONGEST if self.order.dataset else 0)
         room = min(self.model.max_len, needed)
         return [
             "--tensor-parallel-size",
@@ -146,7 +146,7 @@ class Vllm(Driver):
 
     def _command(self, name: str, run: StudyRun, **more: str | int) -> list[str]:
         """Return a command of the table, with this run's figures put in."""
-        figures = {"model": self.weights.name, "dataset": self.asked.dataset, "spread": SPREAD, **asdict(run), **more}
+        figures = {"model": self.weights.name, "dataset": self.order.dataset, "spread": SPREAD, **asdict(run), **more}
         figures |= {"folder": self.raw, "file": f"{run.name}.json", "warmup": max(2, run.iters // 2)}
         return [word.format(**figures) for word in _TABLES["commands"][name].split()]
 
@@ -193,7 +193,7 @@ class Vllm(Driver):
 
     def _serve(self, run: StudyRun) -> RunRecord:
         with self._server(run) as port:
-            self._ask(run, port, ("client", "from_dataset" if self.asked.dataset else "synthetic", "kept"))
+            self._ask(run, port, ("client", "from_dataset" if self.order.dataset else "synthetic", "kept"))
         return serving_record(self._result(run))
 
     def closed_loops(self, todo: Sequence[StudyRun]) -> Iterator[Mapping[str, object]]:
@@ -221,12 +221,12 @@ class Vllm(Driver):
     def environment(self, tp: int) -> dict[str, str]:
         """Give every CPU rank as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
         if not self.on_cpu:
-            return {**os.environ, **self.found.environment}
+            return {**os.environ, **self.program.environment}
         cores, share = machine.cores(), self.share
         bound = "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(tp))
         usual = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": bound, **self.kv.environment}
         usual |= vllm_setup.NOT_COMPILED if self.eager else {}
-        return {**usual, **os.environ, **self.found.environment}
+        return {**usual, **os.environ, **self.program.environment}
 
     def _call(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> None:
         with self._process(command, run, ending, **extra) as process:
@@ -261,7 +261,7 @@ class Vllm(Driver):
     def _process(self, command: list[str], run: StudyRun, ending: str = ".log", **extra: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run a command with its log in a file. It and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **extra}
-        process = launch.start_process(leash_command([self.found.path, *command]), self._file(run, ending), environment)
+        process = launch.start_process(leash_command([self.program.path, *command]), self._file(run, ending), environment)
         try:
             yield process
         finally:

@@ -11,7 +11,7 @@ from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.measure.study.driving import StudyOrder
 from commtax_lab.measure.study.live_lessons import ServedLoads, read_runs
-from commtax_lab.measure.study.live_loads import WALL, LiveLoad, least_known
+from commtax_lab.measure.study.live_loads import WALL, LiveLoad, least_calibrated
 from commtax_lab.measure.study.recipe import StudyRun, recipe
 from commtax_lab.measure.study.vllm import FailedRunError, Vllm
 
@@ -29,15 +29,15 @@ def serve_loads(order: StudyOrder, loads: Sequence[LiveLoad], advance: Callable[
     longest = max(todo, key=lambda run: run.input_len + run.output_len)
     with tempfile.TemporaryDirectory(prefix="commtax-") as folder:
         usual = replace(recipe("tp-study", quick=True), serve_shape=(longest.input_len, longest.output_len))
-        driver = Vllm(replace(order, out=Path(folder)), usual, least_known(tp))  # cores as when the machine was calibrated
+        driver = Vllm(replace(order, out=Path(folder)), usual, least_calibrated(tp))  # cores as when the machine was calibrated
         driver.raw.mkdir()
         broken = next((one for one in driver.checks() if one["ok"] is False), None)
         if broken:
             raise Refusal(f"{broken['check']}: {broken['found']}")
         results: list[list[Mapping[str, object]]] = [[] for _ in todo]
         try:
-            for i, found in enumerate(driver.closed_loops(todo * rounds())):
-                results[i % len(todo)].append(found)
+            for i, result in enumerate(driver.closed_loops(todo * rounds())):
+                results[i % len(todo)].append(result)
                 advance("load")
         except FailedRunError as failure:
             raise Refusal(f"vllm: {failure}") from None

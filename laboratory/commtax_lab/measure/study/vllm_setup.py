@@ -70,9 +70,9 @@ def _version(program: str, more: dict[str, str]) -> subprocess.CompletedProcess[
 
 def fault_words(stderr: str, python: str = "python") -> str:
     """Return the remedy of a recognised fault, else the end of the output."""
-    for known in lab_table("measure/study/vllm.toml")["faults"]:
-        if re.search(known["said"], stderr):
-            return str(known["remedy"]).format(python=python)
+    for fault in lab_table("measure/study/vllm.toml")["faults"]:
+        if re.search(fault["said"], stderr):
+            return str(fault["remedy"]).format(python=python)
     return " ".join(stderr.split())[-200:]
 
 
@@ -158,10 +158,10 @@ def kv_space(model: Model, dtype: str, workers: int, args: str) -> ChosenEnviron
     if by:
         return ChosenEnvironment(checks=(check("KV cache space", None, f"as {by} says"),))
     parts = held_tensors(model, Plan(weights_dtype=dtype), catalog.engine("vllm"), 0, 1)
-    free, held = machine.free_bytes(), sum(float(part.ideal_bytes) for part in parts)
-    gib, room = kv_gib(free, held, workers), format_bytes(free)
-    text = f"{gib} GiB for each of {workers} worker(s) ({KV_SPACE}): {room} are free, weights take {format_bytes(held)}"
-    return ChosenEnvironment({KV_SPACE: str(gib)}, (check("KV cache space", gib * workers * GiB <= free - held, text),))
+    free, weights_bytes = machine.free_bytes(), sum(float(part.ideal_bytes) for part in parts)
+    gib, room = kv_gib(free, weights_bytes, workers), format_bytes(free)
+    text = f"{gib} GiB for each of {workers} worker(s) ({KV_SPACE}): {room} are free, weights take {format_bytes(weights_bytes)}"
+    return ChosenEnvironment({KV_SPACE: str(gib)}, (check("KV cache space", gib * workers * GiB <= free - weights_bytes, text),))
 
 
 def kv_gib(free_bytes: float, weights_bytes: float, workers: int) -> int:

@@ -43,8 +43,8 @@ def _exchange_kind(form: str, low: bool) -> KernelKind:
     tail, timed = ("ll", "avg_t_us") if low else ("normal", "transmit_us")
     times = (f"dispatch_{timed}", f"combine_{timed}")
     sms = () if low else ("dispatch_sms", "combine_sms")
-    known = ((*sizes, *sms), make, lambda x: x["num_token"], "")
-    return KernelKind(f"wideep_deepep_{tail}", "exchange", *known, hashed=("framework", *sizes, *sms), times_us=times)
+    fields = ((*sizes, *sms), make, lambda x: x["num_token"], "")
+    return KernelKind(f"wideep_deepep_{tail}", "exchange", *fields, hashed=("framework", *sizes, *sms), times_us=times)
 
 
 def _exchange_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:

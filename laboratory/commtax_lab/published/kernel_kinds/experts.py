@@ -29,13 +29,13 @@ def _loads(x: Sizes, distribution: str) -> tuple[Array, Array, Array]:
     """Return copies, busy experts and tokens of the rank that was timed."""
     skew = _skew(distribution)
     columns = (x["num_tokens"], x["num_experts"], x["topk"], x["moe_ep_size"])
-    found = [_load(asked, skew) for asked in zip(*(np.clip(c, 1, MOST).astype(int).tolist() for c in columns), strict=True)]
-    copies, active, reached = np.array([(one.copies, one.active, one.reached) for one in found]).T
+    loads = [_load(sizes, skew) for sizes in zip(*(np.clip(c, 1, MOST).astype(int).tolist() for c in columns), strict=True)]
+    copies, active, reached = np.array([(one.copies, one.active, one.reached) for one in loads]).T
     return copies, active, reached
 
 
-def _load(asked: tuple[int, ...], skew: float) -> BusiestRankLoad:
-    tokens, experts, top_k, ep = asked
+def _load(sizes: tuple[int, ...], skew: float) -> BusiestRankLoad:
+    tokens, experts, top_k, ep = sizes
     experts = min(experts, MOST_EXPERTS)
     return load(tokens, experts, min(top_k, experts), ep if experts % ep == 0 else 1, skew)
 
@@ -57,8 +57,8 @@ def _sizes(words: Words, x: Sizes, arrived: bool = False) -> RoutedSizes:
 def _format(words: Words) -> tuple[str, str, float]:
     """Return arithmetic, table of constants and bytes per weight, as far as known for formats without a table."""
     dtype = words["dtype"]
-    known = FACTS["formats"].get(words["moe_dtype"])
-    return (known["dtype"], known["store"], known["bytes"]) if known else (dtype, dtype, DTYPE_BYTES[dtype])
+    entry = FACTS["formats"].get(words["moe_dtype"])
+    return (entry["dtype"], entry["store"], entry["bytes"]) if entry else (dtype, dtype, DTYPE_BYTES[dtype])
 
 
 def _num_up_matrices(words: Words, x: Sizes) -> Array:
@@ -106,8 +106,8 @@ def _exchanged_kernels(backend: str) -> Make:
 
 def _cached_weights_hint(x: Sizes, chip: Chip) -> Array:
     """Mark rows whose weights the cache may hold."""
-    held = x["hidden_size"] * x["inter_size"] / x["moe_tp_size"] * x["num_experts"] / x["moe_ep_size"] < chip.l2_bytes
-    return np.where(held, "weights stay in the chip's cache between repetitions", "").astype(object)
+    cached = x["hidden_size"] * x["inter_size"] / x["moe_tp_size"] * x["num_experts"] / x["moe_ep_size"] < chip.l2_bytes
+    return np.where(cached, "weights stay in the chip's cache between repetitions", "").astype(object)
 
 
 _SIZES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")

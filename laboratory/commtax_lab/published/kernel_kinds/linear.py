@@ -23,15 +23,15 @@ UPDATES = {"generation": "update", "verify": "verify"}
 """What a phase does to the state."""
 
 
-def _delta(own: str, words: Words, x: Sizes) -> Sequence[Kernel]:
+def _delta(family: str, words: Words, x: Sizes) -> Sequence[Kernel]:
     """Make a kernel of gated delta net (gdn) or Kimi delta attention (kda)."""
     sequences, tokens = x["batch_size"], x["seq_len"]
     if words["kernel_source"].startswith(CONVOLUTION):
-        return [_convolution(words, x, _width(own, words, x), "kda-conv-" if own == "kda" else "conv-")]
+        return [_convolution(words, x, _width(family, words, x), "kda-conv-" if family == "kda" else "conv-")]
     if words["phase"] == "context":
         heads = x["num_k_heads"], x["num_v_heads"], x["head_k_dim"], x["head_v_dim"]
-        return [delta_scanned(f"{own}-scan", sequences, tokens, *heads)]
-    form = f"{own}-{'fused' if words['kernel_source'] in FUSED_DECODE else UPDATES.get(words['phase'], 'update')}"
+        return [delta_scanned(f"{family}-scan", sequences, tokens, *heads)]
+    form = f"{family}-{'fused' if words['kernel_source'] in FUSED_DECODE else UPDATES.get(words['phase'], 'update')}"
     return [updated(form, sequences, tokens, _state(x), _state_bytes_moved(words, tokens), cold=False)]
 
 
@@ -45,10 +45,10 @@ def _state(x: Sizes) -> Array:
     return x["num_v_heads"] * x["head_k_dim"] * x["head_v_dim"]
 
 
-def _width(own: str, words: Words, x: Sizes) -> Array:
+def _width(family: str, words: Words, x: Sizes) -> Array:
     """Return the channels of queries, keys and values."""
     keys = x["num_k_heads"] * x["head_k_dim"]
-    if own == "gdn" and _runs_in_blocks(words):
+    if family == "gdn" and _runs_in_blocks(words):
         return np.asarray(keys)
     return np.asarray(2 * keys + x["num_v_heads"] * x["head_v_dim"])
 

@@ -33,14 +33,14 @@ def timed_model(name: str, ratio: int = 0) -> Model:
 
     ``ratio``: of its compressed entries.
     """
-    known = bundled_model(origin(name))
-    if known is None:
+    model = bundled_model(origin(name))
+    if model is None:
         raise Refusal(f"attention of '{name}' is not known: it is no model of the catalogue", "model")
-    alike = [a for a in known.attentions if a.compressed is None or a.compressed.ratio == ratio]
+    alike = [a for a in model.attentions if a.compressed is None or a.compressed.ratio == ratio]
     if not alike:
         raise Refusal(f"attention of '{name}': no layer has entries of {ratio} tokens", "compress_ratio")
     attention = max(alike, key=lambda a: a.indexer is not None and a.indexer.own)
-    return Model(name, "", known.hidden, 1, (Block(attention, None),), (0,), 1)
+    return Model(name, "", model.hidden, 1, (Block(attention, None),), (0,), 1)
 
 
 def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool = False) -> tuple[KernelStep, Attention]:
@@ -48,8 +48,8 @@ def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool 
     seqs, kv_dtype = x["batch_size"], words["stored"]
     new = x["isl"] if prompts else np.ones(len(seqs))
     decodes = (new == 1) if absorbed or not prompts else new < 0
-    asked = np.where(decodes, 0, seqs)
-    work = Workload(seqs * decodes, seqs * decodes * x["step"], asked, asked * new, asked * x["step"])
+    prefill_seqs = np.where(decodes, 0, seqs)
+    work = Workload(seqs * decodes, seqs * decodes * x["step"], prefill_seqs, prefill_seqs * new, prefill_seqs * x["step"])
     plan = Plan(tp=model.attention.num_heads / x["num_heads"], kv_dtype=kv_dtype)
     quantised = replace(model, quant=QUANTS.get(words["dtype"]))
     return KernelStep(quantised, plan, work, seqs * new, catalog.engine(words["framework"] or "vllm")), model.attention

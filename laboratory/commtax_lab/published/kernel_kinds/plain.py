@@ -56,8 +56,8 @@ def with_rotating_weights(kernel: Kernel, words: Words, x: Sizes) -> Kernel:
     copies: Number = 1 if words["written"] in ALONE and words.get("framework") != "sglang" else COPIES
     if words.get("framework") == "trtllm":  # as many as fill the cache
         copies = np.clip(np.ceil(x["l2_bytes"] / weights), 1, MOST_COPIES)
-    held = (copies - 1) * weights + kernel.nbytes
-    return replace(kernel, shape=KernelContext(kept=weights * (1 - from_memory(held, x["l2_bytes"]) / held)))
+    rotated = (copies - 1) * weights + kernel.nbytes
+    return replace(kernel, shape=KernelContext(kept=weights * (1 - from_memory(rotated, x["l2_bytes"]) / rotated)))
 
 
 def with_cache_write(kernel: Kernel, x: Sizes, stored: float) -> Kernel:

@@ -64,11 +64,11 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
     if folder and rows_to:
         refuse_overwriting(rows_to, (path for _, path in paths(folder)), "rows")
     parts, files, unpriced, away = [], {}, {}, {}
-    known: dict[str, bool] = {}
+    runs: dict[str, bool] = {}
     rules = Counter[str]()
     with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
         for table in _counted(list(folder_tables(folder, only) if folder else shipped_tables(only))):
-            part = excluded_rows.exclude_repeated(ANSWERS[table.kind](table), known)
+            part = excluded_rows.exclude_repeated(ANSWERS[table.kind](table), runs)
             files[table.name] = (len(table.rows), len(set(part.row[part.priced].tolist())))
             unpriced[table.name] = share_unpriced(part)
             rules += excluded_rows.count_by_rule(part)

@@ -18,19 +18,19 @@ def exclude_impossible(records: Records) -> Records:
     return _mark(records, np.isin(records.row, records.row[faster]), FASTER)
 
 
-def exclude_repeated(records: Records, known: dict[str, bool]) -> Records:
+def exclude_repeated(records: Records, runs_before: dict[str, bool]) -> Records:
     """Set apart rows of runs that another row or file has reported. ``known`` holds runs so far, and whether priced.
 
     A row that is priced goes before one that is not: one table may say what another one leaves open.
     """
     runs = {row: run for row, run in zip(records.row.tolist(), records.run.tolist(), strict=True) if run}
     priced = set(records.row[records.priced].tolist())
-    told = set()
+    repeated = set()
     for row in sorted(runs, key=lambda row: (row not in priced, row)):
-        if known.get(runs[row], False) or (runs[row] in known and row not in priced):
-            told.add(row)
-        known[runs[row]] = known.get(runs[row], False) or row in priced
-    return _mark(records, np.isin(records.row, list(told)), TOLD)
+        if runs_before.get(runs[row], False) or (runs[row] in runs_before and row not in priced):
+            repeated.add(row)
+        runs_before[runs[row]] = runs_before.get(runs[row], False) or row in priced
+    return _mark(records, np.isin(records.row, list(repeated)), TOLD)
 
 
 def _mark(records: Records, chosen: Array, rule: str) -> Records:
@@ -47,7 +47,7 @@ def count_by_rule(records: Records) -> Counter[str]:
 
 def excluded_share(records: Records) -> tuple[float, int]:
     """Return the share of a file's distinct rows that are set apart, and the number of distinct rows."""
-    told = set(records.row[records.apart == TOLD].tolist())
-    rows = set(records.row.tolist()) - told
-    away = set(records.row[(records.apart != "") & (records.apart != TOLD)].tolist()) - told
+    repeated = set(records.row[records.apart == TOLD].tolist())
+    rows = set(records.row.tolist()) - repeated
+    away = set(records.row[(records.apart != "") & (records.apart != TOLD)].tolist()) - repeated
     return len(away) / max(1, len(rows)), len(rows)

@@ -23,9 +23,9 @@ def least_s(priced: StepBill) -> Number:
     return sum(each, start=none)
 
 
-def holds_weights(asked: Question, plan: Plan | None = None) -> Array:
+def holds_weights(question: Question, plan: Plan | None = None) -> Array:
     """Return whether a rank's weights alone fit in its chip's memory."""
-    plan = plan or asked.plan
+    plan = plan or question.plan
     pp = int(np.max(plan.pp))
-    stages = [sum(x.nbytes for x in memory.weights(asked.model, plan, asked.engine, stage, pp)) for stage in range(pp)]
-    return np.asarray(reduce(np.maximum, stages)) <= asked.cluster.chip.memory_bytes
+    stages = [sum(x.nbytes for x in memory.weights(question.model, plan, question.engine, stage, pp)) for stage in range(pp)]
+    return np.asarray(reduce(np.maximum, stages)) <= question.cluster.chip.memory_bytes

@@ -52,8 +52,8 @@ def answers(table: KernelTable, source: Array | str) -> Records:
             skipped[mask] = str(why)
             continue
         predicted[mask], floor[mask] = price_kernels(made, table.chip, constants)
-        known = spread(kind, table.chip.family, words["dtype"])
-        factor[mask] = known if known != UNMEASURED else unmeasured_half_widths(made, table.chip, constants)
+        width = spread(kind, table.chip.family, words["dtype"])
+        factor[mask] = width if width != UNMEASURED else unmeasured_half_widths(made, table.chip, constants)
     return records_of_columns(
         table.count,
         kind=kind,
@@ -118,5 +118,5 @@ def swept_kernel(row: SweepRow, kind: str, chip: Chip) -> Prediction:
 
 def spread(kind: str, family: str, dtype: str) -> float:
     """Width of the 80 % range of single kernels: 4 in 5 measured times lie within a factor of 1 + this of the predicted one."""
-    known = SPREADS.get(kind, {}).get(family, {})
-    return known.get(dtype, known.get("else", UNMEASURED))
+    widths = SPREADS.get(kind, {}).get(family, {})
+    return widths.get(dtype, widths.get("else", UNMEASURED))

@@ -35,19 +35,19 @@ Scores = Mapping[str, Prediction]
 
 def score_table(table: Table) -> Records:
     """Score every row of a table, or give the reason why it has no figures."""
-    asked = open_loop.read(table.dicts(), table.folder)
+    rows = open_loop.read(table.dicts(), table.folder)
     wanted: dict[OpenLoopRun, set[str]] = {}
-    for one in asked:
+    for one in rows:
         if one.question is not None:
             wanted.setdefault(one.question, set()).update(entry.kind for entry in one.entries)
     jobs = [ScoringJob(run, tuple(sorted(kinds))) for run, kinds in wanted.items()]
     scores = dict(zip(wanted, score_runs(jobs), strict=True))
 
     def predict(run: OpenLoopRun, entries: Sequence[PublishedFigure]) -> list[Prediction]:
-        known = scores[run]
-        return [NONE if entry.skipped or isinstance(known, str) else known[entry.kind] for entry in entries]
+        outcome = scores[run]
+        return [NONE if entry.skipped or isinstance(outcome, str) else outcome[entry.kind] for entry in entries]
 
-    return answers([_with_reason(one, scores) for one in asked], predict, same=lambda run: run)
+    return answers([_with_reason(one, scores) for one in rows], predict, same=lambda run: run)
 
 
 def _with_reason(one: RowQuestion[OpenLoopRun], scores: Mapping[OpenLoopRun, Scores | str]) -> RowQuestion[OpenLoopRun]:

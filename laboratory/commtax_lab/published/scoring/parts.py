@@ -111,9 +111,9 @@ def _size_classes(tail: str, x: Sizes) -> Array:
 
 def _reason_unserved(one: KernelTable, words: Words) -> str:
     """Return why no engine serves these rows so, or "" where one does."""
-    told = {"kind": one.kind.name, "family": one.chip.family if one.chip else "", **words}
+    facts = {"kind": one.kind.name, "family": one.chip.family if one.chip else "", **words}
     for name, fact in UNLIKE.items():
-        if all(str(told.get(key, "")) == value for key, value in fact.items() if key != "why"):
+        if all(str(facts.get(key, "")) == value for key, value in fact.items() if key != "why"):
             return name
     return ""
 
@@ -137,8 +137,8 @@ def bill_seconds(timed: KernelTable) -> Iterator[tuple[Words, Array, Array]]:
 
 def _kernels(timed: KernelTable, words: Words, x: Sizes, engine: Engine) -> Sequence[Kernel]:
     """Make kernels as a step makes them, or as the table does where no step function is listed here."""
-    own: Make | None = MAKERS.get(timed.kind.tail)
-    return own(words, x, engine) if own else timed.kind.make(words, x)
+    make: Make | None = MAKERS.get(timed.kind.tail)
+    return make(words, x, engine) if make else timed.kind.make(words, x)
 
 
 def _price_lines(kernels: Sequence[Kernel], chip: Chip, engine: Engine) -> tuple[Number, Array]:

@@ -62,14 +62,14 @@ def predict_mixed_step(run: step_rows.MixedStep, entries: Sequence[PublishedFigu
     """Predict the step at a run's mean batch, with the prompts that the median step has."""
     sizes = {"tp": run.tp, "dp": run.dp, "ep": run.ep, "dtype": run.dtype, "kv_dtype": run.kv_dtype, "engine": run.engine}
     batch = max(1, round(run.batch / run.dp))
-    asked = settle(
+    question = settle(
         resolve_question(run.model, run.cluster, {"batch": batch, "context": run.context, "sampling": run.sampling, **sizes})
     )
-    work = replace(asked.work, prefill_seqs=run.prompts, prefill_tokens=run.prompts * run.prompt_len)
-    priced = inference_bill(terms_of(asked), work, batch)
-    unfit = "" if holds_weights(asked) else UNFIT
+    work = replace(question.work, prefill_seqs=run.prompts, prefill_tokens=run.prompts * run.prompt_len)
+    priced = inference_bill(terms_of(question), work, batch)
+    unfit = "" if holds_weights(question) else UNFIT
     value, low, high = (float(getattr(priced, name)) for name in TOTALS)
-    return [Prediction(value, low, high, float(least_s(price(asked))), apart=unfit)] * len(entries)
+    return [Prediction(value, low, high, float(least_s(price(question))), apart=unfit)] * len(entries)
 
 
 def predict_training(run: training.TrainBillArguments, entries: Sequence[PublishedFigure]) -> list[Prediction]:
@@ -100,9 +100,9 @@ def predict_curve(curve: Curve, entries: Sequence[PublishedFigure]) -> list[Pred
     """Predict the rows of one curve of published collectives."""
     sizes = np.array([entry.size for entry in entries])
     predicted, width, floor = curve_seconds(curve, sizes)
-    known = curve.crosses or catalog.fabric(curve.library, curve.cluster).label.kind in MEASURED
+    measured = curve.crosses or catalog.fabric(curve.library, curve.cluster).label.kind in MEASURED
     rows = zip(np.asarray(predicted), np.broadcast_to(width, sizes.shape), floor, strict=True)
-    hint = "" if known else "link assumed"
+    hint = "" if measured else "link assumed"
     return [replace(prediction_around(float(p), 1 + float(s), float(f)), hint=hint) for p, s, f in rows]
 
 

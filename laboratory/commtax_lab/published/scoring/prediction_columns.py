@@ -83,13 +83,13 @@ class Records:
 
 
 def answers(
-    asked: Iterable[RowQuestion[Question]],
+    questions: Iterable[RowQuestion[Question]],
     predict: Callable[[Question, Sequence[PublishedFigure]], Iterable[Prediction]],
     same: Callable[[Question], Hashable] = id,
 ) -> Records:
     """Price every row or give its reason, with the figures of all rows whose question is the ``same`` predicted at once."""
     groups: dict[Hashable, list[RowQuestion[Question]]] = {}
-    for one in asked:
+    for one in questions:
         groups.setdefault(None if one.question is None else same(one.question), []).append(one)
     rows: list[tuple[PublishedFigure, Prediction]] = []
     for group in counting.counted(groups.values()):
@@ -119,11 +119,11 @@ def _columns_of_rows(rows: Sequence[tuple[PublishedFigure, Prediction]]) -> Reco
     return Records({name: column(name) for name in COLUMNS})
 
 
-def records_of_columns(count: int, **given: Array | str) -> Records:
+def records_of_columns(count: int, **values: Array | str) -> Records:
     """Build records from arrays and single values, with columns left out as in an empty row."""
     empty = PublishedFigure("")
     usual = {name: getattr(empty if hasattr(empty, name) else NONE, name) for name in COLUMNS} | {"row": np.arange(count)}
-    arrays: dict[str, Array] = {name: np.asarray(value, dtype=KINDS.get(name, object)) for name, value in (usual | given).items()}
+    arrays: dict[str, Array] = {name: np.asarray(value, dtype=KINDS.get(name, object)) for name, value in (usual | values).items()}
     return Records({name: np.broadcast_to(values, (count,)) for name, values in arrays.items()})
 
 

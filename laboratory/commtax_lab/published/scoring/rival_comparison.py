@@ -60,13 +60,13 @@ def compare_with_rival(records: Records, rival: Rival) -> RivalComparison:
         few = f"theirs {min(theirs, default='none')}, ours {min(ours)}"
         raise Refusal(f"compare '{rival.name}': none of its {rival.ids:,} ids is a row of these tables ({few})", "compare")
     priced = records.where_true(records.timed)
-    known = set(priced.id.tolist()) & theirs
+    both = set(priced.id.tolist()) & theirs
     units: dict[str, str] = {}
     duels = [duel for kind, figures in rival.figures.items() for duel in _rows_of_kind(kind, figures, priced, rival, units)]
     if not duels:
         raise Refusal(f"compare '{rival.name}': no figure of its rows was measured and priced here", "compare")
-    unknown, unpriced = len(theirs - ours), len((theirs & ours) - known)
-    return RivalComparison(rival.name, rival.ids, len(known), unknown, unpriced, rival.unread, units, tuple(duels))
+    unknown, unpriced = len(theirs - ours), len((theirs & ours) - both)
+    return RivalComparison(rival.name, rival.ids, len(both), unknown, unpriced, rival.unread, units, tuple(duels))
 
 
 def _rows_of_kind(kind: str, figures: Mapping[str, float], priced: Records, rival: Rival, units: dict[str, str]) -> Iterator[Duel]:

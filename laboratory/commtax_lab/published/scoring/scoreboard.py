@@ -21,7 +21,7 @@ class ScoreLine:
 
     part: str
     name: str
-    found: Figures | None
+    errors: Figures | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,24 +27,24 @@ Scores = Mapping[str, Prediction]
 
 def score_table(table: Table) -> Records:
     """Predict every figure of every row, or give the reason why it has no prediction."""
-    asked = read([spelled_run(row) for row in table.dicts()], serving_rows.describe, serving_rows.ask)
+    rows = read([spelled_run(row) for row in table.dicts()], serving_rows.describe, serving_rows.ask)
     scores: dict[int, Scores | str] = {}
-    for runs in counting.counted(list(_group_alike(asked))):
+    for runs in counting.counted(list(_group_alike(rows))):
         scores.update(zip(map(id, runs), _score_runs(runs), strict=True))
 
     def predict(run: serving_rows.SimulateArguments, entries: Sequence[PublishedFigure]) -> list[Prediction]:
-        known = scores[id(run)]
-        if isinstance(known, str):
-            raise Refusal(known)
-        return [replace(known[entry.kind], hint="") if entry.hint else known[entry.kind] for entry in entries]
+        outcome = scores[id(run)]
+        if isinstance(outcome, str):
+            raise Refusal(outcome)
+        return [replace(outcome[entry.kind], hint="") if entry.hint else outcome[entry.kind] for entry in entries]
 
-    return exclude_impossible(answers(asked, predict))
+    return exclude_impossible(answers(rows, predict))
 
 
-def _group_alike(asked: Sequence[RowQuestion[serving_rows.SimulateArguments]]) -> Iterator[list[serving_rows.SimulateArguments]]:
+def _group_alike(rows: Sequence[RowQuestion[serving_rows.SimulateArguments]]) -> Iterator[list[serving_rows.SimulateArguments]]:
     """Group runs by engine, model, place and format, with disaggregated runs one at a time."""
     groups: dict[object, dict[int, serving_rows.SimulateArguments]] = {}
-    for run in (one.question for one in asked if one.question is not None):
+    for run in (one.question for one in rows if one.question is not None):
         words = tuple((name, str(value)) for name, value in run.items() if name not in (*ARRAYS, "model", "cluster"))
         key = id(run) if run.get("disaggregated") else (id(run["model"]), run["model"].quant, run["cluster"].key, words)
         groups.setdefault(key, {})[id(run)] = run

@@ -229,13 +229,13 @@ def _worst_file(name: str, limit: float, of_files: Shares) -> Bound:
 
 def choose(records: Records, rows: Mapping[str, Wanted]) -> tuple[Records, str]:
     """Return the rows that match the keys of a bound and, where none is left, the key after which none was."""
-    chosen, told, why = records, list[str](), ""
+    chosen, words, why = records, list[str](), ""
     for key, wanted in rows.items():
         mask = CHOICES[key](chosen, wanted) if key in CHOICES else np.isin(chosen.columns[key].astype(object), wanted)
         left = chosen.where_true(mask)
         if not len(left) and not why:
-            why = f"no tested row{' of ' + ' and '.join(told) if told else ''} has {_choice_words(key, wanted)}"
-        chosen, told = left, [*told, _choice_words(key, wanted)]
+            why = f"no tested row{' of ' + ' and '.join(words) if words else ''} has {_choice_words(key, wanted)}"
+        chosen, words = left, [*words, _choice_words(key, wanted)]
     return chosen, why
 
 

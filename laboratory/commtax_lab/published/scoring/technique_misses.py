@@ -41,7 +41,7 @@ class MissRange:
 
     least: float
     share: float
-    held: float = math.nan
+    coverage: float = math.nan
 
 
 def misses(rows: Iterable[ScoredTechnique]) -> Iterator[TechniqueMiss]:
@@ -69,8 +69,8 @@ def _kind(before: Options, after: Options) -> str:
 
 def _tokens(reading: TechniqueReading, options: Options) -> float:
     """Return the tokens that a step yields per sequence."""
-    asked = resolve_question(reading.model, reading.cluster, check_taken(COMMANDS[reading.verb], options))
-    return settle(asked).techniques.per_step
+    question = resolve_question(reading.model, reading.cluster, check_taken(COMMANDS[reading.verb], options))
+    return settle(question).techniques.per_step
 
 
 def weights(rows: Sequence[TechniqueMiss]) -> Array:
@@ -79,30 +79,30 @@ def weights(rows: Sequence[TechniqueMiss]) -> Array:
     return np.array([1 / sources.count(source) / len(set(sources)) for source in sources])
 
 
-def held_share(rows: Sequence[TechniqueMiss], found: MissRange) -> float:
+def covered_share(rows: Sequence[TechniqueMiss], fitted: MissRange) -> float:
     """Return the share of rows, by source, that lie in a range."""
-    inside = [abs(one.error) <= width(one.effect, found.least, found.share) for one in rows]
+    inside = [abs(one.error) <= width(one.effect, fitted.least, fitted.share) for one in rows]
     return float(np.sum(weights(rows) * inside))
 
 
-def fit_misses(rows: Sequence[TechniqueMiss], held: float = HELD) -> MissRange:
+def fit_misses(rows: Sequence[TechniqueMiss], coverage: float = HELD) -> MissRange:
     """Fit the narrowest range, by the mean of its logarithm, that covers so many rows by source."""
-    own, errors = weights(rows), np.array([abs(one.error) for one in rows])
+    shares, errors = weights(rows), np.array([abs(one.error) for one in rows])
     effects = np.array([one.effect for one in rows])
-    found, narrowest = MissRange(float(LEASTS[-1]), float(SHARES[-1])), math.inf
+    fitted, narrowest = MissRange(float(LEASTS[-1]), float(SHARES[-1])), math.inf
     for least in LEASTS:
         for share in SHARES:
             half = np.hypot(least, share * effects)
-            mean = float(np.sum(own * np.log(half)))
-            if mean < narrowest and np.sum(own * (errors <= half)) >= held - 1e-9:
-                found, narrowest = MissRange(float(least), float(share)), mean
-    return found
+            mean = float(np.sum(shares * np.log(half)))
+            if mean < narrowest and np.sum(shares * (errors <= half)) >= coverage - 1e-9:
+                fitted, narrowest = MissRange(float(least), float(share)), mean
+    return fitted
 
 
 def left_out(rows: Sequence[TechniqueMiss]) -> MissRange:
     """Return the range of all sources, with the share of each source that ranges fitted without it cover."""
-    found, shares = fit_misses(rows), list[float]()
+    fitted, shares = fit_misses(rows), list[float]()
     for source in dict.fromkeys(one.source for one in rows):
         others = [one for one in rows if one.source != source]
-        shares.append(held_share([one for one in rows if one.source == source], fit_misses(others)))
-    return MissRange(found.least, found.share, float(np.mean(shares)))
+        shares.append(covered_share([one for one in rows if one.source == source], fit_misses(others)))
+    return MissRange(fitted.least, fitted.share, float(np.mean(shares)))

@@ -45,9 +45,9 @@ def predicted_speedup(reading: TechniqueReading) -> float:
 
 
 def _bill(reading: TechniqueReading, options: Options) -> StepBill:
-    asked = settle(resolve_question(reading.model, reading.cluster, check_taken("bill", options)))
-    need_accepted(asked)
-    return price(asked)
+    question = settle(resolve_question(reading.model, reading.cluster, check_taken("bill", options)))
+    need_accepted(question)
+    return price(question)
 
 
 def _step(reading: TechniqueReading, options: Options) -> float:
@@ -55,8 +55,8 @@ def _step(reading: TechniqueReading, options: Options) -> float:
 
 
 def _loop(reading: TechniqueReading, options: Options) -> float:
-    asked = resolve_question(reading.model, reading.cluster, check_taken("simulate", options))
-    return _figure(closed_loop.price_closed_loop(settle(asked)), reading.figure)
+    question = resolve_question(reading.model, reading.cluster, check_taken("simulate", options))
+    return _figure(closed_loop.price_closed_loop(settle(question)), reading.figure)
 
 
 def _requests(reading: TechniqueReading, options: Options) -> float:
@@ -108,8 +108,8 @@ def _expect(reading: TechniqueReading, options: Options) -> float:
 
 def _exchange(reading: TechniqueReading, options: Options) -> float:
     """Price one dispatch of a layer's tokens to their experts, each to ``copies`` ranks whatever its router would choose."""
-    asked = {name: value for name, value in options.items() if name != "copies"}
-    q = settle(resolve_question(reading.model, reading.cluster, check_taken("bill", asked)))
+    named = {name: value for name, value in options.items() if name != "copies"}
+    q = settle(resolve_question(reading.model, reading.cluster, check_taken("bill", named)))
     [line] = [x.item for x in price(q).items if (x.item.part, x.item.place) == ("experts", "dispatch") and np.any(x.item.count)]
     reached = expected_destinations(q.model.experts, q.plan.ep) if q.model.experts else math.nan
     nbytes = line.nbytes * load_of(options, "copies") / reached

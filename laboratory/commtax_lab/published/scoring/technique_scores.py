@@ -72,7 +72,7 @@ def score_row(row: TechniqueRow, readings: TechniqueReadings) -> ScoredTechnique
     """Score a row. One that cannot be priced says what is missing."""
     if row.id in readings.refused:
         return ScoredTechnique(row, None, missing=readings.refused[row.id])
-    reading = readings.asked.get(row.id)
+    reading = readings.by_row.get(row.id)
     if reading is None:
         return ScoredTechnique(row, None, missing="a reading")
     try:
@@ -139,13 +139,13 @@ def crossing(loads: Sequence[float], speedups: Sequence[float], near: float = ma
     (2.0, nan)
     """
     logs, sizes = np.log(np.asarray(speedups, dtype=float)), np.log(np.asarray(loads, dtype=float))
-    found = []
+    crossings = []
     for i in range(len(logs) - 1):
         if logs[i] * logs[i + 1] < 0 or (logs[i] == 0 and logs[i + 1] != 0):
-            found.append(float(np.exp(sizes[i] - logs[i] * (sizes[i + 1] - sizes[i]) / (logs[i + 1] - logs[i]))))
-    if not found:
+            crossings.append(float(np.exp(sizes[i] - logs[i] * (sizes[i + 1] - sizes[i]) / (logs[i + 1] - logs[i]))))
+    if not crossings:
         return math.nan
-    return found[0] if math.isnan(near) else min(found, key=lambda at: abs(math.log(at / near)))
+    return crossings[0] if math.isnan(near) else min(crossings, key=lambda at: abs(math.log(at / near)))
 
 
 def score_flip(group: FlipGroup, scored: Mapping[str, ScoredTechnique]) -> ScoredFlip | None:
@@ -170,11 +170,11 @@ def _scan(reading: TechniqueReading | None, group: FlipGroup, loads: Sequence[fl
     """Return the predicted speed-ups of a reading at loads beyond those of the rows, less the loads that are refused."""
     assert reading
     first, last = math.log2(loads[0]) - BEYOND, math.log2(loads[-1]) + BEYOND
-    found: dict[float, float] = {}
+    speedups: dict[float, float] = {}
     for exponent in np.arange(first, last + 1 / PER_DOUBLING, 1 / PER_DOUBLING):
         there = reading.scaled(group.along, 2.0**exponent / _load(reading, group))
         try:
-            found.setdefault(_load(there, group), predicted_speedup(there))
+            speedups.setdefault(_load(there, group), predicted_speedup(there))
         except Refusal:
             continue
-    return list(found), list(found.values())
+    return list(speedups), list(speedups.values())
