@@ -41,7 +41,7 @@ from commtax.verbs.closed_loop import simulate
 from commtax.verbs.settling import resolve_question, settle, terms_of
 from commtax_lab.published import step_rows
 from commtax_lab.published.rows import publisher
-from commtax_lab.published.scoring.floors import holds_weights, least_s
+from commtax_lab.published.scoring.excluded_rows import holds_weights, least_s
 from commtax_lab.published.scoring.serving_scores import floor
 from commtax_lab.published.serving_rows import distinct_rows, may_draft, may_fit, measured_means, question
 from commtax_lab.published.tables import Table

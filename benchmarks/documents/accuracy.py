@@ -18,8 +18,7 @@ from textwrap import wrap
 
 from commtax_lab.cli.validate import figure_cells, limit_text, plot_kinds, quantity, value_text
 from commtax_lab.published.scoring import Report, check
-from commtax_lab.published.scoring.scoreboard import ScoreLine, score_lines, transfer_folds
-from commtax_lab.published.scoring.statistics import groups, skipped_reasons, worst_misses
+from commtax_lab.published.scoring.statistics import ScoreLine, groups, score_lines, skipped_reasons, transfer_folds, worst_misses
 
 DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"

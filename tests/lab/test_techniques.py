@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from commtax.catalog.techniques import missed, width
 from commtax.statement import Refusal
 from commtax_lab.published.scoring.technique_misses import MissRange, TechniqueMiss, covered_share, fit_misses, left_out, misses
-from commtax_lab.published.scoring.technique_predictions import predict_technique
 from commtax_lab.published.scoring.technique_scores import (
     ScoredFlip,
     ScoredTechnique,
     crossing,
+    predict_technique,
     same_sign,
     score_flip,
     score_row,

@@ -22,8 +22,7 @@ from commtax.statement import Refusal
 from commtax_lab.published import sweep
 from commtax_lab.published.collective_rows import even_power, question
 from commtax_lab.published.scoring import ADDED, ANSWERS, check, predicting
-from commtax_lab.published.scoring.scoreboard import score_lines
-from commtax_lab.published.scoring.statistics import figures, judge
+from commtax_lab.published.scoring.statistics import figures, judge, score_lines
 from commtax_lab.published.tables import dicts, read
 from commtax_lab.published.tables import shipped_tables as shipped_tables
 from commtax_lab.published.training import is_fitted

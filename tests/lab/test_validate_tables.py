@@ -17,8 +17,7 @@ from commtax import catalog, simulate
 from commtax_lab.published.kernel_tables import kind_of, tables_of_file
 from commtax_lab.published.metrics import metric
 from commtax_lab.published.scoring import ANSWERS, check
-from commtax_lab.published.scoring.scoreboard import score_lines, transfer_folds
-from commtax_lab.published.scoring.statistics import RATES
+from commtax_lab.published.scoring.statistics import RATES, score_lines, transfer_folds
 from commtax_lab.published.tables import ADDED, KINDS, headers, kind_of_columns, paths, rename_columns, shipped_tables
 from each import each
 from paths import BENCHMARKS

@@ -13,7 +13,7 @@ from commtax import catalog
 from commtax.spec.stream import Lengths, RequestStream
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.study import live
-from commtax_lab.measure.study.live_prediction import figures, serving_document, simulate_run, slowdown
+from commtax_lab.measure.study.live import figures, serving_document, simulate_run, slowdown
 from commtax_lab.measure.study.small_engine_serving import TimedStep
 from commtax_lab.measure.study.surface import (
     SurfacePoint,

@@ -37,15 +37,18 @@ class WeightsChoice(TypedDict):
     random: bool
 
 
-class JobOptions(TypedDict, total=False):
-    tp: int
+class EngineOptions(TypedDict, total=False):
     layers: int
-    batch: int
-    input_len: int
-    output_len: int
     dtype: str
     device: str
     impl: str
+
+
+class JobOptions(EngineOptions, total=False):
+    tp: int
+    batch: int
+    input_len: int
+    output_len: int
     emulate_link: str
     slow_rank: str
     break_rank: int
@@ -57,23 +60,15 @@ class JobOptions(TypedDict, total=False):
     trace: str
 
 
-class ServerOptions(TypedDict, total=False):
+class ServerOptions(EngineOptions, total=False):
     tp: int
-    layers: int
     seed: int
-    dtype: str
-    device: str
-    impl: str
 
 
-class StudyOptions(TypedDict, total=False):
+class StudyOptions(EngineOptions, total=False):
     recipe: str
     engine: str
-    layers: int
     quick: bool
-    dtype: str
-    device: str
-    impl: str
     cluster: str
     profile: str
     dataset: str
@@ -181,7 +176,7 @@ def serve_command(
     """Serve requests that come at random for real, and hold their times against the simulator's."""
     from commtax_lab.measure.job import LiveJob
     from commtax_lab.measure.study import live
-    from commtax_lab.measure.study.live_prediction import serving_document
+    from commtax_lab.measure.study.live import serving_document
 
     inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
     builtin = is_builtin(engine)

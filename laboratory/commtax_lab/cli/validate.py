@@ -21,8 +21,17 @@ from commtax.units import format_seconds
 from commtax_lab.published.scoring import Report, check
 from commtax_lab.published.scoring.prediction_columns import Records
 from commtax_lab.published.scoring.rival_comparison import PredictorErrors, RivalComparison
-from commtax_lab.published.scoring.scoreboard import score_lines
-from commtax_lab.published.scoring.statistics import RATES, Bound, Figures, figures, groups, skipped_reasons, verdicts, worst_misses
+from commtax_lab.published.scoring.statistics import (
+    RATES,
+    Bound,
+    Figures,
+    figures,
+    groups,
+    score_lines,
+    skipped_reasons,
+    verdicts,
+    worst_misses,
+)
 from commtax_lab.published.tables import KINDS
 
 
@@ -81,7 +90,7 @@ def show_validation(console: Console, report: Report) -> None:
     for bound in report.bounds:
         if bound.ok is False and bound.why:
             console.print(f"{bound.name}: {bound.why}")
-    for why, names in _reasons_without_rows(report.bounds):
+    for why, names in Counter(b.why for b in report.bounds if b.ok is None).most_common():
         console.print(f"{names} {'bound has' if names == 1 else 'bounds have'} no rows: {why}")
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
     fitted = int(np.sum(report.records.fitted))
@@ -121,11 +130,6 @@ def _show_compared(console: Console, c: RivalComparison) -> None:
 
 def _error_cells(o: PredictorErrors) -> tuple[str, ...]:
     return tuple("-" if x != x else f"{x:{form}}" for x, form in ((o.median_ape, ".1%"), (o.p90_ape, ".1%"), (o.bias, "+.1%")))
-
-
-def _reasons_without_rows(bounds: Iterable[Bound]) -> list[tuple[str, int]]:
-    """Count the reasons why bounds have no rows."""
-    return Counter(b.why for b in bounds if b.ok is None).most_common()
 
 
 def _verdicts_table(records: Records) -> Table:

@@ -5,17 +5,21 @@ that a layer sends two all-reduces; the embedding one more, and the logits one g
 as a graph.
 """
 
+
 # mypy: disallow-untyped-decorators=False
 
 import importlib.util
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from commtax.statement import Refusal
 from commtax_lab.measure.arch import Arch, rotary_angles
@@ -315,3 +319,24 @@ class LiveEngine:
         """Set what the next static step reads."""
         self._tokens.copy_(tokens.view(-1, 1))
         self._at.fill_(position)
+
+
+@contextmanager
+def trace(engine: LiveEngine, file: Path) -> Iterator[None]:
+    """Trace what is run meanwhile."""
+    watched = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
+    with profile(activities=watched, record_shapes=True) as seen:
+        yield
+    seen.export_chrome_trace(str(file))
+
+
+class NamedStepsEngine(LiveEngine):
+    """An engine whose steps have names in a trace."""
+
+    def prefill(self, tokens: Tensor) -> Tensor:
+        with record_function(f"execute_context_{self.batch}({tokens.numel()})_generation_0(0)"):
+            return super().prefill(tokens)
+
+    def decode(self, tokens: Tensor, position: int) -> Tensor:
+        with record_function(f"execute_context_0(0)_generation_{self.batch}({self.batch})"):
+            return super().decode(tokens, position)

@@ -21,12 +21,11 @@ from commtax import files
 from commtax.statement import Refusal
 from commtax_lab.measure import launch
 from commtax_lab.measure.comm import RankGroup
-from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.engine import LiveEngine, NamedStepsEngine, trace
 from commtax_lab.measure.generate import GenerationRun, MeasuredJob, gather_results, generate, prompts
 from commtax_lab.measure.job import TOLERANCE, LiveJob
 from commtax_lab.measure.live_documents import LogitsCheck, TpDocument
 from commtax_lab.measure.reconcile import document, is_reconciled
-from commtax_lab.measure.tracing import NamedStepsEngine, trace
 from commtax_lab.measure.worker import RankPlace, join, leave, meet, pin, place, report
 
 TARGET = "commtax_lab.measure.tp:measure_all"

@@ -159,7 +159,7 @@ def is_fitted(row: Row) -> bool:
     if lower_cell(row, "source_group") == "residency-vllm":
         return _float_or_nan(cell(row, "request_rate_rps")) == FITTED_RATE
     fitted = cell(row, "source_group") in REPEATING or _submission_engine(row)
-    return bool(fitted) and _has_even_hash(cell(row, "experiment"))
+    return bool(fitted) and (zlib.crc32(cell(row, "experiment").encode()) % 2 == 0)
 
 
 def _submission_engine(row: Row) -> str:
@@ -168,10 +168,6 @@ def _submission_engine(row: Row) -> str:
     key = table["engines"].get(lower_cell(row, "engine"), lower_cell(row, "engine"))
     maker = "amd" if key == "vllm" and lower_cell(row, "chip").startswith("mi") else key
     return str(table["submitted"].get(maker, "")) if _is_mlperf(row) else ""
-
-
-def _has_even_hash(text: str) -> bool:
-    return zlib.crc32(text.encode()) % 2 == 0
 
 
 def _hint(row: Row) -> str:
@@ -226,7 +222,8 @@ def question(row: Row, folder: Path | None) -> OpenLoopRun:
         gpu_memory_utilization=_share(row),
         kv_tokens=whole_cell(row, "kv_tokens", 0),
     )
-    return OpenLoopRun(server, _load(row, folder, copies), copies, *_limits(row))
+    limits = (number(row, name) / 1e3 if cell(row, name) else math.inf for name in ("slo_ttft_ms", "slo_tpot_ms"))
+    return OpenLoopRun(server, _load(row, folder, copies), copies, *limits)
 
 
 def _is_mlperf(row: Row) -> bool:
@@ -258,6 +255,7 @@ def _load(row: Row, folder: Path | None, copies: int) -> OfferedLoad:
     inputs, outputs = lengths.lengths_of_row(row, folder)
     whole_run = max(1, whole_cell(row, "num_requests") // copies)
     counted, prompts = min(whole_run, MOST_REQUESTS if folder else MOST_SHIPPED), _prompts(row)
+    shared = _flag(row, "prefix_caching") is not False and cell(row, "shared_prefix_tokens")
     # A later stage of an experiment finds all prompts cached.
     seen = prompts if re.search(r"-s[1-9]\d*$", cell(row, "id")) else 0
     return OfferedLoad(
@@ -269,7 +267,7 @@ def _load(row: Row, folder: Path | None, copies: int) -> OfferedLoad:
         outputs=outputs,
         in_flight=number(row, "max_in_flight") if cell(row, "max_in_flight") else math.inf,
         unique_prompts=prompts,
-        shared_prefix=_shared_prefix_tokens(row),
+        shared_prefix=int(number(row, "shared_prefix_tokens", 0)) if shared else 0,  # where the cache may keep it
     )
 
 
@@ -279,17 +277,6 @@ def _prompts(row: Row) -> int:
         return 0
     prompts = whole_cell(row, "unique_prompts", REPEATED_PROMPTS if cell(row, "source_group") in REPEATING else 0)
     return prompts if prompts < whole_cell(row, "num_requests") else 0
-
-
-def _shared_prefix_tokens(row: Row) -> int:
-    """Count the tokens that all prompts begin with, where the cache may keep them."""
-    kept = _flag(row, "prefix_caching") is not False and cell(row, "shared_prefix_tokens")
-    return int(number(row, "shared_prefix_tokens", 0)) if kept else 0
-
-
-def _limits(row: Row) -> tuple[float, float]:
-    ttft, tpot = (number(row, name) / 1e3 if cell(row, name) else math.inf for name in ("slo_ttft_ms", "slo_tpot_ms"))
-    return ttft, tpot
 
 
 def _flag(row: Row, name: str) -> bool | None:

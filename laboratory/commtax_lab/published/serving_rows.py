@@ -16,7 +16,7 @@ from commtax.catalog.transfer import fitted_runs
 from commtax.spec import Chip, Cluster, Engine, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import SimulateOptions
-from commtax_lab.published.inferencemax import INFERENCEMAX, draft_rule, is_by_inferencemax, recipe_options, stated_drafts
+from commtax_lab import lab_table
 from commtax_lab.published.metrics import Metric, figures
 from commtax_lab.published.rows import (
     PublishedFigure,
@@ -32,6 +32,74 @@ from commtax_lab.published.rows import (
     whole_cell,
 )
 from commtax_lab.published.weights import cache_dtype, stored_model
+
+INFERENCEMAX = "InferenceMAX"
+DATABASE = "db-dump"  # of InferenceMAX: runs without drafted tokens
+DAILY = r"\d{4}-\d\d-\d\d\.csv"
+_DAY = re.compile(r"measured=(\d{4}-\d\d)(-\d\d)?")
+_DRAFTED = re.compile(r"(?<![a-z])(mtp|eagle\d?|spec-(?!none)\w+|speculative)(?![a-z])")
+UNDRAFTED = ("", "none", "false", "no", "off", "0", "disabled")
+DRAFT_COLUMNS = ("spec_decoding", "spec_method", "speculative", "drafts", "mtp")
+SAID = "the row says that tokens were drafted"
+
+
+def is_by_inferencemax(row: Row) -> bool:
+    """Return whether a row is InferenceMAX's: from its daily files, its database, or analyses of one model.
+
+    >>> [is_by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
+    [True, True]
+    >>> is_by_inferencemax({"silicon_data_source": "source_file=/home/me/kimi-gap-analysis.csv"})
+    False
+    """
+    of_one = r"[\w.-]+-gap-analysis\.csv"
+    return bool(re.search(rf"(^|source_file=)({DAILY}|{DATABASE}|{of_one})", row.get("silicon_data_source") or ""))
+
+
+def day_of(row: Row) -> tuple[str, str]:
+    """Return the month and day of a run, or a month after all others where its source states none."""
+    day = _DAY.search(row.get("silicon_data_source") or "")
+    return (day[1], day[1] + (day[2] or "")) if day else ("9999", "")
+
+
+def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
+    """Collect what the recipes that fit an InferenceMAX run say of it, later ones overriding earlier ones."""
+    month, day = day_of(row)
+    is_of = {**is_of, "days": day, "database": DATABASE in (row.get("silicon_data_source") or "")}
+    least = {"from_clients": clients, "from_dp": dp, "since": month}
+    options: dict[str, object] = {}
+    for one in lab_table("published/recipes.toml")["recipe"]:
+        conditions = ((value, one[key]) for key, value in is_of.items() if key in one)  # few recipes get past the first
+        fits = (value in expected if isinstance(expected, list) else value == expected for value, expected in conditions)
+        reached = (value >= one[key] for key, value in least.items() if key in one)
+        if month <= one.get("until", "9999") and all(fits) and all(reached):
+            settings = {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
+            options |= {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    return options
+
+
+def stated_drafts(row: Row) -> dict[str, object]:
+    """Return the options of a run that states its drafter, draft length and yield per step, or none if any is missing.
+
+    >>> stated_drafts({"spec_method": "mtp", "num_speculative_tokens": "3", "accepted_length": "2.82"})
+    {'technique': 'mtp=3', 'accepted_length': 2.82}
+    """
+    method = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")
+    drafts, length = cell(row, "num_speculative_tokens"), cell(row, "accepted_length")
+    if method in UNDRAFTED or not drafts or not length:
+        return {}
+    return {"technique": f"{method}={drafts}", "accepted_length": float(length)}
+
+
+def draft_rule(row: Row) -> str:
+    """Return the rule that shows a row drafted without stating how many tokens were accepted, or ""."""
+    if stated_drafts(row):
+        return ""
+    column = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")
+    if column:
+        return "" if column in UNDRAFTED else SAID
+    named = " ".join(cell(row, name).lower().replace("_", " ") for name in ("id", "source"))
+    return SAID if _DRAFTED.search(named) else ""
+
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
@@ -74,7 +142,8 @@ def ask(row: Row, entry: PublishedFigure) -> RowQuestion[SimulateArguments]:
     if not measured:
         raise Refusal("no figure is given: neither TTFT, TPOT, latency nor throughput")
     sizes = _sizes(row)
-    entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=_hint(row))
+    hint = "disaggregated" if _is_disaggregated(row) else ""
+    entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=hint)
     away, where = drafting_rule(row) or planning_rule(row), "moe" if run["model"].experts else "dense"
     entry = replace(entry, where=where, apart=away, run=measurement(row))
     return RowQuestion(tuple(_figure(row, entry, *one) for one in measured), run)
@@ -99,7 +168,7 @@ def _gpus(row: Row, kind: str) -> int:
     """Count the GPUs that a figure was divided by: all, or prefill workers' for input, or decode workers' for output."""
     if not _is_disaggregated(row):
         return _size(row, "num_gpus", _gpus_per_server(row))
-    ahead = _size(row, "prefill_num_workers", 0) * _prompt_gpus(row)
+    ahead = _size(row, "prefill_num_workers", 0) * whole_cell(row, "prefill_tp_size") * _size(row, "prefill_attention_dp_size", 1)
     decode = _size(row, "decode_num_workers", 0) * _gpus_per_server(row)
     used = {"input-rate": ahead, "throughput": decode}.get(kind, ahead + decode if ahead and decode else 0)
     if not used:
@@ -117,11 +186,6 @@ def describe(row: Row) -> PublishedFigure:
     counted = all(cell(row, f"{part}_num_workers") not in ("", "0") for part in ("prefill", "decode"))
     untold = not (cell(row, "isl") and cell(row, "osl")) or (_is_disaggregated(row) and not counted)
     return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
-
-
-def _hint(row: Row) -> str:
-    """Return what the row itself says that may explain an error."""
-    return "disaggregated" if _is_disaggregated(row) else ""
 
 
 def _is_disaggregated(row: Row) -> bool:
@@ -233,24 +297,13 @@ def _workers(row: Row) -> dict[str, int]:
     return {"disaggregated": True, **ranks, **counts}
 
 
-def _prompt_gpus(row: Row) -> int:
-    """Count the GPUs of a worker for prompts."""
-    return whole_cell(row, "prefill_tp_size") * _size(row, "prefill_attention_dp_size", 1)
-
-
 def recipe(row: Row, sizes: Mapping[str, int]) -> dict[str, object]:
     """Return how InferenceMAX launched a run, as far as its scripts say, and nothing of other runs."""
     if not is_by_inferencemax(row):
         return {}
     model, dtype = stored_model(row)
-    is_of = {
-        "engine": cell(row, "backend"),
-        "models": model.key,
-        "chips": _chip(row).key,
-        "mode": row.get("mode") or "agg",
-        **sizes,
-    }
-    is_of |= {"isl": tokens(row, "isl"), "osl": tokens(row, "osl")}
+    is_of: dict[str, object] = {"engine": cell(row, "backend"), "models": model.key, "chips": _chip(row).key, **sizes}
+    is_of |= {"mode": row.get("mode") or "agg", "isl": tokens(row, "isl"), "osl": tokens(row, "osl")}
     is_of["weights"] = dtype or (model.quant.dtype if model.quant else "")
     return recipe_options(row, is_of, _concurrency(row, sizes["dp"]), sizes["dp"])
 

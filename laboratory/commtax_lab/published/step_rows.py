@@ -61,14 +61,15 @@ def question(row: Row) -> MixedStep:
     if sizes["tp"] * sizes["dp"] != gpus:
         raise Refusal(f"{gpus} GPUs are not tp {sizes['tp']} x dp {sizes['dp']}", "tp")
     batch = max(1, round(number(row, "avg_batch_size")))
-    prompt, answer = _prompt(row), number(row, "avg_output_len")
+    task, lengths = cell(row, "task"), names()["tasks"]
+    if task not in lengths:
+        raise Refusal(f"task '{task}': how long its prompts are is not known", "task")
+    prompt, answer = lengths[task], number(row, "avg_output_len")
     return MixedStep(
         model=model,
         cluster=_cluster(row, gpus),
         engine=_engine(row),
-        tp=sizes["tp"],
-        dp=sizes["dp"],
-        ep=sizes["ep"],
+        **sizes,
         batch=batch,
         context=round(prompt + RUNNING * answer),
         dtype=dtype,
@@ -92,15 +93,6 @@ def median_count(mean: float) -> int:
         term *= mean / count
         reached += term
     return count
-
-
-def _prompt(row: Row) -> int:
-    """Return the tokens of a task's prompts."""
-    task = cell(row, "task")
-    lengths: dict[str, int] = names()["tasks"]
-    if task not in lengths:
-        raise Refusal(f"task '{task}': how long its prompts are is not known", "task")
-    return lengths[task]
 
 
 def _engine(row: Row) -> str:

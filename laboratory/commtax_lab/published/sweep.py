@@ -1,4 +1,4 @@
-"""Rows of ``python -m commtax_lab.measure.study.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
+"""Rows of ``python -m commtax_lab.study.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from commtax import catalog
 from commtax.runs.calibrate.measurements import SHAPES, SweepRow, kernel
 from commtax_lab.published.rows import PublishedFigure, Row, RowQuestion, even_hash
 
-ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax_lab.measure.study.steps
+ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in measure/study/rank_steps.py
 SOURCE = "benchmarks/h200"
 IN_CACHE_BYTES = 190e3  # a KV cache smaller than this stays in L2 between repetitions
 LAUNCH_BOUND_S = 1e-5  # … and a kernel shorter than this is mostly its launch

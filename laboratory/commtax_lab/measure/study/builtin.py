@@ -12,7 +12,7 @@ import torch
 from commtax.runs.results.bench_record import BenchmarkRun
 from commtax.runs.traces.profilers import kineto
 from commtax_lab.measure import launch, machine
-from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.engine import LiveEngine, NamedStepsEngine, trace
 from commtax_lab.measure.generate import MeasuredJob, RunOfAllRanks, gather_results, generate, prompts, turns
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.reconcile import document, wire_seconds
@@ -20,7 +20,6 @@ from commtax_lab.measure.study.driving import ALL_REDUCE, Done, Driver, StudyOrd
 from commtax_lab.measure.study.recipe import Recipe, StudyRun, arrivals, lengths
 from commtax_lab.measure.study.small_engine_serving import BatchingEngine, requests, result, serve
 from commtax_lab.measure.study.study_documents import AllReduces, Check, RunRecord
-from commtax_lab.measure.tracing import NamedStepsEngine, trace
 from commtax_lab.measure.worker import RankPlace, report
 
 TARGET = "commtax_lab.measure.study.builtin:measure_runs"

@@ -202,13 +202,14 @@ def _link(counted: study_documents.AllReduces, tp: int, priced: StepBill) -> stu
         return None
     wire, peak = float(ring_factor(ALL_REDUCE, tp)) * nbytes, link.bandwidth_Bps
     inside, step = wire / counted["allreduce_s"], wire * counted["allreduces"] / counted["step_s"]
-    shares: study_documents.LinkShares = {
+    return {
+        "name": link.key,
+        "peak_Bps": peak,
         "inside_Bps": inside,
         "step_Bps": step,
         "inside_share": inside / peak,
         "step_share": step / peak,
     }
-    return {"name": link.key, "peak_Bps": peak, **shares}
 
 
 def _serving(run: StudyRun, x: study_documents.RunRecord, prices: Prices) -> study_documents.ServedFigures:

@@ -27,12 +27,11 @@ def foresee(runs: Sequence[MeasuredRun], shown: int, prior: Profile) -> tuple[Le
 
 
 def _foreseen(run: MeasuredRun, prior: Profile, learnt: Profile) -> ForeseenRun:
-    before, after = (_ask(run, profile) for profile in (prior, learnt))
+    before, after = (
+        simulate(run.model, run.cluster, **cast(SimulateOptions, {**run.options, "profile": profile}))
+        for profile in (prior, learnt)
+    )
     return {"load": run.label, **{metric: _foresight(run, before, after, metric) for metric in METRICS}}  # type: ignore[typeddict-item]
-
-
-def _ask(run: MeasuredRun, profile: Profile) -> ClosedLoop:
-    return simulate(run.model, run.cluster, **cast(SimulateOptions, {**run.options, "profile": profile}))
 
 
 def _foresight(run: MeasuredRun, before: ClosedLoop, after: ClosedLoop, metric: str) -> ForeseenLatency:

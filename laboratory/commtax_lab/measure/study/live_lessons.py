@@ -11,14 +11,13 @@ from commtax.runs.audit.reported_deployments import ReportedDeployment
 from commtax.runs.calibrate.engine_runs import LabelledResult, measured_runs
 from commtax.runs.calibrate.measurements import MeasuredRun
 from commtax.runs.results import bench
-from commtax.runs.results.bench_record import BenchmarkRun
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax_lab.measure import machine
 from commtax_lab.measure.study.foresight import foresee, sum_up
 from commtax_lab.measure.study.live_loads import LiveLoad, LoadMeasurements, LoadRound, LoadSeries, least_calibrated
-from commtax_lab.measure.study.study_documents import LessonsDocument, LoadResult
+from commtax_lab.measure.study.study_documents import LessonsDocument
 
 ENGINE = "builtin"
 
@@ -31,12 +30,12 @@ def check_shown(shown: int, loads: int) -> None:
         )
 
 
-def load_results(series: LoadSeries, seen: LoadMeasurements) -> list[LoadResult]:
+def load_results(series: LoadSeries, seen: LoadMeasurements) -> list[dict[str, object]]:
     """Return each round of each load in ``vllm bench serve``'s keys, which ``commtax calibrate`` reads, shown ones first."""
     return [_result(series, one.load, row) for one in seen.loads for row in one.rounds]
 
 
-def _result(series: LoadSeries, load: LiveLoad, one: LoadRound) -> LoadResult:
+def _result(series: LoadSeries, load: LiveLoad, one: LoadRound) -> dict[str, object]:
     prompts, answers = zip(*load.sizes, strict=True)
     count = len(answers)
     return {
@@ -58,7 +57,7 @@ def _result(series: LoadSeries, load: LiveLoad, one: LoadRound) -> LoadResult:
     }
 
 
-def runs_of(series: LoadSeries, results: Sequence[LoadResult]) -> list[MeasuredRun]:
+def runs_of(series: LoadSeries, results: Sequence[dict[str, object]]) -> list[MeasuredRun]:
     """Return the small engine's runs as the questions that they answer."""
     job, arch = series.job, series.job.arch()
     deployment = ReportedDeployment("this machine", job.model, {"tp": job.tp, "engine": ENGINE, "dtype": job.dtype})
@@ -68,16 +67,14 @@ def runs_of(series: LoadSeries, results: Sequence[LoadResult]) -> list[MeasuredR
 
 def read_runs(results: Sequence[Mapping[str, object]], deployment: ReportedDeployment, cluster: Cluster) -> list[MeasuredRun]:
     """Read results as the questions that they answer, like those of any benchmark."""
-    labelled = [LabelledResult(_load_name(one), one, deployment) for one in bench.parse(json.dumps(results))]
+    labelled = []
+    for one in bench.parse(json.dumps(results)):
+        name = f"{plural(round(one.concurrency or 0), 'client')}, {one.input_len or 0:.0f}/{one.output_len or 0:.0f}"
+        labelled.append(LabelledResult(name, one, deployment))
     measured = measured_runs(labelled, cluster)
     if measured.refused:
         raise Refusal(measured.refused[0])
     return list(measured.runs)
-
-
-def _load_name(one: BenchmarkRun) -> str:
-    """Name a load in a few words."""
-    return f"{plural(round(one.concurrency or 0), 'client')}, {one.input_len or 0:.0f}/{one.output_len or 0:.0f}"
 
 
 class ServedLoads(NamedTuple):

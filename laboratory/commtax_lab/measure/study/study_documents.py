@@ -12,22 +12,13 @@ class Applied(TypedDict):
     found: str
 
 
-class Check(TypedDict):
+class Check(Applied):
     check: str
-    ok: bool | None
-    found: str
 
 
 class LinkUse(TypedDict):
     name: str
     peak_Bps: float
-    inside_Bps: float
-    step_Bps: float
-    inside_share: float
-    step_share: float
-
-
-class LinkShares(TypedDict):
     inside_Bps: float
     step_Bps: float
     inside_share: float
@@ -75,18 +66,15 @@ class RunRecord(TypedDict, total=False):
     link: Moved
 
 
-class RequestTime(TypedDict):
-    input_len: int
-    output_len: int
-    ms: float
-    spread: float
-    predicted_ms: float | None
-
-
 class PromptTime(TypedDict):
     input_len: int
     ms: float
     predicted_ms: float | None
+
+
+class RequestTime(PromptTime):
+    output_len: int
+    spread: float
 
 
 class BatchTime(TypedDict):
@@ -104,7 +92,7 @@ class ServedPrediction(TypedDict, total=False):
     predicted_how: str
 
 
-class ServedFigures(TypedDict):
+class ServedFigures(ServedPrediction):
     asked_per_s: float
     concurrency: float
     ttft_p50_ms: float | None
@@ -117,9 +105,6 @@ class ServedFigures(TypedDict):
     output_tokens_per_s: float | None
     input_len: float | None
     output_len: float | None
-    predicted_tpot_ms: NotRequired[float | None]
-    predicted_ttft_ms: NotRequired[float | None]
-    predicted_how: NotRequired[str]
 
 
 class OfflineRates(TypedDict):
@@ -162,7 +147,7 @@ class CounterRate(TypedDict):
     bytes_per_s: float
 
 
-class StudyOrigin(TypedDict):
+class StudyFacts(TypedDict):
     recipe: str
     quick: bool
     engine: str
@@ -176,15 +161,11 @@ class StudyOrigin(TypedDict):
     serving_lengths: str
     checks: list[Check]
     missing: list[str]
-
-
-class StudyFacts(StudyOrigin):
-    link_counters: list[CounterRate]
-
-
-class StudyDocument(StudyOrigin):
-    schema: str
     link_counters: NotRequired[list[CounterRate]]
+
+
+class StudyDocument(StudyFacts):
+    schema: str
     predicted_from: list[str]
     no_prediction: NotRequired[str]
     degrees: list[Degree]
@@ -281,24 +262,6 @@ class SweepPoint(TypedDict, total=False):
     num_layers: int
 
 
-class LoadResult(TypedDict):
-    engine: str
-    model_id: str
-    precision: str
-    tensor_parallel_size: int
-    request_rate: str
-    max_concurrency: int
-    completed: int
-    duration: float
-    total_input_tokens: int
-    total_output_tokens: int
-    output_lens: list[int]
-    request_throughput: float
-    output_throughput: float
-    mean_ttft_ms: float
-    mean_tpot_ms: float
-
-
 class ForeseenLatency(TypedDict):
     measured_ms: float
     before_ms: float
@@ -322,7 +285,7 @@ class StudyLessons(TypedDict):
     errors: dict[str, dict[str, float]]
 
 
-class LessonsDocument(TypedDict):
+class LessonsDocument(StudyLessons):
     schema: str
     engine: str
     model: str
@@ -332,8 +295,5 @@ class LessonsDocument(TypedDict):
     clock: str
     wall_over_clock: float
     scatter: float
-    shown: list[str]
     results: list[Mapping[str, object]]
-    foreseen: list[ForeseenRun]
-    errors: dict[str, dict[str, float]]
     refused: list[str]

@@ -122,18 +122,9 @@ class Vllm(Driver):
 
     def _model_args(self, run: StudyRun) -> list[str]:
         dtype = ["--dtype", DTYPES.get(self.dtype, self.dtype)] if self.dtype else []
-        needed = max(self.recipe.longest, 2 * LONGEST if self.order.dataset else 0)
-        room = min(self.model.max_len, needed)
-        return [
-            "--tensor-parallel-size",
-            str(run.tp),
-            "--max-model-len",
-            str(room),
-            *dtype,
-            *self.weights.args,
-            *self.weights.tokenizer,
-            *self.args,
-        ]
+        room = min(self.model.max_len, max(self.recipe.longest, 2 * LONGEST if self.order.dataset else 0))
+        sizes = ["--tensor-parallel-size", str(run.tp), "--max-model-len", str(room)]
+        return [*sizes, *dtype, *self.weights.args, *self.weights.tokenizer, *self.args]
 
     def _file(self, run: StudyRun, ending: str) -> Path:
         return self.raw / f"{run.name}{ending}"

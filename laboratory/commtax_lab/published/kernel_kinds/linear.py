@@ -1,6 +1,7 @@
 """Tables of linear attention: gated delta net, Kimi delta attention, Mamba-2. Each row times one kernel of a layer."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -32,17 +33,14 @@ def _delta(family: str, words: Words, x: Sizes) -> Sequence[Kernel]:
         heads = x["num_k_heads"], x["num_v_heads"], x["head_k_dim"], x["head_v_dim"]
         return [delta_scanned(f"{family}-scan", sequences, tokens, *heads)]
     form = f"{family}-{'fused' if words['kernel_source'] in FUSED_DECODE else UPDATES.get(words['phase'], 'update')}"
-    return [updated(form, sequences, tokens, _state(x), _state_bytes_moved(words, tokens), cold=False)]
+    state = x["num_v_heads"] * x["head_k_dim"] * x["head_v_dim"]
+    return [updated(form, sequences, tokens, state, _state_bytes_moved(words, tokens), cold=False)]
 
 
 def _state_bytes_moved(words: Words, tokens: Array) -> Number:
     """Return the bytes that an element of state moves. Where drafts are verified, each token's state is kept."""
     written = tokens if words["phase"] == "verify" else 1.0
     return MIXED_BYTES if words["framework"] in MIXED_STATE else STATE_BYTES * (1.0 + written)
-
-
-def _state(x: Sizes) -> Array:
-    return x["num_v_heads"] * x["head_k_dim"] * x["head_v_dim"]
 
 
 def _width(family: str, words: Words, x: Sizes) -> Array:
@@ -81,19 +79,11 @@ def _tokens(x: Sizes) -> Array:
     return x["batch_size"] * x["seq_len"]
 
 
-def _delta_net(words: Words, x: Sizes) -> Sequence[Kernel]:
-    return _delta("gdn", words, x)
-
-
-def _kimi(words: Words, x: Sizes) -> Sequence[Kernel]:
-    return _delta("kda", words, x)
-
-
 _RUN = ("batch_size", "seq_len", "d_conv")
 _HEADS = ("num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
 _ALIKE = ("kernel_source", "phase", "version")
 KINDS = (
-    KernelKind("gdn", "gdn", (*_RUN, *_HEADS), _delta_net, _tokens, "", alike=_ALIKE),
-    KernelKind("kda", "kda", (*_RUN, *_HEADS), _kimi, _tokens, "", alike=_ALIKE),
+    KernelKind("gdn", "gdn", (*_RUN, *_HEADS), partial(_delta, "gdn"), _tokens, "", alike=_ALIKE),
+    KernelKind("kda", "kda", (*_RUN, *_HEADS), partial(_delta, "kda"), _tokens, "", alike=_ALIKE),
     KernelKind("mamba2", "mamba2", (*_RUN, "nheads", "head_dim", "n_groups", "d_state"), _mamba, _tokens, "", alike=_ALIKE),
 )

@@ -1,4 +1,5 @@
-"""Tables of whole attention modules: their kernels are those of a step, and what the module has beside them.
+"""Tables of whole attention modules, whose kernels are those of a step and what the module has beside them, and of the kernels
+of latent attention alone.
 
 ``modules.toml`` beside the readers holds the sizes of the models and how engines ran them.
 """
@@ -12,11 +13,11 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import Array
 from commtax.catalog.models import bundled_model, origin
-from commtax.cost.attention import latent_decode, latent_prefill, latent_projections, latent_selector
+from commtax.cost.attention import head_product, latent_decode, latent_prefill, latent_projections, latent_selector
 from commtax.cost.compute import layer_kernels
 from commtax.cost.kernel import Kernel, KernelStep
 from commtax.cost.layer_forms import MaskedPairs, ModuleSizes
-from commtax.spec import Attention, Block, Model, Plan, Quant, Workload
+from commtax.spec import DTYPE_BYTES, Attention, Block, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
@@ -122,4 +123,54 @@ KINDS = (
     *_module("msa", "msa", _other_kernels),
     *_module("dsv4_csa", "csa", _other_kernels),
     *_module("dsv4_hca", "hca", _other_kernels),
+)
+
+
+MODEL = "deepseek-ai/DeepSeek-V3"
+"""The model whose heads the tables of kernels have."""
+
+
+def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
+    step, a = step_of(timed_model(MODEL), words, x, prompts=True)
+    return list(latent_prefill(step, a, 1, words["kernel_source"] in SOURCES["absorbed"]))
+
+
+def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
+    step, a = step_of(timed_model(MODEL), words, x, prompts=False)
+    return list(latent_decode(step, a, 1))
+
+
+def _head_product(words: Words, x: Sizes) -> Sequence[Kernel]:
+    m = timed_model(MODEL).attention.latent
+    assert m
+    return [head_product(x["num_tokens"], x["num_heads"], m.nope_dim, m.kv_rank, DTYPE_BYTES[words["dtype"]], hot=True)]
+
+
+def cache_bytes(x: Sizes) -> Array:
+    """Return the bytes of latents that a decode kernel reads."""
+    return np.asarray(x["batch_size"] * (x["step"] + 1) * 576 * x["stored_bytes"])
+
+
+_LATENT_KERNEL = KernelKind(
+    "context_mla",
+    "latent-prefill",
+    ("batch_size", "isl", "num_heads"),
+    _prefill,
+    lambda x: x["isl"],
+    "mla_dtype",
+    stored="kv_cache_dtype",
+    from_zero=("step",),
+    alike=("kernel_source",),
+)
+LATENT_KINDS = (
+    _LATENT_KERNEL,
+    replace(
+        _LATENT_KERNEL,
+        tail="generation_mla",
+        name="latent-decode",
+        needed=("batch_size", "num_heads"),
+        make=_decode,
+        bound=cache_bytes,
+    ),
+    KernelKind("mla_bmm", "head-product", ("num_tokens", "num_heads"), _head_product, lambda x: x["num_tokens"], "bmm_dtype"),
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -86,10 +87,6 @@ def _window_hint(x: Sizes, chip: Chip) -> Array:  # noqa: ARG001
     return np.where(x["window_size"] > 0, "a window of attention", "").astype(object)
 
 
-def _has_no_window(x: Sizes) -> Array:
-    return np.asarray(x["window_size"] == 0)
-
-
 def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
     """Make prefill attention, over a narrow cache with other kernels, in bf16 or in the cache's own arithmetic."""
     stored = NARROW_PROMPTS if words["dtype"] == "fp8" else NARROW_CACHE if words["stored"] == "fp8" else ""
@@ -115,9 +112,16 @@ def _cache_bytes(x: Sizes) -> Array:
 
 
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
-_SEEN, _ALIKE = ("step", "window_size"), ("head_dim", "window_size")
 _PRODUCT = ("m", "n", "k")
 _PREFILL, _DECODE = ("batch_size", "isl", *_HEADS), ("batch_size", "step", *_HEADS)
+_ATTENTION = partial(
+    KernelKind,
+    stored="kv_cache_dtype",
+    from_zero=("step", "window_size"),
+    alike=("head_dim", "window_size"),
+    decides=lambda x: np.asarray(x["window_size"] == 0),
+    hint=_window_hint,
+)
 KINDS = (
     KernelKind(
         "gemm",
@@ -131,32 +135,22 @@ KINDS = (
         decides=lambda x: (x["n"] >= WIDE) & (x["k"] >= WIDE),
         hint=_warm_weights_hint,
     ),
-    KernelKind(
+    _ATTENTION(
         "context_attention",
         "prefill-attention",
         _PREFILL,
         _prefill,
         lambda x: x["isl"],
         "attn_dtype",
-        stored="kv_cache_dtype",
-        from_zero=_SEEN,
-        alike=_ALIKE,
         hashed=("attn_dtype", *_PREFILL),
-        decides=_has_no_window,
-        hint=_window_hint,
     ),
-    KernelKind(
+    _ATTENTION(
         "generation_attention",
         "decode-attention",
         ("batch_size", *_HEADS),
         _decode,
         _cache_bytes,
         "kv_cache_dtype",
-        stored="kv_cache_dtype",
-        from_zero=_SEEN,
-        alike=_ALIKE,
         hashed=("kv_cache_dtype", *_DECODE),
-        decides=_has_no_window,
-        hint=_window_hint,
     ),
 )

@@ -17,7 +17,7 @@ from commtax import counting
 from commtax.files import refuse_overwriting, replace_when_written
 from commtax.statement import Refusal
 from commtax_lab.published import collective_rows as curves
-from commtax_lab.published import inference, rivals, step_rows, sweep, training
+from commtax_lab.published import inference, step_rows, sweep, training
 from commtax_lab.published import kernel_tables as kernel_tables
 from commtax_lab.published.rows import read
 from commtax_lab.published.scoring import excluded_rows, kernel_scores, open_loop, serving_scores
@@ -29,7 +29,7 @@ from commtax_lab.published.scoring.predicting import (
     predict_training,
 )
 from commtax_lab.published.scoring.prediction_columns import Records, answers, join_records
-from commtax_lab.published.scoring.rival_comparison import RivalComparison, compare_with_rival
+from commtax_lab.published.scoring.rival_comparison import RivalComparison, compare_with_rival, read_rival
 from commtax_lab.published.scoring.statistics import Bound, judge, share_unpriced
 from commtax_lab.published.tables import ADDED, KINDS, Table, folder_tables, headers, paths, shipped_tables, usual_columns
 
@@ -56,7 +56,7 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
 
     ``rival``: a CSV of another predictor's figures for the same rows, by their ids.
     """
-    other = rivals.read_rival(rival) if rival else None
+    other = read_rival(rival) if rival else None
     if only and only not in KINDS:
         raise Refusal(f"only '{only}': one of {', '.join(KINDS)}", "only", KINDS)
     if folder is not None and not folder.is_dir():

@@ -114,18 +114,9 @@ def question_of(run: OpenLoopRun) -> Question:
     options = {name: getattr(server, name) or None for name in (*limits, "dtype", "kv_dtype")}
     sizes = {name: getattr(server, name) for name in ("tp", "pp", "dp", "ep")}
     put = resolve_question(server.model, server.cluster, {"engine": _engine(server), **options, **sizes})
-    offered = {
-        "request_rate": load.request_rate,
-        "burstiness": load.burstiness,
-        "num_prompts": load.num_requests + load.warmup,
-        "warmup": load.warmup,
-        "inputs": load.inputs,
-        "outputs": load.outputs,
-        "max_in_flight": load.in_flight,
-        "unique_prompts": load.unique_prompts,
-        "shared_prefix": load.shared_prefix,
-    }
-    return put.but(**offered)
+    same = ("request_rate", "burstiness", "warmup", "inputs", "outputs", "unique_prompts", "shared_prefix")
+    offered = {name: getattr(load, name) for name in same}
+    return put.but(**offered, num_prompts=load.num_requests + load.warmup, max_in_flight=load.in_flight)
 
 
 def _engine(server: ReplicaSettings) -> Engine:

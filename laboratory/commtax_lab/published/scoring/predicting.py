@@ -21,8 +21,7 @@ from commtax.verbs.settling import resolve_question, settle, terms_of
 from commtax_lab.published import inference, step_rows, sweep, training
 from commtax_lab.published.collective_rows import Curve
 from commtax_lab.published.rows import PublishedFigure
-from commtax_lab.published.scoring.excluded_rows import UNFIT
-from commtax_lab.published.scoring.floors import holds_weights, least_s
+from commtax_lab.published.scoring.excluded_rows import UNFIT, holds_weights, least_s
 from commtax_lab.published.scoring.kernel_scores import swept_kernel
 from commtax_lab.published.scoring.prediction_columns import Prediction, prediction_around
 from commtax_lab.published.scoring.serving_scores import FIGURES

@@ -14,8 +14,7 @@ from commtax.verbs.billing import price
 from commtax.verbs.closed_loop import ClosedLoop, simulate
 from commtax_lab.published import serving_rows
 from commtax_lab.published.rows import PublishedFigure, RowQuestion, read
-from commtax_lab.published.scoring.excluded_rows import UNFIT, exclude_impossible
-from commtax_lab.published.scoring.floors import holds_weights, least_s
+from commtax_lab.published.scoring.excluded_rows import UNFIT, exclude_impossible, holds_weights, least_s
 from commtax_lab.published.scoring.prediction_columns import Prediction, Records, answers
 from commtax_lab.published.spellings import spelled_run
 from commtax_lab.published.tables import Table

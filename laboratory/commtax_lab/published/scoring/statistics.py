@@ -1,14 +1,20 @@
-"""Median, tail, bias, coverage and width of errors, by whatever rows share; and the stated bounds on them (``bounds.toml``)."""
+"""Median, tail, bias, coverage and width of errors, by whatever rows share; and the stated bounds on them (``bounds.toml``).
+
+The scoreboard (``scoreboard.toml``) has a line for each thing that people ask, on rows that nothing was fitted on. For
+``transfer.toml`` whole engines, chips or families of models were left out of the fits.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from commtax.arrays import Array
+from commtax.records import record_from
 from commtax_lab import lab_table
 from commtax_lab.published.open_loop import VERDICTS
 from commtax_lab.published.scoring.prediction_columns import Records
@@ -265,3 +271,41 @@ def _floor_breaches(records: Records) -> float | None:
     with np.errstate(all="ignore"):
         seconds = np.where(rates, 1 / records.predicted, records.predicted)
     return float(np.sum(records.priced & (seconds < records.floor * (1 - ROUNDING))))
+
+
+TRANSFER = "published/scoring/transfer.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreLine:
+    """A line of the scoreboard at home, None where it has no rows."""
+
+    part: str
+    name: str
+    errors: Figures | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Errors of a metric on models of one kind, with something left out of the fits in turn ("": nothing was)."""
+
+    metric: str
+    models: str
+    left_out: str
+    n: int
+    median: float
+    covered: float
+    half_width: float
+
+
+def score_lines(records: Records) -> list[ScoreLine]:
+    tested = records.where_true(records.timed & ~records.fitted)
+    lines = lab_table("published/scoring/scoreboard.toml")["line"]
+    return [ScoreLine(one["part"], one["name"], figures(choose(tested, one["rows"])[0])) for one in lines]
+
+
+def transfer_folds() -> list[Fold]:
+    """Return the folds of ``transfer.toml`` in its order, none where the file is missing."""
+    if not (Path(__file__).parents[2] / TRANSFER).is_file():
+        return []
+    return [record_from(Fold, one) for one in lab_table(TRANSFER)["fold"]]
