@@ -30,7 +30,7 @@ KINDS = ("kernel", "collective", "effect", "host", "queue", "overlap", "memory",
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What a number belongs to, and by which mechanism it is there."""
+    """The owner of a number, and the mechanism behind it."""
 
     engine: str = ""
     chips: str = ""

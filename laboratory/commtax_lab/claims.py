@@ -35,7 +35,7 @@ class DocumentClaim:
 
 
 def hierarchical_tax(hidden: int, hosts: int, gpus: int, flops_per_s: float, intra_Bps: float, nic_Bps: float) -> float:
-    """Forward TP tax across hosts with one NIC a GPU: reduce-scatter inside, all-reduce by rail, all-gather inside."""
+    """Compute the forward TP tax over hosts with a NIC per GPU: reduce-scatter inside, all-reduce by rail, all-gather inside."""
     nbytes = napkin.allreduce_payload_bytes(1, hidden)
     inside = napkin.ring_allreduce_traffic_per_rank(nbytes, gpus) / intra_Bps
     across = napkin.ring_allreduce_traffic_per_rank(nbytes / gpus, hosts) / nic_Bps

@@ -185,7 +185,7 @@ def quantity(kind: str, value: float) -> str:
 
 
 def plot_kinds(report: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
-    """Predicted over measured, log-log, one panel a kind: circles were not fitted, crosses were."""
+    """Plot predicted over measured, log-log, one panel per kind: circles were not fitted, crosses were."""
     records = report.records
     shown = kinds or tuple(k for k in dict.fromkeys(records.kind.tolist()) if figures(records.where_true(records.kind == k)))
     if not shown:

@@ -37,7 +37,7 @@ def doubling_sizes(least: int, most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSweep:
-    """What the ranks of one group are to time."""
+    """The sizes and wires that the ranks of one group time."""
 
     impls: list[str]
     sizes: list[int]

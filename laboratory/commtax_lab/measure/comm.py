@@ -26,7 +26,7 @@ TOIL = 256  # rows of a square product that takes less than a millisecond of one
 
 
 class Carrier(Protocol):
-    """What carries a tensor among ranks."""
+    """A carrier of tensors among ranks."""
 
     def all_reduce(self, tensor: Tensor) -> None: ...
 
@@ -78,7 +78,7 @@ def toil(seconds: float) -> None:
 
 
 def check_impl(impl: str) -> None:
-    """Refuse a wire that nobody knows, and shared memory where it cannot be had."""
+    """Refuse an unknown wire, and shared memory where the machine has none."""
     if impl not in IMPLEMENTATIONS:
         raise Refusal(f"impl '{impl}': one of {', '.join(IMPLEMENTATIONS)}")
     missing = machine.facts().no_semaphores
@@ -152,7 +152,7 @@ class RankGroup:
         return whole.view(self.size, rows, width).transpose(0, 1).reshape(rows, self.size * width)
 
     def resume(self) -> None:
-        """Computing starts anew here: a straggler is not charged for waiting between steps."""
+        """Restart the clock of computing: a straggler is not charged for waiting between steps."""
         self._resumed_s = time.perf_counter()
 
     @contextmanager

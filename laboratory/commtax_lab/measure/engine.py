@@ -34,7 +34,7 @@ OFF_CORE = "waiting for a core"  # the line of what others took from this thread
 
 
 def rotate(both: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions of queries and keys at once: halves swapped, the sign is in the sines."""
+    """Apply rotary positions to queries and keys at once, with halves swapped and the sign in the sines."""
     return torch.addcmul(both * cos, both.roll(both.shape[-1] // 2, -1), sin)
 
 
@@ -236,7 +236,7 @@ class LiveEngine:
         return out if w.out_bias is None else out + w.out_bias
 
     def _prefill_attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Causal attention of each prompt over itself."""
+        """Attend causally within each prompt."""
         q, k, v = (t.reshape(self.batch, -1, t.shape[1], t.shape[2]).transpose(1, 2) for t in (query, key, value))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         return mixed.transpose(1, 2).reshape(query.shape[0], -1)

@@ -188,7 +188,7 @@ class RunOfAllRanks:
 
     @property
     def inside_s(self) -> np.ndarray:
-        """Return seconds inside collectives, (ranks, steps, collectives of a step), of size 0 where untimed (CUDA)."""
+        """Seconds inside collectives, (ranks, steps, collectives of a step), of size 0 where untimed (CUDA)."""
         return np.array([run.comm_s for run in self.runs])
 
     @property

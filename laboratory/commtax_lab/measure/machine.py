@@ -63,7 +63,7 @@ def core_words(share: int) -> str:
 
 
 def free_bytes() -> float:
-    """Memory that this process may still take: what the system can give, and no more than its cgroups leave."""
+    """Return the bytes that this process may still take: what the system can give, and no more than its cgroups leave."""
     available = (
         meminfo_available(MEMINFO.read_text()) if MEMINFO.exists() else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     )

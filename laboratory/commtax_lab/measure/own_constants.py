@@ -61,7 +61,7 @@ Point = tuple[Kernel, float]
 
 @dataclass(frozen=True, slots=True)
 class BoxWork:
-    """What the ranks are to run."""
+    """The work of the ranks."""
 
     dtype: str
     impls: tuple[str, ...]
@@ -82,7 +82,7 @@ class ShapeRuns:
 
 @dataclass(frozen=True, slots=True)
 class RankMeasurements:
-    """What one rank measured: bytes a second, FLOP a second, and the engine's runs."""
+    """Measurements of one rank: bytes per second, FLOP per second, and the engine's runs."""
 
     stream_Bps: list[float]
     flops_per_s: float
@@ -146,7 +146,7 @@ def _stream_rate(dtype: torch.dtype, nbytes: int) -> float:
 
 
 def _gemm_rate(dtype: torch.dtype, size: int = 1024) -> float:
-    """FLOP a second on the core of a square product, the best of several."""
+    """Return the FLOP per second of core time of a square product, the best of several."""
     a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
     marks = [time.thread_time()]
     for _ in range(6):
@@ -305,7 +305,7 @@ def _clip_share(value: float) -> float:
 
 
 def _paths(seen: Sequence[RankMeasurements], impl: str) -> list[WirePath]:
-    """Latency and bandwidth of one wire as it is between computing: a fit to the decode steps' and the prompts' collectives."""
+    """Fit latency and bandwidth of one wire, as it is between computing, to the decode steps' and the prompts' collectives."""
     rows: list[WirePath] = []
     for op in OPS:
         cases = zip(*(rank.cases for rank in seen), strict=True)

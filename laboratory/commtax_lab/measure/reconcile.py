@@ -106,7 +106,7 @@ def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> 
 
 
 def _collectives(job: LiveJob, question: Question, parts: Sequence[RankResult]) -> live_documents.CollectiveCounts:
-    """Counted and weighed on every rank, in every step, against ``traffic``: equal means equal."""
+    """Compare the count and bytes on every rank, in every step, with ``traffic``: equal means equal."""
     predicted: dict[str, Counter[IssuedCollective]] = {}
     for phase in ("prefill", "decode"):
         items = [

@@ -192,7 +192,7 @@ MLP, MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 
 
 def _mlp(cut: Cutter, name: str, names: tuple[str, str, str], width: int, part: str = "mlp") -> tuple[Tensor, Tensor]:
-    """Gate and up in one, and down."""
+    """Return gate and up in one, and down."""
     hidden = cut.arch.model.hidden
     gate_up = torch.cat([cut.share(f"{name}.{n}.weight", (width, hidden), part) for n in names[:2]])
     return gate_up, cut.share(f"{name}.{names[2]}.weight", (hidden, width), part, axis=1)

@@ -49,7 +49,7 @@ def place() -> RankPlace:
 
 
 def join(where: RankPlace, device: str) -> None:
-    """Meet the other ranks: through a file when our launcher started them, else as torchrun says."""
+    """Join the other ranks: through a file when our launcher started them, else as torchrun says."""
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     folder = os.environ.get(FOLDER, "")
     method = f"file://{folder}/rendezvous" if folder else "env://"

@@ -28,7 +28,7 @@ from commtax_lab.published.rows import (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What the rows of one curve share."""
+    """The properties that the rows of one curve share."""
 
     op: str
     ranks: int
@@ -144,7 +144,7 @@ def _cluster(place: str, hosts: int, per_host: int) -> Cluster:
 
 
 def _hosts(place: str, chip: str, hosts: int, per_host: int) -> Cluster:
-    """Several hosts with the network that their words tell of, in as many NVLink fabrics as they tell of.
+    """Return several hosts with the network, and as many NVLink fabrics, as their words tell.
 
     A group of fewer ranks than a host has GPUs still shares that host's network.
     """

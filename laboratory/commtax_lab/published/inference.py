@@ -40,7 +40,7 @@ CPU_CONTEXT = 64  # tokens in the cache, about: distributed-llama's runs are sho
 
 @dataclass(frozen=True, slots=True)
 class InferenceRun:
-    """What was timed: ``prompts`` prefill steps and ``steps`` decode steps of a batch, or the mean of a closed loop."""
+    """A timed run: ``prompts`` prefill steps and ``steps`` decode steps of a batch, or the mean of a closed loop."""
 
     model: Model
     cluster: Cluster

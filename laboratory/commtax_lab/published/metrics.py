@@ -22,7 +22,7 @@ MIDDLE = ("median", "p50")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a column holds: ``kind`` as records call it, its unit in seconds (of times), of one GPU or of all."""
+    """The metric of a column: ``kind`` as records call it, its unit in seconds (of times), of one GPU or of all."""
 
     kind: str
     unit: float = 1.0

@@ -61,7 +61,7 @@ class ReplicaSettings:
 
 @dataclass(frozen=True, slots=True)
 class OfferedLoad:
-    """What is offered to one replica."""
+    """The load offered to one replica."""
 
     request_rate: float
     burstiness: float  # shape of the gamma gaps: 1 Poisson, inf a constant rate
@@ -239,7 +239,7 @@ def _copies(row: Row) -> tuple[int, int]:
 
 
 def _sizes(row: Row, model: Model, inside: int) -> dict[str, int]:
-    """Tensor, pipeline, data and expert parallelism.
+    """Return tensor, pipeline, data and expert parallelism.
 
     TensorRT-LLM serves latent attention whole on each GPU when experts are spread (``enable_attention_dp`` in MLPerf's
     configurations, which write it as tp): such runs have up to three times ``max_num_seqs`` requests in flight, one batch a GPU.

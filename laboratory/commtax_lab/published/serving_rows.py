@@ -253,7 +253,7 @@ def _version_at(name: str, date: str) -> str:
 
 
 def _sizes(row: Row) -> dict[str, int]:
-    """Tensor, data and expert parallelism. Attention-DP ranks are replicas that share their experts."""
+    """Return tensor, data and expert parallelism. Attention-DP ranks are replicas that share their experts."""
     prefix = "decode_" if _is_disaggregated(row) else ""
     tp, dp, ep = (
         whole_cell(row, f"{prefix}tp_size"),
@@ -357,7 +357,7 @@ def _lengths(row: Row) -> tuple[tuple[float, float], float]:
 
 
 def _spread(parts: Sequence[tuple[float, float]]) -> float:
-    """Half of the width of a uniform distribution over its mean, with the standard deviation of these lengths."""
+    """Return the half-width over the mean of a uniform distribution with the standard deviation of these lengths."""
     mean = sum(length * share for length, share in parts)
     return math.sqrt(3 * sum(share * (length / mean - 1) ** 2 for length, share in parts)) if parts else 0.0
 

@@ -45,7 +45,7 @@ def load_of(options: Options, name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TechniqueReading:
-    """What one row asks, before and after."""
+    """The questions of one row, before and after."""
 
     id: str
     verb: str
@@ -88,7 +88,7 @@ class FlipGroup:
 
 @dataclass(frozen=True, slots=True)
 class TechniqueBars:
-    """How near a prediction has to be, and how many have to."""
+    """The nearness that predictions need, and the share that must have it."""
 
     near: float
     factor: Mapping[str, float]  # by kind of row

@@ -29,7 +29,7 @@ SHARED = ("model", "random", "layers", "dtype", "device", "impl", "cluster", "pr
 
 @dataclass(frozen=True, slots=True)
 class DegreeWork:
-    """What the ranks of one degree run: ``share`` cores each, results beside ``raw``."""
+    """The work of the ranks of one degree: ``share`` cores each, results beside ``raw``."""
 
     job: LiveJob
     runs: list[StudyRun]

@@ -252,7 +252,7 @@ def nvlink(text: str) -> Counters:
 
 
 def infiniband(root: Path) -> Counters:
-    """Port counters of every adapter."""
+    """Read the port counters of every adapter."""
     counters: Counters = {}
     for name, word in (("port_xmit_data", "sent"), ("port_rcv_data", "received")):
         for file in sorted(root.glob(f"*/ports/*/counters/{name}")):

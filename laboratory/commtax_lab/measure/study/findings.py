@@ -28,7 +28,7 @@ ByKind = Mapping[str, Sequence[Done]]
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What is predicted for this engine on this cluster, with this machine's own constants where a profile is given."""
+    """Predictions for an engine on a cluster, with the machine's own constants where there is a profile."""
 
     model: Model
     cluster: str  # "": nobody said where it ran, and nothing is predicted
@@ -42,7 +42,7 @@ class Prices:
 
     @property
     def why_none(self) -> str:
-        """Return why no time is predicted, or "" where times are."""
+        """The reason why no time is predicted, "" where times are."""
         return self.unknown if self.cluster else "name the --cluster"
 
     def claim(self, tp: int) -> Claim:
@@ -129,7 +129,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def _latencies(tp: int, by_kind: ByKind, prices: Prices) -> study_documents.Degree:
-    """Batch 1: whole requests, and a token and a prompt apart: as the engine timed them, else by the run with one output token."""
+    """Return batch-1 requests, tokens and prompts as the engine timed them, else by the run with one output token."""
     first = {run.input_len: median(x["latency_s"]) for run, x in by_kind.get("first", [])}
     row: study_documents.Degree = {"tp": tp, "latency": [], "prefill": [], "decode_ms": None, "decode_predicted_ms": None}
     for run, x in by_kind.get("latency", []):
@@ -336,7 +336,7 @@ def _served_flags(
 
 
 def answers(study: study_documents.StudyDocument) -> list[dict[str, str]]:
-    """Question and answer, four times."""
+    """Answer the four questions of the study."""
     one = next((r for r in study["degrees"] if r["tp"] == 1), None)
     others = [r for r in study["degrees"] if r["tp"] > 1]
     questions = (

@@ -205,7 +205,7 @@ def _plain_rotary(qkv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, t:
 
 
 def swiglu(gate_up: Tensor, out: Tensor) -> None:
-    """out = SiLU(gate) * up, the two halves of one row."""
+    """Compute out = SiLU(gate) * up from the two halves of one row."""
     rows, width = out.shape
     if _is_plain(out):
         gate, up = gate_up.float().split(width, -1)
@@ -236,7 +236,7 @@ def num_splits(blocks: int, length: int, num_sms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How the cache's length is split, and where parts wait to be joined."""
+    """A split of the cache's length, and where parts wait to be joined."""
 
     num: int
     chunk: int

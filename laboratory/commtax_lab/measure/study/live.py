@@ -42,7 +42,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is to be served, at each of the rates in turn."""
+    """A service of requests at each of the rates in turn."""
 
     job: LiveJob
     inputs: Lengths
@@ -97,7 +97,7 @@ class ServedRequests:
 
 @dataclass(frozen=True, slots=True)
 class LiveMeasurements:
-    """What the ranks saw: runs at their rates, and sweeps of steps before the first and after each."""
+    """Measurements of the ranks: runs at their rates, and sweeps of steps before the first and after each."""
 
     rates: tuple[float, ...]
     runs: list[ServedRequests]
@@ -249,7 +249,7 @@ def _run(service: Service, seen: LiveMeasurements, index: int, table: Surface) -
 
 
 def _errors(foreseen: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    """Predicted over measured, less one, of all that was not nothing."""
+    """Return predicted over measured, less one, of all figures above 0."""
     keys = (f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
     return {key: foreseen[key] / measured[key] - 1 for key in (*keys, "output_throughput") if measured[key] > 0}
 

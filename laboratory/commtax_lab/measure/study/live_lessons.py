@@ -78,7 +78,7 @@ def read_runs(results: Sequence[Mapping[str, object]], deployment: ReportedDeplo
 
 
 class ServedLoads(NamedTuple):
-    """What was served by whom: each run as a result and as the question that it answers, those to be shown first."""
+    """Served loads and their engine: each run as a result and as the question that it answers, shown ones first."""
 
     engine: str
     model: str

@@ -44,7 +44,7 @@ class LiveLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadSeries:
-    """What the ranks are to serve."""
+    """The loads that the ranks serve."""
 
     job: LiveJob
     loads: tuple[LiveLoad, ...]

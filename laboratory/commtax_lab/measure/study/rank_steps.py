@@ -32,7 +32,7 @@ from commtax_lab.measure.study.timing import OperandPool
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one of ``tp`` ranks holds of a dense decoder."""
+    """The part of a dense decoder on one of ``tp`` ranks."""
 
     model: str
     tp: int

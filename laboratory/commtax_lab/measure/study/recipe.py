@@ -27,7 +27,7 @@ DATASET_MEMORY_BYTES = 2**34  # … of text that is full of commas
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What the study runs at every degree."""
+    """The runs of the study at every degree."""
 
     latency: tuple[Shape, ...]
     batches: tuple[int, ...]
@@ -94,7 +94,7 @@ def runs(r: Recipe, degrees: Sequence[int], kinds: Sequence[str]) -> list[StudyR
 
 
 def lengths(run: StudyRun, dataset: str, seed: int = 0) -> list[tuple[int, int]]:
-    """Prompt and output tokens of each request to serve: a ShareGPT-shaped file's, or synthetic ones around the means."""
+    """Return prompt and output tokens of each request to serve: a ShareGPT-shaped file's, or synthetic ones around the means."""
     chance = random.Random(seed)
     if dataset:
         lengths = dataset_lengths(Path(dataset))

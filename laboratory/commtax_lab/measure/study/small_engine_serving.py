@@ -102,7 +102,7 @@ class TimedStep(NamedTuple):
 
 
 def requests(server: BatchingEngine, sizes: Sequence[tuple[int, int]], arrivals: Sequence[float], seed: int = 0) -> list[Request]:
-    """Random prompts of the sizes asked for, the same on every rank."""
+    """Draw random prompts of the given sizes, the same on every rank."""
     vocab = server.arch.model.vocab
     pairs = enumerate(zip(sizes, arrivals, strict=True))
     return [Request(at, prompts(vocab, 1, n, seed + i, server.device), outputs) for i, ((n, outputs), at) in pairs]

@@ -41,7 +41,7 @@ def grid(shortest: int, longest_prompt: int, longest: int, slots: int) -> list[S
 
 
 def batches(most: int) -> list[int]:
-    """Twice as many and one and a half times as many, in turn, and the most itself: small products step in between.
+    """Return powers of two, one and a half times each, and the most itself: small products step in between.
 
     >>> batches(20)
     [1, 2, 3, 4, 6, 8, 12, 16, 20]
@@ -102,7 +102,7 @@ def surface(timings: Timings) -> Surface:
 
 
 def _sizes(steps: Iterable[SurfacePoint]) -> tuple[list[int], list[int], list[int]]:
-    """Prompt lengths, numbers of sequences and cached lengths that were timed."""
+    """Return the prompt lengths, numbers of sequences and cached lengths that were timed."""
     steps = list(steps)
     whole, decoding = [s for s in steps if not s.decoding], [s for s in steps if s.decoding]
     return sorted({s.tokens for s in whole}), sorted({s.decoding for s in decoding}), sorted({s.tokens for s in decoding})

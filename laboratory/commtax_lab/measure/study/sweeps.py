@@ -33,7 +33,7 @@ GUESS_FLOPS_PER_S, GUESS_BPS, GUESS_S = 5e14, 3e12, 3e-6  # only to choose how m
 
 @dataclass(slots=True)
 class Workbench:
-    """What every measurement needs: where, and buffers to take operands from."""
+    """The device of the measurements, and buffers to take operands from."""
 
     device: str
     timer: OperationTimer
@@ -285,7 +285,7 @@ def bench(device: str) -> Workbench:
 
 
 def agreement(device: str) -> dict[str, float]:
-    """Whole steps of a small shard on this device against the plain functions on the CPU: |difference| / |logits|."""
+    """Compare whole steps of a small shard with the plain functions on the CPU: |difference| / |logits|."""
     shape = rank_steps.Shard("check", 1, 2, 512, 8, 2, 64, 768, 1024, True, True)
     differences = {}
     for phase, batch, length in (("decode", 3, 700), ("decode", 200, 100), ("prefill", 2, 160)):

@@ -148,7 +148,7 @@ class Vllm(Driver):
         return {"latency_s": list(result.latencies_s) or ([mean_s] if mean_s is not None else []), "prefill_s": [], "decode_s": []}
 
     def _throughput(self, run: StudyRun) -> RunRecord:
-        """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
+        """Measure throughput. Newer versions have lengths for random prompts that override the plain ones."""
         rest = [*self._model_args(run), *self._command("output", run)]
         new, old = ([*self._command("throughput", run, prefix=prefix), *rest] for prefix in ("--random-", "--"))
         self._call_either(new, old, run)

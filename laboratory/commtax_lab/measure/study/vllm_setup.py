@@ -84,7 +84,7 @@ def _interpreter(program: str) -> str:
 
 
 def _name_package(program: str, out: Path) -> tuple[dict[str, str], str]:
-    """Metadata under the name that the program asks for, on its path: the distribution that holds it has another."""
+    """Put metadata on the program's path under the name that it asks for, since the distribution has another."""
     words = [*_interpreter(program).split(), "-c", _PROVIDER]
     answer = subprocess.run(words, capture_output=True, text=True, check=False, timeout=START_S).stdout.split()
     if len(answer) != 2:
@@ -105,7 +105,7 @@ def _name_package(program: str, out: Path) -> tuple[dict[str, str], str]:
 
 @dataclass(frozen=True, slots=True)
 class VllmModel:
-    """What vLLM is given as the model: its name, further options, and what is said of it."""
+    """The model for vLLM: its name, further options, and checks of it."""
 
     name: str
     args: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ def kv_space(model: Model, dtype: str, workers: int, args: str) -> ChosenEnviron
 
 
 def kv_gib(free_bytes: float, weights_bytes: float, workers: int) -> int:
-    """Whole GiB of KV cache a worker, as vLLM takes them: at least one.
+    """Return the GiB of KV cache per worker, whole as vLLM takes them and at least one.
 
     >>> kv_gib(16 * GiB, 2**20, 1), kv_gib(16 * GiB, 2**20, 2), kv_gib(1 * GiB, 2**20, 2)
     (3, 1, 1)

@@ -100,7 +100,7 @@ def groups(tables: Iterable[KernelTable]) -> list[ShapeGroup]:
 
 
 def _size_classes(tail: str, x: Sizes) -> Array:
-    """Small, middling or large, by the rows that enter, or what each sequence has cached."""
+    """Classify sizes as small, middling or large, by the rows that enter or what each sequence has cached."""
     rows = next(x[name] for name in ("m", "num_tokens", "isl", "seq_len", "batch_size") if name in x)
     if tail == "generation_attention":
         rows = x["step"]

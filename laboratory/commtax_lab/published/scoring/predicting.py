@@ -106,7 +106,7 @@ def predict_curve(curve: Curve, entries: Sequence[PublishedFigure]) -> list[Pred
 
 
 def curve_seconds(curve: Curve, nbytes: Array) -> tuple[Number, Number, Array]:
-    """Predicted seconds, the half-width of their range as a factor, and the least that the links allow."""
+    """Predict seconds, the half-width of their range as a factor, and the least that the links allow."""
     place = curve.cluster
     fabric = _usable_paths(catalog.fabric(curve.library, place), curve)
     if curve.algorithm:

@@ -42,7 +42,7 @@ def is_time(reading: TechniqueReading) -> bool:
 
 
 def predicted_speedup(reading: TechniqueReading) -> float:
-    """Above 1 is better."""
+    """Return the predicted speed-up, where above 1 is better."""
     before, after = predict_technique(reading)
     return before / after if is_time(reading) else after / before
 
@@ -201,7 +201,7 @@ def score_row(row: TechniqueRow, readings: TechniqueReadings) -> ScoredTechnique
 
 @dataclass(frozen=True, slots=True)
 class TechniqueShare:
-    """How many of some rows are right, and the mean of their sources' shares."""
+    """The count of right rows among some, and the mean of their sources' shares."""
 
     right: int
     rows: int
