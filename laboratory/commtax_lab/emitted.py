@@ -2,10 +2,7 @@
 
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TypedDict, cast
 
 import yaml
 
@@ -19,6 +16,7 @@ from commtax.question import Question
 from commtax.spec import Technique
 from commtax.statement import Refusal
 from commtax.verbs.settling import ask, resolve_question
+from commtax_lab import lab_table
 
 CARRIERS = ("nixl", "mooncake")
 SERVING = tuple(one.key for one in programs() if not one.trains)
@@ -42,32 +40,9 @@ SIZE = re.compile(r"(?<= )(?:GB|BYTES)\b")  # left to be put in
 HOST = re.compile(r"\$\{?[A-Z][A-Z_0-9]*\}?")
 
 
-class EmittedRow(TypedDict, total=False):
-    """A question: what it names, and its options."""
-
-    engine: str
-    model: str
-    cluster: str
-    options: dict[str, object]
-
-
-class EmittedRows(TypedDict):
-    """The questions, as they are put."""
-
-    serve: list[EmittedRow]
-    train: list[EmittedRow]
-    techniques: EmittedRow
-    apart: EmittedRow
-
-
-def rows() -> EmittedRows:
-    """Return the questions of ``emitted.toml``."""
-    return cast(EmittedRows, tomllib.loads(Path(__file__).with_suffix(".toml").read_text()))
-
-
 def texts(engine: str) -> Iterator[tuple[str, str]]:
     """Yield the name and text of each command emitted for an engine, but none of what the engine refuses."""
-    put = rows()
+    put = lab_table("emitted.toml")
     if engine not in SERVING:
         for row in put["train"]:
             if row["engine"] == engine:
@@ -75,7 +50,7 @@ def texts(engine: str) -> Iterator[tuple[str, str]]:
                 emitted_as = next(one.emitted_as for one in programs() if one.key == engine)
                 yield f"{row['model']} {row['options']}", launch_command(q, emitted_as)
         return
-    for name, question in _serving(put, engine):
+    for name, question in _serving(engine):
         try:
             yield name, launch_command(question, engine)
         except Refusal:
@@ -83,29 +58,27 @@ def texts(engine: str) -> Iterator[tuple[str, str]]:
     usual = ask("llama-3.1-8b", "8xh100-sxm", engine=engine, input_len=512, output_len=64, concurrency=8)
     yield "benchmark of clients", benchmark_command(usual, engine)
     yield "benchmark at a rate", benchmark_command(usual.but(request_rate=4.0), engine)
-    apart = put["apart"]
     for carrier in CARRIERS:
-        question = _question(apart, engine, apart["options"]).but(**changes_of(f"kv-transfer={carrier}"))
+        question = _question(engine, **put["apart"]).but(**changes_of(f"kv-transfer={carrier}"))
         yield f"apart, {carrier}", apart_command(question, engine)
 
 
-def _serving(put: EmittedRows, engine: str) -> Iterator[tuple[str, Question]]:
+def _serving(engine: str) -> Iterator[tuple[str, Question]]:
     """Yield the question of each row, and of each technique with its usual values."""
+    put = lab_table("emitted.toml")
     for row in put["serve"]:
         try:
-            yield f"{row['model']} {row['options']}", _question(row, engine, row["options"])
+            yield f"{row['model']} {row['options']}", _question(engine, **row)
         except Refusal:
             continue
-    base = put["techniques"]
     for one in techniques().values():
-        if is_carrier(one) or not one.flags.get(engine):
-            continue
-        yield one.key, _question(base, engine, base["options"]).but(**changes_of(_usual(one)))
+        if not is_carrier(one) and one.flags.get(engine):
+            yield one.key, _question(engine, **put["techniques"]).but(**changes_of(_usual(one)))
 
 
-def _question(row: EmittedRow, engine: str, options: dict[str, object]) -> Question:
+def _question(engine: str, model: str, cluster: str, options: dict[str, object]) -> Question:
     """Resolve a row's question unsettled: whether a technique pays or a model fits has no bearing on the spelling of a command."""
-    return resolve_question(row["model"], row["cluster"], {"engine": engine, **options})
+    return resolve_question(model, cluster, {"engine": engine, **options})
 
 
 def _usual(one: Technique) -> str:
@@ -128,11 +101,10 @@ def parsed_calls(engine: str) -> Iterator[tuple[str, list[str]]]:
 
 def _form_calls(form: str, engine: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the commands of a deployment form, for servers with two roles and for one that spans hosts."""
-    row = rows()["apart"]
-    wide: dict[str, object] = {"tp": 8, "pp": 2}
-    for options, copies, prompts in ((row["options"], 1, 1), (wide, 1, 0)):
+    row = lab_table("emitted.toml")["apart"]
+    for options, prompts in ((row["options"], 1), ({"tp": 8, "pp": 2}, 0)):
         try:
-            text = written(_question(row, engine, options), form, copies, prompts)["launch"]
+            text = written(_question(engine, **{**row, "options": options}), form, 1, prompts)["launch"]
         except Refusal:  # one host alone, or another engine
             continue
         if form == "slurm":

@@ -5,7 +5,6 @@ that a layer sends two all-reduces; the embedding one more, and the logits one g
 as a graph.
 """
 
-
 # mypy: disallow-untyped-decorators=False
 
 import importlib.util

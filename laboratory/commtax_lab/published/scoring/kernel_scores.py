@@ -117,6 +117,6 @@ def swept_kernel(row: SweepRow, kind: str, chip: Chip) -> Prediction:
 
 
 def spread(kind: str, family: str, dtype: str) -> float:
-    """Return the width of single kernels' 80 % range: 4 in 5 measured times lie within a factor of 1 + this of the predicted one."""
+    """Return the width of single kernels' 80 % range: 4 in 5 measured times lie within 1 + this times the predicted one."""
     widths = SPREADS.get(kind, {}).get(family, {})
     return widths.get(dtype, widths.get("else", UNMEASURED))
