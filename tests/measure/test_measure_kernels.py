@@ -20,7 +20,7 @@ FILES = sorted(ROWS.glob("*.jsonl"))
 
 def sweep(*words):
     """The sweep as a user runs it."""
-    return run_forked("commtax_lab.study.kernels", *words)
+    return run_forked("commtax_lab.measure.study.kernels", *words)
 
 
 def rows(kind):

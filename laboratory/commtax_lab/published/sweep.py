@@ -1,4 +1,4 @@
-"""Rows of ``python -m commtax_lab.study.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
+"""Rows of ``python -m commtax_lab.measure.study.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
 
 import json
 from collections.abc import Sequence
