@@ -40,9 +40,9 @@ from commtax_lab.published.kernel_kinds import linear as kinds
 from commtax_lab.published.kernel_kinds.modules import timed_model
 from commtax_lab.published.kernel_tables import read as read_kernels
 from commtax_lab.published.kernel_tables import tables_of_rows
+from commtax_lab.published.scoring import check
+from commtax_lab.published.scoring.kernel_scores import answers
 from commtax_lab.published.tables import read, shipped_tables
-from commtax_lab.scoring import check
-from commtax_lab.scoring.kernel_scores import answers
 from each import each
 from paths import SHARED
 from tables import tables

@@ -31,10 +31,10 @@ from commtax.report.view.state import parse as state_of
 from commtax.spec import Experts, Plan, Workload
 from commtax.statement import Refusal
 from commtax.verbs.settling import AUTO_EP, ask, settle, terms_of
-from commtax_lab.published.kernel_kinds.loads import load
+from commtax_lab.published.kernel_kinds.experts import load
 from commtax_lab.published.kernel_tables import read as read_kernels
-from commtax_lab.scoring import check
-from commtax_lab.scoring.kernel_scores import answers
+from commtax_lab.published.scoring import check
+from commtax_lab.published.scoring.kernel_scores import answers
 from each import each
 from paths import SHARED
 from tables import tables

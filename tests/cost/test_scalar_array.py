@@ -67,7 +67,7 @@ from commtax.spec import (
 from commtax.spec.hardware import CacheCarrier
 from commtax_lab.published.kernel_kinds.plain import product, with_rotating_weights
 from commtax_lab.published.kernel_tables import tables_of_file
-from commtax_lab.scoring.parts import LAWFUL, UNLIKE, _model, groups
+from commtax_lab.published.scoring.parts import LAWFUL, UNLIKE, _model, groups
 from each import each
 from paths import FIXTURES
 from strategies import models
@@ -193,7 +193,7 @@ SCALAR = {
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
     *("widen_sigma", "num_launches", "choosing", "narrow_note"),
     *("flow", "nodes_to"),  # looked for as well as is asked: tests/verbs/test_disaggregated.py
-    *("tower_kernels", "tower_items"),  # of a model that has one: tests/cost/test_states.py
+    *("tower_kernels", "tower_items"),  # of a model that has one: tests/cost/test_pictures.py
     *(
         f"latent_{name}" for name in ("projections", "selector", "decode", "prefill", "attention", "training")
     ),  # tests/cost/test_attention.py
@@ -212,7 +212,7 @@ SCALAR = {
         "keeps_sequences",
     ),
     *("exchange_of", "kept_sms"),
-    "fused_fabric",  # of one chip: tests/cost/test_collectives.py
+    "fused_fabric",  # of one chip: tests/cost/test_reduce_techniques.py
     *("joining_kernels", "split_cache_items", "split_prompt_items"),  # none without a split: tests/cost/test_attention.py
     # Of one kernel or collective that is explained.
     *(

@@ -30,7 +30,7 @@ from commtax.spec import Plan
 from commtax.statement import Refusal
 from commtax.verbs.billing import price
 from commtax_lab.published import kernel_tables as kernel_tables
-from commtax_lab.scoring import kernel_scores
+from commtax_lab.published.scoring import kernel_scores
 from each import each
 from strategies import models, powers, questions
 from tables import tables

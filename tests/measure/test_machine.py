@@ -16,9 +16,9 @@ import pytest
 from commtax import catalog
 from commtax_lab.measure import machine
 from commtax_lab.measure.machine import MachineFacts
-from commtax_lab.study import kernels
-from commtax_lab.study.leash import leash_command
-from commtax_lab.study.vllm import failure
+from commtax_lab.measure.study import kernels
+from commtax_lab.measure.study.leash import leash_command
+from commtax_lab.measure.study.vllm import failure
 from each import each
 from forked import run_forked
 from paths import ROOT
@@ -55,7 +55,7 @@ def test_synchronisation_and_type_follow_from_the_facts(name):
     assert machine.carriers(facts)[-1] == "shm", "semaphores order memory on every architecture"
     assert machine.carriers(facts) == ("gloo", "shm")
     assert not machine.carrier_note(facts)
-    assert machine.own_dtype("cpu") == "fp32"
+    assert machine.engine_dtype("cpu") == "fp32"
     assert machine.served_dtype(facts, on_cpu=True) == served
     assert machine.served_dtype(facts, on_cpu=False) == "bf16", "a GPU's type is not the host's"
     assert bool(machine.bf16_note(facts, "bf16")) == (served == "fp32")
@@ -100,7 +100,7 @@ def test_a_leash_ends_as_its_program_does(code):
 
 STARTER = """
 import subprocess, sys, time
-from commtax_lab.study.leash import leash_command
+from commtax_lab.measure.study.leash import leash_command
 program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
 subprocess.Popen(leash_command([sys.executable, "-c", program]), start_new_session=True)
 time.sleep(600)
@@ -136,7 +136,7 @@ FILES = sorted(ROWS.glob("*.jsonl"))
 
 def sweep(*words):
     """The sweep as a user runs it."""
-    return run_forked("commtax_lab.study.kernels", *words)
+    return run_forked("commtax_lab.measure.study.kernels", *words)
 
 
 def rows(kind):
@@ -191,7 +191,7 @@ def test_an_unwritable_file_is_named(capsys):
 
 def test_shards_divide_what_they_hold():
     pytest.importorskip("torch")
-    from commtax_lab.study.rank_steps import shard
+    from commtax_lab.measure.study.rank_steps import shard
 
     whole = shard(catalog.model("llama-3.1-70b"), 1)
     part = shard(catalog.model("llama-3.1-70b"), 8)
@@ -203,7 +203,7 @@ def test_shards_divide_what_they_hold():
 
 def test_splits_cover_the_length_and_fill_the_card():
     pytest.importorskip("torch")
-    from commtax_lab.study.fused import MAX_SPLITS, Splits, num_splits
+    from commtax_lab.measure.study.fused import MAX_SPLITS, Splits, num_splits
 
     for blocks in (1, 7, 64, 211, 212, 1000):
         for length in (1, 100, 1025, 32768):
@@ -218,8 +218,8 @@ def test_splits_cover_the_length_and_fill_the_card():
 def test_decoding_continues_what_prefill_began():
     """The last logits of a prompt are those of decoding its last token over the cache of the others."""
     torch = pytest.importorskip("torch")
-    from commtax_lab.study import rank_steps
-    from commtax_lab.study.timing import OperandPool
+    from commtax_lab.measure.study import rank_steps
+    from commtax_lab.measure.study.timing import OperandPool
 
     torch.manual_seed(0)
     shape, length = rank_steps.Shard("check", 1, 2, 128, 4, 2, 32, 192, 256, True, True), 24
@@ -236,7 +236,7 @@ def test_decoding_continues_what_prefill_began():
 
 INTERPRETED = """
 import torch
-from commtax_lab.study import fused
+from commtax_lab.measure.study import fused
 
 torch.manual_seed(0)
 def tensors(*shapes): return [torch.randn(s).bfloat16() for s in shapes]
