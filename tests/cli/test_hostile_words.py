@@ -114,8 +114,8 @@ def test_lists_have_a_limit():
 
 
 WORDS = {
-    "long": "a" * 1_000_000,
-    "long path": "/" + "a/" * 100_000,
+    "long": "a" * 100_000,
+    "long path": "/" + "a/" * 20_000,
     "brackets": "/x/[/bold]",
     "escape": "\x1b]0;title\x07",
     "right to left": "a\u202eb",
