@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from commtax.homes import HOMES, fetch
+from commtax import HOMES, fetch
 from commtax.records import dataclass
 from commtax.shipped_tables import table
 from commtax.statement import Refusal

@@ -17,8 +17,8 @@ import numpy as np
 
 from commtax.records import dataclass, replace
 from commtax.spec import Cluster, Condition, Engine, Model, Number, Plan, Profile, TrainStep, Workload
+from commtax.spec.plan import NO_TECHNIQUES, Techniques
 from commtax.spec.stream import Lengths, RequestStream
-from commtax.spec.technique import NO_TECHNIQUES, Techniques
 from commtax.statement import Note
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep

@@ -11,8 +11,7 @@ from commtax.catalog.quantisation import base_key
 from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.techniques import technique
 from commtax.files import ELSEWHERE, expand_home, read_text
-from commtax.launch.flags import COMMON, SaidValues
-from commtax.launch.launch_record import AUTO_EP, PRICED_WHOLE, Launch
+from commtax.launch.flags import AUTO_EP, COMMON, PRICED_WHOLE, Launch, SaidValues
 from commtax.launch.read_command import parse
 from commtax.spec import Model
 from commtax.statement import Refusal

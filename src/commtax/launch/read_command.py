@@ -14,13 +14,22 @@ from functools import lru_cache
 from commtax.catalog.foreign_names import find_device_chip
 from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
-from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag_name, flags_of
-from commtax.launch.launch_record import LOAD, Launch, LaunchPlace, make_launch
+from commtax.launch.flags import (
+    COMMON,
+    LOAD,
+    TORCHRUN,
+    FlagReading,
+    Launch,
+    LaunchPlace,
+    SaidValues,
+    flag_name,
+    flags_of,
+    make_launch,
+)
 from commtax.launch.manifest import DescribedServer, is_manifest, server_settings, settings_of
 from commtax.launch.manifest import read as read_manifest
-from commtax.launch.read_techniques import recognise
+from commtax.launch.read_techniques import recognise, refuse_misspelt
 from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
-from commtax.launch.unread import refuse_misspelt
 from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 

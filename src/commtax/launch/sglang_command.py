@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.launch.flags import FlagReading, SaidWord, Value, flags_of
+from commtax.launch.flags import FlagReading, SaidWord, Value, flags_of, group_attention
 from commtax.launch.jobs import PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
-from commtax.launch.launch_record import group_attention
 from commtax.statement import Refusal
 
 FLAGS = flags_of("sglang")

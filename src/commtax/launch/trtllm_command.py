@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.files import JsonObject
-from commtax.launch.flags import FlagReading, flags_of
+from commtax.launch.flags import FlagReading, flags_of, group_attention
 from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id, server_flags
-from commtax.launch.launch_record import group_attention
 from commtax.launch.yaml_text import yaml_text
 
 FLAGS = flags_of("trtllm")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.files import need_object, object_of, parse_json, text_of
-from commtax.launch.flags import FlagReading, SaidWord, flags_of
+from commtax.launch.flags import AUTO_EP, FlagReading, SaidWord, flags_of
 from commtax.launch.jobs import RANK, Address, Command, LaunchJob, model_id, server_flags
-from commtax.launch.launch_record import AUTO_EP
 
 FLAGS = flags_of("vllm")
 DRAFTERS = ("eagle3", "eagle", "dflash", "dspark", "medusa")  # methods that the names of checkpoints tell

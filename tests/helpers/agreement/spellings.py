@@ -9,7 +9,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.launch.flags import QUIET, flags_of
 from commtax.launch.launch_options import read_pasted
-from commtax.launch.unread import TABLE
+from commtax.launch.read_techniques import TABLE
 from commtax.report.view.state import parse as parse_state
 from commtax.runs.doors.dropped import _launch
 from commtax.statement import Refusal

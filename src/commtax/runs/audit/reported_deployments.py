@@ -14,12 +14,12 @@ from commtax.catalog.models import known_model, origin
 from commtax.catalog.programs import programs
 from commtax.catalog.techniques import changes_of
 from commtax.files import expand_home, read_text
+from commtax.launch.flags import AUTO_EP, Launch
 from commtax.launch.launch_options import implied_options, model_of, options_of, usual_model_name
-from commtax.launch.launch_record import AUTO_EP, Launch
 from commtax.launch.manifest import is_manifest
 from commtax.launch.read_command import NothingLaunchedError, from_settings, parse
+from commtax.launch.read_techniques import unread_remarks
 from commtax.launch.shell import MAX_SIGNS
-from commtax.launch.unread import unread_remarks
 from commtax.options import taken_by
 from commtax.records import record_from
 from commtax.runs.evidence.identity import names_of, other_model

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from commtax.files import table
-from commtax.launch.printed_matrix import UNTOLD, NodeMatrix, grids
-from commtax.launch.topology import MEANS, Topology, describe, distance, topology_of
+from commtax.launch.topology import MEANS, UNTOLD, NodeMatrix, Topology, describe, distance, grids, topology_of
 from commtax.runs.evidence.finding import Cause, Claim, Finding, Section
 from commtax.runs.machines.smi_audit import counted_gpus, named_gpus
 from commtax.statement import Note, Refusal

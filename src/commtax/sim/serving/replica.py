@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules
-from commtax.sim.serving.lane import Chunk, Lane, steps_in, tokens_of
-from commtax.sim.serving.pool import BlockPool
+from commtax.sim.serving.lane import BlockPool, Chunk, Lane, steps_in, tokens_of
 
 Span = tuple[float, float]
 """Begin and end. An end is computed once: one that differs by a rounding would come too late for the next step."""
