@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def holds_anywhere(condition: Condition) -> bool:
-    """Whether a condition holds anywhere; quick for one.
+    """Return whether a condition holds anywhere, quickly for a single one.
 
     >>> holds_anywhere(np.bool_(True)), holds_anywhere(np.array([False, True])), holds_anywhere(False)
     (True, True, False)
@@ -29,7 +29,7 @@ def holds_anywhere(condition: Condition) -> bool:
 
 
 def cache_answers(make: Callable[P, T], most: int = 1024) -> Callable[P, T]:
-    """Return a pure function that keeps its last answers; where an argument holds arrays, it makes each anew."""
+    """Return a pure function that keeps its last answers. Where an argument holds arrays, it computes each anew."""
     kept = cast(Callable[P, T], lru_cache(maxsize=most)(make))
 
     @wraps(make)
@@ -58,7 +58,7 @@ def unique_values(values: Array | Sequence[float], axis: int | None = None) -> A
 
 
 def pick(condition: Condition, yes: Number, no: Number) -> Number:
-    """Return ``yes`` where the condition holds, else ``no``; a plain number where all three are.
+    """Return ``yes`` where the condition holds, else ``no``, as a plain number where all three are.
 
     >>> pick(True, 1, 2), pick(np.array([True, False]), 1, 2).tolist()
     (1, [1, 2])
@@ -95,7 +95,7 @@ def unique_with_places(*values: Number) -> tuple[tuple[Number, ...], Array] | No
 
 
 def _levels(values: Array) -> tuple[Array, Array] | None:
-    """The different numbers of an array, sorted, and which of them each is: those of a sample, as long as that has all."""
+    """Return the distinct numbers of an array, sorted, and the index of each element's, as long as a sample has them all."""
     known = unique_values(values.ravel()[:: max(1, values.size // MANY)])
     if len(known) * SEEN > MANY:
         return None

@@ -19,7 +19,7 @@ _within = (0.0, 1.0)  # the shares of the whole between which the step at hand l
 
 @contextmanager
 def listening(told: Told, over: Callable[[], None]) -> Iterator[None]:
-    """Tell how far it is, from 0 to 1, as long as this lasts; and when it is ``over``, and the answer comes."""
+    """Report progress from 0 to 1 to a listener while this lasts, and call ``over`` when the answer comes."""
     global _told, _over, _within
     before = _told, _over, _within
     _told, _over, _within = told, over, (0.0, 1.0)
@@ -30,14 +30,14 @@ def listening(told: Told, over: Callable[[], None]) -> Iterator[None]:
 
 
 def finish() -> None:
-    """All is computed; what follows is the answer."""
+    """Announce that all is computed, and that what follows is the answer."""
     if _over:
         _over()
 
 
 @contextmanager
 def part(begin: float, end: float) -> Iterator[None]:
-    """What happens here is this part of the step that it belongs to."""
+    """Count what happens here as this part of the step that it belongs to."""
     global _within
     low, high = before = _within
     _within = low + (high - low) * begin, low + (high - low) * end
@@ -52,7 +52,7 @@ def part(begin: float, end: float) -> Iterator[None]:
 
 
 def counted(items: Collection[T]) -> Iterator[T]:
-    """The items, one after the other; each is an equal part."""
+    """Yield the items one after the other, each as an equal part."""
     whole = len(items)
     for number, item in enumerate(items):
         with part(number / whole, (number + 1) / whole):

@@ -88,7 +88,7 @@ class Item:
 
     @property
     def sees(self) -> Place:
-        """Return whose earlier tokens its time grows with: of sequences that decode, or of prompts; "": none."""
+        """Whose earlier tokens its time grows with: those of sequences that decode, those of prompts, or ("") none."""
         return self.place if self.part == "attention" and self.place in ("decode", "prefill") else ""
 
     @property
@@ -248,7 +248,7 @@ class Bill:
 
     @property
     def low_s(self) -> Number:
-        """Return the lower end of the range that holds four of five steps like this one; ``high_s`` is the upper."""
+        """The lower end of the range that holds four of five steps like this one. ``high_s`` is the upper."""
         return self.step_s * np.exp(-Z80 * self.sigma)
 
     @property

@@ -50,7 +50,7 @@ class Option:
 
     @property
     def part(self) -> str:
-        """Of the question; "" for a field of its own."""
+        """The part of the question that holds it, "" for a field of its own."""
         return self.field.rpartition(".")[0]
 
     @property
@@ -69,11 +69,11 @@ class Option:
         return bool(self.rule or self.words) or self.least is not None or self.above is not None
 
     def serves(self, command: str) -> bool:
-        """Whether a command refuses it in training."""
+        """Return whether a command refuses it in training."""
         return self.serving if isinstance(self.serving, bool) else command in self.serving
 
     def but(self, entry: Mapping[str, object]) -> "Option":
-        """The same option with what is otherwise for a verb."""
+        """Return the same option with what is otherwise for a verb."""
         said: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
         return dataclasses.replace(self, **(said | {"default": None} if said.pop("optional", False) else said))
 
@@ -95,7 +95,7 @@ def options() -> Mapping[str, Option]:
 
 @cache
 def taken_by(verb: str) -> Mapping[str, Option]:
-    """The options of a verb, as it has them; those that it alone has say their kind."""
+    """Return the options of a verb, as it has them. Those that it alone has say their kind."""
     taken = {name: option for name, option in options().items() if verb in option.verbs}
     for name, entry in _tables()["verb"].get(verb, {}).items():
         taken[name] = (Option(name) if "kind" in entry and name not in taken else options()[name]).but(entry)
@@ -103,12 +103,12 @@ def taken_by(verb: str) -> Mapping[str, Option]:
 
 
 def refused_by(command: str) -> Mapping[str, str]:
-    """Options that a command has no use for, and why."""
+    """Return the options that a command has no use for, and why."""
     return {name: option.refused[command] for name, option in options().items() if command in option.refused}
 
 
 def check_taken(function: str, given: Mapping[str, object]) -> Mapping[str, object]:
-    """The options, where the function has them all: what it has no use for is refused, with the reason, and never ignored."""
+    """Return the options where the function takes them all, and refuse with its reason any that it has no use for."""
     for name in given:
         if name not in taken_by(f"{function}()"):
             reason = refused_by(_tables()["commands"].get(function, function)).get(name)
@@ -119,7 +119,7 @@ def check_taken(function: str, given: Mapping[str, object]) -> Mapping[str, obje
 
 
 def _right_keyword(function: str, name: str) -> tuple[list[str], str]:
-    """What somebody may have meant, and how that is said: the name in Python, another function that has it, or a name like it."""
+    """Return what somebody may have meant, and how to say it: the name in Python, another function that has it, or a near name."""
     from difflib import get_close_matches
 
     known, other = keywords_of(function), _spelled_otherwise().get(name, name)
@@ -135,12 +135,12 @@ def _right_keyword(function: str, name: str) -> tuple[list[str], str]:
 
 
 def _functions() -> Mapping[str, Callable[..., object]]:
-    """The public functions by name, asked for only where something has to be refused."""
+    """Return the public functions by name, which only refusals need."""
     return {name: fetch(name) for names in HOMES.values() for name in names if name.islower()}
 
 
 def keywords(function: str) -> dict[str, str]:
-    """What each option of a public function means, by its keyword; what else it takes is in its ``help()``.
+    """Return what each option of a public function means, by its keyword. What else it takes is in its ``help()``.
 
     >>> keywords("bill")["tp"]
     'Tensor-parallel size (also -tp).'
@@ -151,7 +151,7 @@ def keywords(function: str) -> dict[str, str]:
 
 
 def keywords_of(function: str) -> list[str]:
-    """All keywords of a public function: those that it writes down, and the options that it takes."""
+    """Return all keywords of a public function: those that it writes down, and the options that it takes."""
     from inspect import Parameter, signature
 
     written = signature(_functions()[function]).parameters.values()
@@ -160,18 +160,18 @@ def keywords_of(function: str) -> list[str]:
 
 
 def _spelled_otherwise() -> Mapping[str, str]:
-    """Keywords by the names that commands and engines have for them: ``tensor_parallel_size`` is ``tp``."""
+    """Return keywords by their names in commands and engines: ``tensor_parallel_size`` is ``tp``."""
     flags = {flag: name for name, option in options().items() for flag in (*option.flags, *option.spelled)}
     limits = {name: "slo" for name, option in taken_by("plan").items() if option.group == "Limits"}
     return {flag.lstrip("-").replace("-", "_"): name for flag, name in flags.items()} | limits | dict(_tables()["keywords"])
 
 
 def option_called(name: str) -> Option | None:
-    """The option of a name, or of the name that commands and engines have for it."""
+    """Return the option of a name, or of the name that commands and engines have for it."""
     key = name.replace("-", "_")
     return options().get(key) or options().get(_spelled_otherwise().get(key, ""))
 
 
 def page_keys() -> Mapping[str, Entry]:
-    """Keys of the page's links, in their order."""
+    """Return the keys of the page's links, in their order."""
     return dict(_tables()["page"])

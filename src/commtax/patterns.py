@@ -40,7 +40,7 @@ Program = list[PatternStep]
 
 @lru_cache(maxsize=256)
 def modules(names: tuple[str, ...]) -> Modules:
-    """The modules that a checkpoint names: ``re:…``, wildcards, a dotted name, or one component of it.
+    """Return the modules that a checkpoint names: by ``re:…``, by wildcards, by a dotted name, or by one component of it.
 
     >>> modules((r"re:model\\.layers\\.\\d+\\.mlp", "lm_head")).hold("model.layers.12.mlp.gate")
     True
@@ -68,7 +68,7 @@ class Modules:
     looking: tuple[LookaheadPattern, ...] = ()
 
     def hold(self, *spellings: str) -> bool:
-        """Whether this tensor is named, or a module that it lies in, by any way of spelling it.
+        """Return whether this tensor is named, or a module that it lies in, by any way of spelling it.
 
         A pattern that looks ahead says what a name is not, so that it must agree with every spelling.
         """
@@ -93,7 +93,7 @@ class LookaheadPattern:
 
 
 def _wildcards_to_regex(name: str) -> str:
-    """A shell's wildcards as an expression.
+    """Return a shell's wildcards as an expression.
 
     >>> _wildcards_to_regex("layers.[!0]*")
     'layers\\\\.[^0].*$'
@@ -138,7 +138,7 @@ class PrefixPatterns:
         return self._after[key]
 
     def _reached(self, places: Sequence[int] | frozenset[int], *, begin: bool = False, end: bool = False) -> frozenset[int]:
-        """All places that can be reached without passing a sign; one that waits for the end stays."""
+        """Return all places that can be reached without passing a sign. A place that waits for the end stays."""
         left, seen = list(places), set()
         while left:
             at = left.pop()

@@ -88,7 +88,7 @@ AS_IT_IS = WhatIf()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a launch command limits; 0 leaves it to the engine."""
+    """What a launch command limits, 0 where it leaves that to the engine."""
 
     max_model_len: int = 0
     max_num_seqs: int = 0
@@ -184,7 +184,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures that every prompt has; their tokens are part of its length."""
+    """Pictures that every prompt has. Their tokens are part of its length."""
 
     images: int = 0
     image_size: tuple[int, int] = (1024, 1024)  # pixels, width and height

@@ -24,7 +24,7 @@ _new: Shelf = {}
 
 
 def table(path: str) -> dict[str, Any]:
-    """A table by its path in the package; one that lies elsewhere is not kept."""
+    """Return a table by its path in the package. One that lies elsewhere is not kept."""
     where = os.path.join(PACKAGE, path)
     seen = os.stat(where)  # before it is read: what changes meanwhile has another stamp
     stamp = [seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size]
@@ -56,7 +56,7 @@ def room_table(module: str, name: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _shelf() -> Shelf:
-    """All that is kept, from the first place that has any."""
+    """Read all kept tables from the first place that has any."""
     for place in _places():
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError), open(os.path.join(place, NAME), "rb") as file:
             if not (place.startswith(PACKAGE) or not hasattr(os, "getuid") or os.fstat(file.fileno()).st_uid == os.getuid()):
@@ -69,14 +69,14 @@ def _shelf() -> Shelf:
 
 
 def _places() -> list[str]:
-    """Folders to keep tables in, best first."""
+    """Return the folders to keep tables in, best first."""
     beside = [] if sys.dont_write_bytecode else [os.path.join(PACKAGE, "__pycache__")]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return [*beside, os.path.join(home, "commtax")] if os.path.isabs(home) else beside
 
 
 def _save() -> None:
-    """All that is known, to the first place that takes it."""
+    """Write all parsed tables to the first place that takes them."""
     tables, begin = {}, 0
     known = {**_shelf(), **_new}
     for path, (stamp, text) in known.items():

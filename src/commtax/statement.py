@@ -97,7 +97,7 @@ KINDS = ("datasheet", "by definition", "measured", "calibrated", "transferred", 
 
 
 class Source(str):
-    """Where a price comes from. Lines of one ``basis`` err together; their sentences may differ."""
+    """Where a price comes from. Lines of one ``basis`` err together, while their sentences may differ."""
 
     __slots__ = ("basis", "kind")
     kind: str

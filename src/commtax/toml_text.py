@@ -19,7 +19,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def write_toml(document: Tree, comments: Iterable[str] = ()) -> str:
-    """The whole text, under lines of comment.
+    """Write the whole text, under lines of comment.
 
     >>> print(write_toml({"name": "box", "chip": {"key": "cpu", "rates": {"fp32": 3.5e12}}, "run": [{"clients": 8.0}]}), end="")
     name = "box"
@@ -37,7 +37,7 @@ def write_toml(document: Tree, comments: Iterable[str] = ()) -> str:
 
 
 def shorten(value: float) -> float:
-    """A number as it is written: whole ones as they are, others with a few digits.
+    """Return a number as it is written: whole ones as they are, others with a few digits.
 
     >>> shorten(0.123456789), shorten(64.0), shorten(2**33), shorten(1234567.8)
     (0.123457, 64, 8589934592, 1234570)
@@ -50,7 +50,7 @@ def shorten(value: float) -> float:
 
 
 def shorten_all(value: object) -> object:
-    """A document with all of its numbers as they are written."""
+    """Return a document with all of its numbers as they are written."""
     if isinstance(value, Mapping):
         return {key: shorten_all(held) for key, held in value.items()}
     if isinstance(value, (list, tuple)):
@@ -61,7 +61,7 @@ def shorten_all(value: object) -> object:
 
 
 def _table(table: Tree, way: tuple[str, ...], depth: int = 0) -> Iterator[str]:
-    """Values, then tables, then lists of tables: TOML has no way back from a header. What is inside a header is indented."""
+    """Yield values, then tables, then lists of tables: TOML has no way back from a header, below which lines are indented."""
     inner = {key: value for key, value in table.items() if not _on_a_line(key, value, way)}
     indent = "  " * max(0, depth - 1)
     yield from (f"{indent}{_key(key)} = {_value(value)}" for key, value in table.items() if key not in inner)
@@ -76,7 +76,7 @@ def _table(table: Tree, way: tuple[str, ...], depth: int = 0) -> Iterator[str]:
 
 
 def _on_a_line(key: str, value: object, way: Sequence[str]) -> bool:
-    """Whether it is a value, or a table of values that may stand as one."""
+    """Return whether a value stands on one line: no table, or a table of values that is short enough."""
     if isinstance(value, Mapping):
         plain = way and not any(isinstance(held, Mapping) or _holds_tables(held) for held in value.values())
         return bool(plain) and len(f"{key} = {_value(value)}") <= WIDTH
@@ -109,6 +109,6 @@ def _value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """As JSON writes it, which TOML reads; signs that are none stand as a question mark."""
+    """Quote a text as JSON does, which TOML reads. Half of a surrogate pair becomes a question mark."""
     whole = json.dumps(re.sub("[\ud800-\udfff]", "?", text), ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029]", lambda sign: f"\\u{ord(sign[0]):04x}", whole)

@@ -10,7 +10,7 @@ _ENDED = re.compile(r"[^\r\n]*+(?:\r\n?|\n)|[^\r\n]++\Z")
 
 
 def short_lines(text: str, most: int) -> Iterator[str]:
-    """The beginnings of all lines that are not empty, no more of each than is looked at.
+    """Yield the beginnings of all lines that are not empty, at most ``most`` signs of each.
 
     >>> list(short_lines("a\\n\\nlonger", 4))
     ['a', 'long']
@@ -19,7 +19,7 @@ def short_lines(text: str, most: int) -> Iterator[str]:
 
 
 def lines_with(mark: re.Pattern[str], text: str, most: int) -> Iterator[str]:
-    """The beginnings of those lines in which a mark stands; the others cost next to nothing.
+    """Yield the beginnings of those lines in which a mark stands. The others cost next to nothing.
 
     >>> list(lines_with(re.compile("step|loss"), "a\\nstep 1\\n\\nno\\na loss", 5))
     ['step ', 'a los']
@@ -34,7 +34,7 @@ def lines_with(mark: re.Pattern[str], text: str, most: int) -> Iterator[str]:
 
 
 def split_lines(text: str) -> Iterator[str]:
-    """All lines, whichever way they end.
+    """Yield all lines, whichever way they end.
 
     >>> list(split_lines("a\\r\\n\\nb\\rc")), list(split_lines(""))
     (['a', '', 'b', 'c'], [])
@@ -62,5 +62,5 @@ class ModulePatterns:
 
 
 def patterns(module: str) -> ModulePatterns:
-    """Those of a module, by its dotted name."""
+    """Return the patterns of a module, by its dotted name."""
     return ModulePatterns(room_table(module, "wordings.toml"))

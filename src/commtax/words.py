@@ -38,7 +38,7 @@ def words(code: str, /, **figures: object) -> Note:
 
 
 def spelled(text: str, spell: Spell) -> str:
-    """Return a text in the words of another surface; one that the table does not have stays as it is.
+    """Return a text in the words of another surface. One that the table does not have stays as it is.
 
     >>> spelled(words("first-token-wait", wait_s=1.5), lambda option, value: "")
     'requests spend most of their time waiting for the first token (1.5 s): set a limit on that'
@@ -110,7 +110,7 @@ def _worded(code: str, figures: Figures, spell: Spell) -> str:
 
 
 def _filled(piece: str, figures: Figures, spell: Spell, optional: bool) -> str:
-    """Return a piece with its figures; "" where it is ``optional`` and names an option that the surface does not have."""
+    """Return a piece with its figures, "" where it is ``optional`` and names an option that the surface does not have."""
     parts = list[str]()
     for literal, field, spec, _ in Formatter().parse(piece):
         parts.append(literal)
@@ -132,7 +132,7 @@ def _setting(setting: OptionValue, spell: Spell) -> str:
 
 
 def _figure(value: object, spec: str, spell: Spell) -> str:
-    """Return a figure in a format; ``n GPU`` counts GPUs."""
+    """Return a figure in a format. ``n GPU`` counts GPUs."""
     if isinstance(value, str):
         return spelled(value, spell)
     if isinstance(value, OptionValue):

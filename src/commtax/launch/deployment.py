@@ -54,7 +54,7 @@ class Pool:
         return self.job.question.cluster.chip
 
     def command(self, number: int = 0, host: str = POD) -> Command:
-        """Return what one server is started by; ``number`` keeps ports apart where servers share a host."""
+        """Return the command of one server. Servers that share a host get different ports by their ``number``."""
         own = command_of(self.job.engine)
         written: Command = own.write(self.job)
         return own.join(written, self.role, number, host) if self.role else written
@@ -135,7 +135,7 @@ class DeployedPlan:
 
 
 def deployment_of(question: Question, prompts: int, copies: int, placed: bool = False) -> DeployedPlan:
-    """The servers of a plan: ``copies`` of it, and beside those as many for ``prompts`` where these have servers of their own."""
+    """Return a plan as servers: ``copies`` of it, and for ``prompts`` as many servers as stated where they have their own."""
     made_by = program_of(question.engine)
 
     def job(q: Question, servers: int, apart: bool) -> LaunchJob:
@@ -192,7 +192,7 @@ def listening(program: Program, port: int = PORT) -> list[str]:
 
 
 def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
-    """A container's environment: the command's own variables, the token of the Hub, where weights are kept, how hosts meet."""
+    """Return a container's environment: the command's variables, the Hub's token, where weights lie, which network hosts use."""
     told = [v.partition("=") for v in command.variables]
     own: list[dict[str, object]] = [{"name": name, "value": value} for name, _, value in told]
     if any(POD in str(v["value"]) for v in own):
@@ -215,12 +215,12 @@ hosts are all alike."""
 
 
 def emitted_words(trains: bool) -> tuple[str, ...]:
-    """Words that ``--emit`` takes: engines that train or serve, and the forms that start them."""
+    """Return the words that ``--emit`` takes: engines that train or serve, and the forms that start them."""
     return (*(one.emitted_as for one in programs() if one.trains == trains), *(TRAINING if trains else FORMS))
 
 
 def written(question: Question, form: str, copies: int, prompts: int = 0) -> dict[str, str]:
-    """What starts a plan in one of the forms, by what it is for: ``copies`` of it, and servers for ``prompts`` of their own."""
+    """Write what starts a plan in one of the forms, by purpose: ``copies`` of it, and servers for ``prompts`` alone."""
     own = import_module(f"commtax.launch.{form.replace('-', '_')}")
     if question.trains:
         if form not in TRAINING:
@@ -241,7 +241,7 @@ def written(question: Question, form: str, copies: int, prompts: int = 0) -> dic
 
 
 def start_commands(q: Question, word: str, copies: int = 1, prompts: int = 0, devices: str = "") -> dict[str, str]:
-    """Commands by what they are for. ``word`` names the engine or the place; ``prompts`` are servers for prompts alone.
+    """Write the commands that start a plan, by purpose. ``word`` names the engine or the form, ``prompts`` counts their servers.
 
     >>> from commtax.verbs.settling import ask
     >>> start_commands(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm")["launch"]

@@ -56,11 +56,11 @@ class FlagTable:
     usual: Mapping[str, str] = field(default_factory=dict)  # fields that commands have to say, and what leaves them to the engine
 
     def theirs(self, name: str, ours: str) -> str:
-        """Their word for a value; "" where they have none."""
+        """Return the program's word for a value, "" where it has none."""
         return next((word for word, value in self.names[name].items() if value == ours), "")
 
     def spell(self, **facts: Value) -> list[str]:
-        """Return the flags that tell the program these facts, in their order; 0, "" and False are left to it.
+        """Return the flags that set these facts, in their order. 0, "" and False are left to the program.
 
         >>> flags_of("vllm").spell(tp=2, eager=True, max_num_seqs=0, gpu_memory_utilization=0.9)
         ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
@@ -89,7 +89,7 @@ def flags_of(engine: str) -> FlagTable:
 
 
 def _asked(engine: str, same: Mapping[str, str]) -> Flags:
-    """Flags and variables of techniques, by the first of their path: switches, or flags with a value."""
+    """Return the flags and variables of techniques, by the first word of their path: switches, or flags with a value."""
     asked: dict[str, tuple[str, str]] = {}
     for one in techniques().values():
         for word in flag_words(one.flags.get(engine, "")):
@@ -104,7 +104,7 @@ def command_of(engine: str) -> ModuleType:
 
 
 class SaidValues(dict[str, Value]):
-    """What flags say, by field; each is an attribute too, "" where nothing says it."""
+    """The values of flags, by field. Each is an attribute too, "" where no flag sets it."""
 
     def __getattr__(self, name: str) -> Value:
         if name.startswith("__"):
@@ -136,7 +136,7 @@ class FlagReading:
         self.notes.append(Note(code, text))
 
     def take(self, args: list[str], own: FlagTable) -> list[str]:
-        """Keep what flags say; what has no meaning is unread. Returns the words that belong to no flag."""
+        """Keep the values of all flags, list what has no meaning as unread, and return the words that belong to no flag."""
         loose = []
         for name, value, written in _pairs(args, {**own.asked, **own.flags}):
             switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
@@ -164,7 +164,7 @@ class FlagReading:
         self.note("prefix caching", f"{written}: prompts that share text are computed whole; {how}")
 
     def _say(self, own: FlagTable, name: str, value: str | None, written: str) -> bool:
-        """Return whether techniques are asked for by a flag; what it says is then kept by path."""
+        """Keep the values of a technique's flag by path, and return whether the flag is one."""
         off = name.startswith("no-") and name not in own.asked
         name = name.removeprefix("no-") if off else name
         if name.partition(".")[0] not in own.asked:
@@ -177,7 +177,7 @@ class FlagReading:
         return True
 
     def say_variables(self, own: FlagTable, variables: Mapping[str, str]) -> list[str]:
-        """Keep what variables of techniques say; returns their names."""
+        """Keep the values of techniques' variables, and return the names of these."""
         return [name for name, value in variables.items() if self._say(own, f"${name}", value, f"{name}={value}")]
 
     def _keep(self, own: FlagTable, flag: str, value: str | None, written: str) -> None:
@@ -204,7 +204,7 @@ def usual_key(own: FlagTable, key: str) -> str:
 
 
 def _value(name: str, kind: str, value: str | None) -> Value | None:
-    """Return what a flag's word says; None leaves it to the engine."""
+    """Return the value of a flag's word, or None where it leaves the choice to the engine."""
     if kind == "on":
         return True if str(value).lower() not in ("false", "0", "no") else None
     if value is None:
@@ -227,7 +227,7 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
 
 
 def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str]]:
-    """(flag, value, both as written) in order; the flag is "" for a word that belongs to none."""
+    """Yield (flag, value, both as written) in order. The flag is "" for a word that belongs to none."""
     at = 0
     while at < len(args):
         word, at = args[at], at + 1
@@ -283,7 +283,7 @@ class Servers:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlace:
-    """Where it runs; None or "" is what it leaves to the engine."""
+    """Where a job runs. None or "" is what its command leaves to the engine."""
 
     nnodes: int | None = None
     gpus_per_node: int | None = None
@@ -325,7 +325,7 @@ class Launch:
         return one * ahead.count + (ahead.prefill_workers or 0) * (ahead.prefill_tp or 1) * (ahead.prefill_dp or 1)
 
     def chunks_of(self, layers: int) -> int:
-        """Chunks a rank of a model with so many layers; 0 where nothing tells them."""
+        """Return the chunks a rank of a model with so many layers, 0 where the command does not say."""
         whole = int(self.options.pp or 1) * self.stage_layers  # first and last stages may have fewer
         return max(1, math.ceil(layers / whole)) if whole and self.options.schedule else int(self.options.chunks or 0)
 
@@ -369,7 +369,7 @@ def _settle_serving(reading: FlagReading) -> None:
 
 
 def group_attention(reading: FlagReading, groups: int) -> None:
-    """A server whose attention runs in ``groups``: our tp is what is left of it inside a group."""
+    """Turn a server whose attention runs in ``groups`` into our sizes: tp is what is left of it inside a group."""
     values, total = reading.values, int(reading.values.tp or 1)
     if total % groups:
         raise Refusal(f"from: attention in {groups} groups does not divide the server's {total} GPUs", "from")

@@ -55,7 +55,7 @@ class LaunchJob:
 
     @property
     def techniques(self) -> list[Technique]:
-        """Techniques that are on; one that the engine cannot be told to use is refused."""
+        """Techniques that are on. One that the engine has no flag for is refused."""
         told = self.question.but(balanced=True) if self.plan.redundant else self.question  # copies are laid out by load
         if self.plan.sequence_parallel and not told.techniques.sequence_tokens:
             told = told.but(sequence_tokens=-1)  # engines split sequences where they find that worth it
@@ -86,7 +86,7 @@ class LaunchJob:
 
 
 def model_id(model: Model) -> str:
-    """Return the name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
+    """Return the name that the Hub knows, or a folder's path, else our own. It is quoted: a path may hold what a shell runs."""
     name = next((a for a in model.aliases if "/" in a), model.key)
     if not name.isprintable():
         raise Refusal.about(emit=f"no command can hold the model's name {name!r}; rename the folder")
@@ -134,7 +134,7 @@ class Command:
 
 
 def server_flags(job: LaunchJob, **own: Value) -> list[str]:
-    """Return what a server is told, and an engine's ``own`` way to say some of it; for the rest of it the engine has no flag.
+    """Return the flags of a server; ``own`` replaces values where an engine sets them in a way of its own.
 
     Weights that the engine quantises itself are told too; other types need a checkpoint that has them.
     """
@@ -158,7 +158,7 @@ def server_flags(job: LaunchJob, **own: Value) -> list[str]:
 
 
 def checkpoint_remark(job: LaunchJob) -> list[str]:
-    """Said where the plan's weights are of a type that the engine does not make itself."""
+    """Remark that the plan's weights are of a type that the engine does not make itself."""
     wanted, model, quant = job.plan.weights_dtype, job.question.model, job.question.model.quant
     stored = quant.dtype if quant else model.dtype
     made = ("bf16", "fp16", "fp32", *["fp8"] * catalog.engine(job.engine).kernels.quantises)
@@ -168,7 +168,7 @@ def checkpoint_remark(job: LaunchJob) -> list[str]:
 
 
 def count_ranks(reading: FlagReading) -> None:
-    """Hosts and replicas of a torchrun job; elastic jobs (1:4) count their most hosts."""
+    """Count the hosts and replicas of a torchrun job. Elastic jobs (1:4) count their most hosts."""
     values, world = reading.values, 1
     for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
         text = str(values.get(name, "1")).split(":")[-1]

@@ -45,7 +45,7 @@ def claim(deployment: DeployedPlan) -> Document:
 
 
 def settings_maps(deployment: DeployedPlan) -> list[Document]:
-    """Files of settings, for engines that read some of what they are told from one."""
+    """Return the ConfigMap with the files of settings, for engines that read some of their options from one."""
     told = {f"{pool.role or 'llm'}.yaml": pool.command().settings for pool in deployment.pools}
     files = {name: "\n".join(lines) + "\n" for name, lines in told.items() if lines}
     return [config_map(f"{deployment.name}-settings", files)] if files else []
@@ -80,7 +80,7 @@ def _pool(deployment: DeployedPlan, pool: Pool) -> Iterator[Document]:
 
 
 def _group(deployment: DeployedPlan, pool: Pool, name: str) -> Document:
-    """Servers of several hosts: groups of pods, each with a leader that clients talk to."""
+    """Return servers of several hosts as groups of pods, each with a leader that clients talk to."""
     labels = _labels(deployment, pool.role)
     group = {
         "size": Explained(pool.hosts, "hosts of one server"),
@@ -97,7 +97,7 @@ def _group(deployment: DeployedPlan, pool: Pool, name: str) -> Document:
 
 
 def service(name: str, selector: Tree, headless: bool = False) -> Document:
-    """Return what finds pods by their labels; a headless one gives each of them a name, ready or not."""
+    """Return the Service that finds pods by their labels. A headless one gives each of them a name, ready or not."""
     none = {"clusterIP": Explained("None", "a name for each pod"), "publishNotReadyAddresses": True} if headless else {}
     port = {"name": "http", "port": PORT, "targetPort": PORT}
     spec = {**none, "selector": selector, "ports": [port]}
@@ -117,7 +117,7 @@ def started(deployment: DeployedPlan, pool: Pool, command: Command, port: int = 
 
 
 def pod(deployment: DeployedPlan, pool: Pool, leads: bool = True) -> Document:
-    """One host's part of a server."""
+    """Return one host's part of a server."""
     command = pool.command()
     container: Document = {"name": "server", "image": deployment.image, **started(deployment, pool, command, leads=leads)}
     container["env"] = variables(command, pool)
@@ -132,7 +132,7 @@ def pod(deployment: DeployedPlan, pool: Pool, leads: bool = True) -> Document:
 
 
 def resources(deployment: DeployedPlan, pool: Pool) -> Document:
-    """The GPUs of a host; where hosts talk to each other a hint at what makes that fast, and where pools differ at which GPUs."""
+    """Return the GPUs of a host, with hints: at fast networks where hosts talk to each other, at the chip where pools differ."""
     chips = {each.chip.key for each in deployment.pools}
     said = [f"{pool.chip.name}, by a nodeSelector of yours"] * (len(chips) > 1)
     said += [WHY["rdma"]] * (pool.hosts > 1 or deployment.apart)
@@ -141,7 +141,7 @@ def resources(deployment: DeployedPlan, pool: Pool) -> Document:
 
 
 def probes(deployment: DeployedPlan, port: int = PORT) -> Document:
-    """When a server is up; while it loads its weights nobody restarts it."""
+    """Return the probes that tell when a server is up, so that nobody restarts it while it loads its weights."""
     ask, every = {"httpGet": {"path": deployment.health, "port": port}}, int(FACTS["probe_s"])
     tries = Explained(-(-deployment.start_s // every), deployment.start_remark)
     return {
@@ -156,7 +156,7 @@ def mounts(command: Command) -> list[Document]:
 
 
 def volumes(deployment: DeployedPlan, pool: Pool, command: Command) -> list[Document]:
-    """Weights, shared memory, and the file of settings where there is one."""
+    """Return the volumes of a pod: weights, shared memory, and the file of settings where there is one."""
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
     own: list[Document] = [
         {"name": "models", "persistentVolumeClaim": {"claimName": f"{deployment.name}-models"}},

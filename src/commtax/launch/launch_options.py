@@ -18,7 +18,7 @@ from commtax.statement import Refusal
 
 
 def read_pasted(text: str, model: str = "") -> Launch:
-    """Return what was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
+    """Read a pasted command, or the file that it names. ``FILE#NAME`` is one server of a file that has several."""
     name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
     file = name if "\n" not in text and name and os.path.exists(name) else ""
     if not file and len(text.split()) == 1 and "(" not in text:
@@ -33,7 +33,7 @@ def read_pasted(text: str, model: str = "") -> Launch:
 
 
 def options_of(launch: Launch, several: bool) -> SaidValues:
-    """Options by name, those that the command says something about. Servers for prompts are none of one server's."""
+    """Return the options that a command sets, by name. Servers for prompts belong to several servers' plans alone."""
     options = SaidValues({name: value for name, value in launch.options.items() if name != "dp"})
     servers = launch.servers
     if servers.prefill_workers and several:
@@ -74,7 +74,7 @@ def implied_options(launch: Launch, known: Model | None, remarks: list[str]) -> 
 
 
 def _copies(slots: int, model: Model | None, remarks: list[str]) -> SaidValues:
-    """Copies of popular experts, told by the experts of all ranks."""
+    """Return the redundant experts, which the command states as the experts of all ranks."""
     if model is None or model.experts is None:
         remarks.append(f"not in the answer: num_slots {slots}; add --redundant-experts, the slots less the model's experts")
         return SaidValues()
@@ -99,7 +99,7 @@ def model_of(launch: Launch, remarks: list[str]) -> str:
 
 
 def usual_model_name(name: str, remarks: list[str]) -> str:
-    """Return a name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
+    """Return a name that the catalogue, a folder or the Hub may know: the last part of a path may be a model's usual name."""
     if bundled_model(name) or os.path.exists(expand_home(name)):
         return name
     last = name.rstrip("/").rsplit("/", 1)[-1]
@@ -119,7 +119,7 @@ def sizes_of(model: Model) -> dict[str, int]:
 
 
 def model_with(shape: Iterable[tuple[str, int]]) -> str:
-    """Return the first bundled model that agrees in every size that is told; "" where none does.
+    """Return the first bundled model that agrees in every stated size, "" where none does.
 
     >>> model_with([("layers", 32), ("hidden", 4096), ("experts", 8), ("width", 14336)])
     'mixtral-8x7b'

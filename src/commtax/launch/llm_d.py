@@ -15,7 +15,7 @@ Values = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
-    """Values of llm-d-modelservice; a plan without servers of their own for prompts has all of its servers decode."""
+    """Write the values of llm-d-modelservice. Where prompts have no servers of their own, all servers are those that decode."""
     if deployment.program.key not in OWN["engines"].split():
         known = ", ".join(program(key).title for key in OWN["engines"].split())
         raise Refusal.of(f"its charts start {known}, not {deployment.program.title}; kubernetes and dynamo do", emit="llm-d")
@@ -64,7 +64,7 @@ def _pool(deployment: DeployedPlan, pool: Pool) -> Values:
 
 
 def scheduler(deployment: DeployedPlan) -> str:
-    """Values of the chart that starts the inference scheduler: which servers are its, and how it chooses among them."""
+    """Write the values of the inference scheduler's chart: which servers are its, and how it chooses among them."""
     extension: Values = {"replicas": 1, "image": OWN["scheduler"]}
     if deployment.apart:
         extension |= {"pluginsConfigFile": Explained("pd.yaml", WHY["chosen"]), "pluginsCustomConfig": {"pd.yaml": _plugins()}}

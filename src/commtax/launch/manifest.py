@@ -55,7 +55,7 @@ class DescribedServer:
 
 
 def _engines(part: str) -> dict[str, str]:
-    """Engines by their ``names``, ``images``, ``kinds`` or ``keys`` in manifests."""
+    """Return engines by their ``names``, ``images``, ``kinds`` or ``keys`` in manifests."""
     return {word: one.key for one in programs() for word in getattr(one, part)}
 
 
@@ -153,7 +153,7 @@ def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject
 
 
 def _parts(node: JsonObject) -> list[str]:
-    """Keys below which servers may stand; the other hosts of a server that has a leader repeat it."""
+    """List the keys below which servers may stand. The other hosts of a server with a leader only repeat it, and are left out."""
     kept = [name for name in node if name not in SKIPPED]
     if "leaderTemplate" in node:
         kept.remove("workerTemplate") if "workerTemplate" in kept else None
@@ -236,7 +236,7 @@ def _name(node: JsonObject, key: str) -> str:
 
 
 def _sizes(node: JsonObject) -> dict[str, str]:
-    """Sizes that stand beside a container instead of in its words; in scripts they have names of their own."""
+    """Return the sizes that stand beside a container instead of in its words."""
     known = _TABLE["parallelism"]
     parts = [object_of(node.get(name)) for name in ("parallelism", "workerSpec")]
     sizes = {known[theirs]: str(value).lower() for part in parts for theirs, value in part.items() if theirs in known}
@@ -312,7 +312,7 @@ def _words(node: JsonObject) -> list[str]:
 
 
 def _flags(settings: JsonObject) -> list[str]:
-    """Settings as flags, known or not; switches that are off are not there."""
+    """Return settings as flags, whether we read them or not. Switches that are off are left out."""
     words: list[str] = []
     for name, value in settings.items():
         if name in ("extraArgs", "args") and isinstance(value, list):
@@ -325,7 +325,7 @@ def _flags(settings: JsonObject) -> list[str]:
 
 
 def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str]) -> dict[str, str]:
-    """Return what is said beside a server's words, by the fields of its engine; variables that set one are taken out."""
+    """Return the settings around a server's words, by the fields of its engine, and take variables that set one out of ``env``."""
     own, prefixes = flags_of(engine), "|".join(one.variables for one in programs() if one.variables)
     told = {("mode" if name == "role" and "mode" in own.written else name): value for name, value in around.items()}
     for name in [n for n, value in env.items() if "$" not in value and value]:
@@ -337,13 +337,13 @@ def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str])
 
 
 def _number(node: Json, name: str) -> int:
-    """Return a whole number under a key; 0 where there is none."""
+    """Return a whole number under a key, 0 where there is none."""
     text = node.get(name, "") if isinstance(node, dict) else ""
     return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
 def _gpus(node: JsonObject) -> int:
-    """GPUs of a host, as resources ask for them."""
+    """Count the GPUs of a host that resources ask for."""
     if count := _number(node, "requestGPU"):
         return count
     own = node.get("resources")
@@ -362,7 +362,7 @@ LINE = re.compile(r"([ \t]*+)([\w-]++)[ \t]*+:(.*)")
 
 
 def settings_of(text: str) -> Iterator[tuple[str, str]]:
-    """Paths of settings and what they say; a place that somebody is to fill in is no YAML, so that lines are read by themselves.
+    """Yield the paths of settings and their values. Lines are read one by one, since placeholders are no YAML.
 
     >>> list(settings_of("a:\\n  b:\\n    c: 1  # one\\n  d: {e: 2}\\nf: null"))
     [('a.b.c', '1'), ('a.d.e', '2'), ('f', 'null')]

@@ -18,7 +18,7 @@ LAYOUT_TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
-    """Sizes, schedule and optimiser of a Megatron-LM job; the model is told by its sizes."""
+    """Read the sizes, the schedule and the optimiser of a Megatron-LM job. Its sizes name the model."""
     count_ranks(reading)
     values, tp = reading.values, int(reading.values.tp or 1)
     values.recompute = values.recompute or ("selective" if values.selective else "")
@@ -40,7 +40,7 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 
 def _chunks(reading: FlagReading, pp: int) -> int:
-    """Chunks a rank, told in one of three ways; a split of layers other than the priced one is said."""
+    """Return the chunks a rank, stated in one of three ways, and note a split of layers other than the priced one."""
     layers, chunks, each = int(reading.values.layers or 0), int(reading.values.chunks or 1), int(reading.values.layers_a_chunk or 0)
     if each and layers:
         chunks = max(1, layers // pp // each)
@@ -95,7 +95,7 @@ def stages(text: str) -> list[str]:
 
 
 def layout_of(text: str, pp: int) -> Layout:
-    """Layers of each virtual stage, by chunk and rank."""
+    """Return the layers of each virtual stage, by chunk and rank."""
     virtual = stages(text)
     if len(virtual) % pp:
         raise Refusal(f"from: pipeline-model-parallel-layout has {len(virtual)} stages, which pp={pp} does not divide", "from")
@@ -115,7 +115,7 @@ def layout_text(layout: Layout) -> str:
 
 
 def write(job: LaunchJob) -> Command:
-    """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
+    """Write a Megatron-LM job: sizes of the plan, then the model's. Data and learning rate are left to the user."""
     plan, q = job.plan, job.question
     beside = q.what_if.beside(q.engine)
     if plan.zero > 1:
@@ -172,7 +172,7 @@ def _attention(model: Model) -> list[str]:
 
 
 def _feed_forward(model: Model) -> list[str]:
-    """Widths of dense layers and of experts, and which layers have which."""
+    """Return the flags for the widths of dense layers and of experts, and for which layers have which."""
     kinds = [f for i in model.layers if (f := model.blocks[i].ffn)]
     dense = next((f for f in kinds if isinstance(f, Mlp)), None)
     last, experts = kinds[-1], model.experts

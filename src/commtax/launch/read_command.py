@@ -44,7 +44,7 @@ class NothingLaunchedError(Refusal):
 
 
 def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str = "") -> Launch:
-    """Read a command, a script that contains one, or YAML that describes servers; ``source`` is the file that it came from.
+    """Read a command, a script that contains one, or YAML that describes servers. ``source`` is the file that it came from.
 
     Where YAML describes servers of several models: the one called ``choice``, or those whose model is ``wanted``.
 
@@ -130,7 +130,7 @@ def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
 
 
 def _command(args: list[str], written: Mapping[str, str], served: DescribedServer | None = None) -> Launch | None:
-    """One command's launch, or None where it is something else."""
+    """Return the launch of one command, or None where it starts something else."""
     images = {one.image: one.key for one in programs() if one.image}
     image = served.image if served else next((w for w in args if any(i in w for i in images) and not w.startswith("-")), "")
     official = any(i in image for i in images)
@@ -168,7 +168,7 @@ def _program(args: list[str], at: int) -> tuple[str, int]:
 def _read(
     engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
 ) -> Launch:
-    """Return the flags of one program in the engine's own meaning; ``before`` it stand its variables and what starts it."""
+    """Read the flags of one program in its engine's meaning. Its variables and its launcher stand ``before`` it."""
     reading = FlagReading()
     env = dict(served.env) if served else {}
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
@@ -214,7 +214,7 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
 
 
 def _srun(before: list[str]) -> int:
-    """Return how many hosts a job launcher in front names; 0 where none does."""
+    """Return how many hosts a job launcher in front requests, 0 where there is none."""
     text = " ".join(before)
     called = re.search(r"\b(?:srun|salloc)\b", text)
     nodes = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
@@ -222,7 +222,7 @@ def _srun(before: list[str]) -> int:
 
 
 def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, reading: FlagReading) -> None:
-    """Settings of a YAML file beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
+    """Read a YAML file of settings beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
     text = written.get(name, written.get(name.rsplit("/", 1)[-1]))
     if text is None and os.path.exists(name):
         text = read_text(name, f"from: {named}")
@@ -233,7 +233,7 @@ def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, r
 
 
 def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
-    """torchrun's own flags, then the program and its words."""
+    """Read torchrun's flags, and return the program that it starts with that program's words."""
     own, at = TORCHRUN.flags, 0
     while at < len(args) and args[at].startswith("-"):
         flag, equals, value = args[at].partition("=")
@@ -252,7 +252,7 @@ def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[st
 
 
 def _join_launches(launches: list[Launch]) -> Launch:
-    """Equal servers are counted; a benchmark beside a server adds its lengths; servers for prompts join those that decode."""
+    """Join launches: count equal servers, add a benchmark's lengths, and pair servers for prompts with those that decode."""
     bench = next((x for x in launches if _is_bench(x)), None)
     servers = [x for x in launches if x is not bench] or launches
     ahead = [x for x in servers if x.servers.role == "prefill"]
@@ -276,7 +276,7 @@ def _join_launches(launches: list[Launch]) -> Launch:
 
 
 def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
-    """Servers that are none of those that were counted; what only sends requests is none."""
+    """Return the servers that differ from the counted ones. Clients are no servers."""
     return [x for x in launches if _common_part(x) != _common_part(first) and not _is_bench(x)]
 
 
@@ -285,7 +285,7 @@ def _is_bench(launch: Launch) -> bool:
 
 
 def _count_equal_servers(launches: list[Launch]) -> Launch:
-    """Return the first of several servers, with as many as are its equals; parts of one job are one job."""
+    """Return the first of several servers with the number of its equals. Parts of one job are one job."""
     first = next((x for x in launches if not _is_bench(x)), launches[0])
     alike = [x for x in launches if _common_part(x) == _common_part(first)]
     parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address

@@ -43,7 +43,7 @@ class AskedTechnique:
 
     @property
     def text(self) -> str:
-        """As ``--technique`` has it; what may be left out and has an option of its own is told by that."""
+        """The technique as ``--technique`` takes it, without optional values that an option of their own sets."""
         words, names = self.technique.words, [name.strip("?") for name in self.technique.takes]
         own = [name for name, value in self.fields.items() if self.technique.sets.get(name) != value]
         needed = [at for at, name in enumerate(names) if name in own and not _is_told_by_option(self.technique, name)]
@@ -53,7 +53,7 @@ class AskedTechnique:
 
 
 def recognise(engine: str, reading: FlagReading) -> None:
-    """Fill in what flags of techniques say: options of ours where there are any, else ``technique``; the rest is unread."""
+    """Turn flags of techniques into options of ours where there are any, else into ``technique``, and list the rest as unread."""
     own = flags_of(engine)
     if not own.asked:
         return
@@ -80,7 +80,7 @@ def recognise(engine: str, reading: FlagReading) -> None:
 
 @cache
 def _own_options() -> Mapping[str, str]:
-    """FieldValues of the question that have an option of their own, and its name; experts of all ranks are told as such."""
+    """Return the option of each field of the question that has one. Experts of all ranks count as an option."""
     return {option.key: name for name, option in options().items() if option.field} | {"slots": "slots"}
 
 
@@ -139,7 +139,7 @@ def _number(place: tuple[str, int], said: SaidWord) -> int:
 
 
 def _other_drafts(engine: str, said: Mapping[str, SaidWord], reading: FlagReading) -> set[str]:
-    """Drafts that no technique of ours makes are verified all the same; returns what says how many."""
+    """Price drafts that no technique of ours makes as verified all the same, and return the key that says how many."""
     words = [word for one in techniques().values() for word in flag_words(one.flags.get(engine, "")) if word.key in said]
     for word in words:
         if word.place and word.place[0] == "speculative" and (drafts := _number(word.place, said[word.key])) > 0:
@@ -150,7 +150,7 @@ def _other_drafts(engine: str, said: Mapping[str, SaidWord], reading: FlagReadin
 
 
 def _judge_rest(engine: str, reading: FlagReading, understood: set[str]) -> None:
-    """What flags of techniques say beside those that were recognised is unread, unless it turns something off."""
+    """List flags of techniques that no technique took as unread, unless they turn something off."""
     own = flags_of(engine)
     understood_words = {reading.said[key].written for key in understood}
     reading.unread = [word for word in reading.unread if word not in understood_words]
@@ -171,7 +171,7 @@ MAY_COST = frozenset(TABLE["costly"]["settings"].split())
 
 
 def would_change(engine: str, key: str) -> str:
-    """Return what a flag or variable would have changed; "" where that is not known. What stands below it is told by it."""
+    """Return what a flag or variable would have changed, "" where that is not documented. Keys below it mean the same."""
     for known in (TABLE.get(engine, {}), TABLE["any"]):
         parts = key.split(".")
         for size in range(len(parts), 0, -1):
@@ -223,7 +223,7 @@ def refuse_misspelt(engine: str, unread: Iterable[str]) -> None:
 
 
 def nearest_flags(engine: str, name: str) -> list[str]:
-    """Flags of an engine that a name which is none of them was meant to be, the nearest alone; none where it may be a real one.
+    """Return the flags that an unknown name was probably meant to be, the nearest alone, or none where it may be a real flag.
 
     >>> nearest_flags("vllm", "tensor-paralel-size"), nearest_flags("vllm", "max-num-batched"), nearest_flags("vllm", "tp-size")
     (['tensor-parallel-size'], ['max-num-batched-tokens'], ['tensor-parallel-size'])

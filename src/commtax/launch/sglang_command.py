@@ -12,7 +12,7 @@ DOOR = 8998  # first port where servers for prompts are met
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
-    """``--tp`` counts all GPUs of a server where attention is data-parallel, dp of them groups of tp / dp, or splits prompts."""
+    """Read sizes where ``--tp`` counts all GPUs: of data-parallel attention in groups of tp / dp, or of split prompts."""
     values, tp = reading.values, int(reading.values.tp or 1)
     splits = int(values.cp or 1)
     if tp % splits:
@@ -38,7 +38,7 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 
 def complete(reading: FlagReading) -> None:
-    """DeepEP's mode is its automatic one where nobody says, and drafts without a drafter's checkpoint are the model's own."""
+    """Fill in DeepEP's automatic mode, and the model's own drafter where drafts have no checkpoint."""
     said, values = reading.said, reading.values
     if values.deepep:
         said.setdefault("moe-a2a-backend", SaidWord("deepep", "--enable-deepep-moe"))
@@ -56,7 +56,7 @@ def _part(limit: Value, parts: int) -> Value:
 
 
 def _drawn_below(reading: FlagReading) -> None:
-    """Lengths are drawn from a share of the stated length up to all of it."""
+    """Replace lengths that are drawn from a share of the stated length up to all of it by their mean and spread."""
     values, ratio = reading.values, float(reading.values.spread)
     mean = (1 + ratio) / 2
     if ratio < 1:

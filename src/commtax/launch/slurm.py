@@ -64,7 +64,7 @@ class _JobHosts:
         return len(self.free)
 
     def take(self, pool: Pool) -> tuple[range, str]:
-        """Return the hosts of a server, and which GPUs it sees there; one of several hosts has them whole."""
+        """Return the hosts of a server, and the GPUs that it sees there. A server of several hosts has them whole."""
         if pool.hosts > 1:
             self.free += [0] * pool.hosts
             return range(self.hosts - pool.hosts, self.hosts), ""
@@ -121,6 +121,6 @@ def _server(made_by: Program, pool: Pool, number: int, hosts: range, gpus: str) 
 
 
 def _on_every_host(name: str, script: list[str], meet: str = "MASTER_ADDR=${HOSTS[0]}") -> Iterator[str]:
-    """Yield a function that each host of a step runs, by its number among them; the address where they meet goes with it."""
+    """Yield a function that each host of a step runs by its number among them, and export the address where they meet."""
     yield from (f"export {meet}", f"{name}() {{", "NODE_RANK=$SLURM_NODEID")
     yield from (*script, "}", f"export -f {name}")

@@ -43,7 +43,7 @@ class NodeMatrix:
         return {mark for row in self.rows.values() for mark in row[: len(self.nodes)]} - {SELF}
 
     def square(self) -> tuple[tuple[str, ...], ...]:
-        """Marks between nodes, each pair by either's row."""
+        """Return the marks between nodes, each pair by either's row."""
 
         def told(i: int, j: int) -> str:
             row = self.rows.get(i, ())
@@ -53,13 +53,13 @@ class NodeMatrix:
         return tuple(tuple(SELF if i == j else told(i, j) or told(j, i) or UNTOLD for j in every) for i in every)
 
     def beyond(self) -> tuple[tuple[str, ...], ...]:
-        """Marks of each node towards network cards; none where its row is not whole."""
+        """Return the marks of each node towards network cards, none where its row is cut off."""
         rows = (self.rows.get(i, ()) for i in range(len(self.nodes)))
         return tuple(row[len(self.nodes) : self.num_columns] if len(row) >= self.num_columns else () for row in rows)
 
 
 def grids(text: str) -> Iterator[NodeMatrix]:
-    """All tables of a text in which marks stand; those of numbers (weights, hops, bandwidths) are none."""
+    """Yield all tables of marks in a text. Tables of numbers (weights, hops, bandwidths) are left out."""
     columns: list[str] = []
     rows: dict[str, tuple[str, ...]] = {}
     for raw in lines_with(SAYS.begins, text, COUNT.line_chars):
@@ -77,7 +77,7 @@ def grids(text: str) -> Iterator[NodeMatrix]:
 
 
 def _cells(text: str) -> tuple[str, ...]:
-    """The marks of a row up to what is none, as one wording has them."""
+    """Return the marks at the beginning of a row, in one wording."""
     found, at = list[str](), 0
     while (cell := SAYS.cell.match(text.upper(), at)) and len(found) < COUNT.most_nodes:
         found.append(_ALIKE.get(cell[1], cell[1]))
@@ -96,7 +96,7 @@ def _finished_matrices(columns: list[str], rows: Mapping[str, tuple[str, ...]]) 
 
 
 def _nodes(rows: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The nodes of a table without its head: as far as rows are numbered, or as columns are joined as no card is."""
+    """Name the nodes of a table without its head: as many as rows are numbered, or as columns are joined as no card is."""
     numbers = [int(found[0]) for name in rows if (found := re.search(r"\d+", name)) and ":" not in name]
     marks = ((i, mark) for row in rows.values() for i, mark in enumerate(row))
     joined = [i for i, mark in marks if mark == SELF or mark.startswith(("NV", "XG", "HC"))]
@@ -125,7 +125,7 @@ class Topology:
         return len(self.links)
 
     def joined(self, marks: tuple[str, ...] = ("NV",)) -> list[tuple[int, ...]]:
-        """GPUs that reach each other over NVLink or links of other marks, directly or through others; some are groups of one."""
+        """Group the GPUs that reach each other over NVLink or other marks, directly or through others. A group may be one GPU."""
         left, groups = set(range(self.num_gpus)), []
         while left:
             group, edge = set[int](), {min(left)}
@@ -137,11 +137,11 @@ class Topology:
         return groups
 
     def worst(self, group: Iterable[int]) -> str:
-        """Return the farthest kind between any two GPUs of a group; "" for one GPU."""
+        """Return the farthest kind between any two GPUs of a group, "" for one GPU."""
         return max((self.links[i][j] for i, j in combinations(sorted(group), 2)), key=distance, default="")
 
     def best(self, size: int, among: Iterable[int] | None = None) -> tuple[int, ...]:
-        """Return the group whose farthest pair is nearest, then whose pairs are nearest together; the first of equals."""
+        """Return the group whose farthest pair is nearest, then whose pairs are nearest together. The first of equals is taken."""
         here = tuple(range(self.num_gpus) if among is None else sorted(among))
         if not 1 <= size <= len(here):
             raise Refusal(f"topo: {size} GPUs are wanted, and the matrix has {len(here)}", "topo")
@@ -151,7 +151,7 @@ class Topology:
         return min(far, key=lambda group: (max(far[group], default=0.0), sum(far[group])))
 
     def groups(self, size: int, count: int) -> list[tuple[int, ...]]:
-        """``count`` disjoint groups, the best one first each time."""
+        """Return ``count`` disjoint groups, the best remaining one each time."""
         left, chosen = set(range(self.num_gpus)), []
         for _ in range(count):
             chosen.append(self.best(size, left))
@@ -171,7 +171,7 @@ def distance(kind: str) -> float:
 
 
 def parse(text: str) -> Topology:
-    """Read the matrix out of the command's output, or out of a report that contains it; a plan needs all of it."""
+    """Read the matrix out of the command's output, or out of a report that contains it. A plan needs all of it."""
     found = [grid for grid in grids(text) if not grid.marks - set(KINDS) - {m for m in grid.marks if m.startswith("NV")}]
     whole = [grid for grid in found if not grid.missing]
     if not whole:
@@ -181,7 +181,7 @@ def parse(text: str) -> Topology:
 
 
 def topology_of(grid: NodeMatrix) -> Topology:
-    """Return a table of links; what its rows contradict each other in is refused."""
+    """Return a table as links. Rows that contradict each other are refused."""
     links = grid.square()
     for i, j in combinations(range(len(links)), 2):
         if len({row[at] for row, at in ((grid.rows.get(i, ()), j), (grid.rows.get(j, ()), i)) if at < len(row)}) > 1:
@@ -190,7 +190,7 @@ def topology_of(grid: NodeMatrix) -> Topology:
 
 
 def describe(matrix: Topology) -> str:
-    """Return the GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
+    """Describe the GPUs in words, such as ``4 GPUs: NVLink joins 0+2, 1+3``, and what joins the rest."""
     joined = ["+".join(map(str, g)) for g in matrix.joined() if len(g) > 1]
     rest = sorted({kind for row in matrix.links for kind in row if kind in KINDS}, key=distance)
     sentences = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
@@ -262,7 +262,7 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
 
 
 def _link_with_fewest(matrix: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
-    """Return the link with as many NVLinks as the GPU with the fewest has within its group; said where it has more elsewhere."""
+    """Return the link of the GPU with the fewest NVLinks within its group, with a note where it has more elsewhere."""
     least = min(_num_links(matrix, group, i, link.num_links) for group in groups for i in group)
     if least == link.num_links:
         return link, []
@@ -271,7 +271,7 @@ def _link_with_fewest(matrix: Topology, groups: Groups, link: Link) -> tuple[Lin
 
 
 def _num_links(matrix: Topology, group: tuple[int, ...], gpu: int, most: int) -> int:
-    """NVLinks of a GPU to its group. Direct ones to several peers add up, as far as a GPU has links.
+    """Count a GPU's NVLinks to its group. Direct ones to several peers add up, as far as a GPU has links.
 
     Through a switch every peer shows all of them: more together than there are.
     """

@@ -37,7 +37,7 @@ def understand(reading: FlagReading, loose: list[str], env: Mapping[str, str]) -
 
 
 def _batches(reading: FlagReading) -> None:
-    """Sequences of a microbatch and of a step, told in sequences or (since the release 0.3.0) in tokens."""
+    """Read the sequences of a microbatch and of a step, stated in sequences or (since the release 0.3.0) in tokens."""
     values, length, tokens = reading.values, int(reading.values.context or 0), int(reading.values.micro_tokens or 0)
     of_a_stage, local, dp, micro = int(values.micro_batch or 1), int(values.local_batch or 0), int(values.dp), 0
     if length and tokens:

@@ -26,7 +26,7 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 
 def complete(_reading: FlagReading) -> None:
-    """Its settings say all that they mean."""
+    """Add nothing: its settings are complete as they stand."""
 
 
 def write(job: LaunchJob) -> Command:

@@ -15,7 +15,7 @@ SIDE = 5600  # first port of the side channel between servers
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
-    """Experts go over tp x dp; replicas on several hosts are told by how many of them are local."""
+    """Read experts that go over tp x dp, and the hosts of replicas, of which the command names how many are local."""
     values = reading.values
     if values.expert_parallel:
         values.ep = AUTO_EP
@@ -37,7 +37,7 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 
 def complete(reading: FlagReading) -> None:
-    """A drafter that is not named goes by its checkpoint's name; drafts without a method of ours are verified all the same."""
+    """Name a drafter by its checkpoint, and take drafts without a method for the model's own."""
     said, method, name = reading.said, "speculative-config.method", "speculative-config.model"
     if method not in said and name in said:
         kind = next((kind for kind in DRAFTERS if kind in said[name].value.lower()), "draft_model")
@@ -53,7 +53,7 @@ def write(job: LaunchJob) -> Command:
 
 
 def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
-    """Ranks of one replica, replicas on each host, or (replicas wider than a host) Ray over all hosts."""
+    """Write a server of several hosts: ranks of one replica, replicas on each host, or Ray where a replica is wider than a host."""
     below, ranks = "--headless", job.gpus // job.dp
     if job.dp == 1:
         args += [*FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=job.address)]
@@ -69,7 +69,7 @@ def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
 
 
 def _local_size_below(dp: int, local: int) -> str:
-    """What hosts after the first say where the last has fewer replicas than the others: of a flag said twice the last counts.
+    """Return the flag for hosts after the first where the last has fewer replicas: of a repeated flag the last counts.
 
     >>> _local_size_below(9, 4), _local_size_below(5, 4), _local_size_below(8, 4)
     (' --data-parallel-size-local $((NODE_RANK==2?1:4))', ' --data-parallel-size-local 1', '')

@@ -38,7 +38,7 @@ class Seats:
         """By host that several servers end on: the first host of each, and how many GPUs it takes here."""
 
     def seat(self, job: LaunchJob, number: int) -> tuple[str, str]:
-        """Return the host of a server and the GPUs that it sees there; one of several hosts has them all."""
+        """Return the host of a server and the GPUs that it sees there. A server of several hosts has them all."""
         host = next((h for h, room in enumerate(self.free) if room >= job.gpus), None)
         if host is None:
             self._end_server(f"{MASTER}_{number}", job.gpus % self.each)
@@ -49,7 +49,7 @@ class Seats:
         return f"${self.word}_{host}" if self.away else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
 
     def _end_server(self, name: str, rest: int) -> None:
-        """A server of several hosts takes the rest of its GPUs where another one left some."""
+        """Put the last GPUs of a server of several hosts on a host where another one left some."""
         if rest:
             room = [end for end in self.ends if sum(gpus for _, gpus in end) + rest <= self.each]
             if not room:
@@ -69,7 +69,7 @@ class Seats:
 
 
 def launch_command(question: Question, engine: str, devices: str = "") -> str:
-    """Return the command that starts a question's plan; several, one a line, where there are replicas of it, servers of their own.
+    """Write the command that starts a question's plan, or one line each for replicas that are servers of their own.
 
     ``devices`` are the GPUs that it shall see (CUDA_VISIBLE_DEVICES), where they were chosen.
 
@@ -98,7 +98,7 @@ def _emitted_program(name: str) -> Program:
 
 
 def groups_per_server(plan: Plan, made_by: Program, cluster: Cluster) -> int:
-    """Data-parallel groups that one server holds: those that share experts, or all where the engine starts replicas itself."""
+    """Count the data-parallel groups of one server: those that share experts, or all where the engine starts replicas itself."""
     tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
     sharing = ep // tp if ep > tp else 1
     if dp % sharing or (ep > tp and ep % tp):
@@ -126,7 +126,7 @@ def _replicas(job: LaunchJob, devices: str, port: int) -> list[str]:
 
 
 def apart_command(question: Question, engine: str) -> str:
-    """The commands of a plan with servers of their own for prompts, as many of both kinds as it has workers, and what joins them.
+    """Write the commands of a plan whose prompts have servers of their own: all workers of both kinds, and what joins them.
 
     One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
     """
@@ -181,7 +181,7 @@ def benchmark_command(question: Question, engine: str) -> str:
 
 
 def nccl_command(priced: StepBill, line: Line | None = None) -> tuple[str, str]:
-    """nccl-tests on one collective of a bill, the one that costs most unless told, and what it is; "" where nothing is sent."""
+    """Write an nccl-tests run of one collective of a bill, by default the costliest, and describe it. "" where nothing is sent."""
     lines = [x for x in priced.items if x.kind == "comm" and float(x.exposed_s) > 0]
     if not lines:
         return "", ""

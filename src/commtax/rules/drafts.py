@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def drafter_of(q: Question) -> Drafter | None:
-    """Return what drafts the tokens that steps check; None where nothing does, or the drafter is not named."""
+    """Return what drafts the tokens that steps check, or None where nothing does or the drafter is not named."""
     asked = q.techniques
     if not q.speculative or not asked.drafter:
         return None
@@ -81,7 +81,7 @@ def with_accepted_tokens(q: Question) -> Question:
 
 
 def stage_pool(asked: Question, stage: int, pp: int, block_size: int) -> KvPool:
-    """Return how a stage keeps keys and values; a drafter's lie on the last."""
+    """Return how a stage keeps keys and values. Those of a drafter lie on the last."""
     layers, model = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)[stage], asked.model
     if stage == pp - 1 and asked.speculative:
         model = with_draft_layers(model, drafter_of(asked))
@@ -95,7 +95,7 @@ def drafted_load(load: ClosedLoopLoad, q: Question) -> ClosedLoopLoad:
 
 
 def is_accepted_known(q: Question) -> bool:
-    """Whether somebody says, or measured, how many drafts are accepted."""
+    """Return whether somebody states, or measured, how many drafts are accepted."""
     asked = q.techniques
     return not q.speculative or asked.acceptance >= 0 or asked.accepted_length > 0 or measured_here(q) is not None
 
@@ -118,8 +118,9 @@ def accepted_width(q: Question) -> float:
 
 
 def draft_width(q: Question) -> float:
-    """Half-width of the logarithm of what drafts bring to a run, where nobody says how many are accepted: by those, and by how far
-    published gains of drafts lie from predicted ones."""
+    """Return the half-width of the logarithm of what drafts bring to a run where nobody states how many are accepted.
+
+    It joins that uncertainty to the distance of published gains of drafts from predicted ones."""
     width = accepted_width(q)
     return math.hypot(width, missed(DRAFTS, 1.0, q.techniques.per_step)) if width else 0.0
 

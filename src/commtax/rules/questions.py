@@ -24,7 +24,7 @@ MOST_BANDWIDTH = 1e9  # times the link's own
 
 
 def _is_no_factor(q: Question, name: str) -> bool:
-    """Whether a what-if is no factor between 1 and ``MOST_TIMES``."""
+    """Return whether a what-if is no factor between 1 and ``MOST_TIMES``."""
     return not 1 <= check_number(getattr(q.what_if, name), name) < MOST_TIMES
 
 
@@ -132,7 +132,7 @@ ADAPTERS: Mapping[str, Broken] = {
 
 
 def _is_served(q: Question) -> bool:
-    """Whether adapters are served beside a model."""
+    """Return whether adapters are served beside a model."""
     return bool(q.plan.lora_rank) and not q.trains
 
 
@@ -179,7 +179,7 @@ def _mixes_axes(q: Question) -> bool:
 
 
 def _lacks_arithmetic(q: Question) -> bool:
-    """Whether a model is to train in a narrow format that its chip does not multiply."""
+    """Return whether a model is to train in a narrow format that its chip does not multiply."""
     name = q.plan.weights_dtype
     narrow = name and name in TRAINED_IN and DTYPE_BYTES[name] < 2
     return bool(narrow) and "train" in q.engine.phases and ARITHMETIC.get(name, name) not in q.cluster.chip.flops_per_s

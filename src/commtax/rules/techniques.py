@@ -33,7 +33,7 @@ def with_schedule(asked: Techniques, engine: Engine) -> Engine:
 
 
 def _unasked_since(engine: Engine, key: str) -> str:
-    """Return the version since which an engine does it unless told otherwise; "": this one does not."""
+    """Return the version since which an engine uses it by default, "" where this one does not."""
     since = technique(key).always.get(engine.key, "")
     return since if since and version_parts(engine.version) >= version_parts(since) else ""
 
@@ -96,7 +96,7 @@ def _backend(q: Question) -> Backend:
 
 
 def _lacks_threshold(q: Question) -> bool:
-    """Whether nobody gives the tokens from which sequences are split, and the engine's own rule decides."""
+    """Return whether the engine's own rule decides from how many tokens on sequences are split."""
     return q.techniques.sequence_tokens <= 0
 
 
@@ -176,7 +176,7 @@ FUSING: Mapping[str, Broken] = {
 
 
 def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
-    """Whether an engine uses a technique by itself on these chips or for this model, so that its times hold it."""
+    """Return whether an engine uses a technique by default on these chips or for this model, so that its times include it."""
     for entry in (engine or q.engine).sends.on_by_default:
         name, *where = entry.split()
         if name == key and (not where or q.cluster.chip.family in where or q.model.architecture in where):
@@ -185,7 +185,7 @@ def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
 
 
 def on_since(q: Question, key: str) -> str:
-    """Return the oldest version since which an engine uses a technique by itself here; "": all catalogued versions do."""
+    """Return the oldest version since which an engine uses a technique by default, "" where all catalogued versions do."""
     newest = catalog.engine(q.engine.key)
     since = newest.version
     for version in sorted((*newest.versions, newest.version), key=version_parts, reverse=True):

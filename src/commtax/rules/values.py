@@ -18,7 +18,7 @@ FACTOR = "a factor of at least 1 is needed"
 
 
 def check_number(value: object, name: str) -> Number:
-    """Return a number, or an array of them widened so that products cannot overflow; refuse anything else by name."""
+    """Return a number, or an array widened so that products cannot overflow, and refuse anything else by name."""
     if isinstance(value, (list, tuple)):
         value = np.asarray(value)
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number, np.ndarray)):
@@ -55,7 +55,7 @@ def seconds(value: object, name: str) -> float:
 
 
 def check_option(value: object, option: Option) -> object:
-    """Return a plain value that keeps to what the table says of its option; refuse anything else by name."""
+    """Return a plain value within the bounds that the table sets for its option, and refuse anything else by name."""
     name, least = option.name, option.least
     if option.rule:
         return RULES[option.rule](value, name)
@@ -75,7 +75,7 @@ def check_option(value: object, option: Option) -> object:
 
 
 def number(value: object, name: str, low: float, high: float, unit: str = "", endless: bool = False) -> float:
-    """Return a number between two bounds, above the lower one where that is 0; infinite where that means something."""
+    """Return a number between two bounds, above the lower one where that is 0, or infinity where that means something."""
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or np.isnan(value):
         raise Refusal(f"{name}={value!r}: a number is needed", name)
     if endless and value == np.inf:
@@ -120,7 +120,7 @@ def factor(value: object, name: str) -> Number:
 
 
 def size(value: float, name: str) -> float:
-    """Return a size in bytes; 0 leaves it to the engine."""
+    """Return a size in bytes, where 0 leaves it to the engine."""
     if value < 0:
         raise Refusal(f"{name}={value}: a size of at least 0 is needed", name, (0,))
     return value
@@ -135,7 +135,7 @@ def varied(value: object, name: str) -> Number:
 
 
 def dtype(name: str, argument: str = "dtype") -> str:
-    """Return a type of weights by its usual name; "" is the checkpoint's."""
+    """Return a type of weights by its usual name, "" for the checkpoint's."""
     if name in ("", "auto"):
         return ""
     name = SPELLED.get(name, name)

@@ -24,7 +24,7 @@ KINDS = ("F", "B", "W", "BW", "F&B")
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Times of one chunk's operations: forward, input gradient, weight gradient; a backward that is not split takes both.
+    """Times of one chunk's operations: forward, input gradient, weight gradient. A backward that is not split takes both.
 
     ``stage_factors`` multiply by position in the model, ``microbatch_factors`` by microbatch, ``rank_factors`` by rank
     (a straggler). ``transfer`` passes between an output and its use on another rank. ``overlapped`` is a forward and a
@@ -42,7 +42,7 @@ class Durations:
 
 
 def run(kind: Schedule, p: int, m: int, times: Durations | None = None, chunks: int = 1) -> Timeline:
-    """Simulate ``p`` ranks and ``m`` microbatches under a schedule; a shape outside its domain is refused by rule."""
+    """Simulate ``p`` ranks and ``m`` microbatches under a schedule, and refuse a shape outside its domain by rule."""
     return simulate(kind.order(p, m, chunks), times or Durations())
 
 
@@ -59,7 +59,7 @@ class _OperationTable:
 
 
 def simulate(order: OperationOrder, times: Durations) -> Timeline:
-    """Start and end of every operation, in time that grows with their number; a deadlock is an error."""
+    """Compute start and end of every operation, in time that grows with their number, and refuse a deadlock."""
     t = _table(order)
     position = np.full((3, order.m, order.p, order.v), -1)
     position[t.code, t.microbatch, t.rank, t.chunk] = np.arange(len(t.code))
@@ -146,7 +146,7 @@ def _seconds(order: OperationOrder, t: _OperationTable, times: Durations, full: 
 def _progress(
     t: _OperationTable, needs: list[int], lag: list[float], also: list[int], also_lag: list[float], seconds: list[float]
 ) -> tuple[list[float], list[float]]:
-    """Advance a rank until an input is missing; the rank that makes that input wakes it."""
+    """Advance a rank until an input is missing, and wake it by the rank that makes that input."""
     count, ranks = len(needs), len(t.ends)
     start, end, waiting = [0.0] * count, [-1.0] * count, [-1] * count
     leads, stops = t.leads.tolist(), t.ends

@@ -77,7 +77,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A way in which NCCL packs what crosses hosts: small and at once, or in long pipelines; the cheapest is taken."""
+    """A way in which NCCL packs what crosses hosts: small and at once, or in long pipelines. The cheapest is taken."""
 
     name: str
     share: float = 1.0  # of the NICs' rate that its bytes get: flags take the rest
@@ -166,7 +166,7 @@ class KernelConstants:
 
 
 class ChipFacts(TypedDict, total=False):
-    """Fields of ``Chip`` that were measured; ``key`` says which chip they describe."""
+    """Fields of ``Chip`` that were measured. ``key`` says which chip they describe."""
 
     key: str
     name: str
@@ -235,7 +235,7 @@ class RunLesson:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured on one machine, to be laid over the catalogue; what it does not hold stays as it was."""
+    """Constants measured on one machine, to be laid over the catalogue, which stays as it was where there are none."""
 
     name: str
     chip: ChipFacts = field(default_factory=ChipFacts)

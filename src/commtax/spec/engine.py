@@ -81,12 +81,12 @@ class KernelHabits:
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
 
     def experts_backend(self, architecture: str, stored: str) -> str:
-        """The implementation of a model's experts in a format; "": the usual one."""
+        """Return the implementation of a model's experts in a format, "" for the usual one."""
         named = dict(pair.split() for pair in self.experts_by)
         return named.get(f"{architecture}/{stored}", named.get(architecture, ""))
 
     def spread_backend(self, stored: str) -> str:
-        """… where experts lie whole on ranks; "": as cut ones."""
+        """Return it where experts lie whole on ranks, "" where that is as for cut ones."""
         return dict(pair.split() for pair in self.experts_spread).get(stored, "")
 
 
@@ -338,7 +338,7 @@ class Engine:
         return hash((self.key, self.version))
 
     def serving_mixtures(self) -> Engine:
-        """The engine with its times of mixtures of experts, whatever it had before."""
+        """Return the engine with its times of mixtures of experts, whatever it had before."""
         host = self.host
         if host.of_mixtures:
             return self
@@ -346,7 +346,7 @@ class Engine:
         return self.but(of_mixtures=True, **times)
 
     def but(self, **changes: Any) -> Engine:
-        """The same engine with some of its facts changed, whichever part they belong to."""
+        """Return the same engine with some of its facts changed, whichever part they belong to."""
         parts: dict[str, dict[str, Any]] = {}
         for name in changes:
             if name in PART_OF_FACT:

@@ -26,7 +26,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One accelerator. Peaks are dense; ``visible_bytes`` is the total that the driver reports to programs."""
+    """One accelerator. Peaks are dense, and ``visible_bytes`` is the total that the driver reports to programs."""
 
     key: str
     name: str
@@ -55,7 +55,7 @@ class Chip:
 
     @property
     def clock_Hz(self) -> float:
-        """The boost clock that a datasheet's fp32 rate implies: FLOP/s = 2 lanes multiprocessors clock; 0 where it tells none."""
+        """The boost clock that a datasheet's fp32 rate implies: FLOP/s = 2 lanes multiprocessors clock. 0: it states none."""
         lanes = 2.0 * (self.fp32_per_sm or USUAL_LANES) * self.num_sms
         return self.flops_per_s.get("fp32", 0.0) / lanes if lanes else 0.0
 

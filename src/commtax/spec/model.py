@@ -60,7 +60,7 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Softmax attention. Heads of queries, of keys and values; how they are normed, gated, cut short or made from latents."""
+    """Softmax attention: its heads of queries, of keys and values, and how they are normed, gated, cut short or made from latents."""
 
     num_heads: int
     num_kv_heads: int
@@ -104,7 +104,7 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """A selective state-space layer: a short convolution, then a state of head_dim x state a head; groups share B and C."""
+    """A selective state-space layer: a short convolution, then a state of head_dim x state a head. Groups share B and C."""
 
     num_heads: int
     head_dim: int
@@ -138,7 +138,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts; ``shared_intermediate`` is the width of all shared experts together."""
+    """A mixture of experts. ``shared_intermediate`` is the width of all shared experts together."""
 
     num_experts: int
     top_k: int
@@ -191,7 +191,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side.
+    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale, 0 for a whole side.
 
     Modules with a format of their own have it in ``parts``: the first that holds a tensor stores it, and this one what is left.
     Patterns of ``only`` and ``ignored`` are in the checkpoint's spelling, which ``spelled`` makes of ours, fragment by fragment.
@@ -250,7 +250,7 @@ class Tower:
     patch: int = 14  # pixels of a patch's side
 
     def patches(self, width: int, height: int) -> int:
-        """Patches of a picture, filled up to whole tokens."""
+        """Count the patches of a picture, filled up to whole tokens."""
         side = math.isqrt(self.patches_per_token)
         return math.prod(side * math.ceil(pixels / (self.patch * side)) for pixels in (width, height))
 
@@ -286,7 +286,7 @@ class Model:
     source: Citation | None = None
 
     def __hash__(self) -> int:
-        """Few fields tell models apart; what is remembered of one is looked up far more often than two are compared."""
+        """Hash the few fields that tell models apart: what is remembered of one is looked up more often than two are compared."""
         return hash((self.key, self.architecture, self.hidden, len(self.layers)))
 
     @property
@@ -310,7 +310,7 @@ class Model:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """How far back the different attention layers look; 0: to the beginning."""
+        """How far back the different attention layers look, 0 for to the beginning."""
         return tuple(dict.fromkeys(a.window for a in self.attentions))
 
     @property

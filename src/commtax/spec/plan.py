@@ -72,7 +72,7 @@ MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model is laid over GPUs. Sizes may be arrays; kinds (dtype, schedule, ZeRO stage …) are scalars."""
+    """How a model is laid over GPUs. Sizes may be arrays, while kinds (dtype, schedule, ZeRO stage …) are scalars."""
 
     tp: Number = 1
     pp: Number = 1
@@ -109,7 +109,7 @@ class Plan:
         return tuple(name for name in self.recompute.split(",") if name in MODULES)
 
     def share(self, length: Number) -> Number:
-        """Tokens of a sequence that one of its context-parallel ranks has."""
+        """Return the tokens of a sequence that one of its context-parallel ranks has."""
         return length / self.cp
 
     @property
@@ -169,7 +169,7 @@ class TrainStep:
 
 @dataclass(frozen=True, slots=True)
 class Techniques:
-    """Techniques of a served step that are on; one that is off changes nothing."""
+    """Techniques of a served step that are on. One that is off changes nothing."""
 
     two_batches: bool = False  # halves of a batch run in turn: exchanges of one beside the kernels of the other …
     two_batches_from: int = 0  # … from so many tokens per rank on; 0: the engine's own threshold

@@ -53,7 +53,7 @@ class Prefixes:
             active[key] = count + 1
 
     def release(self, ids: tuple[int, ...]) -> int:
-        """Return how many blocks no request uses any more; they stay cached. The end of a prompt is evicted first."""
+        """Release pieces and return how many blocks become idle. They stay cached, and the end of a prompt is evicted first."""
         active, left = self._active, 0
         for key in reversed(ids):
             count = active[key] - 1
@@ -104,7 +104,7 @@ class BlockPool:
         return min(most // self.rules.block * self.rules.block, self.prefixes.match(self._ids(i)) * book.prefix_block)
 
     def needed(self, i: int, ahead: int = 0) -> int:
-        """Count the blocks that a request takes when admitted; one that decodes at once may have a token more by the step's end."""
+        """Count the blocks to admit a request, with one for a token that is made by the step's end where it decodes at once."""
         more = ahead if ahead and self.computed_elsewhere(i) and not self.rules.reserved else 0
         if self.prefixes is None:
             return -(-(self._tokens_with_blocks(i) + more) // self.rules.block) + self.rules.states
@@ -127,7 +127,7 @@ class BlockPool:
         return cached, needed + rules.states
 
     def admit(self, i: int, needed: int) -> bool:
-        """Admit a request where its blocks are free; return whether it is."""
+        """Admit a request where its blocks are free, and return whether it was admitted."""
         if needed > self.free_blocks:
             return False
         self.free_blocks -= needed
@@ -328,7 +328,7 @@ class Lane:
         pool.waiting.appendleft(i)
 
     def _leave(self, i: int, left: int) -> int:
-        """Remove a request from those that decode; return the tokens that it has in the cache."""
+        """Remove a request from those that decode, and return the tokens that it has in the cache."""
         book = self.pool.book
         tokens = book.input_len[i] + book.output_len[i] - 1 - left
         self.seqs -= 1
@@ -337,7 +337,7 @@ class Lane:
         return tokens
 
     def seconds(self, chunks: list[Chunk]) -> float:
-        """Return the seconds of a step with these chunks of prompts; decoding requests share it unless prompts run before them."""
+        """Return the seconds of a step with these chunks of prompts, which decodes share unless prompts run before them."""
         surface = self.surface
         beside = 0 if self.pool.rules.prefill_first else self.seqs
         return surface.mixing(beside, self.cached, tokens_of(chunks), len(chunks), surface.prompts_s(chunks))
@@ -361,7 +361,7 @@ class Lane:
         return first, more, steps if holds >= steps else max(1, ceil(holds))
 
     def whole_tokens(self, steps: int) -> int:
-        """Return the tokens that so many steps yield for each request that decodes; fractions are kept for later steps."""
+        """Return the tokens that so many steps yield for each request that decodes, and keep fractions for later steps."""
         wanted = steps * self.surface.per_step + self.ahead
         self.ahead = wanted % 1
         return int(wanted)
@@ -371,7 +371,7 @@ class Lane:
         return self.steps_with_blocks(min(tokens, self.ends[0][0] - self.step)) if self.seqs else 0
 
     def decoded(self, steps: int) -> Sequence[int]:
-        """Record that all requests that decode have made so many tokens; return those that are complete."""
+        """Record that all requests that decode have made so many tokens, and return those that are complete."""
         if steps != self.taken:
             self._take(steps)
         self.taken = 0
@@ -388,7 +388,7 @@ class Lane:
         return done
 
     def prompted(self, chunks: list[Chunk]) -> list[int]:
-        """Record that chunks are computed; return the requests whose prompts are complete, each with one token more."""
+        """Record that chunks are computed, and return the requests whose prompts are complete, each with one token more."""
         book, self.taken = self.pool.book, 0
         if not chunks:
             return []
@@ -404,14 +404,14 @@ class Lane:
         return ready
 
     def hand_on(self, chunks: list[Chunk]) -> list[tuple[int, int]]:
-        """Keep the prompts that these chunks end; return the others, whose next chunks need not wait for these to be computed."""
+        """Keep the prompts that these chunks end, and return the others: their next chunks need not wait for these."""
         reached, target = {i: past + new for i, new, past in chunks}, self.pool.book.target
         begun = [(i, reached.get(i, done)) for i, done in self.prompts]
         self.prompts = [(i, done) for i, done in begun if done >= target[i]]
         return [(i, done) for i, done in begun if done < target[i]]
 
     def join(self, i: int, now: float) -> bool:
-        """Let a request with its prompt and first token decode on; return False where that token was its last."""
+        """Let a request with its prompt and first token decode on, or return False where that token was its last."""
         book = self.pool.book
         if book.left[i] > 1 and not self.pool.rules.prompts_only:
             self._decode(i, now)

@@ -117,7 +117,7 @@ class Replica:
             self._step(self.clock, until)
 
     def _idle(self) -> None:
-        """Wait for the next request; one that came during the last step is taken at its end."""
+        """Wait for the next request. One that came during the last step is taken at its end."""
         now = -inf if self.clock == inf else self.clock
         self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
@@ -188,7 +188,7 @@ class Replica:
         return any(lane.seqs for lane in self.lanes)
 
     def _mixed(self, begin: float, chunks: list[list[Chunk]]) -> None:
-        """Run one step of prompts, with decodes beside them or not; ranks wait for the longest and share the work of experts."""
+        """Run one step of prompts, perhaps with decodes beside them. Ranks wait for the longest and share the work of experts."""
         self.passed = 0
         beside = not self.rules.prefill_first
         each = [lane.seconds(chunk) for lane, chunk in zip(self.lanes, chunks, strict=True) if chunk or (beside and lane.seqs)]
@@ -287,11 +287,11 @@ class Replica:
         return tokens + self.rules.ahead if each == 1 else ceil((ceil(tokens / each) + self.rules.ahead) * each)
 
     def _pass(self, last: float, end: float) -> None:
-        """Advance time to ``end``; the last step began at ``last``, when a scheduler that works ahead decided the next one."""
+        """Advance time to ``end``. The last step began at ``last``, when a scheduler that works ahead decided the next one."""
         self.clock, self.seen = end, last if self.rules.ahead else end
 
     def _tokens(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
-        """Record that all requests that decode in a lane got so many tokens; complete requests leave."""
+        """Record that all requests that decode in a lane got so many tokens, and let complete requests leave."""
         begin, end = time
         pool, due, seen, stretch = lane.pool, begin, end, 1.0
         if self.streams:
@@ -340,7 +340,7 @@ Batch = tuple[list[Chunk], float, float]
 
 
 class Pipeline(Replica):
-    """An engine with a lane for each of its ``stages``; a step takes as long as all of them, and each stage a part of it."""
+    """An engine with a lane for each of its ``stages``. A step takes as long as all of them, and each stage a part of it."""
 
     def __init__(self, rules: Rules, book: Book, surface: Surface, stages: int, number: int = 0) -> None:
         super().__init__(rules, book, surface, 1, number)
