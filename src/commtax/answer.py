@@ -54,7 +54,7 @@ class Answer:
         return dict(_teller().to_dict(self))
 
     def to_frame(self, library: str = "") -> DataFrame:
-        """Return a table of its rows, in words and numbers, of ``"pandas"`` or ``"polars"``: the first of them that is installed."""
+        """Return a table of its rows, in words and numbers, of ``"pandas"`` or ``"polars"``: the first that is installed."""
         table: DataFrame = _teller().to_frame(self, library)
         return table
 

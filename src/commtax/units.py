@@ -240,7 +240,8 @@ def format_mean(value: Number) -> str:
 
 
 def format_spread(share: Number) -> str:
-    """
+    """Write a share to either side.
+
     >>> format_spread(0.5), format_spread(0.0054)
     ('±50%', '±0.54%')
     """

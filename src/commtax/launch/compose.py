@@ -44,8 +44,11 @@ def write(deployment: DeployedPlan) -> str:
 def _server(deployment: DeployedPlan, pool: Pool, name: str, gpus: list[int], port: int) -> Service:
     command, file = pool.command(host=name), f"{pool.role or 'llm'}.yaml"
     words = [*words_of(command, f"/settings/{file.removesuffix('.yaml')}"), *listening(deployment.program)]
-    own = dict(v.partition("=")[::2] for v in command.variables)
-    environment: Service = {**own, "HF_HOME": FACTS["cache"], "HF_TOKEN": Explained("${HF_TOKEN:-}", "for gated models")}
+    environment: Service = {
+        **dict(v.partition("=")[::2] for v in command.variables),
+        "HF_HOME": FACTS["cache"],
+        "HF_TOKEN": Explained("${HF_TOKEN:-}", "for gated models"),
+    }
     device = {"driver": "nvidia", "device_ids": Explained([str(gpu) for gpu in gpus], WHY["device"]), "capabilities": ["gpu"]}
     every = int(FACTS["probe_s"])
     check: Service = {"test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{deployment.health}"], "interval": f"{every}s"}

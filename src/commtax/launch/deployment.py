@@ -5,7 +5,6 @@ What form that takes (Kubernetes, Dynamo, llm-d, Compose, Slurm) is written by t
 import math
 import re
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 
@@ -13,7 +12,7 @@ from commtax.catalog.programs import program_of, programs
 from commtax.cost.inventory import total_bytes
 from commtax.files import table
 from commtax.launch.flags import command_of
-from commtax.launch.jobs import MASTER, Address, Command, LaunchJob, checkpoint_remark, model_id, start_s
+from commtax.launch.jobs import MASTER, Address, Command, LaunchJob, checkpoint_remark, start_s
 from commtax.launch.writing import apart_command, benchmark_command, groups_per_server, launch_command
 from commtax.launch.yaml_text import Explained
 from commtax.question import Question
@@ -55,9 +54,9 @@ class Pool:
 
     def command(self, number: int = 0, host: str = POD) -> Command:
         """Return the command of one server. Servers that share a host get different ports by their ``number``."""
-        own = command_of(self.job.engine)
-        written: Command = own.write(self.job)
-        return own.join(written, self.role, number, host) if self.role else written
+        module = command_of(self.job.engine)
+        command: Command = module.write(self.job)
+        return module.join(command, self.role, number, host) if self.role else command
 
     def named(self, name: str) -> str:
         return f"{name}-{self.role}" if self.role else name
@@ -86,19 +85,10 @@ class DeployedPlan:
         return self.question.cluster.chip.vendor.lower()
 
     @property
-    def version(self) -> str:
-        own = self.question.engine.version
-        return str(FACTS["release"].get(self.program.key, {}).get(own, own))
-
-    @property
     def image(self) -> str:
-        images = FACTS["image"]
-        return str(images.get(f"{self.program.key}-{self.vendor}", images[self.program.key])).format(version=self.version)
-
-    @staticmethod
-    def gpu(pool: Pool) -> str:
-        """Return what a device plugin calls the GPUs of a pool."""
-        return str(FACTS["gpu"].get(pool.chip.vendor.lower(), FACTS["gpu"]["nvidia"]))
+        images, version = FACTS["image"], self.question.engine.version
+        release = FACTS["release"].get(self.program.key, {}).get(version, version)
+        return str(images.get(f"{self.program.key}-{self.vendor}", images[self.program.key])).format(version=release)
 
     @property
     def stored_bytes(self) -> float:
@@ -193,20 +183,16 @@ def listening(program: Program, port: int = PORT) -> list[str]:
 
 def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
     """Return a container's environment: the command's variables, the Hub's token, where weights lie, which network hosts use."""
-    told = [v.partition("=") for v in command.variables]
-    own: list[dict[str, object]] = [{"name": name, "value": value} for name, _, value in told]
-    if any(POD in str(v["value"]) for v in own):
-        own.insert(0, {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+    pairs = [v.partition("=") for v in command.variables]
+    environment: list[dict[str, object]] = [{"name": name, "value": value} for name, _, value in pairs]
+    if any(POD in value for _, _, value in pairs):
+        environment.insert(0, {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     if pool.hosts > 1:
-        own += [{"name": "NCCL_SOCKET_IFNAME", "value": Explained("eth0", WHY["meets"])}]
-        own += [{"name": "GLOO_SOCKET_IFNAME", "value": "eth0"}]
+        environment += [{"name": "NCCL_SOCKET_IFNAME", "value": Explained("eth0", WHY["meets"])}]
+        environment += [{"name": "GLOO_SOCKET_IFNAME", "value": "eth0"}]
     secret = {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}
-    return [*own, {"name": "HF_HOME", "value": FACTS["cache"]}, {"name": "HF_TOKEN", "valueFrom": Explained(secret, WHY["token"])}]
-
-
-def model_name(deployment: DeployedPlan) -> str:
-    """Return the model as the Hub knows it."""
-    return shlex.split(model_id(deployment.question.model))[0]
+    token = {"name": "HF_TOKEN", "valueFrom": Explained(secret, WHY["token"])}
+    return [*environment, {"name": "HF_HOME", "value": FACTS["cache"]}, token]
 
 
 FORMS, TRAINING, ONE_KIND = (tuple(table("launch/deployments.toml")[kind].split()) for kind in ("forms", "training", "one_kind"))
@@ -221,23 +207,22 @@ def emitted_words(trains: bool) -> tuple[str, ...]:
 
 def written(question: Question, form: str, copies: int, prompts: int = 0) -> dict[str, str]:
     """Write what starts a plan in one of the forms, by purpose: ``copies`` of it, and servers for ``prompts`` alone."""
-    own = import_module(f"commtax.launch.{form.replace('-', '_')}")
+    module = import_module(f"commtax.launch.{form.replace('-', '_')}")
     if question.trains:
         if form not in TRAINING:
             raise Refusal.of(f"starts servers alone; training: {', '.join(emitted_words(trains=True))}", emit=form)
-        return {"launch": own.write_training(question, program_of(question.engine))}
+        return {"launch": module.write_training(question, program_of(question.engine))}
     used = int(question.plan.num_gpus) * copies
     if not prompts and used > question.cluster.num_gpus:
         raise Refusal.about(emit=f"the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}")
     deployment = deployment_of(question, prompts, copies, placed=form == "dynamo")
     chips = dict.fromkeys(pool.chip.key for pool in reversed(deployment.pools))
     if len(chips) > 1 and form in ONE_KIND:
-        rule = f"pools on {' and '.join(chips)} are two jobs; kubernetes and dynamo start both"
-        raise Refusal.of(rule, emit=form)
-    write: Callable[[DeployedPlan], str] = own.write
+        raise Refusal.of(f"pools on {' and '.join(chips)} are two jobs; kubernetes and dynamo start both", emit=form)
+    launch: dict[str, str] = {"launch": module.write(deployment)}
     if form != "llm-d":
-        return {"launch": write(deployment)}
-    return {"launch": write(deployment), "router": own.scheduler(deployment), "install": own.install(deployment)}
+        return launch
+    return launch | {"router": module.scheduler(deployment), "install": module.install(deployment)}
 
 
 def start_commands(q: Question, word: str, copies: int = 1, prompts: int = 0, devices: str = "") -> dict[str, str]:

@@ -7,39 +7,28 @@ from commtax.launch.jobs import model_id
 from commtax.launch.kubernetes import claim, mounts, resources, settings_maps, volumes
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 
+GRAPH = FACTS["dynamo"]
 Component = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
     """Return the graph: a frontend, and a component for each pool."""
-    words = ["python3", "-m", "dynamo.frontend"]
-    container = {
-        "name": "main",
-        "image": FACTS["dynamo"][deployment.program.key],
-        "command": words,
-        "args": [f"--http-port={PORT}"],
-    }
-    own = [
-        {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [container]}}},
-        *(_worker(deployment, pool) for pool in deployment.pools),
-    ]
-    graph = {
-        "apiVersion": FACTS["dynamo"]["api"],
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": deployment.name},
-        "spec": {"components": own},
-    }
+    container = {"name": "main", "image": GRAPH[deployment.program.key], "command": ["python3", "-m", "dynamo.frontend"]}
+    template = {"spec": {"containers": [container | {"args": [f"--http-port={PORT}"]}]}}
+    frontend: Component = {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": template}
+    spec = {"components": [frontend, *(_worker(deployment, pool) for pool in deployment.pools)]}
+    graph = {"apiVersion": GRAPH["api"], "kind": "DynamoGraphDeployment", "metadata": {"name": deployment.name}, "spec": spec}
     return "\n".join([*deployment.remarks(), yaml_text([claim(deployment), *settings_maps(deployment), graph])])
 
 
 def _worker(deployment: DeployedPlan, pool: Pool) -> Component:
-    command, key, own = pool.command(), deployment.program.key, FACTS["dynamo"]
-    role = [f"--{own['role'][key]} {pool.role}"] if pool.role and key in own["role"] else []
-    names = own["flags"].get(key, {})
-    head = [f"python3 -m dynamo.{key}", f"--{own['model'].get(key, 'model')} {model_id(deployment.question.model)}"]
+    command, key = pool.command(), deployment.program.key
+    role = [f"--{GRAPH['role'][key]} {pool.role}"] if pool.role and key in GRAPH["role"] else []
+    names = GRAPH["flags"].get(key, {})
+    head = [f"python3 -m dynamo.{key}", f"--{GRAPH['model'].get(key, 'model')} {model_id(deployment.question.model)}"]
     args = [*head, *(_renamed(arg, names) for arg in command.args[2:]), *role]
-    command = replace(command, args=args, told_by=_renamed(command.told_by, names))
-    container: Component = {"name": "main", "image": FACTS["dynamo"][deployment.program.key]}
+    command = replace(command, args=args, settings_flag=_renamed(command.settings_flag, names))
+    container: Component = {"name": "main", "image": GRAPH[key]}
     words = words_of(command, f"/settings/{pool.role or 'llm'}")
     container |= {"command": words[:3], "args": words[3:], "env": variables(command, pool)}
     container["resources"] = {"limits": resources(deployment, pool)}

@@ -1,8 +1,9 @@
-"""The flags of launch commands: one table per engine (``flags`` in its file of the catalogue), by which they are read and written.
+"""The flags of launch commands, by which they are read and written: one table per engine (``flags`` in its file of the catalogue);
+and a command that was read, in our words.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
 ``ratio`` (from 0), ``text``, ``several`` (words, kept with commas), ``name`` (their word, in ``names``), ``on`` (a switch).
-What techniques are asked for by stands in ``catalog/techniques.toml``; such flags are kept as they were said, for
+The flags of techniques stand in ``catalog/techniques.toml``; such flags are kept as they were written, for
 ``read_techniques`` to make sense of, other spellings (``same``) of names and words of values put right.
 """
 
@@ -44,13 +45,13 @@ COMMON = table("launch/common.toml")
 
 @dataclass(frozen=True, slots=True)
 class FlagTable:
-    """How one program is told things."""
+    """The flags of one program."""
 
     flags: Flags
     written: Mapping[str, str]  # the flag of a field
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of a field's values: theirs and ours
     libraries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # variables whose words name other collectives
-    asked: Flags = field(default_factory=dict)  # flags and variables (``$NAME``) that techniques are asked for by
+    technique_flags: Flags = field(default_factory=dict)  # flags and variables (``$NAME``) of techniques
     same: Mapping[str, str] = field(default_factory=dict)  # other spellings of those, and of keys below them
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of their values: other words for those of tables
     usual: Mapping[str, str] = field(default_factory=dict)  # fields that commands have to say, and what leaves them to the engine
@@ -65,8 +66,8 @@ class FlagTable:
         >>> flags_of("vllm").spell(tp=2, eager=True, max_num_seqs=0, gpu_memory_utilization=0.9)
         ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
         """
-        told = {name: f" {value:g}" if isinstance(value, float) else f" {value}" for name, value in facts.items() if value}
-        return [f"--{self.written[name]}{'' if facts[name] is True else text}" for name, text in told.items()]
+        texts = {name: f" {value:g}" if isinstance(value, float) else f" {value}" for name, value in facts.items() if value}
+        return [f"--{self.written[name]}{'' if facts[name] is True else text}" for name, text in texts.items()]
 
 
 def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]]:
@@ -82,20 +83,20 @@ TORCHRUN = FlagTable(*_flags(COMMON["torchrun"]))
 
 @lru_cache(maxsize=64)
 def flags_of(engine: str) -> FlagTable:
-    own = flag_table(engine)
-    same, libraries = own.get("same", {}), own.get("libraries", {})
-    names = {**COMMON["names"], **own.get("names", {})}
-    return FlagTable(*_flags(own), names, libraries, _asked(engine, same), same, words_of(engine), own.get("usual", {}))
+    rows = flag_table(engine)
+    same, libraries = rows.get("same", {}), rows.get("libraries", {})
+    names = {**COMMON["names"], **rows.get("names", {})}
+    return FlagTable(*_flags(rows), names, libraries, _technique_flags(engine, same), same, words_of(engine), rows.get("usual", {}))
 
 
-def _asked(engine: str, same: Mapping[str, str]) -> Flags:
+def _technique_flags(engine: str, same: Mapping[str, str]) -> Flags:
     """Return the flags and variables of techniques, by the first word of their path: switches, or flags with a value."""
-    asked: dict[str, tuple[str, str]] = {}
+    flags: dict[str, tuple[str, str]] = {}
     for one in techniques().values():
         for word in flag_words(one.flags.get(engine, "")):
             switch = len(word.path) == 1 and word.value == "true"
-            asked[word.key.partition(".")[0]] = (word.place[0] if word.place else "", "on" if switch else "text")
-    return asked | {other.partition(".")[0]: kind for other, name in same.items() if (kind := asked.get(name.partition(".")[0]))}
+            flags[word.key.partition(".")[0]] = (word.place[0] if word.place else "", "on" if switch else "text")
+    return flags | {other.partition(".")[0]: kind for other, name in same.items() if (kind := flags.get(name.partition(".")[0]))}
 
 
 def command_of(engine: str) -> ModuleType:
@@ -103,7 +104,7 @@ def command_of(engine: str) -> ModuleType:
     return import_module(f"commtax.launch.{engine.replace('-', '_')}_command")
 
 
-class SaidValues(dict[str, Value]):
+class FlagValues(dict[str, Value]):
     """The values of flags, by field. Each is an attribute too, "" where no flag sets it."""
 
     def __getattr__(self, name: str) -> Value:
@@ -116,7 +117,7 @@ class SaidValues(dict[str, Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class SaidWord:
+class WrittenWord:
     """A value at the end of a flag's path, and how it was written."""
 
     value: str
@@ -125,31 +126,31 @@ class SaidWord:
 
 @dataclass(slots=True)
 class FlagReading:
-    """What a command was read to say: values by field, remarks, and what is not understood."""
+    """What a command was read to mean: values by field, remarks, and what is not understood."""
 
-    values: SaidValues = field(default_factory=SaidValues)
-    said: dict[str, SaidWord] = field(default_factory=dict)  # what flags of techniques say, by path
+    values: FlagValues = field(default_factory=FlagValues)
+    words: dict[str, WrittenWord] = field(default_factory=dict)  # of flags of techniques, by path
     notes: list[Note] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
     def note(self, code: str, text: str) -> None:
         self.notes.append(Note(code, text))
 
-    def take(self, args: list[str], own: FlagTable) -> list[str]:
+    def take(self, args: list[str], table: FlagTable) -> list[str]:
         """Keep the values of all flags, list what has no meaning as unread, and return the words that belong to no flag."""
         loose = []
-        for name, value, written in _pairs(args, {**own.asked, **own.flags}):
-            switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
-            asked, quiet = self._say(own, name, value, written), QUIET.get(name, ("", ""))[0]
+        for name, value, written in _pairs(args, {**table.technique_flags, **table.flags}):
+            switch, kind = table.flags.get(name.removeprefix("no-"), ("", ""))
+            requested, quiet = self._keep_words(table, name, value, written), QUIET.get(name, ("", ""))[0]
             if not name:
                 loose.append(written)
-            elif name in own.flags:
-                self._keep(own, name, value, written)
+            elif name in table.flags:
+                self._keep(table, name, value, written)
             elif quiet == "prefixes":
                 self.note("prefix caching", "prefix caching is on; --prefix-cache says how much of each prompt is found there")
             elif quiet == "unshared":
                 self.compute_prompts_whole(written)
-            elif asked or quiet or (value is not None and COMMON["unmodelled"].get(name) == value):
+            elif requested or quiet or (value is not None and COMMON["unmodelled"].get(name) == value):
                 continue
             elif kind == "on":
                 self.values.pop(switch, None)
@@ -163,41 +164,41 @@ class FlagReading:
         how = "simulate --shared-prefix TOKENS, with and without it, says what that costs"
         self.note("prefix caching", f"{written}: prompts that share text are computed whole; {how}")
 
-    def _say(self, own: FlagTable, name: str, value: str | None, written: str) -> bool:
+    def _keep_words(self, table: FlagTable, name: str, value: str | None, written: str) -> bool:
         """Keep the values of a technique's flag by path, and return whether the flag is one."""
-        off = name.startswith("no-") and name not in own.asked
+        off = name.startswith("no-") and name not in table.technique_flags
         name = name.removeprefix("no-") if off else name
-        if name.partition(".")[0] not in own.asked:
+        if name.partition(".")[0] not in table.technique_flags:
             return False
         if value is not None and (fault := json_fault(value)):
             raise Refusal(f"from: '{written.split()[0].partition('=')[0]}': {fault}", "from")
         for path, leaf in leaves("false" if off else "true" if value is None else value):
             key = ".".join([name, *path]).replace("_", "-") if not name.startswith("$") else name
-            self.said[usual_key(own, key)] = SaidWord(leaf, f"--{key} {leaf}" if path else written)
+            self.words[usual_key(table, key)] = WrittenWord(leaf, f"--{key} {leaf}" if path else written)
         return True
 
-    def say_variables(self, own: FlagTable, variables: Mapping[str, str]) -> list[str]:
+    def keep_variables(self, table: FlagTable, variables: Mapping[str, str]) -> list[str]:
         """Keep the values of techniques' variables, and return the names of these."""
-        return [name for name, value in variables.items() if self._say(own, f"${name}", value, f"{name}={value}")]
+        return [name for name, value in variables.items() if self._keep_words(table, f"${name}", value, f"{name}={value}")]
 
-    def _keep(self, own: FlagTable, flag: str, value: str | None, written: str) -> None:
+    def _keep(self, table: FlagTable, flag: str, value: str | None, written: str) -> None:
         """Keep a value, or refuse it by the rule that it breaks. What is left to the engine is not kept."""
-        name, kind = own.flags[flag]
+        name, kind = table.flags[flag]
         try:
-            said = _value(name, kind, value)
+            read = _value(name, kind, value)
         except ValueError as rule:
             raise Refusal(f"from: '{written}': {rule}", "from") from None
         if kind == "name":
-            ours = {theirs.lower(): word for theirs, word in own.names[name].items()}
-            self.unread += [] if str(said).lower() in ours else [written]
-            said = ours.get(str(said).lower(), "")
-        if said is not None:
-            self.values[name] = said
+            ours = {theirs.lower(): word for theirs, word in table.names[name].items()}
+            self.unread += [] if str(read).lower() in ours else [written]
+            read = ours.get(str(read).lower(), "")
+        if read is not None:
+            self.values[name] = read
 
 
-def usual_key(own: FlagTable, key: str) -> str:
-    """Return a flag's path as techniques have it, whichever spelling was taken."""
-    for other, usual in own.same.items():
+def usual_key(table: FlagTable, key: str) -> str:
+    """Return a flag's path as techniques have it, whatever its spelling."""
+    for other, usual in table.same.items():
         if key == other or key.startswith(f"{other}."):
             key = usual + key[len(other) :]
     return key
@@ -267,8 +268,8 @@ PRICED_WHOLE = (
 )
 LOAD = frozenset(name for name, option in options().items() if option.part in ("requests", "offered"))
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
-TOLD = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
-"""Options of ours that a command may set, in the order in which they are told."""
+SETTABLE = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
+"""Options of ours that a command may set, in the order in which they are listed."""
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
 
 
@@ -294,10 +295,10 @@ class LaunchPlace:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command, read. The model is told by its name, or by its ``shape``."""
+    """A command that was read. It names its model, or states the ``shape``."""
 
     engine: str
-    options: SaidValues  # what it leaves to the engine is not in them
+    options: FlagValues  # what it leaves to the engine is not in them
     version: str = ""
     phase: str = "serve"  # or train
     model: str = ""
@@ -338,9 +339,9 @@ def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mappin
         _settle_serving(reading)
     command_of(engine).understand(reading, loose, env)
     shape = tuple((name, int(values[name])) for name in SHAPE if name in values)
-    said = SaidValues({name: value for name in TOLD if (value := values.get(name, "")) != "" and value is not False})
+    stated = FlagValues({name: value for name in SETTABLE if (value := values.get(name, "")) != "" and value is not False})
     place = LaunchPlace(int(values.nnodes or 0) or None, int(values.gpus_per_node or 0) or None, (), str(values.address))
-    launch = Launch(engine, said, "", "train" if trains else "serve", str(values.model), str(values.called), shape)
+    launch = Launch(engine, stated, "", "train" if trains else "serve", str(values.model), str(values.called), shape)
     launch = replace(launch, servers=Servers(role=str(values.role)), place=place, notes=tuple(reading.notes))
     return replace(launch, stage_layers=int(values.stage_layers or 0), slots=int(values.slots or 0), unread=tuple(reading.unread))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, host_script, listening, variables, words_of
-from commtax.launch.jobs import Address, Command
+from commtax.launch.jobs import Command
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
 
@@ -33,21 +33,15 @@ def write(deployment: DeployedPlan) -> str:
 
 def claim(deployment: DeployedPlan) -> Document:
     pods = sum(pool.servers * pool.hosts for pool in deployment.pools)
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": f"{deployment.name}-models"},
-        "spec": {
-            "accessModes": Explained(["ReadWriteMany"], WHY["claim"]) if pods > 1 else ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": f"{deployment.volume_gib}Gi"}},
-        },
-    }
+    modes = Explained(["ReadWriteMany"], WHY["claim"]) if pods > 1 else ["ReadWriteOnce"]
+    spec = {"accessModes": modes, "resources": {"requests": {"storage": f"{deployment.volume_gib}Gi"}}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": f"{deployment.name}-models"}, "spec": spec}
 
 
 def settings_maps(deployment: DeployedPlan) -> list[Document]:
     """Return the ConfigMap with the files of settings, for engines that read some of their options from one."""
-    told = {f"{pool.role or 'llm'}.yaml": pool.command().settings for pool in deployment.pools}
-    files = {name: "\n".join(lines) + "\n" for name, lines in told.items() if lines}
+    settings = {f"{pool.role or 'llm'}.yaml": pool.command().settings for pool in deployment.pools}
+    files = {name: "\n".join(lines) + "\n" for name, lines in settings.items() if lines}
     return [config_map(f"{deployment.name}-settings", files)] if files else []
 
 
@@ -71,8 +65,8 @@ def _pool(deployment: DeployedPlan, pool: Pool) -> Iterator[Document]:
     template = {"metadata": {"labels": labels}, "spec": pod(deployment, pool)}
     spec: Document = {"replicas": pool.servers, "selector": {"matchLabels": labels}, "template": template}
     if deployment.apart:
-        own = {"serviceName": Explained(name, WHY["stable"]), "podManagementPolicy": Explained("Parallel", WHY["parallel"])}
-        yield {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": {**own, **spec}}
+        named = {"serviceName": Explained(name, WHY["stable"]), "podManagementPolicy": Explained("Parallel", WHY["parallel"])}
+        yield {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": {**named, **spec}}
         yield service(name, labels, headless=True)
     else:
         yield {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
@@ -88,12 +82,8 @@ def _group(deployment: DeployedPlan, pool: Pool, name: str) -> Document:
         "leaderTemplate": {"metadata": {"labels": labels}, "spec": pod(deployment, pool)},
         "workerTemplate": {"spec": pod(deployment, pool, leads=False)},
     }
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": name},
-        "spec": {"replicas": pool.servers, "leaderWorkerTemplate": group},
-    }
+    spec = {"replicas": pool.servers, "leaderWorkerTemplate": group}
+    return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": {"name": name}, "spec": spec}
 
 
 def service(name: str, selector: Tree, headless: bool = False) -> Document:
@@ -134,46 +124,41 @@ def pod(deployment: DeployedPlan, pool: Pool, leads: bool = True) -> Document:
 def resources(deployment: DeployedPlan, pool: Pool) -> Document:
     """Return the GPUs of a host, with hints: at fast networks where hosts talk to each other, at the chip where pools differ."""
     chips = {each.chip.key for each in deployment.pools}
-    said = [f"{pool.chip.name}, by a nodeSelector of yours"] * (len(chips) > 1)
-    said += [WHY["rdma"]] * (pool.hosts > 1 or deployment.apart)
+    hints = [f"{pool.chip.name}, by a nodeSelector of yours"] * (len(chips) > 1)
+    hints += [WHY["rdma"]] * (pool.hosts > 1 or deployment.apart)
     count = str(pool.gpus_per_host)
-    return {deployment.gpu(pool): Explained(count, "; ".join(said)) if said else count}
+    gpu = str(FACTS["gpu"].get(pool.chip.vendor.lower(), FACTS["gpu"]["nvidia"]))  # as device plugins call it
+    return {gpu: Explained(count, "; ".join(hints)) if hints else count}
 
 
 def probes(deployment: DeployedPlan, port: int = PORT) -> Document:
     """Return the probes that tell when a server is up, so that nobody restarts it while it loads its weights."""
     ask, every = {"httpGet": {"path": deployment.health, "port": port}}, int(FACTS["probe_s"])
     tries = Explained(-(-deployment.start_s // every), deployment.start_remark)
-    return {
-        "startupProbe": {**ask, "periodSeconds": every, "failureThreshold": tries},
-        "readinessProbe": {**ask, "periodSeconds": every},
-    }
+    probe = {**ask, "periodSeconds": every}
+    return {"startupProbe": {**probe, "failureThreshold": tries}, "readinessProbe": probe}
 
 
 def mounts(command: Command) -> list[Document]:
-    own: list[Document] = [{"name": "models", "mountPath": FACTS["cache"]}, {"name": "shm", "mountPath": "/dev/shm"}]
-    return own + [{"name": "settings", "mountPath": "/settings"}] * bool(command.settings)
+    usual: list[Document] = [{"name": "models", "mountPath": FACTS["cache"]}, {"name": "shm", "mountPath": "/dev/shm"}]
+    return usual + [{"name": "settings", "mountPath": "/settings"}] * bool(command.settings)
 
 
 def volumes(deployment: DeployedPlan, pool: Pool, command: Command) -> list[Document]:
     """Return the volumes of a pod: weights, shared memory, and the file of settings where there is one."""
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
-    own: list[Document] = [
+    usual: list[Document] = [
         {"name": "models", "persistentVolumeClaim": {"claimName": f"{deployment.name}-models"}},
         {"name": "shm", "emptyDir": Explained(shared, WHY["shm"])},
     ]
-    return own + [{"name": "settings", "configMap": {"name": f"{deployment.name}-settings"}}] * bool(command.settings)
-
-
-def addresses(deployment: DeployedPlan) -> tuple[list[Address], list[Address]]:
-    """Return where the router finds the servers of both pools: pods of a set, and leaders of groups, are numbered."""
-    names = [(pool.named(deployment.name), pool.servers) for pool in deployment.pools]
-    prompts, decodes = ([(f"{name}-{i}.{name}", PORT) for i in range(count)] for name, count in names)
-    return prompts, decodes
+    return usual + [{"name": "settings", "configMap": {"name": f"{deployment.name}-settings"}}] * bool(command.settings)
 
 
 def _router(deployment: DeployedPlan) -> Iterator[Document]:
-    name, command = f"{deployment.name}-router", deployment.router(*addresses(deployment))
+    """Yield what clients of two pools talk to. It finds servers by number, be they pods of a set or leaders of groups."""
+    names = [(pool.named(deployment.name), pool.servers) for pool in deployment.pools]
+    prompts, decodes = ([(f"{name}-{i}.{name}", PORT) for i in range(count)] for name, count in names)
+    name, command = f"{deployment.name}-router", deployment.router(prompts, decodes)
     image, script = router_script(deployment, command)
     container: Document = {"name": "router", "image": image, "command": list(SCRIPT), "args": [script]}
     container["ports"] = [{"containerPort": PORT}]

@@ -13,6 +13,12 @@ from commtax.statement import Refusal
 FLAGS = flags_of("megatron")
 SCHEDULES = ("1f1b", "interleaved")
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
+FORMATS: Mapping[str, dict[str, str]] = {
+    "fp8": {"fp8": "hybrid"},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4": "e2m1"},
+}
+"""The flags of products in other number formats than bf16."""
 MOST_LETTERS = 100_000  # that a layout of stages may spell out
 LAYOUT_TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
 
@@ -44,20 +50,20 @@ def _chunks(reading: FlagReading, pp: int) -> int:
     layers, chunks, each = int(reading.values.layers or 0), int(reading.values.chunks or 1), int(reading.values.layers_a_chunk or 0)
     if each and layers:
         chunks = max(1, layers // pp // each)
-    asked: list[int] = []
+    stated: list[int] = []
     if "layout" in reading.values:
         layout = str(reading.values.layout)
-        asked = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
-        chunks, layers = len(stages(layout)) // pp, layers or sum(asked)
+        stated = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
+        chunks, layers = len(stages(layout)) // pp, layers or sum(stated)
     elif layers and pp > 1 and any(reading.values.get(name) for name in UNEVEN):
         usual = -(-layers // pp) - 1
         first = int(reading.values.first_layers or 0) or (usual if reading.values.embedding_counts else 0)
         last = int(reading.values.last_layers or 0) or (usual if reading.values.loss_counts else 0)
         inner = pp - bool(first) - bool(last)
-        asked = [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
-    priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if asked else []
-    if sorted(asked) != sorted(priced):
-        theirs, ours = ("+".join(map(str, sizes)) for sizes in (asked, priced))
+        stated = [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
+    priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if stated else []
+    if sorted(stated) != sorted(priced):
+        theirs, ours = ("+".join(map(str, sizes)) for sizes in (stated, priced))
         reading.note("stages", f"stages of {theirs} layers are asked for; priced as {ours}")
     return chunks
 
@@ -127,29 +133,22 @@ def write(job: LaunchJob) -> Command:
     flags += [f"--recompute-modules {' '.join(plan.remade)}"] * bool(plan.remade)
     flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
     flags += FLAGS.spell(micro_batch=int(q.micro_batch), global_batch=global_batch(job), context=int(q.context))
-    flags += ["--bf16", *_format_flags(plan.weights_dtype)]
+    flags += ["--bf16", *FLAGS.spell(**FORMATS.get(plan.weights_dtype, {}))]
     dp, _, tp, ep, pp = (axis in beside for axis in OVERLAPPED)
     flags += [*FLAGS.spell(overlap_dp=dp), *["--overlap-param-gather"] * (dp and plan.zero == 1)]
     flags += FLAGS.spell(overlap_tp=tp, overlap_ep=ep, waits_pp=plan.chunks > 1 and not pp)
     unnamed = f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B"
     named = plan.pp == 1 or plan.schedule in SCHEDULES
     model = q.model
-    told = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
-    told += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
-    told += ["--untie-embeddings-and-output-weights"] * (not model.tied)
-    shape = [*told, *FLAGS.spell(vocab=model.vocab, positions=model.max_len)]
+    shape = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
+    shape += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
+    shape += ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    shape += FLAGS.spell(vocab=model.vocab, positions=model.max_len)
     return Command([start(job), "pretrain_gpt.py", *flags, *shape], warning="" if named else unnamed)
 
 
-def _format_flags(dtype: str) -> list[str]:
-    """Return the number format of the products, where it is not bf16."""
-    if dtype == "mxfp8":
-        return FLAGS.spell(fp8="e4m3", fp8_recipe="mxfp8")
-    return FLAGS.spell(fp8="hybrid" if dtype == "fp8" else "", fp4="e2m1" if dtype == "nvfp4" else "")
-
-
 def _stages(model: Model, plan: Plan) -> list[str]:
-    """Return how layers lie on the stages: told one by one where they do not divide, because Megatron refuses to guess."""
+    """Return how layers lie on the stages: stated one by one where they do not divide, because Megatron refuses to guess."""
     pp, chunks = int(plan.pp), plan.chunks if plan.schedule == "interleaved" else 1
     if pp == 1 or model.num_layers % (pp * chunks) == 0:
         return FLAGS.spell(chunks=above_one(chunks)) if pp > 1 else []

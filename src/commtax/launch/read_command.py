@@ -19,9 +19,10 @@ from commtax.launch.flags import (
     LOAD,
     TORCHRUN,
     FlagReading,
+    FlagTable,
+    FlagValues,
     Launch,
     LaunchPlace,
-    SaidValues,
     flag_name,
     flags_of,
     make_launch,
@@ -36,7 +37,7 @@ from commtax.statement import Note, Refusal
 TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
 QUIET = tuple(COMMON["quiet"].split())  # beginnings of variables that are addresses, logs and places
 NO_FILES: Mapping[str, str] = {}
-Wanted = Callable[[str], bool]  # whether a model of this name is the one that was asked for
+Wanted = Callable[[str], bool]  # whether a model of this name is the requested one
 
 
 class NothingLaunchedError(Refusal):
@@ -63,10 +64,10 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
     script, written = split_here_documents(text)
     called = list(commands(script))
     tables = [flags_of(one.key) for one in programs()]
-    asking = [v for own in tables for v in (*own.libraries, *(key[1:] for key in own.asked if key[0] == "$"))]  # exported above it
-    exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in asking]
+    variables = {v for one in tables for v in (*one.libraries, *(key[1:] for key in one.technique_flags if key[0] == "$"))}
+    exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in variables]
     launches = [launch for args in called if (launch := _command([*exported, *args], written))]
-    if not launches:  # what a file holds is not told: it may be one that was named by mistake
+    if not launches:  # a file is not quoted: it may be one that was named by mistake
         raise NothingLaunchedError(
             f"from '{source or ' '.join(text.split())[:60]}': no launch command found ({_program_names()})", "from"
         )
@@ -83,21 +84,21 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
     """Return the servers of YAML: those of one model, prompts and decoding together."""
     served, files, looked = read_manifest(text, source)
     read = [(s, _server(s, files)) for s in served if s.replicas]
-    found = [(s.name, launch) for s, launch in read if launch]
-    if not found:
+    launched = [(s.name, launch) for s, launch in read if launch]
+    if not launched:
         seen = f"{looked} container{'s' * (looked != 1)} looked at" if looked else "it has no container"
         raise NothingLaunchedError(f"from{source}: this YAML starts no known server; {seen} (known: {_program_names()})", "from")
-    names = [name for name, _ in found]
+    names = [name for name, _ in launched]
     if choice and choice not in names:
         raise Refusal(f"from{source}: no server '{choice}'; it has {', '.join(dict.fromkeys(names))}", "from", names)
-    first = next((launch for name, launch in found if (name == choice if choice else wanted and wanted(launch.model))), found[0][1])
-    taken = [launch for _, launch in found if launch.model == first.model]
-    if any(x.servers.role == "prefill" for x in taken):  # those beside them decode, whether they say so or not
+    chosen = [launch for name, launch in launched if (name == choice if choice else wanted and wanted(launch.model))]
+    first = chosen[0] if chosen else launched[0][1]
+    taken = [launch for _, launch in launched if launch.model == first.model]
+    if any(x.servers.role == "prefill" for x in taken):  # those beside them decode, whatever their role says
         taken = [replace(x, servers=replace(x.servers, role=x.servers.role or "decode")) for x in taken]
-    unlike = [(name, launch) for name, launch in found if launch.model != first.model]
-    others = [f"{name or launch.engine} ({launch.model or 'no model named'})" for name, launch in unlike]
-    joined = _join_launches(taken if not choice else [launch for name, launch in found if name == choice])
-    if others:
+    unlike = [(name or one.engine, one.model or "no model named") for name, one in launched if one.model != first.model]
+    joined = _join_launches(chosen if choice else taken)
+    if others := [f"{name} ({model})" for name, model in unlike]:
         more = f"servers of other models in the file are not in the answer: {', '.join(others)}; --from FILE#NAME takes one of them"
         joined = replace(joined, notes=(*joined.notes, Note("other models", more)))
     missed = [f"what starts {s.name or 'a container'} on {s.gpus} GPUs" for s, launch in read if s.gpus and not launch]
@@ -109,9 +110,8 @@ def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
     """Return the launch of one container, or None where it starts nothing that is known."""
     script, written = split_here_documents(served.script)
     calls = list(commands(script)) if served.script else [list(served.words)]
-    known = {**files, **written}
     for call in calls:
-        launch = _command(call, known, served)
+        launch = _command(call, {**files, **written}, served)
         if launch and not _is_bench(launch):
             nnodes = launch.place.nnodes or served.hosts
             count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
@@ -121,10 +121,10 @@ def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
             if served.guessed:
                 guess = f"settings named as {launch.engine}'s flags, and no command that says so: taken for {launch.engine}"
                 launch = replace(launch, notes=(*launch.notes, Note("assumed engine", guess)))
-            used, asked = launch.num_gpus // count, served.gpus * nnodes
-            if not served.gpus or used == asked:
+            used, requested = launch.num_gpus // count, served.gpus * nnodes
+            if not served.gpus or used == requested:
                 return launch
-            differs = f"each server asks for {asked} GPU{'s' * (asked != 1)}, and its plan uses {used}"
+            differs = f"each server asks for {requested} GPU{'s' * (requested != 1)}, and its plan uses {used}"
             return replace(launch, notes=(*launch.notes, Note("GPUs asked for", differs)))
     return None
 
@@ -174,23 +174,23 @@ def _read(
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
-    told = server_settings(engine, served.told, env) if served else {}
-    known = {name: words for name, words in flags_of(engine).libraries.items() if env.get(name, "").upper() in words}
-    for name, words in known.items():
+    flags = flags_of(engine)
+    settings = server_settings(engine, served.stated, env) if served else {}
+    libraries = {name: words for name, words in flags.libraries.items() if env.get(name, "").upper() in words}
+    for name, words in libraries.items():
         reading.values.library = words[env[name].upper()] or reading.values.library
-    understood = reading.say_variables(flags_of(engine), env) + list(known)
+    understood = reading.keep_variables(flags, env) + list(libraries)
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
-    loose = reading.take(args, flags_of(engine))
+    loose = reading.take(args, flags)
     model = str(reading.values.model) or next((w for w in loose if w not in COMMON["subcommands"]), "")
-    if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
-        reading.values["model"] = told["model"]
-    own = flags_of(engine)
-    flags = [f"--{own.written[name]}={value}" for name, value in told.items() if name != "model" and name not in reading.values]
-    reading.take(flags, own)
+    if settings.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
+        reading.values["model"] = settings["model"]
+    missing = [(name, value) for name, value in settings.items() if name != "model" and name not in reading.values]
+    reading.take([f"--{flags.written[name]}={value}" for name, value in missing], flags)
     for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
         if file in reading.values:
-            _read_file(str(reading.values.pop(file)), named, written, engine, reading)
+            _read_file(str(reading.values.pop(file)), named, written, flags, reading)
     if (hosts := _srun(before)) and "nnodes" not in reading.values:
         reading.values["nnodes"] = hosts
     recognise(engine, reading)
@@ -207,10 +207,9 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
     >>> from_settings("vllm", {"model": "m", "tensor_parallel_size": "4", "enforce_eager": "False", "seed": "0"}).options
     {'tp': 4}
     """
-    own = flags_of(engine)
-    flags = {flag_name(name): value for name, value in settings.items() if value not in ("", "None")}
-    known = {flag: value for flag, value in flags.items() if flag in own.flags or flag in own.asked}
-    return _read(engine, [f"--{flag}={value}" for flag, value in known.items()], [], version, NO_FILES)
+    flags = {**flags_of(engine).flags, **flags_of(engine).technique_flags}
+    words = {flag_name(name): value for name, value in settings.items() if value not in ("", "None")}
+    return _read(engine, [f"--{flag}={value}" for flag, value in words.items() if flag in flags], [], version, NO_FILES)
 
 
 def _srun(before: list[str]) -> int:
@@ -221,7 +220,7 @@ def _srun(before: list[str]) -> int:
     return int(nodes[1]) if nodes else 0
 
 
-def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, reading: FlagReading) -> None:
+def _read_file(name: str, named: str, written: Mapping[str, str], flags: FlagTable, reading: FlagReading) -> None:
     """Read a YAML file of settings beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
     text = written.get(name, written.get(name.rsplit("/", 1)[-1]))
     if text is None and os.path.exists(name):
@@ -229,23 +228,23 @@ def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, r
     if text is None:
         reading.unread.append(f"{named} {name} (no such file here)")
         return
-    reading.take([f"--{path}={value}" for path, value in settings_of(text)], flags_of(engine))
+    reading.take([f"--{path}={value}" for path, value in settings_of(text)], flags)
 
 
 def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
     """Read torchrun's flags, and return the program that it starts with that program's words."""
-    own, at = TORCHRUN.flags, 0
+    at = 0
     while at < len(args) and args[at].startswith("-"):
         flag, equals, value = args[at].partition("=")
         name = flag_name(flag)
-        if name in own:
-            reading.values[own[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
+        if name in TORCHRUN.flags:
+            reading.values[TORCHRUN.flags[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
         at += 1 if equals or name in TORCHRUN_SWITCHES else 2
     program = args[at] if at < len(args) else ""
     started = [one for one in programs() if one.script]
     for one in started:
-        told = one.script_flag and any(one.script_flag in flag_name(word) for word in args)
-        if re.search(one.script, program) or (told and not any(re.search(other.script, program) for other in started)):
+        flagged = one.script_flag and any(one.script_flag in flag_name(word) for word in args)
+        if re.search(one.script, program) or (flagged and not any(re.search(other.script, program) for other in started)):
             return one.key, args[at + 1 :]
     rule = " nor ".join(one.script_named for one in started)
     raise Refusal(f"from: torchrun starts '{program}', which is neither {rule}", "from")
@@ -272,7 +271,7 @@ def _join_launches(launches: list[Launch]) -> Launch:
     if bench is None or bench in servers:
         return first
     load = {name: value for name, value in bench.options.items() if name in LOAD}
-    return replace(first, options=SaidValues(_options_without_load(first) | load))
+    return replace(first, options=FlagValues(_options_without_load(first) | load))
 
 
 def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
@@ -300,5 +299,5 @@ def _common_part(launch: Launch) -> Launch:
     return replace(launch, place=LaunchPlace(here.nnodes, here.gpus_per_node), options=_options_without_load(launch), servers=one)
 
 
-def _options_without_load(launch: Launch) -> SaidValues:
-    return SaidValues({name: value for name, value in launch.options.items() if name not in LOAD})
+def _options_without_load(launch: Launch) -> FlagValues:
+    return FlagValues({name: value for name, value in launch.options.items() if name not in LOAD})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.launch.flags import FlagReading, SaidWord, Value, flags_of, group_attention
+from commtax.launch.flags import FlagReading, Value, WrittenWord, flags_of, group_attention
 from commtax.launch.jobs import PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
 from commtax.statement import Refusal
 
@@ -39,13 +39,13 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 def complete(reading: FlagReading) -> None:
     """Fill in DeepEP's automatic mode, and the model's own drafter where drafts have no checkpoint."""
-    said, values = reading.said, reading.values
+    words, values = reading.words, reading.values
     if values.deepep:
-        said.setdefault("moe-a2a-backend", SaidWord("deepep", "--enable-deepep-moe"))
-    algorithm = said.get("speculative-algorithm")
-    if algorithm and algorithm.value.upper() == "EAGLE" and "speculative-draft-model-path" not in said:
-        said["speculative-algorithm"] = SaidWord("NEXTN", algorithm.written)
-    steps, rows = (said.get(f"speculative-num-{name}") for name in ("steps", "draft-tokens"))
+        words.setdefault("moe-a2a-backend", WrittenWord("deepep", "--enable-deepep-moe"))
+    algorithm = words.get("speculative-algorithm")
+    if algorithm and algorithm.value.upper() == "EAGLE" and "speculative-draft-model-path" not in words:
+        words["speculative-algorithm"] = WrittenWord("NEXTN", algorithm.written)
+    steps, rows = (words.get(f"speculative-num-{name}") for name in ("steps", "draft-tokens"))
     if steps and rows and steps.value.isdigit() and rows.value.isdigit() and int(rows.value) > int(steps.value) + 1:
         tree = f"drafts are a tree of {int(rows.value) - 1}, {steps.value} deep"
         reading.note("tree", f"{tree}: priced as the one path of it that can be accepted")
@@ -82,7 +82,7 @@ def write(job: LaunchJob) -> Command:
         eager=False,
         graphs="disabled --cuda-graph-backend-prefill disabled" if how.eager else "",
     )
-    args += job.asked.args
+    args += job.technique_flags.args
     if job.hosts == 1:
         return job.with_techniques(Command(args))
     if job.gpus % job.hosts:

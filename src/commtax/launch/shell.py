@@ -7,7 +7,7 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 
-from commtax.files import Json
+from commtax.files import Json, list_of, object_of
 from commtax.statement import Refusal
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
@@ -56,13 +56,13 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
             continue
         flag = next((i for i in range(at + 1, len(words)) if re.fullmatch(r"-[a-z]*c", words[i])), -1)
         if flag > 0 and flag + 1 < len(words) and all(w.startswith("-") for w in words[at + 1 : flag]):
-            script, given = words[flag + 1], shlex.join(words[flag + 3 :])
-            return script.replace('"$@"', given).replace("$@", given), []
+            script, arguments = words[flag + 1], shlex.join(words[flag + 3 :])
+            return script.replace('"$@"', arguments).replace("$@", arguments), []
     return "", words
 
 
 def substitute_variables(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with ``$(NAME)``, ``${NAME:-usual}`` and ``$NAME`` put in where they are known, and sums worked out.
+    """Return the text with ``$(NAME)``, ``${NAME:-usual}`` and ``$NAME`` put in where they are set, and sums worked out.
 
     >>> substitute_variables("-tp $(TP) -dp ${DP:-4} -pp $((A * 2)) $HOME", {"TP": "8", "A": "3"})
     '-tp 8 -dp 4 -pp 6 $HOME'
@@ -106,13 +106,13 @@ def assignments(part: Json) -> dict[str, str]:
     """
     if isinstance(part, dict):
         return {str(k): v for k, v in part.items() if isinstance(v, str)}
-    found: dict[str, str] = {}
-    for entry in part if isinstance(part, list) else ():
+    variables: dict[str, str] = {}
+    for entry in list_of(part):
         if isinstance(entry, str) and "=" in entry:
-            found |= dict([entry.split("=", 1)])
-        elif isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and isinstance(told := entry.get("value"), str):
-            found[name] = told
-    return found
+            variables |= dict([entry.split("=", 1)])
+        elif isinstance(name := object_of(entry).get("name"), str) and isinstance(value := object_of(entry).get("value"), str):
+            variables[name] = value
+    return variables
 
 
 def keywords(text: str, name: str) -> list[str]:

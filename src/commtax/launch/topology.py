@@ -1,5 +1,9 @@
 """``nvidia-smi topo -m``: which GPUs are joined by what, which to take together, and the link that a plan's groups then have.
 
+Square tables of a host's GPUs have the names above and rows of marks. ``nvidia-smi topo`` names GPUs and network cards, ``rocm-smi
+--showtopo`` GPUs, ``amd-smi topology`` bus addresses and ``npu-smi`` NPUs. A table may lack its head, rows, or the end of one; what
+one row does not say of a pair, the other's does.
+
 Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (several), PHB (through the CPU's host bridge), NODE
 (between host bridges of one socket), SYS (between sockets). Legend: https://docs.nvidia.com/multi-node-nvlink-systems and
 ``nvidia-smi topo -h``.
@@ -45,12 +49,12 @@ class NodeMatrix:
     def square(self) -> tuple[tuple[str, ...], ...]:
         """Return the marks between nodes, each pair by either's row."""
 
-        def told(i: int, j: int) -> str:
+        def mark(i: int, j: int) -> str:
             row = self.rows.get(i, ())
             return row[j] if j < len(row) else ""
 
         every = range(len(self.nodes))
-        return tuple(tuple(SELF if i == j else told(i, j) or told(j, i) or UNTOLD for j in every) for i in every)
+        return tuple(tuple(SELF if i == j else mark(i, j) or mark(j, i) or UNTOLD for j in every) for i in every)
 
     def beyond(self) -> tuple[tuple[str, ...], ...]:
         """Return the marks of each node towards network cards, none where its row is cut off."""
@@ -78,11 +82,11 @@ def grids(text: str) -> Iterator[NodeMatrix]:
 
 def _cells(text: str) -> tuple[str, ...]:
     """Return the marks at the beginning of a row, in one wording."""
-    found, at = list[str](), 0
-    while (cell := SAYS.cell.match(text.upper(), at)) and len(found) < COUNT.most_nodes:
-        found.append(_ALIKE.get(cell[1], cell[1]))
+    marks, at = list[str](), 0
+    while (cell := SAYS.cell.match(text.upper(), at)) and len(marks) < COUNT.most_nodes:
+        marks.append(_ALIKE.get(cell[1], cell[1]))
         at = cell.end()
-    return tuple(found)
+    return tuple(marks)
 
 
 def _finished_matrices(columns: list[str], rows: Mapping[str, tuple[str, ...]]) -> Iterator[NodeMatrix]:
@@ -97,7 +101,7 @@ def _finished_matrices(columns: list[str], rows: Mapping[str, tuple[str, ...]]) 
 
 def _nodes(rows: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Name the nodes of a table without its head: as many as rows are numbered, or as columns are joined as no card is."""
-    numbers = [int(found[0]) for name in rows if (found := re.search(r"\d+", name)) and ":" not in name]
+    numbers = [int(match[0]) for name in rows if (match := re.search(r"\d+", name)) and ":" not in name]
     marks = ((i, mark) for row in rows.values() for i, mark in enumerate(row))
     joined = [i for i, mark in marks if mark == SELF or mark.startswith(("NV", "XG", "HC"))]
     many = max((*numbers, *joined), default=-1) + 1 if numbers else 0
@@ -107,7 +111,6 @@ def _nodes(rows: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 MEANS: Mapping[str, str] = table("launch/topology.toml")["links"]
 KINDS = tuple(MEANS)
-COUNT = counts(__name__)
 Groups = tuple[tuple[int, ...], ...]
 _PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "pcie5"}  # others: pcie4
 
@@ -118,7 +121,7 @@ class Topology:
 
     links: tuple[tuple[str, ...], ...]
     nics: tuple[tuple[str, ...], ...] = ()
-    missing: tuple[int, ...] = ()  # GPUs whose own row was not printed: pairs of two of them are untold
+    missing: tuple[int, ...] = ()  # GPUs whose own row was not printed: pairs of two of them are not known
 
     @property
     def num_gpus(self) -> int:
@@ -172,10 +175,10 @@ def distance(kind: str) -> float:
 
 def parse(text: str) -> Topology:
     """Read the matrix out of the command's output, or out of a report that contains it. A plan needs all of it."""
-    found = [grid for grid in grids(text) if not grid.marks - set(KINDS) - {m for m in grid.marks if m.startswith("NV")}]
-    whole = [grid for grid in found if not grid.missing]
+    tables = [grid for grid in grids(text) if not grid.marks - set(KINDS) - {m for m in grid.marks if m.startswith("NV")}]
+    whole = [grid for grid in tables if not grid.missing]
     if not whole:
-        lacks = f"the rows of {', '.join(found[-1].nodes[i] for i in found[-1].missing[:8])} are missing" if found else ""
+        lacks = f"the rows of {', '.join(tables[-1].nodes[i] for i in tables[-1].missing[:8])} are missing" if tables else ""
         raise Refusal(f"topo: {lacks or 'no matrix of GPU0, GPU1 … found'} (paste the output of nvidia-smi topo -m)", "topo")
     return topology_of(whole[-1])
 
@@ -214,9 +217,9 @@ class PlacedCluster:
 
 def nvlink_of(chip: Chip) -> Link:
     """Return the NVLink that joins two such chips: their switched fabric, or the bridge of their generation."""
-    own = catalog.link(chip.intra)
-    if own.kind == "nvlink":
-        return own
+    link = catalog.link(chip.intra)
+    if link.kind == "nvlink":
+        return link
     for part in chip.key.split("-"):
         try:
             return catalog.link(f"nvlink-bridge-{part}")
@@ -227,8 +230,8 @@ def nvlink_of(chip: Chip) -> Link:
 
 def pcie_of(chip: Chip) -> Link:
     """PCIe x16 of the chip's generation."""
-    own = catalog.link(chip.intra)
-    return own if own.kind == "pcie" else catalog.link(_PCIE.get(chip.family, "pcie4"))
+    link = catalog.link(chip.intra)
+    return link if link.kind == "pcie" else catalog.link(_PCIE.get(chip.family, "pcie4"))
 
 
 def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> PlacedCluster:
@@ -243,12 +246,12 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
     size = min(tp, matrix.num_gpus)
     groups = tuple(matrix.groups(size, min(replicas, matrix.num_gpus // size)))
     topology = Note("topology", f"topology: {describe(matrix)}")
-    own, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
+    usual, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
     if tp == 1:
         return PlacedCluster(cluster, groups, (topology,))
-    if own.kind == "nvlink" and own.switched and max(map(len, matrix.joined())) == 1:
-        lacks = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only"
-        hint = f"so {own.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
+    if usual.kind == "nvlink" and usual.switched and max(map(len, matrix.joined())) == 1:
+        lacks = f"{cluster.chip.key} has {usual.key}, and the matrix shows none: topo -mp lists PCIe paths only"
+        hint = f"so {usual.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
         down = Note("no NVLink", f"{lacks}, {hint}")
         return PlacedCluster(cluster, groups, (topology, down))
     worst = max((matrix.worst(g) for g in groups), key=distance)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.files import need_object, object_of, parse_json, text_of
-from commtax.launch.flags import AUTO_EP, FlagReading, SaidWord, flags_of
+from commtax.launch.flags import AUTO_EP, FlagReading, WrittenWord, flags_of
 from commtax.launch.jobs import RANK, Address, Command, LaunchJob, model_id, server_flags
 
 FLAGS = flags_of("vllm")
@@ -38,16 +38,16 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 def complete(reading: FlagReading) -> None:
     """Name a drafter by its checkpoint, and take drafts without a method for the model's own."""
-    said, method, name = reading.said, "speculative-config.method", "speculative-config.model"
-    if method not in said and name in said:
-        kind = next((kind for kind in DRAFTERS if kind in said[name].value.lower()), "draft_model")
-        said[method] = SaidWord(kind, said[name].written)
-    elif method not in said and "speculative-config.num-speculative-tokens" in said:
-        said[method] = SaidWord("mtp", said["speculative-config.num-speculative-tokens"].written)  # the model's own
+    words, method, name = reading.words, "speculative-config.method", "speculative-config.model"
+    if method not in words and name in words:
+        kind = next((kind for kind in DRAFTERS if kind in words[name].value.lower()), "draft_model")
+        words[method] = WrittenWord(kind, words[name].written)
+    elif method not in words and "speculative-config.num-speculative-tokens" in words:
+        words[method] = WrittenWord("mtp", words["speculative-config.num-speculative-tokens"].written)  # the model's own
 
 
 def write(job: LaunchJob) -> Command:
-    args = ["vllm serve", model_id(job.question.model), *server_flags(job), *job.asked.args]
+    args = ["vllm serve", model_id(job.question.model), *server_flags(job), *job.technique_flags.args]
     command = Command(args) if job.hosts == 1 else _multi_host_command(job, args)
     return job.with_techniques(command)
 
@@ -59,9 +59,8 @@ def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
         args += [*FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=job.address)]
         return Command(args, every_host=True, below=below)
     if ranks > job.question.cluster.gpus_per_host:
-        ray = FLAGS.spell(executor="ray", dp_executor="ray")
-        span = ("VLLM_RAY_DP_PACK_STRATEGY=span",)
-        return Command([*args, *ray], span, ray=True)
+        args += FLAGS.spell(executor="ray", dp_executor="ray")
+        return Command(args, ("VLLM_RAY_DP_PACK_STRATEGY=span",), ray=True)
     local = job.question.cluster.gpus_per_host // ranks
     below += _local_size_below(job.dp, local)
     args += [*FLAGS.spell(local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
@@ -81,8 +80,8 @@ def _local_size_below(dp: int, local: int) -> str:
 
 def join(command: Command, role: str, number: int, host: str) -> Command:
     """Return a server that has either prompts or decodes, and that others on other hosts can talk to."""
-    told = {"kv_connector": "NixlConnector", **object_of(command.transfer.flags.get("kv-transfer-config"))}
-    config = shlex.quote(json.dumps({**told, "kv_role": FLAGS.theirs("role", role)}))
+    connector = {"kv_connector": "NixlConnector", **object_of(command.transfer.flags.get("kv-transfer-config"))}
+    config = shlex.quote(json.dumps({**connector, "kv_role": FLAGS.theirs("role", role)}))
     channel = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={host}"] * (host != "localhost") + [f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE + number}"]
     return replace(command, args=[*command.args, *FLAGS.spell(kv_transfer=config)], variables=(*channel, *command.variables))
 

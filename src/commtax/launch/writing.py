@@ -58,14 +58,14 @@ class Seats:
 
     def remarks(self) -> list[str]:
         """Return which servers end on one host, and the GPUs that each sees there."""
-        said = []
+        remarks = []
         for end in self.ends:
             order, parts = iter(range(self.each)), list[str]()
             for name, gpus in end:
                 parts.append(f"{name} (CUDA_VISIBLE_DEVICES={','.join(str(next(order)) for _ in range(gpus))})")
             if len(end) > 1:
-                said.append(f"# one host is the last of {len(end)} servers, with these GPUs for each: {', '.join(parts)}")
-        return said
+                remarks.append(f"# one host is the last of {len(end)} servers, with these GPUs for each: {', '.join(parts)}")
+        return remarks
 
 
 def launch_command(question: Question, engine: str, devices: str = "") -> str:
@@ -91,10 +91,10 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
 
 
 def _emitted_program(name: str) -> Program:
-    known = {one.emitted_as: one for one in programs()}
-    if name not in known:
-        raise Refusal.of(f"one of {', '.join((*known, *table('launch/deployments.toml')['forms'].split()))}", emit=name)
-    return known[name]
+    by_name = {one.emitted_as: one for one in programs()}
+    if name not in by_name:
+        raise Refusal.of(f"one of {', '.join((*by_name, *table('launch/deployments.toml')['forms'].split()))}", emit=name)
+    return by_name[name]
 
 
 def groups_per_server(plan: Plan, made_by: Program, cluster: Cluster) -> int:
@@ -104,8 +104,7 @@ def groups_per_server(plan: Plan, made_by: Program, cluster: Cluster) -> int:
     if dp % sharing or (ep > tp and ep % tp):
         raise Refusal.of(f"experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}", emit=made_by.key)
     if sharing > 1 and tp > 1 and catalog.engine(made_by.key).sends.attention_dp_whole:  # a plan of another engine
-        rule = f"its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}"
-        raise Refusal.of(rule, emit=made_by.key)
+        raise Refusal.of(f"its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}", emit=made_by.key)
     if sharing > 1 or ep > 1 or not made_by.replicas:
         return sharing
     # Experts of a mixture are then cut over all of the replicas, which is what a bill prices.
@@ -131,7 +130,7 @@ def apart_command(question: Question, engine: str) -> str:
     One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
     """
     workers, cluster, made_by = question.requests, question.cluster, _emitted_program(engine)
-    own = command_of(made_by.key)
+    module = command_of(made_by.key)
     prompts = startable(prompter(question))
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
     jobs = {
@@ -146,7 +145,7 @@ def apart_command(question: Question, engine: str) -> str:
     for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
         for number in range(len(lines), len(lines) + job.servers):
             name, devices = free[role].seat(job, number)
-            command = own.join(own.write(replace(job, address=name)), role, number, name)
+            command = module.join(module.write(replace(job, address=name)), role, number, name)
             files += command.written(role) if not at[role] else []
             away = " --host 0.0.0.0" if name != "localhost" and not made_by.listens else ""
             lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
@@ -154,7 +153,7 @@ def apart_command(question: Question, engine: str) -> str:
             remarks.append("\n".join(command.remarks(role)))
     remarks += [remark for seats in free.values() for remark in seats.remarks()]
     remarks = [remark for remark in dict.fromkeys(remarks) if remark]
-    router = own.route(at["prefill"], at["decode"], CLIENTS, start_s(question))
+    router = module.route(at["prefill"], at["decode"], CLIENTS, start_s(question))
     return "\n".join(
         [*checkpoint_remark(jobs["decode"]), *files, *lines, *remarks, *router.written("disagg"), router.line("disagg")]
     )

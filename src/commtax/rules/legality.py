@@ -147,7 +147,7 @@ class PlanToCheck:
 
 @dataclass(frozen=True, slots=True)
 class PlanRule:
-    """A rule that is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest), the rest as in ``rules.toml``."""
+    """A rule, and where it is ``broken``. ``axis`` is the size to change ("": the widest), the rest as in ``rules.toml``."""
 
     name: str
     broken: Callable[[PlanToCheck], Condition]

@@ -60,7 +60,7 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Softmax attention: its heads of queries, of keys and values, and how they are normed, gated, cut short or made from latents."""
+    """Softmax attention: heads of queries, of keys and values, and how they are normed, gated, cut short or made from latents."""
 
     num_heads: int
     num_kv_heads: int
