@@ -40,7 +40,7 @@ ELSEWHERE = ("/", ".", "~", "$")  # what the name of a place begins with, and no
 Named = str | os.PathLike[str]
 Watch = Callable[[int], None]  # whoever wants to know how many more bytes on the disk have been read
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-"""A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
+"""A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks it."""
 JsonObject = dict[str, Json]
 
 
@@ -60,11 +60,11 @@ def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> 
 
 
 class FileStream:
-    """An open file from its beginning, unpacked where it is gzip, as often as it is asked for."""
+    """An open file from its beginning, unpacked where it is gzip, as often as it is read."""
 
     def __init__(self, file: IO[bytes], path: Named, what: str, watch: Watch | None = None) -> None:
         self._file, self.path, self.what = file, Path(path), what
-        self._watch, self._told = watch, 0
+        self._watch, self._reported = watch, 0
         self.size = os.fstat(file.fileno()).st_size
         """Bytes on the disk, as packed as they are."""
 
@@ -84,8 +84,8 @@ class FileStream:
         self._file.seek(0)
         try:
             for piece in _unpack_gzip(self._file, size) if packed else iter(lambda: _read_available(self._file, size), b""):
-                if self._watch and (further := self.done - self._told) > 0:
-                    self._told += further
+                if self._watch and (further := self.done - self._reported) > 0:
+                    self._reported += further
                     self._watch(further)
                 yield piece
         except (zlib.error, EOFError) as error:
@@ -256,7 +256,8 @@ def _judge_memory(text: bytes | str, name: str, memory: int) -> None:
 def _judge_depth(parsed: Json, name: str, depth: int) -> None:
     level = [parsed]
     for _ in range(depth):
-        level = [x for held in level if isinstance(held, dict | list) for x in (held.values() if isinstance(held, dict) else held)]
+        inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+        level = [x for values in inner for x in values]
         if not level:
             return
     if any(isinstance(x, dict | list) for x in level):
@@ -290,9 +291,9 @@ def replace_when_written(path: Named, what: str = "out") -> Iterator[Path]:
 
 def refuse_overwriting(output: Named, inputs: Iterable[Named], what: str = "out") -> None:
     """Refuse an output that is also an input: it would be lost before it was read."""
-    for given in inputs:
+    for name in inputs:
         with suppress(OSError, ValueError):
-            if os.path.samefile(output, given):
+            if os.path.samefile(output, name):
                 break
     else:
         return

@@ -232,13 +232,13 @@ class Bill:
         for x in self.lines:
             key = (x.kind, x.source.basis)
             parts[key] = parts.get(key, 0.0) + x.exposed_s * x.sigma
-        own = _root_sum_square(parts.values()) / self.step_s
+        of_lines = _root_sum_square(parts.values()) / self.step_s
         if not np.ndim(self.known_sigma) and math.isinf(self.known_sigma):
-            return own
+            return of_lines
         assumed = {(x.kind, x.source.basis) for x in self.lines if x.source.kind == "assumed"}
         guessed = _root_sum_square(part for key, part in parts.items() if key in assumed) / self.step_s
         whole = np.hypot(self.known_sigma, guessed)
-        return whole if self.measured else np.maximum(own, whole)
+        return whole if self.measured else np.maximum(of_lines, whole)
 
     def least_s(self, memory_Bps: float) -> Number:
         """Return what bytes over bandwidth and FLOPs over the datasheet's peak allow its kernels at the least."""

@@ -74,8 +74,8 @@ class Option:
 
     def but(self, entry: Mapping[str, object]) -> "Option":
         """Return the same option with what is otherwise for a verb."""
-        said: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-        return dataclasses.replace(self, **(said | {"default": None} if said.pop("optional", False) else said))
+        changes: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        return dataclasses.replace(self, **(changes | {"default": None} if changes.pop("optional", False) else changes))
 
 
 @cache
@@ -107,31 +107,31 @@ def refused_by(command: str) -> Mapping[str, str]:
     return {name: option.refused[command] for name, option in options().items() if command in option.refused}
 
 
-def check_taken(function: str, given: Mapping[str, object]) -> Mapping[str, object]:
+def check_taken(function: str, chosen: Mapping[str, object]) -> Mapping[str, object]:
     """Return the options where the function takes them all, and refuse with its reason any that it has no use for."""
-    for name in given:
+    for name in chosen:
         if name not in taken_by(f"{function}()"):
             reason = refused_by(_tables()["commands"].get(function, function)).get(name)
             right, others = _right_keyword(function, name)
             text = f"{function} has no such keyword{others}" if reason is None else reason
             raise Refusal(f"{name}: {text}", name, right)
-    return given
+    return chosen
 
 
 def _right_keyword(function: str, name: str) -> tuple[list[str], str]:
     """Return what somebody may have meant, and how to say it: the name in Python, another function that has it, or a near name."""
     from difflib import get_close_matches
 
-    known, other = keywords_of(function), _spelled_otherwise().get(name, name)
+    taken, other = keywords_of(function), _spelled_otherwise().get(name, name)
     named = f'{other}={{"{name}": "50ms"}}' if other == "slo" else other
-    if other in known:
+    if other in taken:
         return [other], f"; it is called {named}"
     takers = [taker for taker in _functions() if other in keywords_of(taker)]
     takers = [taker for taker in takers if taker.startswith(function) or function.startswith(taker)] or takers
     if takers:
         return [], f"; {', '.join(f'commtax.{taker}' for taker in takers[:MOST_NAMED])} would take {named}"
-    nearest = get_close_matches(name, known, 1)
-    return nearest, f"{f'; the nearest is {nearest[0]}' if nearest else ''}; there are {', '.join(known)}"
+    nearest = get_close_matches(name, taken, 1)
+    return nearest, f"{f'; the nearest is {nearest[0]}' if nearest else ''}; there are {', '.join(taken)}"
 
 
 def _functions() -> Mapping[str, Callable[..., object]]:
@@ -155,8 +155,8 @@ def keywords_of(function: str) -> list[str]:
     from inspect import Parameter, signature
 
     written = signature(_functions()[function]).parameters.values()
-    own = [one.name for one in written if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
-    return [*own, *(name for name in taken_by(f"{function}()") if name not in own)]
+    named = [one.name for one in written if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    return list(dict.fromkeys([*named, *taken_by(f"{function}()")]))
 
 
 def _spelled_otherwise() -> Mapping[str, str]:

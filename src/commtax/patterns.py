@@ -98,10 +98,10 @@ def _wildcards_to_regex(name: str) -> str:
     >>> _wildcards_to_regex("layers.[!0]*")
     'layers\\\\.[^0].*$'
     """
-    known = {"*": ".*", "?": "."}
+    jokers = {"*": ".*", "?": "."}
     pieces = re.split(r"(\*|\?|\[!?[^\]]+\])", name[: MAX_SIGNS + 1])
     signs = [p.replace("\\", r"\\").replace("[!", "[^") if p[:1] == "[" and len(p) > 1 else re.escape(p) for p in pieces]
-    return "".join(known.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
+    return "".join(jokers.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
 
 
 class PrefixPatterns:

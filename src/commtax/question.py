@@ -164,9 +164,8 @@ class Goal:
     slo: tuple[tuple[str, float], ...] = ()  # requests in time: statistics (``ttft_p95``) and the seconds that they may have
     growth: float = 0.0  # … and the share by which the rate may grow with the limits still held
     confidence: float = CONFIDENCE  # probability with which each limit is kept, by the ranges of the times
-    technique_sets: tuple[
-        str, ...
-    ] = ()  # sets of techniques that are tried beside none, or ``AUTO``: those that gain on good plans …
+    # Sets of techniques that are tried beside none, or ``AUTO``: those that gain on good plans …
+    technique_sets: tuple[str, ...] = ()
     technique_layouts: tuple[tuple[int, ...], ...] = ()  # … on these layouts (exchange, mode, tp, pp, dp, ep)
     workload: str = ""  # what is served, by name: of a ``batch`` nobody waits for first tokens
     margin: float | None = None  # by which the best may beat a simpler plan that is recommended; None: the range of their ratio
@@ -281,9 +280,8 @@ class Question:
     def but(self, **changes: Any) -> Question:
         """Return the same question with something changed, whichever of its parts that belongs to."""
         for part, names in PARTS.items():
-            own = {name: changes.pop(name) for name in names if name in changes}
-            if own:
-                changes[part] = replace(changes.get(part, getattr(self, part)), **own)
+            if inner := {name: changes.pop(name) for name in names if name in changes}:
+                changes[part] = replace(changes.get(part, getattr(self, part)), **inner)
         return replace(self, **changes)
 
     def normal(self) -> Self:

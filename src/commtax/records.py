@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     Number = float | np.ndarray  # what fields hold: the same formula serves both
     Condition = bool | np.bool | np.ndarray  # whether something holds, for one or for each
 else:
-    Number, Condition = int | float, bool | int  # no reason to import NumPy; other than float and bool, as fields are told by them
+    Number, Condition = int | float, bool | int  # no reason to import NumPy; other than float and bool, which tell fields apart
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False):
         """Make a data class as ``dataclasses.dataclass`` does, with those of its options that are used here."""
 
         def wrap(cls):
             cls.__doc__ = cls.__doc__ or cls.__name__  # else its signature is looked for
-            own = set(cls.__dict__)
+            written = set(cls.__dict__)
             cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
             for name, method in _methods(cls, frozen, slots, eq).items():
-                if name not in own or (name == "__hash__" and cls.__dict__.get(name) is None):
+                if name not in written or (name == "__hash__" and cls.__dict__.get(name) is None):
                     setattr(cls, name, method)
             return cls
 
@@ -64,13 +64,13 @@ def _methods(cls: type, frozen: bool, slots: bool, eq: bool) -> dict[str, Method
 def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Method:
     """Return a method that is compiled, and takes its own place, when it is called."""
 
-    def method(self: object, *args: object, **given: object) -> object:
+    def method(self: object, *args: object, **kwargs: object) -> object:
         made = dict[str, Method]()
         slots = {f"set_{f.name}": getattr(cls, f.name).__set__ for f in _fields(cls) if _is_slot(cls, f.name)}
         exec(write(cls), _IN | ({f"default_{f.name}": _default(f) for f in _fields(cls)} | slots), made)
         made[name].__qualname__, made[name].__module__ = f"{cls.__qualname__}.{name}", cls.__module__
         setattr(cls, name, made[name])
-        return made[name](self, *args, **given)
+        return made[name](self, *args, **kwargs)
 
     method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
     return method

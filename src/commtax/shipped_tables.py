@@ -28,8 +28,8 @@ def table(path: str) -> dict[str, Any]:
     where = os.path.join(PACKAGE, path)
     seen = os.stat(where)  # before it is read: what changes meanwhile has another stamp
     stamp = [seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size]
-    known, text = _new.get(path) or _shelf().get(path, ([], b""))
-    if known == stamp:
+    kept_stamp, text = _new.get(path) or _shelf().get(path, ([], b""))
+    if kept_stamp == stamp:
         with suppress(ValueError):
             kept: dict[str, Any] = json.loads(text)
             return kept
@@ -48,10 +48,10 @@ def table(path: str) -> dict[str, Any]:
 
 def room_table(module: str, name: str) -> Any:
     """Return what a module has in the table of that name that its room, the nearest folder above it with one, keeps."""
-    *rooms, own = module.removeprefix("commtax.").split(".")
+    *rooms, section = module.removeprefix("commtax.").split(".")
     while rooms and not os.path.exists(os.path.join(PACKAGE, *rooms, name)):
         rooms.pop()
-    return table("/".join([*rooms, name]))[own]
+    return table("/".join([*rooms, name]))[section]
 
 
 @lru_cache(maxsize=1)
@@ -78,12 +78,12 @@ def _places() -> list[str]:
 def _save() -> None:
     """Write all parsed tables to the first place that takes them."""
     tables, begin = {}, 0
-    known = {**_shelf(), **_new}
-    for path, (stamp, text) in known.items():
+    shelf = {**_shelf(), **_new}
+    for path, (stamp, text) in shelf.items():
         tables[path] = [*stamp, begin, begin + len(text)]
         begin += len(text)
     head = json.dumps({"package": PACKAGE, "tables": tables}).encode()
-    whole = b"\n".join([head, b"".join(text for _, text in known.values())])
+    whole = b"\n".join([head, b"".join(text for _, text in shelf.values())])
     for place in _places():
         with suppress(OSError):
             if not place.startswith(PACKAGE):

@@ -52,9 +52,9 @@ def shorten(value: float) -> float:
 def shorten_all(value: object) -> object:
     """Return a document with all of its numbers as they are written."""
     if isinstance(value, Mapping):
-        return {key: shorten_all(held) for key, held in value.items()}
+        return {key: shorten_all(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shorten_all(held) for held in value]
+        return [shorten_all(inner) for inner in value]
     if isinstance(value, (bool, str)) or not isinstance(value, Real):
         return value
     return shorten(float(value))
@@ -71,20 +71,20 @@ def _table(table: Tree, way: tuple[str, ...], depth: int = 0) -> Iterator[str]:
         for one in value if isinstance(value, (list, tuple)) else ():
             yield from ("", f"{indent}[[{name}]]", *_table(one, here, depth + 1))
         if isinstance(value, Mapping):
-            alone = value and all(isinstance(held, Mapping) and not _on_a_line(k, held, here) for k, held in value.items())
+            alone = value and all(isinstance(part, Mapping) and not _on_a_line(k, part, here) for k, part in value.items())
             yield from _table(value, here, depth) if alone else ("", f"{indent}[{name}]", *_table(value, here, depth + 1))
 
 
 def _on_a_line(key: str, value: object, way: Sequence[str]) -> bool:
     """Return whether a value stands on one line: no table, or a table of values that is short enough."""
     if isinstance(value, Mapping):
-        plain = way and not any(isinstance(held, Mapping) or _holds_tables(held) for held in value.values())
+        plain = way and not any(isinstance(inner, Mapping) or _holds_tables(inner) for inner in value.values())
         return bool(plain) and len(f"{key} = {_value(value)}") <= WIDTH
     return not _holds_tables(value)
 
 
 def _holds_tables(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and any(isinstance(held, Mapping) for held in value)
+    return isinstance(value, (list, tuple)) and any(isinstance(inner, Mapping) for inner in value)
 
 
 def _key(name: str) -> str:
@@ -103,7 +103,7 @@ def _value(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{_key(key)} = {_value(held)}" for key, held in value.items())
+        pairs = ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     return _text(str(value))
 

@@ -25,8 +25,8 @@ def lines_with(mark: re.Pattern[str], text: str, most: int) -> Iterator[str]:
     ['step ', 'a los']
     """
     at = 0
-    while found := mark.search(text, at):
-        begin, end = max(at, text.rfind("\n", at, found.start()) + 1), text.find("\n", found.end())
+    while match := mark.search(text, at):
+        begin, end = max(at, text.rfind("\n", at, match.start()) + 1), text.find("\n", match.end())
         yield text[begin : min(end, begin + most) if end >= 0 else begin + most]
         if end < 0:
             return
@@ -43,7 +43,7 @@ def split_lines(text: str) -> Iterator[str]:
 
 
 class ModulePatterns:
-    """The expressions of one module as attributes, each compiled when it is first asked for: most files need few of them.
+    """The expressions of one module as attributes, each compiled when it is first used: most files need few of them.
 
     A list is of alternatives.
     """

@@ -267,14 +267,14 @@ def _all_whole(plan: spec.Plan) -> Array:
 def codes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> Array:
     """Return 0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks, shaped as the plan."""
     plain = _sizes(plan)
-    if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
+    if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most questions have
         return np.asarray(_code_of_one(model, cluster, plan, engine))
     few = unique_with_places(*plain, plan.replicas, plan.shard)
     if few is None:
         return _codes(model, cluster, plan, engine)
     *sizes, replicas, shard = few[0]
-    found = _codes(model, cluster, replace(_with_sizes(plan, sizes), replicas=replicas, shard=shard), engine)
-    return np.asarray(spread(found, few[1]))
+    distinct = _codes(model, cluster, replace(_with_sizes(plan, sizes), replicas=replicas, shard=shard), engine)
+    return np.asarray(spread(distinct, few[1]))
 
 
 @cache_answers
@@ -341,31 +341,33 @@ def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
 
 def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[Note]:
     """Note what a legal scalar plan implies: replication, idle GPUs, uneven stages."""
-    said = []
+    remarks = []
     tp, pp, dcp = int(plan.tp), int(plan.pp), int(plan.dcp)
     beside = f", split over dcp {dcp}" if dcp > 1 else ""
     for kv in _shared_counts(model):
         if tp > kv * dcp:
             copies = f"{tp // kv // dcp} copies of each"
-            said.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}{beside}, {copies}"))
+            remarks.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}{beside}, {copies}"))
     if any(map(_whole_cache, model.attentions)) and tp > dcp:
         whole = f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"
         split = f"latent KV is split over dcp {dcp} and kept {tp // dcp} times by tp {tp}"
-        said.append(Note("kv-whole", split if dcp > 1 else whole))
+        remarks.append(Note("kv-whole", split if dcp > 1 else whole))
     if tp > 1 and any(m.num_groups == 1 for m in model.recurrent if isinstance(m, spec.Mamba2)):
-        said.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
+        remarks.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
         sizes = [sum(chunk[rank] for chunk in layout) for rank in range(pp)]
         first, last, most = layout[0][0], layout[-1][-1], max(map(max, layout))
         ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
-        said.append(_uneven(model, sizes, f" in {ends}"))
+        remarks.append(_uneven(model, sizes, f" in {ends}"))
     elif model.num_layers % pp:
-        said.append(_uneven(model, [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]))
+        remarks.append(_uneven(model, [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]))
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
-        said.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({PlanToCheck(model, cluster, plan, engine).laid})"))
-    return said
+        remarks.append(
+            Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({PlanToCheck(model, cluster, plan, engine).laid})")
+        )
+    return remarks
 
 
 def _uneven(model: spec.Model, sizes: list[int], where: str = "") -> Note:

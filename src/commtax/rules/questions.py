@@ -113,11 +113,11 @@ def check_run(q: Question) -> None:
 
 
 def _check_async(q: Question) -> None:
-    given = q.what_if.async_axes or ()
-    for axis in given:
+    axes = q.what_if.async_axes or ()
+    for axis in axes:
         if axis not in TAXES:
             raise refusal("async.axis", q, axis=axis, axes=TAXES)
-    if "tp" in given and not q.plan.sequence_parallel:
+    if "tp" in axes and not q.plan.sequence_parallel:
         raise refusal("async.tp", q)
 
 
@@ -236,12 +236,12 @@ def share_of(total: int, dp: int) -> int:
     return total // dp
 
 
-def chosen_chunks(q: Question, said: int) -> Iterator[Note]:
+def chosen_chunks(q: Question, requested: int) -> Iterator[Note]:
     """Note that the number of chunks was not the user's, or that there is nothing to cut into any."""
     plan, num_layers = q.plan, q.model.num_layers
     if plan.schedule == "interleaved" and plan.pp == 1:
         yield Note("chunks", "one stage: there is no pipeline to interleave (--pp)")
-    elif plan.chunks != said:
+    elif plan.chunks != requested:
         even = "the fewest that share" if num_layers % (int(plan.pp) * plan.chunks) == 0 else "the fewest there are; none shares"
         why = f"{even} {num_layers} layers evenly over {int(plan.pp)} stages"
         yield Note("chunks", f"{plan.chunks} chunks per rank chosen for the interleaved schedule: {why} (--chunks)")

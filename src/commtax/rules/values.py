@@ -32,9 +32,9 @@ def check_number(value: object, name: str) -> Number:
     return value.item() if isinstance(value, np.number) else value
 
 
-def positive(least: int = 1, /, **given: object) -> Number:
+def positive(least: int = 1, /, **option: object) -> Number:
     """Return a whole number of at least ``least``, or an array of them, passed under its name."""
-    ((name, value),) = given.items()
+    ((name, value),) = option.items()
     if type(value) is int and least <= value <= MAX_COUNT:
         return value
     value = check_number(value, name)
@@ -145,15 +145,15 @@ def dtype(name: str, argument: str = "dtype") -> str:
 
 
 def kv_dtype(value: str, name: str) -> str:
-    if (known := dtype(value, name)) not in KV_TYPES:
+    if (usual := dtype(value, name)) not in KV_TYPES:
         raise Refusal(f"{name} '{value}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8", name)
-    return known
+    return usual
 
 
 def recurrent_dtype(value: str, name: str) -> str:
-    if (known := dtype(value, name)) not in STATE_TYPES:
+    if (usual := dtype(value, name)) not in STATE_TYPES:
         raise Refusal(f"{name} '{value}': states are kept in auto, fp32, bf16 or fp16", name, STATE_TYPES[1:])
-    return known
+    return usual
 
 
 def image_size(value: object, name: str) -> tuple[int, int]:

@@ -352,7 +352,7 @@ class Engine:
             if name in PART_OF_FACT:
                 parts.setdefault(PART_OF_FACT[name], {})[name] = changes[name]
         whole = {name: value for name, value in changes.items() if name not in PART_OF_FACT}
-        return replace(self, **whole, **{part: replace(getattr(self, part), **own) for part, own in parts.items()})
+        return replace(self, **whole, **{part: replace(getattr(self, part), **facts) for part, facts in parts.items()})
 
 
 ENGINE_PARTS: Mapping[str, type] = {f.name: type(f.default) for f in fields(Engine) if is_dataclass(f.default)}

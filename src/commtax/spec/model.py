@@ -223,7 +223,7 @@ class Quant:
         return " + ".join(dict.fromkeys(quant.dtype for quant in (self, *self.parts)))
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         """… and the method, where it does not say the same."""
         return self.named if self.method in self.named else f"{self.method} {self.named}"
 

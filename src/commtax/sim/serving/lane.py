@@ -108,7 +108,7 @@ class BlockPool:
         more = ahead if ahead and self.computed_elsewhere(i) and not self.rules.reserved else 0
         if self.prefixes is None:
             return -(-(self._tokens_with_blocks(i) + more) // self.rules.block) + self.rules.states
-        return self._own_blocks(i, self._tokens_with_blocks(i) + more) + self.prefixes.new_blocks(self._ids(i))
+        return self._private_blocks(i, self._tokens_with_blocks(i) + more) + self.prefixes.new_blocks(self._ids(i))
 
     def cached_and_needed(self, i: int, ahead: int = 0) -> tuple[int, int]:
         """Return the tokens of a waiting request that need not be computed, and the blocks that it takes."""
@@ -144,7 +144,7 @@ class BlockPool:
         if self.prefixes is None:
             self.free_blocks += -(-tokens // self.rules.block) + self.rules.states
             return
-        self.free_blocks += self._own_blocks(i, tokens) + self.prefixes.release(self._ids(i))
+        self.free_blocks += self._private_blocks(i, tokens) + self.prefixes.release(self._ids(i))
 
     def allocate(self, blocks: int) -> None:
         self.free_blocks -= blocks
@@ -160,7 +160,7 @@ class BlockPool:
         """Return whether another worker computed the prompt of a request, and its cache was moved here."""
         return self.book.prefilled_elsewhere[i] and not self.rules.prompts_only and not self.book.preemptions[i]
 
-    def _own_blocks(self, i: int, tokens: int) -> int:
+    def _private_blocks(self, i: int, tokens: int) -> int:
         """Count the blocks that no other request can share: of tokens and of states."""
         blocks = -(-tokens // self.rules.block)
         if self.prefixes:

@@ -272,7 +272,7 @@ class Replica:
         """Return the steps before ``until``, or before a request comes that is admitted at once or chooses a rank. A request behind
         others in the only queue changes nothing."""
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
-        if self.undecided:  # nobody is let in before they have passed
+        if self.undecided:  # no request is admitted before they have passed
             return min(steps, self.undecided)
         if self.rules.patience:
             steps = min(steps, self._patience() or steps)

@@ -23,14 +23,14 @@ class Clients:
     """They send each request when it arrives, but have no more than ``cap`` in flight: the next goes when one is answered."""
 
     def __init__(self, book: Book, cap: float, numbers: Sequence[int]) -> None:
-        self.book, self.cap, self.own = book, cap, numbers
+        self.book, self.cap, self.numbers = book, cap, numbers
         self.sent = len(numbers) if cap == inf else min(int(cap), len(numbers))
         self.pending = [(book.arrival_s[i], i) for i in numbers[: self.sent]]
         heapify(self.pending)
 
     def answered(self, now: float) -> None:
-        if self.sent < len(self.own):
-            i = self.own[self.sent]
+        if self.sent < len(self.numbers):
+            i = self.numbers[self.sent]
             self.sent += 1
             heappush(self.pending, (max(now + ROUND_TRIP_S, self.book.arrival_s[i]), i))
 
