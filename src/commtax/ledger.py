@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import Literal, get_args
 
 import numpy as np
@@ -159,6 +158,17 @@ class Line:
         same = (self.link, self.algorithm, self.names, self.why, self.source, self.via, self.flops)
         return Line(self.kind, self.item, self.fixed_s, self.moving_s, hidden, *same, window_s, self.launch_s, sigma)
 
+    def at(self, index: int) -> Line:
+        """Return the line of one element of an array bill."""
+        counts = {name: _item_at(getattr(self.item, name), index) for name in ("nbytes", "ranks", "count")}
+        figures = {name: _item_at(getattr(self, name), index) for name in FIGURES}
+        link, algorithm = (x if isinstance(x, str) else self.names[int(_item_at(x, index))] for x in (self.link, self.algorithm))
+        return replace(self, item=replace(self.item, **counts), link=link, algorithm=algorithm, **figures)
+
+
+FIGURES = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
+"""Fields of a line that are arrays in an array bill."""
+
 
 class Windows:
     """Seconds of compute that lines may run beside, less what others took of them already.
@@ -282,7 +292,7 @@ class Bill:
 
     def at(self, index: int) -> Bill:
         """Return the scalar bill of one element of an array bill, codes turned into names."""
-        lines = tuple(_line_at(line, index) for line in self.lines)
+        lines = tuple(line.at(index) for line in self.lines)
         return Bill(lines, _item_at(self.tokens, index), known_sigma=_item_at(self.known_sigma, index), measured=self.measured)
 
 
@@ -293,15 +303,3 @@ def _root_sum_square(parts: Iterable[Number]) -> Number:
 
 def _item_at(value: Number, index: int) -> Number:
     return np.asarray(value).ravel()[index].item() if np.ndim(value) else value
-
-
-def _line_at(line: Line, index: int) -> Line:
-    i = line.item
-    item = replace(i, nbytes=_item_at(i.nbytes, index), ranks=_item_at(i.ranks, index), count=_item_at(i.count, index))
-    fixed, moving, hidden, flops, window, sigma, late = (_item_at(x, index) for x in _seconds_and_flops(line))
-    link, algorithm = (x if isinstance(x, str) else line.names[int(_item_at(x, index))] for x in (line.link, line.algorithm))
-    timed = replace(line, item=item, fixed_s=fixed, moving_s=moving, hidden_s=hidden, flops=flops, window_s=window, sigma=sigma)
-    return replace(timed, launch_s=late, link=link, algorithm=algorithm)
-
-
-_seconds_and_flops = attrgetter("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import fields, is_dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -209,7 +209,7 @@ class Question:
     model: Model
     cluster: Cluster
     engine: Engine
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan = Plan()
     phase: str = "decode"
     batch: Number = 1  # sequences a replica and step
     context: Number = INPUT_LEN  # cached tokens a sequence in decode, prompt length in prefill, sequence length in training
@@ -289,15 +289,6 @@ class Question:
         return replace(self, limits=Limits(), requests=Requests(), offered=OfferedRequests(), goal=Goal(), notes=(), codes=0)
 
 
-_KINDS = {
-    "plan": Plan,
-    "what_if": WhatIf,
-    "techniques": Techniques,
-    "limits": Limits,
-    "requests": Requests,
-    "offered": OfferedRequests,
-    "goal": Goal,
-}
 PARTS: Mapping[str, tuple[str, ...]] = {
-    part: tuple(f.name for f in fields(kind)) for part, kind in (_KINDS | {"pictures": Pictures}).items()
+    part.name: tuple(f.name for f in fields(type(part.default))) for part in fields(Question) if is_dataclass(part.default)
 }

@@ -126,17 +126,12 @@ def _filled(piece: str, figures: Figures, spell: Spell, optional: bool) -> str:
     return "".join(parts)
 
 
-def _setting(setting: OptionValue, spell: Spell) -> str:
-    """Return an option as a surface spells it, else by its plain name."""
-    return spell(*setting) or " ".join(filter(None, (setting.option.replace("-", " "), setting.value)))
-
-
 def _figure(value: object, spec: str, spell: Spell) -> str:
     """Return a figure in a format. ``n GPU`` counts GPUs."""
     if isinstance(value, str):
         return spelled(value, spell)
     if isinstance(value, OptionValue):
-        return _setting(value, spell)
+        return spell(*value) or f"{value.option.replace('-', ' ')} {value.value}".rstrip()
     if isinstance(value, Sequence):
         return spec.join(_figure(one, "", spell) for one in value)
     assert isinstance(value, int | float)

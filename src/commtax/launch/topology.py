@@ -266,20 +266,17 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
 
 def _link_with_fewest(matrix: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
     """Return the link of the GPU with the fewest NVLinks within its group, with a note where it has more elsewhere."""
-    least = min(_num_links(matrix, group, i, link.num_links) for group in groups for i in group)
+
+    def count(gpu: int, group: tuple[int, ...]) -> int:
+        """Count direct links to several peers together. Through a switch every peer shows all: more together than there are."""
+        peers = [int(matrix.links[gpu][other][2:] or 1) for other in group if other != gpu]
+        return sum(peers) if sum(peers) <= link.num_links else min(link.num_links, max(peers))
+
+    least = min(count(gpu, group) for group in groups for gpu in group)
     if least == link.num_links:
         return link, []
     part = catalog.link(f"{link.key}@{least}")
     return part, [Note("bonded", f"{least} NVLinks per GPU in these groups: priced as {part.key}, assumed")]
-
-
-def _num_links(matrix: Topology, group: tuple[int, ...], gpu: int, most: int) -> int:
-    """Count a GPU's NVLinks to its group. Direct ones to several peers add up, as far as a GPU has links.
-
-    Through a switch every peer shows all of them: more together than there are.
-    """
-    peers = [int(matrix.links[gpu][other][2:] or 1) for other in group if other != gpu]
-    return sum(peers) if sum(peers) <= most else min(most, max(peers))
 
 
 def _advice(matrix: Topology, groups: Groups, worst: str) -> Note:

@@ -170,12 +170,9 @@ def _check_backend(q: Question) -> None:
     check("backend", BACKEND, q, widest=_widest(q), **facts)
 
 
-def _has_stages(q: Question) -> bool:
-    return bool(np.any(np.asarray(q.plan.pp) > 1))
-
-
-def _mixes_axes(q: Question) -> bool:
-    return bool(np.any((np.asarray(q.plan.ep) > 1) & (np.asarray(q.plan.tp) > 1)))
+def _needs_sequence_parallel(q: Question) -> bool:
+    mixed = np.any((np.asarray(q.plan.ep) > 1) & (np.asarray(q.plan.tp) > 1))
+    return bool(mixed) and q.engine.mixes.needs_sequence_parallel and not q.plan.sequence_parallel
 
 
 def _lacks_arithmetic(q: Question) -> bool:
@@ -187,9 +184,9 @@ def _lacks_arithmetic(q: Question) -> bool:
 
 TRAINED: Mapping[str, Broken] = {
     "zero": lambda q: q.plan.zero not in (0, 1, 2, 3),
-    "zero-stages": lambda q: q.plan.zero >= 2 and _has_stages(q) and not q.engine.trains.master_is_parameter,
+    "zero-stages": lambda q: q.plan.zero >= 2 and np.any(np.asarray(q.plan.pp) > 1) and not q.engine.trains.master_is_parameter,
     "shard": lambda q: np.any(np.asarray(q.plan.shard) != 0) and q.plan.zero != 3,
-    "sequence-parallel": lambda q: q.engine.mixes.needs_sequence_parallel and _mixes_axes(q) and not q.plan.sequence_parallel,
+    "sequence-parallel": _needs_sequence_parallel,
     "schedule": lambda q: q.plan.schedule not in TRAINING,
     "chunks": lambda q: q.plan.chunks < 1,
     "chunks-interleaved": lambda q: q.plan.chunks > 1 and q.plan.schedule != "interleaved",

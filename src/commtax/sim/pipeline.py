@@ -234,18 +234,14 @@ def step_pipeline(q: Question, b: Bill) -> PipelineRun:
     """Return the pipeline of a training step and its bill, in seconds."""
     plan, kind = q.plan, SCHEDULES[q.plan.schedule]
     v = int(plan.chunks)
-    return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, _durations(q, b, kind.passes(v)))
+    chunks = kind.passes(v)
 
+    def each(*stages: str) -> float:  # of one microbatch on one of a rank's chunks
+        total = sum(float(x.total_s) for x in b.items if x.kind == "compute" and x.item.stage in stages)
+        return total / (float(plan.microbatches) * chunks)
 
-def _durations(q: Question, b: Bill, chunks: int) -> Durations:
-    """Return the times of forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
-    m = float(q.plan.microbatches) * chunks
-
-    def total(*stages: str) -> float:
-        return sum(float(x.total_s) for x in b.items if x.kind == "compute" and x.item.stage in stages) / m
-
-    times = (total("forward"), total("backward", "recompute"), max(total("weight-gradient"), 1e-12))
-    return Durations(*times, stage_factors=_depths(q, chunks))
+    times = (each("forward"), each("backward", "recompute"), max(each("weight-gradient"), 1e-12))
+    return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, Durations(*times, stage_factors=_depths(q, chunks)))
 
 
 def _depths(q: Question, chunks: int) -> tuple[float, ...]:
