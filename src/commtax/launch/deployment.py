@@ -12,12 +12,12 @@ from commtax.catalog.programs import program_of, programs
 from commtax.cost.inventory import total_bytes
 from commtax.files import table
 from commtax.launch.flags import command_of
-from commtax.launch.jobs import MASTER, Address, Command, LaunchJob, checkpoint_remark, start_s
+from commtax.launch.jobs import MASTER, POD, Address, Command, LaunchJob, checkpoint_remark, start_s
 from commtax.launch.writing import apart_command, benchmark_command, groups_per_server, launch_command
 from commtax.launch.yaml_text import Explained
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Chip, Program
+from commtax.spec import Program
 from commtax.statement import Refusal
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import startable
@@ -26,49 +26,15 @@ FACTS = table("launch/deployments.toml")
 WHY: dict[str, str] = FACTS["why"]
 PORT: int = FACTS["port"]
 GIB = 2**30
-POD = "$(POD_IP)"  # a pod's own address, from the variable beside it
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Equal servers: all of a plan's, or those that have either prompts or decode."""
-
-    role: str  # "", "prefill" or "decode"
-    job: LaunchJob
-
-    @property
-    def servers(self) -> int:
-        return self.job.servers
-
-    @property
-    def hosts(self) -> int:
-        return self.job.all_hosts
-
-    @property
-    def gpus_per_host(self) -> int:
-        return self.job.gpus if self.hosts == 1 else self.job.question.cluster.gpus_per_host
-
-    @property
-    def chip(self) -> Chip:
-        return self.job.question.cluster.chip
-
-    def command(self, number: int = 0, host: str = POD) -> Command:
-        """Return the command of one server. Servers that share a host get different ports by their ``number``."""
-        module = command_of(self.job.engine)
-        command: Command = module.write(self.job)
-        return module.join(command, self.role, number, host) if self.role else command
-
-    def named(self, name: str) -> str:
-        return f"{name}-{self.role}" if self.role else name
 
 
 @dataclass(frozen=True, slots=True)
 class DeployedPlan:
-    """A plan's servers, and what they have in common."""
+    """A plan's pools of equal servers (all in one, or those of prompts and of decode), and what they have in common."""
 
     question: Question
     program: Program
-    pools: tuple[Pool, ...]
+    pools: tuple[LaunchJob, ...]
 
     @property
     def name(self) -> str:
@@ -116,7 +82,7 @@ class DeployedPlan:
     def remarks(self) -> list[str]:
         """Return what is left to put in by hand, as comments."""
         left = [line for pool in self.pools for line in pool.command().left]
-        return list(dict.fromkeys([*checkpoint_remark(self.pools[-1].job), *left]))
+        return list(dict.fromkeys([*checkpoint_remark(self.pools[-1]), *left]))
 
     def router(self, prompts: list[Address], decodes: list[Address]) -> Command:
         """Return what clients of servers with two roles talk to."""
@@ -128,16 +94,15 @@ def deployment_of(question: Question, prompts: int, copies: int, placed: bool = 
     """Return a plan as servers: ``copies`` of it, and for ``prompts`` as many servers as stated where they have their own."""
     made_by = program_of(question.engine)
 
-    def job(q: Question, servers: int, apart: bool) -> LaunchJob:
+    def pool(q: Question, servers: int, role: str) -> LaunchJob:
         inner = groups_per_server(q.plan, made_by, q.cluster)
-        inner_copies = 1 if apart else int(q.plan.dp) // inner
-        return LaunchJob(made_by.key, q, inner, servers * inner_copies, apart=apart, placed=placed)
+        inner_copies = 1 if role else int(q.plan.dp) // inner
+        return LaunchJob(made_by.key, q, inner, servers * inner_copies, role=role, placed=placed)
 
     if not prompts:
-        return DeployedPlan(question, made_by, (Pool("", job(question, copies, apart=False)),))
+        return DeployedPlan(question, made_by, (pool(question, copies, ""),))
     ahead = startable(prompter(question))
-    pools = Pool("prefill", job(ahead, prompts, apart=True)), Pool("decode", job(question, copies, apart=True))
-    return DeployedPlan(question, made_by, pools)
+    return DeployedPlan(question, made_by, (pool(ahead, prompts, "prefill"), pool(question, copies, "decode")))
 
 
 def words_of(command: Command, file: str = "") -> list[str]:
@@ -181,13 +146,13 @@ def listening(program: Program, port: int = PORT) -> list[str]:
     return [*["--host=0.0.0.0"] * (not program.listens), f"--port={port}"]
 
 
-def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
+def variables(command: Command, pool: LaunchJob) -> list[dict[str, object]]:
     """Return a container's environment: the command's variables, the Hub's token, where weights lie, which network hosts use."""
     pairs = [v.partition("=") for v in command.variables]
     environment: list[dict[str, object]] = [{"name": name, "value": value} for name, _, value in pairs]
     if any(POD in value for _, _, value in pairs):
         environment.insert(0, {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
-    if pool.hosts > 1:
+    if pool.all_hosts > 1:
         environment += [{"name": "NCCL_SOCKET_IFNAME", "value": Explained("eth0", WHY["meets"])}]
         environment += [{"name": "GLOO_SOCKET_IFNAME", "value": "eth0"}]
     secret = {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}
@@ -216,7 +181,7 @@ def written(question: Question, form: str, copies: int, prompts: int = 0) -> dic
     if not prompts and used > question.cluster.num_gpus:
         raise Refusal.about(emit=f"the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}")
     deployment = deployment_of(question, prompts, copies, placed=form == "dynamo")
-    chips = dict.fromkeys(pool.chip.key for pool in reversed(deployment.pools))
+    chips = dict.fromkeys(pool.question.cluster.chip.key for pool in reversed(deployment.pools))
     if len(chips) > 1 and form in ONE_KIND:
         raise Refusal.of(f"pools on {' and '.join(chips)} are two jobs; kubernetes and dynamo start both", emit=form)
     launch: dict[str, str] = {"launch": module.write(deployment)}

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, variables, words_of
-from commtax.launch.jobs import model_id
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, variables, words_of
+from commtax.launch.jobs import LaunchJob, model_id
 from commtax.launch.kubernetes import claim, mounts, resources, settings_maps, volumes
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 
@@ -21,7 +21,7 @@ def write(deployment: DeployedPlan) -> str:
     return "\n".join([*deployment.remarks(), yaml_text([claim(deployment), *settings_maps(deployment), graph])])
 
 
-def _worker(deployment: DeployedPlan, pool: Pool) -> Component:
+def _worker(deployment: DeployedPlan, pool: LaunchJob) -> Component:
     command, key = pool.command(), deployment.program.key
     role = [f"--{GRAPH['role'][key]} {pool.role}"] if pool.role and key in GRAPH["role"] else []
     names = GRAPH["flags"].get(key, {})
@@ -29,15 +29,15 @@ def _worker(deployment: DeployedPlan, pool: Pool) -> Component:
     args = [*head, *(_renamed(arg, names) for arg in command.args[2:]), *role]
     command = replace(command, args=args, settings_flag=_renamed(command.settings_flag, names))
     container: Component = {"name": "main", "image": GRAPH[key]}
-    words = words_of(command, f"/settings/{pool.role or 'llm'}")
+    words = words_of(command, f"/settings/{pool.file}")
     container |= {"command": words[:3], "args": words[3:], "env": variables(command, pool)}
     container["resources"] = {"limits": resources(deployment, pool)}
     container["volumeMounts"] = [mount for mount in mounts(command) if mount["name"] != "shm"]
     kept = [volume for volume in volumes(deployment, pool, command) if volume["name"] != "shm"]
     shared = Explained(f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi", WHY["shm"])
     component: Component = {"name": pool.role or "worker", "type": pool.role or "worker", "replicas": pool.servers}
-    if pool.hosts > 1:
-        component["multinode"] = {"nodeCount": Explained(pool.hosts, "hosts of one server")}
+    if pool.all_hosts > 1:
+        component["multinode"] = {"nodeCount": Explained(pool.all_hosts, "hosts of one server")}
     return component | {"sharedMemorySize": shared, "podTemplate": {"spec": {"containers": [container], "volumes": kept}}}
 
 

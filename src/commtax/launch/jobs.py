@@ -11,13 +11,14 @@ from commtax.catalog.technique_flags import WrittenFlags, is_carrier, place_valu
 from commtax.catalog.techniques import techniques_on
 from commtax.cost.inventory import total_bytes
 from commtax.files import table
-from commtax.launch.flags import COMMON, RULES, TORCHRUN, FlagReading, FlagValues, Value, flags_of
+from commtax.launch.flags import COMMON, RULES, TORCHRUN, FlagReading, FlagValues, Value, command_of, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
 from commtax.spec import Model, Plan, Technique
 from commtax.statement import Refusal
 
 MASTER = "$MASTER_ADDR"
+POD = "$(POD_IP)"  # a pod's own address, from the variable beside it
 RANK = "--node-rank $NODE_RANK"
 PORT = 8100  # first port of servers for prompts and of those that decode
 Address = tuple[str, int]  # host and port
@@ -32,7 +33,7 @@ class LaunchJob:
     dp: int
     servers: int = 1
     address: str = MASTER  # where the hosts of one server meet
-    apart: bool = False  # it has either prompts or decodes, not both
+    role: str = ""  # "prefill" or "decode" where it does one of them alone
     placed: bool = False  # whatever starts it names its hosts
 
     @property
@@ -54,6 +55,24 @@ class LaunchJob:
         return math.ceil(self.gpus / self.question.cluster.gpus_per_host)
 
     @property
+    def gpus_per_host(self) -> int:
+        return self.gpus if self.all_hosts == 1 else self.question.cluster.gpus_per_host
+
+    @property
+    def file(self) -> str:
+        """Name of the file with its settings."""
+        return self.role or "llm"
+
+    def named(self, name: str) -> str:
+        return f"{name}-{self.role}" if self.role else name
+
+    def command(self, number: int = 0, host: str = POD) -> "Command":
+        """Return the command of one server. Servers that share a host get different ports by their ``number``."""
+        module = command_of(self.engine)
+        command: Command = module.write(self)
+        return module.join(command, self.role, number, host) if self.role else command
+
+    @property
     def techniques(self) -> list[Technique]:
         """Techniques that are on. One that the engine has no flag for is refused."""
         q = self.question.but(balanced=True) if self.plan.redundant else self.question  # copies are laid out by load
@@ -70,7 +89,7 @@ class LaunchJob:
 
     def with_techniques(self, command: "Command") -> "Command":
         """Return the command with the variables of its techniques, what carries caches, and what is left to put in."""
-        carriers = [one for one, _ in techniques_on(self.question) if self.apart and is_carrier(one) and self.engine in one.flags]
+        carriers = [one for one, _ in techniques_on(self.question) if self.role and is_carrier(one) and self.engine in one.flags]
         flags, carried = self.technique_flags, written_flags(carriers, self.engine, self.question)
         variables = (f"{name}={value}" for name, value in {**flags.variables, **carried.variables}.items())
         untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]
@@ -192,8 +211,3 @@ def start(job: LaunchJob) -> str:
 
 def global_batch(job: LaunchJob) -> int:
     return int(job.plan.microbatches) * int(job.question.micro_batch) * int(job.plan.dp)
-
-
-def further_axes(plan: Plan) -> FlagValues:
-    """Return the axes beyond tensors, stages and replicas, where they split anything."""
-    return FlagValues(cp=above_one(plan.cp), ep=above_one(plan.ep))

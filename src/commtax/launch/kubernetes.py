@@ -6,8 +6,8 @@ Pools behind a router are StatefulSets, whose pods have names that stay: the rou
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, host_script, listening, variables, words_of
-from commtax.launch.jobs import Command
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, host_script, listening, variables, words_of
+from commtax.launch.jobs import Command, LaunchJob
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
 
@@ -19,9 +19,9 @@ Document = dict[str, Tree]
 def write(deployment: DeployedPlan) -> str:
     """Return all resources of a plan, as ``kubectl apply`` takes them."""
     for pool in deployment.pools:
-        if pool.hosts > 1 and deployment.program.key in FACTS["by_mpi"].split():
+        if pool.all_hosts > 1 and deployment.program.key in FACTS["by_mpi"].split():
             title = deployment.program.title
-            rule = f"a server of this plan spans {pool.hosts} hosts, which {title} starts by MPI; slurm and dynamo do that"
+            rule = f"a server of this plan spans {pool.all_hosts} hosts, which {title} starts by MPI; slurm and dynamo do that"
             raise Refusal.of(rule, emit="kubernetes")
     documents = [claim(deployment), *settings_maps(deployment)]
     for pool in deployment.pools:
@@ -32,7 +32,7 @@ def write(deployment: DeployedPlan) -> str:
 
 
 def claim(deployment: DeployedPlan) -> Document:
-    pods = sum(pool.servers * pool.hosts for pool in deployment.pools)
+    pods = sum(pool.servers * pool.all_hosts for pool in deployment.pools)
     modes = Explained(["ReadWriteMany"], WHY["claim"]) if pods > 1 else ["ReadWriteOnce"]
     spec = {"accessModes": modes, "resources": {"requests": {"storage": f"{deployment.volume_gib}Gi"}}}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": f"{deployment.name}-models"}, "spec": spec}
@@ -40,7 +40,7 @@ def claim(deployment: DeployedPlan) -> Document:
 
 def settings_maps(deployment: DeployedPlan) -> list[Document]:
     """Return the ConfigMap with the files of settings, for engines that read some of their options from one."""
-    settings = {f"{pool.role or 'llm'}.yaml": pool.command().settings for pool in deployment.pools}
+    settings = {f"{pool.file}.yaml": pool.command().settings for pool in deployment.pools}
     files = {name: "\n".join(lines) + "\n" for name, lines in settings.items() if lines}
     return [config_map(f"{deployment.name}-settings", files)] if files else []
 
@@ -53,10 +53,10 @@ def _labels(deployment: DeployedPlan, role: str) -> Document:
     return {"app": deployment.name, **({"role": role} if role else {})}
 
 
-def _pool(deployment: DeployedPlan, pool: Pool) -> Iterator[Document]:
+def _pool(deployment: DeployedPlan, pool: LaunchJob) -> Iterator[Document]:
     """Yield the servers of a pool, and the Service by which they are reached."""
     name, labels = pool.named(deployment.name), _labels(deployment, pool.role)
-    if pool.hosts > 1:
+    if pool.all_hosts > 1:
         yield _group(deployment, pool, name)
         if not deployment.apart:
             leaders = {"leaderworkerset.sigs.k8s.io/name": name, "leaderworkerset.sigs.k8s.io/worker-index": "0"}
@@ -73,11 +73,11 @@ def _pool(deployment: DeployedPlan, pool: Pool) -> Iterator[Document]:
         yield service(name, labels)
 
 
-def _group(deployment: DeployedPlan, pool: Pool, name: str) -> Document:
+def _group(deployment: DeployedPlan, pool: LaunchJob, name: str) -> Document:
     """Return servers of several hosts as groups of pods, each with a leader that clients talk to."""
     labels = _labels(deployment, pool.role)
     group = {
-        "size": Explained(pool.hosts, "hosts of one server"),
+        "size": Explained(pool.all_hosts, "hosts of one server"),
         "restartPolicy": Explained("RecreateGroupOnPodRestart", WHY["restart"]),
         "leaderTemplate": {"metadata": {"labels": labels}, "spec": pod(deployment, pool)},
         "workerTemplate": {"spec": pod(deployment, pool, leads=False)},
@@ -94,19 +94,19 @@ def service(name: str, selector: Tree, headless: bool = False) -> Document:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
-def started(deployment: DeployedPlan, pool: Pool, command: Command, port: int = PORT, leads: bool = True) -> Document:
+def started(deployment: DeployedPlan, pool: LaunchJob, command: Command, port: int = PORT, leads: bool = True) -> Document:
     """Return what a container runs: the program's words, or a script where hosts have to find each other."""
-    more, file = listening(deployment.program, port), f"/settings/{pool.role or 'llm'}"
-    if pool.hosts > 1:
+    more, file = listening(deployment.program, port), f"/settings/{pool.file}"
+    if pool.all_hosts > 1:
         line = " ".join(["exec", replace(command, variables=()).line(file), *more])
-        script = [*MEETING, *host_script(command, pool.hosts, line, leads)]
+        script = [*MEETING, *host_script(command, pool.all_hosts, line, leads)]
         return {"command": list(SCRIPT), "args": ["\n".join(script)]}
     words = words_of(command, file)
     program = next(i for i, word in enumerate([*words, "-"]) if word.startswith("-") and word != "-m")
     return {"command": words[:program], "args": [*words[program:], *more]}
 
 
-def pod(deployment: DeployedPlan, pool: Pool, leads: bool = True) -> Document:
+def pod(deployment: DeployedPlan, pool: LaunchJob, leads: bool = True) -> Document:
     """Return one host's part of a server."""
     command = pool.command()
     container: Document = {"name": "server", "image": deployment.image, **started(deployment, pool, command, leads=leads)}
@@ -115,19 +115,19 @@ def pod(deployment: DeployedPlan, pool: Pool, leads: bool = True) -> Document:
     container["resources"] = {"limits": resources(deployment, pool)}
     if leads:
         container |= probes(deployment)
-    if pool.hosts > 1 or deployment.apart:
+    if pool.all_hosts > 1 or deployment.apart:
         container["securityContext"] = {"capabilities": {"add": Explained(["IPC_LOCK"], WHY["pins"])}}
     container["volumeMounts"] = mounts(command)
     return {"containers": [container], "volumes": volumes(deployment, pool, command)}
 
 
-def resources(deployment: DeployedPlan, pool: Pool) -> Document:
+def resources(deployment: DeployedPlan, pool: LaunchJob) -> Document:
     """Return the GPUs of a host, with hints: at fast networks where hosts talk to each other, at the chip where pools differ."""
-    chips = {each.chip.key for each in deployment.pools}
-    hints = [f"{pool.chip.name}, by a nodeSelector of yours"] * (len(chips) > 1)
-    hints += [WHY["rdma"]] * (pool.hosts > 1 or deployment.apart)
+    chips = {each.question.cluster.chip.key for each in deployment.pools}
+    hints = [f"{pool.question.cluster.chip.name}, by a nodeSelector of yours"] * (len(chips) > 1)
+    hints += [WHY["rdma"]] * (pool.all_hosts > 1 or deployment.apart)
     count = str(pool.gpus_per_host)
-    gpu = str(FACTS["gpu"].get(pool.chip.vendor.lower(), FACTS["gpu"]["nvidia"]))  # as device plugins call it
+    gpu = str(FACTS["gpu"].get(pool.question.cluster.chip.vendor.lower(), FACTS["gpu"]["nvidia"]))  # as device plugins call it
     return {gpu: Explained(count, "; ".join(hints)) if hints else count}
 
 
@@ -144,7 +144,7 @@ def mounts(command: Command) -> list[Document]:
     return usual + [{"name": "settings", "mountPath": "/settings"}] * bool(command.settings)
 
 
-def volumes(deployment: DeployedPlan, pool: Pool, command: Command) -> list[Document]:
+def volumes(deployment: DeployedPlan, pool: LaunchJob, command: Command) -> list[Document]:
     """Return the volumes of a pod: weights, shared memory, and the file of settings where there is one."""
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
     usual: list[Document] = [

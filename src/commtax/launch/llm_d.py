@@ -4,9 +4,9 @@ import shlex
 from dataclasses import replace
 
 from commtax.catalog.programs import program
-from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, variables
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, variables
 from commtax.launch.flags import flags_of
-from commtax.launch.jobs import model_id
+from commtax.launch.jobs import LaunchJob, model_id
 from commtax.launch.kubernetes import probes, started
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
@@ -33,7 +33,9 @@ def write(deployment: DeployedPlan) -> str:
     if deployment.apart:
         proxy |= {"connector": Explained(CHARTS["connector"], WHY["sidecar"]), "secure": False, "targetPort": CHARTS["inner_port"]}
     tree: Values = {
-        "multinode": Explained(any(pool.hosts > 1 for pool in deployment.pools), "servers of several hosts are LeaderWorkerSets"),
+        "multinode": Explained(
+            any(pool.all_hosts > 1 for pool in deployment.pools), "servers of several hosts are LeaderWorkerSets"
+        ),
         "modelArtifacts": artifacts,
         "routing": {"servicePort": PORT, "proxy": proxy},
     }
@@ -42,18 +44,18 @@ def write(deployment: DeployedPlan) -> str:
     return "\n".join([*deployment.remarks(), yaml_text([tree])])
 
 
-def _pool(deployment: DeployedPlan, pool: Pool) -> Values:
+def _pool(deployment: DeployedPlan, pool: LaunchJob) -> Values:
     """Return the servers of a pool. Those that decode beside others listen behind the sidecar."""
     command, port = pool.command(), CHARTS["inner_port"] if pool.role == "decode" else PORT
-    local = max(1, pool.job.dp // pool.hosts)
+    local = max(1, pool.dp // pool.all_hosts)
     counted = pool.gpus_per_host // local
-    if counted > 1 and pool.job.plan.tp == 1:  # what the chart counts is no degree of tp
-        command = replace(command, args=[*command.args, *flags_of(pool.job.engine).spell(tp=1)])
+    if counted > 1 and pool.plan.tp == 1:  # what the chart counts is no degree of tp
+        command = replace(command, args=[*command.args, *flags_of(pool.engine).spell(tp=1)])
     sizes: Values = {"tensor": Explained(counted, WHY["counted"])}
-    if pool.job.dp > 1 and pool.job.dp % pool.hosts == 0:  # groups that fit on a host
-        sizes |= {"data": pool.job.dp, "dataLocal": local}
-    if pool.hosts > 1:
-        sizes["workers"] = Explained(pool.hosts, "hosts of one server")
+    if pool.dp > 1 and pool.dp % pool.all_hosts == 0:  # groups that fit on a host
+        sizes |= {"data": pool.dp, "dataLocal": local}
+    if pool.all_hosts > 1:
+        sizes["workers"] = Explained(pool.all_hosts, "hosts of one server")
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
     container: Values = {"name": "server", "image": deployment.image, "modelCommand": "custom"}
     container |= started(deployment, pool, command, port)

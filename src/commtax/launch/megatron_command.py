@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from commtax.cost.schedules import Layout, virtual_layers
 from commtax.launch.flags import FlagReading, flags_of
-from commtax.launch.jobs import Command, LaunchJob, above_one, count_ranks, further_axes, global_batch, start
+from commtax.launch.jobs import Command, LaunchJob, above_one, count_ranks, global_batch, start
 from commtax.spec import OVERLAPPED, Experts, Mlp, Model, Plan
 from commtax.statement import Refusal
 
@@ -126,7 +126,7 @@ def write(job: LaunchJob) -> Command:
     beside = q.what_if.beside(q.engine)
     if plan.zero > 1:
         raise Refusal.of(f"its optimiser is ZeRO 0 or 1, not {plan.zero}", emit="megatron")
-    flags = FLAGS.spell(tp=int(plan.tp), pp=int(plan.pp), **further_axes(plan))
+    flags = FLAGS.spell(tp=int(plan.tp), pp=int(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
     flags += FLAGS.spell(sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
     granularity = "selective" if plan.remade else "" if plan.recompute == "none" else plan.recompute
     flags += [*_stages(q.model, plan), *FLAGS.spell(recompute=granularity)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.launch.deployment import DeployedPlan, Pool, host_script
+from commtax.launch.deployment import DeployedPlan, host_script
 from commtax.launch.flags import command_of
 from commtax.launch.jobs import MASTER, PORT, Command, LaunchJob
 from commtax.question import Question
@@ -18,12 +18,12 @@ def write(deployment: DeployedPlan) -> str:
     """Return a script for ``sbatch``: servers side by side, and what clients talk to on the first host."""
     lines, used = list[str](), _JobHosts(deployment.question.cluster)
     at: dict[str, list[tuple[str, int]]] = {}
-    servers = [pool for pool in sorted(deployment.pools, key=lambda pool: -pool.job.gpus) for _ in range(pool.servers)]
+    servers = [pool for pool in sorted(deployment.pools, key=lambda pool: -pool.gpus) for _ in range(pool.servers)]
     for number, pool in enumerate(servers):
         hosts, gpus = used.take(pool)
         lines += list(_server(deployment.program, pool, number, hosts, gpus))
         at.setdefault(pool.role, []).append((f"${{HOSTS[{hosts[0]}]}}", PORT + number))
-    files = [line for pool in deployment.pools for line in pool.command().written(f"$PWD/{pool.role or 'llm'}")]
+    files = [line for pool in deployment.pools for line in pool.command().written(f"$PWD/{pool.file}")]
     if deployment.apart:
         router = deployment.router(at["prefill"], at["decode"])
         lines += [*router.written("$PWD/disagg"), f"{router.line('$PWD/disagg')} &"]
@@ -59,16 +59,16 @@ class _JobHosts:
     def hosts(self) -> int:
         return len(self.free)
 
-    def take(self, pool: Pool) -> tuple[range, str]:
+    def take(self, pool: LaunchJob) -> tuple[range, str]:
         """Return the hosts of a server, and the GPUs that it sees there. A server of several hosts has them whole."""
-        if pool.hosts > 1:
-            self.free += [0] * pool.hosts
-            return range(self.hosts - pool.hosts, self.hosts), ""
-        host = next((i for i, free in enumerate(self.free) if free >= pool.job.gpus), self.hosts)
+        if pool.all_hosts > 1:
+            self.free += [0] * pool.all_hosts
+            return range(self.hosts - pool.all_hosts, self.hosts), ""
+        host = next((i for i, free in enumerate(self.free) if free >= pool.gpus), self.hosts)
         self.free += [self.each] * (host == self.hosts)
         first = self.each - self.free[host]
-        self.free[host] -= pool.job.gpus
-        return range(host, host + 1), ",".join(str(first + i) for i in range(pool.job.gpus))
+        self.free[host] -= pool.gpus
+        return range(host, host + 1), ",".join(str(first + i) for i in range(pool.gpus))
 
 
 def _head(name: str, hosts: int, gpus: int) -> list[str]:
@@ -94,12 +94,10 @@ def _listed(hosts: range) -> str:
     return ",".join(f"${{HOSTS[{i}]}}" for i in hosts)
 
 
-def _server(made_by: Program, pool: Pool, number: int, hosts: range, gpus: str) -> Iterator[str]:
+def _server(made_by: Program, pool: LaunchJob, number: int, hosts: range, gpus: str) -> Iterator[str]:
     host, first = f"${{HOSTS[{hosts[0]}]}}", f"FIRST_{number}"
-    module = command_of(made_by.key)
-    command: Command = module.write(replace(pool.job, address=f"${first}"))
-    command = module.join(command, pool.role, number, host) if pool.role else command
-    file, away = f"$PWD/{pool.role or 'llm'}", " --host 0.0.0.0" if not made_by.listens else ""
+    command = replace(pool, address=f"${first}").command(number, host)
+    file, away = f"$PWD/{pool.file}", " --host 0.0.0.0" if not made_by.listens else ""
     more, remark = f"{away} --port {PORT + number}", f"  # {pool.role}" if pool.role else ""
     line = replace(command, variables=()).line(file)
     if len(hosts) == 1:

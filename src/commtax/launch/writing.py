@@ -130,11 +130,10 @@ def apart_command(question: Question, engine: str) -> str:
     One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
     """
     workers, cluster, made_by = question.requests, question.cluster, _emitted_program(engine)
-    module = command_of(made_by.key)
     prompts = startable(prompter(question))
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
     jobs = {
-        role: LaunchJob(made_by.key, q, groups_per_server(q.plan, made_by, q.cluster), count or 1, apart=True)
+        role: LaunchJob(made_by.key, q, groups_per_server(q.plan, made_by, q.cluster), count or 1, role=role)
         for role, (q, count) in counts.items()
     }
     free = dict.fromkeys(jobs, Seats("HOST", cluster))
@@ -145,7 +144,7 @@ def apart_command(question: Question, engine: str) -> str:
     for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
         for number in range(len(lines), len(lines) + job.servers):
             name, devices = free[role].seat(job, number)
-            command = module.join(module.write(replace(job, address=name)), role, number, name)
+            command = replace(job, address=name).command(number, name)
             files += command.written(role) if not at[role] else []
             away = " --host 0.0.0.0" if name != "localhost" and not made_by.listens else ""
             lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
@@ -153,7 +152,7 @@ def apart_command(question: Question, engine: str) -> str:
             remarks.append("\n".join(command.remarks(role)))
     remarks += [remark for seats in free.values() for remark in seats.remarks()]
     remarks = [remark for remark in dict.fromkeys(remarks) if remark]
-    router = module.route(at["prefill"], at["decode"], CLIENTS, start_s(question))
+    router = command_of(made_by.key).route(at["prefill"], at["decode"], CLIENTS, start_s(question))
     return "\n".join(
         [*checkpoint_remark(jobs["decode"]), *files, *lines, *remarks, *router.written("disagg"), router.line("disagg")]
     )
