@@ -14,7 +14,7 @@ from commtax.records import Condition, Number
 Array = np.ndarray
 PLAIN = (int, float, np.generic)
 MANY = 4096  # elements from which it pays to look for equal ones …
-SEEN = 4  # … and of which so many must be alike, on average
+SEEN = 4  # … and how many of them must be alike, on average
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -38,9 +38,9 @@ _CONNECTED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}  # as ``ls -l`` marks them
 ELSEWHERE = ("/", ".", "~", "$")  # what the name of a place begins with, and no name that others know
 Named = str | os.PathLike[str]
-Watch = Callable[[int], None]  # whoever wants to know how many more bytes on the disk have been read
+Watch = Callable[[int], None]  # hears how many more bytes on the disk have been read
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-"""A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks it."""
+"""A parsed document of others: any key may be missing and any value of another type, so that its reader checks both."""
 JsonObject = dict[str, Json]
 
 
@@ -79,7 +79,7 @@ class FileStream:
         return self._file.tell()
 
     def pieces(self, size: int = _CHUNK) -> Iterator[bytes]:
-        """Yield all of it, in pieces of at most so many bytes. A damaged gzip file ends with a refusal, after what is readable."""
+        """Yield all of it, in pieces of at most ``size`` bytes. A damaged gzip file ends with a refusal, after what is readable."""
         packed = self.packed
         self._file.seek(0)
         try:
@@ -106,7 +106,7 @@ class FileStream:
         return taken[:size]
 
     def whole(self, most: int) -> bytes:
-        """Return all of it, and never more than so many bytes: a small file may unpack to a very large one."""
+        """Return all of it, and never more than ``most`` bytes: a small file may unpack to a very large one."""
         if not self.packed:
             _check_size(self.size, most, self.path, self.what)
         elif self.size * _GZIP_MOST > most:  # count before anything is kept

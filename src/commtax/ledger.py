@@ -134,7 +134,7 @@ class Line:
     launch_s: Number = 0.0  # that each launch of a collective comes late without graphs, for which the host's line counts
     sigma: Number = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
     peak_flops_per_s: float = math.inf  # the datasheet's rate of the arithmetic that a kernel runs in
-    priced_from: object = None  # a kernel's record (``cost.kernel``), or the field of an engine that says the host's seconds
+    priced_from: object = None  # a kernel's record (``cost.kernel``), or the field of an engine that has the host's seconds
 
     @property
     def each_s(self) -> Number:
@@ -205,7 +205,7 @@ def hidden_s(comm_s: Number, window_s: Number, efficiency: float) -> Number:
     return efficiency * np.minimum(comm_s, window_s)
 
 
-@dataclass(frozen=True)  # without slots: sums are asked for often and kept
+@dataclass(frozen=True)  # without slots: sums are read often and kept
 class Bill:
     """The lines of one step. Every figure is a sum over them, so they cannot disagree."""
 

@@ -33,13 +33,13 @@ class Option:
     spelled: tuple[str, ...] = ()  # flags of engines that mean it
     multiple: bool = False
     required: bool = False
-    metavar: str | None = None  # where its kind's own name says too little
+    metavar: str | None = None  # where the name of its kind is too vague
     verbs: tuple[str, ...] = ()
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # why a command has no use for it
     serving: bool | tuple[str, ...] = False  # belongs to serving alone; of some commands, where not of all
     beside: str = ""  # the kind of question that it belongs to alone
     otherwise: str = ""  # the option that a pasted value becomes in verbs that have no such one
-    drawn: bool = False  # says which requests come: a trace says that itself
+    drawn: bool = False  # sets which requests come, as a trace does
     least: float | None = None
     above: float | None = None
     most: float | None = None
@@ -65,7 +65,7 @@ class Option:
 
     @property
     def bounded(self) -> bool:
-        """Whether the table says what its values are held to."""
+        """Whether the table bounds its values."""
         return bool(self.rule or self.words) or self.least is not None or self.above is not None
 
     def serves(self, command: str) -> bool:

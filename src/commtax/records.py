@@ -1,4 +1,4 @@
-"""Data classes that write their methods when somebody calls them.
+"""Data classes whose methods are compiled when they are first called.
 
 ``dataclasses`` compiles six methods of every class when its module is imported, a millisecond each: most of what a command
 would spend before its first figure. Here they are compiled at the first call, and most never are. Fields, slots, ``fields``
@@ -158,7 +158,7 @@ def replace(record: T, /, **values: object) -> T:
     cls: type = type(record)
     make: Callable[..., T] = type(record)
     place_of, read = _arguments(cls)
-    if not place_of or not values.keys() <= place_of.keys():  # by keyword alone, or nobody's: then it says so
+    if not place_of or not values.keys() <= place_of.keys():  # by keyword alone, or no field: then ``make`` says so
         return make(**({f.name: getattr(record, f.name) for f in _fields(cls) if f.init} | values))
     arguments = list(read(record))
     for name, value in values.items():

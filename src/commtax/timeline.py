@@ -13,7 +13,7 @@ import numpy as np
 
 Column = np.ndarray[Any, Any]
 Event = dict[str, object]  # of a trace, as browsers read it
-PRODUCER = "commtax"  # by which a trace of ours is known
+PRODUCER = "commtax"  # marks a trace of ours
 
 
 @dataclass(frozen=True, slots=True)

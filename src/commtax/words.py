@@ -1,4 +1,4 @@
-"""The words of notes, reasons and remedies: ``words.toml`` has each once, and every surface spells the options in it its own way.
+"""The words of notes, reasons and remedies: ``words.toml`` has each once, and every surface spells its options in a way of its own.
 
 A note carries its code and its figures. Nothing is read back from a sentence: a surface that words a note otherwise than a terminal
 does formats the same entry of the table with the same figures.

@@ -1,4 +1,4 @@
-"""A plan as servers to be deployed: pools of equal ones, what each is told, its image, its volume, how long it may take to start.
+"""A plan as servers to be deployed: pools of equal ones, their commands, image and volume, how long they may take to start.
 
 What form that takes (Kubernetes, Dynamo, llm-d, Compose, Slurm) is written by the modules beside this one."""
 

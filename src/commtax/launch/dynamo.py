@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo: a DynamoGraphDeployment, whose frontend routes requests and whose operator tells servers of their hosts."""
+"""NVIDIA Dynamo: a DynamoGraphDeployment, whose frontend routes requests and whose operator places servers on hosts."""
 
 from dataclasses import replace
 

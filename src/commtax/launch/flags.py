@@ -306,8 +306,8 @@ class Launch:
     shape: tuple[tuple[str, int], ...] = ()
     servers: Servers = Servers()
     place: LaunchPlace = LaunchPlace()
-    stage_layers: int = 0  # of a chunk, where that is told instead of the chunks
-    slots: int = 0  # experts of all ranks, copies of popular ones among them, where that is told instead of the copies
+    stage_layers: int = 0  # of a chunk, where a command states that instead of the chunks
+    slots: int = 0  # experts of all ranks, copies of popular ones among them, where it states that instead of the copies
     notes: tuple[Note, ...] = ()
     unread: tuple[str, ...] = ()
     client: bool = False  # it sends requests to a server that something else started

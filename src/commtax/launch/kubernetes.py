@@ -12,7 +12,7 @@ from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
 
 SCRIPT = ("/bin/bash", "-c")
-MEETING = ("NODE_RANK=$LWS_WORKER_INDEX", "MASTER_ADDR=$LWS_LEADER_ADDRESS")  # what a group of pods tells each of its pods
+MEETING = ("NODE_RANK=$LWS_WORKER_INDEX", "MASTER_ADDR=$LWS_LEADER_ADDRESS")  # what each pod of a group knows of it
 Document = dict[str, Tree]
 
 

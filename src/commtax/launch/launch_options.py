@@ -60,7 +60,7 @@ def unsearched_options() -> tuple[str, ...]:
 
 
 def implied_options(launch: Launch, model: Model | None, remarks: list[str]) -> FlagValues:
-    """Return what a command says only together with the model's sizes."""
+    """Return the options that follow from a command and the model's sizes together."""
     options = FlagValues()
     if launch.stage_layers and model:
         options.chunks = launch.chunks_of(model.num_layers)

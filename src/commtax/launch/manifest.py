@@ -22,7 +22,7 @@ MAX_DEPTH = 60
 OPENS = re.compile(
     r"(?:\s*+(?:#[^\n]*+)?\n)*+\s*+(?:---|%YAML|\{\s*\"|- +[\w\"']+ *:\s|[\"']?[A-Za-z_][\w./-]*+[\"']?[ \t]*+:(?:\s|$))"
 )
-PLACE = re.compile(r"(?<![\"'`\w])\{\{[^{}\n]{0,200}\}\}")  # of a value that somebody is to fill in; no YAML has it bare
+PLACE = re.compile(r"(?<![\"'`\w])\{\{[^{}\n]{0,200}\}\}")  # a placeholder; no YAML has one bare
 ROLES = ("prefill", "decode")
 GPUS = re.compile(r"(?:nvidia\.com/(?:gpu|mig-\S+)|amd\.com/gpu|gpu\.intel\.com/\S+|habana\.ai/gaudi|google\.com/tpu|gpu)")
 _TABLE = table("launch/manifests.toml")

@@ -41,7 +41,7 @@ Wanted = Callable[[str], bool]  # whether a model of this name is the requested 
 
 
 class NothingLaunchedError(Refusal):
-    """That a text starts no server or job that is known."""
+    """A text that starts no server or job that we read."""
 
 
 def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str = "") -> Launch:
@@ -107,7 +107,7 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
 
 
 def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
-    """Return the launch of one container, or None where it starts nothing that is known."""
+    """Return the launch of one container, or None where it starts nothing that we read."""
     script, written = split_here_documents(served.script)
     calls = list(commands(script)) if served.script else [list(served.words)]
     for call in calls:

@@ -121,7 +121,7 @@ class Topology:
 
     links: tuple[tuple[str, ...], ...]
     nics: tuple[tuple[str, ...], ...] = ()
-    missing: tuple[int, ...] = ()  # GPUs whose own row was not printed: pairs of two of them are not known
+    missing: tuple[int, ...] = ()  # GPUs whose own row was not printed: pairs of two of them are unknown
 
     @property
     def num_gpus(self) -> int:

@@ -10,7 +10,7 @@ from commtax.launch.flags import AUTO_EP, FlagReading, WrittenWord, flags_of
 from commtax.launch.jobs import RANK, Address, Command, LaunchJob, model_id, server_flags
 
 FLAGS = flags_of("vllm")
-DRAFTERS = ("eagle3", "eagle", "dflash", "dspark", "medusa")  # methods that the names of checkpoints tell
+DRAFTERS = ("eagle3", "eagle", "dflash", "dspark", "medusa")  # methods that stand in the names of checkpoints
 SIDE = 5600  # first port of the side channel between servers
 
 

@@ -180,7 +180,7 @@ def _progress(
     return start, end
 
 
-@dataclass(frozen=True)  # without slots: it is run once, when somebody looks
+@dataclass(frozen=True)  # without slots: it runs once, when first read
 class PipelineRun(Answer):
     """A schedule of ``p`` stages, ``m`` microbatches and ``v`` chunks per rank, and how it runs.
 

@@ -1,4 +1,4 @@
-"""A decoder, as its ``config.json`` tells it.
+"""A decoder, as its ``config.json`` describes it.
 
 Add here a kind of layer as a record. What it keeps, launches and sends is said in ``cost``.
 """
@@ -94,7 +94,7 @@ class DeltaNet:
     conv: int = 4
     decay_rank: int = 0
     gate_rank: int = 0
-    state_dtype: str = ""  # as its config.json says; "": the engine's own
+    state_dtype: str = ""  # by its config.json; "": the engine's own
 
     @property
     def channels(self) -> int:
@@ -113,7 +113,7 @@ class Mamba2:
     conv: int = 4
     conv_bias: bool = True
     bias: bool = False
-    state_dtype: str = ""  # as its config.json says; "": the engine's own
+    state_dtype: str = ""  # by its config.json; "": the engine's own
 
     @property
     def inner(self) -> int:
@@ -166,7 +166,7 @@ class Hyper:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A tensor that no field above tells of, whole on every rank unless ``split`` says how it is shared."""
+    """A tensor beside the fields above, whole on every rank unless ``split`` shares it."""
 
     name: str
     shape: tuple[int, ...]
@@ -207,14 +207,14 @@ class Quant:
     only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
     activations: str = ""  # what they are quantised to where it is not the weights' own format (W4A8)
-    counted: tuple[tuple[str, int], ...] = ()  # patterns that stand for so many modules, where a file says how many
+    counted: tuple[tuple[str, int], ...] = ()  # patterns, and how many modules each stands for where a file states that
     spelled: tuple[tuple[str, str], ...] = ()
     parts: tuple[Quant, ...] = ()
     kv_dtype: str = ""  # of the KV cache that the checkpoint brings scales for
 
     @property
     def formats(self) -> tuple[Quant, ...]:
-        """All of them, in the order in which they are asked for a tensor."""
+        """All of them, in the order in which they are tried for a tensor."""
         return *self.parts, self
 
     @property
@@ -257,7 +257,7 @@ class Tower:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder, as its ``config.json`` tells it. ``layers[i]`` is the index of layer i's kind in ``blocks``."""
+    """A decoder, as its ``config.json`` describes it. ``layers[i]`` is the index of layer i's kind in ``blocks``."""
 
     key: str
     architecture: str

@@ -61,7 +61,7 @@ SERVING_AXES: tuple[AxisName, ...] = ("tp", "pp", "dp", "ep")  # the axes of a s
 AXES: tuple[AxisName, ...] = ("tp", "cp", "pp", "dp")
 """The axes that multiply to the number of GPUs, innermost first; ``ep`` re-uses the ranks of tp, cp and dp."""
 CACHE_SPLIT = "dcp"  # the size that takes ranks of tp, and no GPUs of its own
-TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")  # the axes in the order in which their taxes are told
+TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")  # the axes in the order in which their taxes are listed
 OVERLAPPED: tuple[AxisName, ...] = ("dp", "cp", "tp", "ep", "pp")
 """The axes in the order in which engines learnt to run their collectives beside compute."""
 
@@ -79,7 +79,7 @@ class Plan:
     dp: Number = 1
     ep: Number = 1
     cp: Number = 1
-    dcp: Number = 1  # of a replica's tp ranks, so many split a cached sequence among them
+    dcp: Number = 1  # how many of a replica's tp ranks split a cached sequence among them
     sequence_parallel: bool = False
     zero: int = 0
     replicas: Number = 1  # servers of their own beside each other, each such a plan
@@ -172,9 +172,9 @@ class Techniques:
     """Techniques of a served step that are on. One that is off changes nothing."""
 
     two_batches: bool = False  # halves of a batch run in turn: exchanges of one beside the kernels of the other …
-    two_batches_from: int = 0  # … from so many tokens per rank on; 0: the engine's own threshold
+    two_batches_from: int = 0  # … from this many tokens per rank on; 0: the engine's own threshold
     single_batch: bool = False  # exchanges of a batch run beside its own shared expert and down-projection
-    sequence_tokens: int = 0  # sequences are split in steps of so many tokens and more; 0: in all, -1: where the engine does
+    sequence_tokens: int = 0  # sequences are split in steps of at least this many tokens; 0: in all, -1: where the engine does
     async_tp: bool = False  # products are cut into tiles, beside which gathers and scatters run
     shared_stream: bool = False  # the shared expert runs beside the routed ones
     async_scheduling: bool = False  # the host prepares a step while the one before it runs
@@ -182,11 +182,11 @@ class Techniques:
     dispatch_dtype: str = ""  # what tokens travel to their experts in; "": as the experts' arithmetic is
     balanced: bool = False  # experts are laid out by measured loads (EPLB)
     drafter: str = ""  # what drafts tokens: "mtp", "eagle3", "ngram" …; how many is ``speculative``
-    acceptance: float = -1.0  # probability that a draft is accepted once those before it were; below 0: as the next field says
+    acceptance: float = -1.0  # probability that a draft is accepted once those before it were; below 0: by the next field
     accepted_length: float = 0.0  # tokens that a step yields per sequence, its own included; 0: by the acceptance, or as measured
     draft_model: str = ""  # the model that drafts, where the drafter is one of its own
-    draft_text: str = ""  # kind of text that acceptances were measured on, where nobody gives one; "": chat
-    per_step: float = 1.0  # tokens that a decode step yields per sequence, all of the above considered: settled, never asked for
+    draft_text: str = ""  # kind of text that acceptances were measured on, "": chat
+    per_step: float = 1.0  # tokens that a decode step yields per sequence, all of the above considered: settled, no option
     native_latents: bool = False  # FlashMLA reads a cache of fp8 latents as it is, where the engine's usual kernel copies all of it
     kv_transfer: str = ""  # what carries a cache from prompt workers to those that decode; "": the engine's own
     kv_tier: str = ""  # where cached prefixes lie: "host", "disk" or "remote" memory; "": in the GPU's own cache
@@ -214,7 +214,7 @@ class Drafter:
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """One technique as it is asked for: ``mtp=3:0.8`` sets what it always sets, and what stands behind ``=`` in turn."""
+    """One technique as options name it: ``mtp=3:0.8`` sets what it always sets, and what stands behind ``=`` in turn."""
 
     key: str
     title: str
@@ -222,12 +222,12 @@ class Technique:
     sets: Mapping[str, object] = field(default_factory=dict)  # fields of the question, and what they become
     takes: tuple[str, ...] = ()  # fields that values behind ``=`` are for, in their order; ``FIELD?`` may be left out
     also: tuple[str, ...] = ()  # other names
-    usual: str = ""  # the values that are tried where nobody says any: ``3`` or ``int4``
-    flags: Mapping[str, str] = field(default_factory=dict)  # by engine: what asks for it, fields in braces
+    usual: str = ""  # the values that are tried by default: ``3`` or ``int4``
+    flags: Mapping[str, str] = field(default_factory=dict)  # by engine: the flags that request it, fields in braces
     along: Mapping[str, str] = field(default_factory=dict)  # by engine: what of the plan's own flags changes with it
-    families: tuple[str, ...] = ()  # of chips that have kernels for it; (): it asks for none
+    families: tuple[str, ...] = ()  # of chips that have kernels for it; (): it needs none
     needs: tuple[str, ...] = ()  # techniques, one of which has to be on beside it
-    always: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which it is on without being asked for
+    always: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which it is on by default
     dropped: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which there is no such technique
     words: Mapping[str, str] = field(default_factory=dict)  # of a value: what the field becomes for it
     lossy: bool = False  # numbers come out otherwise: quality is to be checked, and no search turns it on by itself

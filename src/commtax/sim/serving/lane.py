@@ -91,7 +91,7 @@ class BlockPool:
         self.free_blocks = rules.blocks
         self.running = 0
         self.prefixes = Prefixes(book.pieces, max(1, book.prefix_block // rules.block)) if book.prefixes else None
-        self.plain = not book.prefixes and not book.hit_rate  # nothing is cached of a prompt that nobody has computed
+        self.plain = not book.prefixes and not book.hit_rate  # nothing is cached of a prompt that no worker has computed
 
     def cached_tokens(self, i: int) -> int:
         """Return the tokens of a waiting request that are not computed: all where another worker has, else at most all but one."""
@@ -138,7 +138,7 @@ class BlockPool:
         return True
 
     def release(self, i: int, tokens: int) -> None:
-        """Release the blocks of a request that has so many tokens."""
+        """Release the blocks of a request, which has ``tokens``."""
         tokens = self._tokens_with_blocks(i) if self.rules.reserved else tokens
         self.running -= 1
         if self.prefixes is None:
@@ -284,7 +284,7 @@ class Lane:
         return preempted
 
     def _take(self, steps: int) -> None:
-        """Allocate the blocks that so many steps need, less those that were allocated ahead."""
+        """Allocate the blocks that ``steps`` need, less those that were allocated ahead."""
         ahead, self.taken = self.taken, steps
         if steps == ahead or self.pool.rules.reserved or not self.seqs:
             return
@@ -301,7 +301,7 @@ class Lane:
             self.pool.allocate(grown)
 
     def steps_with_blocks(self, steps: int) -> int:
-        """Return for how many of so many steps the cache has blocks, those included that were allocated ahead."""
+        """Return for how many of ``steps`` the cache has blocks, with those that were allocated ahead."""
         pool, seqs = self.pool, self.seqs
         block, free = pool.rules.block, pool.free_blocks
         if pool.rules.reserved or free >= seqs * (steps // block + 1):
@@ -361,7 +361,7 @@ class Lane:
         return first, more, steps if holds >= steps else max(1, ceil(holds))
 
     def whole_tokens(self, steps: int) -> int:
-        """Return the tokens that so many steps yield for each request that decodes, and keep fractions for later steps."""
+        """Return the tokens that ``steps`` yield for each request that decodes, and keep fractions for later steps."""
         wanted = steps * self.surface.per_step + self.ahead
         self.ahead = wanted % 1
         return int(wanted)
@@ -371,7 +371,7 @@ class Lane:
         return self.steps_with_blocks(min(tokens, self.ends[0][0] - self.step)) if self.seqs else 0
 
     def decoded(self, steps: int) -> Sequence[int]:
-        """Record that all requests that decode have made so many tokens, and return those that are complete."""
+        """Record one token in each of ``steps`` for all requests that decode, and return those that are complete."""
         if steps != self.taken:
             self._take(steps)
         self.taken = 0

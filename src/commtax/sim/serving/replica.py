@@ -26,7 +26,7 @@ class StepSegment(NamedTuple):
     first_s: float  # seconds of the first …
     more_s: float  # … and by how much each is longer than the one before
     late: int  # of the decodes: those that had to wait before the first
-    stretch: float  # tokens reach clients so many times as far apart as steps are: the front end falls behind, or catches up
+    stretch: float  # gaps between tokens at the clients over steps: the front end falls behind, or catches up
     tokens: int  # of prompts in each
     waiting: int
     free: int  # blocks
@@ -105,7 +105,7 @@ class Replica:
         return max([pool.prefixes.match(ids) for pool in self.pools if pool.prefixes]) if ids else 0
 
     def run(self, until: float = inf, enough: float = inf) -> None:
-        """Run all steps that begin before ``until``, or until so many requests are answered."""
+        """Run all steps that begin before ``until``, or until ``enough`` requests are answered."""
         step, ended = self._step, self.ended
         while (now := self.clock) < until and (enough == inf or len(ended) < enough):
             step(now, until)
@@ -177,7 +177,7 @@ class Replica:
         if all(wanted) != self.ready:
             self.ready, self.passed = all(wanted), 0
         most = self.rules.gathering if self.ready else self.rules.patience - 1
-        self.passed %= most + 1  # who has waited in vain, or for nobody, begins again
+        self.passed %= most + 1  # a wait that was in vain, or for no prompt, begins again
         return most - self.passed if any(wanted) else 0
 
     def _decodes(self, begin: float, secured: bool) -> bool:
@@ -282,7 +282,7 @@ class Replica:
         return steps
 
     def _whole_steps(self, tokens: int) -> int:
-        """Return the tokens of the whole steps that make so many, and of one step more where that was decided before."""
+        """Round tokens up to those of whole steps, and of one step more where that was decided before."""
         each = self.lanes[0].surface.per_step
         return tokens + self.rules.ahead if each == 1 else ceil((ceil(tokens / each) + self.rules.ahead) * each)
 
@@ -291,7 +291,7 @@ class Replica:
         self.clock, self.seen = end, last if self.rules.ahead else end
 
     def _tokens(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
-        """Record that all requests that decode in a lane got so many tokens, and let complete requests leave."""
+        """Record a token in each of ``steps`` for all requests that decode in a lane, and let complete requests leave."""
         begin, end = time
         pool, due, seen, stretch = lane.pool, begin, end, 1.0
         if self.streams:
@@ -303,10 +303,10 @@ class Replica:
         self.log.append((begin, steps, lane.seqs, first, more, late, stretch, tokens, len(pool.waiting), pool.free_blocks, number))
         lane.last_s = seen
         for i in lane.decoded(steps):
-            self._leave(i, max(end, self.clock))  # nobody leaves in the middle of a step
+            self._leave(i, max(end, self.clock))  # no request leaves in the middle of a step
 
     def _stream(self, begin: float, tokens: int) -> None:
-        """Add so many tokens of steps that begin then to what the front end sends."""
+        """Add the tokens of steps that begin then to what the front end sends."""
         self.streamed = max(self.streamed, begin) + tokens * self.rules.token_s
 
     def _waited(self, lane: Lane, begin: float, due: float, step_s: float, tokens: int) -> int:
