@@ -83,7 +83,7 @@ class BlockPool:
     Its states take a fixed number of blocks more.
     """
 
-    __slots__ = ("book", "free_blocks", "plain", "prefixes", "rules", "running", "waiting")
+    __slots__ = ("book", "free_blocks", "prefixes", "rules", "running", "waiting")
 
     def __init__(self, rules: Rules, book: Book) -> None:
         self.rules, self.book = rules, book
@@ -91,40 +91,28 @@ class BlockPool:
         self.free_blocks = rules.blocks
         self.running = 0
         self.prefixes = Prefixes(book.pieces, max(1, book.prefix_block // rules.block)) if book.prefixes else None
-        self.plain = not book.prefixes and not book.hit_rate  # nothing is cached of a prompt that no worker has computed
-
-    def cached_tokens(self, i: int) -> int:
-        """Return the tokens of a waiting request that are not computed: all where another worker has, else at most all but one."""
-        book = self.book
-        most = book.target[i] - 1
-        if self.computed_elsewhere(i):
-            return most + 1
-        if self.prefixes is None:
-            return min(most, int(book.hit_rate * book.input_len[i]))
-        return min(most // self.rules.block * self.rules.block, self.prefixes.match(self._ids(i)) * book.prefix_block)
 
     def needed(self, i: int, ahead: int = 0) -> int:
-        """Count the blocks to admit a request, with one for a token that is made by the step's end where it decodes at once."""
-        more = ahead if ahead and self.computed_elsewhere(i) and not self.rules.reserved else 0
-        if self.prefixes is None:
-            return -(-(self._tokens_with_blocks(i) + more) // self.rules.block) + self.rules.states
-        return self._private_blocks(i, self._tokens_with_blocks(i) + more) + self.prefixes.new_blocks(self._ids(i))
+        """Count the blocks to admit a request."""
+        return self.cached_and_needed(i, ahead)[1]
 
     def cached_and_needed(self, i: int, ahead: int = 0) -> tuple[int, int]:
-        """Return the tokens of a waiting request that need not be computed, and the blocks that it takes."""
+        """Return the tokens of a waiting request that are cached already, and the blocks to admit it.
+
+        All are cached where another worker computed them, else at most all but one. Such a request decodes at once, and may have
+        ``ahead`` tokens more by the step's end.
+        """
         book, rules, prefixes = self.book, self.rules, self.prefixes
-        if rules.reserved or not (self.plain or prefixes):
-            return self.cached_tokens(i), self.needed(i, ahead)
-        tokens, cached = book.target[i], 0  # as the two functions above, but many times as fast
+        kept = tokens = book.target[i]
         if book.prefilled_elsewhere[i] and not rules.prompts_only and not book.preemptions[i]:
-            needed, cached = -(-(tokens + ahead) // rules.block), tokens
+            kept, cached = tokens + ahead, tokens
+        elif prefixes:
+            cached = min((tokens - 1) // rules.block * rules.block, prefixes.match(self._ids(i)) * book.prefix_block)
         else:
-            needed = -(-tokens // rules.block)
-            if prefixes and book.prefixes:
-                cached = min((tokens - 1) // rules.block * rules.block, prefixes.match(book.prefixes[i]) * book.prefix_block)
-        if prefixes and book.prefixes:
-            needed = max(0, needed - book.shared[i] * prefixes.per_id) + prefixes.new_blocks(book.prefixes[i])
-        return cached, needed + rules.states
+            cached = min(tokens - 1, int(book.hit_rate * book.input_len[i]))
+        if rules.reserved:
+            kept = book.input_len[i] + book.output_len[i]
+        return cached, self._private_blocks(i, kept) + (prefixes.new_blocks(self._ids(i)) if prefixes else 0)
 
     def admit(self, i: int, needed: int) -> bool:
         """Admit a request where its blocks are free, and return whether it was admitted."""
@@ -139,26 +127,14 @@ class BlockPool:
 
     def release(self, i: int, tokens: int) -> None:
         """Release the blocks of a request, which has ``tokens``."""
-        tokens = self._tokens_with_blocks(i) if self.rules.reserved else tokens
+        tokens = self.book.input_len[i] + self.book.output_len[i] if self.rules.reserved else tokens
         self.running -= 1
-        if self.prefixes is None:
-            self.free_blocks += -(-tokens // self.rules.block) + self.rules.states
-            return
-        self.free_blocks += self._private_blocks(i, tokens) + self.prefixes.release(self._ids(i))
+        self.free_blocks += self._private_blocks(i, tokens) + (self.prefixes.release(self._ids(i)) if self.prefixes else 0)
 
     def allocate(self, blocks: int) -> None:
         self.free_blocks -= blocks
         if self.prefixes:
             self.prefixes.evict(self.free_blocks)
-
-    def _tokens_with_blocks(self, i: int) -> int:
-        """Return the tokens that admission allocates blocks for."""
-        book = self.book
-        return book.input_len[i] + book.output_len[i] if self.rules.reserved else book.target[i]
-
-    def computed_elsewhere(self, i: int) -> bool:
-        """Return whether another worker computed the prompt of a request, and its cache was moved here."""
-        return self.book.prefilled_elsewhere[i] and not self.rules.prompts_only and not self.book.preemptions[i]
 
     def _private_blocks(self, i: int, tokens: int) -> int:
         """Count the blocks that no other request can share: of tokens and of states."""
