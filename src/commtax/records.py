@@ -49,7 +49,7 @@ def _methods(cls: type, frozen: bool, slots: bool, eq: bool) -> dict[str, Method
     write = _init_frozen if frozen else _init
     methods: dict[str, Method | None] = {
         "__init__": _compile_on_call(cls, "__init__", write),
-        "__repr__": _compile_on_call(cls, "__repr__", _repr),
+        "__repr__": _repr,
     }
     if eq:
         methods["__eq__"] = _compile_on_call(cls, "__eq__", _eq)
@@ -116,9 +116,9 @@ def _value(f: dataclasses.Field[object]) -> str:
     return f"default_{f.name}() if {f.name} is FACTORY else {f.name}" if f.init else f"default_{f.name}()"
 
 
-def _repr(cls: type) -> str:
-    parts = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in _fields(cls) if f.repr)
-    return f"def __repr__(self):\n return f'{{self.__class__.__qualname__}}({parts})'"
+def _repr(self: object) -> str:
+    parts = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in _fields(type(self)) if f.repr)
+    return f"{type(self).__qualname__}({parts})"
 
 
 def _eq(cls: type) -> str:

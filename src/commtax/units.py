@@ -93,7 +93,6 @@ def parse_seconds(text: str, name: str) -> float:
 
 
 def _parse_with_unit(text: str, name: str, factors: Mapping[str, float], wanted: str, number: str = _NUMBER) -> float:
-    """Read a number with one of these units behind it."""
     units = "|".join(sorted(factors, key=len, reverse=True))
     match = re.fullmatch(rf"{number}\s*({units})", text.strip()) if len(text) <= 40 else None
     if not match:

@@ -98,13 +98,11 @@ def inside(text: str) -> Iterator[str]:
 
 @cache
 def _pieces(code: str) -> Sequence[str]:
-    """Return an entry's pieces."""
     entry = table("words.toml")[code]
     return [entry] if isinstance(entry, str) else list(entry)
 
 
 def _worded(code: str, figures: Figures, spell: Spell) -> str:
-    """Return an entry with its figures filled in."""
     pieces = _pieces(code)
     return "".join(_filled(piece, figures, spell, optional=len(pieces) > 1) for piece in pieces)
 

@@ -161,7 +161,6 @@ def _parts(node: JsonObject) -> list[str]:
 
 
 def _is_container(node: JsonObject, key: str) -> bool:
-    """Return whether a mapping may start a program."""
     words = any(name in node for name in ("args", "command", "entrypoint"))
     return (
         key in ("containers", "mainContainer", "container", *SETTINGS)

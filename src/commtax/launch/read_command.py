@@ -75,7 +75,6 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
 
 
 def _program_names() -> str:
-    """Return how the programs are called, for people."""
     *called, last = (one.called for one in programs())
     return f"{', '.join(called)} or {last}"
 

@@ -99,8 +99,10 @@ def check_run(q: Question) -> None:
     habits, served_rank = q.engine.memory, 0 if q.trains else int(q.plan.lora_rank)
     ranks = nearest(habits.lora_ranks, served_rank)
     check("adapters", ADAPTERS, q, listed=habits.lora_ranks, ranks=ranks, nearest=" or ".join(map(str, ranks)))
-    if q.what_if.ep_backend:
-        _check_backend(q)
+    if backend := q.what_if.ep_backend:
+        able = q.engine.sends.ep_backends
+        facts = {"backend": backend, "able": able, "has": able or "none", "vendor": backend_called(backend).vendor.upper()}
+        check("backend", BACKEND, q, widest=_widest(q), **facts)
     if q.techniques is not NO_TECHNIQUES or q.what_if.library:
         from commtax.rules.techniques import check_collectives, check_experts_techniques  # not for those who ask for none
 
@@ -132,7 +134,6 @@ ADAPTERS: Mapping[str, Broken] = {
 
 
 def _is_served(q: Question) -> bool:
-    """Return whether adapters are served beside a model."""
     return bool(q.plan.lora_rank) and not q.trains
 
 
@@ -162,12 +163,6 @@ BACKEND: Mapping[str, Broken] = {
     "domain": lambda q: backend_called(q.what_if.ep_backend).one_domain and _widest(q) > q.cluster.domain,
 }
 """An expert backend belongs to a mixture, to an engine that has it, and to chips and links that carry it."""
-
-
-def _check_backend(q: Question) -> None:
-    backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
-    facts = {"backend": backend, "able": able, "has": able or "none", "vendor": backend_called(backend).vendor.upper()}
-    check("backend", BACKEND, q, widest=_widest(q), **facts)
 
 
 def _needs_sequence_parallel(q: Question) -> bool:
