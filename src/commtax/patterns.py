@@ -256,7 +256,7 @@ class PatternParser:
             self.refuse(f"nothing before {sign}")
         if sign == ".":
             return [PatternStep("sign", lambda other: other != "\n")]
-        return [PatternStep("sign", self.escaped() if sign == "\\" else self.set() if sign == "[" else _equal_test(sign))]
+        return [PatternStep("sign", self.escaped() if sign == "\\" else self.set() if sign == "[" else _between(sign, sign))]
 
     def group(self) -> Program:
         self.depth += 1
@@ -283,10 +283,10 @@ class PatternParser:
             test = _SHORT[sign.lower()]
             return test if sign.islower() else lambda other: not test(other)
         if sign in _CONTROL:
-            return _equal_test(_CONTROL[sign])
+            return _between(_CONTROL[sign], _CONTROL[sign])
         if sign.isascii() and sign.isalnum():
             self.refuse(f"\\{sign} is not supported")
-        return _equal_test(sign)
+        return _between(sign, sign)
 
     def set(self) -> Test:
         refused = self.peek("^")
@@ -301,16 +301,12 @@ class PatternParser:
                 last = self.take()
                 if last == "\\" or last < sign:
                     self.refuse(f"{sign}-{last} is no range")
-                tests.append(_range_test(sign, last))
+                tests.append(_between(sign, last))
             else:
-                tests.append(_equal_test(sign))
+                tests.append(_between(sign, sign))
         self.take()
         return lambda other: any(test(other) for test in tests) != refused
 
 
-def _equal_test(wanted: str) -> Test:
-    return lambda sign: sign == wanted
-
-
-def _range_test(first: str, last: str) -> Test:
+def _between(first: str, last: str) -> Test:
     return lambda sign: first <= sign <= last

@@ -1,5 +1,7 @@
-"""The scheduler of one lane: requests that pass the model together, some decoding one token per step, some computing prompts.
-Where steps yield several tokens, accepted drafts among them, a step here is one token's part of it.
+"""The scheduler of one lane, its queue and the blocks of its cache, those of prompts that stay cached among them.
+
+Requests of a lane pass the model together, some decoding one token per step, some computing prompts. Where steps yield several
+tokens, accepted drafts among them, a step here is one token's part of it.
 
 Decoding requests advance in step, so nothing is kept for each: a heap says at which step each ends, and the cache grows by
 as many blocks as requests stand at the end of one (``phases``: requests by tokens minus steps, modulo a block).
