@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
 
 from commtax.arrays import holds_anywhere
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Experts, Number
 from commtax.statement import Note, Source
 

@@ -290,5 +290,5 @@ class Question:
 
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    part.name: tuple(f.name for f in fields(type(part.default))) for part in fields(Question) if is_dataclass(part.default)
+    part.name: tuple(f.name for f in fields(part.default)) for part in fields(Question) if is_dataclass(part.default)
 }
