@@ -77,7 +77,7 @@ class Finding:
         return (self.measured - self.predicted) / base
 
     def judged(self) -> Finding:
-        """Agree within the tolerance, else disagree for the reason; unknown where one side is missing.
+        """Decide: agree within the tolerance, else disagree for the reason, and unknown where one side is missing.
 
         >>> Finding("weights", 7.5, 15.0, "bytes", 0.02, "as if not split").judged().verdict
         'disagree'
@@ -88,11 +88,11 @@ class Finding:
         return replace(self, verdict=AGREE if near else DISAGREE, reason="" if near else self.reason)
 
     def undecided(self, why: str) -> Finding:
-        """The same figures without a verdict: what was measured is not what was predicted."""
+        """Return the same figures without a verdict, because what was measured is not what was predicted."""
         return replace(self, verdict=UNKNOWN, reason=why, evidence=False)
 
     def unsure(self, why: str) -> Finding:
-        """… where the prediction itself is assumed: it cannot agree, and while it is far off nothing else can."""
+        """Return the figures without a verdict, because the prediction is assumed: it cannot agree, and far off bars others."""
         return replace(self, verdict=UNKNOWN, reason=why)
 
     @property
@@ -110,7 +110,7 @@ class Finding:
 
 
 def reason_assumed(priced: StepBill) -> str:
-    """Why seconds of a step are no yardstick; "" where they are calibrated."""
+    """Explain why seconds of a step cannot be compared, or return "" where they are calibrated."""
     lines = [x for x in priced.lines if x.kind in ("compute", "comm") and x.source.kind == "assumed"]
     weak = dict.fromkeys(x.source.detail for x in lines)
     return f"seconds of {priced.question.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
@@ -118,7 +118,7 @@ def reason_assumed(priced: StepBill) -> str:
 
 @dataclass(frozen=True)  # without slots: whether to trust it is asked once
 class Claim:
-    """What the user says ran: a question, and the workload; None is as the file has it."""
+    """The run that the user claims: a question and its workload. None leaves a value to the file."""
 
     question: Question
     batch: int | None = None
@@ -149,20 +149,20 @@ class Claim:
 
     @cached_property
     def distrust(self) -> str:
-        """Why seconds are no yardstick: nobody told the plan, or the cluster is not calibrated; "" where they are one."""
+        """Why seconds cannot be compared: the plan is assumed, or the cluster is not calibrated. "" where they can."""
         return f"tp {self.tp} is assumed: say with -tp or --from what ran" if self.guessed else reason_assumed(self.bill())
 
     def seconds(
         self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None
     ) -> Finding:
-        """A comparison of times, decided only where the prediction rests on measurements."""
+        """Compare times, with a verdict only where the prediction rests on measurements."""
         finding = Finding(item, predicted, measured, "s", self.tolerance, reason, base, evidence=True)
         return finding.unsure(self.distrust) if self.distrust and not self.strict else finding.judged()
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What binds or costs, in words; what to change, and what that would gain. ``share`` is of the step (or of the request)."""
+    """What binds or costs, what to change and what that would gain. ``share`` is of the step (or of the request)."""
 
     code: str
     said: str
@@ -174,7 +174,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Who is to blame: one of ``CULPRITS``; None where it is no rank's, or since the beginning."""
+    """The one to blame, of a kind in ``CULPRITS``. None where it is no single rank, or blamed since the beginning."""
 
     kind: str
     rank: int | None
@@ -303,7 +303,7 @@ def length_s(row: StepRow) -> float:
 
 
 def mean_middle_half(rows: Sequence[StepRow]) -> Usage:
-    """The mean of the middle half of the steps by length: no outlier is in it, and its parts still sum to it."""
+    """Average the middle half of the steps by length: outliers are left out, and the parts still sum to the whole."""
     ordered = sorted(rows, key=length_s)
     quarter = len(ordered) // 4
     kept = ordered[quarter : len(ordered) - quarter]
@@ -312,19 +312,19 @@ def mean_middle_half(rows: Sequence[StepRow]) -> Usage:
 
 
 def _mean(seconds: Sequence[float]) -> float:
-    """Nothing where only rounding is left."""
+    """Return the mean, or 0 where only rounding is left."""
     mean = sum(seconds) / len(seconds)
     return mean if mean > ROUNDING_S else 0.0
 
 
 def usual_phase(section: Section) -> str:
-    """The phase of most steps: an engine's prompts and tokens between them are not of one length."""
+    """Return the phase of most steps, since an engine's prompts and the tokens between them differ in length."""
     counted = Counter(section.phases.get(row.name, "") for row in [r for r in section.steps if r.usual] or section.steps)
     return counted.most_common(1)[0][0] if counted else ""
 
 
 def by_rank(section: Section) -> list[tuple[int, int, Usage]]:
-    """Rank, how many steps of the usual phase it has, and a typical one; the mean step where steps are not told one by one."""
+    """Return each rank, its number of steps of the usual phase and a typical one, or the mean where steps are not listed."""
     if not section.steps:
         return [(rank, 0, used) for rank, used in section.usage]
     usual = usual_phase(section)
@@ -332,7 +332,7 @@ def by_rank(section: Section) -> list[tuple[int, int, Usage]]:
 
 
 def typical_by_rank(steps: Sequence[StepRow]) -> list[tuple[int, int, Usage]]:
-    """Rank, how many steps it has, and a typical one of those that are usual (of all where none is)."""
+    """Return each rank, its number of steps and a typical one of the usual steps (of all where none is usual)."""
     ranks: dict[int, list[StepRow]] = {}
     for row in steps:
         ranks.setdefault(row.rank, []).append(row)
@@ -340,7 +340,7 @@ def typical_by_rank(steps: Sequence[StepRow]) -> list[tuple[int, int, Usage]]:
 
 
 def typical_of_ranks(section: Section) -> Usage | None:
-    """The mean over the ranks of their typical steps; None where no step is told."""
+    """Average the typical steps of the ranks, or return None where no step is listed."""
     each = [used for _, _, used in by_rank(section)]
     if not each:
         return None
@@ -349,7 +349,7 @@ def typical_of_ranks(section: Section) -> Usage | None:
 
 @dataclass(frozen=True, slots=True)
 class Audit(Answer):
-    """What files say of a run, held against ``claim``; without one it is told what happened, and not whether it should have.
+    """What files report of a run, compared with ``claim``. Without a claim it describes the run and does not judge it.
 
     >>> import commtax
     >>> run = commtax.audit_run("tests/fixtures/vllm-cpu-tp2.log", model="tests/fixtures/tiny-llama", cluster="2xcpu", tp=2)
@@ -370,7 +370,7 @@ class Audit(Answer):
 
     @property
     def verdict(self) -> str:
-        """Fault where somebody is to blame; disagree if anything does; agree if evidence does and none is far off; else unknown."""
+        """Fault if there is a culprit, disagree if a finding does, agree if evidence does and none is far off, else unknown."""
         if self.culprit or self.count(DISAGREE):
             return FAULT if self.culprit else DISAGREE
         agreed = any(f.evidence and f.verdict == AGREE for f in self.findings)
@@ -382,7 +382,7 @@ class Audit(Answer):
 
 
 def missing_sentence(audited: Audit) -> str:
-    """Why there is no verdict on a claim, and what would make one; "" where there is one."""
+    """Explain why a claim has no verdict and what would give one, or return "" where there is one."""
     if audited.claim is None or audited.verdict != UNKNOWN:
         return ""
     unsure = [f for f in audited.findings if f.evidence and f.verdict == UNKNOWN and f.difference is not None]
@@ -403,7 +403,7 @@ def missing_sentence(audited: Audit) -> str:
 
 
 def _furthest_words(unsure: list[Finding]) -> str:
-    """The figure that is furthest from its assumed prediction, where one is outside its range."""
+    """Describe the figure furthest from its assumed prediction, where one is outside its range."""
     off = [f for f in unsure if f.far_off]
     if not off:
         return ""
@@ -413,7 +413,7 @@ def _furthest_words(unsure: list[Finding]) -> str:
 
 
 def _ratio(f: Finding) -> float:
-    """How many times a figure is off, to either side."""
+    """Return how many times too large or too small a figure is."""
     if not f.predicted or not f.measured or f.predicted < 0 or f.measured < 0:
         return math.inf
     return max(f.measured / f.predicted, f.predicted / f.measured)

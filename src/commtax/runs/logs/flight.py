@@ -50,7 +50,7 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def loads(raw: bytes, name: str) -> tuple[object, str]:
-    """What a pickle holds, and why it was not read to its end ("": it was).
+    """Return what a pickle holds, and why it was not read to its end ("" where it was).
 
     >>> import pickle
     >>> loads(pickle.dumps({"entries": [1, (2.5, None)]}), "x")
@@ -98,14 +98,14 @@ def _run(op: str, arg: object, stack: Stack, memo: dict[int, object], name: str)
         stack.append(_GATHERED[op](_pop_to_mark(stack)))
     elif op in ("APPENDS", "APPEND"):
         items = _pop_to_mark(stack) if op == "APPENDS" else [stack.pop()]
-        if not isinstance(held := stack[-1], list):
-            raise TypeError(f"'{type(held).__name__}' object has no attribute 'extend'")
-        held.extend(items)
+        if not isinstance(target := stack[-1], list):
+            raise TypeError(f"'{type(target).__name__}' object has no attribute 'extend'")
+        target.extend(items)
     elif op in ("SETITEMS", "SETITEM"):
         items = _pop_to_mark(stack) if op == "SETITEMS" else [stack.pop(-2), stack.pop()]
-        if not isinstance(held := stack[-1], dict):
-            raise TypeError(f"'{type(held).__name__}' object has no attribute 'update'")
-        held.update(zip(items[::2], items[1::2], strict=False))
+        if not isinstance(target := stack[-1], dict):
+            raise TypeError(f"'{type(target).__name__}' object has no attribute 'update'")
+        target.update(zip(items[::2], items[1::2], strict=False))
     elif op == "POP":
         stack.pop()
     elif op not in ("PROTO", "FRAME"):
@@ -124,15 +124,15 @@ def _pop_to_mark(stack: Stack) -> Stack:
 
 
 def _close(stack: Stack) -> None:
-    """Give open containers what was read of their contents; of an entry that broke off what is whole."""
-    for _ in range(sum(held is _MARK for held in stack)):
+    """Put what was read into open containers, and of an entry that broke off what is whole."""
+    for _ in range(sum(item is _MARK for item in stack)):
         items = _pop_to_mark(stack)
-        held = stack[-1] if stack else None
-        if isinstance(held, list):
-            held.extend(items)
-        elif isinstance(held, dict):
+        container = stack[-1] if stack else None
+        if isinstance(container, list):
+            container.extend(items)
+        elif isinstance(container, dict):
             keys = [key if isinstance(key, str) else "" for key in items[::2]]
-            held.update(zip(keys, items[1::2], strict=False))
+            container.update(zip(keys, items[1::2], strict=False))
 
 
 STARTED, COMPLETED = "started", "completed"
@@ -145,7 +145,7 @@ Sizes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class FlightEntry:
-    """One collective of one rank. ``state``: scheduled, started or completed; sizes are those of each tensor."""
+    """One collective of one rank. ``state`` is scheduled, started or completed, and sizes are those of each tensor."""
 
     seq: int
     op: str  # as everywhere: all-reduce …; the recorder's own word where it is none of those
@@ -166,7 +166,7 @@ class FlightEntry:
 
     @property
     def nbytes(self) -> float | None:
-        """Of the larger side, which is the whole tensor; None where the type is unknown."""
+        """Bytes of the larger side, which is the whole tensor, or None where the type is unknown."""
         each = DTYPE_BYTES.get(self.dtype)
         sides = (sum(min(math.prod(size), 2**63) for size in side) for side in (self.inputs, self.outputs))
         return each * float(max(sides)) if each else None
@@ -174,7 +174,7 @@ class FlightEntry:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What one rank recorded. ``groups``: the ranks of each, where the dump lists them."""
+    """The record of one rank. ``groups`` holds the ranks of each, where the dump lists them."""
 
     rank: int
     version: str
@@ -185,21 +185,21 @@ class Dump:
 
 
 def looks_like(head: bytes) -> bool:
-    """Whether a file begins as such a dump does: a pickle or JSON with a recorder's keys."""
+    """Return whether a file begins like a dump: a pickle or JSON with a recorder's keys."""
     if head[:1] == b"\x80":
         return b"pg_config" in head or b"profiling_name" in head
     return head.lstrip()[:1] == b"{" and b'"entries"' in head and (b'"pg_config"' in head or b'"profiling_name"' in head)
 
 
 def read(stream: FileStream) -> Dump:
-    """A dump; the rank is the number with which the name of its file ends."""
+    """Read a dump, whose rank is the number at the end of its file's name."""
     raw, name = stream.whole(OUTPUT_BYTES), f"{stream.what} '{stream.path}'"
     document, partial = (loads if raw[:1] == b"\x80" else _json)(raw, name)
     return parse(document, rank_of(stream.path), name, partial)
 
 
 def _json(raw: bytes, name: str) -> tuple[Json, str]:
-    """What a JSON file holds, and why it was not read to its end; of one that breaks off the entries before."""
+    """Return what a JSON file holds, and why it was not read to its end. Of one that breaks off, whole entries are read."""
     try:
         return parse_json(raw, name), ""
     except Refusal as refusal:
@@ -221,7 +221,7 @@ def _json(raw: bytes, name: str) -> tuple[Json, str]:
 
 
 def rank_of(path: PurePath) -> int:
-    """The rank in the name of a file; -1 where it has none.
+    """Return the rank in the name of a file, or -1 where it has none.
 
     >>> rank_of(PurePath("nccl_trace_rank_3")), rank_of(PurePath("nccl_trace_rank_node02_5")), rank_of(PurePath("rank_7.json"))
     (3, 5, 7)
@@ -270,10 +270,8 @@ def _entry(row: Mapping[str, object]) -> FlightEntry | None:
 
 
 def _calling_line(frames: Sequence[object]) -> str:
-    """The first line of a program that is none of the framework's."""
-    for frame in frames[:64]:
-        if not isinstance(frame, dict):
-            continue
+    """Return the first line of a program that is none of the framework's."""
+    for frame in (frame for frame in frames[:64] if isinstance(frame, dict)):
         path = _text(frame.get("filename"))
         if path and "/torch/" not in path and not path.startswith("??"):
             return f"{path.rsplit('/', 1)[-1]}:{_whole_number(frame.get('line'), 0)} {_text(frame.get('name'))}".strip()[:160]
@@ -293,7 +291,7 @@ def _whole_number(value: object, default: int) -> int:
 
 
 def _sizes(value: object) -> Sizes:
-    """Sizes of tensors; one alone may stand without a list around it."""
+    """Return the sizes of tensors. One alone may stand without a list around it."""
     if not isinstance(value, list | tuple):
         return ()
     if value and all(isinstance(n, int) for n in value):
@@ -302,7 +300,7 @@ def _sizes(value: object) -> Sizes:
 
 
 def _members(value: object) -> tuple[int, ...]:
-    """Ranks, as a list or as the text of one.
+    """Return ranks from a list or from the text of one.
 
     >>> _members("[0, 1, 5]"), _members([2, 3]), _members("0-3")
     ((0, 1, 5), (2, 3), ())
@@ -346,11 +344,11 @@ def looks_like_analysis(text: str) -> bool:
 
 
 def parse_analysis(text: str) -> Analysis:
-    """Blocks of faults and tables, whichever are there.
+    """Read blocks of faults and tables, whichever are there.
 
     >>> text = "Not all ranks joining collective, sequence number: 4\\ncollective: nccl:all_reduce\\nmissing ranks: {1, 3}"
-    >>> found = parse_analysis(text)
-    >>> found.faults[0].seq, found.faults[0].op, found.faults[0].missing
+    >>> analysis = parse_analysis(text)
+    >>> analysis.faults[0].seq, analysis.faults[0].op, analysis.faults[0].missing
     (4, 'all-reduce', (1, 3))
     """
     faults: dict[tuple[int, str, tuple[int, ...]], Fault] = {}
@@ -363,7 +361,7 @@ def parse_analysis(text: str) -> Analysis:
 
 
 def _blocks(text: str) -> Iterator[Fault]:
-    """A line that says that something is wrong, and the ones below it that say with what."""
+    """Yield each fault: a line that announces it, and the lines below that describe it."""
     fault: Fault | None = None
     for full in split_lines(text):
         line = full[: COUNT.most_line]
@@ -382,8 +380,8 @@ def _blocks(text: str) -> Iterator[Fault]:
 
 
 def _take(fault: Fault, line: str) -> None:
-    if said := SAYS.said.search(line):
-        key, value = said[1].lower(), said[2].strip()
+    if pair := SAYS.said.search(line):
+        key, value = pair[1].lower(), pair[2].strip()
         if key == "missing ranks":
             fault.missing = _ranks(value.partition("}")[0])
         elif key == "expected ranks":
@@ -404,7 +402,7 @@ def _take(fault: Fault, line: str) -> None:
 
 
 def _rows(text: str) -> Iterator[Fault]:
-    """The collectives of a table, each with the ranks that it lacks."""
+    """Yield the collectives of a table, each with the ranks that it lacks."""
     columns: list[str] = []
     for full in split_lines(text):
         line = full[: COUNT.most_line]

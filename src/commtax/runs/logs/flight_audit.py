@@ -24,17 +24,17 @@ HANGS, DIFFERS, STUCK = "hang", "mismatch", "stuck"
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A collective that went wrong: who is to blame, or nobody where all came and none went on."""
+    """A collective that went wrong, and the ranks to blame: none where all came to it and none went on."""
 
     code: str
     group: str
     entry: FlightEntry
     ranks: tuple[int, ...]
-    said: str
+    text: str
 
 
 def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str]) -> Section:
-    """All ranks of a job, or as many as there are dumps of."""
+    """Audit all ranks of a job, or as many as there are dumps of."""
     taken: list[int] = []
     free = max([d.rank for d in dumps], default=-1)
     for dump in dumps:
@@ -43,25 +43,34 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
         taken.append(free if dump.rank < 0 or dump.rank in taken else dump.rank)
     ranks = dict(zip(taken, dumps, strict=True))
     groups: dict[Group, dict[int, dict[int, FlightEntry]]] = {}
-    for rank, held in ranks.items():
-        for entry in held.entries:
+    for rank, dump in ranks.items():
+        for entry in dump.entries:
             if not entry.paired:
-                group = entry.group, held.groups.get(entry.group, ())
+                group = entry.group, dump.groups.get(entry.group, ())
                 groups.setdefault(group, {}).setdefault(rank, {}).setdefault(entry.seq, entry)
-    troubles = [t for group, calls in groups.items() if (t := _trouble(group[0], calls, _expected_ranks(group, ranks, calls)))]
+    troubles: list[Trouble] = []
+    for (name, listed), calls in groups.items():
+        recorded = set(listed or (ranks if name == DEFAULT else calls)) & set(ranks)  # of the ranks expected, those with a dump
+        troubles += [t] if (t := _trouble(name, calls, sorted(recorded))) else []
     root = _root(troubles, groups)
-    blamed = Culprit("late rank", root.ranks[0], None, root.said) if root and root.ranks else None
-    notes, causes = (*(note for dump in dumps for note in dump.notes), *_notes(ranks)), tuple(_causes(troubles, root))
+    blamed = Culprit("late rank", root.ranks[0], None, root.text) if root and root.ranks else None
+    notes, causes = (*(note for dump in dumps for note in dump.notes), *_notes(ranks)), list[Cause]()
+    for trouble in sorted(troubles, key=lambda t: (root is None or t.group != root.group, t.entry.created_s)):  # the root first
+        where = f"; called from {trouble.entry.where}" if trouble.entry.where else ""
+        causes.append(Cause(trouble.code, trouble.text + where, change=CHANGES[trouble.code]))
     code = root.code if root and not root.entry.where else ""  # a cause with a line of the program is told by itself
-    section = Section("flight", tuple(names), tuple(_layout(ranks, claim)), notes, causes=causes, culprit=blamed, blamed=code)
+    section = Section(
+        "flight", tuple(names), tuple(_layout(ranks, claim)), notes, causes=tuple(causes), culprit=blamed, blamed=code
+    )
     versions = sorted({d.version for d in ranks.values() if d.version})
     libraries = sorted({d.library for d in ranks.values() if d.library})
-    said = {"recorder": ", ".join(versions), "version": ", ".join(libraries), "ranks": str(len(ranks))}
-    return replace(section, collectives=tuple(_rows(groups)), facts={name: value for name, value in said.items() if value})
+    facts = {"recorder": ", ".join(versions), "version": ", ".join(libraries), "ranks": str(len(ranks))}
+    stated = {name: value for name, value in facts.items() if value}
+    return replace(section, collectives=tuple(_rows(groups)), facts=stated)
 
 
 def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:
-    """What an analyser of such dumps found: the first collective that somebody did not come to, or called otherwise."""
+    """Report what an analyser of such dumps saw: the first collective that a rank missed or called differently."""
     causes = tuple(_fault_as_cause(fault) for fault in analysis.faults[: COUNT.named])
     findings = [Finding("collectives that went wrong", 0, len(analysis.faults), reason="as the analyser tells").judged()]
     findings += [Finding("collectives listed", None, analysis.listed)] if analysis.listed else []
@@ -70,9 +79,8 @@ def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysi
     first = next((who for f in analysis.faults if (who := f.missing or f.culprits)), ())
     culprit = Culprit("late rank", first[0], None, causes[0].said) if len(first) == 1 else None  # of several, which began it?
     notes = (Note("claim", "what an analyser says is judged by itself: nothing of the claim is in it"),) if claim else ()
-    return Section(
-        "flight", (name,), tuple(findings), notes, causes=causes, culprit=culprit, blamed=causes[0].code if culprit else ""
-    )
+    blamed = causes[0].code if culprit else ""
+    return Section("flight", (name,), tuple(findings), notes, causes=causes, culprit=culprit, blamed=blamed)
 
 
 def _fault_as_cause(fault: Fault) -> Cause:
@@ -92,15 +100,8 @@ Calls = Mapping[int, Mapping[int, FlightEntry]]  # by rank and by number
 Group = tuple[str, tuple[int, ...]]  # its name, and its ranks where dumps list them: groups side by side may share a name
 
 
-def _expected_ranks(group: Group, ranks: Mapping[int, Dump], calls: Calls) -> tuple[int, ...]:
-    """Ranks of a group of which there are dumps: those listed, else those that recorded something of it. All are expected in the
-    default group, which is named 0."""
-    name, listed = group
-    return tuple(sorted(set(listed or (ranks if name == DEFAULT else calls)) & set(ranks)))
-
-
 def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | None:
-    """The first collective of a group that ranks disagree about or that did not end."""
+    """Return the first collective of a group on which ranks disagree, or which did not end."""
     here = [calls[rank] for rank in expected if calls.get(rank)]
     if not here:
         return None
@@ -119,8 +120,8 @@ def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | Non
         if len(ended) == len(entries) or (ended and not missing and first.op in MEETINGS):
             continue
         if missing:
-            said = f"{ranks_in_words(missing)} never came to {what}; {ranks_in_words([*entries])} waited"
-            return Trouble(HANGS, group, first, missing, said)
+            text = f"{ranks_in_words(missing)} never came to {what}; {ranks_in_words([*entries])} waited"
+            return Trouble(HANGS, group, first, missing, text)
         begun = [rank for rank, e in entries.items() if rank in ended or e.state == STARTED]
         idle = tuple(rank for rank in entries if rank not in begun) if begun else ()
         late = f"{ranks_in_words(idle)} had not started {what}, which the others were in"
@@ -129,7 +130,7 @@ def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | Non
 
 
 def _kinds(entries: Mapping[int, FlightEntry]) -> list[tuple[int, ...]]:
-    """Ranks by what they called, most of them first; nothing where all called the same with the same sizes."""
+    """Group ranks by what they called, the largest group first, or return none where all calls and sizes are equal."""
     same = len({e.op for e in entries.values()}) == 1
     kinds: dict[object, list[int]] = {}
     for rank, e in sorted(entries.items()):
@@ -139,7 +140,7 @@ def _kinds(entries: Mapping[int, FlightEntry]) -> list[tuple[int, ...]]:
 
 
 def _root(troubles: Sequence[Trouble], groups: Mapping[Group, Calls]) -> Trouble | None:
-    """Where it began: ranks disagree, or one is missing that waits nowhere else itself; else what was called first."""
+    """Return where it began: a disagreement, or a missing rank that waits nowhere else, else the earliest call."""
     waiting = {rank for calls in groups.values() for rank, mine in calls.items() if not mine[max(mine)].done}
     free = [t for t in troubles if t.code == DIFFERS or set(t.ranks) - waiting]
     chosen = min(free or troubles, key=lambda t: (t.entry.created_s, t.group), default=None)
@@ -149,16 +150,9 @@ def _root(troubles: Sequence[Trouble], groups: Mapping[Group, Calls]) -> Trouble
 
 
 def _entry_text(entry: FlightEntry) -> str:
-    """``all-reduce of [1024] Float``."""
+    """Describe a call, as in ``all-reduce of [1024] Float``."""
     sizes = ", ".join(str(list(size)) for size in entry.inputs[:2]) + (", …" if len(entry.inputs) > 2 else "")
     return f"{entry.op} of {sizes} {entry.dtype}".strip() if sizes else entry.op
-
-
-def _causes(troubles: Sequence[Trouble], root: Trouble | None) -> Iterator[Cause]:
-    """What began it first, then what followed."""
-    for trouble in sorted(troubles, key=lambda t: (root is None or t.group != root.group, t.entry.created_s)):
-        where = f"; called from {trouble.entry.where}" if trouble.entry.where else ""
-        yield Cause(trouble.code, trouble.said + where, change=CHANGES[trouble.code])
 
 
 def _layout(ranks: Mapping[int, Dump], claim: Claim | None) -> Iterator[Finding]:
@@ -183,7 +177,7 @@ def _notes(ranks: Mapping[int, Dump]) -> Iterator[Note]:
 
 
 def _rows(groups: Mapping[Group, Calls]) -> Iterator[CollectiveRow]:
-    """What the lowest rank of each group called; of times the least of all ranks is the wire's, and what is above it waiting."""
+    """Yield the calls of each group's lowest rank. The least time of all ranks is the wire's, and the rest is waiting."""
     for (group, _), calls in groups.items():
         mine, kinds = calls[min(calls)], dict[str, list[FlightEntry]]()
         for entry in mine.values():
