@@ -187,7 +187,17 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
     """Yield what costs time by the ways that were taken, and what went wrong."""
-    yield from _error_causes(log)
+    for why, times in sorted(Counter(log.returned.values()).items())[: COUNT.named]:
+        text = f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}"
+        yield Cause("failed", text, change=_CAUSES["nccl"]["peer" if any(word in why for word in GONE) else "failed"])
+    yield from _way_causes(log, claim)
+    yield from _disagreement_causes(log)
+    for comm in _unfinished_starts(log)[: COUNT.named]:
+        yield _cause("unstarted", f"the start of a communicator did not end: {_start_words(comm)}")
+
+
+def _way_causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
+    """Yield ways, channels and rings that cost time."""
     routes = log.routes
     yield from _network(log, [r for r in routes if r.transport.startswith("NET/")], claim)
     if shared := [r for r in routes if r.transport == "SHM"]:
@@ -200,6 +210,10 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         ring, crossed, hosts = zigzag
         text = f"a ring crosses hosts {crossed} times where {hosts} would do ({' '.join(map(str, ring[:16]))} …)"
         yield _cause("ring order", text)
+
+
+def _disagreement_causes(log: NcclLog) -> Iterator[Cause]:
+    """Yield versions and calls that differ, and collectives that were given up."""
     versions = Counter(version for process, version in log.versions.items() if process)
     if len(versions) > 1:
         many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
@@ -214,15 +228,6 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         yield from (unheard := _silent_rank_causes(log))
         if not unheard and (gone := _silent_ranks(log)):
             yield _cause("absent", _missing_words(log, gone))
-    for comm in _unfinished_starts(log)[: COUNT.named]:
-        yield _cause("unstarted", f"the start of a communicator did not end: {_start_words(comm)}")
-
-
-def _error_causes(log: NcclLog) -> Iterator[Cause]:
-    """Yield warnings after which a call came back with an error."""
-    for why, times in sorted(Counter(log.returned.values()).items())[: COUNT.named]:
-        text = f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}"
-        yield Cause("failed", text, change=_CAUSES["nccl"]["peer" if any(word in why for word in GONE) else "failed"])
 
 
 def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iterator[Cause]:

@@ -112,9 +112,8 @@ def _lines(text: str) -> Iterator[str]:
 
 def _continues(begun: list[str], line: str) -> bool:
     """Return whether a line continues an iteration's: a name, a value and a bar, or the rest of what was broken off."""
-    if len(begun) >= COUNT.most_wrapped or "|" not in line or line.startswith("["):
-        return False
-    if SAYS.others.search(line) or SAYS.iteration.search(line):
+    able = len(begun) < COUNT.most_wrapped and "|" in line and not line.startswith("[")
+    if not able or SAYS.others.search(line) or SAYS.iteration.search(line):
         return False
     return not begun[-1].rstrip().endswith("|") or SAYS.goes_on.match(line) is not None
 

@@ -6,6 +6,7 @@ States in other forms are read in the words of ``-q``: its table, ``--query-gpu`
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from commtax.files import table
 from commtax.thresholds import counts
@@ -51,22 +52,16 @@ def _of_two_lines(text: str, kind: str) -> Iterator[tuple[re.Match[str], re.Matc
         yield first, None
 
 
-def _boxes(text: str) -> Iterator[Sample]:
-    """Read the table of nvidia-smi."""
-    for first, second in _of_two_lines(text, "box"):
-        fields = dict(zip(_FIELDS["box"], first.groups()[1:], strict=True))
-        fields |= dict(zip(_FIELDS["box_used"], second.groups(), strict=True)) if second else {}
+def _two_line_table(text: str, kind: str, unit: str) -> Iterator[Sample]:
+    """Read a table with two lines a GPU: of nvidia-smi, or of amd-smi, whose second line has the GPU's number."""
+    for first, second in _of_two_lines(text, kind):
+        if "gpu" not in _FIELDS[kind] and not second:
+            continue
+        fields = dict(zip(_FIELDS[kind], first.groups(), strict=True))
+        fields |= dict(zip(_FIELDS[f"{kind}_used"], second.groups(), strict=True)) if second else {}
         lost = {LOST: "Yes"} if "ERR!" in fields.values() else {}
-        yield first[1], _available_fields({path: words for path, words in fields.items() if words != "ERR!"} | lost, "MiB")
-
-
-def _amd_boxes(text: str) -> Iterator[Sample]:
-    """Read the table of amd-smi."""
-    for first, second in _of_two_lines(text, "amd"):
-        if second:
-            fields = dict(zip(_FIELDS["amd"], first.groups(), strict=True))
-            fields |= dict(zip(_FIELDS["amd_used"], second.groups()[1:], strict=True))
-            yield second[1], _available_fields(fields | {"Product Name": fields["Product Name"].lstrip(".")}, "MB")
+        there = {path: words for path, words in fields.items() if words != "ERR!"} | lost
+        yield there.pop("gpu"), _available_fields(there | {"Product Name": there["Product Name"].lstrip(".")}, unit)
 
 
 def _concise(text: str) -> Iterator[Sample]:
@@ -76,13 +71,16 @@ def _concise(text: str) -> Iterator[Sample]:
         headed = headed or "GPU%" in line
         if not headed or not (row := SAYS.concise_row.match(line)):
             continue
-        heat = re.search(r"(\d{1,4}(?:\.\d)?) ?°?[cC]\b", line)
+        heat = re.findall(r"(\d{1,4}(?:\.\d)?) ?°?[cC]\b", line)
         watts, clocks = re.findall(r"(\d{1,6}(?:\.\d{1,6})?)W\b", line), re.findall(r"(\d{1,6})Mhz", line, re.I)
-        shares = re.findall(r"(\d{1,3})%", line)
-        fields = {"Temperature/GPU Current Temp": heat[1] if heat else "", "Utilization/Gpu": shares[-1] if shares else ""}
-        fields |= {"Clocks/SM": clocks[0] if clocks else "", "GPU Power Readings/Power Draw": watts[0] if watts else ""}
-        fields |= {"GPU Power Readings/Current Power Limit": watts[1] if len(watts) > 1 else ""}
-        yield row[1], _available_fields(fields)
+        figures = {
+            "Temperature/GPU Current Temp": heat[:1],
+            "Utilization/Gpu": re.findall(r"(\d{1,3})%", line)[-1:],
+            "Clocks/SM": clocks[:1],
+            "GPU Power Readings/Power Draw": watts[:1],
+            "GPU Power Readings/Current Power Limit": watts[1:2],
+        }
+        yield row[1], _available_fields({path: "".join(words) for path, words in figures.items()})
 
 
 def _monitor(text: str) -> Iterator[Sample]:
@@ -133,21 +131,17 @@ def _xml(text: str) -> Iterator[Sample]:
         if name == "gpu" and "id=" in match[0]:
             number, fields, above = number + 1, {}, []
         if words:
-            fields |= _element(above[-1] if above else "", name, words)
+            reason = re.sub(r"^clocks_(?:event|throttle)_reason_", "", name)
+            path = _FIELDS["xml"].get(f"{above[-1] if above else ''}/{name}") or _FIELDS["xml"].get(name)
+            if reason != name and reason in _FIELDS["reasons"]:
+                path = f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}"
+            fields |= {path: words} if path else {}
         above = [*above[-16:], name]
 
 
-def _element(above: str, name: str, words: str) -> dict[str, str]:
-    reason = re.sub(r"^clocks_(?:event|throttle)_reason_", "", name)
-    if reason != name and reason in _FIELDS["reasons"]:
-        return {f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}": words}
-    path = _FIELDS["xml"].get(f"{above}/{name}") or _FIELDS["xml"].get(name)
-    return {path: words} if path else {}
-
-
 READERS: tuple[tuple[tuple[str, ...], Callable[[str], Iterator[Sample]]], ...] = (
-    (("MiB /",), _boxes),
-    ((" W |",), _amd_boxes),
+    (("MiB /",), partial(_two_line_table, kind="box", unit="MiB")),
+    ((" W |",), partial(_two_line_table, kind="amd", unit="MB")),
     (("GPU%",), _concise),
     (("GPU_T", "GFX_", "VRAM_"), _monitor),
     (("utilization.gpu", "memory.used", "temperature.gpu", "power.draw", "clocks_", "clocks."), _query),
@@ -261,24 +255,23 @@ class Links:
     errors: Mapping[int, Mapping[int, Mapping[str, int]]] = field(default_factory=dict)
 
     @property
+    def _grown(self) -> dict[int, dict[int, Pair]]:
+        """By how much the counters of each link differ between the first and the last output."""
+        first, last = self.snapshots[0], self.snapshots[-1]
+        links = {gpu: {n: (first[gpu][n], last[gpu][n]) for n in last[gpu] if n in first[gpu]} for gpu in last if gpu in first}
+        return {gpu: {n: (b[0] - a[0], b[1] - a[1]) for n, (a, b) in of.items()} for gpu, of in links.items()}
+
+    @property
     def carried(self) -> dict[int, dict[int, Pair]]:
         """Bytes of each link between the first and the last output, or since the reset where there is one output."""
-        if not self.snapshots:
-            return {}
-        first, last = self.snapshots[0], self.snapshots[-1]
-        if len(self.snapshots) == 1 or self.was_reset:
-            return {gpu: dict(links) for gpu, links in last.items()}
-        both = {gpu: [(n, first[gpu][n], last[gpu][n]) for n in last[gpu] if n in first[gpu]] for gpu in last if gpu in first}
-        return {gpu: {n: (after[0] - was[0], after[1] - was[1]) for n, was, after in links} for gpu, links in both.items()}
+        if len(self.snapshots) > 1 and not self.was_reset:
+            return self._grown
+        return {gpu: dict(links) for snapshot in self.snapshots[-1:] for gpu, links in snapshot.items()}
 
     @property
     def was_reset(self) -> bool:
         """Whether a counter went back between the first and the last time."""
-        if len(self.snapshots) < 2:
-            return False
-        first, last = self.snapshots[0], self.snapshots[-1]
-        both = [(first[g][n], last[g][n]) for g in last if g in first for n in last[g] if n in first[g]]
-        return any(after[i] < before[i] for before, after in both for i in (0, 1))
+        return len(self.snapshots) > 1 and any(min(pair) < 0 for of in self._grown.values() for pair in of.values())
 
     def and_then(self, later: "Links") -> "Links":
         """Return the links with what a later file reports of the same GPUs."""

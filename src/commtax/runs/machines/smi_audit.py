@@ -134,14 +134,14 @@ def audit_monitor(seen: Monitor, claim: Claim | None, name: str = "dmon") -> Sec
         notes.append(Note("idle", f"GPU {', '.join(map(str, idle))}: no load, so that low clocks and power are as they should be"))
     elif low := [gpu for gpu, of in busy.items() if not of]:
         notes.append(Note("idle", f"GPU {', '.join(map(str, low))}: never busy, so that clocks tell nothing"))
-    causes = (
-        *_clocks(busy, claim),
-        *_throttling_causes(seen),
-        *(() if "pid" in seen.columns else _waiting_gpus(seen)),
-        *_pcie_causes(seen),
-    )
+    causes = [*_clocks(busy, claim), *_throttling_causes(seen), *(() if "pid" in seen.columns else _waiting_gpus(seen))]
+    for gpu, of in seen.samples.items():
+        moved = sum(mean(of[column]) * MB for column in ("rxpci", "txpci") if of.get(column))
+        if moved >= LEVEL.busy_pcie_bps:
+            change = "collectives over PCIe or host memory instead of NVLink, or offloading"
+            causes.append(Cause("pcie", f"GPU {gpu} moves {format_rate(moved)} over PCIe", change=change))
     facts = {"gpus": str(len(seen.samples)), "columns": " ".join(seen.columns)}
-    return Section("monitor", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
+    return Section("monitor", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=facts)
 
 
 def _busy(samples: Mapping[str, tuple[float, ...]]) -> dict[str, list[float]]:
@@ -177,7 +177,6 @@ def _figures(
 
 
 def _highest_words(values: Sequence[float], unit: str) -> str:
-    """Describe the highest of several samples."""
     return f"{max(values):,.10g}{unit} at most" if min(values) < max(values) else ""
 
 
@@ -231,14 +230,6 @@ def _waiting_gpus(seen: Monitor) -> Iterator[Cause]:
             yield Cause("starved-gpu", text, share=1 - share / 100)
 
 
-def _pcie_causes(seen: Monitor) -> Iterator[Cause]:
-    for gpu, of in seen.samples.items():
-        moved = sum(mean(of[column]) * MB for column in ("rxpci", "txpci") if of.get(column))
-        if moved >= LEVEL.busy_pcie_bps:
-            text = f"GPU {gpu} moves {format_rate(moved)} over PCIe"
-            yield Cause("pcie", text, change="collectives over PCIe or host memory instead of NVLink, or offloading")
-
-
 Fields = Mapping[str, str]
 WORDS = table("runs/machines/words.toml")
 TITLES: Fields = WORDS["titles"]
@@ -263,12 +254,18 @@ def audit_states(states: States, claim: Claim | None, name: str = "nvidia-smi -q
     causes = [Cause(code, f"{named[gpu]}: {text}", change=CHANGES[code]) for code, gpu, text in faults]
     limits = [(code, gpu, text) for gpu in states.samples for code, text in _limits(states.last(gpu))]
     causes += [Cause(code, f"GPU {gpu}: {text}", change=CHANGES[code]) for code, gpu, text in limits]
-    causes += [*_slow(states), *_mixed_gpus(states)]
-    names = dict.fromkeys(states.name(gpu) for gpu in states.samples)
+    busy = {gpu: states.last(gpu) for gpu in states.samples if _is_busy(states.last(gpu))}
+    causes += slow_clocks({gpu: clock for gpu, of in busy.items() if (clock := figure(of, "Clocks/SM"))})
+    kinds: dict[str, list[int]] = {}
+    for gpu in states.samples:
+        kinds.setdefault(states.name(gpu), []).append(gpu)
+    if len(kinds) > 1:
+        who = "; ".join(f"{named_gpus(gpus)} {kind or 'without a name'}" for kind, gpus in kinds.items())
+        causes.append(Cause("mixed", f"GPUs of one host differ: {who}", change=CHANGES["mixed"]))
     mig = {states.last(gpu).get("MIG Mode/Current", "") for gpu in states.samples} - {"", "N/A"}
     levels = {states.last(gpu).get("Performance State", "") for gpu in states.samples} - {""}
     facts = {
-        "devices": ", ".join(filter(None, names)),
+        "devices": ", ".join(filter(None, kinds)),
         "gpus": str(len(states.samples)),
         "MIG": ", ".join(sorted(mig)),
         "performance states": ", ".join(sorted(levels)),
@@ -332,20 +329,6 @@ def _limits(fields: Fields) -> Iterator[tuple[str, str]]:
         yield "ecc", f"{ever:,.0f} uncorrectable memory errors in its life"
 
 
-def _slow(states: States) -> Iterator[Cause]:
-    busy = {gpu: states.last(gpu) for gpu in states.samples if _is_busy(states.last(gpu))}
-    return slow_clocks({gpu: clock for gpu, of in busy.items() if (clock := figure(of, "Clocks/SM"))})
-
-
-def _mixed_gpus(states: States) -> Iterator[Cause]:
-    kinds: dict[str, list[int]] = {}
-    for gpu in states.samples:
-        kinds.setdefault(states.name(gpu), []).append(gpu)
-    if len(kinds) > 1:
-        kinds_text = "; ".join(f"{named_gpus(who)} {name or 'without a name'}" for name, who in kinds.items())
-        yield Cause("mixed", f"GPUs of one host differ: {kinds_text}", change=CHANGES["mixed"])
-
-
 def _chips(states: States, claim: Claim | None) -> Iterator[Finding]:
     """Yield GPUs of another kind than claimed, unless their name is that of no chip in the catalogue."""
     if claim is None:
@@ -357,14 +340,13 @@ def _chips(states: States, claim: Claim | None) -> Iterator[Finding]:
         yield Finding(item, 0, len(other), reason=why).judged()
 
 
-def _bytes(words: str) -> float | None:
-    number, _, unit = words.partition(" ")
-    return float(number) * WORDS["units"][unit] if unit in WORDS["units"] and number.replace(".", "", 1).isdecimal() else None
-
-
 def _gpu_findings(gpu: int, fields: Fields) -> Iterator[Finding]:
     for code, (title, *paths) in WORDS["figures"].items():
-        value = _bytes(fields.get(paths[0], "")) if code == "used" else figure(fields, *paths)
+        value = figure(fields, *paths)
+        if code == "used":
+            number, _, unit = fields.get(paths[0], "").partition(" ")
+            plain = unit in WORDS["units"] and number.replace(".", "", 1).isdecimal()
+            value = float(number) * WORDS["units"][unit] if plain else None
         if value is not None:
             seconds = value / 1e6 if code == "capped" else value  # the driver counts microseconds
             yield Finding(Note(code, f"GPU {gpu}: {title}"), None, seconds, "bytes" if code == "used" else "")

@@ -73,22 +73,25 @@ NONE_LISTED = "the legend lists no NV#: topo -mp prints PCIe paths alone"
 
 
 def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topology") -> Section:
-    links = matrices.links
-    findings = [counted_gpus(matrices.num_gpus, claim)]
-    causes: list[Cause] = []
-    notes = []
+    links, facts = matrices.links, {"gpus": str(matrices.num_gpus)}
+    results: list[Finding | Cause] = [counted_gpus(matrices.num_gpus, claim)]
+    notes: list[Note] = []
+    if links:
+        facts |= {f"pairs over {kind}": str(n) for kind, n in sorted(_kinds(links).items())}
+        facts |= {"network cards": str(most)} if (most := max(map(len, links.nics), default=0)) else {}
     if links and links.num_gpus > 1:
-        findings += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links), *_as_claimed(links, claim)]
-        causes += [*_lonely(links), *_thin(links), *_far(links)]
-        notes += [*_unlinked(matrices, links), Note("topology", _topology_words(links)), *_rows(links)]
-    if apart := _apart(matrices):
-        findings.append(Finding("pairs without P2P", 0, len(apart), reason=_why(matrices)).judged())
-        causes += _no_peers(matrices)
-    matrix = matrices.links
-    kinds = _kinds(matrix) if matrix else Counter[str]()
-    pairs = {"gpus": str(matrices.num_gpus)} | {f"pairs over {kind}": str(n) for kind, n in sorted(kinds.items())}
-    facts = pairs | ({"network cards": str(most)} if matrix and (most := max(map(len, matrix.nics), default=0)) else {})
-    return Section("topology", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=facts)
+        results += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links), *_as_claimed(links, claim)]
+        results += _far(links)
+        kinds = _kinds(links)
+        counted = len(kinds) == 1 or kinds.keys() - {*MEANS} - {k for k in kinds if k.startswith("NV")}
+        pairs = ", ".join(f"{plural(n, 'pair')} over {kind}" for kind, n in kinds.most_common())
+        words = f"{links.num_gpus} GPUs: {pairs}" if counted else describe(links)
+        notes += [*_unlinked(matrices, links), Note("topology", words), *_rows(links)]
+    results += _no_peers(matrices)
+    findings = tuple(x for x in results if isinstance(x, Finding))
+    return Section(
+        "topology", (name,), findings, tuple(notes), causes=tuple(x for x in results if isinstance(x, Cause)), facts=facts
+    )
 
 
 def _fast(kind: str) -> bool:
@@ -99,13 +102,6 @@ def _kinds(links: Topology) -> Counter[str]:
     """Count the pairs that have each link, leaving out pairs without an entry."""
     pairs = (links.links[i][j] for i, j in combinations(range(links.num_gpus), 2))
     return Counter(kind for kind in pairs if kind != UNTOLD)
-
-
-def _topology_words(links: Topology) -> str:
-    kinds = _kinds(links)
-    if len(kinds) == 1 or kinds.keys() - {*MEANS} - {k for k in kinds if k.startswith("NV")}:
-        return f"{links.num_gpus} GPUs: " + ", ".join(f"{plural(n, 'pair')} over {kind}" for kind, n in kinds.most_common())
-    return describe(links)
 
 
 def _unlinked(matrices: Matrices, links: Topology) -> Iterator[Note]:
@@ -155,17 +151,14 @@ def _word(links: Topology) -> str:
     return next((word for mark, word in FABRICS.items() if any(kind.startswith(mark) for kind in marks)), "NVLink")
 
 
-def _off(links: Topology) -> Iterator[Finding]:
-    """Report how many GPUs lack the links that the others have."""
+def _off(links: Topology) -> Iterator[Finding | Cause]:
+    """Report the GPUs that lack the links that the others have."""
     if off := _alone(links):
         yield Finding(Note("off", f"GPUs off {_word(links)}"), 0, len(off), reason=named_gpus(off)).judged()
-
-
-def _lonely(links: Topology) -> Iterator[Cause]:
-    for gpu in _alone(links):
+    rest = [i for i in range(links.num_gpus) if i not in off]
+    for gpu in off:
         row = links.links[gpu]
         way = max((kind for at, kind in enumerate(row) if at != gpu and kind != UNTOLD), key=distance, default=UNTOLD)
-        rest = [i for i in range(links.num_gpus) if i not in _alone(links)]
         text = f"GPU {gpu} has no {_word(links)}, which {len(rest)} others have: it reaches them over {way}"
         text += f" ({MEANS[way]})" if way in MEANS else ""
         look, shown = (LOOK_AMD, "HIP") if _word(links) == "XGMI" else (LOOK, "CUDA")
@@ -207,11 +200,14 @@ def _widths(links: Topology) -> list[int]:
     return [max((int(kind[2:]) for kind in row if kind.startswith("NV")), default=0) for row in links.links]
 
 
-def _fewer(links: Topology) -> Iterator[Finding]:
+def _fewer(links: Topology) -> Iterator[Finding | Cause]:
     widths = _widths(links)
     if few := [i for i, width in enumerate(widths) if width < max(widths)]:
         why = f"{named_gpus(few)}: the others have {max(widths)}"
         yield Finding(Note("fewer", "GPUs with fewer NVLinks than the others"), 0, len(few), reason=why).judged()
+    for gpu in few:
+        text = f"GPU {gpu} has {plural(widths[gpu], 'NVLink')} to each other GPU, the others have {max(widths)}"
+        yield Cause("fewer", text, change=LOOK)
 
 
 def _as_claimed(links: Topology, claim: Claim | None) -> Iterator[Finding]:
@@ -223,14 +219,6 @@ def _as_claimed(links: Topology, claim: Claim | None) -> Iterator[Finding]:
         yield Finding(Note("links", "NVLinks of a GPU"), link.num_links, most, reason=why).judged()
 
 
-def _thin(links: Topology) -> Iterator[Cause]:
-    widths = _widths(links)
-    for gpu, width in enumerate(widths):
-        if width < max(widths):
-            text = f"GPU {gpu} has {plural(width, 'NVLink')} to each other GPU, the others have {max(widths)}"
-            yield Cause("fewer", text, change=LOOK)
-
-
 def _far(links: Topology) -> Iterator[Cause]:
     """Yield GPUs whose nearest network card is beyond the processor, where others have one on their PCIe switch."""
     nearest = {i: min(row, key=distance) for i, row in enumerate(links.nics) if row}
@@ -240,18 +228,15 @@ def _far(links: Topology) -> Iterator[Cause]:
         yield Cause("far-nic", text, change="a network card under the same PCIe switch, or ranks between hosts on the other GPUs")
 
 
-def _apart(matrices: Matrices) -> list[tuple[int, int]]:
-    return [(i, j) for i, j in combinations(range(len(matrices.peers)), 2) if matrices.peers[i][j] in PEERS]
-
-
-def _why(matrices: Matrices) -> str:
-    kinds = Counter(matrices.peers[i][j] for i, j in _apart(matrices))
-    return "; ".join(f"{kind}: {PEERS[kind]}" for kind, _ in kinds.most_common())
-
-
-def _no_peers(matrices: Matrices) -> Iterator[Cause]:
-    apart, total = _apart(matrices), len(matrices.peers) * (len(matrices.peers) - 1) // 2
-    text = f"{len(apart)} of {plural(total, 'pair')} cannot read each other's memory"
+def _no_peers(matrices: Matrices) -> Iterator[Finding | Cause]:
+    """Report the pairs that cannot read each other's memory."""
+    pairs = list(combinations(range(len(matrices.peers)), 2))
+    if not (apart := [(i, j) for i, j in pairs if matrices.peers[i][j] in PEERS]):
+        return
+    kinds = Counter(matrices.peers[i][j] for i, j in apart)
+    why = "; ".join(f"{kind}: {PEERS[kind]}" for kind, _ in kinds.most_common())
+    yield Finding("pairs without P2P", 0, len(apart), reason=why).judged()
+    text = f"{len(apart)} of {plural(len(pairs), 'pair')} cannot read each other's memory"
     shown = _shown([f"{i}+{j}" for i, j in apart])
     change = "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"
-    yield Cause("no-p2p", f"{text} ({shown}; {_why(matrices)})", change=change)
+    yield Cause("no-p2p", f"{text} ({shown}; {why})", change=change)

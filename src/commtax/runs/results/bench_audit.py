@@ -32,7 +32,6 @@ from commtax.verbs.fitting import holds
 COUNT, LEVEL = thresholds(__name__)
 WORDS = table("runs/results/words.toml")
 TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "beside", "slow", "why"))
-STATISTICS = ("mean", "median", "p99")
 TERMS = ("queue", "prefill", "decode")  # times that a server tells of its own inside: told and judged, and no headline
 DEGREES = ("pp", "dp", "ep")
 IDENTITY = ("model", "chip", "tp", *DEGREES)  # codes of findings on what ran
@@ -94,16 +93,12 @@ def _audit_claim(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | No
     other = any(f.code in IDENTITY and f.verdict == DISAGREE for f in checks)  # what it should take is that of another run
     blamed = () if other or (claim.distrust and not claim.strict) else expected_figures.causes(result, predicted, claim, baseline)
     load_text = str(predicted.load) if result.tool == SERVER else load_words(predicted)  # a server's metrics have no beginning
-    remarks = (Note("load", f"predicted for {load_text}{_overload_words(predicted)}"), *_remarks(result, claim))
+    rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
+    if rate and kept and falls_behind(rate, kept.value):  # the queue then grows with every request
+        load_text += f": overloaded, {format_figure(kept.value)} of them answered per second"
+    remarks = (Note("load", f"predicted for {load_text}"), *_remarks(result, claim))
     more = expected_figures.overload(result) if blamed else expected_figures.plain_causes(result)
     return (*compared, *checks), (*more, *blamed), remarks
-
-
-def _overload_words(predicted: ExpectedFigures) -> str:
-    """Describe the overload of the predicted server, whose queue then grows with every request, or return ""."""
-    rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
-    over = rate and kept and falls_behind(rate, kept.value)
-    return f": overloaded, {format_figure(kept.value)} of them answered per second" if kept and over else ""
 
 
 def _too_large(load: BenchmarkLoad | str, claim: Claim) -> Iterator[Finding]:
@@ -124,17 +119,15 @@ def _times(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Findin
     """Yield each time of the result. Gaps of a stream are judged only where there is no time of a token."""
     for metric, title in TIMES.items():
         chunks = metric == "itl" and "tpot" in result.stats
-        for statistic in ("mean",) if chunks else (*STATISTICS[:2], _tail(result, metric)):
-            if seconds := result.stats.get(metric, {}).get(statistic):  # nothing takes no time: 0 was not measured
+        stats = result.stats.get(metric, {})
+        percentiles = [s for s in stats if s[:1] == "p" and s[1:].replace(".", "", 1).isdecimal()]
+        highest = max(percentiles, key=lambda s: float(s[1:]), default="p99")
+        tail = "p99" if "p99" in percentiles else highest
+        for statistic in ("mean",) if chunks else ("mean", "median", tail):
+            if seconds := stats.get(statistic):  # nothing takes no time: 0 was not measured
                 item = Note(f"{metric}_{statistic}", f"{title} ({statistic})")
                 plain = Finding(item, None, seconds, "s", reason=WHY["chunks"] if chunks else "")
                 yield (judged(metric, statistic, item, seconds, "s") if judged and not chunks else None) or plain
-
-
-def _tail(result: BenchmarkRun, metric: str) -> str:
-    """Return p99, or the highest percentile where the result has no p99."""
-    percentiles = [s for s in result.stats.get(metric, {}) if s[:1] == "p" and s[1:].replace(".", "", 1).isdecimal()]
-    return STATISTICS[2] if STATISTICS[2] in percentiles else max(percentiles, key=lambda s: float(s[1:]), default=STATISTICS[2])
 
 
 def _rates(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Finding]:

@@ -157,7 +157,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
             times += [(f"{label}{run.op}", time) for time in judged.times]
         compared = (*_reached_bandwidth(run, ranks, place), *_expected_findings(run, judged, bool(place), assumed))
         findings += [replace(f, item=Note(f.code, label + f.item)) for f in compared]
-        causes += (*_wrong(run, label), *(_faults(run, label) if moved else ()))
+        causes += _faults(run, moved, label)
         causes += [*_far_below(run, ranks, place, label)] or _slow(run, compared, ranks, place, label)
     findings += _average(tests)
     if tests.alone:
@@ -274,13 +274,12 @@ def _compare_time(time: JudgedTime, op: str, assumed: bool) -> Finding:
     return replace(finding, verdict=DISAGREE, reason=slower) if time.verdict == FAIL else replace(finding, verdict=AGREE)
 
 
-def _wrong(run: NcclTestsRun, label: str) -> Iterator[Cause]:
+def _faults(run: NcclTestsRun, moved: bool, label: str) -> Iterator[Cause]:
     if wrong := sum(r.wrong for r in run.rows):
         text = f"{label}{wrong:,} wrong values (at {wrong_sizes(run)})"
         yield Cause("wrong-values", text, change="a broken link, GPU or library")
-
-
-def _faults(run: NcclTestsRun, label: str) -> Iterator[Cause]:
+    if not moved:
+        return
     if dip := _dip(run.rows):
         before, at = dip
         text = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"

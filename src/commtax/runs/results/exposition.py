@@ -132,8 +132,6 @@ def quantile_bounds(buckets: Buckets, share: float) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-__all__ = ["looks_like", "parse", "quantile_bounds", "run_of"]
-
 METRICS: Mapping[str, str] = TABLE["prometheus"]
 GAPS: list[str] = TABLE["gaps"]["names"]
 SHOWN = {"ttft": "TTFT", "e2el": "E2E", "queue": "queue"}  # whose 99th hundredth is told

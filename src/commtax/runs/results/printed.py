@@ -135,9 +135,11 @@ def _by_column(
         label = meaning(f"{above} ({row[units]})" if units and row[units] else above)
         if label.field and sizes:
             run = runs.setdefault(("", *(row[at] for at in sizes)), PrintedRun(dialect, n))
-            _put_row([*((columns[at], row[at]) for at in sizes), *_statistics(label, columns, row)], run)
+            for meant, cell in (*((columns[at], row[at]) for at in sizes), *_statistics(label, columns, row)):
+                run.put(meant, cell)
         elif label.field:
-            _put_row(_statistics(label, columns, row), current)
+            for meant, cell in _statistics(label, columns, row):
+                current.put(meant, cell)
             for at in apart:
                 runs[at,].put(label, row[at])
     yield from (run for run in runs.values() if run is not current)
@@ -149,11 +151,6 @@ def _statistics(label: LabelMeaning, columns: list[LabelMeaning], row: Row) -> P
     if label.statistics or (label.kind == "rate" and sum(_digits(cell) for _, cell in cells) > 1):
         return []
     return [(replace(label, statistics=column.statistics, unit_s=column.unit_s or label.unit_s), cell) for column, cell in cells]
-
-
-def _put_row(pairs: Pairs, run: PrintedRun) -> None:
-    for label, cell in pairs:
-        run.put(label, cell)
 
 
 def _digits(cell: str) -> bool:

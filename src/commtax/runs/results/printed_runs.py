@@ -329,7 +329,9 @@ def make_benchmark(run: PrintedRun, options: Mapping[str, str]) -> BenchmarkRun:
         return _llama_bench_result(run, tested[1], int(tested[2]), str(model))
     facts |= ({"backend": backend} if backend else {}) | ({"run": run.name} if run.name else {})
     spread = spread_of(lengths[1], run.figures.get(("output_length", "std")))
-    kind = "latency" if (batch := _batch(run)) and not d.get("max_concurrency") else "serve"
+    size = run.one("batch")
+    batch = int(size) if size and math.isfinite(size) else None
+    kind = "latency" if batch and not d.get("max_concurrency") else "serve"
     more = SentLoad(burstiness=math.inf) if run.name.startswith("constant") else SentLoad()
     details = {"notes": tuple(run.notes), "lengths": lengths, "facts": facts, **more}
     return result(run.dialect.tool, kind, d, stats, batch=batch, spread=spread, **details)
@@ -356,10 +358,6 @@ def _requests(run: PrintedRun) -> float | None:
     rate, duration = run.one("requests_per_s"), run.one("duration")
     counted = next((n for name in ("requests", "all_requests") if (n := run.one(name)) is not None), None)
     return float(round(rate * duration)) if counted is None and rate and duration and rate * duration < math.inf else counted
-
-
-def _batch(run: PrintedRun) -> int | None:
-    return int(batch) if (batch := run.one("batch")) and math.isfinite(batch) else None
 
 
 def _tokens(run: PrintedRun, lengths: tuple[float | None, float | None]) -> dict[str, object]:
