@@ -13,7 +13,7 @@ from commtax.thresholds import counts
 
 Names = Sequence[tuple[str, str]]
 COUNT = counts(__name__)
-UNNAMED = "collective"  # a communication kernel whose name does not tell what it does (RCCL's generic kernel)
+UNNAMED = "collective"  # a communication kernel whose name does not show what it does (RCCL's generic kernel)
 
 _TABLE = table("runs/evidence/collective_names.toml")
 _NAMES: Names = [(part, op) for part, op in _TABLE["names"]]

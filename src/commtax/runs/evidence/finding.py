@@ -56,7 +56,7 @@ class Finding:
     high: float | None = None
     of: str = ""  # the kind of collective, the clock …: which of several figures under one code
     impossible: bool = False  # faster than anything could be: what was claimed did not run, and nothing else can agree
-    told: bool = False  # the reason describes the figure (its range, how often it was printed), and is none for lacking a verdict
+    remark: bool = False  # the reason describes the figure (its range, how often it was printed), and not why it has no verdict
 
     @property
     def code(self) -> str:
@@ -92,7 +92,7 @@ class Finding:
         return replace(self, verdict=UNKNOWN, reason=why, evidence=False)
 
     def unsure(self, why: str) -> Finding:
-        """Return the figures without a verdict, because the prediction is assumed: it cannot agree, and far off bars others."""
+        """Return the figures without a verdict, because the prediction is assumed: far off, it prevents agreement elsewhere."""
         return replace(self, verdict=UNKNOWN, reason=why)
 
     @property
@@ -116,7 +116,7 @@ def reason_assumed(priced: StepBill) -> str:
     return f"seconds of {priced.question.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
 
 
-@dataclass(frozen=True)  # without slots: whether to trust it is asked once
+@dataclass(frozen=True)  # without slots: whether to trust it is decided once
 class Claim:
     """The run that the user claims: a question and its workload. None leaves a value to the file."""
 
@@ -126,8 +126,8 @@ class Claim:
     output_len: int | None = None
     tolerance: float = LEVEL.seconds_tolerance
     strict: bool = False  # the tolerance decides alone: no range and no distrust of constants excuses a difference
-    plan_source: str = ""  # who says the plan, in words; "": the user
-    guessed: bool = False  # nobody says the plan, and the cluster has room for others
+    plan_source: str = ""  # who states the plan, in words; "": the user
+    guessed: bool = False  # the plan is not stated, and the cluster has room for others
 
     def __post_init__(self) -> None:
         if self.question.phase not in PHASES:
@@ -166,7 +166,7 @@ class Cause:
 
     code: str
     said: str
-    cost_s: float | None = None  # a step, where a step is what is told
+    cost_s: float | None = None  # of a step, where steps are known
     share: float | None = None
     change: str = ""
     gain: str = ""
@@ -198,7 +198,7 @@ class StepRow:
     hidden_s: float
     copy_s: float
     idle_s: float
-    usual: bool = True  # like most steps of the run: what is told of a step is told of these
+    usual: bool = True  # like most steps of the run, which stand for the typical one
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class SentCollectives:
-    """Collectives of one kind and group size: a rank's in a usual step, where steps are told, else all."""
+    """Collectives of one kind and group size: a rank's in a usual step, where steps are known, else all."""
 
     count: float = 0.0
     nbytes: float | None = 0.0
@@ -234,7 +234,7 @@ class SentCollectives:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """Device work under one name, in the steps that are told, of all ranks together: its seconds a step of a rank."""
+    """Device work under one name, in the known steps, of all ranks together: its seconds a step of a rank."""
 
     name: str
     kind: str  # compute | comm | copy | wait
@@ -275,7 +275,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one file (or the ranks of one job) says."""
+    """The content of one file, or of the ranks of one job."""
 
     kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
     files: tuple[str, ...]
@@ -289,7 +289,9 @@ class Section:
     kernels: tuple[KernelRow, ...] = ()  # dearest first, the first few hundred
     facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
     measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
-    sent: Mapping[tuple[str, int], SentCollectives] | None = None  # in a usual step, by kind and group size; None: no step is told
+    sent: Mapping[tuple[str, int], SentCollectives] | None = (
+        None  # in a usual step, by kind and group size; None: steps are unknown
+    )
     phases: Mapping[str, str] = field(default_factory=dict)  # of steps, by the names that report them
     blamed: str = ""  # code of the cause that is the culprit's, where that is not its kind
 
@@ -392,12 +394,12 @@ def missing_sentence(audited: Audit) -> str:
         weak = audited.claim.distrust or unsure[0].reason
         mend = "" if audited.claim.guessed else CALIBRATE
         return "; ".join(filter(None, (weak, mend, _furthest_words(unsure))))
-    measured = [f for f in audited.findings if f.verdict == UNKNOWN and f.measured is not None and f.reason and not f.told]
+    measured = [f for f in audited.findings if f.verdict == UNKNOWN and f.measured is not None and f.reason and not f.remark]
     reasons = list(dict.fromkeys(f.reason for f in measured))[: COUNT.most_reasons]
-    absent = [f.item for f in audited.findings if f.predicted is not None and f.measured is None and not f.told]
+    absent = [f.item for f in audited.findings if f.predicted is not None and f.measured is None and not f.remark]
     if not reasons and absent:
         return f"the files do not tell {', '.join(absent[: COUNT.most_reasons])}"
-    same = [f.item for f in audited.findings if f.verdict == AGREE]  # what was compared all the same, and is as said
+    same = [f.item for f in audited.findings if f.verdict == AGREE]  # what was compared, and is as claimed
     agreed = f"; as claimed: {', '.join(same)}" if 0 < len(same) <= COUNT.most_agreed else ""
     return "; ".join(reasons) or f"the files hold no {HEADLINES} that is predicted{agreed}"
 
@@ -409,7 +411,7 @@ def _furthest_words(unsure: list[Finding]) -> str:
         return ""
     worst = max(off, key=_ratio)
     how = "were counted" if worst.unit in COUNTED else "is assumed"
-    return f"{worst.item} was {_figure_text(worst.measured, worst.unit)} where {_figure_text(worst.predicted, worst.unit)} {how}"
+    return f"{worst.item} was {figure_text(worst.measured, worst.unit)} where {figure_text(worst.predicted, worst.unit)} {how}"
 
 
 def _ratio(f: Finding) -> float:
@@ -419,7 +421,7 @@ def _ratio(f: Finding) -> float:
     return max(f.measured / f.predicted, f.predicted / f.measured)
 
 
-def _figure_text(value: float | None, unit: str) -> str:
+def figure_text(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     return format_seconds(value) if unit == "s" else format_bytes(value) if unit == "bytes" else f"{value:,.4g}"

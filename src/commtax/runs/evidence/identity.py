@@ -1,4 +1,4 @@
-"""Whether a file names another model, chip or degree than was said: a name that tells nothing decides nothing."""
+"""Whether a file names another model, chip or degree than was claimed: an unclear name decides nothing."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ def names_of(model: str) -> Iterator[str]:
     yield from ("/".join(part.split("--")[1:]) for part in parts if part.startswith("models--"))
 
 
-def known_as(name: str) -> str:
+def bundled_key(name: str) -> str:
     """Return the key of the bundled model that a name refers to, whatever its number format, or "" for none."""
     return next((key for one in names_of(name) if one and (key := origin(one))), "")
 
@@ -55,7 +55,7 @@ def _model_part(name: str) -> str:
 def other_model(name: str, claimed: Model) -> str:
     """Explain why a name cannot be that of the claimed model, or return "" where it can be or is uninformative."""
     name = name[-COUNT.most_signs :]
-    key, claimed_key = known_as(name), known_as(claimed.key) or next(filter(None, map(known_as, claimed.aliases)), "")
+    key, claimed_key = bundled_key(name), bundled_key(claimed.key) or next(filter(None, map(bundled_key, claimed.aliases)), "")
     if key and claimed_key:
         return (
             ""

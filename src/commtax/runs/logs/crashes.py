@@ -82,7 +82,7 @@ class _CrashReader:
     header: str = ""  # who began the last traceback
     first: dict[str, str] = field(default_factory=dict)  # of a launcher's own summary: rank and exit code of whoever failed first
     fatal: bool = False
-    endings: dict[str, str] = field(default_factory=dict)  # how processes ended, in words that tell no error, and whose they are
+    endings: dict[str, str] = field(default_factory=dict)  # how processes ended, in words without an error, and whose they are
     episode: int = 0
     ended_in: int = -1  # the episode of the first sign that a process ended
     child: tuple[str, int] = ("", 0)  # the first process that a launcher saw end, in words, and the line

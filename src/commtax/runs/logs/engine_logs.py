@@ -23,7 +23,6 @@ SAYS = patterns(__name__)
 FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not go on, and that it was ready to serve
 STALLED = "stalled_s"  # a figure: how long a process has waited for others when the log ends
 STAGE, ENDED = "stage", "ended"  # … the last step of a start that it names, and that its process was ended
-SAY_READY = ("vllm", "sglang", "tgi")  # engines with a line that ends their start
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
 
 
@@ -85,7 +84,7 @@ class StartupLog:
     ranks: tuple[Rank, ...] = ()
     backend: str = ""
     allreduce_backends: tuple[str, ...] = ()
-    custom_allreduce_disabled: str = ""  # the reason given
+    custom_allreduce_disabled: str = ""  # the stated reason
     weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
     figures: Mapping[str, float] = field(default_factory=dict)  # what else was counted, the least over the workers
     available_kv_bytes: float | None = None
@@ -99,6 +98,10 @@ class StartupLog:
         """Return a setting, or "" where it was not printed, or left to the engine."""
         value = self.settings.get(name, "")
         return "" if value in ("None", "auto") else value
+
+    def prints(self, what: str, usual: bool = False) -> bool:
+        """Return whether an engine prints something in its log, as the table of its wordings has it."""
+        return bool(table(f"runs/logs/{self.engine}_log.toml").get("prints", {}).get(what, usual))
 
     @property
     def model(self) -> str:
@@ -119,7 +122,7 @@ class StartupLog:
         """Whether it stops before the line that ends a start, or before memory is shared out where an engine has no such line."""
         if self.is_ready or FAILURE in self.settings:
             return False
-        return self.engine in SAY_READY or ENDED in self.settings or not self.is_settled
+        return self.prints("ready") or ENDED in self.settings or not self.is_settled
 
 
 @dataclass(slots=True)
@@ -258,7 +261,7 @@ def axes_of(worker: str) -> dict[str, int]:
 def last_start_line(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
     """Return the number of the line with which the last start begins, where a process introduces itself again as another.
 
-    Rows are a process's name, what tells its runs apart, and whether the line is such an introduction.
+    Rows are a process's name, what distinguishes its runs, and whether the line is such an introduction.
     """
     begun: dict[str, str] = {}
     first = 0
@@ -271,7 +274,7 @@ def last_start_line(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
     return first
 
 
-Introduced = tuple[str, str, bool]  # a process's name, what tells its runs apart, and whether a line introduces it
+Introduced = tuple[str, str, bool]  # a process's name, what distinguishes its runs, and whether a line introduces it
 
 
 class _EngineReading:

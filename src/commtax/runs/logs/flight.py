@@ -474,7 +474,7 @@ def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str
     for trouble in sorted(troubles, key=lambda t: (root is None or t.group != root.group, t.entry.created_s)):  # the root first
         where = f"; called from {trouble.entry.where}" if trouble.entry.where else ""
         causes.append(Cause(trouble.code, trouble.text + where, change=CHANGES[trouble.code]))
-    code = root.code if root and not root.entry.where else ""  # a cause with a line of the program is told by itself
+    code = root.code if root and not root.entry.where else ""  # a cause with a line of the program stands for itself
     section = Section(
         "flight", tuple(names), tuple(_layout(ranks, claim)), notes, causes=tuple(causes), culprit=blamed, blamed=code
     )

@@ -1,4 +1,4 @@
-"""What NCCL's own log tells: who reaches whom over what, what that costs, which rank is missing, and what was called."""
+"""What NCCL's log shows: who reaches whom over what, what that costs, which rank is missing, and what was called."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from commtax.verbs.settling import settle
 COUNT = counts(__name__)
 GONE = ("Broken pipe", "Connection closed", "Connection reset", "Connection refused")  # the other end of a connection failed first
 _CAUSES = table("runs/logs/log_causes.toml")
-Blamed = tuple[Culprit, str]  # who is to blame, and the code of the cause that says so; "" where none does
+Blamed = tuple[Culprit, str]  # who is to blame, and the code of the cause that names them, or ""
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 
 
@@ -128,19 +128,17 @@ def _depth(parents: dict[int, int]) -> int:
 def facts(log: NcclLog) -> dict[str, str]:
     stated = {f"ways over {_called_so(t, direct)}": str(pairs) for (t, direct), pairs in sorted(_transports(log).items())}
     stated |= {name: ", ".join(sorted(values)) for name, values in sorted(log.environment.items())}
-    versions, world = sorted(set(log.versions.values())), log.world
-    stated |= {"version": ", ".join(versions)} if versions else {}
-    stated |= {"network": ", ".join(sorted(log.networks))} if log.networks else {}
-    stated |= {"NICs": ", ".join(log.nics)} if log.nics else {}
-    stated |= {"ranks": str(world.size)} if world else {}
-    if log.widths:
-        channels, nvls, pairs = min(log.widths)
-        stated |= {"channels": str(channels), "NVLS channels": str(nvls), "channels of pairs": str(pairs)}
-    if log.tuned:
-        stated["algorithms"] = ", ".join(sorted(log.tuned))
-    if log.counted["nvls"] or log.counted["no_nvls"]:
-        stated["NVLS"] = "available" if log.counted["nvls"] else "not available"
-    return stated
+    widths = zip(("channels", "NVLS channels", "channels of pairs"), map(str, min(log.widths, default=())), strict=False)
+    others = {
+        "version": ", ".join(sorted(set(log.versions.values()))),
+        "network": ", ".join(sorted(log.networks)),
+        "NICs": ", ".join(log.nics),
+        "ranks": str(log.world.size) if log.world else "",
+        **dict(widths),
+        "algorithms": ", ".join(sorted(log.tuned)),
+        "NVLS": "available" if log.counted["nvls"] else "not available" if log.counted["no_nvls"] else "",
+    }
+    return stated | {name: value for name, value in others.items() if value}
 
 
 def _notes(log: NcclLog) -> Iterator[Note]:
@@ -276,25 +274,20 @@ def _cause(code: str, text: str) -> Cause:
 
 def _priced_cause(code: str, text: str, claim: Claim | None, *, inside: bool) -> Cause:
     """Return the cause with what such a way adds to the claimed decode step, where that uses one."""
-    more = _extra_cost(claim, inside) if claim else None
-    if not more or more[0] <= 0:
-        return _cause(code, text)
-    cost, plain, link = more
-    gain = f"at least {format_seconds(cost)} of each decode step ({cost / (plain + cost):.1%}), were the way {link}"
-    return replace(_cause(code, text), cost_s=cost, share=cost / (plain + cost), gain=gain)
-
-
-def _extra_cost(claim: Claim, inside: bool) -> tuple[float, float, str] | None:
-    """Return what the slow way adds to a decode step, the seconds of the step as claimed, and the slow link's name."""
+    cause = _cause(code, text)
+    if claim is None:
+        return cause
     place = claim.question.cluster
     slow = catalog.link(table("runs/logs/nccl_log.toml")["fastest"]["memory" if inside else "sockets"])
     try:
         other: Cluster = with_inside_link(place, slow) if inside else with_between(place, slow)
         step = claim.question.but(phase="decode", batch=claim.batch or 1, context=claim.context or 1024)
-        plain, cost = (float(price(settle(replace(step, cluster=c))).step_s) for c in (place, other))
+        plain, slowed = (float(price(settle(replace(step, cluster=c))).step_s) for c in (place, other))
     except Refusal:  # no such chip has such a link
-        return None
-    return cost - plain, plain, slow.name
+        return cause
+    cost = slowed - plain
+    gain = f"at least {format_seconds(cost)} of each decode step ({cost / (plain + cost):.1%}), were the way {slow.name}"
+    return replace(cause, cost_s=cost, share=cost / (plain + cost), gain=gain) if cost > 0 else cause
 
 
 def _timeout_cause(log: NcclLog) -> Cause:

@@ -42,9 +42,9 @@ class Communicator:
     size: int
     nodes: int = 0
     hosts: dict[int, str] = field(default_factory=dict)
-    begun: set[int] = field(default_factory=set)  # that said so and went no further
+    begun: set[int] = field(default_factory=set)  # that began and went no further
     complete: set[int] = field(default_factory=set)
-    opened: set[int] = field(default_factory=set)  # whose first line ends before it says what began
+    opened: set[int] = field(default_factory=set)  # whose first line ends before its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Timeout:
     op: str
     elements: int | None
     ran_s: float
-    members: int = 0  # of its group, by the elements that go in and come out; 0 where they do not tell
+    members: int = 0  # of its group, by the elements that go in and come out; 0 where that is unclear
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a rank stood in one group when the watchdog spoke: the work that failed, the last asked for, the last done."""
+    """Where a rank stood in one group when the watchdog spoke: the work that failed, the last enqueued, the last completed."""
 
     failed: int
     enqueued: int
@@ -92,7 +92,7 @@ class NcclLog:
     timeouts: list[Timeout] = field(default_factory=list)
     progress: dict[tuple[str, int], Progress] = field(default_factory=dict)  # by group and rank
     starting: dict[str, tuple[str, int]] = field(default_factory=dict)  # each process's last start: communicator and rank
-    heard: set[int] = field(default_factory=set)  # ranks that PyTorch's own lines name
+    heard: set[int] = field(default_factory=set)  # ranks that PyTorch's lines name
     init_s: dict[int, float] = field(default_factory=dict)  # of the slowest rank, by the ranks of its communicator
     warnings: Counter[str] = field(default_factory=Counter)
     warned: dict[str, str] = field(default_factory=dict)  # each process's last warning

@@ -1,4 +1,4 @@
-"""An engine's log against what fits, its sharding checked line by line; and what the log tells by itself.
+"""An engine's log against what fits, its sharding checked line by line; and what the log shows without a claim.
 
 Without a prediction: facts that two runs may differ in, how many requests ran and waited, how full the cache was, what costs time.
 Logs of llama.cpp are read here too: how fast prompts were read and tokens written, and the memory that buffers take.
@@ -40,26 +40,21 @@ def serving_findings(log: StartupLog) -> Iterator[Finding]:
     busy = [m for m in log.moments if m.running or m.waiting or m.prompt_tokens_per_s]
     values_by_title: dict[str, Sequence[float]] = {
         "requests running": [m.running for m in busy if m.running],
-        "requests waiting": [m.waiting for m in busy if m.waiting is not None and _prints(log, "waiting", True)],
+        "requests waiting": [m.waiting for m in busy if m.waiting is not None and log.prints("waiting", True)],
         "prompt tokens/s": [m.prompt_tokens_per_s for m in busy if m.prompt_tokens_per_s],
         "generated tokens/s": [m.tokens_per_s for m in busy if m.tokens_per_s],
         "tokens in the KV cache": [m.cached_tokens for m in busy if m.cached_tokens],
     }
     for name, values in values_by_title.items():
         if values:
-            yield Finding(name, None, median(values), reason=range_in_words(values), told=True)
+            yield Finding(name, None, median(values), reason=range_in_words(values), remark=True)
     if hits := [m.prefix_hits for m in busy if m.prefix_hits is not None]:
         item, why = "prompt tokens found in the prefix cache", f"since the start, {_lines(hits)}"
-        yield Finding(item, None, hits[-1], "share", reason=why, told=True)
+        yield Finding(item, None, hits[-1], "share", reason=why, remark=True)
     if shares := [m.cache_share for m in busy if m.cache_share is not None]:
         low = f"{min(shares):.1%} at least, " if min(shares) < max(shares) else ""
         item = Note("cache", "KV cache in use, at most")
-        yield Finding(item, None, max(shares), "share", reason=f"{low}{_lines(shares)}", told=True)
-
-
-def _prints(log: StartupLog, what: str, usual: bool = False) -> bool:
-    """Return whether an engine prints something in its log, as the table of its wordings has it."""
-    return bool(table(f"runs/logs/{log.engine}_log.toml").get("prints", {}).get(what, usual))
+        yield Finding(item, None, max(shares), "share", reason=f"{low}{_lines(shares)}", remark=True)
 
 
 def range_in_words(values: Sequence[float]) -> str:
@@ -90,7 +85,7 @@ def queue_causes(log: StartupLog) -> Iterator[Cause]:
     queued = [m for m in moments if (m.waiting or 0) >= max(1, m.running)]
     full = [m for m in moments if m.waiting and (m.cache_share or 0.0) >= LEVEL.full_cache]
     if len(queued) >= COUNT.few_moments and 2 * len(queued) > len(moments) and not waits_for_cache(full, moments):
-        # As many requests wait as run, or more, and the cache has room: prompts bind, or nobody is let in. A full house is none.
+        # As many requests wait as run, or more, and the cache has room: prompts bind, or none is admitted. A full house is none.
         waiting, running = [m.waiting or 0 for m in queued], [m.running for m in queued]
         shares = [m.cache_share for m in queued if m.cache_share is not None]
         cache = f", with the KV cache {max(shares):.0%} full at most" if shares else ""
@@ -103,8 +98,7 @@ def queue_causes(log: StartupLog) -> Iterator[Cause]:
             words = f"overloaded: {_range_text(waiting)} wait while {_range_text(running)} run, and {fewer} at the end"
             yield served_cause("overload", words)
         elif waiting[-1] >= waiting[0] and not any(m.prompt_tokens_per_s for m in queued):
-            change = "a higher limit of running requests, or more KV memory where the next request needs more than is free"
-            yield Cause("queue", f"{words}: none is let in", change=change)
+            yield Cause("queue", f"{words}: none is let in", change=CAUSES["served"]["queue blocked"])
     if (lost := log.figures.get("preempted", 0.0)) >= COUNT.chance:
         text = f"overloaded: {lost:,.0f} times a request lost its place in the KV cache, and was computed again"
         yield served_cause("preempted", text)
@@ -228,7 +222,7 @@ def other_findings(log: StartupLog, graph_bytes: float = 0.0) -> Iterator[Findin
     for name, (title, unit) in STARTS["taken"].items():
         if log.figures.get(name, 0.0) > 0:  # of memory that is not the GPU's alone a difference may be less than nothing
             assumed, why = (graph_bytes, STARTS["words"]["graphs"]) if name == "graph_bytes" and graph_bytes else (None, "")
-            yield Finding(title, assumed, log.figures[name], unit, inf if assumed else 0.0, why, told=True)
+            yield Finding(title, assumed, log.figures[name], unit, inf if assumed else 0.0, why, remark=True)
     yield from serving_findings(log)
 
 
@@ -366,23 +360,23 @@ def audit_log(log: StartupLog, claim: Claim | None, name: str = "log") -> Sectio
         judged_items = {f.item for f in layout}
         plain = (f for f in plain_findings(log) if f.item not in judged_items)
         return _section(log, None, (*failure_findings(log), *layout, *plain), name, _notes(log, None))
-    same_engine = claim.question.engine.key.startswith(log.engine)  # the engine that was said, or its kin
+    same_engine = claim.question.engine.key.startswith(log.engine)  # the claimed engine, or one derived from it
     notes = [] if same_engine else [Note("engine", f"judged as {ENGINES[log.engine]}, which wrote the log")]
     claim = claim if not notes else replace(claim, question=claim.question.but(engine=catalog.engine(log.engine)))
     question, limits = settle(claim.question), claim.question.limits
-    # The user's own count first.
+    # The user's count comes first.
     logged = {n: value for n in PARTS["limits"] if (value := getattr(log, n, 0)) and not getattr(limits, n)}
     if log.setting("enable_prefix_caching") == "False" and not limits.state_slots:
         logged["state_slots"] = 1  # a request has its own states alone
     kv_dtype = "fp8" if has_8bit_cache(log) and not claim.plan.kv_dtype else claim.plan.kv_dtype
-    questioned = claim.question.but(**logged, kv_dtype=kv_dtype)
-    judged, share_stated = holds(questioned), bool(questioned.limits.gpu_memory_utilization)
+    as_logged = claim.question.but(**logged, kv_dtype=kv_dtype)
+    judged, share_stated = holds(as_logged), bool(as_logged.limits.gpu_memory_utilization)
     findings = (
         *failure_findings(log),
         *_layout(log, claim),
         *identity_findings(claim, log.model, degrees={"ep": log.ep}),
         *_weights(log, claim.question),
-        *_memory(log, questioned, judged, share_stated),
+        *_memory(log, as_logged, judged, share_stated),
         *_allreduce(log, claim),
         *_throughput_findings(typical_load(log), claim),
         *other_findings(log, judged.graph_bytes),
@@ -423,17 +417,15 @@ def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
 
 def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Compare the loaded weights of each worker with its stage, workers of one stage with equal weights in one line."""
-    question_settled, slack = settle(question), PRINTED_GIB + ENGINE_MEMORY[log.engine].get("free_gib", 0.0) * GiB
+    settled, slack = settle(question), PRINTED_GIB + ENGINE_MEMORY[log.engine].get("free_gib", 0.0) * GiB
     if not log.weights_bytes:
-        yield Finding(
-            "weights per rank", _stage_bytes(question_settled, 0), None, "bytes", LEVEL.weights_tolerance, reason=WORDS["silent"]
-        )
+        yield Finding("weights per rank", _stage_bytes(settled, 0), None, "bytes", LEVEL.weights_tolerance, reason=WORDS["silent"])
     stages: dict[tuple[int, float], list[str]] = {}
     for worker, nbytes in log.weights_bytes:
         stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
     total = 0.0
     for (stage, nbytes), workers in stages.items():
-        predicted = _stage_bytes(question_settled, min(stage, int(question_settled.plan.pp) - 1))
+        predicted = _stage_bytes(settled, min(stage, int(settled.plan.pp) - 1))
         total += predicted * len(workers)
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
         tolerance = LEVEL.weights_tolerance + slack / predicted
@@ -441,10 +433,10 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         finding = Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question), evidence=True).judged()
         near = not (log.model or log.version) and abs(finding.difference or 0.0) <= LEVEL.near_weights
         yield finding.unsure(WORDS["unnamed"]) if near and finding.verdict == DISAGREE else finding
-    ranks = int(question_settled.plan.tp) * int(question_settled.plan.pp) * int(question_settled.plan.dp)
+    ranks = int(settled.plan.tp) * int(settled.plan.pp) * int(settled.plan.dp)
     if 1 < len(log.weights_bytes) == ranks:
         one = _stage_bytes(settle(replan(question, tp=1, pp=1, dp=1, ep=1)), 0)  # a copy of the model on one rank
-        loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), one * int(question_settled.plan.dp)
+        loaded, whole = sum(nbytes for _, nbytes in log.weights_bytes), one * int(settled.plan.dp)
         beyond, more = format_bytes(abs(loaded - whole)), "more" if loaded >= whole else "less"
         why = f"one copy has {format_bytes(whole)}; ranks together hold {beyond} {more}"
         tolerance = LEVEL.weights_tolerance + slack * ranks / total
@@ -505,16 +497,16 @@ def _memory(log: StartupLog, question: Question, judged: Fit, share_stated: bool
 def _capacity_findings(log: StartupLog, question: Question, judged: Fit, left: float, tokens: int | None) -> Iterator[Finding]:
     """Compare tokens and full-length requests with the memory that the log has for them."""
     inside = holds(question.but(kv_cache_memory_bytes=left))
-    printed = PRINTED_GIB * (2 if _prints(log, "halves") else 1)  # keys and values are printed apart
+    printed = PRINTED_GIB * (2 if log.prints("halves") else 1)  # keys and values are printed apart
     rounding = printed / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
     plan, why = question.plan, WORDS["other_cache"] if tokens else WORDS["silent"]
     several = int(plan.tp) * int(plan.pp) * int(plan.dp) > 1  # the line of one may be all that an excerpt has
     rounding = max(rounding, LEVEL.cache_tolerance) if several else rounding
-    apart = _prints(log, "halves") and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
+    apart = log.prints("halves") and judged.state_bytes_per_sequence  # states have a pool of their own, and are not in the size
     wanted = int(left / judged.kv_bytes_per_token) if apart else _tokens(log, inside)
     findings = [Finding("KV tokens in that memory", wanted, tokens, "tokens", rounding, why, evidence=True).judged()]
     rounding += PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
-    if _prints(log, "full_length"):
+    if log.prints("full_length"):
         findings.append(
             Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding, WORDS["other_cache"]).judged()
         )
@@ -612,7 +604,9 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     cost, off = fallback - custom, Note("custom all-reduce", "custom all-reduce is off")
     price = f"NCCL's is priced {format_seconds(cost)} longer per step ({cost / custom:+.1%}) at batch {batch}"
     verdict = DISAGREE if cost > LEVEL.dispatch_tolerance * custom else AGREE
-    finding = Finding(off, None, None, reason=f"{log.custom_allreduce_disabled}; {price}", verdict=verdict)  # nobody measured it
+    finding = Finding(
+        off, None, None, reason=f"{log.custom_allreduce_disabled}; {price}", verdict=verdict
+    )  # there is no measurement of it
     yield finding.undecided(f"{price}; {claim.distrust}") if claim.distrust else finding
 
 
@@ -627,7 +621,6 @@ def _throughput_findings(usual: tuple[int, float, int] | None, claim: Claim) -> 
 
 
 def _notes(log: StartupLog, question: Question | None) -> Iterator[Note]:
-    """Note what matters when a start is compared."""
     quantization = log.setting("quantization")
     if question and log.version and not log.version.startswith(question.engine.version):
         words = f"{ENGINES[log.engine]} {log.version}; the memory model was made for {question.engine.version}"
@@ -687,8 +680,8 @@ def audit_timings(timings: Timings, claim: Claim | None, name: str = "log") -> S
     if claim:
         notes.append(Note("claim", "llama.cpp's kernels and formats are not modelled: nothing of the claim is judged"))
     rates = (("prompt tokens/s", timings.reads), ("generated tokens/s", timings.writes))
-    findings = [Finding(title, None, median(x), reason=range_in_words(x), told=True) for title, x in rates if x]
+    findings = [Finding(title, None, median(x), reason=range_in_words(x), remark=True) for title, x in rates if x]
     for kind, devices in timings.buffers.items():
         where = f"on {', '.join(devices)}"[:200]
-        findings.append(Finding(BUFFERS[kind], None, sum(devices.values()) * MiB, "bytes", reason=where, told=True))
+        findings.append(Finding(BUFFERS[kind], None, sum(devices.values()) * MiB, "bytes", reason=where, remark=True))
     return Section("log", (name,), tuple(findings), tuple(notes), facts={"engine": "llama.cpp"})

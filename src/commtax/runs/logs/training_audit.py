@@ -38,6 +38,7 @@ from commtax.verbs.settling import resolve_question, settle
 COUNT, LEVEL = thresholds(__name__)
 
 _TABLE = table("runs/logs/training_plan.toml")
+CHANGES: Mapping[str, str] = table("runs/logs/log_causes.toml")["training"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +344,6 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
 
 
 def _warm(seconds: Sequence[float]) -> int:
-    """Count the first steps that are warm-up."""
     usual, first = median(seconds), 0
     while first < len(seconds) * LEVEL.most_warm_up - 1 and seconds[first] > LEVEL.warm_up * usual:
         first += 1
@@ -375,8 +375,6 @@ def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | No
 
 
 OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
-COMPARED = ("params_dtype", "transformer_impl", "optimizer")  # arguments that two runs may differ in beside their plans
-BATCH_NAMES = ("global_batch_size", "train_batch_size")  # Megatron's and DeepSpeed's
 MEMORY_MODEL = "a model of what is allocated: allocators and libraries take more"
 
 
@@ -422,7 +420,7 @@ def _options(log: TrainingLog, logged: LoggedPlan, claim: Claim | None) -> dict[
     if claim and claim.context:
         options["context"] = claim.context
     *inner, dp = (_whole(options.get(axis, 0)) for axis in AXES)
-    if not dp and question:  # replicas that nobody counts follow from the GPUs
+    if not dp and question:  # replicas without a stated number follow from the GPUs
         dp = (logged.gpus or question.cluster.num_gpus) // math.prod(size or 1 for size in inner)
     dp = max(1, dp)
     over_all = options.pop("global_batch", 0) or (question.goal.global_batch if question else 0) or _batch(log)
@@ -502,7 +500,7 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", tolerance, why)
     elif tokens_per_s:
         yield Finding("tokens/s per GPU", None, tokens_per_s)
-    argument = next((log.arguments[name] for name in BATCH_NAMES if name in log.arguments), "")
+    argument = next((log.arguments[name] for name in _TABLE["batch_names"] if name in log.arguments), "")
     if batch := _batch(log) or (float(argument) if argument.isdecimal() and len(argument) < 16 else 0.0):
         yield Finding("global batch, sequences", None, batch)
     if samples_per_s:
@@ -542,15 +540,14 @@ def _pace_causes(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
         now, then = format_seconds(shift.after_s), format_seconds(shift.before_s)
         text = f"since iteration {shift.since:,} a step takes {now} instead of {then}"
         cost = shift.after_s - shift.before_s
-        what = "look at what changed then: clocks, a host, the data, the checkpoint's disk"
-        yield Cause("slower-since", f"{text} ({shift.factor - 1:+.0%})", cost, cost / shift.after_s, what)
+        yield Cause("slower-since", f"{text} ({shift.factor - 1:+.0%})", cost, cost / shift.after_s, CHANGES["slower-since"])
     if went and went.slow:
         some = ", ".join(f"{i:,}" for i, _ in went.slow[:5])
         worst = max(s for _, s in went.slow)
         often = f", every {went.period:,} iterations" if went.period else ""
         text = f"{plural(len(went.slow), 'step')} took up to {format_seconds(worst)} (iterations {some}{often})"
-        what = "checkpoints or evaluation: write them beside training" if went.period else "a late rank, the data or a retry"
-        yield Cause("slow-steps", f"{text}: {went.slow_share:.1%} of the time", None, went.slow_share, what)
+        change = CHANGES["regular-slow-steps" if went.period else "slow-steps"]
+        yield Cause("slow-steps", f"{text}: {went.slow_share:.1%} of the time", None, went.slow_share, change)
     for code, what in (("skipped", "skipped (its loss scale was too high)"), ("nan", "lost to values that are no numbers")):
         lost = sum(getattr(s, code) or 0.0 for s in log.steps)
         if lost:
@@ -567,8 +564,7 @@ def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
         if apart >= LEVEL.uneven * went.usual_s and not timer.name.endswith("setup"):
             low, high = format_seconds(timer.low_s), format_seconds(timer.high_s)
             text = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
-            what = "stages of unequal work, or a slow rank: compare ranks of one stage"
-            yield Cause("uneven-ranks", text, apart, apart / went.usual_s, what)
+            yield Cause("uneven-ranks", text, apart, apart / went.usual_s, CHANGES["uneven-ranks"])
             return
 
 
@@ -593,4 +589,4 @@ def _facts(log: TrainingLog, logged: LoggedPlan) -> dict[str, str]:
     facts |= {"model": logged.model.key} if logged.model else {}
     facts |= {name: " ".join(words) for name, words in log.facts.items() if name in ("device", "model", "sharded", "peak")}
     facts |= {"gpus": str(logged.gpus)} if logged.gpus else {}
-    return facts | {name: log.arguments[name] for name in COMPARED if name in log.arguments}
+    return facts | {name: log.arguments[name] for name in _TABLE["compared"] if name in log.arguments}

@@ -1,4 +1,4 @@
-"""Logs of training runs: how long each step took, what came of it, and what the program says that it was told.
+"""Logs of training runs: how long each step took, its results, and the program's arguments.
 
 Megatron-LM, Megatron-Core, Megatron-DeepSpeed, GPT-NeoX, NeMo and Megatron-Bridge print a line of ``name: value`` between bars for
 every few iterations and their arguments at the start; torchtitan and MaxText a line of ``name: value`` a step; DeepSpeed samples a
@@ -33,8 +33,6 @@ _NAMES: Mapping[str, tuple[str, float]] = {
     for name in names
 }
 Figures = dict[str, float]
-_PROGRAMS = ("megatron", "bridge", "torchtitan", "maxtext", "composer", "lightning", "deepspeed", "deepspeed clocks", "trainer")
-_UNNUMBERED = ("bridge", "deepspeed clocks")  # whose lines count where several print, those that say most first
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class TrainingLog:
 
     program: str  # megatron | bridge | torchtitan | maxtext | composer | lightning | deepspeed | trainer
     steps: tuple[TrainedStep, ...]
-    last: int = 0  # the iteration that the run was to end with; 0: not told
+    last: int = 0  # the iteration that the run was to end with; 0: unknown
     restarts: int = 0
     arguments: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -94,36 +92,28 @@ def parse(text: str) -> TrainingLog:
 def _lines(text: str) -> Iterator[str]:
     """Yield lines without colours, rejoined where a terminal or a page broke them."""
     plain = (SAYS.colour.sub("", line) if "\x1b" in line else line for line in short_lines(text, COUNT.line_chars))
-    begun: list[str] = []  # of an iteration
+    begun, parts = "", 0  # a line of an iteration, joined of so many
     for line in plain:
-        if begun and _continues(begun, line):
-            begun.append(line)
+        if begun and parts < COUNT.most_wrapped and _continues(begun, line):
+            # A break after a bar is a space, and one inside a word is nothing.
+            begun = f"{begun.rstrip()} {line.lstrip()}" if begun.rstrip().endswith("|") else begun + line
+            parts += 1
             continue
         if begun:
-            yield _join_line(begun)
-            begun = []
-        if "iteration" in line and SAYS.iteration.search(line):
-            begun = [line]
-        else:
+            yield begun[: COUNT.line_chars]
+        begins = "iteration" in line and SAYS.iteration.search(line) is not None
+        begun, parts = (line, 1) if begins else ("", 0)
+        if not begins:
             yield line
     if begun:
-        yield _join_line(begun)
+        yield begun[: COUNT.line_chars]
 
 
-def _continues(begun: list[str], line: str) -> bool:
+def _continues(begun: str, line: str) -> bool:
     """Return whether a line continues an iteration's: a name, a value and a bar, or the rest of what was broken off."""
-    able = len(begun) < COUNT.most_wrapped and "|" in line and not line.startswith("[")
-    if not able or SAYS.others.search(line) or SAYS.iteration.search(line):
+    if "|" not in line or line.startswith("[") or SAYS.others.search(line) or SAYS.iteration.search(line):
         return False
-    return not begun[-1].rstrip().endswith("|") or SAYS.goes_on.match(line) is not None
-
-
-def _join_line(parts: list[str]) -> str:
-    """Join the parts of a line: a break after a bar is a space, and one inside a word is nothing."""
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = f"{whole.rstrip()} {part.lstrip()}" if whole.rstrip().endswith("|") else whole + part
-    return whole[: COUNT.line_chars]
+    return not begun.rstrip().endswith("|") or SAYS.goes_on.match(line) is not None
 
 
 def _read_step(line: str) -> tuple[str, int, int, Figures] | None:
@@ -207,7 +197,7 @@ class _TrainingReading:
             if program == "composer":
                 self.open, self.number = figures, number
                 return
-            if program in _UNNUMBERED:
+            if program in _TABLE["unnumbered"]:
                 number = 1 + sum(map(len, self.runs.get(program, [])))
             if program == "bridge":  # which stands before the line of its iteration
                 self.ahead = dict(figures)
@@ -267,7 +257,7 @@ class _TrainingReading:
     def result(self) -> TrainingLog:
         """Return the log. Where several programs printed lines, the one with the most about a step counts."""
         self._close()
-        program = next((p for p in _PROGRAMS if p in self.runs), "")
+        program = next((p for p in _TABLE["programs"] if p in self.runs), "")
         runs = self.runs.get(program, [{}])
         steps = max(runs, key=len)
         memory = dict(self.memory)

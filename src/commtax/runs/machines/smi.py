@@ -17,7 +17,7 @@ COUNT = counts(__name__)
 SAYS = patterns(__name__)
 
 _FIELDS = table("runs/machines/smi_fields.toml")
-Sample = tuple[str, dict[str, str]]  # a GPU as it is called, and what is said of it
+Sample = tuple[str, dict[str, str]]  # a GPU's name, and its fields
 LOST = "Readings/Lost"  # where the driver prints ERR! instead of a figure
 
 

@@ -17,7 +17,6 @@ COUNT, LEVEL = thresholds(__name__)
 
 MB = 1e6
 CHANGES: Mapping[str, str] = table("runs/machines/words.toml")["changes"]
-RESET = "reset the GPU, reseat its bridge or replace the baseboard"
 
 
 def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Section:
@@ -34,7 +33,7 @@ def audit_links(links: Links, claim: Claim | None, name: str = "links") -> Secti
         since = f"between the first and the last of {times} outputs" if between else "since the counters were reset"
         notes.append(Note("counters", f"bytes are counted {since}"))
     facts = {"devices": ", ".join(dict.fromkeys(links.names.values())), "gpus": str(len(links.names))}
-    causes = (*_inactive_links(links), *_uneven_traffic(carried), *_uneven_gpus(links), *_errors(links))
+    causes = (*_inactive_links(links), *_uneven_traffic(links), *_errors(links))
     return Section("links", (name,), tuple(findings), tuple(notes), causes=causes, facts=facts)
 
 
@@ -74,20 +73,20 @@ def _inactive_links(links: Links) -> Iterator[Cause]:
         down = [n for n, speed in of.items() if not speed]
         if down and len(down) < len(of):
             text = f"GPU {gpu}: {plural(len(down), 'link')} inactive ({', '.join(map(str, down))}) of {len(of)}"
-            yield Cause("link-down", text, share=len(down) / len(of), change=RESET)
+            yield Cause("link-down", text, share=len(down) / len(of), change=CHANGES["link-down"])
         elif down or not of:
             text = f"GPU {gpu}: all of its {f'{len(of)} ' if of else ''}links are inactive: collectives take PCIe"
-            yield Cause("links-down", text, share=1.0, change=RESET)
+            yield Cause("links-down", text, share=1.0, change=CHANGES["links-down"])
 
 
-def _uneven_traffic(carried: Mapping[int, Mapping[int, tuple[float, float]]]) -> Iterator[Cause]:
-    """Yield GPUs and links that carry nothing while others do, and GPUs whose links carry unequal amounts."""
-    totals = {gpu: sum(tx + rx for tx, rx in of.values()) for gpu, of in carried.items()}
+def _uneven_traffic(links: Links) -> Iterator[Cause]:
+    """Yield GPUs and links that carry nothing while others do, and GPUs and links that carry unequal amounts."""
+    totals = {gpu: sum(tx + rx for tx, rx in of.values()) for gpu, of in links.carried.items()}
     most = max(totals.values(), default=0.0)
-    for gpu, of in carried.items():
+    for gpu, of in links.carried.items():
         if most and totals[gpu] <= LEVEL.silent * most:
             text = f"GPU {gpu}: its links carried {format_bytes(totals[gpu])}, others' up to {format_bytes(most)}"
-            yield Cause("gpu-silent", text, change="it takes no part, or reaches the others over PCIe or the network")
+            yield Cause("gpu-silent", text, change=CHANGES["gpu-silent"])
             continue
         each = {n: tx + rx for n, (tx, rx) in of.items()}
         usual = median(each.values()) if each else 0.0
@@ -98,20 +97,13 @@ def _uneven_traffic(carried: Mapping[int, Mapping[int, tuple[float, float]]]) ->
         rest = [nbytes for n, nbytes in each.items() if n not in quiet]
         if rest and max(rest) > LEVEL.uneven * min(rest) > 0:
             text = f"GPU {gpu}: its links carried {format_bytes(min(rest))} to {format_bytes(max(rest))}"
-            yield Cause("links-uneven", text, change="pairs have unequal numbers of links, or one rank sends more")
-
-
-def _uneven_gpus(links: Links) -> Iterator[Cause]:
-    """Yield GPUs that carried more than others of one job. Traffic since a reset mixes many jobs and is not judged."""
-    if len(links.snapshots) < 2 or links.was_reset:
-        return
-    totals = {gpu: sum(tx + rx for tx, rx in of.values()) for gpu, of in links.carried.items()}
-    most = max(totals, key=lambda gpu: totals[gpu], default=-1)
-    loud = {gpu: nbytes for gpu, nbytes in totals.items() if nbytes > LEVEL.silent * totals[most]}
-    if len(loud) > 1 and totals[most] > LEVEL.uneven * min(loud.values()):
-        least = min(loud, key=lambda gpu: loud[gpu])
-        text = f"GPU {most} carried {format_bytes(totals[most])}, GPU {least} {format_bytes(totals[least])}"
-        yield Cause("gpus-uneven", text, change="groups of unequal size or work, or stages of a pipeline")
+            yield Cause("links-uneven", text, change=CHANGES["links-uneven"])
+    one_job = len(links.snapshots) > 1 and not links.was_reset  # traffic since a reset mixes many jobs
+    loud = {gpu: nbytes for gpu, nbytes in totals.items() if one_job and nbytes > LEVEL.silent * most}
+    if len(loud) > 1 and most > LEVEL.uneven * min(loud.values()):
+        least, first = min(loud, key=lambda gpu: loud[gpu]), max(totals, key=lambda gpu: totals[gpu])
+        text = f"GPU {first} carried {format_bytes(most)}, GPU {least} {format_bytes(loud[least])}"
+        yield Cause("gpus-uneven", text, change=CHANGES["gpus-uneven"])
 
 
 def _errors(links: Links) -> Iterator[Cause]:
@@ -121,7 +113,7 @@ def _errors(links: Links) -> Iterator[Cause]:
             where = ", ".join(str(n) for n, counts in of.items() if counts.get(kind))
             if count:
                 text = f"GPU {gpu}: {count:,} x {kind.lower()} (links {where})"
-                yield Cause("link-errors", text, change="a cable, bridge or board")
+                yield Cause("link-errors", text, change=CHANGES["link-errors"])
 
 
 def audit_monitor(seen: Monitor, claim: Claim | None, name: str = "dmon") -> Section:
@@ -138,8 +130,7 @@ def audit_monitor(seen: Monitor, claim: Claim | None, name: str = "dmon") -> Sec
     for gpu, of in seen.samples.items():
         moved = sum(mean(of[column]) * MB for column in ("rxpci", "txpci") if of.get(column))
         if moved >= LEVEL.busy_pcie_bps:
-            change = "collectives over PCIe or host memory instead of NVLink, or offloading"
-            causes.append(Cause("pcie", f"GPU {gpu} moves {format_rate(moved)} over PCIe", change=change))
+            causes.append(Cause("pcie", f"GPU {gpu} moves {format_rate(moved)} over PCIe", change=CHANGES["pcie"]))
     facts = {"gpus": str(len(seen.samples)), "columns": " ".join(seen.columns)}
     return Section("monitor", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=facts)
 
@@ -160,7 +151,7 @@ def _figures(
     if used := of.get("sm"):
         what = "mean utilisation of a process" if "pid" in of else "utilisation"
         item = Note("utilisation", f"GPU {gpu}: {what}")
-        yield Finding(item, None, mean(used) / 100, "share", reason=_highest_words(used, "%"), told=True)
+        yield Finding(item, None, mean(used) / 100, "share", reason=_highest_words(used, "%"), remark=True)
     filtered = bool(busy) and "sm" in of
     when = " when busy" if filtered else ""
     if clocks := busy.get("pclk") or of.get("pclk"):
@@ -171,7 +162,7 @@ def _figures(
     if watts := busy.get("pwr") or of.get("pwr"):
         limit = chip.tdp_w or None if chip and filtered else None
         item = Note("power", f"GPU {gpu}: power{when}, W")
-        yield Finding(item, limit, median(watts), tolerance=LEVEL.clock_tolerance, reason=_highest_words(watts, " W"), told=True)
+        yield Finding(item, limit, median(watts), tolerance=LEVEL.clock_tolerance, reason=_highest_words(watts, " W"), remark=True)
     if heat := of.get("gtemp") or of.get("temp"):
         yield Finding(Note("temperature", f"GPU {gpu}: highest temperature, °C"), None, max(heat))
 
@@ -210,7 +201,7 @@ def _throttling_causes(seen: Monitor) -> Iterator[Cause]:
 
 
 def _tells(used: Sequence[float]) -> bool:
-    """Return whether there are enough samples to judge utilisation: a few do not suffice where all are low or all are high."""
+    """Return whether there are enough samples to judge utilisation: a few suffice where all are low or all are high."""
     changes = bool(used) and min(used) < LEVEL.busy <= max(used)
     return len(used) >= (COUNT.changing_samples if changes else COUNT.least_samples)
 
@@ -222,7 +213,7 @@ def _waiting_gpus(seen: Monitor) -> Iterator[Cause]:
     low = {gpu: share for gpu, share in used.items() if share < LEVEL.starved}
     if low and len(low) == len(used):
         text = f"all GPUs compute {mean(low.values()):.0f}% of the time"
-        yield Cause("starved", text, share=1 - mean(low.values()) / 100, change="the host, the data or the load leaves them idle")
+        yield Cause("starved", text, share=1 - mean(low.values()) / 100, change=CHANGES["starved"])
     else:
         for gpu, share in low.items():
             others = mean(s for g, s in used.items() if g not in low)

@@ -133,7 +133,6 @@ def _parts(links: Topology) -> str:
 
 
 def _rows(links: Topology) -> Iterator[Note]:
-    """Note the rows that were not printed."""
     if gone := list(links.missing):
         pairs = sum(links.links[i][j] == UNTOLD for i, j in combinations(range(links.num_gpus), 2))
         untold = f"; {plural(pairs, 'pair')} of them untold" if pairs else ""
@@ -192,16 +191,12 @@ def _lacking(matrices: Matrices, links: Topology, claim: Claim | None) -> Iterat
     yield finding if matrices.lists_nvlink else finding.undecided(NONE_LISTED)
 
 
-def _widths(links: Topology) -> list[int]:
-    """Return the most NVLinks of each GPU to another, where every pair has some and there are at least three GPUs."""
+def _fewer(links: Topology) -> Iterator[Finding | Cause]:
+    """Report GPUs with fewer NVLinks than the others, where every pair has some and there are at least three GPUs."""
     kinds = _kinds(links)
     if kinds.total() < 3 or not all(kind.startswith("NV") for kind in kinds):
-        return []
-    return [max((int(kind[2:]) for kind in row if kind.startswith("NV")), default=0) for row in links.links]
-
-
-def _fewer(links: Topology) -> Iterator[Finding | Cause]:
-    widths = _widths(links)
+        return
+    widths = [max((int(kind[2:]) for kind in row if kind.startswith("NV")), default=0) for row in links.links]
     if few := [i for i, width in enumerate(widths) if width < max(widths)]:
         why = f"{named_gpus(few)}: the others have {max(widths)}"
         yield Finding(Note("fewer", "GPUs with fewer NVLinks than the others"), 0, len(few), reason=why).judged()
@@ -225,7 +220,7 @@ def _far(links: Topology) -> Iterator[Cause]:
     far = [i for i, kind in nearest.items() if kind in FAR]
     if far and 2 * len(far) < len(nearest):
         text = f"{named_gpus(far)}: the nearest network card is beyond {MEANS[nearest[far[0]]]} ({nearest[far[0]]})"
-        yield Cause("far-nic", text, change="a network card under the same PCIe switch, or ranks between hosts on the other GPUs")
+        yield Cause("far-nic", text, change=WORDS["changes"]["far-nic"])
 
 
 def _no_peers(matrices: Matrices) -> Iterator[Finding | Cause]:
@@ -238,5 +233,4 @@ def _no_peers(matrices: Matrices) -> Iterator[Finding | Cause]:
     yield Finding("pairs without P2P", 0, len(apart), reason=why).judged()
     text = f"{len(apart)} of {plural(len(pairs), 'pair')} cannot read each other's memory"
     shown = _shown([f"{i}+{j}" for i, j in apart])
-    change = "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"
-    yield Cause("no-p2p", f"{text} ({shown}; {why})", change=change)
+    yield Cause("no-p2p", f"{text} ({shown}; {why})", change=WORDS["changes"]["no-p2p"])

@@ -1,4 +1,4 @@
-"""Results of benchmarks, told apart by what they hold; seconds inside.
+"""Results of benchmarks, recognised by their content; seconds inside.
 
 JSON, JSON lines and CSV: ``vllm bench latency|throughput|serve`` and its sweeps, ``sglang.bench_serving``, ``bench_one_batch`` and
 ``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM, InferenceX. Text: what those and trtllm-bench print, MLPerf's summary, a

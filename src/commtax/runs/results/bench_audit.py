@@ -11,7 +11,7 @@ from commtax.catalog.programs import programs
 from commtax.cost.train_kernels import forward_flops
 from commtax.files import table
 from commtax.judgement.overload import falls_behind
-from commtax.runs.evidence.finding import AGREE, DISAGREE, RESULTS, UNKNOWN, Cause, Claim, Finding, Section
+from commtax.runs.evidence.finding import AGREE, DISAGREE, RESULTS, UNKNOWN, Cause, Claim, Finding, Section, figure_text
 from commtax.runs.evidence.identity import identity_findings
 from commtax.runs.results import expected_figures
 from commtax.runs.results.bench_record import HARDWARE, BenchmarkRun
@@ -32,7 +32,7 @@ from commtax.verbs.fitting import holds
 COUNT, LEVEL = thresholds(__name__)
 WORDS = table("runs/results/words.toml")
 TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "beside", "slow", "why"))
-TERMS = ("queue", "prefill", "decode")  # times that a server tells of its own inside: told and judged, and no headline
+TERMS = ("queue", "prefill", "decode")  # times inside a server that it reports: judged, and no headline
 DEGREES = ("pp", "dp", "ep")
 IDENTITY = ("model", "chip", "tp", *DEGREES)  # codes of findings on what ran
 BEATS = "beats the hardware"
@@ -160,7 +160,7 @@ def _judge_figure(
         return Finding(item, None, measured, unit, reason="no such figure is predicted for this load")
     ends = (None, None) if claim.strict else (figure.low, figure.high)
     finding = Finding(item, figure.value, measured, unit, claim.tolerance, "", None, UNKNOWN, metric not in TERMS, *ends)
-    ranged = f"80% range {_figure_text(figure.low, unit)} to {_figure_text(figure.high, unit)}"
+    ranged = f"80% range {figure_text(figure.low, unit)} to {figure_text(figure.high, unit)}"
     if why := _reason_incomparable(result, predicted, metric, statistic):
         return finding.undecided(f"{ranged}; {why}")
     if claim.distrust and not claim.strict:
@@ -175,7 +175,7 @@ def _by_means(times: Sequence[Finding]) -> Iterator[Finding]:
     agreed = {f.code.removesuffix("_mean") for f in times if f.code.endswith("_mean") and f.verdict == AGREE}
     for f in times:
         alone = f.verdict == DISAGREE and f.code.rpartition("_")[0] in agreed
-        ends = [_figure_text(end, f.unit) for end in (f.low, f.high) if end is not None]
+        ends = [figure_text(end, f.unit) for end in (f.low, f.high) if end is not None]
         ranged = f"80% range {' to '.join(ends)}; " if len(ends) == 2 else ""
         yield f.undecided(f"{ranged}the mean agrees, and decides") if alone else f
 
@@ -200,10 +200,6 @@ def _possible_reason(result: BenchmarkRun, finding: Finding, metric: str, statis
         return str(WHY["fast"])
     parts = metric == "e2el" and "ttft" in result.stats
     return str(SLOW[metric if metric in SLOW and (metric != "e2el" or parts) else "tpot"])
-
-
-def _figure_text(value: float, unit: str) -> str:
-    return format_seconds(value) if unit == "s" else f"{value:,.4g}"
 
 
 def _impossible_findings(result: BenchmarkRun, claim: Claim | None = None) -> Iterator[Finding]:
@@ -231,7 +227,6 @@ def _impossible_findings(result: BenchmarkRun, claim: Claim | None = None) -> It
 
 
 def _claim_findings(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | None) -> Iterator[Finding]:
-    """Yield what a sound run of this claim cannot show."""
     if result.tp:
         item = Note("tp", "tensor-parallel size in the result")
         yield Finding(item, claim.tp, result.tp, reason="another run than was said").judged()
@@ -251,9 +246,9 @@ def _identities(result: BenchmarkRun) -> Iterator[Finding]:
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
         slack = LEVEL.same_books + (result.spread or 0.0) / 3 + _product_tolerance(result)
         finding = Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
-        # The length of an answer that is a column's is often the one that was asked for.
-        requested_length = result.tool == "printed" and not result.output_tokens and result.spread is None
-        near = requested_length and abs(finding.difference or 0.0) <= LEVEL.other_length
+        # The length of an answer that is a column's is often the requested one.
+        unsure_length = result.tool == "printed" and not result.output_tokens and result.spread is None
+        near = unsure_length and abs(finding.difference or 0.0) <= LEVEL.other_length
         yield finding.undecided(WHY["not_counted"]) if near and finding.verdict == DISAGREE else finding
     if result.output_tokens and result.duration_s and result.output_tokens_per_s and result.tool != SERVER:
         expected = result.output_tokens_per_s * result.duration_s
@@ -323,7 +318,7 @@ def _tp_not_applied(result: BenchmarkRun, baseline: BenchmarkRun, claim: Claim) 
     finding = Finding(item, predicted, measured, "", claim.tolerance, "other links, batch or library than was said").judged()
     if abs(measured - 1) <= LEVEL.same and abs(predicted - 1) > 2 * LEVEL.same:
         finding = replace(finding, verdict=DISAGREE, reason=f"equal within {LEVEL.same:.0%}: TP was probably not applied")
-    # A host that takes longer than the kernels hides any degree, and only measured constants tell that from TP left out.
+    # A host that takes longer than the kernels hides any degree, and only measured constants distinguish that from missing TP.
     why = f"{finding.reason}, or the host's time hides it: {claim.distrust}" if finding.reason else claim.distrust
     yield finding.undecided(why) if claim.distrust else finding
 

@@ -1,4 +1,4 @@
-"""What one benchmark run says, whichever tool wrote it: seconds inside, and None for what a file does not say."""
+"""The content of one benchmark run, whichever tool wrote it: seconds inside, and None for what a file omits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ class BenchmarkRun:
     accepted: float = 1.0  # tokens a step under speculative decoding
     spread: float | None = None  # output lengths vary by this share of their mean to either side
     hit_rate: float = 0.0  # share of prompt tokens that the cache had
-    lengths: tuple[float | None, float | None] = (None, None)  # mean prompt and output tokens, where they are said themselves
-    facts: Mapping[str, str] = field(default_factory=dict)  # what else a tool says
+    lengths: tuple[float | None, float | None] = (None, None)  # mean prompt and output tokens, where they are stated directly
+    facts: Mapping[str, str] = field(default_factory=dict)  # what else a tool reports
     notes: tuple[Note, ...] = ()
 
     def seconds(self, metric: str, statistic: str = "median") -> float | None:
@@ -82,10 +82,10 @@ class SentLoad(TypedDict, total=False):
 def result(tool: str, kind: str, d: Mapping[str, object], stats: Mapping[str, Stats] = NO_STATS, **stated: object) -> BenchmarkRun:
     """Make a run of what a document has under any key of each field. ``stated`` fields take precedence."""
     numbers = {name: next((n for key in keys if (n := number(d.get(key))) is not None), None) for name, keys in _KEYS.items()}
-    measured = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
-    measured |= {"accepted": max(1.0, measured["accepted"])} if "accepted" in measured else {}
+    numeric = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
+    numeric |= {"accepted": max(1.0, numeric["accepted"])} if "accepted" in numeric else {}
     rate = SentLoad(request_rate=next((n for key in TABLE["rate"] if (n := rate_of(d.get(key))) is not None), None))
-    fields = {"model": str(d.get("model_id") or d.get("model") or ""), **rate, **measured}
+    fields = {"model": str(d.get("model_id") or d.get("model") or ""), **rate, **numeric}
     clear = {name: value for name, value in stated.items() if value is not None}
     named = (value for key in TABLE["hardware"] if isinstance(value := d.get(key), str) and 0 < len(value) <= COUNT.most_signs)
     sizes = {axis: next((n for key in keys if (n := number(d.get(key)))), 0.0) for axis, keys in TABLE["degrees"].items()}

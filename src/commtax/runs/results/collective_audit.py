@@ -101,7 +101,7 @@ def judge_tests(
 
 def test_faults(tests: CollectiveTests, place: Cluster | None) -> Iterator[Finding]:
     """Yield what makes a test unsound however long it took, and tests of which rows are missing."""
-    # A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run.
+    # A test that was begun and printed less than it should; one that printed its table's head alone did not run.
     for test in (t for t in tests.cut if t.num_sizes and not tests.alone):
         label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
         finding = Finding(Note("rows", label), test.num_sizes, test.rows, reason="the test ended, or hung, before its first row")
@@ -132,7 +132,8 @@ def missing_words(test: BegunTest) -> str:
 
 
 AVERAGE = "average bus bandwidth, GB/s"
-LOOK: Mapping[str, str] = table("runs/results/words.toml")["look"]
+_WORDS = table("runs/results/words.toml")
+LOOK: Mapping[str, str] = _WORDS["look"]
 """Where to look next at links of a kind that carry less than they should."""
 
 
@@ -144,8 +145,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     causes: list[Cause] = []
     if tests.shared:
         text = f"{plural(len(tests.shared), 'GPU')} shared by several ranks: what was measured is no link between GPUs"
-        change = "one rank for each GPU: CUDA_VISIBLE_DEVICES by local rank, or --gpus-per-task"
-        causes.append(Cause("shared GPU", text, change=change))
+        causes.append(_cause("shared GPU", text))
     times: list[tuple[str, JudgedTime]] = []
     for number, run in enumerate(tests.runs, 1):
         ranks = run.ranks or tests.ranks
@@ -162,7 +162,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
     findings += _average(tests)
     if tests.alone:
         text = f"{tests.alone} processes call themselves the same rank: each runs the test alone, and nothing is sent between them"
-        causes.append(Cause("alone", text, change="build the tests with MPI=1 and the MPI that starts them"))
+        causes.append(_cause("alone", text))
     where = claim.question.cluster.key if claim else place.key if place else "…"
     notes = [*_cut_off_notes(tests)]
     sound = not causes and not any(f.verdict == DISAGREE for f in findings)  # else a fault would become the machine's own
@@ -189,7 +189,7 @@ def _has_both_sides(run: NcclTestsRun) -> bool:
 
 def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) -> Iterator[Note]:
     """Note the largest size that is too slow, or on a guessed cluster the largest of all beside its prediction.
-    ``named``: the cluster as its devices' names tell it, where nobody said one."""
+    ``named``: the cluster that device names imply, without a claim."""
     if times:
         op, time = times[telling_time([t.row.nbytes for _, t in times], ["" if assumed else t.verdict for _, t in times])]
         ratio = f"{time.row.seconds / float(time.expected.seconds):.2f} x"
@@ -220,7 +220,7 @@ def named_place(tests: CollectiveTests) -> Cluster | None:
 
 
 def _links_are_certain(place: Cluster) -> bool:
-    """Return whether a chip's name tells how these GPUs are joined: all over links that it is sold with."""
+    """Return whether a chip's name implies how these GPUs are joined: all over links that it is sold with."""
     inside = place.intra
     joined = bool(inside.switched or inside.mesh)
     return place.is_one_domain and place.bridge is None and inside.kind in ("nvlink", "xgmi") and joined
@@ -233,16 +233,18 @@ def _reached_bandwidth(run: NcclTestsRun, ranks: int, place: Cluster | None) -> 
     best = max(run.rows, key=lambda r: r.busbw_Bps)
     of = f"{run.op or 'collective'} over {plural(ranks, 'rank')}" if ranks else run.op or "collective"
     item, why = Note("peak", f"{of}: best bus bandwidth, GB/s"), f"at {format_bytes(best.nbytes)}"
-    yield Finding(item, None, best.busbw_Bps / 1e9, reason=why, told=True)
+    yield Finding(item, None, best.busbw_Bps / 1e9, reason=why, remark=True)
     if place and 1 < ranks <= place.domain:
         rate = place.intra.bandwidth_Bps
         why = f"of {format_rate(rate)} ({place.intra.key}); switches that reduce go beyond it"
         item = Note("link", f"{of}: best bus bandwidth over the link's rate")
-        yield Finding(item, None, best.busbw_Bps / rate, "share", reason=why, told=True)
+        yield Finding(item, None, best.busbw_Bps / rate, "share", reason=why, remark=True)
     again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
     if _in_place_Bps(again) > best.busbw_Bps * (1 + LEVEL.rounded):
         why = f"at {format_bytes(again.nbytes)}"
-        yield Finding(Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why, told=True)
+        yield Finding(
+            Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why, remark=True
+        )
     small = [r.seconds for r in run.rows if r.nbytes <= COUNT.small_bytes]
     if small:
         yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
@@ -274,18 +276,21 @@ def _compare_time(time: JudgedTime, op: str, assumed: bool) -> Finding:
     return replace(finding, verdict=DISAGREE, reason=slower) if time.verdict == FAIL else replace(finding, verdict=AGREE)
 
 
+def _cause(code: str, text: str, share: float | None = None) -> Cause:
+    return Cause(code, text, share=share, change=_WORDS["changes"][code])
+
+
 def _faults(run: NcclTestsRun, moved: bool, label: str) -> Iterator[Cause]:
     if wrong := sum(r.wrong for r in run.rows):
         text = f"{label}{wrong:,} wrong values (at {wrong_sizes(run)})"
-        yield Cause("wrong-values", text, change="a broken link, GPU or library")
+        yield _cause("wrong-values", text)
     if not moved:
         return
     if dip := _dip(run.rows):
         before, at = dip
         text = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
         text += f" to {format_rate(at.busbw_Bps)} at {format_bytes(at.nbytes)}"
-        what = "another protocol or algorithm takes over there: NCCL_DEBUG_SUBSYS=TUNING tells which"
-        yield Cause("dip", text, share=1 - at.busbw_Bps / before.busbw_Bps, change=what)
+        yield _cause("dip", text, 1 - at.busbw_Bps / before.busbw_Bps)
     large = [r for r in run.rows if r.nbytes >= COUNT.large_bytes and r.in_place_s and r.seconds]
     ratio = median(r.in_place_s / r.seconds for r in large if r.in_place_s) if large else 1.0
     if abs(ratio - 1) > LEVEL.apart:
@@ -299,8 +304,7 @@ def _far_below(run: NcclTestsRun, ranks: int, place: Cluster | None, label: str)
     if not place or not 0 < share < LEVEL.far_below:
         return
     text = f"{label}large tensors reach {format_rate(best)}, {share:.1%} of {place.intra.key}"
-    what = "NCCL_DEBUG=INFO tells which way was taken: sockets or the host's memory instead of the link"
-    yield Cause("far below", text, share=1 - share, change=what)
+    yield _cause("far below", text, 1 - share)
 
 
 def _slow(run: NcclTestsRun, compared: tuple[Finding, ...], ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
@@ -342,7 +346,7 @@ def _average(tests: CollectiveTests) -> Iterator[Finding]:
         item = Note(AVERAGE, f"{label}{AVERAGE}")
         whole = abs(printed - ours) <= LEVEL.rounded * ours
         why = "as printed: the mean of these rows" if whole else "as printed; rows are missing in this text"
-        yield Finding(item, None, printed / 1e9, reason=why, told=True)
+        yield Finding(item, None, printed / 1e9, reason=why, remark=True)
 
 
 def _in_place_Bps(row: NcclTestsRow) -> float:

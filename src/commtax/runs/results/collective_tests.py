@@ -48,7 +48,7 @@ class NcclTestsRow:
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsRun:
-    """A whole output. ``op`` and ``ranks`` where the text tells them, else "" and 0."""
+    """A whole output. ``op`` and ``ranks`` where the text states them, else "" and 0."""
 
     rows: tuple[NcclTestsRow, ...]
     op: str
@@ -295,14 +295,12 @@ def _table(rows: list[tuple[JsonObject, JsonObject, JsonObject]], keys: tuple[st
     whole = all(out and again for _, out, again in rows)
     for row, out, again in rows:
         ways = [way for way in (out, again) if way][: 2 if whole else 1]
-        cells = [cell for way in ways for cell in (_time(way), way[keys[0]], way[keys[1]], way.get(keys[2], way.get("wrong", 0)))]
-        figures = " ".join("N/A" if cell is None else str(cell) for cell in cells)
+        times = [need_number(way["time"] if "time" in way else way["cpu_time"]) for way in ways]
+        bandwidths = [(way[keys[0]], way[keys[1]], way.get(keys[2], way.get("wrong", 0))) for way in ways]
+        cells = [cell for time, figures in zip(times, bandwidths, strict=True) for cell in (time, *figures)]
+        row_text = " ".join("N/A" if cell is None else str(cell) for cell in cells)
         size, redop, root = need_whole(row["size"]), row.get("redop") or "none", str(row.get("root", -1)).strip()
-        yield f"{size} {row.get('count', size // 4)} {row.get('type', 'float')} {redop} {root} {figures}"
-
-
-def _time(way: JsonObject) -> float:
-    return need_number(way["time"] if "time" in way else way["cpu_time"])
+        yield f"{size} {row.get('count', size // 4)} {row.get('type', 'float')} {redop} {root} {row_text}"
 
 
 @dataclass(frozen=True, slots=True)

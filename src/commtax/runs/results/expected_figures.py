@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from commtax.arrays import cache_answers
+from commtax.files import table
 from commtax.judgement.overload import falls_behind
 from commtax.ledger import Z80
 from commtax.question import AS_IT_IS, SPREAD, Question
@@ -23,6 +24,8 @@ from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import settle
 
 COUNT, LEVEL = thresholds(__name__)
+WORDS = table("runs/results/words.toml")
+CHANGES: Mapping[str, str] = WORDS["changes"]
 
 SERVER = "prometheus"
 """The tool of a server's own metrics: of no one load, and without a beginning at which all requests come at once."""
@@ -73,7 +76,7 @@ Figures = Mapping[tuple[str, str], Figure]  # by metric and statistic; rates by 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkLoad:
-    """What a benchmark asked of its server."""
+    """The load that a benchmark put on its server."""
 
     prompt: int
     answer: int
@@ -81,7 +84,7 @@ class BenchmarkLoad:
     clients: int | None = None  # … or clients that each wait for their answer: at once, all of the requests …
     rate: float | None = None  # … or requests a second
     count: int = 0
-    spread: float | None = None  # of lengths; None: nobody says, and they are taken as equal
+    spread: float | None = None  # of lengths; None: unknown, and taken as equal
     burstiness: float = 1.0
     hit_rate: float = 0.0
 
@@ -292,16 +295,6 @@ def _simulated_terms(timed: RequestsInTime, load: BenchmarkLoad) -> dict[str, fl
 P99 = 2.326  # deviations from the middle of a normal distribution to its p99
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSuspect:
-    """A change of the plan, and what it would mean if the step were as long as with it."""
-
-    code: str
-    question: Question  # with it
-    text: str
-    change: str
-
-
 def seconds_over_range(figure: Figure | None, measured: float | None, claim: Claim) -> float:
     """Return by how much a time exceeds its range and the tolerance, or 0 where it does not."""
     if figure is None or measured is None:
@@ -334,8 +327,7 @@ def _larger_batch_causes(result: BenchmarkRun, predicted: ExpectedFigures, claim
         return ()
     text = "tokens take longer and more requests are answered than predicted: more ran at once than"
     text += f" the {predicted.running:.0f} that were predicted, or prompts cost less"
-    change = "say what ran: weights or a cache of fewer bits, another chip, more GPUs; a step of another batch is not judged"
-    return (Cause("at once", text, change=change),)
+    return (Cause("at once", text, change=CHANGES["at once"]),)
 
 
 def _is_within_range(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, metric: str) -> bool:
@@ -363,7 +355,7 @@ def _decode(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, base
     more = seconds_over_range(figure, measured, claim) if result.accepted <= 1 else 0.0
     if not more or figure is None or measured is None or _is_within_range(result, predicted, claim, metric):
         return
-    # Where the server works on prompts nearly all the time, tokens wait behind them, and tell nothing of decode steps.
+    # Where the server works on prompts nearly all the time, tokens wait behind them, and show nothing of decode steps.
     load, batch = predicted.load, max(1, round(predicted.running))
     prompt = float(claim.bill("prefill", 1, load.prompt).step_s)
     answer = load.answer * float(claim.bill("decode", batch, load.prompt + load.answer // 2).step_s) / batch
@@ -408,55 +400,47 @@ def _blame_decode_step(
     batch, context = max(1, round(predicted.running)), predicted.load.prompt + predicted.load.answer // 2
     bill = claim.bill("decode", batch, context)
     if likely := _nearest(times, claim, batch, context, float(bill.step_s)):
-        return replace(cause, code=likely.code, said=f"{cause.said}, {likely.text}", change=likely.change)
+        code, text, change = WORDS["suspects"][likely]
+        change = change.format(tp=claim.tp, dtype=claim.plan.weights_dtype)
+        return replace(cause, code=code, said=f"{cause.said}, {text}", change=change)
     alone = _steps(baseline)[2] if baseline and claim.tp > 1 else None
     if alone is not None and abs(alone / float(claim.bill("decode", batch, context, tp=1).step_s) - 1) <= claim.tolerance:
-        change = "look at the links and the library of the all-reduces (commtax measure collectives, NCCL_DEBUG=INFO)"
-        return replace(cause, code="communication", said=f"{cause.said}, and at TP 1 it takes what it should", change=change)
+        text = f"{cause.said}, and at TP 1 it takes what it should"
+        return replace(cause, code="communication", said=text, change=CHANGES["communication"])
     parts = {k: float(sum(x.exposed_s for x in bill.lines if x.kind == k)) for k in ("compute", "comm", "host")}
     spent = ", ".join(f"{name} {format_seconds(s)}" for name, s in parts.items() if s > 0)
-    small = parts["host"] > LEVEL.small * float(bill.step_s)
-    change = "a faster CPU, fewer API processes beside it, or larger batches" if small else OTHER
-    text = f"{cause.said} (a decode step should be {spent})"
-    return replace(cause, code="host" if small else "decode", said=text, change=change)
+    code = "host" if parts["host"] > LEVEL.small * float(bill.step_s) else "decode"
+    return replace(cause, code=code, said=f"{cause.said} (a decode step should be {spent})", change=CHANGES[code])
 
 
-def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> PlanSuspect | None:
-    """Return the change of the plan under which a step would take that much longer."""
+def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> str:
+    """Return which suspected setting would make a step take that much longer, or ""."""
     near = []
-    for suspect in _suspects(claim):
+    for suspect, question in _suspects(claim):
         try:
-            slowed = float(replace(claim, question=suspect.question).bill("decode", batch, context).step_s) / step_s
+            slowed = float(replace(claim, question=question).bill("decode", batch, context).step_s) / step_s
         except ValueError:  # such a plan is none here
             continue
         if slowed >= LEVEL.more and abs(times / slowed - 1) <= LEVEL.near:
             near.append((abs(times / slowed - 1), suspect))
-    return min(near, key=lambda one: one[0])[1] if near else None
+    return min(near, key=lambda one: one[0], default=(0.0, ""))[1]
 
 
-OTHER = "check clocks, version, number format and options of the run, or calibrate; commtax audit of a trace of it tells more"
-
-
-def _suspects(claim: Claim) -> Iterator[PlanSuspect]:
-    """Yield simple settings that often differ from the claim."""
+def _suspects(claim: Claim) -> Iterator[tuple[str, Question]]:
+    """Yield simple settings that often differ from the claim, by their names in ``words.toml``, with the question of each."""
     q = claim.question
     if not q.what_if.eager:
-        change = "leave out --enforce-eager, or capture larger batches"
-        yield PlanSuspect("host", q.but(eager=True), "as without CUDA graphs", change)
+        yield "eager", q.but(eager=True)
+    if claim.tp > 1 and not q.what_if.library:
+        yield "nccl", q.but(library="nccl")
     if claim.tp > 1:
-        if not q.what_if.library:
-            text = "as with NCCL's all-reduces instead of the engine's own"
-            change = "find out why its own all-reduce is off: the start-up log says it"
-            yield PlanSuspect("communication", q.but(library="nccl"), text, change)
-        change = f"start the server with tp {claim.tp}"
-        yield PlanSuspect("decode", q.but(tp=1), "as on one GPU: TP was probably not applied", change)
+        yield "one GPU", q.but(tp=1)
     if claim.plan.weights_dtype not in ("", "bf16", "fp16", "fp32"):
-        change = f"serve the {claim.plan.weights_dtype} checkpoint, or its kernels"
-        yield PlanSuspect("decode", q.but(weights_dtype="bf16"), "as with weights of 16 bits", change)
+        yield "16 bits", q.but(weights_dtype="bf16")
 
 
 def _first_token(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim) -> Iterator[Cause]:
-    apart = result.stats.get("queue")  # of which a server may tell the mean alone
+    apart = result.stats.get("queue")  # of which a server may report the mean alone
     statistic = "median" if "median" in result.stats.get("ttft", {}) and (not apart or "median" in apart) else "mean"
     figure, measured = predicted.of("ttft", statistic), result.seconds("ttft", statistic)
     more = seconds_over_range(figure, measured, claim)
@@ -475,16 +459,14 @@ def _first_token(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim)
         queue_text = f" ({format_seconds(waited)} in the queue)" if waited is not None else ""
         waiting = format_seconds(terms.get("queue", 0.0))
         text = f"the first token takes {format_seconds(measured)}{queue_text}, and {waiting} of waiting"
-        change = "more running at once (KV memory, --max-num-seqs, --max-num-batched-tokens), more replicas, or fewer requests"
-        yield Cause("queue", f"{text} were predicted: requests wait longer than they should", more, share, change, gain)
+        yield Cause("queue", f"{text} were predicted: requests wait longer than they should", more, share, CHANGES["queue"], gain)
     else:
         text = f"the first token takes {format_seconds(measured)}, and {format_seconds(figure.value)} were predicted"
-        change = "look at chunk size, tokenising and HTTP on the way in, and at warm-up: first requests compile and capture"
-        yield Cause("prefill", f"{text}: the prompt's own steps, or the way to them", more, share, change, gain)
+        yield Cause("prefill", f"{text}: the prompt's own steps, or the way to them", more, share, CHANGES["prefill"], gain)
 
 
 def mean_requests_in_flight(result: BenchmarkRun) -> float | None:
-    """Return the mean number of concurrent requests (Little's law), or None where the result does not tell."""
+    """Return the mean number of concurrent requests (Little's law), or None where it is unknown."""
     whole = _request_s(result, "mean")
     return result.requests_per_s * whole if result.requests_per_s and whole else None
 
@@ -498,9 +480,10 @@ def _request_s(result: BenchmarkRun, statistic: str = "median") -> float | None:
 
 
 def plain_causes(result: BenchmarkRun) -> tuple[Cause, ...]:
-    """Return what a result shows of its own terms without a claim."""
-    thrown, change = result.facts.get("preemptions", "0"), "more KV memory, fewer running at once (--max-num-seqs), or a larger tp"
-    lost = Cause("preemption", f"{thrown} times a request was thrown out of the KV cache and computed again", change=change)
+    """Return what a result shows of its terms without a claim."""
+    thrown = result.facts.get("preemptions", "0")
+    text = f"{thrown} times a request was thrown out of the KV cache and computed again"
+    lost = Cause("preemption", text, change=CHANGES["preemption"])
     return (*(overload(result) or _waits(result)), *([lost] if thrown != "0" else []))
 
 
@@ -516,8 +499,7 @@ def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
     later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > LEVEL.grows else ""
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
     text = f"overloaded: answered {format_figure(answered)} of {format_figure(rate)} requests/s{most}{later}{piled}"
-    change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
-    return (Cause("overload", text, change=change),)
+    return (Cause("overload", text, change=CHANGES["overload"]),)
 
 
 def _piled_up_words(result: BenchmarkRun) -> str:
@@ -527,7 +509,9 @@ def _piled_up_words(result: BenchmarkRun) -> str:
     """
     peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
     tail = max(0.0, tpot["p99"] - tpot["median"]) / P99 if "p99" in tpot and "median" in tpot else 0.0
-    slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get("mean", math.inf)  # as told, else as a normal distribution's tail says
+    slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get(
+        "mean", math.inf
+    )  # as reported, else as the tail of a normal distribution implies
     if result.concurrency or not count or not slowed or not peak or float(peak) < LEVEL.piled * count:
         return ""
     return f", and {float(peak):,.0f} of its {count:,} requests were there at once"
@@ -537,7 +521,7 @@ def _lasts(result: BenchmarkRun, rate: float, answered: float) -> bool:
     """Return whether a run outlasts one that keeps up: all arrivals, some late by chance, and the longest answer at the end."""
     count, whole, first = (result.requests or 0) + result.failed, _request_s(result), result.seconds("ttft")
     if count <= 0:
-        return True  # nobody says how many: the rates stand for themselves
+        return True  # their number is unknown: the rates stand for themselves
     if result.concurrency and whole and count / rate < whole:
         return False  # a ramp for clients that then wait for answers
     if whole and first and _least_wait_s(result, first) > LEVEL.large * whole:
@@ -553,7 +537,7 @@ def _waits(result: BenchmarkRun) -> Iterator[Cause]:
     unstreamed = result.stats.get("itl", {}).get("mean") == 0  # its first token is its last
     if not whole or at_once or unstreamed or (mean_requests_in_flight(result) or math.inf) <= LEVEL.few:
         return
-    change = "more KV memory or replicas, or fewer requests at once"
+    change = CHANGES["waits"]
     if waited and waited > LEVEL.large * whole:
         text = f"a request waits {format_seconds(waited)} of its {format_seconds(whole)} before its first step"
         yield Cause("queue", text, waited, min(1.0, waited / whole), change, f"up to {waited / whole:.0%} of a request's time")
@@ -585,5 +569,4 @@ def failure_causes(result: BenchmarkRun) -> Iterator[Cause]:
     count = gone + (result.requests or 0)
     text = f"{gone:,} of {count:,} requests {'failed' if result.failed else 'that were asked for have no answer'}"
     rest = "nothing was measured" if gone == count else "the figures are of the others"
-    change = "the server's log tells why: an error, a limit of time or of length, or a connection that was refused"
-    yield Cause("failed requests", f"{text}: {rest}", change=change)
+    yield Cause("failed requests", f"{text}: {rest}", change=CHANGES["failed requests"])

@@ -18,7 +18,7 @@ COUNT, LEVEL = thresholds(__name__)
 SAYS = patterns(__name__)
 
 NAMES: Mapping[str, list[str]] = TABLE["gauges"]
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "tensorrt_llm": "trtllm"}
+ENGINES: Mapping[str, str] = TABLE["metric_engines"]
 GROWING = ("_total", "_sum", "_count")  # ends of the names of totals since a server's start
 Buckets = Mapping[float, float]  # how many observations are at most a bound
 
@@ -134,7 +134,7 @@ def quantile_bounds(buckets: Buckets, share: float) -> tuple[float, float]:
 
 METRICS: Mapping[str, str] = TABLE["prometheus"]
 GAPS: list[str] = TABLE["gaps"]["names"]
-SHOWN = {"ttft": "TTFT", "e2el": "E2E", "queue": "queue"}  # whose 99th hundredth is told
+SHOWN = {"ttft": "TTFT", "e2el": "E2E", "queue": "queue"}  # whose p99 is reported
 
 
 def parse(text: str) -> Iterator[BenchmarkRun]:
@@ -192,27 +192,20 @@ def requests_in_flight(page: Exposition, window_s: float | None) -> float | None
     tell how many ran in a step.
     """
     whole = next((page.totals.get(f"{name}_sum") for name, metric in METRICS.items() if metric == "e2el"), None)
-    first, gaps = page.totals.get("time_to_first_token_seconds_sum"), _seconds_decoding(page)
     if window_s:
+        first, least = page.totals.get("time_to_first_token_seconds_sum"), LEVEL.each_token * (page.named("output_tokens") or 0.0)
+        # Histograms of gaps between tokens; those that have one entry for each request hold means instead.
+        counts = {name: page.totals.get(f"{name}_count", 0.0) * _accepted(page) for name in GAPS}
+        gaps = next((page.totals.get(f"{name}_sum") for name, count in counts.items() if count and count >= least), None)
         there = first + gaps if first is not None and gaps else whole
         return there / window_s if there else None
     steps, tokens = page.totals.get("iteration_tokens_total_count"), page.named("output_tokens")
     return tokens / steps / _accepted(page) if steps and tokens else None
 
 
-def _seconds_decoding(page: Exposition) -> float | None:
-    """Return the sum of all gaps between tokens, unless the histogram has one mean for each request."""
-    tokens = page.named("output_tokens") or 0.0
-    for name in GAPS:
-        count = page.totals.get(f"{name}_count", 0.0) * _accepted(page)
-        if count and count >= LEVEL.each_token * tokens:
-            return page.totals.get(f"{name}_sum")
-    return None
-
-
 def _accepted(page: Exposition) -> float:
     """Return the tokens of a request's step under speculative decoding. Each first token and each gap is a step. Drafts are not
-    made in every step, so accepted ones alone do not tell it. An engine that counts none tells a length itself."""
+    made in every step, so accepted ones alone do not suffice. An engine that counts none reports a length instead."""
     if page.named("drafts") is None:
         return max(1.0, (page.named("accept_length") or 1.0) / page.num_engines)
     steps = sum(page.totals.get(f"{name}_count", 0.0) for name in ("time_to_first_token_seconds", GAPS[0]))
@@ -234,7 +227,6 @@ def _spread_of_answers(page: Exposition) -> float | None:
 
 
 def _hit_rate(page: Exposition) -> float:
-    """Return the share of prompt tokens that the prefix cache had."""
     hits, queries = page.named("hits"), page.named("queries")
     rate = hits / queries if hits is not None and queries else page.gauges.get("cache_hit_rate", 0.0) / page.num_engines
     return min(1.0, max(0.0, rate))

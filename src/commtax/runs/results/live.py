@@ -43,16 +43,16 @@ def tail_findings(page: Exposition, predicted: ExpectedFigures | None) -> Iterat
         item = Note(f"{metric}_{TAIL}", f"{TITLES[metric]} ({TAIL}): {bounds_text(low, high)}")
         figure = predicted.of(metric, TAIL) if predicted else None
         if figure is None:
-            yield Finding(item, None, None, "s", reason="bounds of its bucket", told=True)
+            yield Finding(item, None, None, "s", reason="bounds of its bucket", remark=True)
         else:
             place = "above" if low > figure.high else "below" if high < figure.low else "which meets"
             predicted_range = f"{format_seconds(figure.low)} to {format_seconds(figure.high)}"
             text = f"bounds of its bucket, {place} the 80% range {predicted_range}"
-            yield Finding(item, figure.value, None, "s", math.inf, text, low=figure.low, high=figure.high, told=True)
+            yield Finding(item, figure.value, None, "s", math.inf, text, low=figure.low, high=figure.high, remark=True)
 
 
 KIND = "metrics"
-IDLE = "idle"  # code of the note of a window in which nothing was asked
+IDLE = "idle"  # code of the note of a window without requests
 RESTARTED = "restarted"
 BINDS = "binds"
 

@@ -231,7 +231,7 @@ class _PrintedReader:
             return
         self._table()
         if TITLE in line:
-            if self.titled or self.run.measured:  # else what stands above says its load
+            if self.titled or self.run.measured:  # else what stands above states its load
                 yield from self._closed(self._unended() if self.titled else None)
             self.titled = number
         elif END in line and not any(sign.isalpha() for sign in line):
@@ -255,16 +255,13 @@ class _PrintedReader:
         if value:
             yield from self._pair(number, label, value)
         elif label and len(label) <= counts("runs.results.printed_runs").longest:
-            self._titled_by(label.strip(FRAME + "─━ :"))
+            title = label.strip(FRAME + "─━ :")  # a line that is no title of a metric ends the section above it
+            meant = meaning(title) if self.section.field or SAYS.metric.search(title) else LabelMeaning()
+            if meant.kind:
+                self.section = meant if meant.kind in ("time", "count") and not meant.statistics else LabelMeaning()
+            self.idle += not meant.field
         if self.idle > COUNT.far and not self.titled and not self.run.measured:
             self.run, self.idle = PrintedRun(self.dialect), 0
-
-    def _titled_by(self, label: str) -> None:
-        """Take a line as the title of a metric, or end the section above it."""
-        title = meaning(label) if self.section.field or SAYS.metric.search(label) else LabelMeaning()
-        if title.kind:
-            self.section = title if title.kind in ("time", "count") and not title.statistics else LabelMeaning()
-        self.idle += not title.field
 
     def _pair(self, number: int, label: str, value: str) -> Iterator[BenchmarkRun]:
         meant, value = self._meant(label, value)

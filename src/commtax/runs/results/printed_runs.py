@@ -26,7 +26,7 @@ _PATHS = frozenset(frozenset(path.split()) for path in LABELS["paths"])
 
 @dataclass(frozen=True, slots=True)
 class LabelMeaning:
-    """``kind``: time | rate | count | string, or "" where only statistics or a unit are told."""
+    """``kind``: time | rate | count | string, or "" for statistics or a unit alone."""
 
     field: str = ""
     kind: str = ""
@@ -226,7 +226,7 @@ class CommandContext:
 
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
 CARRIED = tuple(name for name in LABELS["command"]["flags"] if name not in ("model", "count"))
-"""What a command says that a result may carry too."""
+"""Options of a command that a result may carry too."""
 STRONG = frozenset({*METRICS, "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"})
 _KEY = re.compile(rb'"([A-Za-z][^"\\]{1,60})"\s{0,4}:')
 
@@ -338,7 +338,7 @@ def make_benchmark(run: PrintedRun, options: Mapping[str, str]) -> BenchmarkRun:
 
 
 def _unanswered_request_options(answered: object, options: Mapping[str, str]) -> dict[str, str]:
-    """Return how many requests a command asked for, where it is more than were answered."""
+    """Return how many requests a command sent, where more than were answered."""
     count = options.get("count", "")
     more = isinstance(answered, int | float) and count.isdecimal() and len(count) < COUNT.most_digits and int(count) > answered
     return {ASKED: count} if more else {}

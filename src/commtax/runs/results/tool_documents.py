@@ -163,7 +163,6 @@ MEAN_LENGTH, SPREAD = 0.9, 1 / 9  # of the lengths it names, and to either side 
 APART = ("workers for prompts", "tp for prompts", "dp for prompts", "workers that decode")
 """Facts of a run whose prompts have workers of their own."""
 UNDRAFTED = ("", "none", "false", "off", "0")
-_ENGINES = {"trt": "trtllm", "tensorrt": "trtllm", "sglang": "sglang", "vllm": "vllm"}
 
 
 def is_inferencex(d: JsonObject) -> bool:
@@ -186,7 +185,8 @@ def from_inferencex(d: JsonObject) -> BenchmarkRun:
     lengths = tuple(n * MEAN_LENGTH if (n := number(d.get(key))) else None for key in ("isl", "osl"))
     figures_of_run = {"tp": _sizes(d).get("tp"), "model": d.get("model"), **whole}
     drafted = str(d.get("spec_decoding", d.get("spec_method", ""))).lower() not in UNDRAFTED
-    accepted = _chunk(stats) if drafted else 1.0
+    gap, token = (stats.get(metric, {}).get("mean", 0.0) for metric in ("itl", "tpot"))
+    accepted = max(1.0, gap / token) if drafted and token else 1.0  # a step sends one chunk, and gaps are between chunks
     chunk_text = f"a step gives {accepted:.2f} tokens (ITL over TPOT)" if accepted > 1 else "how many a step gives is not told"
     notes = (Note("drafted", f"tokens were drafted: {chunk_text}"),) if drafted else ()
     more = {"facts": _facts(d), "notes": notes, "concurrency": number(d.get("conc"))}
@@ -222,16 +222,9 @@ def _workers(d: JsonObject) -> dict[str, str]:
     return dict(zip(APART, map(str, (count, ahead["tp"], ahead["dp"], decode)), strict=True))
 
 
-def _chunk(stats: dict[str, dict[str, float]]) -> float:
-    """Return the tokens of a step: a step sends one chunk, so the gap between chunks over TPOT counts its tokens."""
-    gap, token = (stats.get(metric, {}).get("mean", 0.0) for metric in ("itl", "tpot"))
-    return max(1.0, gap / token) if token else 1.0
-
-
 def _facts(d: JsonObject) -> dict[str, str]:
-    """Return chips, engine, number format and layout."""
     framework = str(d.get("framework") or "").lower()
-    engine = next((name for word, name in _ENGINES.items() if word in framework), framework)
+    engine = next((name for word, name in TABLE["inferencex_engines"].items() if word in framework), framework)
     hardware = next((str(d[key]) for key in TABLE["hardware"] if isinstance(d.get(key), str)), "")
     rate = {"tokens/s per GPU": f"{each:.2f}"} if (each := number(d.get("tput_per_gpu"))) else {}
     named = rate | {"hardware": hardware, "engine": engine, "precision": d.get("precision"), "drafts": d.get("spec_decoding")}

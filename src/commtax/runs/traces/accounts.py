@@ -136,7 +136,7 @@ def sum_columns(rows: Column, first: Column) -> Column:
     return np.add.reduceat(rows[:, : int(first[-1]) + size if len(first) else 0], first, axis=1)
 
 
-@dataclass(frozen=True)  # without slots: what is asked often is kept
+@dataclass(frozen=True)  # without slots: what is used often is cached
 class TracedJob:
     """The ranks of one job with their steps, in order, and what they met in (None: one rank alone)."""
 
@@ -180,14 +180,14 @@ class TracedJob:
         waits = [np.full(len(t.collectives), np.nan) for t in self.traces]
         if (met := self.meetings) is not None:
             waited = met.seconds - met.wire_s[met.of]
-            for place, waited_by_rank in enumerate(waits):
+            for place, of_rank in enumerate(waits):
                 mine = met.place == place
-                waited_by_rank[met.index[mine]] = waited[mine]
+                of_rank[met.index[mine]] = waited[mine]
         return tuple(waits)
 
     @cached_property
     def alone(self) -> tuple[Column, ...]:
-        """Of messages whose other end was not found: what is beyond the quickest."""
+        """For messages whose sender or receiver is missing, the time beyond that of the quickest message."""
         lengths, loose, took = [], [], [np.zeros(0)]
         for trace, waited in zip(self.traces, self.waiting, strict=True):
             start, end = spans(trace)
@@ -206,7 +206,7 @@ class TracedJob:
 
     @cached_property
     def gathered(self) -> bool:
-        """Whether all ranks share collectives, which tell the clocks of all."""
+        """Whether all ranks share collectives, which align the clocks of all."""
         met = self.meetings
         if met is None or not len(met.first):
             return False
@@ -280,7 +280,7 @@ class TracedJob:
 
     @cached_property
     def usual(self) -> tuple[Column, ...]:
-        """Of each rank the indices of the steps that are like most: what is told of a step is told of these."""
+        """Of each rank the indices of the steps that are like most, which stand for the typical step."""
         return tuple(steps[self._phased] for steps in self.common)
 
     @cached_property

@@ -387,7 +387,7 @@ def _culprit_causes(job: TracedJob, culprit: Culprit | None, cost_s: float) -> I
     accounts = job.accounts
     struck = np.median(accounts.begin_s, axis=0) >= (culprit.since_s or 0.0) - 0.5 * accounts.step_s
     step_s = (float(np.median(accounts.total_s[:, struck])) if struck.any() else 0.0) or accounts.step_s
-    if struck.all() and job.typical.usual_s > 0:  # all steps are like that: it is told of those that all else is told of
+    if struck.all() and job.typical.usual_s > 0:  # all steps are like that: described by the same steps as all else
         cost_s, step_s = _typical_cost_s(job, culprit, cost_s / accounts.step_s), job.typical.usual_s
     where = f" at rank {culprit.rank}" if culprit.rank is not None else ""
     text = f"{culprit.kind}{where}: {culprit.said}"
@@ -453,7 +453,7 @@ def _idle(job: TracedJob) -> Iterator[Cause]:
     cost, trace = float(places[place]), job.traces[place]
     if cost < LEVEL.small * step_s or not trace.on_device:
         return
-    whole_s = float(job.typical.usual("total_s")[place])  # ranks' steps may differ: what idles is a part of its own
+    whole_s = float(job.typical.usual("total_s")[place])  # ranks' steps may differ, and what idles is a part of this rank's
     length, steps = _pauses(job, place), max(1, len(trace.steps))
     span = f"{span_of(job)} of rank {trace.rank}" if len(job.traces) > 1 else span_of(job)
     short = length[length < LEVEL.short_s]

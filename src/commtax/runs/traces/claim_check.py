@@ -169,7 +169,7 @@ def priced_step(claim: Claim, section: Section) -> StepBill:
     sizes = Counter(s.decode_seqs if phase == "decode" else s.prefill_seqs for s in alike)
     lengths = Counter(s.prefill_tokens // s.prefill_seqs for s in alike if s.prefill_seqs and s.prefill_tokens)
     size = max(1, sizes.most_common(1)[0][0]) if sizes else 1
-    length = lengths.most_common(1)[0][0] if lengths and phase == "prefill" else 1024  # cached tokens no name tells
+    length = lengths.most_common(1)[0][0] if lengths and phase == "prefill" else 1024  # names state no cached tokens
     return claim.bill(phase, claim.batch or size, claim.context or length)
 
 

@@ -60,22 +60,16 @@ def align_clocks(ranks: int, together: Mapping[Pair, tuple[Column, Column]], loo
     while len(clocks) < ranks:
         step = next((pair for _, pair in links if (pair[0] in clocks) != (pair[1] in clocks)), None)
         if step is None:
-            rank, clock = _by_messages(clocks, loose)
-            clocks[rank] = clock
+            new = min(set(range(ranks)) - set(clocks))  # next to an aligned rank, by messages between them
+            near = new - 1 if new - 1 in clocks else min(clocks, key=lambda r: abs(r - new))
+            usual = clocks[near].offset_s
+            offset = coinciding_offset(clocks[near].job_s(loose[near]), loose[new], usual)
+            clocks[new] = Clock(usual if offset is None else offset)
             continue
         aligned, new = step if step[0] in clocks else step[::-1]
         ours, theirs = together[step] if step[0] == aligned else together[step][::-1]
         clocks[new] = clock_between(clocks[aligned].job_s(ours), theirs)[0]
     return [clocks[r] for r in range(ranks)]
-
-
-def _by_messages(clocks: Mapping[int, Clock], loose: Sequence[Column]) -> tuple[int, Clock]:
-    """Return the next rank and its clock, by messages with an aligned one, or its own clock where none coincide."""
-    new = min(set(range(len(loose))) - set(clocks))
-    near = new - 1 if new - 1 in clocks else min(clocks, key=lambda r: abs(r - new))
-    usual = clocks[near].offset_s
-    offset = coinciding_offset(clocks[near].job_s(loose[near]), loose[new], usual)
-    return new, Clock(offset if offset is not None else usual)
 
 
 def coinciding_offset(ours: Column, theirs: Column, usual: float = 0.0) -> float | None:
@@ -106,7 +100,7 @@ TICK_S = 1e-9  # of a profiler's clock
 Key = tuple[str, str, tuple[int, ...], int, int]
 
 
-@dataclass(frozen=True)  # without slots: what is asked often is kept
+@dataclass(frozen=True)  # without slots: what is used often is cached
 class Meetings:
     """Collectives that several ranks' traces hold, as columns: a row for each rank of each, rows of one side by side.
 
@@ -139,7 +133,7 @@ class Meetings:
 
     @cached_property
     def _spans(self) -> tuple[Column, Column, Column]:
-        """Start and end on the job's clock, and own duration, of each row."""
+        """Start and end on the job's clock, and duration, of each row."""
         start, end, lasted = (np.zeros(len(self.place)) for _ in range(3))
         for place, trace in enumerate(self.traces):
             mine = self.place == place
@@ -243,7 +237,7 @@ def _join_matches(ordered: tuple[Trace, ...], lists: list[_RankCollectives], mat
     counts = [len(x.start) for x in lists]
     base = np.concatenate([[0], np.cumsum(counts)])[:-1]
     at = base[place[taken]] + index[taken] if len(taken) else taken
-    begin, end = np.concatenate([x.start for x in lists])[at], np.concatenate([x.end for x in lists])[at]  # on the own clocks
+    begin, end = np.concatenate([x.start for x in lists])[at], np.concatenate([x.end for x in lists])[at]  # on each rank's clock
     inside = bool(len(starts)) and bool(np.all(np.maximum.reduceat(begin, starts) < np.minimum.reduceat(end, starts)))
     lost = max(counts) - int(np.bincount(place, minlength=len(lists))[int(np.argmax(counts))])
     shifts, ranks = tuple(x.shift for x in lists), tuple(t.rank for t in ordered)
@@ -432,11 +426,11 @@ def _nearest(at: Column, among: Column) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where messages can go between: each rank's stage and its place in it, and of each rank's messages the pair that is told."""
+    """Where messages can go between: each rank's stage and its place in it, and of each rank's messages the stated pair."""
 
     stage: Column
     position: Column
-    pair: list[Column]  # a number for each two ranks; -1: not told
+    pair: list[Column]  # a number for each two ranks; -1: unknown
 
     @staticmethod
     def of(traces: Sequence[Trace], matches: Sequence[_Rows]) -> _Places:

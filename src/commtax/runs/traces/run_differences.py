@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from commtax.files import table
@@ -16,9 +16,9 @@ LEVEL = levels(__name__)
 PARTS = {"compute": "compute_s", "exposed communication": "exposed_s", "copies": "copy_s", "idle": "idle_s"}
 """Of a step, each second once."""
 LESS_IS_WORSE = frozenset(code for codes in table("judgement/less_is_worse.toml").values() for code in codes)
-STEPS = "trace"  # the kind of sections that tell steps one by one: other figures of theirs are parts of the step
+STEPS = "trace"  # the kind of sections that list steps, whose other figures are parts of the step
 COURSE = ("steps", "algorithms", "pid", "py", "running", "waiting", "kv usage", "preemptions")
-"""Facts that a run's own course decides: they are no reason for it, and what they tell is compared elsewhere."""
+"""Facts that follow from a run's course: they are no reason for it, and are compared elsewhere."""
 SAME_S = 1e-9  # what a profiler's clock resolves
 
 
@@ -85,8 +85,8 @@ class Difference:
     after: Audit
     tolerance: float
     facts: tuple[FactChange, ...]
-    shared_facts: int  # facts that both tell
-    step: FigureChange | None  # None where one of the runs tells no step
+    shared_facts: int  # facts that both state
+    step: FigureChange | None  # None where one of the runs has no step
     parts: tuple[FigureChange, ...]
     hidden: FigureChange | None
     metrics: tuple[FigureChange, ...]
@@ -183,15 +183,15 @@ def _sent_by_kind(audited: Audit, steps: int) -> dict[tuple[str, int], SentColle
     for section in audited.sections:
         for row in section.collectives:
             rows[row.op, row.ranks].append(row)
-    return {key: _sum_rows(alike, steps) for key, alike in rows.items()}
-
-
-def _sum_rows(rows: Sequence[CollectiveRow], steps: int) -> SentCollectives:
-    sizes = [r.nbytes for r in rows]
-    nbytes = None if any(n is None for n in sizes) else float(sum(n for n in sizes if n is not None)) / steps
-    count, wire, wait, hidden = (sum(getattr(r, name) for r in rows) / steps for name in ("count", "wire_s", "wait_s", "hidden_s"))
-    algorithms = tuple(dict.fromkeys(r.algorithm for r in sorted(rows, key=lambda r: -r.wire_s) if r.algorithm))
-    return SentCollectives(count, nbytes, wire, wait, hidden, algorithms)
+    by_kind: dict[tuple[str, int], SentCollectives] = {}
+    for key, alike in rows.items():
+        sizes = [r.nbytes for r in alike]
+        nbytes = None if any(n is None for n in sizes) else float(sum(n for n in sizes if n is not None)) / steps
+        figures = ("count", "wire_s", "wait_s", "hidden_s")
+        count, wire, wait, hidden = (sum(getattr(r, name) for r in alike) / steps for name in figures)
+        algorithms = tuple(dict.fromkeys(r.algorithm for r in sorted(alike, key=lambda r: -r.wire_s) if r.algorithm))
+        by_kind[key] = SentCollectives(count, nbytes, wire, wait, hidden, algorithms)
+    return by_kind
 
 
 def _kernels(before: Audit, after: Audit) -> Iterator[FigureChange]:

@@ -34,7 +34,7 @@ class Rise:
 
 
 def rise(x: Column, least: float = LEVEL.least, changed: bool = False) -> Rise | None:
-    """Return a series' level where it exceeds nothing by ``least``, or what it was before, not always, with ``changed``.
+    """Return the level of a series that exceeds 0, or with ``changed`` its earlier level, by at least ``least``.
 
     >>> risen = rise(np.array([0.0, 0.01, 0.0, 0.3, 0.31, 0.3]), 0.05)
     >>> (risen.level, risen.since, risen.before) if risen else None
@@ -82,7 +82,7 @@ def _split(x: Column) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A culprit's kind, its place among the ranks (None: nobody's), cost as a share of a step, first step, and the evidence."""
+    """A culprit's kind, its place among the ranks (None: no single one), cost as a share of a step, first step, and evidence."""
 
     kind: str
     place: int | None

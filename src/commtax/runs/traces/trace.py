@@ -1,4 +1,4 @@
-"""What a profiler's trace of one rank says, whoever wrote it: a timeline, the collectives in it, and the steps they belong to.
+"""One rank's trace, whichever profiler wrote it: a timeline, the collectives in it, and the steps that they belong to.
 
 A step is what somebody named (the profiler, vLLM, SGLang), or what repeats (CUDA graph launches).
 """
@@ -108,7 +108,7 @@ class Collective:
 
     op: str
     nbytes: float | None
-    ranks: int  # 0: not told
+    ranks: int  # 0: unknown
     start_s: float
     end_s: float
     name: str
@@ -116,7 +116,7 @@ class Collective:
     graph: bool = False  # replayed from a CUDA graph
     group: str = ""  # its process group as the trace calls it
     members: tuple[int, ...] = ()  # ranks of that group, where they are listed
-    algorithm: str = ""  # ring, tree, nvls, one-shot …, with the protocol, where the kernel's name tells it
+    algorithm: str = ""  # ring, tree, nvls, one-shot …, with the protocol, where the kernel's name states it
     lane: int = -1  # index into the timeline's lanes
 
     @property
@@ -139,7 +139,7 @@ class Trace:
     device: Device | None = None
     training: bool = False  # something of training ran, in a step or not
     notes: tuple[Note, ...] = ()
-    host: str = ""  # where it ran, where the file or its name tells it
+    host: str = ""  # where it ran, where the file or its name states it
     partial: str = ""  # why the file was not read to its end
     replayed: float = 0.0  # of its kernels the share that came from graphs
     gradients: int = 0  # that were accumulated, each parameter's in each pass
@@ -185,19 +185,19 @@ def timeline_of(rows: Sequence[tuple[str, float, float, str, str]], kinds: tuple
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One step: its window (the device's, where there is one), the host's window, and what ran, where the name tells it."""
+    """One step: its window (the device's, where there is one), the host's window, and what ran, where the name states it."""
 
     index: int
     name: str
     start_s: float
     end_s: float
     host: Span = EVER  # a replayed graph has no window of its own
-    phase: str = ""  # decode | prefill | mixed | train | "": not told
+    phase: str = ""  # decode | prefill | mixed | train | "": unknown
     decode_seqs: int = 0
     prefill_seqs: int = 0
     prefill_tokens: int = 0
     cached_tokens: int = 0  # that sequences which decode see, all together …
-    past_tokens: int = 0  # … and prompts before their own; 0: not told
+    past_tokens: int = 0  # … and prompts before them; 0: unknown
 
     @property
     def seconds(self) -> float:
@@ -295,7 +295,7 @@ def extend_steps(steps: Sequence[TraceStep]) -> list[TraceStep]:
     rest for longer than the step took."""
     extended = []
     for step, following in pairwise(steps):
-        on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf  # not known of replays
+        on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf  # unknown for replays
         rests = min(following.start_s - step.end_s, on_host) > step.seconds
         extended.append(step if rests else replace(step, end_s=following.start_s))
     return [*extended, *steps[-1:]]

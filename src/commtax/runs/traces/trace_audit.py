@@ -36,7 +36,10 @@ _FUSED = re.compile(r"fusion|fused|norm", re.I)
 def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[str]) -> Section:
     """Audit all ranks of one job, or one of them."""
     job = TracedJob.of(traces)
-    read, remarks, facts = tuple(_read(job)), tuple(_notes(job)), _facts(job)
+    remarks, facts, head = tuple(_notes(job)), _facts(job), job.traces[0]
+    # Of the reader's notes on the first trace not that steps are missing, where some were found by repetition.
+    repeated = bool(head.steps) and head.steps[0].name == REPEATED
+    read = (n for n in head.notes if not (repeated and n.code == "no steps"))
     culprit, cost_s = blame(job)
     steps, sent = step_rows(job), sent_a_step(job)
     collectives, kernels, measured = collective_rows(job), kernel_rows(job), typical_step(job)
@@ -47,7 +50,7 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
         tuple(names),
         findings,
         (*read, *place_notes(job.traces), *notes, *remarks, *layer_notes(job)),
-        usage if job.traces[0].on_device else (),
+        usage if head.on_device else (),
         causes(job, culprit, cost_s),
         culprit,
         steps,
@@ -109,12 +112,6 @@ def _bytes(sent: Mapping[tuple[str, int], SentCollectives], op: str) -> float | 
     return None if None in sizes else float(sum(n or 0.0 for n in sizes))
 
 
-def _read(job: TracedJob) -> Iterator[Note]:
-    """Yield the reader's notes on the first trace, without that on missing steps where some were found by repetition."""
-    repeated = bool(job.traces[0].steps) and job.traces[0].steps[0].name == REPEATED
-    return (n for n in job.traces[0].notes if not (repeated and n.code == "no steps"))
-
-
 def _notes(job: TracedJob) -> Iterator[Note]:
     """Note how steps were found, clocks that differ, kernels that hold compute, and files that end early."""
     head = job.traces[0]
@@ -139,22 +136,16 @@ def offsets(job: TracedJob) -> list[float]:
 
 
 def _facts(job: TracedJob) -> Mapping[str, str]:
-    """Return what two runs may differ in."""
-    head = job.traces[0]
-    ranks = [t.rank for t in job.traces]
-    facts = {"ranks": f"{len(ranks)}" + (f" of {head.world}" if head.world > len(ranks) else "")}
-    if head.device:
-        facts["device"] = head.device.name or "a device without a name"
-    if hosts := sorted({t.host for t in job.traces if t.host}):
-        facts["hosts"] = ", ".join(hosts[:16])
-    if head.steps:
-        name = head.steps[0].name
-        how = name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"
-        facts["steps"] = f"{len(head.steps)} ({how})"
-    if head.on_device and (head.device or head.replayed):
-        facts["kernels from graphs"] = f"{head.replayed:.0%}"
-    if algorithms := sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm}):
-        facts["algorithms"] = ", ".join(algorithms[:16])
-    if sizes := sorted({c.ranks for c in head.collectives if c.ranks}):
-        facts["group sizes"] = ", ".join(map(str, sizes[:16]))
-    return facts
+    head, here = job.traces[0], len(job.traces)
+    name = head.steps[0].name if head.steps else ""
+    how = name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"
+    facts = {
+        "ranks": f"{here} of {head.world}" if head.world > here else f"{here}",
+        "device": (head.device.name or "a device without a name") if head.device else "",
+        "hosts": ", ".join(sorted({t.host for t in job.traces if t.host})[:16]),
+        "steps": f"{len(head.steps)} ({how})" if head.steps else "",
+        "kernels from graphs": f"{head.replayed:.0%}" if head.on_device and (head.device or head.replayed) else "",
+        "algorithms": ", ".join(sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm})[:16]),
+        "group sizes": ", ".join(map(str, sorted({c.ranks for c in head.collectives if c.ranks})[:16])),
+    }
+    return {name: value for name, value in facts.items() if value}

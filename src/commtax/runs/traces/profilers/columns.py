@@ -27,7 +27,7 @@ COUNT = counts(__name__)
 
 TABLE = table("runs/traces/profilers/kineto.toml")
 _SIZES = {name: int(size) for size, names in TABLE["sizes"].items() for name in names}
-_PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: what is given is not what is sent
+_PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: its input is not what is sent
 KEYS = (
     *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size"),
     *("Process Group Name", "Process Group Description", "Process Group Ranks", "Input Dims", "Input type", "Concrete Inputs"),
@@ -42,11 +42,11 @@ class EventFacts:
 
     name: str = ""
     collective: str = ""
-    ranks: int = 0  # of its group; 0: not told
+    ranks: int = 0  # of its group; 0: unknown
     group: str = ""
     group_name: str = ""
     members: tuple[int, ...] = ()
-    sized: bool = False  # the message is told, even where its type is not known
+    sized: bool = False  # the message has a size, even where its type is unknown
     in_bytes: float | None = None
     out_bytes: float | None = None
     tensors: tuple[float, ...] = ()
@@ -276,7 +276,7 @@ class Columns:
         """Take an event as JSON has it, passing over incomplete ones and counting those of the wrong form."""
         if not isinstance(event, dict) or event.get("ph", "X" if event.get("dur") else "") != "X":
             return
-        kind = KERNEL  # until it is known
+        kind = KERNEL  # until its category is read
         try:
             category: object = event.get("cat") or ""
             kind = self.kind_of(category)
@@ -302,7 +302,7 @@ class Columns:
                 self.launches.add((start, end, self.names[name], self.threads[tid], correlation))
         elif kind != OTHER:
             device, stream = args.get("device"), args.get("stream")
-            # The device as it is told, then device and stream as they are shown: process and thread where those are not told.
+            # The stated device, then device and stream as shown: process and thread where those are missing.
             place = device, pid if device is None else device, tid if stream is None else stream
             facts = self.facts_number(name, args) if any(key in args for key in _OF_COLLECTIVES) else 0
             correlation = correlation_of(args.get("correlation"))

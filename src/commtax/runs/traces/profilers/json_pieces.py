@@ -1,4 +1,4 @@
-"""One long list inside a JSON file, read in pieces: what is held is a piece, whatever the size of the file.
+"""One long list inside a JSON file, read in pieces: memory holds one piece, whatever the size of the file.
 
 A piece ends where one object of the list ends and the next begins. Whether a place is such an end shows when the piece is decoded:
 the same signs may stand inside a name, or between objects inside an object. Where a piece does not decode, its objects are taken
@@ -24,7 +24,7 @@ COUNT = counts(__name__)
 _MARK = 4
 _SPACE = b" \t\r\n"
 _NEXT = re.compile(rb'\}\s*+,\s*+(?=\{\s*+"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*+:)')  # between two events
-_ANY_NEXT = re.compile(rb"\}\s*+,\s*+(?=\{)")  # … that begin with a key of their own
+_ANY_NEXT = re.compile(rb"\}\s*+,\s*+(?=\{)")  # … that begin with another key
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]"]', re.S)
 _HEX = rb"[0-9a-fA-F]{2}"
 _PASSED = re.compile(rb'(?:[^"{\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.S)  # spaces, commas, and what is no object

@@ -183,7 +183,7 @@ class RankEvents:
 
     def steps(self) -> list[TraceStep]:
         """Return named steps, else those that repeated graph launches show, at the time when the device ran them, where the
-        trace holds launches that tell."""
+        trace holds their launches."""
         rows = self.of(STEP)
         spans = zip(*(self.host[key][rows].tolist() for key in ("name", "start", "end")), strict=True)
         named = trace.mark_training(trace.named_steps([(self.names[n], start, end) for n, start, end in spans]), self.trained)
@@ -217,7 +217,7 @@ class RankEvents:
 
     def _unlaunched(self, rows: Column, begin: float, end: float) -> float:
         """Return how long in a pause the device was idle because what ends it was not launched yet. A few kernels ahead of all
-        else in a trace tell nothing: the device may still run what came before them."""
+        else in a trace do not count: the device may still run what came before them."""
         starts, ends = self.device["start"][rows], self.device["end"][rows]
         behind = int(np.searchsorted(starts, end))
         until = min(end, float(self.launched_s[rows[behind]]))
@@ -362,7 +362,12 @@ class RankEvents:
             start, end = ops["start"][of_thread], ops["end"][of_thread]
             holds = np.searchsorted(spans[:, 0], end) > np.searchsorted(spans[:, 0], start)
             able[of_thread] = ~holds & (holding(spans, start) < 0)
-        keep = _outermost(ops, able)
+        rows = np.flatnonzero(able)
+        rows = rows[np.lexsort((-ops["end"][rows], ops["start"][rows], ops["thread"][rows]))]
+        parts = np.split(rows, _edges(ops["thread"][rows])[1:-1])
+        # Those that begin after all before them on their thread have ended lie in no other.
+        kept = [np.concatenate([[True], ops["start"][p][1:] >= np.maximum.accumulate(ops["end"][p])[:-1]]) for p in parts]
+        keep = rows[np.concatenate(kept)] if len(rows) else rows
         return {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
 
 
@@ -371,16 +376,6 @@ def _edges(groups: Column) -> list[int]:
     if not len(groups):
         return []
     return [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
-
-
-def _outermost(ops: Mapping[str, Column], able: Column) -> Column:
-    """Return the rows of ``able`` that lie in no other such operation of their thread."""
-    rows = np.flatnonzero(able)
-    rows = rows[np.lexsort((-ops["end"][rows], ops["start"][rows], ops["thread"][rows]))]
-    parts = np.split(rows, _edges(ops["thread"][rows])[1:-1])
-    # Those that begin after all before them have ended.
-    kept = [np.concatenate([[True], ops["start"][p][1:] >= np.maximum.accumulate(ops["end"][p])[:-1]]) for p in parts]
-    return rows[np.concatenate(kept)] if len(rows) else rows
 
 
 _RANK = tuple(
@@ -456,7 +451,7 @@ def _traces(head: JsonObject, columns: Columns, name: str, partial: str) -> list
     job = object_of(head.get("distributedInfo"))
     rank = _rank(job, name)
     groups = [g for g in list_of(job.get("pg_config")) if isinstance(g, dict)]
-    # Groups are as large as those that are told, where all of them (but those of one rank) are alike.
+    # Groups without a size are as large as the others, where all of these (but those of one rank) are alike.
     sizes = {_whole_number(g.get("pg_size")) for g in groups} - {0, 1}
     groups_by_name = {}
     for group in groups:
@@ -499,7 +494,6 @@ def _trace(
 
 
 def _whole_number(value: Json) -> int:
-    """Return a whole number of a trace's head, or 0 where there is none."""
     try:
         number = need_whole(value or 0)
     except WRONG:

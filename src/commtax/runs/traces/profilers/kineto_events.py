@@ -1,4 +1,4 @@
-"""Events of a profiler's trace as typed records: their text is decoded once, and what nobody asks for is not looked at.
+"""Events of a profiler's trace as typed records: their text is decoded once, and unused fields are skipped.
 
 msgspec reads such records several times faster than any parser makes dictionaries, and ten times faster than one that hands out
 sign for sign; it is imported here alone, by those who read a trace.
@@ -75,7 +75,7 @@ class OddEvent:
 
 
 class _LaunchArguments(msgspec.Struct, gc=False):
-    """What the arguments of a call of the driver tell."""
+    """The arguments of a call of the driver."""
 
     correlation: int | None = None
 

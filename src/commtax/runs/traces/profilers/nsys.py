@@ -56,7 +56,7 @@ def host_event(category: str, name: str, span_ns: Span, thread: Json, **args: Js
 
 
 def names_rank(name: str) -> bool:
-    """Return whether the name of a file tells a rank, in the form that is read where nothing else does.
+    """Return whether the name of a file contains a rank, in the form that is read where nothing else states one.
 
     >>> names_rank("report_rank-3.sqlite"), names_rank("report3.sqlite")
     (True, False)
@@ -187,11 +187,11 @@ def call_events(ranges: Sequence[NcclCall]) -> Iterator[JsonObject]:
 HEADER = b"SQLite format 3\0"
 PROCESS = 1 << 24  # of a serialised id, which holds host, process and thread
 Row = tuple[Any, ...]
-FAILURES = (sqlite3.Error, OverflowError, ValueError)  # the last where the library's own words are no text
+FAILURES = (sqlite3.Error, OverflowError, ValueError)  # the last where the library's message is no text
 
 
 class Database:
-    """An open export. ``broken`` says why rows are missing, where they are."""
+    """An open export. ``broken`` explains missing rows."""
 
     def __init__(self, connection: sqlite3.Connection, name: str, size: int) -> None:
         self.name, self.broken = name, ""
@@ -237,7 +237,9 @@ class Database:
         except FAILURES as error:
             if not self.broken and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
                 self.broken = "the file is cut off or damaged"
-                self._connection.execute("PRAGMA writable_schema = ON")  # fewer pages than it says are no reason to give up
+                self._connection.execute(
+                    "PRAGMA writable_schema = ON"
+                )  # fewer pages than its header states are no reason to give up
                 return self._fetch(sql)
             why = _error_line(error)
             raise Refusal(f"trace '{self.name}': an SQLite database that cannot be read ({why})", "trace") from None
@@ -371,7 +373,7 @@ def _is_timed(row: Row) -> bool:
 
 
 class _Export:
-    """What an export says, process by process."""
+    """The content of an export, process by process."""
 
     def __init__(self, opened: Database) -> None:
         self._database = opened

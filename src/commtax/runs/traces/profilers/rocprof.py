@@ -34,7 +34,7 @@ from commtax.units import plural
 TOOL = "rocprofiler-sdk-tool"
 TABLES = "kernel|memory_copy|memory_allocation|scratch_memory|rccl_api|marker_api|marker|hip_api|hsa_api"
 _TABLE = re.compile(rf"(?P<run>.*?)_?(?:(?:{TABLES})_trace|agent_info)\.csv(?:\.gz)?$")
-OF_ROW = {"Kernel_Name", "Direction", "Function", "Operation"}  # one of which says what a row is of
+OF_ROW = {"Kernel_Name", "Direction", "Function", "Operation"}  # one of which shows what a row is
 COUNT = counts(__name__)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.S)
 _CLOSED_BY = {"{": "}", "[": "]"}
