@@ -160,7 +160,7 @@ def from_log(log: StartupLog, source: str) -> ReportedDeployment:
     settings = _without(log.settings, (SWITCHED_OFF_ON_CPUS,) if on_cpu else ())
     launch = from_settings(log.engine, {name: str(value) for name, value in settings.items()}, released(log.version))
     said = from_launch(replace(launch, unread=()), f"'{source}'")
-    drafts = log.said("speculative_config") or log.said("speculative_algorithm")
+    drafts = log.setting("speculative_config") or log.setting("speculative_algorithm")
     hits = next((m.prefix_hits for m in reversed(log.moments) if m.prefix_hits is not None), 0.0) or 0.0
     cached = f"'{source}': {hits:.0%} of prompt tokens were cached in the end, and cached prompts have a short TTFT"
     notes = (*said.notes, cached) if hits >= LEVEL.cached else said.notes
