@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["napkin", *(name for names in HOMES.values() for name in names)]
-register(lambda: import_module("commtax.report.answers"), {"Audit": lambda: import_module("commtax.runs.report.answers").manner()})
+register(lambda: import_module("commtax.report.answers"), {"Audit": lambda: import_module("commtax.runs.report.auditing").manner()})
 
 
 def __getattr__(name: str) -> Any:
