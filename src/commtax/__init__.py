@@ -63,7 +63,7 @@ HOMES = {
 }
 """Where each public name lives."""
 __all__ = ["napkin", *(name for names in HOMES.values() for name in names)]
-register(lambda: import_module("commtax.report.answers"), {"Audit": lambda: import_module("commtax.runs.report.answers").manner()})
+register(lambda: import_module("commtax.report.answers"), {"Audit": lambda: import_module("commtax.runs.report.auditing").manner()})
 
 
 def fetch(name: str) -> Any:
