@@ -23,7 +23,7 @@ from commtax.statement import Refusal
 
 
 def lengths(text: str | float, side: Literal["inputs", "outputs"] = "inputs", argument: str = "lengths") -> Lengths:
-    """Lengths of requests as they are spelled: ``512``, ``uniform:256-1024``, ``sharegpt``."""
+    """Read lengths of requests as users spell them: ``512``, ``uniform:256-1024``, ``sharegpt``."""
     from commtax.catalog.distributions import lengths as read  # not for those who price a step
 
     return read(text, side, argument)
@@ -36,29 +36,30 @@ def keys(kind: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def engine(name: str) -> Engine:
-    """An engine by key or alias, ``vllm`` or ``vllm@0.12``; a version without constants of its own has its neighbour's, aloud."""
+    """Return an engine by key or alias, ``vllm`` or ``vllm@0.12``, where a version without constants of its own notes that it has
+    its neighbour's."""
     base, _, version = name.partition("@")
     stem = key_of("engines", base)
     facts = {name: part for name, part in table("engines", stem).items() if name not in APART}
-    known = record(Engine, facts, f"engines/{stem}", ENGINE_PARTS)
-    _check_tiered(known)
+    newest = record(Engine, facts, f"engines/{stem}", ENGINE_PARTS)
+    _check_tiered(newest)
     if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
-        raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{known.version})", "engine")
-    if not version or version == known.version:
-        return replace(known, note="")
-    near = nearest_version(version, [*known.versions, known.version])
-    told = known.versions.get(near, {})
-    constants = {name: value for name, value in told.items() if name not in ("since", "alike")}
-    near = known.version if told.get("alike") else near  # all but some constants are the newest version's
+        raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{newest.version})", "engine")
+    if not version or version == newest.version:
+        return replace(newest, note="")
+    near = nearest_version(version, [*newest.versions, newest.version])
+    changed = newest.versions.get(near, {})
+    constants = {name: value for name, value in changed.items() if name not in ("since", "alike")}
+    near = newest.version if changed.get("alike") else near  # all but some constants are the newest version's
     same = version_parts(version)[: len(version_parts(near))] == version_parts(near)
     note = "" if same else f"constants of {stem} {near} are used for {version}: that version is not calibrated"
-    return known.but(version=version, note=note, **constants)
+    return newest.but(version=version, note=note, **constants)
 
 
-def _check_tiered(known: Engine) -> None:
-    """Tiers are laid over an engine last: a version changes what they set in tiers of its own, or it would change nothing."""
-    for version, constants in known.versions.items():
-        tiers = (*known.serves.tiers.values(), *constants.get("tiers", {}).values())
+def _check_tiered(newest: Engine) -> None:
+    """Refuse a version that sets a tiered constant outside tiers of its own, which would be laid over it without effect."""
+    for version, constants in newest.versions.items():
+        tiers = (*newest.serves.tiers.values(), *constants.get("tiers", {}).values())
         if flat := next((name for name in constants if any(name in tier for tier in tiers)), ""):
             where = f'[versions."{version}"]'
-            raise Refusal(f"engines/{known.key}: {flat} of {where} is set by tiers; write it in {where[:-1]}.tiers.*]")
+            raise Refusal(f"engines/{newest.key}: {flat} of {where} is set by tiers; write it in {where[:-1]}.tiers.*]")

@@ -20,8 +20,8 @@ def is_file(text: str) -> bool:
 
 
 def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
-    """A cluster from a name (``dgx-h100``, ``4xdgx-h100``), from counts (``8xh100-sxm``, ``2x8xh100-sxm``) or from a file of one's
-    own (``my-hosts.toml``, ``4xmy-hosts.toml``).
+    """Return a cluster from a name (``dgx-h100``, ``4xdgx-h100``), from counts (``8xh100-sxm``, ``2x8xh100-sxm``) or from a file of
+    one's own (``my-hosts.toml``, ``4xmy-hosts.toml``).
 
     ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU
     on InfiniBand and its like, one a host on Ethernet, and as many cards of EFA as the chip's instances have for each GPU,
@@ -59,7 +59,7 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
 
 
 def with_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
-    """``hosts`` of the same kind under the name that a user would type; of a chip in counts, with ``gpus`` each.
+    """Return ``hosts`` of the same kind under the name that a user would type, or of a chip in counts, with ``gpus`` each.
 
     Of racks so many as have these hosts, where those are whole racks.
     """
@@ -77,17 +77,17 @@ def with_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
 
 
 def _entry(place: Cluster) -> str:
-    """Return the key of the catalogued host or rack that it is made of; "" where it was counted or described."""
+    """Return the key of the catalogued host or rack that it is made of, or "" where it was counted or described."""
     return next((stem for name in (place.key, normal(place.key).partition("x")[2]) if (stem := find("clusters", name))), "")
 
 
 def whole_host(place: Cluster) -> int:
-    """GPUs of a whole such host: as it is catalogued or described, else no fewer than its chips usually have."""
+    """Return the GPUs of one whole host, as catalogued or described, else no fewer than its chips usually have."""
     fixed = is_file(place.key) or _entry(place)
     return place.gpus_per_host if fixed else max(place.gpus_per_host, place.chip.gpus_per_host)
 
 
 def whole_unit(place: Cluster) -> int:
-    """Hosts by which it grows: those of a rack where it is whole racks, by whatever name, else one."""
+    """Return the hosts by which it grows: a rack's where it is whole racks, by whatever name, else one."""
     racks = place.nvlink_domain > place.gpus_per_host and place.num_gpus % place.nvlink_domain == 0
     return place.nvlink_domain // place.gpus_per_host if racks else 1

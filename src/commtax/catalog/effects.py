@@ -41,7 +41,7 @@ def mechanism(name: str) -> Mechanism:
 
 
 def engine_number(engine: Engine, name: str) -> float | None:
-    """Return an engine's number of that name, whichever part it belongs to; None where it has none."""
+    """Return an engine's number of that name, whichever part it belongs to, or None where it has none."""
     holders = (getattr(engine, part) for part in ENGINE_PARTS)
     return next((float(getattr(one, name)) for one in holders if hasattr(one, name)), None)
 
@@ -49,7 +49,7 @@ def engine_number(engine: Engine, name: str) -> float | None:
 def citation_of(engine: Engine, name: str) -> str:
     """Return where an engine's file has a number from."""
     newest = [str(facts("engines", engine.key)["version"])] if engine.key in stems("engines") else []
-    known = [*engine.versions, *newest]
-    near = nearest_version(engine.version, known) if known else ""
-    own = engine.sources.get(f"versions.{near}.{name}") or engine.sources.get(name)
-    return f"{own.title} ({own.date})" if own and own.date else own.title if own else ""
+    versions = [*engine.versions, *newest]
+    near = nearest_version(engine.version, versions) if versions else ""
+    cited = engine.sources.get(f"versions.{near}.{name}") or engine.sources.get(name)
+    return f"{cited.title} ({cited.date})" if cited and cited.date else cited.title if cited else ""

@@ -15,17 +15,17 @@ TIERS = ("host", "disk", "remote")
 
 @lru_cache(maxsize=8)
 def carrier(name: str) -> CacheCarrier:
-    """Return a carrier by name; "": what is priced where nobody names one."""
-    known = table("catalog/carriers.toml")
-    if (key := name or USUAL) not in known:
-        told = tuple(one for one in known if one != USUAL)
-        raise Refusal(f"kv_transfer '{name}': one of {', '.join(told)}{suggest(name, told)}", "kv_transfer", told)
-    return record(CacheCarrier, {"key": key, **known[key]}, "carriers.toml")
+    """Return a carrier by name, where "" is what is priced by default."""
+    rows = table("catalog/carriers.toml")
+    if (key := name or USUAL) not in rows:
+        names = tuple(one for one in rows if one != USUAL)
+        raise Refusal(f"kv_transfer '{name}': one of {', '.join(names)}{suggest(name, names)}", "kv_transfer", names)
+    return record(CacheCarrier, {"key": key, **rows[key]}, "carriers.toml")
 
 
 @lru_cache(maxsize=8)
 def started_with(engine: str) -> str:
-    """Return the carrier that an engine's launch names where nobody asks for one; "": none that is priced by its pieces."""
+    """Return the carrier that an engine's launch names by default, or "" for none that is priced by its pieces."""
     return next((key for key, row in table("catalog/carriers.toml").items() if engine in row.get("starts", ())), "")
 
 
@@ -37,9 +37,9 @@ def tier(name: str) -> CacheTier:
 
 
 def host_Bps(chip: Chip) -> float:
-    """Of a GPU's link to its host's memory, one way; 0 where none is known."""
-    known = table("catalog/tiers.toml")
-    if chip.key in known["superchips"]:
-        return float(known["superchips"][chip.key])
-    usual = known["links"].get(chip.key) or known["links"].get(chip.family)
+    """Return the bandwidth of a GPU's link to its host's memory, one way, or 0 where it is not listed."""
+    rows = table("catalog/tiers.toml")
+    if chip.key in rows["superchips"]:
+        return float(rows["superchips"][chip.key])
+    usual = rows["links"].get(chip.key) or rows["links"].get(chip.family)
     return link(usual).bandwidth_Bps if usual else 0.0

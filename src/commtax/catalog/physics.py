@@ -36,10 +36,10 @@ class TableView:
     def part(self, key: str) -> TableView:
         return TableView.of(self.table.get(key, {}), self.named(key))
 
-    def check_known(self, known: Collection[str]) -> None:
-        unknown = sorted(set(self.table) - set(known))
+    def check_allowed(self, allowed: Collection[str]) -> None:
+        unknown = sorted(set(self.table) - set(allowed))
         if unknown:
-            raise Refusal(f"unknown key '{self.named(unknown[0])}'{suggest(unknown[0], known)}", self.named(unknown[0]))
+            raise Refusal(f"unknown key '{self.named(unknown[0])}'{suggest(unknown[0], allowed)}", self.named(unknown[0]))
 
     def text(self, key: str, usual: str = "") -> str:
         text = self.table.get(key, usual)
@@ -54,7 +54,7 @@ class TableView:
         return value
 
     def rows(self, key: str) -> list[object]:
-        """Return a list; one that is not there is empty."""
+        """Return a list, empty where it is not there."""
         value = self.table.get(key, [])
         if not isinstance(value, list):
             raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: a list is needed", self.named(key))
@@ -76,7 +76,7 @@ class TableView:
 
     def numbers(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
         """Return all that is in it, as numbers of these names."""
-        self.check_known(ranges)
+        self.check_allowed(ranges)
         return {key: ranges[key].read(value, self.named(key)) for key, value in self.table.items()}
 
 
@@ -90,13 +90,13 @@ class PhysicalRange:
     whole: bool = False
 
     def read(self, value: object, name: str) -> float:
-        """Return the value as a number of the range; anything else is refused with the nearest that would do."""
+        """Return the value as a number of the range, or refuse it with the nearest that would do."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise Refusal(f"{name}={short_repr(value)}: {self.kind} from {self.low:g} to {self.high:g} is needed", name)
         if not self.low <= value <= self.high:
             near = self.low if value < self.low else self.high
-            given = f"{value:g}" if abs(value) < 1e300 else str(value)[:12]
-            raise Refusal(f"{name}={given}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {near:g}", name)
+            text = f"{value:g}" if abs(value) < 1e300 else str(value)[:12]
+            raise Refusal(f"{name}={text}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {near:g}", name)
         if self.whole and value != math.floor(value):
             raise Refusal(f"{name}={value:g}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {round(value)}", name)
         return float(value)
@@ -122,24 +122,24 @@ MOST_OF_A_LINK = 4.0  # a path may count both directions, and bytes that a switc
 WRITTEN = 1e-5  # numbers are written with six digits, and rounding must not lift one over its ceiling
 
 
-def check_chip(given: ChipFacts, chip: Chip) -> None:
-    """No measurement beats the chip's datasheet. A CPU has none: what was measured is all that is known of it."""
+def check_chip(measured: ChipFacts, chip: Chip) -> None:
+    """Refuse a measurement that beats the chip's datasheet. A CPU has none: what was measured is all there is."""
     if chip.family == "cpu":
         return
     holds = max(chip.memory_bytes, chip.visible_bytes)
     _check_at_most(
-        "chip.memory_Bps", given.get("memory_Bps", 0.0), chip.memory_Bps, format_rate(chip.memory_Bps), chip, "memory_Bps"
+        "chip.memory_Bps", measured.get("memory_Bps", 0.0), chip.memory_Bps, format_rate(chip.memory_Bps), chip, "memory_Bps"
     )
-    for key, size in (("memory_bytes", given.get("memory_bytes")), ("visible_bytes", given.get("visible_bytes"))):
+    for key, size in (("memory_bytes", measured.get("memory_bytes")), ("visible_bytes", measured.get("visible_bytes"))):
         _check_at_most(f"chip.{key}", size or 0.0, holds, format_bytes(holds), chip, key)
-    for dtype, rate in given.get("flops_per_s", {}).items():
-        known = dtype if dtype in chip.flops_per_s else max(chip.flops_per_s, key=lambda d: chip.flops_per_s[d])
-        most = chip.flops_per_s[known]
-        _check_at_most(f"chip.flops_per_s.{dtype}", rate, most, format_si(most, "FLOP/s"), chip, f"flops_per_s.{known}")
+    for dtype, rate in measured.get("flops_per_s", {}).items():
+        listed = dtype if dtype in chip.flops_per_s else max(chip.flops_per_s, key=lambda d: chip.flops_per_s[d])
+        most = chip.flops_per_s[listed]
+        _check_at_most(f"chip.flops_per_s.{dtype}", rate, most, format_si(most, "FLOP/s"), chip, f"flops_per_s.{listed}")
 
 
 def check_path(path: Path, link: Link, name: str) -> None:
-    """No path moves bytes faster than the link can, in whatever way it counts them."""
+    """Refuse a path that moves bytes faster than the link can, in whatever way it counts them."""
     if link.kind == "memory":  # as fast as the machine is: what was measured is all that is known
         return
     most = MOST_OF_A_LINK * link.bandwidth_Bps

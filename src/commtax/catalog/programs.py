@@ -11,16 +11,16 @@ APART = ("program", "flags")  # sections of an engine's file that its record is 
 
 @lru_cache(maxsize=1)
 def programs() -> tuple[Program, ...]:
-    """Engines with a launch command that is read and written, in the order in which they are listed."""
+    """Return engines with a launch command that is read and written, in the order in which they are listed."""
     return tuple(sorted((_program(key) for key in stems("engines") if "program" in table("engines", key)), key=lambda p: p.place))
 
 
 def _program(key: str) -> Program:
     facts = table("engines", key)
-    own = {**facts["program"], "starts": [tuple(start) for start in facts["program"].get("starts", ())]}
-    emitted_as = own.get("emitted_as", key)
+    section = {**facts["program"], "starts": [tuple(start) for start in facts["program"].get("starts", ())]}
+    emitted_as = section.get("emitted_as", key)
     return plain_record(
-        Program, {**own, "key": key, "trains": "train" in facts["phases"], "emitted_as": emitted_as}, f"engines/{key}"
+        Program, {**section, "key": key, "trains": "train" in facts["phases"], "emitted_as": emitted_as}, f"engines/{key}"
     )
 
 

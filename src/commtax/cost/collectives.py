@@ -69,7 +69,7 @@ def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Price two steps: each rank reduces its share, then reads the others' results; the ring's bytes (fewer if quantised).
+    """Price two steps: each rank reduces its share, then reads the others' results, with the ring's bytes (fewer if quantised).
 
     t = launch + extra + hop (N - 1) + [ beside^2 + (2 (N - 1)/N bytes wire_share / bandwidth)^2 ]^(1/2) seconds.
     """
@@ -156,7 +156,7 @@ class PathChoice:
 
 
 def applies(path: Path, nbytes: Number, ranks: Number) -> Condition:
-    """Whether a library takes this path for a group of this size and a tensor of this size."""
+    """Check whether a library takes this path for a group of this size and a tensor of this size."""
     ok = np.logical_and(ranks >= path.min_ranks, ranks <= path.max_ranks)
     if path.worlds:
         ok = ok & np.logical_or.reduce([np.asarray(ranks) == world for world in path.worlds])
@@ -176,8 +176,8 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice
     few = unique_with_places(nbytes, ranks)
     if few is None:
         return _choose_path(paths, nbytes, ranks)
-    found = _choose_path(paths, *few[0])
-    return PathChoice(*(spread(x, few[1]) for x in (found.latency_s, found.wire_s, found.path)))
+    choice = _choose_path(paths, *few[0])
+    return PathChoice(*(spread(x, few[1]) for x in (choice.latency_s, choice.wire_s, choice.path)))
 
 
 def _choose_path(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice:
@@ -193,14 +193,14 @@ def _choose_path(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Path
 
 
 def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
-    """Return the largest (or smallest) tensor of a path; a group between two listed sizes has the limit of the larger."""
+    """Return the largest (or smallest) tensor of a path, where a group between two listed sizes has the limit of the larger."""
     worlds, limits = (np.asarray(x) for x in zip(*by_world, strict=True))
     return limits[np.minimum(np.searchsorted(worlds, ranks), len(worlds) - 1)]
 
 
 def _first_applicable(paths: tuple[Path, ...], nbytes: Array, ranks: Number) -> tuple[Array, Array, Array]:
-    """Seconds and place of the first path that applies; paths of one ``turn`` compete on price, as NCCL's algorithms do. In groups
-    larger than a path's limits were seen in, it competes with those after it."""
+    """Return the seconds and index of the first path that applies, where paths of one ``turn`` compete on price, as NCCL's
+    algorithms do. In groups larger than a path's limits were seen in, it competes with those after it."""
     shape = np.broadcast(nbytes, ranks).shape
     latency, taken, done = np.full(shape, np.inf), np.full(shape, -1), np.zeros(shape, dtype=bool)
     wire, firm = latency, done
@@ -311,7 +311,7 @@ def _by_protocol(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path
 
 
 def _fill(p: Protocol, c: Crossing) -> Number:
-    """Return the seconds until a pipeline runs: longer over more levels of hosts; some networks take a time of their own for it."""
+    """Return the seconds until a pipeline runs, longer over more levels of hosts or as the link's own fill time."""
     if not p.fill_s or c.op in PAIRS:
         return 0.0
     return c.passes * np.minimum(1, c.levels) * (c.link.fill_s or p.fill_s + p.level_s * c.levels)
@@ -370,7 +370,7 @@ def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluste
 
 
 def _as_measured(priced: PathChoice, factor: Number) -> PathChoice:
-    """A price as much longer or shorter as this machine's own times were."""
+    """Scale a price to this machine's own times."""
     return replace(priced, latency_s=priced.latency_s * factor, wire_s=priced.wire_s * factor, inside=priced.inside / factor)
 
 
@@ -400,7 +400,7 @@ def curve_of(network: Network, op: str) -> NetworkCurve | None:
 
 
 def factor_over(network: Network, op: str, nbytes: Number, ranks: Number) -> Number:
-    """Return how many times as long as the constants say a collective takes; 1 where it was not measured."""
+    """Return how many times as long a collective takes as the constants say, or 1 where it was not measured."""
     curve = curve_of(network, op)
     return np.exp(_between(np.log(curve.factor), curve, nbytes, ranks)) if curve else 1.0
 

@@ -26,24 +26,24 @@ JOINED_BY_SUMS = "ag_rs"
 
 
 def attentions(model: Model) -> Mapping[Attention, int]:
-    """Layers with attention, those alike but for their window counted together."""
+    """Count the layers with attention by kind, ignoring differences in their window."""
     layers = (model.blocks[i].attention for i in model.layers)
     return Counter(replace(a, window=0) for a in layers if a)
 
 
 def whole_rows(work: Workload, rows: Number, latent: bool) -> Number:
-    """Rows whose attention is split: of decodes, padded where they are alone; over plain keys those of prompts too."""
+    """Return the rows whose attention is split: of decodes, padded where alone, and over plain keys of prompts too."""
     prompts = np.asarray(work.prefill_tokens) > 0
     return pick(prompts, work.decode_seqs * work.rows_per_seq, rows) if latent else rows
 
 
 def joined_widths(a: Attention) -> tuple[int, int]:
-    """Values of a query, and of an output, of one head as they are sent: of a latent those in its space."""
+    """Return the values of one head's query and output as they are sent, which of a latent are those in its space."""
     return (a.latent.kv_rank + a.latent.rope_dim, a.latent.kv_rank) if a.latent else (a.head_dim, a.v_head_dim)
 
 
 def split_cache_items(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> Iterator[Item]:
-    """What ranks send that share the cache of a sequence; nothing where none do."""
+    """Yield what ranks send that share a sequence's cache, or nothing where none do."""
     if not holds_anywhere(np.asarray(plan.dcp) > 1):
         return
     for a, layers in attentions(model).items():
@@ -56,7 +56,7 @@ def split_cache_items(model: Model, plan: Plan, work: Workload, rows: Number, en
 
 
 def _joining_items(a: Attention, layers: int, plan: Plan, rows: Number, engine: Engine) -> Iterator[Item]:
-    """Queries to all ranks that share a cache, and their outputs home."""
+    """Yield the gather of queries to all ranks that share a cache, and the return of their outputs."""
     (query, output), act = joined_widths(a), DTYPE_BYTES[plan.activations_dtype]
     some = pick(np.asarray(rows) > 0, layers, 0)
     heads = a.num_heads * plan.dcp / plan.tp
@@ -77,7 +77,7 @@ def _among_neighbours(what: str, op: str, nbytes: Number, count: Number, plan: P
 
 
 def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel]:
-    """What is launched around that: copies into the order that collectives want and back, and the correction of outputs.
+    """Yield the launches around that: copies into the order that collectives need and back, and output correction.
 
     Queries are joined and put in order, outputs read, corrected, put in order and, at home, in order again. Over plain keys the
     new tokens are seen in an attention of their own, which is merged with the other.
@@ -94,19 +94,19 @@ def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel
     yield s.small("outputs of split caches", "attention", "value", runs, moved / launches, fusable=False)
 
 
-def own_prompts(work: Workload, cp: Number) -> Workload:
-    """The step of one of cp ranks that split prompts: its tokens, and behind them what they see on average.
+def prompts_of_rank(work: Workload, cp: Number) -> Workload:
+    """Return the step of one of cp ranks that split prompts: its tokens, and behind them what they see on average.
 
     Every cp-th of n new tokens sees as many keys as n/cp tokens in a row do that follow (n - n/cp)/2 others.
     """
     if not holds_anywhere(np.asarray(cp) > 1):
         return work
-    own = work.prefill_tokens / cp
-    return replace(work, prefill_tokens=own, past_tokens=work.past_tokens + (work.prefill_tokens - own) / 2)
+    tokens = work.prefill_tokens / cp
+    return replace(work, prefill_tokens=tokens, past_tokens=work.past_tokens + (work.prefill_tokens - tokens) / 2)
 
 
 def key_values(a: Attention) -> Number:
-    """Values of one token that the others need to see it: keys and values of a rank's heads are counted by ``split_prompt_items``.
+    """Count the values of one token that others need to see it, of each KV head.
 
     Of a latent the latent; of compressed attention its latent, and what compressors make entries of, values and gates.
     """
@@ -121,7 +121,7 @@ def key_values(a: Attention) -> Number:
 
 
 def split_prompt_items(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> Iterator[Item]:
-    """What cp ranks send of a step whose prompts they split: keys of each layer, and once the last hidden states.
+    """Yield what cp ranks send in a step whose prompts they split: each layer's keys, and the last hidden states once.
 
     Where they share experts too, the ``rows`` of each go to all of them, those of decodes once for each rank that has them.
     """

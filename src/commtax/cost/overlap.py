@@ -50,21 +50,21 @@ TURNS = {"in turn": IN_TURN, "staggered": STAGGERED}
 
 
 def exchange_of(t: PricingTerms) -> Fabric | None:
-    """The kernels of their own that carry tokens to experts; None: collectives of the library do."""
+    """Return the dedicated kernels that carry tokens to experts, or None where the library's collectives do."""
     return t.fabric.exchanges.get(t.settings.ep_backend.replace("_", "-"))
 
 
 def is_halved(t: PricingTerms, work: Workload) -> Condition:
-    """Whether a step runs as two halves: from the engine's threshold on, where an exchange is there to hide."""
-    asked, engine = t.techniques, t.engine.overlaps
-    if not asked.two_batches or exchange_of(t) is None:
+    """Check whether a step runs as two halves: from the engine's threshold on, where there is an exchange to hide."""
+    wanted, engine = t.techniques, t.engine.overlaps
+    if not wanted.two_batches or exchange_of(t) is None:
         return False
     prompts = np.asarray(work.prefill_tokens) > 0
-    least = asked.two_batches_from or pick(prompts, engine.prompt_halves_rows, engine.halves_rows)
+    least = wanted.two_batches_from or pick(prompts, engine.prompt_halves_rows, engine.halves_rows)
     has = pick(prompts, bool(engine.prompt_halves), bool(engine.halves))
     many = np.asarray(work.rows) >= np.maximum(2, least)
-    held: Condition = np.asarray(expert_ranks(t.plan, t.engine).over_replicas) & has & many
-    return held if np.ndim(held) else bool(held)
+    halved: Condition = np.asarray(expert_ranks(t.plan, t.engine).over_replicas) & has & many
+    return halved if np.ndim(halved) else bool(halved)
 
 
 def half_of(work: Workload) -> Workload:
@@ -72,16 +72,16 @@ def half_of(work: Workload) -> Workload:
 
 
 def keeps_sequences(t: PricingTerms, work: Workload) -> Condition:
-    """Whether a plan with sequence parallelism leaves this step's sequences whole: the pass takes steps of many tokens only."""
-    asked = t.techniques.sequence_tokens
-    if not t.plan.sequence_parallel or not asked:
+    """Check whether sequence parallelism leaves this step's sequences whole, since its pass takes only steps of many tokens."""
+    least = t.techniques.sequence_tokens
+    if not t.plan.sequence_parallel or not least:
         return False
-    few: Condition = np.asarray(work.rows) < (tokens_to_split(t) if asked < 0 else asked)
+    few: Condition = np.asarray(work.rows) < (tokens_to_split(t) if least < 0 else least)
     return few if np.ndim(few) else bool(few)
 
 
 def tokens_to_split(t: PricingTerms) -> Number:
-    """Tokens from which an engine splits sequences by itself."""
+    """Return the tokens from which an engine splits sequences by itself."""
     engine, row = t.engine.overlaps, t.model.hidden * DTYPE_BYTES[t.plan.activations_dtype]
     part = engine.sequence_bytes.get(t.cluster.chip.family)
     return 0.0 if part is None else np.floor(part * t.plan.tp / row)
@@ -91,7 +91,7 @@ def tokens_to_split(t: PricingTerms) -> Number:
 
 
 def either(condition: Condition, yes: Sequence[Line], no: Sequence[Line]) -> list[Line]:
-    """The lines of some steps where a condition holds, and of the others where not: what a step does not run has count 0."""
+    """Join the lines of steps where a condition holds with those of the others, where what a step does not run has count 0."""
     if not np.ndim(condition):
         return [*(yes if condition else no)]
     where = np.asarray(condition)
@@ -103,12 +103,12 @@ def _often(line: Line, times: Number) -> Line:
 
 
 def both_halves(half: Sequence[Line], whole: Sequence[Line], t: PricingTerms, work: Workload) -> list[Line]:
-    """Layers of either half, and once what is no layer; exchanges with what they run beside."""
+    """List the layers of either half, once what is no layer, and exchanges with what they run beside."""
     prompts = np.asarray(work.prefill_tokens) > 0
-    own = t.engine.overlaps
-    if np.all(prompts) or not np.any(prompts) or own.halves == own.prompt_halves:
-        return _in_turns(half, whole, own.prompt_halves if np.any(prompts) else own.halves)
-    return either(prompts, _in_turns(half, whole, own.prompt_halves), _in_turns(half, whole, own.halves))
+    schedules = t.engine.overlaps
+    if np.all(prompts) or not np.any(prompts) or schedules.halves == schedules.prompt_halves:
+        return _in_turns(half, whole, schedules.prompt_halves if np.any(prompts) else schedules.halves)
+    return either(prompts, _in_turns(half, whole, schedules.prompt_halves), _in_turns(half, whole, schedules.halves))
 
 
 def _in_turns(half: Iterable[Line], whole: Iterable[Line], schedule: str) -> list[Line]:
@@ -133,8 +133,8 @@ def _beside(line: Line, window: Window) -> Line:
     return replace(line, item=replace(line.item, overlaps_with=window))
 
 
-def beside_own(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
-    """Exchanges of one batch beside its own shared expert, or its own down-projections (single-batch overlap)."""
+def beside_same_batch(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
+    """Place exchanges of one batch beside its own shared expert, or its own down-projections (single-batch overlap)."""
     if exchange_of(t) is None or not holds_anywhere(expert_ranks(t.plan, t.engine).over_replicas):
         return beside_routed(lines, t, rows) if t.techniques.shared_stream else lines
     windows: dict[str, Window] = {}
@@ -147,7 +147,7 @@ def beside_own(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
 
 
 def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
-    """A shared expert beside routed ones: both take as long as the longer, and as their bytes and FLOPs together at the least.
+    """Run a shared expert beside routed ones: both take as long as the longer, and at least as their bytes and FLOPs together.
 
     What is left of the shared expert is what both take beyond the routed ones.
     """
@@ -169,7 +169,7 @@ def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
 
 
 def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
-    """Sums and gathers of tensor parallelism, each beside the one product that it follows or precedes.
+    """Place each sum and gather of tensor parallelism beside the one product that it follows or precedes.
 
     Split sequences: a product runs in as many pieces as there are ranks, each as soon as its rows are here, and what it made
     leaves beside the next; the pieces that arrive are added up by a kernel of its own. Whole ones: each tile of a product is summed
@@ -183,7 +183,8 @@ def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
 
 
 def _beside_product(line: Line, split: bool) -> Line:
-    """Attention's sum follows the output projection and is gathered for gates; a feed-forward's the down product, for queries."""
+    """Place attention's sum behind the output projection and its gather before gates, a feed-forward's behind the down product and
+    before queries."""
     item = line.item
     if not _is_in_sequence(line):
         return line
@@ -201,7 +202,7 @@ def _is_in_sequence(line: Line) -> bool:
 
 
 def _added_up(line: Line, t: PricingTerms) -> Kernel:
-    """The sum over what all ranks sent for a rank's own rows: read once, the sum written. torch.distributed._symmetric_memory,
+    """Return the sum of what all ranks sent for a rank's own rows, read once and written once. torch.distributed._symmetric_memory,
     fused_matmul_reduce_scatter: ``stacked_partials.sum``, behind the last piece."""
     item = line.item
     nbytes = item.nbytes * (1 + 1 / (t.plan.tp * 1.0))
@@ -209,7 +210,7 @@ def _added_up(line: Line, t: PricingTerms) -> Kernel:
 
 
 def _cut(line: Line, t: PricingTerms) -> Line:
-    """A product in as many pieces as ranks: each reads all weights."""
+    """Cut a product into as many pieces as ranks, each of which reads all weights."""
     kernel = line.priced_from
     assert isinstance(kernel, Kernel)
     pieces = t.plan.tp
@@ -224,7 +225,7 @@ def _cut(line: Line, t: PricingTerms) -> Line:
 
 
 def exposed(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
-    """Lines with what of them hides in the windows that techniques gave them."""
+    """Return the lines with what of them hides in the windows that techniques gave them."""
     wanted = {x.item.overlaps_with for x in lines if x.kind == "comm"}.intersection(WINDOWS)
     if not wanted:
         return tuple(lines)
@@ -245,13 +246,13 @@ def exposed(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
 
 
 def kept_sms(exchange: Fabric | None, t: PricingTerms) -> float:
-    """Multiprocessors that exchanges keep from what runs beside them."""
-    own = t.engine.overlaps.combine_sms.get(t.cluster.chip.family, 0.0) if t.techniques.single_batch else 0.0
-    return max(own, exchange.kept_sms if exchange else 0)
+    """Return the multiprocessors that exchanges keep from what runs beside them."""
+    by_engine = t.engine.overlaps.combine_sms.get(t.cluster.chip.family, 0.0) if t.techniques.single_batch else 0.0
+    return max(by_engine, exchange.kept_sms if exchange else 0)
 
 
 def in_flight(line: Line, exchange: Fabric | None) -> Number:
-    """Share of an exchange during which its kernels are not on the chip, or stay beside others."""
+    """Return the share of an exchange during which its kernels are not on the chip, or stay beside others."""
     if exchange is None or exchange.kept_sms:
         return 1.0
     if not exchange.busy_s:  # nobody says that its kernels leave the chip: nothing runs beside them
@@ -261,7 +262,7 @@ def in_flight(line: Line, exchange: Fabric | None) -> Number:
 
 
 def _after_first(t: PricingTerms) -> Number:
-    """Of as many pieces as ranks, the first to come or the last to leave has nothing to run beside."""
+    """Return the share of as many pieces as ranks that can overlap: not the first to come, or the last to leave."""
     return 1 - 1 / (t.plan.tp * 1.0)
 
 
@@ -269,7 +270,7 @@ Sides = Mapping[str, Number]
 
 
 def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
-    """Seconds of layers' kernels by what they belong to, in layers that have experts."""
+    """Sum the seconds of layers' kernels by what they belong to, in layers that have experts."""
     model = t.model
     mixtures = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers) / max(1, model.num_layers)
     down = 1 / (1 + (2 if model.experts and model.experts.gated else 1))
@@ -308,7 +309,7 @@ PRODUCTS = tuple(dict.fromkeys(PRODUCT_AT.values()))
 
 
 def _side_of(item: Item) -> Mapping[str, float]:
-    """Where in a layer a kernel runs; of its two norms one precedes attention and one the router."""
+    """Return where in a layer a kernel runs, where one of the two norms precedes attention and the other the router."""
     if item.part == "norms":
         return {"projections": 0.5, "core": 0.5}
     if item.part == "projections":
@@ -352,7 +353,7 @@ AUTO = "auto"
 
 
 def fused_fabric(fabric: Fabric | None, algorithm: str) -> Fabric | None:
-    """The kernel's paths: those of one algorithm, whatever its size, or all of them as the kernel's own rule chooses (``AUTO``)."""
+    """Return the kernel's paths: those of one algorithm, whatever its size, or all, as the kernel's own rule selects (``AUTO``)."""
     if fabric is None or algorithm == AUTO:
         return fabric
     paths = tuple(replace(p, max_bytes=()) for p in fabric.paths[FUSED_OP] if p.algorithm == algorithm)
@@ -360,7 +361,7 @@ def fused_fabric(fabric: Fabric | None, algorithm: str) -> Fabric | None:
 
 
 def most_fused_bytes(engine: Engine, chip: Chip, ranks: Number) -> Number:
-    """The largest tensor that an engine gives to the kernel on a chip, by group size; without limits all of them."""
+    """Return the largest tensor that an engine gives to the kernel on a chip, by group size, or without limits any."""
     rows = [entry.split() for entry in engine.sends.fused_reduce_most]
     if not rows:
         return np.inf
@@ -372,12 +373,12 @@ def most_fused_bytes(engine: Engine, chip: Chip, ranks: Number) -> Number:
 
 
 def most_fused_tokens(t: PricingTerms) -> Number:
-    """The most tokens of a step whose sums an engine gives to the kernel, by its limits on bytes and rows; inf: it has none."""
+    """Return the most tokens of a step whose sums an engine gives to the kernel, by its byte and row limits, or inf."""
     return np.minimum(most_fused_bytes(t.engine, t.cluster.chip, t.plan.tp) / _row_bytes(t), t.engine.sends.fused_reduce_rows)
 
 
 def runs_fused(item: Item, t: PricingTerms) -> Condition:
-    """Whether an all-reduce of a layer's output runs in the kernel: it has a path for the group, and the engine takes it there."""
+    """Check whether a layer's output all-reduce runs in the kernel: it has a path for the group, and the engine takes it there."""
     fabric = fused_fabric(t.fabric.fused, t.techniques.fused_reduce)
     if fabric is None:
         return np.asarray(item.count) < 0
@@ -399,7 +400,7 @@ OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and pla
 
 
 def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[list[Item], list[Kernel]]:
-    """Collectives and kernels of a step, sums and norms run together where the engine does so; each takes one norm's launch."""
+    """Run sums and norms of a step together where the engine does so, which saves each sum one norm's launch."""
     if not t.techniques.fused_reduce:
         return items, kernels
     split = [list(_split(item, t)) for item in items]
@@ -411,7 +412,7 @@ def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[lis
 
 
 def _split(item: Item, t: PricingTerms) -> Iterator[Item]:
-    """An item as it is, and what of it runs in the kernel."""
+    """Yield an item as it is, and what of it runs in the kernel."""
     if not (item.op == "all-reduce" and item.axis == "tp" and (item.part, item.place) in OUTPUTS):
         yield item
         return

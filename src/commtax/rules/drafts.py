@@ -133,7 +133,7 @@ def accepted_as(q: Question) -> str:
     """Say whose acceptance a gain rests on, where none is set: ``with llama-3.1-8b on MT-Bench``."""
     said = q.techniques.acceptance >= 0 or q.techniques.accepted_length
     known = None if said or not q.speculative else measured_here(q)
-    return known.told_of(q.model.key) if known else ""
+    return known.borrowed_from(q.model.key) if known else ""
 
 
 def draft_notes(q: Question) -> Iterator[Note]:

@@ -24,7 +24,7 @@ def _deepseek3(c: Fields) -> Model:
 
 
 def latent_decoder(c: Fields, correction_bias: bool) -> Model:
-    """Latent attention; the first layers dense, then experts with shared ones; V3.2 and GLM-5 add a token selector."""
+    """Read latent attention with the first layers dense, then experts with shared ones, and V3.2's and GLM-5's token selector."""
     count, attention, moe, dense = c.layers("num_hidden_layers"), latent_attention(c), fine_experts(c, correction_bias), mlp(c)
     selectors = _selectors(c, count)
     blocks = [
@@ -51,20 +51,20 @@ def routed_layers(c: Fields, count: int) -> list[bool]:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """Return the token selector of each layer. Later GLM models give one to some layers only; the others take the last choice. As
+    """Return the token selector of each layer. Later GLM models give one to some layers, and the others take the last choice. As
     transformers' GlmMoeDsaConfig has it: ``indexer_types``, else a pattern of F and S, else every ``index_topk_freq``-th."""
     if "index_n_heads" not in c.config:
         return [None] * count
-    own = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
-    taken = replace(own, own=False)
+    chooser = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
+    taken = replace(chooser, own=False)
     listed = c.sequence("indexer_types", count) or _letters(c, count)
     every, offset = c.number("index_topk_freq", 1) or 1, c.number("index_skip_topk_offset", 2)
     full = [kind in ("full", "F") for kind in listed] if listed else [not max(i - offset + 1, 0) % every for i in range(count)]
-    return [own if chooses else taken for chooses in full]
+    return [chooser if chooses else taken for chooses in full]
 
 
 def _letters(c: Fields, count: int) -> list[object] | None:
-    """``index_topk_pattern``: a list, or a text of one letter a layer."""
+    """Return ``index_topk_pattern`` as a list, where it is a text of one letter a layer."""
     pattern = c.get("index_topk_pattern")
     return c.with_(index_topk_pattern=list(pattern)).sequence("index_topk_pattern", count) if isinstance(pattern, str) else None
 
@@ -77,7 +77,7 @@ def _prediction_block(c: Fields) -> Block:
 
 @family("DeepseekV4ForCausalLM", sequence_parallel_moe=True, shared=("compress_ratios layer_types",))
 def _deepseek4(c: Fields) -> Model:
-    """Compressed attention in every layer, experts in every layer, the first ones named by a table; several residual streams."""
+    """Read compressed attention and experts in every layer, the first ones named by a table, and several residual streams."""
     count, hidden = c.layers("num_hidden_layers"), c.need("hidden_size")
     hashed = c.number("num_hash_layers", 3)
     chosen = fine_experts(c, correction_bias=True)
@@ -93,7 +93,8 @@ def _deepseek4(c: Fields) -> Model:
 
 
 def _ratios(c: Fields, count: int) -> list[int]:
-    """Tokens that share an entry in each layer, by number, by the layer's name, or as transformers' class alternates them."""
+    """Return the tokens that share an entry in each layer, by number, by the layer's name, or as transformers' class alternates
+    them."""
     numbers, names = c.sequence("compress_ratios", count), c.sequence("layer_types", count)
     listed: list[object] = numbers or [RATIOS.get(name, -1) if isinstance(name, str) else -1 for name in names or ()]
     if not listed:
@@ -107,7 +108,7 @@ def _ratios(c: Fields, count: int) -> list[int]:
 
 
 def _compressed_attention(c: Fields, ratio: int) -> Attention:
-    """One latent is key and value of all heads; few tokens an entry: a selector chooses among the entries."""
+    """Return attention with one latent as key and value of all heads, and with few tokens an entry a selector among entries."""
     window, groups = c.number("sliding_window", 128), c.need("o_groups")
     made = Compressed(c.need("q_lora_rank"), c.need("qk_rope_head_dim"), ratio, window, groups, c.need("o_lora_rank"))
     indexer = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))

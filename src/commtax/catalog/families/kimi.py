@@ -11,7 +11,7 @@ from commtax.spec import Block, DeltaNet, Experts, Extra, Model
 
 @family("KimiLinearForCausalLM", shared=("linear_attn_config",))
 def _kimi_linear(c: Fields) -> Model:
-    """Layers of linear attention, some of latent attention; K3 adds gates, experts of a narrower width, a look back over blocks."""
+    """Read layers of linear attention, some of latent attention, and K3's gates, narrower experts and look back over blocks."""
     count = c.layers("num_hidden_layers")
     c = c.with_(num_experts_per_tok=c.get("num_experts_per_token") or c.get("num_experts_per_tok"))
     extras, norms = _residuals(c, ("self_attention", "mlp")), 2
@@ -32,7 +32,8 @@ def _kimi_linear(c: Fields) -> Model:
 
 
 def _delta_net(c: Fields) -> DeltaNet:
-    """As many heads of keys as of values; the decay of each channel through a matrix of one head's width, the gate too or whole."""
+    """Return equally many heads of keys and values, where each channel's decay goes through a matrix of one head's width, and the
+    gate too unless whole."""
     section = c.section("linear_attn_config") or c
     if section is c and c.get("linear_num_heads") is None:
         c.bad.append("linear_attn_config")
@@ -51,7 +52,7 @@ def _experts(c: Fields) -> Experts:
 
 
 def _residuals(c: Fields, places: tuple[str, ...]) -> tuple[Extra, ...]:
-    """Attention over the residuals of earlier blocks of layers: a norm and a vector that scores them, at each place."""
+    """Return attention over the residuals of earlier blocks of layers: a norm and a vector that scores them, at each place."""
     if not c.number("attn_res_block_size", 0):
         return ()
     hidden = c.need("hidden_size")

@@ -10,7 +10,7 @@ from commtax.spec import Block, Mlp, Model
 
 @family("Llama4ForCausalLM", sequence_parallel_moe=True)
 def _llama4_text(c: Fields) -> Model:
-    """Chunked attention except where a layer has no rotary embedding; the query/key norm has no parameters."""
+    """Read chunked attention except where a layer has no rotary embedding, with a query/key norm without parameters."""
     count, chunk = c.layers("num_hidden_layers"), c.number("attention_chunk_size", 8192)
     step = c.number("interleave_moe_layer_step", 1) or 1
     moe_layers = c.indices("moe_layers") or {i for i in range(count) if (i + 1) % step == 0}

@@ -29,15 +29,15 @@ def _minimax_m3_text(c: Fields) -> Model:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """Return which layers choose blocks, and how many; without the section all see everything, as transformers' class has it."""
+    """Return which layers choose blocks, and how many, or that all see everything without the section, as in transformers."""
     section = c.section("sparse_attention_config")
     if section is None:
         c.default("sparse_attention_config", "every layer sees everything")
         return [None] * count
     block = section.number("sparse_block_size", 128) or 1
     tokens = block * section.need("sparse_topk_blocks")
-    own = Indexer(section.need("sparse_num_index_heads"), section.need("sparse_index_dim"), tokens, block)
-    return [own if chooses == 1 else None for chooses in section.pattern("sparse_attention_freq", count)]
+    chooser = Indexer(section.need("sparse_num_index_heads"), section.need("sparse_index_dim"), tokens, block)
+    return [chooser if chooses == 1 else None for chooses in section.pattern("sparse_attention_freq", count)]
 
 
 register_vision(

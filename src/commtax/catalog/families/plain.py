@@ -18,7 +18,7 @@ class PlainFamily:
     out_bias: Fact = False
     qk_norm: str = ""
     sinks: bool = False
-    windows_asked_for: bool = False  # a window that a config names counts only where the config asks for it
+    windows_by_flag: bool = False  # a window that a config names counts only where the config asks for it
     gated: bool = True
     mlp_bias: Fact = False
     experts: str = ""  # the field that counts them; "": an MLP
@@ -35,7 +35,7 @@ class PlainFamily:
             c.bad.append(f"{', '.join(self.unsupported)} (not supported)")
         qkv, out = _fact_flag(c, self.qkv_bias), _fact_flag(c, self.out_bias)
         attention = replace(heads(c), qkv_bias=qkv, out_bias=out, qk_norm=self.qk_norm, sinks=self.sinks)
-        seen = c.with_(use_sliding_window=c.flag("use_sliding_window")) if self.windows_asked_for else c
+        seen = c.with_(use_sliding_window=c.flag("use_sliding_window")) if self.windows_by_flag else c
         blocks = layers(seen, attention, self._feed_forward(c), self.norms)
         model = replace(decoder(c, blocks, self.tied, self.norm_bias), head_bias=self.head_bias)
         return with_prediction_layers(c, model, self.predictions) if self.predictions else model

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path as File
 
 from commtax import catalog
-from commtax.catalog.profile_files import GivenProfiles, document, load_profile, parse
+from commtax.catalog.profile_files import ProfilesLike, document, load_profile, parse
 from commtax.launch.launch_options import read_pasted
 from commtax.question import PHASES
 from commtax.runs.audit.reported_deployments import KnownLoad, ReportedDeployment, from_launch
@@ -38,7 +38,7 @@ def calibrate(
     concurrency: int = 0,
     input_len: int = 0,
     output_len: int = 0,
-    profile: GivenProfiles | None = None,
+    profile: ProfilesLike | None = None,
 ) -> Calibration:
     """Fit what the files tell, over the catalogue's constants for ``cluster``. A folder among them is a deployment.
 
