@@ -83,12 +83,7 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
         notes.append(Note("no-tower", f"the vision tower is left out: {name} is read without one"))
     if read_as:
         unused = _unused_fields(config, fields)
-        notes.append(
-            Note(
-                "read-as",
-                f"assumed: {stated or 'a config without an architecture'} is read as {name}{unused}",
-            )
-        )
+        notes.append(Note("read-as", f"assumed: {stated or 'a config without an architecture'} is read as {name}{unused}"))
     return replace(
         model,
         key=key,

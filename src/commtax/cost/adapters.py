@@ -49,11 +49,8 @@ def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> AdapterPai
     """
     *stack, outputs, inputs = tensor.shape
     matrices = stack[0] / plan.ep if stack else 1
-    part = (
-        1 / expert_ranks(plan, engine).inside
-        if tensor.split == "expert"
-        else share(tensor.split, model, plan, engine, tensor.units)
-    )
+    split = tensor.split
+    part = 1 / expert_ranks(plan, engine).inside if split == "expert" else share(split, model, plan, engine, tensor.units)
     if tensor.name.removesuffix(".weight").endswith(SPLIT_INPUT):
         return AdapterPair(inputs * part, outputs, matrices)
     return AdapterPair(inputs, outputs * part, matrices)
@@ -97,7 +94,10 @@ def _pair_kernels(s: KernelStep, group: str, tensors: list[Tensor], count: int) 
     """Yield the two products of a packed module, which read up to one adapter per active sequence."""
     pairs = [pair(t, s.model, s.plan, s.engine) for t in tensors]
     rank, size, first = s.plan.lora_rank, DTYPE_BYTES[s.plan.activations_dtype], tensors[0]
-    rows, matrices = _routed_rows(s, first) if first.split == "expert" else (s.rows, 1)
+    rows, matrices, ffn = s.rows, pick(True, 1, 1), s.model.blocks[first.where].ffn
+    if first.split == "expert" and isinstance(ffn, Experts):
+        rows = s.rows * ffn.top_k / s.plan.ep
+        matrices = np.minimum(ffn.num_experts / s.plan.ep, rows)  # experts on a rank that have any
     adapters = np.minimum(s.plan.max_loras, np.maximum(1, s.work.decode_seqs + s.work.prefill_seqs))
     slices, inputs, outputs = len(pairs), pairs[0].inputs, sum((p.outputs for p in pairs), start=0.0)
     shrunk = rows * rank * slices * SHRUNK_BYTES
@@ -109,11 +109,3 @@ def _pair_kernels(s: KernelStep, group: str, tensors: list[Tensor], count: int) 
         flops = 2 * rows * n * k
         shape = (rows, n, k, s.plan.activations_dtype, size)
         yield Kernel(f"adapters of {group}, {what}", "gemm", runs, flops, nbytes, *shape, stored="adapters", part="adapters")
-
-
-def _routed_rows(s: KernelStep, tensor: Tensor) -> tuple[Number, Number]:
-    """Return the rows of routed experts on a rank, and how many of its experts have any."""
-    ffn = s.model.blocks[tensor.where].ffn
-    assert isinstance(ffn, Experts)
-    rows = s.rows * ffn.top_k / s.plan.ep
-    return rows, np.minimum(ffn.num_experts / s.plan.ep, rows)

@@ -18,15 +18,7 @@ from commtax.arrays import holds_anywhere, pick
 from commtax.cost.caches import SCALE_BYTES, kv_bytes_per_token_layer
 from commtax.cost.context_parallel import joining_kernels
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, KernelStep
-from commtax.cost.layer_forms import (
-    Choosing,
-    HeadProduct,
-    MemoryPass,
-    ModuleSizes,
-    Prompts,
-    Reading,
-    SelectorScan,
-)
+from commtax.cost.layer_forms import Choosing, HeadProduct, MemoryPass, ModuleSizes, Prompts, Reading, SelectorScan
 from commtax.ledger import Place
 from commtax.records import dataclass, replace
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, Indexer, Latent, Number
@@ -61,18 +53,18 @@ def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
 
 def visible_tokens(s: KernelStep) -> Number:
     """Return the tokens that a decoding query can see: those cached, and the new ones."""
-    return _per_sequence(s.work.cached_tokens, s.work.decode_seqs) + s.work.rows_per_seq
+    return s.work.cached_tokens / _whole(s.work.decode_seqs) + s.work.rows_per_seq
 
 
 def prompt_sizes(s: KernelStep) -> tuple[Number, Number, Number]:
     """Return the prompts of a step, and of each the new and the cached tokens."""
     seqs = s.work.prefill_seqs
-    return seqs, _per_sequence(s.work.prefill_tokens, seqs), _per_sequence(s.work.past_tokens, seqs)
+    return seqs, s.work.prefill_tokens / _whole(seqs), s.work.past_tokens / _whole(seqs)
 
 
-def _per_sequence(tokens: Number, seqs: Number) -> Number:
-    """Return the tokens of a whole sequence: half of one (``overlap.half_of``) has half of its pairs, and both halves have all."""
-    return tokens / pick(np.asarray(seqs) > 0, seqs, 1)
+def _whole(seqs: Number) -> Number:
+    """Return what tokens are divided by to be a whole sequence's: half of one (``overlap.half_of``) has half of its pairs."""
+    return pick(np.asarray(seqs) > 0, seqs, 1)
 
 
 def causal_pairs(new: Number, past: Number) -> Number:
@@ -292,15 +284,12 @@ def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool |
 
 def head_products(s: KernelStep, a: Attention, m: Latent, count: int, rows: Number) -> Iterator[Kernel]:
     """Yield the products that map queries into the latent space and outputs out of it, one matrix per head."""
-    runs, local = pick(np.asarray(rows) > 0, count, 0), a.num_heads / s.plan.tp
-    each: tuple[tuple[str, Place, int, Number], ...] = (
-        ("key", "key", m.nope_dim, made_queries(s, a)),
-        ("value", "value", a.v_head_dim, local),
-    )
-    for what, place, dim, heads in each:
-        yield replace(
-            head_product(rows, heads, dim, m.kv_rank), what=f"absorbed {what} projection", count=runs, place=place, fused=CHAINED
-        )
+    places: tuple[Place, Place] = ("key", "value")
+    sizes = (m.nope_dim, made_queries(s, a)), (a.v_head_dim, a.num_heads / s.plan.tp)
+    runs = pick(np.asarray(rows) > 0, count, 0)
+    for place, (dim, heads) in zip(places, sizes, strict=True):
+        product = head_product(rows, heads, dim, m.kv_rank)
+        yield replace(product, what=f"absorbed {place} projection", count=runs, place=place, fused=CHAINED)
 
 
 def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float = 2.0, hot: bool = False) -> Kernel:

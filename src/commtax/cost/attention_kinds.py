@@ -31,12 +31,7 @@ from commtax.cost.attention import (
 )
 from commtax.cost.caches import entry_bytes
 from commtax.cost.kernel import Kernel, KernelStep
-from commtax.cost.layer_forms import (
-    ChunkedScan,
-    Convolution,
-    MemoryPass,
-    Reading,
-)
+from commtax.cost.layer_forms import ChunkedScan, Convolution, MemoryPass, Reading
 from commtax.ledger import Place
 from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, DeltaNet, Mamba2, Number

@@ -105,14 +105,13 @@ def with_states(model: Model, dtype: str) -> Model:
 
 def kv_bytes_per_token(model: Model, plan: Plan) -> Number:
     """Return the bytes of one token over all layers, while every layer keeps it, divided among ranks that share a cache."""
-    mixers = (model.blocks[i].mixer for i in model.layers)
-    return sum((kv_bytes_per_token_layer(mixer, plan.tp, plan.kv_dtype) for mixer in mixers), start=plan.tp * 0.0) / plan.dcp
+    each = (kv_bytes_per_token_layer(model.blocks[i].mixer, plan.tp, plan.kv_dtype) for i in model.layers)
+    return sum(each, start=plan.tp * 0.0) / plan.dcp
 
 
 def state_bytes_per_sequence(model: Model, plan: Plan) -> Number:
     """Return the state bytes of one sequence over all layers."""
-    mixers = (model.blocks[i].mixer for i in model.layers)
-    return sum((state_bytes_per_layer(mixer, plan.tp, plan) for mixer in mixers), start=plan.tp * 0.0)
+    return sum((state_bytes_per_layer(model.blocks[i].mixer, plan.tp, plan) for i in model.layers), start=plan.tp * 0.0)
 
 
 SHARED_LAYERS = 1.5  # kinds that differ by less than this are padded to the larger one instead of cut to the smaller
@@ -236,21 +235,16 @@ def _grouped_pool(
     smallest, largest = min(counts.values()), max(counts.values())
     each = largest if largest < SHARED_LAYERS * smallest else smallest
     widths = {_kind(a): nbytes_ for a, nbytes_ in per_layer.items()}
-    groups = tuple(
-        CacheGroup(block, states=habits.state_slots)
-        if isinstance(kind, RECURRENT)
-        else CacheGroup(_tokens_in_block(block, page, widths[kind]), kind[0])
-        for kind, count in counts.items()
-        for _ in range(math.ceil(count / each))
-    )
+    groups: list[CacheGroup] = []
+    for kind, count in counts.items():
+        if isinstance(kind, RECURRENT):
+            group = CacheGroup(block, states=habits.state_slots)
+        else:  # tokens of a narrower layer in a block of the widest: whole multiples of the usual, where they fill it
+            times = page / np.maximum(widths[kind] * block, 1e-9)
+            group = CacheGroup(block * np.where(times == np.floor(times), times, 1)[()], kind[0])
+        groups += [group] * math.ceil(count / each)
     growing = sum(page * each / g.tokens for g in groups if not g.states)
-    return KvPool(growing, page * each, block, groups, nbytes)
-
-
-def _tokens_in_block(block: Number, page: Number, per_token: Number) -> Number:
-    """Return a narrower layer's tokens in a block of the widest: whole multiples of the usual, where they fill it."""
-    times = page / np.maximum(per_token * block, 1e-9)
-    return block * np.where(times == np.floor(times), times, 1)[()]
+    return KvPool(growing, page * each, block, tuple(groups), nbytes)
 
 
 def _raised_block(
@@ -272,9 +266,12 @@ def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabit
     pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(
         _page_bytes(n, habits) for n in plain
     )
-    kept = [(a.compressed.window, habits.window_block) for a in cached if a.compressed]
-    for ratio in dict.fromkeys(a.compressed.ratio for a in cached if a.compressed and a.compressed.ratio):
-        kept += [_compressor_window(a.compressed, a, max(pages)) for a in cached if a.compressed and a.compressed.ratio == ratio]
+    kinds = [(a, a.compressed) for a in cached if a.compressed]
+    kept = [(m.window, habits.window_block) for _, m in kinds]
+    for ratio in dict.fromkeys(m.ratio for _, m in kinds if m.ratio):
+        for a, m in (pair for pair in kinds if pair[1].ratio == ratio):
+            each_token = unfinished_bytes(m, max(compressed_widths(a)))  # a block has the most tokens, of a power of two, in a page
+            kept.append((m.overlap * m.ratio, 2 ** math.floor(math.log2(max(pages) / each_token))))
     counts, most = Counter(kept), max(pages.values())
     groups = [most, *counts.values()]
     # Layers of a group, at least those of the most pages, with the fewest padded in all groups; of equals the most.
@@ -321,31 +318,6 @@ def _page_bytes(nbytes: float, habits: StateHabits) -> int:
     return math.ceil(nbytes / habits.page_multiple) * habits.page_multiple
 
 
-def _compressor_window(m: Compressed, a: Attention, page: int) -> tuple[int, int]:
-    """Return a compressor's window, and its tokens in a block: the largest power of two that the largest page holds."""
-    widest = max(compressed_widths(a))
-    return m.overlap * m.ratio, 2 ** math.floor(math.log2(page / unfinished_bytes(m, widest)))
-
-
-@dataclass(frozen=True, slots=True)
-class CachePieces:
-    """How many stretches of memory a rank's cache of a request lies in."""
-
-    of_tokens: Number  # for each block: keys and values of a layer, or its latent; keys of a selector
-    of_states: Number  # whatever the length
-
-
-def cache_pieces(model: Model) -> CachePieces:
-    """Count the pieces of one block of tokens, and of the states of a sequence.
-
-    Engines keep keys and values of a layer apart; a latent is both.
-    """
-    mixers = [model.blocks[i].mixer for i in model.layers]
-    cached = [m for m in mixers if isinstance(m, Attention) and m.own_cache]
-    tokens = sum((1 if m.latent or m.compressed else 2) + bool(m.indexer and m.indexer.own) for m in cached)
-    return CachePieces(tokens, sum(isinstance(m, RECURRENT) for m in mixers))
-
-
 def pieces_sent(
     model: Model, carrier: CacheCarrier, engine: str, tokens: Number, page: Number, tp: Number, ahead_tp: Number
 ) -> Number:  # fmt: skip
@@ -354,14 +326,18 @@ def pieces_sent(
     Where both sides have the same heads on a rank, whole blocks go, or all blocks of a layer at once. Else heads are cut out of
     each block, or of each token, and a rank that has more heads than those who send takes them from several.
     """
+    mixers = [model.blocks[i].mixer for i in model.layers]
+    cached = [m for m in mixers if isinstance(m, Attention) and m.own_cache]
+    # Of each block: keys and values of a layer apart, or its latent, which is both, and keys of a selector.
+    of_tokens = sum((1 if m.latent or m.compressed else 2) + bool(m.indexer and m.indexer.own) for m in cached)
     latents = any(m.latent for m in model.attentions)
-    each, blocks = cache_pieces(model), np.ceil(tokens / np.maximum(page, carrier.latent_page if latents else 1))
+    blocks = np.ceil(tokens / np.maximum(page, carrier.latent_page if latents else 1))
     heads = max((m.num_kv_heads for m in model.attentions if not m.latent), default=1)
     before, after = np.minimum(ahead_tp, heads), np.minimum(tp, heads)
     cut = tokens if carrier.cuts_heads == "token" else blocks
     whole = np.minimum(1, blocks) if engine in carrier.gathers else blocks
     copies = pick(before == after, whole, cut * np.maximum(1, before / after))
-    return each.of_tokens * copies + each.of_states
+    return of_tokens * copies + sum(isinstance(m, RECURRENT) for m in mixers)
 
 
 def posted_pieces(carrier: CacheCarrier, pieces: Number, tp: Number, ahead_tp: Number) -> Number:

@@ -301,7 +301,11 @@ def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoic
 
 def _by_protocol(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path, ...], network: Network) -> PathChoice:
     """Price one protocol. Latency: the stage inside, network hops, filling the pipeline. Bytes: both stages side by side."""
-    index, (latency, moving) = _inside_path(p, c, inside, paths)
+    index, latency, moving = inside.path, inside.latency_s, inside.wire_s
+    ring = next((i for i, path in enumerate(paths) if path.algorithm == "ring"), None) if p.ring else None
+    if ring is not None:  # the protocol rides the plain ring, whatever path was chosen
+        latency, moving = path_parts(paths[ring], c.nbytes, stage_ranks(c.op, c.ranks, c.inside))
+        index = ring + 0 * inside.path
     hop = c.passes * (network.hops * c.link.latency_s)
     wire = c.leaving * c.nbytes / np.minimum(c.nics_Bps * p.share * network.efficiency * c.link.efficiency, p.most_Bps)
     loss = p.pair_loss if c.op in PAIRS else p.loss
@@ -315,14 +319,6 @@ def _fill(p: Protocol, c: Crossing) -> Number:
     if not p.fill_s or c.op in PAIRS:
         return 0.0
     return c.passes * np.minimum(1, c.levels) * (c.link.fill_s or p.fill_s + p.level_s * c.levels)
-
-
-def _inside_path(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path, ...]) -> tuple[Number, Parts]:
-    """Return the path inside the domains that a protocol rides: the one chosen, or the plain ring."""
-    ring = next((i for i, path in enumerate(paths) if path.algorithm == "ring"), None) if p.ring else None
-    if ring is None:
-        return inside.path, (inside.latency_s, inside.wire_s)
-    return ring + 0 * inside.path, path_parts(paths[ring], c.nbytes, stage_ranks(c.op, c.ranks, c.inside))
 
 
 def stage_ranks(op: str, ranks: Number, inside: Number) -> Number:
@@ -366,12 +362,10 @@ def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluste
     domains = np.maximum(1, where.domains)
     crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
     across = cross_domains(crossing, inside, paths, fabric.network)
-    return _as_measured(across, factor_over(fabric.network, op, nbytes, ranks)) if fabric.network.curves else across
-
-
-def _as_measured(priced: PathChoice, factor: Number) -> PathChoice:
-    """Scale a price to this machine's own times."""
-    return replace(priced, latency_s=priced.latency_s * factor, wire_s=priced.wire_s * factor, inside=priced.inside / factor)
+    if not fabric.network.curves:
+        return across
+    factor = factor_over(fabric.network, op, nbytes, ranks)  # this machine's own times over the constants'
+    return replace(across, latency_s=across.latency_s * factor, wire_s=across.wire_s * factor, inside=across.inside / factor)
 
 
 def _choice_where(condition: Condition, yes: PathChoice, no: PathChoice) -> PathChoice:

@@ -52,7 +52,7 @@ def split_cache_items(model: Model, plan: Plan, work: Workload, rows: Number, en
             cached = work.past_tokens * joined_widths(a)[0] * DTYPE_BYTES[plan.kv_dtype]
             some = pick(np.asarray(work.past_tokens) > 0, layers, 0)
             note = "latents of a prompt's earlier tokens"
-            yield _among_neighbours("cached latents", "all-gather", cached, some, plan, "prefill", note)
+            yield _among("dcp", "cached latents", "all-gather", cached, some, plan, "prefill", note)
 
 
 def _joining_items(a: Attention, layers: int, plan: Plan, rows: Number, engine: Engine) -> Iterator[Item]:
@@ -61,19 +61,14 @@ def _joining_items(a: Attention, layers: int, plan: Plan, rows: Number, engine: 
     some = pick(np.asarray(rows) > 0, layers, 0)
     heads = a.num_heads * plan.dcp / plan.tp
     if not engine.contexts.queries_remade:
-        yield _among_neighbours("queries", "all-gather", rows * heads * query * act, some, plan, "query")
+        yield _among("dcp", "queries", "all-gather", rows * heads * query * act, some, plan, "query")
     if engine.contexts.cache_join == JOINED_BY_SUMS:
         sums = plan.dcp * rows * heads * LOG_SUM_BYTES
-        yield _among_neighbours("log-sums", "all-gather", sums, some, plan, "value", "fp32, of each rank's keys")
-        yield _among_neighbours("partial outputs", "reduce-scatter", rows * heads * output * act, some, plan, "value")
+        yield _among("dcp", "log-sums", "all-gather", sums, some, plan, "value", "fp32, of each rank's keys")
+        yield _among("dcp", "partial outputs", "reduce-scatter", rows * heads * output * act, some, plan, "value")
         return
     sent = rows * heads * (output * act + LOG_SUM_BYTES)
-    yield _among_neighbours("partial outputs", "all-to-all", sent, some, plan, "value", "with their log-sums, fp32")
-
-
-def _among_neighbours(what: str, op: str, nbytes: Number, count: Number, plan: Plan, place: Place, note: str = "") -> Item:
-    sent = pick(np.asarray(plan.dcp) > 1, count, 0)
-    return Item(what, "dcp", op, nbytes, plan.dcp, sent, note, part="attention", place=place)
+    yield _among("dcp", "partial outputs", "all-to-all", sent, some, plan, "value", "with their log-sums, fp32")
 
 
 def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel]:
@@ -128,19 +123,21 @@ def split_prompt_items(model: Model, plan: Plan, work: Workload, rows: Number, e
     if not holds_anywhere(np.asarray(plan.cp) > 1):
         return
     act, tokens = DTYPE_BYTES[plan.activations_dtype], work.prefill_tokens
+    some, any_rows = pick(np.asarray(tokens) > 0, 1, 0), pick(np.asarray(rows) > 0, 1, 0)
     for a, layers in attentions(model).items():
         heads = 1 if a.latent or a.compressed else a.num_kv_heads / np.minimum(plan.tp, a.num_kv_heads)
         keys = tokens * heads * key_values(a) * act
-        yield _among_splitters("keys of split prompts", "all-gather", keys, tokens, layers, plan, "key")
+        yield _among("cp", "keys of split prompts", "all-gather", keys, layers * some, plan, "key")
     mixtures = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     if mixtures and engine.contexts.prompt_experts == "cut":
         hidden = rows * plan.cp * model.hidden * act
-        yield _among_splitters("tokens for shared experts", "all-gather", hidden, rows, mixtures, plan, "dispatch")
-        yield _among_splitters("tokens for shared experts", "reduce-scatter", hidden, rows, mixtures, plan, "combine")
-    yield _among_splitters("rows of split prompts", "all-gather", tokens * model.hidden * act, tokens, 1, plan, "")
+        yield _among("cp", "tokens for shared experts", "all-gather", hidden, mixtures * any_rows, plan, "dispatch")
+        yield _among("cp", "tokens for shared experts", "reduce-scatter", hidden, mixtures * any_rows, plan, "combine")
+    yield _among("cp", "rows of split prompts", "all-gather", tokens * model.hidden * act, some, plan, "")
 
 
-def _among_splitters(what: str, op: str, nbytes: Number, tokens: Number, count: int, plan: Plan, place: Place) -> Item:
-    sent = pick((np.asarray(plan.cp) > 1) & (np.asarray(tokens) > 0), count, 0)
-    part: Part = "attention" if place == "key" else "experts" if place else "head"
-    return Item(what, "cp", op, nbytes, plan.cp, sent, part=part, place=place)
+def _among(axis: str, what: str, op: str, nbytes: Number, count: Number, plan: Plan, place: Place, note: str = "") -> Item:
+    """Return a collective among the ranks that split caches (``dcp``) or prompts (``cp``)."""
+    ranks: Number = getattr(plan, axis)
+    part: Part = "experts" if place in ("dispatch", "combine") else "attention" if place else "head"
+    return Item(what, axis, op, nbytes, ranks, pick(np.asarray(ranks) > 1, count, 0), note, part=part, place=place)

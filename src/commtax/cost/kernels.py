@@ -317,24 +317,21 @@ def fused_by(kernel: Kernel) -> str:
 def kernel_line(
     kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: PricingTerms, stage: Stage = ""
 ) -> Line:
-    form = kernel.form
+    form, flops = kernel.form, kernel.flops
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    flops = kernel.flops
     return Line("compute", item, *times, source=source, flops=flops, sigma=sigma, peak_flops_per_s=rate, priced_from=kernel)
 
 
 def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:
     """Return the kernels of a served step as lines, once all of them are priced."""
-    return [_served_line(*priced, t) for priced in [(kernel, *_served_s(kernel, t)) for kernel in kernels]]
-
-
-def _served_s(kernel: Kernel, t: PricingTerms) -> tuple[KernelFactors, Parts]:
-    """Return what a served step multiplies onto a kernel, and its seconds, which are 0 if it is never launched."""
-    applied = applied_in_serving(kernel, t)
-    idle = np.ndim(kernel.count) == 0 and kernel.count == 0
-    return applied, (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
+    priced: list[tuple[Kernel, KernelFactors, Parts]] = []
+    for kernel in kernels:
+        applied = applied_in_serving(kernel, t)
+        idle = np.ndim(kernel.count) == 0 and kernel.count == 0  # never launched
+        priced.append((kernel, applied, (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)))
+    return [_served_line(*one, t) for one in priced]
 
 
 def _served_line(kernel: Kernel, applied: KernelFactors, times: Parts, t: PricingTerms) -> Line:
@@ -351,11 +348,11 @@ def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
     In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone. In narrow formats
     an engine's own differs from that of the tables which constants were fitted on.
     """
-    table, rate = t.constants.tables["step.bf16"], {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype)
-    rates: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
-    pace = pace_of(kernel)
-    paced = pace, getattr(t.engine.paces, pace)
-    return KernelFactors((*rates, (rate, getattr(t.engine.kernels, rate))) if rate else rates, t.settings.slow_rank, paced)
+    table, pace = t.constants.tables["step.bf16"], pace_of(kernel)
+    rates: list[Factor] = [("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table))]
+    if rate := {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype):
+        rates.append((rate, getattr(t.engine.kernels, rate)))
+    return KernelFactors(tuple(rates), t.settings.slow_rank, (pace, getattr(t.engine.paces, pace)))
 
 
 def pace_of(kernel: Kernel) -> str:

@@ -236,12 +236,15 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
         weights = weights + some * (_gathered_params(params["layers"], ranks) + _gathered_params(experts, same_experts)) * whole
         weights = weights + pick(piped, _gathered_params(ends, ranks), 0) * whole
     rows = step.micro_batch * plan.share(step.seq)
+    kept = activations(model, plan, step, engine) * microbatches_in_flight(model, plan)
+    if plan.recompute == "full":  # layers are rebuilt one at a time: one's activations exist beside the kept inputs
+        largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
+        kept = kept + rows * _activation_bytes_per_row(largest, model.hidden, plan, step, engine)
     return TrainMemory(
         parameters=weights,
         gradients=np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced_share(plan) * sum(trained) * grads),
         optimizer=divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1),
-        activations=activations(model, plan, step, engine) * microbatches_in_flight(model, plan)
-        + _working_set(model, plan, step, engine),
+        activations=kept,
         logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0),
     )
 
@@ -302,9 +305,11 @@ def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: Train
     whole, split = _layer_bytes(block, hidden)
     # Of the bytes of a product's input, those that are spared where it is kept as it was multiplied.
     lighter = 1 - min(1.0, DTYPE_BYTES.get(plan.weights_dtype, 2.0) / 2) if engine.trains.keeps_quantised else 0.0
-    norms = 4.0 * hidden if "layernorm" in _remade(plan, engine) else 0.0  # outputs of norms: inputs of a layer's first products
+    named = _remade(plan, engine)
+    norms = 4.0 * hidden if "layernorm" in named else 0.0  # outputs of norms: inputs of a layer's first products
     whole = whole - norms - lighter * (4.0 * hidden - norms)
-    split = split - _remade_bytes(block, hidden, plan, engine) - lighter * _quantised_bytes(block.ffn, hidden, plan, engine)
+    remade, inputs = _remade_bytes(block, hidden, named, engine)
+    split = split - remade - lighter * inputs
     unfused = engine.trains.attention == "unfused" and plan.recompute != "selective"
     scores = 5.0 * block.attention.num_heads * step.seq if unfused and block.attention else 0.0
     gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
@@ -346,25 +351,16 @@ def _remade(plan: Plan, engine: Engine) -> tuple[str, ...]:
     return ("layernorm", "mla_up_proj", "moe_act") if light else plan.remade
 
 
-def _remade_bytes(block: Block, hidden: int, plan: Plan, engine: Engine) -> float:
-    """Return the bytes that backward makes again by the module's name, or inside the activation's own kernel."""
-    f, named = block.ffn, _remade(plan, engine)
-    whole = ("moe" if isinstance(f, Experts) else "mlp") in named
+def _remade_bytes(block: Block, hidden: int, named: tuple[str, ...], engine: Engine) -> tuple[float, float]:
+    """Return the bytes that backward makes again by the module's name, or inside the activation's own kernel. Beside them those that
+    it keeps of inputs of experts' products and of those behind an activation."""
+    f, routed = block.ffn, isinstance(block.ffn, Experts)
     up = 0.75 * _mixer_bytes(block.mixer) if block.attention and block.attention.latent and "mla_up_proj" in named else 0.0
-    if whole:
-        return up + _ffn_bytes(f, hidden)
-    once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
-    return up + (_activated_bytes(f) if once else 0.0)
-
-
-def _quantised_bytes(f: Mlp | Experts | None, hidden: int, plan: Plan, engine: Engine) -> float:
-    """Return the input bytes of experts' products and of those behind an activation, unless backward makes them again."""
-    named = _remade(plan, engine)
-    if f is None or ("moe" if isinstance(f, Experts) else "mlp") in named:
-        return 0.0
-    sent = 2.0 * f.top_k * (f.latent or hidden) if isinstance(f, Experts) else 0.0
-    once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
-    return sent + (0.0 if once else _activated_bytes(f))
+    if ("moe" if routed else "mlp") in named:
+        return up + _ffn_bytes(f, hidden), 0.0
+    sent, active = 2.0 * f.top_k * (f.latent or hidden) if isinstance(f, Experts) else 0.0, _activated_bytes(f)
+    once = engine.trains.remakes_activation or ("moe_act" in named and routed)
+    return (up + active, sent) if once else (up, sent + active)
 
 
 def _activated_bytes(f: Mlp | Experts | None) -> float:
@@ -372,11 +368,3 @@ def _activated_bytes(f: Mlp | Experts | None) -> float:
     if f is None or not f.gated:
         return 0.0
     return 2.0 * f.intermediate * (1 if isinstance(f, Mlp) else f.top_k)
-
-
-def _working_set(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:
-    """Return the activations of the one layer that full recomputation rebuilds at a time, beside the kept inputs."""
-    if plan.recompute != "full":
-        return 0.0
-    largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
-    return step.micro_batch * plan.share(step.seq) * _activation_bytes_per_row(largest, model.hidden, plan, step, engine)

@@ -157,11 +157,12 @@ def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line
     left: Number = np.minimum(1.0, (together - routed.step_s) / np.maximum(shared.step_s, 1e-12))
     most = t.engine.overlaps.shared_rows
     left = pick(np.asarray(rows) > most, 1.0, left) if most else left
-    return [_shortened(x, left) if x.item.part == "shared expert" and x.kind == "compute" else x for x in lines]
-
-
-def _shortened(line: Line, left: Number) -> Line:
-    return replace(line, fixed_s=line.fixed_s * left, moving_s=line.moving_s * left)
+    return [
+        replace(x, fixed_s=x.fixed_s * left, moving_s=x.moving_s * left)
+        if x.kind == "compute" and x.item.part == "shared expert"
+        else x
+        for x in lines
+    ]
 
 
 def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
@@ -179,7 +180,12 @@ def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
     if not split:
         return [_beside_product(x, split) for x in lines]
     cut = [_cut(x, t) if x.item.form == "gemm" and x.item.place in PRODUCT_AT else _beside_product(x, split) for x in lines]
-    return [*cut, *served_lines([_added_up(x, t) for x in lines if _is_in_sequence(x) and x.item.op == "reduce-scatter"], t)]
+    # What all ranks sent for a rank's own rows is read once, and the sum written, behind the last piece
+    # (torch.distributed._symmetric_memory, fused_matmul_reduce_scatter: ``stacked_partials.sum``).
+    pieces = (x.item for x in lines if _is_in_sequence(x) and x.item.op == "reduce-scatter")
+    each = 1 + 1 / (t.plan.tp * 1.0)
+    sums = [Kernel("pieces added up", "small", x.count, 0.0, x.nbytes * each, part=x.part, place=x.place) for x in pieces]
+    return [*cut, *served_lines(sums, t)]
 
 
 def _beside_product(line: Line, split: bool) -> Line:
@@ -199,14 +205,6 @@ def _beside_product(line: Line, split: bool) -> Line:
 def _is_in_sequence(line: Line) -> bool:
     item = line.item
     return line.kind == "comm" and item.axis == "tp" and item.place in OWN_SEQUENCE and item.part != "experts"
-
-
-def _added_up(line: Line, t: PricingTerms) -> Kernel:
-    """Return the sum of what all ranks sent for a rank's own rows, read once and written once. torch.distributed._symmetric_memory,
-    fused_matmul_reduce_scatter: ``stacked_partials.sum``, behind the last piece."""
-    item = line.item
-    nbytes = item.nbytes * (1 + 1 / (t.plan.tp * 1.0))
-    return Kernel("pieces added up", "small", item.count, 0.0, nbytes, part=item.part, place=item.place)
 
 
 def _cut(line: Line, t: PricingTerms) -> Line:
@@ -321,16 +319,12 @@ def _side_of(item: Item) -> Mapping[str, float]:
     return {"shared": 1.0} if item.part == "shared expert" else {}
 
 
-def _half_attention(s: Sides) -> Number:
-    return (s["projections"] + s["core"]) / 2
-
-
 WINDOWS: Mapping[Window, Callable[[Sides], Number]] = MappingProxyType(
     {
-        "other attention": _half_attention,
+        "other attention": lambda s: (s["projections"] + s["core"]) / 2,
         "other experts": lambda s: s["experts"] / 2,
         "other experts and shared": lambda s: (s["experts"] + s["shared"]) / 2,
-        "other attention and shared": lambda s: _half_attention(s) + s["shared"] / 2,
+        "other attention and shared": lambda s: (s["projections"] + s["core"]) / 2 + s["shared"] / 2,
         "other projections": lambda s: s["projections"] + s["shared"],
         "other core": lambda s: s["core"],
         "own shared": lambda s: s["shared"],

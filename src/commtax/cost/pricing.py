@@ -368,15 +368,12 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     kernels = served_lines(made, t)
     comm = comm_lines(items, Pricer(t), repeat(ran))
     lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]
-    pace = t.engine.paces.pace_prompt_steps
-    return lines if pace == 1 else _paced_prompts(lines, pace, np.asarray(work.prefill_tokens) > 0, t.cluster.chip.memory_Bps)
-
-
-def _paced_prompts(lines: list[Line], pace: float, prompts: Condition, memory_Bps: float) -> list[Line]:
-    """Return lines of steps with prompts at the pace that runs taught, none below what bytes and FLOPs allow the step."""
-    kernels = Bill(tuple(x for x in lines if x.kind == "compute"), 1)
-    least = np.minimum(1.0, kernels.least_s(memory_Bps) / kernels.step_s)
-    factor = pick(prompts, np.maximum(pace, least), 1.0)
+    if (pace := t.engine.paces.pace_prompt_steps) == 1:
+        return lines
+    # Steps with prompts go at the pace that runs taught, none below what bytes and FLOPs allow the step.
+    whole = Bill(tuple(x for x in lines if x.kind == "compute"), 1)
+    least = np.minimum(1.0, whole.least_s(t.cluster.chip.memory_Bps) / whole.step_s)
+    factor = pick(np.asarray(work.prefill_tokens) > 0, np.maximum(pace, least), 1.0)
     return [replace(x, fixed_s=x.fixed_s * factor, moving_s=x.moving_s * factor) for x in lines]
 
 

@@ -109,18 +109,15 @@ def zb_h2(p: int, m: int, v: int) -> OperationOrder:
 def zb_v(p: int, m: int, _v: int) -> OperationOrder:
     """Order stages i and 2p - 1 - i on rank i, so that a microbatch ends where it began: down the V, up again, then in turn."""
     ops = {f"{kind}{chunk}": [(kind, j, chunk) for j in range(m)] for kind in "FBW" for chunk in (0, 1)}
-    ranks = [_zb_v_rank(i, p, m, ops) for i in range(p)]
+    ranks: list[list[Op | OverlappedPair]] = []
+    for i, left in zip(range(p), range(p, 0, -1), strict=True):
+        codes = ["F0"] * (2 * left - 1) + ["F1", "F0"] * i + ["F1", "B1", "W1"] * left
+        codes += ["F0", "B0", "W0", "F1", "B1", "W1"] * max(0, m - 2 * left + 1 - i, m - i - left)
+        codes += ["B0", "B1"] * i + ["B0", "W0"] * left + ["W1"] * m + ["W0"] * m
+        turns = {code: iter(listed) for code, listed in ops.items()}
+        drawn = (next(turns[code], None) for code in codes)  # whatever is complete is left out
+        ranks.append([op for op in drawn if op is not None])
     return OperationOrder(p, m, 2, ranks, [[(r, 0) for r in range(p)] + [(r, 1) for r in reversed(range(p))]])
-
-
-def _zb_v_rank(i: int, p: int, m: int, ops: dict[str, list[Op]]) -> list[Op | OverlappedPair]:
-    left = p - i
-    codes = ["F0"] * (2 * left - 1) + ["F1", "F0"] * i + ["F1", "B1", "W1"] * left
-    codes += ["F0", "B0", "W0", "F1", "B1", "W1"] * max(0, m - 2 * left + 1 - i, m - i - left)
-    codes += ["B0", "B1"] * i + ["B0", "W0"] * left + ["W1"] * m + ["W0"] * m
-    turns = {code: iter(listed) for code, listed in ops.items()}
-    drawn = (next(turns[code], None) for code in codes)  # whatever is complete is left out
-    return [op for op in drawn if op is not None]
 
 
 def dualpipe(p: int, m: int, _v: int) -> OperationOrder:
