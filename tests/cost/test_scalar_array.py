@@ -15,8 +15,8 @@ from commtax import catalog
 from commtax.arrays import pick
 from commtax.catalog.drafters import drafter
 from commtax.catalog.fabric import fabric
+from commtax.catalog.hardware import carrier
 from commtax.catalog.kernel_constants import kernel_constants
-from commtax.catalog.motion import carrier
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.collectives import Crossing, PathChoice
 from commtax.cost.compute import Placing, step_kernels

@@ -1,11 +1,14 @@
-"""Chips and links by name, each in its own file with its sources; a chip also by what a driver says of it."""
+"""Chips and links by name, each in its own file with its sources; a chip also by what a driver says of it. Last, what carries
+caches between workers, ``carriers.toml``, and where prefixes are put by, ``tiers.toml``."""
 
 import re
 from dataclasses import replace
 from functools import lru_cache
 
-from commtax.catalog.loader import check_measured, find, key_of, record, stems, table
+from commtax import shipped_tables
+from commtax.catalog.loader import check_measured, find, key_of, record, stems, suggest, table
 from commtax.spec import Chip, Link
+from commtax.spec.hardware import CacheCarrier, CacheTier
 from commtax.statement import Refusal
 
 MEMORY_SPREAD = 0.02  # totals of one chip differ by this much over drivers and error correction
@@ -77,3 +80,39 @@ def link(name: str) -> Link:
         raise Refusal(f"link '{name}': {rule}; nearest valid: {near}", "link")
     rate = whole.bandwidth_Bps * int(count) / whole.num_links
     return replace(whole, key=f"{stem}@{count}", num_links=int(count), bandwidth_Bps=rate, name=f"{whole.name}, {count} links")
+
+
+USUAL = "usual"
+TIERS = ("host", "disk", "remote")
+
+
+@lru_cache(maxsize=8)
+def carrier(name: str) -> CacheCarrier:
+    """Return a carrier by name, where "" is what is priced by default."""
+    rows = shipped_tables.table("catalog/carriers.toml")
+    if (key := name or USUAL) not in rows:
+        names = tuple(one for one in rows if one != USUAL)
+        raise Refusal(f"kv_transfer '{name}': one of {', '.join(names)}{suggest(name, names)}", "kv_transfer", names)
+    return record(CacheCarrier, {"key": key, **rows[key]}, "carriers.toml")
+
+
+@lru_cache(maxsize=8)
+def started_with(engine: str) -> str:
+    """Return the carrier that an engine's launch names by default, or "" for none that is priced by its pieces."""
+    return next((key for key, row in shipped_tables.table("catalog/carriers.toml").items() if engine in row.get("starts", ())), "")
+
+
+@lru_cache(maxsize=4)
+def tier(name: str) -> CacheTier:
+    if name not in TIERS:
+        raise Refusal(f"kv_tier '{name}': one of {', '.join(TIERS)}{suggest(name, TIERS)}", "kv_tier", TIERS)
+    return record(CacheTier, {"key": name, **shipped_tables.table("catalog/tiers.toml")[name]}, "tiers.toml")
+
+
+def host_Bps(chip: Chip) -> float:
+    """Return the bandwidth of a GPU's link to its host's memory, one way, or 0 where it is not listed."""
+    rows = shipped_tables.table("catalog/tiers.toml")
+    if chip.key in rows["superchips"]:
+        return float(rows["superchips"][chip.key])
+    usual = rows["links"].get(chip.key) or rows["links"].get(chip.family)
+    return link(usual).bandwidth_Bps if usual else 0.0

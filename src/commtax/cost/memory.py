@@ -352,8 +352,8 @@ def _remade(plan: Plan, engine: Engine) -> tuple[str, ...]:
 
 
 def _remade_bytes(block: Block, hidden: int, named: tuple[str, ...], engine: Engine) -> tuple[float, float]:
-    """Return the bytes that backward makes again by the module's name, or inside the activation's own kernel. Beside them those that
-    it keeps of inputs of experts' products and of those behind an activation."""
+    """Return the bytes that backward makes again by the module's name, or inside the activation's own kernel. Beside them those
+    that it keeps of inputs of experts' products and of those behind an activation."""
     f, routed = block.ffn, isinstance(block.ffn, Experts)
     up = 0.75 * _mixer_bytes(block.mixer) if block.attention and block.attention.latent and "mla_up_proj" in named else 0.0
     if ("moe" if routed else "mlp") in named:

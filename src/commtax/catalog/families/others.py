@@ -1,5 +1,6 @@
-"""Families of few members, each with a turn of its own: GLM-4.5 to 4.7, MiMo, Step (mixtures with windows between), hybrid Granite,
-OLMo 3, Command R, and models of the first years (learned positions, LayerNorms, biases)."""
+"""Families of few members, each with a turn of its own: GLM-4.5 to 4.7, MiMo, Step (mixtures with windows between), MiniMax (M3
+looks at the best blocks of the past only), hybrid Granite, OLMo 3, Command R, and models of the first years (learned positions,
+LayerNorms, biases)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,8 +8,8 @@ from dataclasses import replace
 from commtax.catalog.families import parts
 from commtax.catalog.families.deepseek import routed_layers
 from commtax.catalog.families.parts import Fields
-from commtax.catalog.families.vision import register_vision, step_tower
-from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
+from commtax.catalog.families.vision import minimax_tower, register_vision, step_tower
+from commtax.spec import Attention, Block, Experts, Extra, Indexer, Mamba2, Mlp, Model
 
 
 @parts.family("Glm4MoeForCausalLM", sequence_parallel_moe=True)
@@ -214,3 +215,45 @@ def _bloom(c: Fields) -> Model:
     sized = c.with_(hidden_size=hidden, max_position_embeddings=c.number("seq_length", 2048) or 2048)
     model = parts.decoder(sized, [block] * c.layers("n_layer", "num_hidden_layers"), tied=True, norm_bias=True)
     return replace(model, extras=tuple(Extra(f"model.embed_norm.{part}", (hidden,)) for part in ("weight", "bias")))
+
+
+@parts.family("MiniMaxM2ForCausalLM")
+def _minimax_m2(c: Fields) -> Model:
+    attention = parts.heads(c, qk_norm="full" if c.flag("use_qk_norm") else "")
+    shared, correction = c.number("shared_intermediate_size", 0), c.flag("use_routing_bias")
+    moe = replace(parts.experts(c), shared_intermediate=shared, correction_bias=correction)
+    return parts.decoder(c, parts.layers(c, attention, moe))
+
+
+@parts.family(
+    "MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM", shared=("sparse_attention_config", "moe_layer_freq mlp_layer_types")
+)
+def _minimax_m3_text(c: Fields) -> Model:
+    count = c.layers("num_hidden_layers")
+    attention = parts.heads(c, qk_norm="head" if c.flag("use_qk_norm", True) else "")
+    shared = c.number("n_shared_experts", 1) * c.number("shared_intermediate_size", 0)
+    moe = replace(parts.experts(c), shared_intermediate=shared, correction_bias=c.flag("use_routing_bias", True))
+    dense, selectors = Mlp(c.need("dense_intermediate_size")), _selectors(c, count)
+    routed = routed_layers(c, count)
+    blocks = [Block(replace(attention, indexer=s), moe if r else dense) for s, r in zip(selectors, routed, strict=True)]
+    return parts.decoder(c, blocks)
+
+
+def _selectors(c: Fields, count: int) -> list[Indexer | None]:
+    """Return which layers choose blocks, and how many, or that all see everything without the section, as in transformers."""
+    section = c.section("sparse_attention_config")
+    if section is None:
+        c.default("sparse_attention_config", "every layer sees everything")
+        return [None] * count
+    block = section.number("sparse_block_size", 128) or 1
+    tokens = block * section.need("sparse_topk_blocks")
+    chooser = Indexer(section.need("sparse_num_index_heads"), section.need("sparse_index_dim"), tokens, block)
+    return [chooser if chooses == 1 else None for chooses in section.pattern("sparse_attention_freq", count)]
+
+
+register_vision(
+    "MiniMaxM3SparseForConditionalGeneration",
+    _minimax_m3_text,
+    minimax_tower,
+    *("sparse_attention_config", "moe_layer_freq mlp_layer_types"),
+)
