@@ -15,7 +15,7 @@ from pathlib import Path
 from commtax.catalog import physics
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.hosts import usual_hosts, with_between, with_inside_link
-from commtax.catalog.loader import find, stems, suggest
+from commtax.catalog.loader import find, parse_toml, stems, suggest
 from commtax.catalog.physics import TableView
 from commtax.files import MiB, decode_text, expand_home, read_bytes
 from commtax.records import record_from, with_fields
@@ -218,16 +218,11 @@ def split_count(text: str) -> tuple[int | None, str]:
 
 
 def _document(path: str) -> dict[str, object]:
-    import tomllib  # not for those who describe none
-
     try:
-        return tomllib.loads(decode_text(read_bytes(expand_home(path), "cluster", most=MOST_BYTES)))
+        text = decode_text(read_bytes(expand_home(path), "cluster", most=MOST_BYTES))
     except Refusal as error:
         raise Refusal(str(error), "cluster") from None
-    except RecursionError:
-        raise Refusal(f"cluster '{path}': not valid TOML (lists or tables too deep in each other)", "cluster") from None
-    except ValueError as error:  # also a whole number with more digits than Python reads
-        raise Refusal(f"cluster '{path}': not valid TOML ({str(error)[:120]})", "cluster") from None
+    return parse_toml(text, f"cluster '{path}'", "cluster")
 
 
 def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> tuple[Chip, str]:

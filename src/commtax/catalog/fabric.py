@@ -259,8 +259,10 @@ def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyTy
         _paths(last, cluster, measured, version if last is wanted else "") + made
     )  # an engine's own kernels do not leave a host
     chip = cluster.chip
-    network = last.networks.get(chip.family, last.network)
-    network = replace(network, label=_source_between(last.key, network, cluster.inter))
+    network, between = last.networks.get(chip.family, last.network), cluster.inter.key
+    if network.links and between not in network.links:  # unmeasured networks have the constants of measured ones
+        where = f"transferred from {last.key} across hosts over {', '.join(network.links)}"
+        network = replace(network, label=Source("transferred", where, f"{last.key} over {between}"))
     spreads = tuple(s for one in (wanted, last) for s in _spreads(one, cluster))
     where = f"{cluster.intra.key} with {chip.key} are assumed"
     same_chip = next((r for r in last.path if chip.key in r.measured_on and cluster.intra.kind in r.links), None)
@@ -309,14 +311,6 @@ def _source_inside(wanted: Library, cluster: Cluster, version: str) -> Source:
         return CALIBRATED
     newest = max(versions, key=version_parts)
     return Source("transferred", f"transferred from {wanted.key} {newest} to {version}", f"{wanted.key} {version}")
-
-
-def _source_between(key: str, network: Network, link: Link) -> Source:
-    """Return the source of a library's price across hosts, where unmeasured networks have the constants of measured ones."""
-    if not network.links or link.key in network.links:
-        return network.label
-    where = ", ".join(network.links)
-    return Source("transferred", f"transferred from {key} across hosts over {where}", f"{key} over {link.key}")
 
 
 def _all_paths(wanted: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
@@ -373,16 +367,14 @@ def _moved_waits(path: Path, row: PathRow, cluster: Cluster, kin: Mapping[str, s
     """
     if not isinstance(path, ExchangePath) or "waits" not in kin:
         return path
-    here, there = (_smallest_s(library(kin["waits"]), family) for family in (cluster.chip.family, row.families[0]))
+
+    def smallest_s(family: str) -> float:  # of a custom all-reduce of nothing among eight over NVLink; 0: nobody measured it
+        served = [r.path for r in library(kin["waits"]).path if family in r.families and "nvlink" in r.links]
+        return next((one.launch_s + 7 * one.hop_s for one in served if one.algorithm == "one-shot"), 0.0)
+
+    here, there = smallest_s(cluster.chip.family), smallest_s(row.families[0])
     waits = here / there if here and there else 1.0
     return replace(path, launch_s=path.launch_s * waits, expert_s=path.expert_s * waits, sm_Bps=path.sm_Bps / waits)
-
-
-def _smallest_s(one: Library, family: str) -> float:
-    """Return the seconds of a custom all-reduce of nothing among eight over NVLink, as measured with a generation, or 0 if it was
-    not."""
-    served = [r.path for r in one.path if family in r.families and "nvlink" in r.links]
-    return next((path.launch_s + 7 * path.hop_s for path in served if path.algorithm == "one-shot"), 0.0)
 
 
 def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float], ...]) -> Path:

@@ -70,8 +70,8 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
 
     ``read_as``: the family whose fields they are taken for, whatever architecture the config names.
     """
-    names = config.get("architectures")
-    stated = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    listed = config.get("architectures")
+    stated = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], str) else ""
     name = find_family(read_as, config) if read_as else stated
     if not _is_registered(name):
         raise Refusal(f"model {key}: architecture {stated or 'missing'} is not supported{_nearest(config, stated)}", "model")
@@ -82,7 +82,9 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
     if model.tower is None and config.get("vision_config"):
         notes.append(Note("no-tower", f"the vision tower is left out: {name} is read without one"))
     if read_as:
-        unused = _unused_fields(config, fields)
+        names = dict.fromkeys((*config, *text_section(config)))
+        left = [one for one in names if one not in fields.names_read and not NEUTRAL.search(one)]
+        unused = f"; ignored: {', '.join(left)}" if left else "; no field is ignored"
         notes.append(Note("read-as", f"assumed: {stated or 'a config without an architecture'} is read as {name}{unused}"))
     return replace(
         model,
@@ -166,13 +168,6 @@ def _nearest(config: Mapping[str, object], stated: str) -> str:
     if fit(name)[0] < 0:
         return f", and no family has the fields that it needs; the nearest by name is {family_name(name)}"
     return f"; nearest family: {family_name(name)} (--as {family_name(name)} reads it so, labelled as assumed)"
-
-
-def _unused_fields(config: Mapping[str, object], fields: Fields) -> str:
-    """Return what that family has no use for, but for what never changes a size or a cost."""
-    names = dict.fromkeys((*config, *text_section(config)))
-    left = [name for name in names if name not in fields.names_read and not NEUTRAL.search(name)]
-    return f"; ignored: {', '.join(left)}" if left else "; no field is ignored"
 
 
 def _dtype(fields: Fields, key: str) -> str:

@@ -19,10 +19,6 @@ Row = tuple[Table, str, str, Json, list[Json], list[str]]
 UNITS = {"B": 1e9, "M": 1e6}
 
 
-def rows(path: str) -> dict[str, Row]:
-    return {r[0]: (family, r[0], r[1], r[2], r[3], r[4]) for family in kept(path)["family"] for r in family["rows"]}
-
-
 def _published_totals(counts: Json, url: str) -> Iterator[JsonObject]:
     """Yield totals of tensors, whole numbers that cards print rounded, a second one for those that a token uses."""
     for kind, count in zip(("total", "active"), counts if isinstance(counts, list) else [counts], strict=False):
@@ -110,7 +106,8 @@ def stems(kind: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _rows() -> dict[str, Row]:
-    return rows(str(FACTS / "hub_models.toml"))
+    families = kept(str(FACTS / "hub_models.toml"))["family"]
+    return {r[0]: (family, r[0], r[1], r[2], r[3], r[4]) for family in families for r in family["rows"]}
 
 
 @lru_cache(maxsize=512)
@@ -149,11 +146,9 @@ def find(kind: str, name: str) -> str:
     wanted = normal(name)
     if wanted in stems(kind):
         return wanted
-    return aliases(kind).get(wanted, "") or (_find_loosely(wanted) if kind == "models" else "")
-
-
-def _find_loosely(wanted: str) -> str:
-    """Return the one model whose key differs by dashes alone, or names its active parameters too (``-a22b``)."""
+    if kind != "models" or wanted in aliases(kind):
+        return aliases(kind).get(wanted, "")
+    # The one model whose key differs by dashes alone, or names its active parameters too (``-a22b``).
     keys = _loose_names().get(wanted.replace("-", ""), set())
     return next(iter(keys)) if len(keys) == 1 else ""
 
@@ -217,6 +212,18 @@ def check_measured(text: str, argument: str) -> None:
     what = next((one["what"] for one in made if re.fullmatch(one["pattern"], name)), "")
     if what:
         raise Refusal(f"{argument} '{text[:60]}': {what}, {INSTEAD}", argument)
+
+
+def parse_toml(text: str, what: str, argument: str) -> dict[str, object]:
+    """Parse what a user wrote as TOML, or refuse it; ``what`` names the file."""
+    import tomllib  # not for those who have none
+
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise Refusal(f"{what}: not valid TOML (lists or tables too deep in each other)", argument) from None
+    except ValueError as error:  # also a whole number with more digits than Python reads
+        raise Refusal(f"{what}: not valid TOML ({str(error)[:120]})", argument) from None
 
 
 def version_parts(version: str) -> tuple[int, ...]:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import TypeVar
 
-from commtax.catalog import physics
 from commtax.catalog.loader import Facts, suggest
 from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import Chip, ChipFacts, Link, Path
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_rate, format_si
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class TableView:
     @classmethod
     def of(cls, value: object, where: str, what: str = "a table of names and values") -> TableView:
         if not isinstance(value, dict):
-            raise Refusal(f"{where}={physics.short_repr(value)}: {what} is needed", where)
+            raise Refusal(f"{where}={short_repr(value)}: {what} is needed", where)
         return cls(value, where)
 
     def named(self, key: str) -> str:
@@ -41,40 +43,37 @@ class TableView:
         if unknown:
             raise Refusal(f"unknown key '{self.named(unknown[0])}'{suggest(unknown[0], allowed)}", self.named(unknown[0]))
 
+    def _typed(self, key: str, usual: T, what: str) -> T:
+        """Return the value of a key, of the type of its usual one, which it has where it is not there."""
+        value = self.table.get(key, usual)
+        if not isinstance(value, type(usual)):
+            raise Refusal(f"{self.named(key)}={short_repr(value)}: {what} is needed", self.named(key))
+        return value
+
     def text(self, key: str, usual: str = "") -> str:
-        text = self.table.get(key, usual)
-        if not isinstance(text, str):
-            raise Refusal(f"{self.named(key)}={physics.short_repr(text)}: a text is needed", self.named(key))
-        return text
+        return self._typed(key, usual, "a text")
 
     def switch(self, key: str) -> bool:
-        value = self.table.get(key, False)
-        if not isinstance(value, bool):
-            raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: true or false is needed", self.named(key))
-        return value
+        return self._typed(key, False, "true or false")
 
     def rows(self, key: str) -> list[object]:
-        """Return a list, empty where it is not there."""
-        value = self.table.get(key, [])
-        if not isinstance(value, list):
-            raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: a list is needed", self.named(key))
-        return value
+        return self._typed(key, list[object](), "a list")
 
     def texts(self) -> dict[str, str]:
         return {key: self.text(key) for key in self.table}
 
-    def some(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+    def some(self, ranges: Mapping[str, PhysicalRange]) -> dict[str, float]:
         """Return the numbers of these names that are given."""
         return {key: rule.read(self.table[key], self.named(key)) for key, rule in ranges.items() if key in self.table}
 
-    def all_of(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+    def all_of(self, ranges: Mapping[str, PhysicalRange]) -> dict[str, float]:
         """Return the numbers of these names, each of which is needed."""
         missing = [key for key in ranges if key not in self.table]
         if missing:
             raise Refusal(f"{self.where} lacks {', '.join(missing)}", self.named(missing[0]))
         return self.some(ranges)
 
-    def numbers(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+    def numbers(self, ranges: Mapping[str, PhysicalRange]) -> dict[str, float]:
         """Return all that is in it, as numbers of these names."""
         self.check_allowed(ranges)
         return {key: ranges[key].read(value, self.named(key)) for key, value in self.table.items()}

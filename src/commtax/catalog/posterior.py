@@ -102,7 +102,9 @@ class Posterior:
         self._metrics = np.array([MEASURED.index(x.metric) for x in lessons], int)
         self.residuals = np.array([x.residual for x in lessons])
         usual = np.array([self.beliefs.smooth[x.metric].noise for x in lessons])
-        self.noise = np.array([x.noise for x in lessons]) * np.hypot(usual, [_scatter_of_mean(x) for x in lessons])
+        # What repeats leave of a figure: of the mean of two, or of the median of more.
+        left = [float(x.scatter * np.sqrt((pi / 2 if x.repeats > 2 else 1.0) / x.repeats)) for x in lessons]
+        self.noise = np.array([x.noise for x in lessons]) * np.hypot(usual, left)
 
     @cached_property
     def covariance(self) -> Array:
@@ -217,11 +219,6 @@ def metric_words(metric: str) -> str:
     ('TPOT', 'host')
     """
     return metric.upper() if metric in METRICS else metric
-
-
-def _scatter_of_mean(lesson: RunLesson) -> float:
-    """Return the standard deviation that its repeats leave of a figure: of the mean of two, or of the median of more."""
-    return float(lesson.scatter * np.sqrt((pi / 2 if lesson.repeats > 2 else 1.0) / lesson.repeats))
 
 
 def _place(at: LoadPoint) -> tuple[Number, ...]:

@@ -27,7 +27,7 @@ from typing import cast, get_args
 from commtax import catalog
 from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
-from commtax.catalog.loader import suggest
+from commtax.catalog.loader import parse_toml, suggest
 from commtax.catalog.physics import TableView
 from commtax.catalog.posterior import move_words, moves_of
 from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
@@ -286,7 +286,13 @@ def load(path: str | os.PathLike[str]) -> Profile:
     file = expand_home(path)
     if not os.path.exists(file):
         raise Refusal(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)", "profile")
-    table = _read_document(file, path)
+    text, what = decode_text(read_bytes(file, "profile")), f"profile '{path}'"
+    table: object
+    if file.suffix == ".json" or text.lstrip()[:1] == "{":
+        table = parse_json(text, what)
+    else:
+        _check_length(text, what)
+        table = parse_toml(text, what, "profile")
     try:
         return parse(table, File(path).stem)
     except ValueError as error:
@@ -302,25 +308,8 @@ def load_profile(profile: ProfilesLike | None) -> Profile | None:
     if isinstance(profile, (list, tuple)):
         read = [one for one in map(load_profile, profile) if one is not None]
         return join(read) if read else None
-    raise Refusal(
-        f"profile={physics.short_repr(profile)}: the name of a file is needed, or a Profile, or a list of them", "profile"
-    )
-
-
-def _read_document(file: File, path: str | os.PathLike[str]) -> object:
-    """Read JSON where the name or the first sign says so, else TOML."""
-    text = decode_text(read_bytes(file, "profile"))
-    if file.suffix == ".json" or text.lstrip()[:1] == "{":
-        return parse_json(text, f"profile '{path}'")
-    _check_length(text, f"profile '{path}'")
-    import tomllib  # not for those who have none
-
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise Refusal(f"profile '{path}': not valid TOML (lists or tables too deep in each other)", "profile") from None
-    except ValueError as error:  # also a whole number with more digits than Python reads
-        raise Refusal(f"profile '{path}': not valid TOML ({str(error)[:120]})", "profile") from None
+    rule = "the name of a file is needed, or a Profile, or a list of them"
+    raise Refusal(f"profile={physics.short_repr(profile)}: {rule}", "profile")
 
 
 def write_profile(path: str | File, profile: Profile, comments: Sequence[str] | None = None, what: str = "out") -> None:
@@ -347,23 +336,18 @@ def _check_length(text: str, name: str) -> None:
 
 def profile_comment(profile: Profile) -> list[str]:
     """Return what stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
-    return [
+    lines = [
         "What was measured on one machine, laid over commtax's catalogue: commtax bill MODEL --profile THIS-FILE",
         "commtax profile show THIS-FILE says it in words. Numbers are seconds (_s), bytes (_bytes) and bytes a second (_Bps).",
-        *_moved_lines(profile),
     ]
-
-
-def _moved_lines(profile: Profile) -> Iterator[str]:
-    """Yield each deployment's constants with how far they moved, their 80% range, and what that was before any run."""
     for d, changes in moves_of(profile):
-        runs = sum(run.deployment == d for run in runs_of(profile.lessons))
-        served = f"{d.engine} {d.version}".strip()
-        yield ""
-        yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80% range; before any run)"
+        runs, served = sum(run.deployment == d for run in runs_of(profile.lessons)), f"{d.engine} {d.version}".strip()
+        taught = f"what {plural(runs, 'run')} taught (80% range; before any run)"
+        lines += ["", f"{served}, {d.model} on {d.chip}, TP {d.tp}: {taught}"]
         for name, change in changes.items():
             moved, after, before = move_words(change)
-            yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
+            lines.append(f"  {name:20} {moved:>5}  {after:>5}  ({before})")
+    return lines
 
 
 def document(profile: Profile) -> dict[str, object]:

@@ -433,25 +433,21 @@ def taken_as(name: str, base: Model, match: NameMatch, rule: StorageRule | None 
     """Return the base model as its release has it, stored as the rule says, with a note on what it was taken for."""
     quant = None if rule else base.quant
     if rule and rule.config:
-        quant = quantisation_of_config(
-            {"quantization_config": rule.config, "expert_dtype": rule.expert_dtype}, base.architecture, base.key
-        )
+        config: Config = {"quantization_config": rule.config, "expert_dtype": rule.expert_dtype}
+        quant = quantisation_of_config(config, base.architecture, base.key)
     sure = bool(rule and rule.knows(name))
     longest = (rule.longest if rule and sure else 0) or match.longest or base.max_len
     how = f" with {quant.told if quant else 'plain weights'}" if rule else ""
     length = f", {longest:,} tokens long" if longest != base.max_len else ""
-    note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{_reason_taken(match, rule, sure)}")
+    if match.by == "ending" and not sure:
+        reason = ": same architecture by its name; its config is not at hand, and length and vocabulary may differ"
+    elif rule:
+        reason = "" if sure else ": its config is not at hand"
+    else:
+        reason = ": same architecture" if match.by == "release" else ": the same name; its config is not at hand"
+    note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{reason}")
     source = Citation(rule.source, "", "") if rule else Citation(f"config.json of {base.key}, whose layers it has", "", "")
     key = normal(name.rstrip("/")).rpartition("/")[2]
     called = name if "/" in name else next((alias for alias in base.aliases if normal(alias).endswith(f"/{key}")), name)
     release = replace(base, key=key, quant=quant, max_len=longest, aliases=(called,), source=source, stored_bytes=0)
     return replace(release, notes=(*base.notes, note))
-
-
-def _reason_taken(match: NameMatch, rule: StorageRule | None, sure: bool) -> str:
-    """Explain what it was taken by, and what may differ."""
-    if match.by == "ending" and not sure:
-        return ": same architecture by its name; its config is not at hand, and length and vocabulary may differ"
-    if rule:
-        return "" if sure else ": its config is not at hand"
-    return ": same architecture" if match.by == "release" else ": the same name; its config is not at hand"

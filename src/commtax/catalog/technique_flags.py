@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from commtax.catalog.programs import flag_table, program
 from commtax.catalog.techniques import field_value, is_default
-from commtax.files import Json, JsonObject
+from commtax.files import JsonObject
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Engine, Technique
@@ -185,7 +185,13 @@ def written_flags(techniques: Iterable[Technique], engine: str, question: Questi
                 else:
                     value = _theirs(one, engine, word.key, spoken, place[1])
             typed = {"true": True, "false": False}.get(value, int(value) if re.fullmatch(r"-?\d{1,15}", value) else value)
-            _put(trees[word.kind], word.path, typed)
+            tree = trees[word.kind]
+            for key in word.path[:-1]:
+                below = tree.get(key)
+                if not isinstance(below, dict):
+                    below = tree[key] = {}
+                tree = below
+            tree[word.path[-1]] = typed
     variables = {name: _flow(value) for name, value in trees["variable"].items()}
     return WrittenFlags(trees["flag"], variables, trees["setting"], tuple(dict.fromkeys(unsaid)))
 
@@ -197,15 +203,6 @@ def _spoken(name: str, value: object) -> object:
     from commtax.catalog.models import model  # not for those who draft with no model of its own
 
     return next((alias for alias in model(str(value)).aliases if "/" in alias), None)
-
-
-def _put(tree: JsonObject, path: tuple[str, ...], value: Json) -> None:
-    for key in path[:-1]:
-        below = tree.get(key)
-        if not isinstance(below, dict):
-            below = tree[key] = {}
-        tree = below
-    tree[path[-1]] = value
 
 
 def place_value(question: Question, name: str) -> object:

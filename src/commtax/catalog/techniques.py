@@ -109,7 +109,8 @@ def techniques_on(q: Question) -> Iterator[tuple[Technique, str]]:
     on = [] if q.trains else [one for one in techniques().values() if is_on(one, q)]
     for one in on:
         if not any(one.sets and one.sets.items() < other.sets.items() for other in on):  # which another one includes
-            values = [_stated_value(q, one, name.strip("?")) for name in one.takes]
+            taken = [(name.strip("?"), field_value(q, name.strip("?"))) for name in one.takes]
+            values = [None if is_default(name, value) or value == one.sets.get(name) else value for name, value in taken]
             words = {ours: word for word, ours in reversed(list(one.words.items()))}
             written = [str(words.get(str(value), value)) if value else "" for value in values]
             while written and not written[-1]:
@@ -151,12 +152,6 @@ def is_default(name: str, value: object) -> bool:
 
 def _part_of(name: str) -> str:
     return next((part for part, names in PARTS.items() if name in names), "")
-
-
-def _stated_value(q: Question, one: Technique, name: str) -> object:
-    """Return what a question sets of a field that a technique takes, or None where that is the default."""
-    value = field_value(q, name)
-    return None if is_default(name, value) or value == one.sets.get(name) else value
 
 
 def _value(one: Technique, name: str, text: str) -> object:

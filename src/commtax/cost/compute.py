@@ -47,7 +47,7 @@ def step_kernels(
     if plan.sequence_parallel:  # what lies between a scatter and a gather runs on a rank's own rows
         layers = [replace(k, nbytes=k.nbytes / plan.tp) if k.part == "norms" else k for k in layers]
     kernels = [*layers, head_kernel(model, plan, work.samples, engine), *tower_kernels(step)]
-    if engine.kernels.end_kernels:
+    if engine.key != "torch":
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
     if sorts and (launches := engine.kernels.sort_launches):  # of the logits of each row: many passes over all of them
         moved = work.samples * model.vocab * engine.kernels.sort_bytes / launches / DTYPE_BYTES[plan.activations_dtype]

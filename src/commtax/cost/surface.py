@@ -213,9 +213,8 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
 
     def launches(work: Workload) -> float:
         work = replace(work, rows_per_seq=1 + drafts)
-        return float(
-            num_launches((line for line in step_lines(in_step(launched, work), work) if line.kind != "host"), terms.engine)
-        )
+        lines = (line for line in step_lines(in_step(launched, work), work) if line.kind != "host")
+        return float(num_launches(lines, terms.engine))
 
     # Mean contexts that are priced: finer than octaves, and where a window or a selector cuts
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
@@ -266,7 +265,9 @@ def _mixed_steps(
 ) -> tuple[list[int], Array, Array]:
     """Tabulate steps with prompt tokens without attention: nodes of rows with logits, seconds by these and by rows, and the first
     node's communication."""
-    nodes, rows, every = _samples(most_seqs), _rows(most_rows), np.arange(most_rows + 1)
+    # Rows that need logits: one more than the most, so that a prompt has room beside all decodes.
+    nodes = [*(n for n in SAMPLES if n <= most_seqs), most_seqs + 1]
+    rows, every = _rows(most_rows), np.arange(most_rows + 1)
     # Some rows are one prompt's tokens and the others decode, as many as need logits and there are rows for.
     samples, each = np.repeat(nodes, rows.size), np.tile(rows, len(nodes))
     decodes = np.minimum(samples - 1, (each - 1) // rows_per_seq)
@@ -288,11 +289,6 @@ def _prompts(priced: Callable[[Workload], _Priced], new: Array, past: Array) -> 
 
 def _broadcast(values: Number, size: int) -> Array:
     return np.broadcast_to(values, (size,)).astype(float)
-
-
-def _samples(most_seqs: int) -> list[int]:
-    """List the nodes of rows that need logits: one more than the most, so that a prompt has room beside all decodes."""
-    return [*(n for n in SAMPLES if n <= most_seqs), most_seqs + 1]
 
 
 def _rows(most: int) -> Array:

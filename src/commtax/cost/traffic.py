@@ -176,15 +176,6 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
     ]
 
 
-def _gather_tokens(axis: str, group: Number, count: Number, token: Number, routing: Number, back: Number) -> list[Item]:
-    """List what brings each token to every rank of the group, and its parts back, in bytes of one rank's tokens."""
-    return [
-        exchange_item("dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
-        exchange_item("routing ids", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
-        exchange_item("combine", axis, "reduce-scatter", back * group, group, count),
-    ]
-
-
 EXCHANGES: Mapping[Place, str] = MappingProxyType(
     {"dispatch": "expert dispatch", "routing ids": "expert routing", "combine": "expert combine", "output": "expert output"}
 )
@@ -219,8 +210,15 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
         group = pick(split | (np.asarray(plan.tp) == 1), np.maximum(plan.ep, plan.dp), plan.dp)
         on_ep = np.asarray(group) == plan.ep
         sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
-        sizes = sent * out, sent * moe.top_k * ROUTING_BYTES, sent * back
-        return [x for axis, n in sets if np.any(n) for x in _gather_tokens(axis, group, n, *sizes)] + [regather]
+        token, ids, part = sent * out * group, sent * moe.top_k * ROUTING_BYTES * group, sent * back * group
+        items: list[Item] = []
+        for axis, n in ((axis, n) for axis, n in sets if np.any(n)):
+            items += [
+                exchange_item("dispatch", axis, "all-gather", token, group, n, "every token to every rank"),
+                exchange_item("routing ids", axis, "all-gather", ids, group, n, "ids int32, weights fp32"),
+                exchange_item("combine", axis, "reduce-scatter", part, group, n),
+            ]
+        return [*items, regather]
     copies, routed = (moe.top_k, None) if how_sent.per_expert else (expected_destinations(moe, plan.ep), moe)
     note = "one copy an expert" if how_sent.per_expert else "one copy a destination rank, uniform routing"
     there = exchange_item("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)

@@ -286,7 +286,13 @@ def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep
     payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
     layers = fullest_layers(model, plan)
     items = _tensor_parallel(model, plan, rows, payload, layers, engine)
-    items += _pipeline(plan, payload, engine)
+    # A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks.
+    sent = payload / (plan.tp if plan.sequence_parallel or engine.sends.pp_scatter else 1)
+    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * passes_of(plan), 0)
+    regathered = 2 * count if engine.sends.pp_scatter and not plan.sequence_parallel else 0
+    on = Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count, part="stages", overlaps_with="every forward")
+    inputs = tp_item("stage inputs", "all-gather", payload, regathered, plan, "stages")
+    items += [on, replace(on, what="gradients back", stage="backward"), replace(inputs, overlaps_with="")]
     items += _context(model, plan, rows, layers, engine)
     items += _trained_experts(model, plan, rows, engine, ep_backend or default_backend(engine))
     items += _data_parallel(model, plan, layers, engine)
@@ -369,16 +375,6 @@ def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, la
 def _beside(item: Item, window: Window, engine: Engine) -> Item:
     """Give a collective of backward its window, where the engine launches it there."""
     return replace(item, overlaps_with=window) if engine.overlaps.column_gradients else item
-
-
-def _pipeline(plan: Plan, payload: Number, engine: Engine) -> list[Item]:
-    """List what a middle stage sends: each microbatch's activation on and its gradient back, once for each of its chunks."""
-    sent = payload / (plan.tp if plan.sequence_parallel or engine.sends.pp_scatter else 1)
-    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * passes_of(plan), 0)
-    regathered = 2 * count if engine.sends.pp_scatter and not plan.sequence_parallel else 0
-    on = Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count, part="stages", overlaps_with="every forward")
-    inputs = tp_item("stage inputs", "all-gather", payload, regathered, plan, "stages")
-    return [on, replace(on, what="gradients back", stage="backward"), replace(inputs, overlaps_with="")]
 
 
 def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Engine) -> list[Item]:

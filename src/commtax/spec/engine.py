@@ -65,7 +65,6 @@ class KernelHabits:
     sort_bytes: float = 0.0  # … and the bytes that it moves, for each logit
     prefill_fp8: bool = False  # prompts attend in fp8 where the cache is kept in it
     widened_latents: tuple[str, ...] = ()  # families of chips on which each layer copies all of a cache of fp8 latents into 16 bits
-    end_kernels: bool = True  # the embedding and the final norm are priced, as two launches
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_launches: float = 4.0  # of kernels around the experts of a layer: choose and sort, permute, activate, combine
     routing_passes: float = 0.0  # … which move a token's copies so often beyond what is needed
