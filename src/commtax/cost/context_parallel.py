@@ -46,29 +46,24 @@ def split_cache_items(model: Model, plan: Plan, work: Workload, rows: Number, en
     """Yield what ranks send that share a sequence's cache, or nothing where none do."""
     if not holds_anywhere(np.asarray(plan.dcp) > 1):
         return
+    act = DTYPE_BYTES[plan.activations_dtype]
     for a, layers in attentions(model).items():
-        yield from _joining_items(a, layers, plan, whole_rows(work, rows, a.latent is not None), engine)
+        (query, output), ours = joined_widths(a), whole_rows(work, rows, a.latent is not None)
+        heads, some = a.num_heads * plan.dcp / plan.tp, pick(np.asarray(ours) > 0, layers, 0)
+        if not engine.contexts.queries_remade:
+            yield _among("dcp", "queries", "all-gather", ours * heads * query * act, some, plan, "query")
+        if engine.contexts.cache_join == JOINED_BY_SUMS:
+            sums = plan.dcp * ours * heads * LOG_SUM_BYTES
+            yield _among("dcp", "log-sums", "all-gather", sums, some, plan, "value", "fp32, of each rank's keys")
+            yield _among("dcp", "partial outputs", "reduce-scatter", ours * heads * output * act, some, plan, "value")
+        else:
+            sent = ours * heads * (output * act + LOG_SUM_BYTES)
+            yield _among("dcp", "partial outputs", "all-to-all", sent, some, plan, "value", "with their log-sums, fp32")
         if a.latent:
-            cached = work.past_tokens * joined_widths(a)[0] * DTYPE_BYTES[plan.kv_dtype]
+            cached = work.past_tokens * query * DTYPE_BYTES[plan.kv_dtype]
             some = pick(np.asarray(work.past_tokens) > 0, layers, 0)
             note = "latents of a prompt's earlier tokens"
             yield _among("dcp", "cached latents", "all-gather", cached, some, plan, "prefill", note)
-
-
-def _joining_items(a: Attention, layers: int, plan: Plan, rows: Number, engine: Engine) -> Iterator[Item]:
-    """Yield the gather of queries to all ranks that share a cache, and the return of their outputs."""
-    (query, output), act = joined_widths(a), DTYPE_BYTES[plan.activations_dtype]
-    some = pick(np.asarray(rows) > 0, layers, 0)
-    heads = a.num_heads * plan.dcp / plan.tp
-    if not engine.contexts.queries_remade:
-        yield _among("dcp", "queries", "all-gather", rows * heads * query * act, some, plan, "query")
-    if engine.contexts.cache_join == JOINED_BY_SUMS:
-        sums = plan.dcp * rows * heads * LOG_SUM_BYTES
-        yield _among("dcp", "log-sums", "all-gather", sums, some, plan, "value", "fp32, of each rank's keys")
-        yield _among("dcp", "partial outputs", "reduce-scatter", rows * heads * output * act, some, plan, "value")
-        return
-    sent = rows * heads * (output * act + LOG_SUM_BYTES)
-    yield _among("dcp", "partial outputs", "all-to-all", sent, some, plan, "value", "with their log-sums, fp32")
 
 
 def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel]:

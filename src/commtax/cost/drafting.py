@@ -15,7 +15,7 @@ from commtax.cost.placement import padded_vocab
 from commtax.cost.traffic import backend_called, default_backend, inference, padded_rows
 from commtax.ledger import Item
 from commtax.records import dataclass, replace
-from commtax.spec import DTYPE_BYTES, Attention, Drafter, Engine, Model, Number, Plan, Workload
+from commtax.spec import DTYPE_BYTES, Drafter, Engine, Model, Number, Plan, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +117,14 @@ def _input_kernels(s: KernelStep, d: Drafter, p: DraftPass) -> Iterator[Kernel]:
         rows = p.verified if d.context_only else s.rows
         yield s.gemm("input", "embedding", "", 1, rows, hidden, d.joined * hidden)
     a = s.model.attention
-    keys = _key_width(a, s.plan)
+    keys: Number = a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads) * (a.head_dim + a.v_head_dim)
+    if a.latent or a.compressed:  # a latent is made whole by every rank
+        keys = a.latent.kv_rank + a.latent.rope_dim if a.latent else a.head_dim
     if d.doubled:
         width = a.num_heads * a.head_dim / s.plan.tp + keys
         yield s.gemm("embedding's queries, keys and values", "projections", "qkv", 1, s.rows, width, hidden)
     if d.context_only:
         yield s.gemm("verified keys and values", "projections", "key", s.model.num_mixers, p.verified, keys, hidden)
-
-
-def _key_width(a: Attention, plan: Plan) -> Number:
-    """Return the columns of keys and values that a rank makes, where every rank makes a latent whole."""
-    if a.latent:
-        return a.latent.kv_rank + a.latent.rope_dim
-    if a.compressed:
-        return a.head_dim
-    return a.num_kv_heads / np.minimum(plan.tp, a.num_kv_heads) * (a.head_dim + a.v_head_dim)
 
 
 def draft_host_s(t: PricingTerms, work: Workload) -> Number:

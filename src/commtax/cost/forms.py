@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from commtax.cost.kernel import Kernel, KernelContext
+from commtax.shipped_tables import table
 from commtax.spec import Chip, Number
 
 Parts = tuple[Number, Number]  # fixed and moving seconds of one launch
@@ -21,23 +22,7 @@ Form = Callable[[Kernel, Table, float, float], Parts]  # (kernel, constants, ban
 ChipForm = Callable[[Kernel, Table, Chip, float], Parts]
 """(kernel, constants, chip, arithmetic over that of the constants) -> seconds, where two rates of a chip are not enough."""
 TINY = 1e-300  # keeps the root of 0 defined
-SECONDS = {
-    "t0": "launch and other fixed work",
-    "te": "bookkeeping for each expert",
-    "host": "the host, before the kernel may run",
-    "tl": "the longest loop, in turn",
-    "kl": "the serial loop, in turn",
-    "kb": "batched products, one launch",
-    "tb": "blocks, in turn",
-    "tc": "blocks of KV heads, in turn",
-    "tm": "bytes through the multiprocessors",
-    "tq": "queries, in turn",
-    "tr": "rows, in turn",
-    "ts": "candidates' scores",
-    "token": "small kernels, by token",
-    "head": "small kernels, by token and head",
-    "q": "quantising activations",
-}
+SECONDS: Mapping[str, str] = table("cost/forms.toml")["seconds"]
 """Constants that are seconds, of a launch or of a piece of work, and what they pay for."""
 RATES = {"link_Bps": "the link", "sm_Bps": "multiprocessors that copy"}  # constants that are rates: a time goes with their inverse
 DAMPED = ("tau",)  # seconds after which arithmetic slows down: they go with the arithmetic's own

@@ -29,6 +29,7 @@ from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES
 from commtax.cost.layer_forms import CHIP_FORMS, FORMS, ROUTED
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
 from commtax.records import dataclass, replace
+from commtax.shipped_tables import table
 from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Note, Source
 
@@ -36,19 +37,7 @@ ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
 LIKE_FP8 = {"mxfp8": "MXFP8", **dict.fromkeys(("mxfp4-fp8", "int4-fp8"), "4-bit weights and fp8 activations")}
 """Products that fp8's constants price where they have none of their own."""
-STAND_INS = {
-    "fp8-static": ("fp8",),
-    "fp8": ("fp8-static",),
-    "fp8-block": ("fp8", "fp8-static"),
-    "fp8-loaded": ("fp8-static", "fp8"),
-    "mxfp8": ("fp8", "fp8-static"),
-    "int8": ("fp8-static", "fp8"),
-    "nvfp4": ("mxfp4", "int4"),
-    "mxfp4-fp8": ("nvfp4", "mxfp4", "int4"),
-    "int4-fp8": ("int4", "mxfp4"),
-    "mxfp4": ("int4",),
-    "int4": ("mxfp4",),
-}
+STAND_INS: Mapping[str, list[str]] = table("cost/forms.toml")["stand_ins"]
 """Number formats whose constants serve one that was not measured, nearest first."""
 TIMED = ("calibrated", "transferred")  # where a price comes from whose kernel somebody timed, on this chip or another of its family
 NARROW_ROUNDING = 1e-3  # times that differ by less are equal
@@ -331,15 +320,14 @@ def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:
         applied = applied_in_serving(kernel, t)
         idle = np.ndim(kernel.count) == 0 and kernel.count == 0  # never launched
         priced.append((kernel, applied, (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)))
-    return [_served_line(*one, t) for one in priced]
-
-
-def _served_line(kernel: Kernel, applied: KernelFactors, times: Parts, t: PricingTerms) -> Line:
-    line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t, kernel.stage)
-    slower = applied.slow_rank * applied.pace[1]
-    alone = times[0] / slower, times[1] / slower
-    why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
-    return replace(line, why=why) if why else line
+    lines: list[Line] = []
+    for kernel, applied, times in priced:
+        line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t, kernel.stage)
+        slower = applied.slow_rank * applied.pace[1]
+        alone = times[0] / slower, times[1] / slower
+        why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
+        lines.append(replace(line, why=why) if why else line)
+    return lines
 
 
 def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:

@@ -17,8 +17,7 @@ launch less for each, and the sum is not written and read again; in turn the ker
 pushes the whole tensor to every other rank. Which tensors it takes are the engine's limits, not what would be cheaper.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from commtax.cost.placement import expert_ranks, span
 from commtax.cost.traffic import backend_called
 from commtax.ledger import Bill, Item, Line, Part, Place, Window, Windows
 from commtax.records import replace
+from commtax.shipped_tables import table
 from commtax.spec import DTYPE_BYTES, Chip, Condition, Engine, Experts, Fabric, Number, Workload
 
 HALVED = ("decode_seqs", "cached_tokens", "prefill_seqs", "prefill_tokens", "past_tokens")
@@ -38,11 +38,8 @@ AFTER: tuple[Place, ...] = ("value", "output projection")  # projections behind 
 OWN_SEQUENCE: tuple[Place, ...] = ("reduced", "output")
 """Where sums over tensor-parallel ranks stand, which sequence parallelism splits in two."""
 TILE = 128  # rows and columns of a product that one multiprocessor finishes together
-IN_TURN: Mapping[str, tuple[Window, ...]] = MappingProxyType(
-    {"dispatch": ("other attention", "other experts"), "combine": ("other experts and shared", "other attention and shared")}
-)
-STAGGERED: Mapping[str, tuple[Window, ...]] = MappingProxyType({"dispatch": ("other projections",), "combine": ("other core",)})
-TURNS = {"in turn": IN_TURN, "staggered": STAGGERED}
+TABLE = table("cost/overlap.toml")
+TURNS: Mapping[str, Mapping[str, list[Window]]] = TABLE["turns"]
 """What exchanges of halves run beside, one after the other: of two windows each serves one half's."""
 
 
@@ -112,7 +109,7 @@ def both_halves(half: Sequence[Line], whole: Sequence[Line], t: PricingTerms, wo
 
 
 def _in_turns(half: Iterable[Line], whole: Iterable[Line], schedule: str) -> list[Line]:
-    turns = TURNS.get(schedule, {})
+    turns: Mapping[str, list[Window]] = TURNS.get(schedule, {})
     lines = [line for line in whole if line.item.part in ONCE and line.kind != "host"]
     for line in half:
         if line.kind == "host" or line.item.part in ONCE:
@@ -229,7 +226,7 @@ def exposed(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
         return tuple(lines)
     chip, exchange = t.cluster.chip, exchange_of(t)
     sides = _sides(lines, t)
-    free = {name: WINDOWS[name](sides) for name in wanted}
+    free: dict[Window, Number] = {name: sum(share * sides[side] for side, share in WINDOWS[name].items()) for name in wanted}
     kept = kept_sms(exchange, t) / chip.num_sms if chip.num_sms else 0.0
     beside_exchanges, beside_sums = Windows(free, 1 - kept), Windows(free, 1.0)
     done: list[Line] = []
@@ -276,7 +273,8 @@ def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
     for x in lines:
         if x.kind != "compute":
             continue
-        for side, share in _side_of(x.item).items():
+        part = "projections after" if x.item.part == "projections" and x.item.place in AFTER else x.item.part
+        for side, share in TABLE["sides"].get(part, {}).items():
             sides[side] = sides[side] + x.total_s * share * (mixtures if side in ("projections", "core") else 1.0)
         if x.item.part == "experts":
             sides["down"] = sides["down"] + x.total_s * (down if x.item.form != "gemm" else x.item.place == "down")
@@ -292,53 +290,13 @@ def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
 
 
 SIDES = ("projections", "core", "experts", "shared")
-PRODUCT_AT: Mapping[Place, str] = MappingProxyType(
-    {
-        "qkv": "QKV projection",
-        "down-projection": "QKV projection",
-        "output projection": "output projection",
-        "gate": "gate product",
-        "up": "gate product",
-        "down": "down product",
-    }
-)
+PRODUCT_AT: Mapping[str, str] = TABLE["products"]
 """Products of a layer before or behind which sequences are gathered and sums made."""
 PRODUCTS = tuple(dict.fromkeys(PRODUCT_AT.values()))
 
 
-def _side_of(item: Item) -> Mapping[str, float]:
-    """Return where in a layer a kernel runs, where one of the two norms precedes attention and the other the router."""
-    if item.part == "norms":
-        return {"projections": 0.5, "core": 0.5}
-    if item.part == "projections":
-        return {"core" if item.place in AFTER else "projections": 1.0}
-    if item.part in ("attention", "router"):
-        return {"core": 1.0}
-    if item.part in ("experts", "routing"):
-        return {"experts": 1.0}
-    return {"shared": 1.0} if item.part == "shared expert" else {}
-
-
-WINDOWS: Mapping[Window, Callable[[Sides], Number]] = MappingProxyType(
-    {
-        "other attention": lambda s: (s["projections"] + s["core"]) / 2,
-        "other experts": lambda s: s["experts"] / 2,
-        "other experts and shared": lambda s: (s["experts"] + s["shared"]) / 2,
-        "other attention and shared": lambda s: (s["projections"] + s["core"]) / 2 + s["shared"] / 2,
-        "other projections": lambda s: s["projections"] + s["shared"],
-        "other core": lambda s: s["core"],
-        "own shared": lambda s: s["shared"],
-        "own down": lambda s: s["down"],
-        "own down and shared": lambda s: s["down"] + s["shared"],
-        "output projection before": lambda s: s["output projection"],
-        "down product before": lambda s: s["down product"],
-        "QKV projection behind": lambda s: s["QKV projection"],
-        "gate product behind": lambda s: s["gate product"],
-        "tiles of output projection": lambda s: s["tiles of output projection"],
-        "tiles of down product": lambda s: s["tiles of down product"],
-    }
-)
-"""Seconds of compute that a line may run beside."""
+WINDOWS: Mapping[Window, Mapping[str, float]] = TABLE["windows"]
+"""What a line may run beside: shares of sides' seconds."""
 
 
 FUSED_OP = "all-reduce-norm"  # what the kernel's paths are called
