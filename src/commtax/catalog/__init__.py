@@ -36,8 +36,7 @@ def keys(kind: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def engine(name: str) -> Engine:
-    """Return an engine by key or alias, ``vllm`` or ``vllm@0.12``, where a version without constants of its own notes that it has
-    its neighbour's."""
+    """Return an engine by key or alias, ``vllm`` or ``vllm@0.12``, noting where a version has its neighbour's constants."""
     base, _, version = name.partition("@")
     stem = key_of("engines", base)
     facts = {name: part for name, part in table("engines", stem).items() if name not in APART}

@@ -226,8 +226,7 @@ def _document(path: str) -> dict[str, object]:
 
 
 def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> tuple[Chip, str]:
-    """Return a chip of the catalogue, or a described one with the links that it names, else those of the cluster, and what is
-    assumed of it."""
+    """Return a chip of the catalogue, or a described one with its links, else the cluster's, and what is assumed of it."""
     if "chip" not in whole.table:
         raise Refusal("chip: missing; name one of the catalogue, such as h100-sxm, or describe it in [chip]", "chip")
     if isinstance(named := whole.table["chip"], str):

@@ -328,8 +328,7 @@ def _all_paths(wanted: Library, cluster: Cluster, measured: Measured, version: s
 
 
 def _of_any_size(paths: tuple[Path, ...], count: int) -> Mapping[str, tuple[Path, ...]]:
-    """Return paths of the collectives that the first ``own`` of them are for, small tensors included, which an engine gives to
-    others."""
+    """Return paths of the collectives that the first ``count`` of them serve, without their least sizes."""
     free = (*(replace(path, min_bytes=()) for path in paths[:count]), *paths[count:])
     return {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])}
 

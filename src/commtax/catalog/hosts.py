@@ -16,16 +16,6 @@ _MAKERS = {kind: maker for maker, row in _ROWS.items() for kind in row["links"]}
 SLOTS = 8  # GPUs that a usual server holds on PCIe
 
 
-def _usual_nics(between: Link, place: Cluster) -> int:
-    """Return the NICs of a host for a fabric between hosts, EFA's cards by what the instances with this chip offer in sum."""
-    if between.kind == "efa" and not between.nic_per_gpu:
-        hosts = [table("clusters", key) for key in stems("clusters")]
-        for host in (h for h in hosts if h["chip"] == place.chip.key and link(h["inter"]).kind == "efa"):
-            per_gpu: float = host["nics_per_host"][0] * link(host["inter"]).bandwidth_Bps / host["gpus_per_host"][0]
-            return max(1, round(per_gpu * place.gpus_per_host / between.bandwidth_Bps))
-    return place.gpus_per_host if between.nic_per_gpu else 1
-
-
 def with_inside_link(place: Cluster, inside: Link) -> Cluster:
     """Return the same hosts with another link between all of their GPUs, one that its maker's chips can have."""
     maker = _MAKERS.get(inside.kind, place.chip.vendor)
@@ -38,7 +28,13 @@ def with_inside_link(place: Cluster, inside: Link) -> Cluster:
 
 def with_between(place: Cluster, between: Link) -> Cluster:
     """Return the same hosts with another network between them, and its usual number of NICs."""
-    return replace(place, inter=between, nics_per_host=_usual_nics(between, place))
+    nics = place.gpus_per_host if between.nic_per_gpu else 1
+    if between.kind == "efa" and not between.nic_per_gpu:  # cards by what the instances with this chip offer in sum
+        hosts = (host for host in (table("clusters", key) for key in stems("clusters")) if host["chip"] == place.chip.key)
+        if host := next((host for host in hosts if link(host["inter"]).kind == "efa"), None):
+            per_gpu: float = host["nics_per_host"][0] * link(host["inter"]).bandwidth_Bps / host["gpus_per_host"][0]
+            nics = max(1, round(per_gpu * place.gpus_per_host / between.bandwidth_Bps))
+    return replace(place, inter=between, nics_per_host=nics)
 
 
 def usual_library(made: Chip) -> str:

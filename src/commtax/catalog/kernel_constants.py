@@ -121,8 +121,7 @@ def rescale_to_chip(constants: Mapping[str, float], home: Chip, chip: Chip) -> d
 
 @lru_cache(maxsize=1)
 def _sisters() -> tuple[str, ...]:
-    """List chips with the same multiprocessors as a measured one: GB200's datasheet has a faster clock than B200's, its kernels
-    don't."""
+    """List chips with a measured chip's multiprocessors: GB200's datasheet has a faster clock than B200's, its kernels don't."""
     return tuple(sister for name in stems("kernels") for sister in table("kernels", name).get("sisters", ()))
 
 

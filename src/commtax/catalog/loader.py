@@ -215,7 +215,7 @@ def check_measured(text: str, argument: str) -> None:
 
 
 def parse_toml(text: str, what: str, argument: str) -> dict[str, object]:
-    """Parse what a user wrote as TOML, or refuse it; ``what`` names the file."""
+    """Parse what a user wrote as TOML, or refuse it by ``what``, which names the file."""
     import tomllib  # not for those who have none
 
     try:

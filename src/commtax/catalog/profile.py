@@ -120,21 +120,15 @@ def paths(profile: Profile, library: str, cluster: Cluster) -> Fabric:
         name: [replace(p, source=profile.label, own=True, spread=p.spread or _SPREAD) for p in some] for name, some in here.items()
     }
     made = fabric(library, cluster, {name: tuple(some) for name, some in owned.items()})
-    return (
-        _with_measured_network(profile, made)
-        if profile.network and same_link(profile, "inter", cluster) and not made.flat
-        else made
-    )
-
-
-def _with_measured_network(profile: Profile, made: Fabric) -> Fabric:
+    if not profile.network or not same_link(profile, "inter", cluster) or made.flat:
+        return made
     network = dict(profile.network)
     small = [replace(_UNMEASURED, max_bytes=network.pop("least_bytes"))] if "least_bytes" in network else []
     ranks = (int(network.pop("least_ranks", 0)), int(network.pop("most_ranks", 0)))
-    measured: dict[str, object] = {"ranks": ranks if all(ranks) else made.network.ranks, "label": profile.label, "spread": _SPREAD}
-    measured["curves"] = profile.curves
+    measured: dict[str, object] = {"ranks": ranks if all(ranks) else made.network.ranks, "label": profile.label}
+    measured |= {"spread": _SPREAD, "curves": profile.curves, **network}
     others = tuple(s for s in made.spreads if s.where != "across")
-    return replace(made, network=with_fields(made.network, {**measured, **network}), spreads=(*small, *others))
+    return replace(made, network=with_fields(made.network, measured), spreads=(*small, *others))
 
 
 def remarks(profile: Profile, cluster: Cluster, engine: Engine, model: str = "", tp: int = 0) -> list[Note]:

@@ -194,15 +194,20 @@ def lay_over(first: Profile, second: Profile) -> Profile:
     kept, other = (second, first) if second.host else (first, second)
     engine = kept.engine if kept.host else second.engine or first.engine
     host = kept.host or other.host
-    joined_runs = replace(
-        first, host=host, engine=engine, dtype=second.dtype or first.dtype, lessons=distinct([*first.lessons, *second.lessons])
-    )
+    # Collectives by library, the later profile's first, or its alone where they were measured on two links.
+    measured_on = {one.links["intra"] for one in (first, second) if one.libraries and "intra" in one.links}
+    earlier = {name: paths for name, paths in first.libraries.items() if name not in second.libraries}
+    libraries = second.libraries or first.libraries
     return replace(
-        joined_runs,
+        first,
         name=f"{first.name} + {second.name}",
+        host=host,
+        engine=engine,
+        dtype=second.dtype or first.dtype,
+        lessons=distinct([*first.lessons, *second.lessons]),
         chip=_joined_chip(first, second),
         tables={**first.tables, **second.tables},
-        libraries=_joined_libraries(first, second),
+        libraries=libraries if len(measured_on) > 1 else {**second.libraries, **earlier},
         network=second.network or first.network,
         curves=second.curves if second.network else first.curves,
         links={which: links[which] or link for which, link in both.items()},
@@ -227,14 +232,6 @@ def _joined_chip(first: Profile, second: Profile) -> ChipFacts:
         return (telling or [second])[0].chip
     rates = {**first.chip.get("flops_per_s", {}), **second.chip.get("flops_per_s", {})}
     return cast(ChipFacts, {**first.chip, **second.chip, **({"flops_per_s": rates} if rates else {})})
-
-
-def _joined_libraries(first: Profile, second: Profile) -> Mapping[str, tuple[Path, ...]]:
-    """Join collectives by library, the later profile's first, or keep its alone where they were measured on two links."""
-    links = {profile.links["intra"] for profile in (first, second) if profile.libraries and "intra" in profile.links}
-    if len(links) > 1:
-        return second.libraries or first.libraries
-    return {**second.libraries, **{name: paths for name, paths in first.libraries.items() if name not in second.libraries}}
 
 
 def _curve(row: object, where: str) -> NetworkCurve:

@@ -18,16 +18,18 @@ APART = ("program", "flags")  # sections of an engine's file that its record is 
 @lru_cache(maxsize=1)
 def programs() -> tuple[Program, ...]:
     """Return engines with a launch command that is read and written, in the order in which they are listed."""
-    return tuple(sorted((_program(key) for key in stems("engines") if "program" in table("engines", key)), key=lambda p: p.place))
-
-
-def _program(key: str) -> Program:
-    facts = table("engines", key)
-    section = {**facts["program"], "starts": [tuple(start) for start in facts["program"].get("starts", ())]}
-    emitted_as = section.get("emitted_as", key)
-    return plain_record(
-        Program, {**section, "key": key, "trains": "train" in facts["phases"], "emitted_as": emitted_as}, f"engines/{key}"
-    )
+    listed: list[Program] = []
+    for key, facts in ((key, table("engines", key)) for key in stems("engines")):
+        if section := facts.get("program"):
+            starts = [tuple(start) for start in section.get("starts", ())]
+            derived = {
+                "starts": starts,
+                "key": key,
+                "trains": "train" in facts["phases"],
+                "emitted_as": section.get("emitted_as", key),
+            }
+            listed.append(plain_record(Program, {**section, **derived}, f"engines/{key}"))
+    return tuple(sorted(listed, key=lambda program: program.place))
 
 
 def program(key: str) -> Program:

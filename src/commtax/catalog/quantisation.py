@@ -88,8 +88,7 @@ def quant_from(config: object, key: str, architecture: str = "") -> Quant:
 
 
 def _complete_format(quant: Quant, config: Config, family: Spelling) -> Quant:
-    """Complete a format with what all methods have: the family's spelling and what it never quantises, counts of folded lists, the
-    cache's format."""
+    """Add what all methods have: the family's spelling and exceptions, counts of folded lists, the cache's format."""
     folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
     stand_for = {str(name): int(count) for patterns in folded for name, count in patterns.items()}
     counted = tuple({**stand_for, **dict(quant.counted)}.items())
@@ -113,8 +112,7 @@ def _first_expert(name: str) -> str:
 
 
 def _kv_dtype(config: Config) -> str:
-    """Return the KV cache's format, where the checkpoint brings scales for one: fp8 is the only one that engines take by
-    themselves."""
+    """Return the KV cache's format, where the checkpoint has scales for it: engines take only fp8 by themselves."""
     scheme = config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo") or ""
     if isinstance(scheme, Mapping):
         return "fp8" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else ""
@@ -154,8 +152,7 @@ def _tile(value: object) -> tuple[int, int]:
 
 
 def _fp8(config: Config, key: str) -> Quant:
-    """Read fp8, with one scale a tensor where there are no tiles. Where modules were narrowed afterwards, only that step ignored
-    the others."""
+    """Read fp8, with one scale a tensor without tiles. Where modules were narrowed later, only that step lists the others."""
     tile = config.get("weight_block_size")
     block = _tile(tile) if tile else (0, 0)
     parts = _layer_formats(config, key) if config.get("quantized_layers") else ()

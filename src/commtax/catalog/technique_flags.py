@@ -206,8 +206,7 @@ def _spoken(name: str, value: object) -> object:
 
 
 def place_value(question: Question, name: str) -> object:
-    """Return what stands in a place: a field of the question, the experts of all ranks, copies among them, or ranks as engines
-    count."""
+    """Return what stands in a place: a field of the question, all ranks' experts with copies, or ranks as engines count."""
     experts, plan = question.model.experts, question.plan
     sharing = max(1, int(plan.ep) // int(plan.tp))  # groups of one server
     match name:

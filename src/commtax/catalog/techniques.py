@@ -14,37 +14,16 @@ from commtax.spec import Plan, Technique
 from commtax.statement import UNSAID, Refusal
 from commtax.units import listed
 
-BOUNDS: Mapping[str, tuple[float, float, bool]] = {
-    "speculative": (0, 64, True),
-    "acceptance": (0, 1, False),
-    "two_batches_from": (1, 2**20, True),
-    "sequence_tokens": (1, 2**20, True),
-    "dcp": (1, 1024, True),
-    "cp": (1, 1024, True),
-}
-"""Numbers that stand behind techniques: least, most, and whether they are whole; of others that are counted, from 0 to …"""
-MOST = 2**16
-WORDS = {
-    "draft_model": "MODEL",
-    "speculative": "DRAFTS",
-    "acceptance": "ACCEPTANCE",
-    "dcp": "RANKS",
-    "cp": "RANKS",
-    "two_batches_from": "TOKENS",
-    "sequence_tokens": "TOKENS",
-    "redundant_experts": "COPIES",
-}
-"""What values that stand behind techniques are called."""
+VALUES = table("catalog/technique_values.toml")
+COUNTED = {"least": 0, "most": 2**16, "whole": True}  # bounds of counts that have none there
 NONE = "none"  # what asks for no technique, among several that are compared
 
 
 @lru_cache(maxsize=1)
 def techniques() -> Mapping[str, Technique]:
     """Return all of them by key, in the order of the file."""
-    return {
-        key: plain_record(Technique, {"key": key, **entry}, "techniques.toml")
-        for key, entry in table("catalog/techniques.toml").items()
-    }
+    entries = table("catalog/techniques.toml").items()
+    return {key: plain_record(Technique, {"key": key, **entry}, "techniques.toml") for key, entry in entries}
 
 
 @lru_cache(maxsize=1)
@@ -79,7 +58,7 @@ def parse_techniques(text: str) -> Iterator[tuple[Technique, tuple[str, ...]]]:
 def _check_values(one: Technique, values: tuple[str, ...]) -> None:
     needed = sum(not name.endswith("?") for name in one.takes)
     if len(values) > len(one.takes) or len(values) < needed or "" in values:
-        words = [WORDS.get(name.strip("?"), "VALUE") for name in one.takes]
+        words = [VALUES.get(name.strip("?"), {}).get("word", "VALUE") for name in one.takes]
         form = ":".join(words[: needed or None]) + "".join(f"[:{word}]" for word in words[needed:] if needed)
         rule = f"write {one.key}={form}{'' if needed else f' or {one.key}'}" if words else "takes no value"
         rule = rule if values else f"needs a value; {rule}"
@@ -161,9 +140,10 @@ def _value(one: Technique, name: str, text: str) -> object:
             raise Refusal(f"technique '{one.key}={text[:40]}': one of {', '.join(one.words)}", "technique", tuple(one.words))
         return one.words[text]
     counted = name in options() and options()[name].type == "int"
-    if name not in BOUNDS and not counted:
+    bounds = VALUES.get(name, {})
+    if "most" not in bounds and not counted:
         return text
-    low, high, whole = BOUNDS.get(name, (0, MOST, True))
+    low, high, whole = (bounds.get(key, usual) for key, usual in COUNTED.items())
     try:
         value = int(text) if whole else float(text)
     except ValueError:

@@ -264,8 +264,7 @@ CHAINED = 0.6
 
 
 def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:
-    """Yield projections over latents, with down-projections whole on every rank. ``absorbed``: for prompts too, or
-    where their tokens select (None)."""
+    """Yield projections over latents. ``absorbed``: for prompts too, or where their tokens select (None)."""
     m = part_of_kind(a.latent)
     h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
     low, width = m.q_rank + m.kv_rank + m.rope_dim, made_queries(s, a) * (m.nope_dim + m.rope_dim)

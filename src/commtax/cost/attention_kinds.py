@@ -167,8 +167,7 @@ def delta_scanned(
 def space_scanned(
     form: str, sequences: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number
 ) -> Kernel:
-    """Build a chunked state-space scan of whole prompts (Dao and Gu 2024, 2405.21060): 2 C (N + P) FLOPs inside, 4 N P with the
-    state."""
+    """Build a chunked state-space scan (Dao and Gu 2024, 2405.21060): 2 C (N + P) FLOPs inside, 4 N P with the state."""
     each = 2 * CHUNK * (state + dim) + 4 * state * dim
     return _scanned(form, each, (sequences, tokens, groups, heads, state, dim))
 
@@ -232,8 +231,7 @@ def _delta_rule(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
 
 
 def mamba_kernels(s: KernelStep, m: Mamba2, count: int) -> Iterator[Kernel]:
-    """Yield Mamba-2's kernels: one projection for gate, input, B, C and time step. Groups of B and C are copied beyond as many
-    ranks."""
+    """Yield Mamba-2's kernels, with one projection for gate, input, B, C and time step, and groups of B and C copied."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     inner, heads, groups = m.inner / tp, m.num_heads / tp, m.num_groups / np.minimum(tp, m.num_groups)
     both = 2 * groups * m.state

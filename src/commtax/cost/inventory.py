@@ -136,8 +136,7 @@ def _norm(name: str, width: int, bias: bool, part: str = "norm", split: str = "f
 
 
 def _hyper(name: str, streams: int, hidden: int, head: bool = False) -> Iterator[Tensor]:
-    """Yield what mixes the residual streams around one half of a layer: into it, out of it and among themselves, or before the
-    head."""
+    """Yield what mixes the residual streams around one half of a layer (into it, out of it, among them) or before the head."""
     mixes = streams if head else (2 + streams) * streams
     yield Tensor(f"{name}_fn", (mixes, streams * hidden), "full", "hyper-connections")
     yield Tensor(f"{name}_base", (mixes,), "full", "hyper-connections")
@@ -303,8 +302,7 @@ def mtp_params(model: Model) -> int:
 
 
 def num_active_params(model: Model, embedding: bool = True) -> int:
-    """Count the parameters one token of text uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input
-    table."""
+    """Count the parameters one text token uses: ``top_k`` experts of each mixture, and the input table if ``embedding``."""
     parts = ("tower",) if embedding or model.tied else ("tower", "embedding")
     used = (t for t in inventory(model) if t.active and t.part not in parts)
     total = 0

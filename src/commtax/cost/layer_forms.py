@@ -392,8 +392,7 @@ def rest(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
 
 
 def eager_module(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """Price the host's time for all launches of a module that no graph holds, t = t0: the device waits for it, or it for the
-    device."""
+    """Price the host's launches of a module that no graph holds, t = t0: the device waits for it, or it for the device."""
     return c["t0"], 0.0
 
 
@@ -407,8 +406,7 @@ class MaskedPairs:
 
 
 def masked_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """Price whole matrices of scores, written and read again: t = t0 + tokens heads head + pairs (wp + wh heads) / bandwidth
-    seconds."""
+    """Price whole score matrices, written and reread: t = t0 + tokens heads head + pairs (wp + wh heads) / bandwidth seconds."""
     s: MaskedPairs = k.shape
     return c["t0"], s.tokens * s.heads * c["head"] + s.pairs * (c["wp"] + c["wh"] * s.heads) / bandwidth_Bps
 

@@ -186,8 +186,7 @@ def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
 
 
 def _beside_product(line: Line, split: bool) -> Line:
-    """Place attention's sum behind the output projection and its gather before gates, a feed-forward's behind the down product and
-    before queries."""
+    """Place attention's sum behind the output projection and before gates, a feed-forward's behind down and before queries."""
     item = line.item
     if not _is_in_sequence(line):
         return line

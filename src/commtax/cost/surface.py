@@ -248,8 +248,7 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
 
 
 def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:
-    """Tabulate steps of decodes by sequences, without their attention, their communication, and attention by node of context,
-    linear between nodes of sequences."""
+    """Tabulate decodes by sequences: steps without attention, their communication, and attention by node of context."""
     every = np.arange(most_seqs + 1.0)
     nodes = unique_values(np.round(_geometric(most_seqs)))
     seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
@@ -263,8 +262,7 @@ def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: 
 def _mixed_steps(
     priced: Callable[[Workload], _Priced], most_rows: int, most_seqs: int, rows_per_seq: int
 ) -> tuple[list[int], Array, Array]:
-    """Tabulate steps with prompt tokens without attention: nodes of rows with logits, seconds by these and by rows, and the first
-    node's communication."""
+    """Tabulate steps with prompts without attention: nodes of rows with logits, seconds by these and rows, communication."""
     # Rows that need logits: one more than the most, so that a prompt has room beside all decodes.
     nodes = [*(n for n in SAMPLES if n <= most_seqs), most_seqs + 1]
     rows, every = _rows(most_rows), np.arange(most_rows + 1)

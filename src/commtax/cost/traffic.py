@@ -149,8 +149,7 @@ def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
 def tp_item(
     what: str, op: str, nbytes: Number, count: Number, plan: Plan, part: Part, stage: Stage = "", place: Place = "", note: str = ""
 ) -> Item:
-    """Return a collective of the tensor-parallel ranks, which one rank alone does not issue. Products can be cut beside gathers and
-    scatters."""
+    """Return a collective of the tensor-parallel ranks, if several. Products can be cut beside gathers and scatters."""
     sent = pick(np.asarray(plan.tp) > 1, count, 0)
     window: Window = "products" if op in ("all-gather", "reduce-scatter") else ""
     return Item(what, "tp", op, nbytes, plan.tp, sent, note, part=part, place=place, stage=stage, overlaps_with=window)

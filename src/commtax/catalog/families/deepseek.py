@@ -21,9 +21,11 @@ def _deepseek2(c: Fields) -> Model:
     "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", sequence_parallel_moe=True
 )
 def _deepseek3(c: Fields) -> Model:
-    return with_prediction_layers(
-        c, latent_decoder(c, correction_bias=True), "num_nextn_predict_layers", block=_prediction_block(c)
-    )
+    model = latent_decoder(c, correction_bias=True)
+    # A layer that guesses a token further has experts and, where the model has any, a selector of its own.
+    one = c.with_(num_hidden_layers=1, indexer_types=None, index_topk_pattern=None, mlp_layer_types=None, moe_layer_freq=1)
+    further = latent_decoder(one.with_(first_k_dense_replace=0), correction_bias=True).blocks[0]
+    return with_prediction_layers(c, model, "num_nextn_predict_layers", block=further)
 
 
 def latent_decoder(c: Fields, correction_bias: bool) -> Model:
@@ -60,22 +62,12 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
         return [None] * count
     chooser = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
     taken = replace(chooser, own=False)
-    listed = c.sequence("indexer_types", count) or _letters(c, count)
+    listed = c.sequence("indexer_types", count)
+    if not listed and isinstance(pattern := c.get("index_topk_pattern"), str):  # one letter a layer
+        listed = c.with_(index_topk_pattern=list(pattern)).sequence("index_topk_pattern", count)
     every, offset = c.number("index_topk_freq", 1) or 1, c.number("index_skip_topk_offset", 2)
     full = [kind in ("full", "F") for kind in listed] if listed else [not max(i - offset + 1, 0) % every for i in range(count)]
     return [chooser if chooses else taken for chooses in full]
-
-
-def _letters(c: Fields, count: int) -> list[object] | None:
-    """Return ``index_topk_pattern`` as a list, where it is a text of one letter a layer."""
-    pattern = c.get("index_topk_pattern")
-    return c.with_(index_topk_pattern=list(pattern)).sequence("index_topk_pattern", count) if isinstance(pattern, str) else None
-
-
-def _prediction_block(c: Fields) -> Block:
-    """Return the layer that guesses a token further: one with experts and, where the model has any, a selector of its own."""
-    whole = c.with_(num_hidden_layers=1, indexer_types=None, index_topk_pattern=None, mlp_layer_types=None, moe_layer_freq=1)
-    return latent_decoder(whole.with_(first_k_dense_replace=0), correction_bias=True).blocks[0]
 
 
 @family("DeepseekV4ForCausalLM", sequence_parallel_moe=True, shared=("compress_ratios layer_types",))
@@ -96,8 +88,7 @@ def _deepseek4(c: Fields) -> Model:
 
 
 def _ratios(c: Fields, count: int) -> list[int]:
-    """Return the tokens that share an entry in each layer, by number, by the layer's name, or as transformers' class alternates
-    them."""
+    """Return the tokens that share an entry in each layer, by number, by the layer's name, or as in transformers."""
     numbers, names = c.sequence("compress_ratios", count), c.sequence("layer_types", count)
     listed: list[object] = numbers or [RATIOS.get(name, -1) if isinstance(name, str) else -1 for name in names or ()]
     if not listed:
@@ -144,8 +135,7 @@ def _kimi_linear(c: Fields) -> Model:
 
 
 def _delta_net(c: Fields) -> DeltaNet:
-    """Return equally many heads of keys and values, where each channel's decay goes through a matrix of one head's width, and the
-    gate too unless whole."""
+    """Return linear attention with equally many key and value heads, and a decay through a matrix of one head's width."""
     section = c.section("linear_attn_config") or c
     if section is c and c.get("linear_num_heads") is None:
         c.bad.append("linear_attn_config")

@@ -26,8 +26,7 @@ register_vision("Gemma3ForConditionalGeneration", _gemma3_text, siglip)
 
 @family("Gemma4ForCausalLM")
 def _gemma4_text(c: Fields) -> Model:
-    """Read layers with a window and layers without, which differ in heads, where the last ones may take an earlier layer's keys and
-    values."""
+    """Read layers with and without a window, which differ in heads, where the last ones may share an earlier layer's cache."""
     count = c.layers("num_hidden_layers")
     near, far = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512)), _global_attention(c)
     caching = count - min(count, c.number("num_kv_shared_layers", 0))

@@ -198,8 +198,7 @@ def windowed_layers(c: Fields, attention: Attention, every: int, norms: int) -> 
 
 
 def fine_experts(c: Fields, correction_bias: bool, usual_shared: int = 0) -> Experts:
-    """Return experts narrower than a dense layer, with shared ones of the same width, ``usual_shared`` where the config counts
-    none."""
+    """Return experts narrower than a dense layer, and shared ones of that width, ``usual_shared`` where none are counted."""
     width = c.need("moe_intermediate_size")
     shared, sizes = width * c.number("n_shared_experts", usual_shared), (c.need("n_routed_experts"), c.need("num_experts_per_tok"))
     groups, top_groups = (max(1, c.number(name, 1)) for name in ("n_group", "topk_group"))
