@@ -305,7 +305,9 @@ def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: Train
     whole, split = _layer_bytes(block, hidden)
     # Of the bytes of a product's input, those that are spared where it is kept as it was multiplied.
     lighter = 1 - min(1.0, DTYPE_BYTES.get(plan.weights_dtype, 2.0) / 2) if engine.trains.keeps_quantised else 0.0
-    named = _remade(plan, engine)
+    # Modules that backward computes again, by name or because the engine's selective recomputation is of them.
+    light = plan.recompute == "selective" and engine.trains.selective == "up-projections"
+    named = ("layernorm", "mla_up_proj", "moe_act") if light else plan.remade
     norms = 4.0 * hidden if "layernorm" in named else 0.0  # outputs of norms: inputs of a layer's first products
     whole = whole - norms - lighter * (4.0 * hidden - norms)
     remade, inputs = _remade_bytes(block, hidden, named, engine)
@@ -345,12 +347,6 @@ def _ffn_bytes(f: Mlp | Experts | None, hidden: int) -> float:
     return f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
 
 
-def _remade(plan: Plan, engine: Engine) -> tuple[str, ...]:
-    """Return the modules that backward computes again, by name or because the engine's selective recomputation is of them."""
-    light = plan.recompute == "selective" and engine.trains.selective == "up-projections"
-    return ("layernorm", "mla_up_proj", "moe_act") if light else plan.remade
-
-
 def _remade_bytes(block: Block, hidden: int, named: tuple[str, ...], engine: Engine) -> tuple[float, float]:
     """Return the bytes that backward makes again by the module's name, or inside the activation's own kernel. Beside them those
     that it keeps of inputs of experts' products and of those behind an activation."""
@@ -358,13 +354,8 @@ def _remade_bytes(block: Block, hidden: int, named: tuple[str, ...], engine: Eng
     up = 0.75 * _mixer_bytes(block.mixer) if block.attention and block.attention.latent and "mla_up_proj" in named else 0.0
     if ("moe" if routed else "mlp") in named:
         return up + _ffn_bytes(f, hidden), 0.0
-    sent, active = 2.0 * f.top_k * (f.latent or hidden) if isinstance(f, Experts) else 0.0, _activated_bytes(f)
+    sent = 2.0 * f.top_k * (f.latent or hidden) if isinstance(f, Experts) else 0.0
+    # What a gated activation writes: kept for the weight gradient of the product behind it, or made again there.
+    active = 2.0 * f.intermediate * (f.top_k if isinstance(f, Experts) else 1) if f and f.gated else 0.0
     once = engine.trains.remakes_activation or ("moe_act" in named and routed)
     return (up + active, sent) if once else (up, sent + active)
-
-
-def _activated_bytes(f: Mlp | Experts | None) -> float:
-    """Return what a gated activation writes, to be kept for the next product's weight gradient or made again there."""
-    if f is None or not f.gated:
-        return 0.0
-    return 2.0 * f.intermediate * (1 if isinstance(f, Mlp) else f.top_k)

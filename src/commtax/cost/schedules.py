@@ -232,13 +232,8 @@ def _dualpipe_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
     return np.maximum(2 * f * pairs, pairs * (f + 2 * b - w) - np.clip(pairs * (b - f), 0, f))
 
 
-def _zb_h1_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
+def _zb_h_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
     late: Number = np.maximum(0, b - w)
-    return (p - 1) * (f + late)
-
-
-def _zb_h2_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
-    late: Number = np.maximum(0, b - 2 * w)
     return (p - 1) * (f + late)
 
 
@@ -276,7 +271,7 @@ _SCHEDULES: tuple[Schedule, ...] = (
     Schedule(
         "zb-h1",
         zb_h1,
-        _zb_h1_idle,
+        _zb_h_idle,
         lambda p, m, _v, i: np.minimum(p - i, m),
         "at least as many microbatches as stages are needed",
         lambda p, m, _v: m >= p,
@@ -286,7 +281,7 @@ _SCHEDULES: tuple[Schedule, ...] = (
     Schedule(
         "zb-h2",
         zb_h2,
-        _zb_h2_idle,
+        lambda p, f, b, w: _zb_h_idle(p, f, b, 2 * w),
         lambda p, m, _v, i: np.minimum(2 * (p - i) - 1, m),
         "at least 2p - 1 microbatches are needed",
         lambda p, m, _v: m >= 2 * p - 1,
