@@ -168,7 +168,7 @@ class PricingTerms:
     constants: KernelConstants
     settings: WhatIf = AS_IT_IS
     techniques: Techniques = NO_TECHNIQUES
-    known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
+    whole_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
     measured: bool = False  # runs had this engine, chip and number format
     drafter: Drafter | None = None  # what drafts the tokens that steps of several rows per sequence check; None: it costs nothing
     copied_tokens: Number = 0.0  # as in ``KernelStep``

@@ -292,7 +292,7 @@ def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
 
     Decode and prefill collectives sit on the critical path: nothing of them hides unless they or ``settings.overlap`` say so.
     """
-    sigma = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
+    sigma = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.whole_sigma
     t = in_step(t, work)
     return Bill(expose_lines(step_lines(t, work), t), tokens, known_sigma=sigma, measured=t.measured)
 
