@@ -434,7 +434,7 @@ def taken_as(name: str, base: Model, match: NameMatch, rule: StorageRule | None 
         quant = quantisation_of_config(config, base.architecture, base.key)
     sure = bool(rule and rule.knows(name))
     longest = (rule.longest if rule and sure else 0) or match.longest or base.max_len
-    how = f" with {quant.told if quant else 'plain weights'}" if rule else ""
+    how = f" with {quant.title if quant else 'plain weights'}" if rule else ""
     length = f", {longest:,} tokens long" if longest != base.max_len else ""
     if match.by == "ending" and not sure:
         reason = ": same architecture by its name; its config is not at hand, and length and vocabulary may differ"
