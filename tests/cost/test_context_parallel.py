@@ -9,7 +9,7 @@ import commtax
 from commtax import catalog
 from commtax.cost.attention import causal_pairs
 from commtax.cost.caches import kv_bytes_per_token
-from commtax.cost.context_parallel import own_prompts
+from commtax.cost.context_parallel import prompts_of_rank
 from commtax.cost.traffic import inference
 from commtax.launch.launch_options import options_of, read_pasted
 from commtax.launch.writing import launch_command
@@ -69,7 +69,7 @@ def test_split_prompts_by_hand():
 
 @given(st.integers(1, 16), st.integers(1, 50_000), st.integers(0, 200_000))
 def test_ranks_share_all_pairs(cp, new, past):
-    own = own_prompts(Workload(prefill_seqs=1, prefill_tokens=new * cp, past_tokens=past), cp)
+    own = prompts_of_rank(Workload(prefill_seqs=1, prefill_tokens=new * cp, past_tokens=past), cp)
     assert own.prefill_tokens == new
     assert cp * causal_pairs(own.prefill_tokens, own.past_tokens) == pytest.approx(causal_pairs(new * cp, past), rel=1e-12)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.motion import carrier
+from commtax.catalog.hardware import carrier
 from commtax.cost.caches import kv_bytes_per_token
 from commtax.launch.writing import apart_command
 from commtax.planner import plan, rank_own_plan

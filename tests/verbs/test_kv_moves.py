@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.catalog.motion import TIERS, carrier, tier
+from commtax.catalog.hardware import TIERS, carrier, tier
 from commtax.catalog.techniques import technique
 from commtax.cost.caches import hidden_s, loading_s, pieces_sent
 from commtax.statement import Refusal

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.effects import KINDS, engine_number, mechanism, mechanisms
+from commtax.catalog.programs import KINDS, engine_number, mechanism, mechanisms
 from commtax.cost.forms import DAMPED, RATES, SECONDS
 from commtax.cost.kernels import terms
 from commtax.cost.layer_forms import CHIP_FORMS, FORMS, equation

@@ -199,10 +199,10 @@ def _verdicts(found: ProfileCoverage) -> Iterator[str]:
         yield "it tells nothing of what is asked" if found.topics or found.unused else "it tells nothing"
     if found.unused:
         yield f"not used: {', '.join(found.unused)}"
-    if seen := [f"{topic.name} {topic.asked}" for topic in found.topics if topic.told]:
+    if seen := [f"{topic.name} {topic.wanted}" for topic in found.topics if topic.is_seen]:
         yield f"seen: {', '.join(seen)}"
     for topic in found.topics:
-        if not topic.told:
+        if not topic.is_seen:
             yield f"not seen: {topic.unseen}"
 
 

@@ -132,7 +132,7 @@ def most_per_step(q: Question) -> float:
 def accepted_as(q: Question) -> str:
     """Say whose acceptance a gain rests on, where none is set: ``with llama-3.1-8b on MT-Bench``."""
     runs = None if _is_acceptance_set(q) or not q.speculative else measured_here(q)
-    return runs.told_of(q.model.key) if runs else ""
+    return runs.borrowed_from(q.model.key) if runs else ""
 
 
 def draft_notes(q: Question) -> Iterator[Note]:

@@ -9,7 +9,7 @@ from commtax import catalog
 from commtax.answer import Answer
 from commtax.catalog import hosts
 from commtax.catalog import profile as overlay
-from commtax.catalog.profile_files import GivenProfiles
+from commtax.catalog.profile_files import ProfilesLike
 from commtax.catalog.techniques import changes_of
 from commtax.cost.collectives import price, ring_factor
 from commtax.cost.kernel import Kernel
@@ -100,7 +100,7 @@ def expect(
     ranks: int = 0,
     library: str = "",
     eager: bool = False,
-    profile: GivenProfiles | None = None,
+    profile: ProfilesLike | None = None,
     technique: str = "",
     **others: Unpack[ExpectOptions],
 ) -> Expectation:
@@ -152,7 +152,7 @@ def collective_named(op: str) -> str:
     return SPELLED.get(op.replace("_", "-"), op.replace("_", "-"))
 
 
-def usual_library(place: Cluster, profile: GivenProfiles | None = None) -> str:
+def usual_library(place: Cluster, profile: ProfilesLike | None = None) -> str:
     """Return the library that a test of collectives on these chips measures: a profile's first, else the vendor's."""
     constants = overlay.load_profile(profile)
     return next(iter(constants.libraries), "") if constants and constants.libraries else hosts.usual_library(place.chip)

@@ -10,7 +10,7 @@ from functools import reduce
 import numpy as np
 
 from commtax.arrays import cache_answers, pick, unique_values
-from commtax.catalog.motion import carrier, started_with, tier
+from commtax.catalog.hardware import carrier, started_with, tier
 from commtax.catalog.programs import program_of
 from commtax.cost import memory
 from commtax.cost.caches import KvPool

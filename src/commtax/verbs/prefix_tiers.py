@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.catalog.motion import host_Bps, tier
+from commtax.catalog.hardware import host_Bps, tier
 from commtax.cost.caches import kv_bytes_per_token, loading_s, state_bytes_per_sequence
 from commtax.cost.pricing import inference_bill
 from commtax.question import Question

@@ -11,9 +11,9 @@ from itertools import chain
 import numpy as np
 
 from commtax.answer import Answer
-from commtax.catalog.effects import citation_of, engine_number, mechanism, mechanisms
 from commtax.catalog.fabric import source_title
 from commtax.catalog.loader import table as catalogue_table
+from commtax.catalog.programs import citation_of, engine_number, mechanism, mechanisms
 from commtax.cost import kernels
 from commtax.cost.collectives import ALGORITHMS, cross_domains, factor_over
 from commtax.cost.forms import equation_of

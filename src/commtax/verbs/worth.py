@@ -21,13 +21,13 @@ from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.techniques import (
     DRAFTS,
-    asked_techniques,
     changes_of,
     default_of,
     field_value,
     is_default,
     kind_of,
     missed,
+    parse_techniques,
     technique,
     techniques,
     techniques_on,
@@ -413,7 +413,7 @@ def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
 
 def flag_of(asked: str, q: Question) -> str:
     """Return the flags that request techniques from the question's engine; "" where none do."""
-    return flag_text([one for one, _ in asked_techniques(asked)], program_of(q.engine).key, q)
+    return flag_text([one for one, _ in parse_techniques(asked)], program_of(q.engine).key, q)
 
 
 class Scale:

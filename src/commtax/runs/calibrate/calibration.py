@@ -13,7 +13,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import Array
-from commtax.catalog.profile_files import GivenProfiles, document, load_profile, parse
+from commtax.catalog.profile_files import ProfilesLike, document, load_profile, parse
 from commtax.cost.kernel import Kernel
 from commtax.cost.layer_forms import FORMS
 from commtax.launch.launch_options import read_pasted
@@ -57,7 +57,7 @@ def calibrate(
     concurrency: int = 0,
     input_len: int = 0,
     output_len: int = 0,
-    profile: GivenProfiles | None = None,
+    profile: ProfilesLike | None = None,
 ) -> Calibration:
     """Fit what the files tell, over the catalogue's constants for ``cluster``. A folder among them is a deployment.
 

@@ -6,7 +6,7 @@ from statistics import mean, median
 
 from commtax import catalog
 from commtax.catalog.foreign_names import find_device_chip
-from commtax.catalog.profile_files import GivenProfiles
+from commtax.catalog.profile_files import ProfilesLike
 from commtax.files import table
 from commtax.judgement.collectives import ASSUMED, FAIL, IMPOSSIBLE, judge_test, judge_time, telling_time
 from commtax.runs.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
@@ -57,7 +57,7 @@ class JudgedTests:
         return self.times[telling_time([time.row.nbytes for time in self.times], [time.verdict for time in self.times])]
 
 
-def judge_run(run: NcclTestsRun, place: Cluster, ranks: int, library: str = "", profile: GivenProfiles | None = None) -> JudgedRun:
+def judge_run(run: NcclTestsRun, place: Cluster, ranks: int, library: str = "", profile: ProfilesLike | None = None) -> JudgedRun:
     """Judge each row of a run, assuming all GPUs where neither the text nor the user states the number of ranks."""
     library = library or usual_library(place, profile)
     priced: dict[float, Expectation] = {}
@@ -84,7 +84,7 @@ def _default_ranks(run: NcclTestsRun, place: Cluster) -> int:
 
 
 def judge_tests(
-    tests: CollectiveTests, op: str, place: Cluster, ranks: int = 0, library: str = "", profile: GivenProfiles | None = None
+    tests: CollectiveTests, op: str, place: Cluster, ranks: int = 0, library: str = "", profile: ProfilesLike | None = None
 ) -> JudgedTests:
     op = collective_named(op)
     selected = tuple(replace(run, op=run.op or op) for run in tests.runs if run.op in ("", op))
