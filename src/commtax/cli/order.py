@@ -11,25 +11,21 @@ import click
 
 from commtax import catalog
 from commtax.catalog.loader import normal
-from commtax.catalog.profile import load_profile, measured_chip
+
 from commtax.cli.options import Command, GivenOptions, VerbSubject, add_verb_options
 from commtax.cli.output import Output
 from commtax.cli.pasting import apply_topology, fill_from_command
 from commtax.options import taken_by
 from commtax.question import Limits, Question
 from commtax.records import dataclass, record_from
-from commtax.rules.questions import share_of
+
 from commtax.spec import Cluster, Model, Profile
 from commtax.statement import COSTLY, STRANGE, Refusal
 from commtax.units import plural
-from commtax.verbs.billing import StepBill
-from commtax.verbs.loads import offered_options, split
-from commtax.verbs.settling import resolve_question
 
 if TYPE_CHECKING:
     from commtax.launch.launch_record import Launch
-
-"""Options that may be distributions: those are not the question's until it is known what they are drawn for."""
+    from commtax.verbs.billing import StepBill
 
 
 @dataclass
@@ -168,6 +164,9 @@ def _other_clusters(given: GivenOptions) -> tuple[Cluster, ...]:
 
 
 def question_from_options(model: Model, place: Cluster, own: Profile | None, given: GivenOptions, about: VerbSubject) -> Question:
+    from commtax.verbs.loads import offered_options, split  # not for those who audit a run by itself
+    from commtax.verbs.settling import resolve_question
+
     askable = [name for verb in ("compare()", "fit()", "simulate()") for name in taken_by(verb)]
     options = GivenOptions({name: given[name] for name in askable if name in given})
     options.profile, options.sequence_parallel = own, given.sequence_parallel or None
@@ -182,6 +181,8 @@ def question_from_options(model: Model, place: Cluster, own: Profile | None, giv
     if each is not None and over_all is not None:
         raise Refusal.about(global_batch="give it or batch, not both")
     if about in (VerbSubject.STEP, VerbSubject.SERVER):
+        from commtax.rules.questions import share_of
+
         options.batch = share_of(over_all, given.dp) if over_all is not None else 1 if each is None else each
     if about is VerbSubject.LOOP:
         options |= {name: given[name] for name in offered_options() if given.get(name) is not None}
@@ -194,6 +195,8 @@ def question_from_options(model: Model, place: Cluster, own: Profile | None, giv
 
 def profile_of(given: GivenOptions) -> Profile | None:
     """A profile, or several as one; it also says which chip and how many, where no cluster is named."""
+    from commtax.catalog.profile import load_profile, measured_chip  # not for those who have none
+
     own = load_profile(given.pop("profile", ()))
     if own and not given.cluster and (chip := measured_chip(own)):
         laid = (run.deployment for run in own.lessons)
