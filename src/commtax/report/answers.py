@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from commtax.answer import manners
-from commtax.report.documents import Record, to_object
+from commtax.report.documents import Record, add_notes, to_object
 from commtax.report.drawing import DrawnTable, Telling, Text
 from commtax.report.manners import Manner
 from commtax.statement import Refusal
@@ -70,9 +70,8 @@ def to_dict(answer: object) -> Record:
     made = to_object(manner_of(answer).document(answer))
     if type(answer).__name__ in READ_ALOUD:
         asked = getattr(answer, "answers", [answer])[0]
-        if remark := getattr(asked, "question", asked).cluster.remark:
-            said = made.get("notes")
-            made["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), remark]))
+        remark = getattr(asked, "question", asked).cluster.remark
+        add_notes(made, [remark] * bool(remark))
     return made
 
 

@@ -13,15 +13,15 @@ from commtax.report.tables import notes, say, show_table
 from commtax.spec import ENGINE_PARTS, Attention, Chip, Citation, Cluster, DeltaNet, Engine, Link, Mixer, Mlp, Model, Plan
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 
-Thing = Chip | Link | Cluster | Engine
+CatalogueEntry = Chip | Link | Cluster | Engine
 
 
-def show_catalog(console: Console, every: Mapping[str, Sequence[Thing | Model]]) -> None:
+def show_catalog(console: Console, every: Mapping[str, Sequence[CatalogueEntry | Model]]) -> None:
     for at, (kind, things) in enumerate(every.items()):
         show_table(console, COLUMNS[kind], map(_row, things), EXPENDABLE, apart=at > 0)
 
 
-def _row(x: Thing | Model) -> tuple[str, ...]:
+def _row(x: CatalogueEntry | Model) -> tuple[str, ...]:
     if isinstance(x, Chip):
         peaks = (format_si(x.flops_per_s[d], "FLOP/s") if d in x.flops_per_s else "-" for d in ("bf16", "fp8"))
         price = f"{x.usd_per_gpu_hour:,.2f}" if x.usd_per_gpu_hour else ""
@@ -141,7 +141,7 @@ def _mixer_kind(mixer: Mixer) -> str:
     return "sparse attention" if mixer.indexer else "latent attention" if mixer.latent else "full attention"
 
 
-def show_thing(console: Console, thing: Thing) -> None:
+def show_entry(console: Console, thing: CatalogueEntry) -> None:
     """Every number with where it was read: the sources stand once, below."""
     say(console, f"{thing.key}: {thing.name}", style="bold")
     telling_facts = (
@@ -160,25 +160,25 @@ def show_thing(console: Console, thing: Thing) -> None:
         notes(console, [thing.note])
     for part in _own_parts(thing).values():
         console.print()
-        show_thing(console, part)
+        show_entry(console, part)
 
 
-def _own_parts(thing: Thing) -> dict[str, Chip | Link]:
+def _own_parts(thing: CatalogueEntry) -> dict[str, Chip | Link]:
     """Parts of a cluster that its own file describes: no catalogue holds them."""
     held = _facts_of(thing) if isinstance(thing, Cluster) else ()
     parts = {name: value for name, value in held if isinstance(value, (Chip, Link))}
     return {name: part for name, part in parts.items() if part.key not in keys("chips" if isinstance(part, Chip) else "links")}
 
 
-def thing_document(thing: Thing) -> Record:
+def entry_document(thing: CatalogueEntry) -> Record:
     """One chip, link, cluster or engine with the source of each number."""
     values = {name: value.key if isinstance(value, (Chip, Link)) else value for name, value in _facts_of(thing)}
-    own = {name: thing_document(part) for name, part in _own_parts(thing).items()}
+    own = {name: entry_document(part) for name, part in _own_parts(thing).items()}
     described = {"described": own} if own else {}
     return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources, **described}
 
 
-def _facts_of(thing: Thing) -> Iterator[tuple[str, object]]:
+def _facts_of(thing: CatalogueEntry) -> Iterator[tuple[str, object]]:
     """The facts of one record, those of an engine's parts beside its own."""
     for name in thing.__slots__:
         value = getattr(thing, name)

@@ -3,7 +3,7 @@
 A document is a plain record, made by ``record``; records of answers stand in it as they are, and ``to_json`` makes JSON of all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from math import isfinite
@@ -117,8 +117,15 @@ def to_object(value: object) -> Record:
     return {k: to_json(v) for k, v in held.items() if v is not LEFT_OUT}
 
 
+def add_notes(document: Record, remarks: Sequence[object]) -> None:
+    """Put remarks behind the notes of a document, each once."""
+    if remarks:
+        notes = document.get("notes")
+        document["notes"] = list(dict.fromkeys([*(notes if isinstance(notes, list) else []), *remarks]))
+
+
 def engine_name(q: Question) -> str:
-    """The engine and its version: ``vllm@0.31``."""
+    """Return the engine and its version: ``vllm@0.31``."""
     return f"{q.engine.key}@{q.engine.version}"
 
 

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import click
 
-from commtax.cli.options import GivenOptions, Verb, add_verb_options
+from commtax.cli.options import CommandOptions, Verb, add_verb_options
 from commtax.cli.order import refuse
 from commtax.cli.output import Output, write_page
 from commtax.cli.progress import watch_reading
@@ -30,7 +30,7 @@ TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff 
 @add_verb_options("audit", tolerance={"help": TOLERANCES})
 def audit_command(files: tuple[Path, ...], as_json: bool, **options: object) -> None:
     """What happened in a run, and who is to blame? Traces of all ranks, logs and benchmark results, by their content."""
-    output, given = Output(as_json), GivenOptions(options)
+    output, given = Output(as_json), CommandOptions(options)
     markdown = bool(given.pop("markdown"))
     if markdown and (given.diff or given.metrics):
         raise Refusal("markdown: is of the files of one run; two runs and running servers are told as text or JSON", "markdown")
@@ -76,7 +76,7 @@ def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoR
     output.answer(audit_words.audit_document, auditing.show_audit, findings, code=code)
 
 
-def _claim(read: ReadFiles, output: Output, given: GivenOptions, pasted: bool) -> Claim:
+def _claim(read: ReadFiles, output: Output, given: CommandOptions, pasted: bool) -> Claim:
     """Return what ran by the options; what neither an option nor a launch command names is taken from the files."""
     from commtax.runs.audit.claimed_run import by_launch, launched_options, logged_run
 
@@ -86,7 +86,7 @@ def _claim(read: ReadFiles, output: Output, given: GivenOptions, pasted: bool) -
     return claim if pasted else by_launch(read, logged_run(read).over(claim, said_options() | {*launched}), launched)
 
 
-def _read(files: tuple[Path, ...], given: GivenOptions) -> ReadFiles:
+def _read(files: tuple[Path, ...], given: CommandOptions) -> ReadFiles:
     with watch_reading(files) as watch:
         return read_all(files, given.nsys, watch=watch, processes=0)
 
@@ -98,7 +98,7 @@ def _check_one_job(read: ReadFiles, option: str) -> ReadFiles:
     return read
 
 
-def _diff(files: tuple[Path, ...], output: Output, given: GivenOptions, pasted: bool) -> NoReturn:
+def _diff(files: tuple[Path, ...], output: Output, given: CommandOptions, pasted: bool) -> NoReturn:
     from commtax.runs.report import audit_differences
     from commtax.runs.traces.run_differences import difference
 

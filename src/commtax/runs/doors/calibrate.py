@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from commtax.catalog.profile_files import load_profile, write_profile
-from commtax.cli.options import GivenOptions, Verb, VerbSubject, add_verb_options
+from commtax.cli.options import CommandOptions, Verb, VerbSubject, add_verb_options
 from commtax.cli.order import PLACE, cluster_of, profile_of, refuse
 from commtax.cli.order import read as read_order
 from commtax.cli.output import Output
@@ -39,7 +39,7 @@ PROFILED = ("batch",)  # of these, what a trace that is checked may not say itse
 USUAL_RUNS = 3
 
 
-def answer_advice(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
+def answer_advice(files: Sequence[Path], output: Output, given: CommandOptions) -> NoReturn:
     """What the options ask for, and nothing beside it."""
     written = [name for name in WRITES if not (given.check and name in PROFILED)]
     refuse(given, written, "belongs to a profile that is written, not to --next, --for or --check")
@@ -64,7 +64,7 @@ def answer_advice(files: Sequence[Path], output: Output, given: GivenOptions) ->
     output.answer(calibrating.advice_document, calibrating.show_advice, advise(question, wanted, asked))
 
 
-def _decide(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
+def _decide(files: Sequence[Path], output: Output, given: CommandOptions) -> NoReturn:
     text = str(given.decision)
     from commtax.cli.plan import goal_of, plan_command
 
@@ -74,12 +74,12 @@ def _decide(files: Sequence[Path], output: Output, given: GivenOptions) -> NoRet
         raise Refusal(f"for '{text[:40]}': a plan command is needed, such as \"plan llama-3.1-70b -c 8xh100-sxm --ttft 1s\"", "for")
     with plan_command.make_context("plan", normalise(words[1:])) as context:
         options = dict(context.params)
-        order = read_order(str(options.pop("model") or ""), GivenOptions(options), "plan", VerbSubject.SEARCH)
-        if order.question.trains or order.given.request_rate is not None or order.others:
+        order = read_order(str(options.pop("model") or ""), CommandOptions(options), "plan", VerbSubject.SEARCH)
+        if order.question.trains or order.options.request_rate is not None or order.others:
             raise Refusal(
                 "for: plans to serve a closed loop on one cluster are weighed, no training, rates or several clusters", "for"
             )
-        goal = with_prices([goal_of(order)], order.given.price)[0]
+        goal = with_prices([goal_of(order)], order.options.price)[0]
     output.remarks += order.output.remarks
     own = profile_of(given) or goal.profile
     searched = best_serving(goal.but(profile=_taught(files, given, goal.cluster, own, goal.model.key)))
@@ -89,7 +89,7 @@ def _decide(files: Sequence[Path], output: Output, given: GivenOptions) -> NoRet
     output.answer(calibrating.settlement_document, calibrating.show_settlement, found)
 
 
-def _check(files: Sequence[Path], output: Output, given: GivenOptions) -> NoReturn:
+def _check(files: Sequence[Path], output: Output, given: CommandOptions) -> NoReturn:
     if not files:
         raise Refusal("check: at least one file of new runs is needed")
     own = profile_of(given)
@@ -102,7 +102,7 @@ def _check(files: Sequence[Path], output: Output, given: GivenOptions) -> NoRetu
     output.answer(calibrating.drift_document, calibrating.show_drift, found, own, code=EXIT_CODES[found.verdict])
 
 
-def _taught(files: Sequence[Path], given: GivenOptions, place: Cluster, own: Profile | None, model: str = "") -> Profile | None:
+def _taught(files: Sequence[Path], given: CommandOptions, place: Cluster, own: Profile | None, model: str = "") -> Profile | None:
     """What is known after the files."""
     if not files:
         return own
@@ -121,14 +121,14 @@ class SaidOfFiles(TypedDict):
     context: int
 
 
-def _said(given: GivenOptions, model: str = "") -> SaidOfFiles:
+def _said(given: CommandOptions, model: str = "") -> SaidOfFiles:
     name, size = str(given.model or model), int(given.tp or 0)
     batch, context = int(given.batch or 0), int(given.input_len or 0)
     launch, engine = str(given.pasted or ""), str(given.engine or "")
     return SaidOfFiles(launch=launch, model=name, tp=size, engine=engine, batch=batch, context=context)
 
 
-def refuse_advice(given: GivenOptions) -> None:
+def refuse_advice(given: CommandOptions) -> None:
     known = [name for name in ADVISED if name in taken_by("calibrate")]
     refuse(given, known, "belongs to --next, --for or --check")
     for name in known:
@@ -140,9 +140,9 @@ def refuse_advice(given: GivenOptions) -> None:
 @add_verb_options("calibrate")
 def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: bool, **options: object) -> None:
     """Your own measurements as a profile: nccl-tests output, rows of commtax measure, results of serving benchmarks, traces."""
-    output, given = Output(as_json), GivenOptions(options)
+    output, given = Output(as_json), CommandOptions(options)
     if given.next_runs or given.decision or given.check:
-        answer_advice(files, output, GivenOptions({**given, "out": out, "name": name}))
+        answer_advice(files, output, CommandOptions({**given, "out": out, "name": name}))
     refuse_advice(given)
     if not files:
         raise Refusal("file: at least one file of measurements is needed, or --next N: which to make")

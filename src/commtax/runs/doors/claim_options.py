@@ -6,7 +6,7 @@ from dataclasses import fields
 import click
 from click.core import ParameterSource
 
-from commtax.cli.options import GivenOptions, VerbSubject
+from commtax.cli.options import CommandOptions, VerbSubject
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.cli.pasting import fill_from_command
@@ -22,7 +22,7 @@ ALONE = ("files", "model", "cluster", "diff", "anonymise", "html", "as_json", "t
 SECONDS_TOLERANCE = levels("runs.evidence.finding").seconds_tolerance
 
 
-def paste_launch(output: Output, given: GivenOptions) -> bool:
+def paste_launch(output: Output, given: CommandOptions) -> bool:
     """Options that nobody gave, as a launch command has them; whether there is one."""
     if text := str(given.pop("pasted", "")):
         _, given.model = fill_from_command(text, str(given.model or ""), given, output.remarks, VerbSubject.SERVER)
@@ -35,9 +35,9 @@ def said_options() -> set[str]:
     return {name for name in context.params if context.get_parameter_source(name) not in unsaid}
 
 
-def claim_of(output: Output, given: GivenOptions, model_said: Callable[[], Model | str], place_said: str = "") -> Claim:
+def claim_of(output: Output, given: CommandOptions, model_said: Callable[[], Model | str], place_said: str = "") -> Claim:
     """What the command line says ran, and on what; where it does not say one of them, as what is audited does."""
-    options = GivenOptions({name: value for name, value in given.items() if name not in (*ALONE, "baseline")})
+    options = CommandOptions({name: value for name, value in given.items() if name not in (*ALONE, "baseline")})
     options.cluster, most = given.cluster, options.pop("max_error")
     if most is not None and not most > 0:
         raise Refusal.of("a fraction above 0 is needed, such as 15%", max_error=most)

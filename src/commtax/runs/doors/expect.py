@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from commtax.cli.options import GivenOptions, Verb, add_verb_options
+from commtax.cli.options import CommandOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.spec import Cluster, Profile
@@ -26,7 +26,7 @@ def expect_command(
     """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3)."""
     from commtax.report import bills
 
-    given, output = GivenOptions(options), Output(as_json)
+    given, output = CommandOptions(options), Output(as_json)
     own = profile_of(given)
     place = output.read(cluster_of(given))
     if measured and os.path.exists(measured):

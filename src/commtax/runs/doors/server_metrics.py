@@ -20,7 +20,7 @@ from typing import NoReturn
 import click
 
 from commtax import catalog
-from commtax.cli.options import GivenOptions
+from commtax.cli.options import CommandOptions
 from commtax.cli.order import refuse
 from commtax.cli.output import Output
 from commtax.cli.progress import tell
@@ -105,7 +105,7 @@ MOST_KEPT = 32  # looks that the dashboard shows
 NO_VERDICT = 3
 
 
-def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions, claimed: bool) -> NoReturn:
+def answer_metrics(files: tuple[Path, ...], output: Output, given: CommandOptions, claimed: bool) -> NoReturn:
     """Look at a server, compare, and tell: once, over a window, or until Ctrl-C."""
     if files:
         raise Refusal.about(metrics="give a server or files, not both")
