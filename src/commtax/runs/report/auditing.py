@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from commtax.report.drawing import Console, Text, telling
-from commtax.report.tables import TableCells, drop_empty_columns, notes, say, say_held, show_table
+from commtax.report.tables import TableCells, drop_empty_columns, notes, say, say_hidden, show_table
 from commtax.runs.evidence.finding import (
     AGREE,
     DISAGREE,
@@ -58,7 +58,7 @@ def show_audit(console: Console, audited: Audit) -> None:
         told = [note for note in words.remarks(section) if note not in first]
         notes(console, (*told, *(words.told_facts(section) if telling(console).details else ())))
     notes(console, audited.notes)
-    say_held(console, sum(len(words.told_facts(section)) for section in audited.sections))
+    say_hidden(console, sum(len(words.told_facts(section)) for section in audited.sections))
 
 
 def show_section(console: Console, section: Section, claimed: bool) -> None:
