@@ -97,7 +97,6 @@ def _is_value(rest: list[str], position: int, flags: Mapping[str, Option]) -> bo
 
 
 def _values(verb: str, option: Option, typed: str) -> Offers:
-    """Return what an option takes."""
     tables = table(os.path.join("cli", "completion.toml"))
     takes = tables["verbs"].get(verb, {}).get(option.name, tables["options"].get(option.name, option.words))
     if not takes and option.kind in ("path", "FILE", "DIR", "FOLDER"):
@@ -136,7 +135,6 @@ def _starting(offers: Offers, typed: str) -> Offers:
 
 
 def _stems(kind: str) -> list[str]:
-    """Return the names of the catalogue's files of one kind."""
     return sorted(name.rpartition(".")[0] for name in os.listdir(os.path.join(PACKAGE, "catalog", kind)) if "." in name)
 
 

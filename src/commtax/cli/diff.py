@@ -145,7 +145,6 @@ def _spelled(typed: Typed, verb: str, strict: bool = False) -> list[str]:
 
 
 def _answer(words: Sequence[str]) -> JsonObject:
-    """Return the document that a command line prints."""
     arguments, printed = normalise([word for word in words if word != "--json"] + ["--json"]), io.StringIO()
     try:
         with redirect_stdout(printed):

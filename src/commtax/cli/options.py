@@ -90,7 +90,6 @@ def _counts(value: Written, name: str) -> list[int]:
 
 
 def _rates(value: Written, name: str) -> tuple[float, ...]:
-    """Read requests a second, several by commas, or none."""
     try:
         return tuple(float(_PER_SECOND.sub("", part)) for part in str(value).split(",") if value)
     except ValueError:
@@ -113,7 +112,6 @@ def _length(value: Written, name: str) -> int | str:
 
 
 def _number(value: Written, name: str) -> float:
-    """Read a number, of which ``inf`` is one."""
     try:
         return float(value)
     except ValueError:
@@ -176,7 +174,6 @@ def add_verb_options(verb: str, left_out: Container[str] = (), **others: Mapping
 
 
 def _flag(option: Option) -> Callable[[Command], Command]:
-    """Return the option as click has it."""
     if option.name == DETAILS:
         return click.option(*option.spellings, is_flag=True, expose_value=False, callback=_keep_details, help=option.help)
     if option.kind == "flag":

@@ -129,7 +129,6 @@ def terminal() -> Console:
 
 
 def _telling() -> Telling:
-    """Return how much the command line wants told."""
     context = click.get_current_context(silent=True)
     return replace(COMMAND, details=bool(context and context.meta.get(DETAILS)))
 

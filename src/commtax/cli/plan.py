@@ -86,7 +86,6 @@ def _serve(order: Order) -> NoReturn:
 
 
 def _serve_on_several(order: Order) -> NoReturn:
-    """Rank the plans of several clusters together."""
     from commtax.planner.several_clusters import best_of_several
     from commtax.report import several_clusters
 
@@ -131,7 +130,6 @@ def goal_of(order: Order) -> Question:
 
 
 def _lengths_and_types(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
-    """Return the lengths of prompts and outputs, and the types that are compared."""
     options = order.options
     lengths = options.input_len, options.output_len
     usual = usual_lengths(options.workload)
@@ -167,7 +165,6 @@ def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
 
 
 def _commands(order: Order, searched: ServingPlans, row: int) -> dict[str, str]:
-    """Return the launch of a plan, and the benchmark that would check it."""
     from commtax.planner.deploying import servers_of
 
     servers = servers_of(searched, row)
@@ -295,7 +292,6 @@ def _with_rate(order: Order) -> list[Question]:
 
 
 def _follow() -> Callable[[int, int, Trial | None], None]:
-    """Return a function that shows how far the search is."""
     at = ""
     METER.start("simulating layouts", lambda: (METER.share, at), STOP)
 

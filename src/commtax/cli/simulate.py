@@ -167,7 +167,6 @@ def _with_prompts_per_client(q: Question, options: CommandOptions) -> Question:
 
 
 def _worth_of_prefixes(simulated: ClosedLoop) -> Note:
-    """Compare the same requests without prefixes in the cache."""
     plain = price_closed_loop(simulated.question.but(prefix_hit_rate=0.0))
     times = {key.upper(): (float(getattr(simulated, f"{key}_s")), float(getattr(plain, f"{key}_s"))) for key in ("ttft", "tpot")}
     rates = float(simulated.tokens_per_s), float(plain.tokens_per_s)
@@ -214,7 +213,6 @@ def _in_time(order: Order, q: Question) -> NoReturn:
 
 
 def _slo(options: CommandOptions) -> Slo:
-    """Return the limits in either spelling."""
     limits = {}
     for name in ("ttft", "tpot"):
         if options[name]:

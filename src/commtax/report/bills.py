@@ -8,25 +8,11 @@ from commtax.judgement.gains import UNDECIDED
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import Condition
+from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text
 from commtax.report.figures import figure_table
 from commtax.report.manners import Manner, bars, layer_drawing, line_colours, question_title
-from commtax.report.tables import (
-    ANSWER,
-    NOTHING_SENT,
-    OWN_LIMITS,
-    SENT,
-    Remarks,
-    notes,
-    range_80,
-    say,
-    say_default_limits,
-    say_question,
-    served_step,
-    show_shares,
-    show_table,
-)
 from commtax.report.worths import worth_row
 from commtax.rules.drafts import is_accepted_known
 from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_si, format_tokens, plural
@@ -49,27 +35,27 @@ def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, me
     """Show what binds and the totals first, then the picture, the lines that sum to the step, and the what-ifs."""
     b, q = step.bill, step.bill.question
     if not step.memory.fits:
-        say(console, step.lacking, "bold red")
-    say_default_limits(console, b.notes)
-    say(console, step.verdict, ANSWER)
+        tables.say(console, step.lacking, "bold red")
+    tables.say_limits(console, b.notes)
+    tables.say(console, step.verdict, tables.ANSWER)
     modes, beside = [text for text, on in _modes(q) if on], figure_table("step").words({"bill": b})
     if q.trains:
         _trained_totals(console, step, num_tokens, beside)
     else:
         kv = "fits" if step.memory.fits else "does not fit in memory with this batch and context (see commtax fit)"
         sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
-        whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-        say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {'; '.join([_rates(b), *beside, kv])}")
-    say_question(console, q, _trained_step(q) if q.trains else served_step(q), *modes)
+        whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)} = compute and host"
+        tables.say(console, f"{whole} {format_seconds(b.compute_s)} + {sent}; {'; '.join([_rates(b), *beside, kv])}")
+    tables.say_question(console, q, _trained_step(q) if q.trains else tables.served_step(q), *modes)
     remarks, details = _show_trained(console, step, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
     for w in step.techniques:  # what counts is what whole requests that keep this batch running gain, and how surely
         gain = f"{w.gain - 1:+.1%} tokens/s of whole requests{', undecided' * (w.verdict == UNDECIDED)}: {w.technique.title}"
         changes.append((f"--technique {w.asked}", format_seconds(w.step_s), f"{w.step_s / float(b.step_s) - 1:+.1%}", gain))
-    show_table(console, ("what if", ">step", ">change", ""), changes)
+    tables.show_table(console, ("what if", ">step", ">change", ""), changes)
     source = [f"least certain: {weakest(b)}"]
     unsure = any(x.source.kind in UNSURE for x in b.items)
-    notes(console, (*remarks, *(source if unsure else [])), (*details, *([] if unsure else source)))
+    tables.notes(console, (*remarks, *(source if unsure else [])), (*details, *([] if unsure else source)))
 
 
 def _trained_step(q: Question) -> str:
@@ -115,13 +101,13 @@ def weakest(b: StepBill) -> str:
 LINES = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
 
 
-def _show_served(console: Console, step: ExplainedStep) -> Remarks:
+def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
     """Show a served step's picture and lines, and return what is left to remark."""
     b = step.bill
     console.print()
     for line in _drawn_layer(b, console.width):
         console.print(line)
-    show_table(
+    tables.show_table(
         console,
         LINES,
         [_line_cells(*one, float(b.step_s)) for one in zip(by_cost(b), labels(b), strict=True)],
@@ -129,7 +115,7 @@ def _show_served(console: Console, step: ExplainedStep) -> Remarks:
     )
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
-    remarks = tuple(note for note in b.notes if note.code != OWN_LIMITS)
+    remarks = tuple(note for note in b.notes if note.code != tables.OWN_LIMITS)
     return remarks, (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose)
 
 
@@ -163,7 +149,7 @@ def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
 
 def _line_cells(x: Line, label: str, step_s: float) -> tuple[str | Text, ...]:
     item, sent = x.item, x.kind == "comm"
-    name = Text(f"{item.axis} {item.what}" if sent else label, style=SENT if sent else "")
+    name = Text(f"{item.axis} {item.what}" if sent else label, style=tables.SENT if sent else "")
     times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
     size = format_bytes(item.nbytes) if item.nbytes else ""
     return (name, how_sent(x), size, f"{item.count:,.0f}", *times, f"{float(x.exposed_s) / step_s:.1%}")
@@ -188,7 +174,7 @@ def _rates(b: StepBill) -> str:
     return f"{outputs}{f', {prompts}' if b.question.phase == 'mixed' else ''}"
 
 
-def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> Remarks:
+def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> tables.Remarks:
     """Show what would explain a measured MFU, taxes and where the time goes, and return what is left to remark."""
     b = step.bill
     if measured_mfu is not None:
@@ -197,7 +183,7 @@ def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | N
     rows = [(part, sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)) for part in PASSES]
     rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
     rows.append(("pipeline bubble", float(b.bubble_s)))
-    show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
+    tables.show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
     return b.notes, (*_inequalities(step), f"MFU counts {b.mfu_definition}")
 
 
@@ -207,16 +193,16 @@ def _show_taxes(console: Console, b: StepBill) -> None:
     if b.bubble_s:
         sizes = ("", "", "", str(int(b.question.plan.pp)), "", "")
         bubble = (f"bubble of {b.question.plan.schedule}", *sizes, format_seconds(b.bubble_s), Text("exposed", style="red"))
-        rows.append((Text("pp", style=SENT), *bubble))
+        rows.append((Text("pp", style=tables.SENT), *bubble))
     if not rows:
-        say(console, NOTHING_SENT)
+        tables.say(console, tables.NOTHING_SENT)
         return
     columns = ("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
-    show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
+    tables.show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
 
 
 def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
-    item, axis = x.item, Text(x.item.whole_axis, style=SENT)
+    item, axis = x.item, Text(x.item.whole_axis, style=tables.SENT)
     window = format_seconds(x.window_s) if b.runs_beside(x) and x.window_s else "none"
     sizes = (format_bytes(item.nbytes), f"{item.count:,.0f}", str(x.link), f"{item.ranks:,.0f}")
     hidden, total = float(x.hidden_s), float(x.total_s)
@@ -233,12 +219,12 @@ def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float, be
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
-    whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-    say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {'; '.join([rates, *beside])}")
+    whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)}"
+    tables.say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {'; '.join([rates, *beside])}")
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
     memory = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
-    say(console, memory, "" if step.memory.fits else "red")
+    tables.say(console, memory, "" if step.memory.fits else "red")
 
 
 def _inequalities(step: ExplainedStep) -> Iterator[str]:
@@ -261,19 +247,19 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
         over = f"is above the predicted {predicted:.1%}" if measured_mfu > predicted else "was reached, yet this does not fit"
         why = f"measured MFU {measured_mfu:.1%} {over}: the run was not this plan. The same sizes with options that it lacks:"
         rows = [(c.options, f"{c.mfu:.1%}", format_bytes(c.memory_bytes), "yes" if c.fits else "no") for c in completed]
-        show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
+        tables.show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
         return
     if not likely:
         low, high = (predicted * float(b.step_s / end) for end in (b.high_s, b.low_s))
         near = "agrees with" if measured_mfu <= high else "is above"
         text = f"measured MFU {measured_mfu:.1%} {near} the predicted {predicted:.1%} (80% range {low:.1%} to {high:.1%})"
-        say(console, text, "green" if measured_mfu <= high else "")
+        tables.say(console, text, "green" if measured_mfu <= high else "")
         return
     slower = predicted / measured_mfu
     step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
     gap = f"measured MFU {measured_mfu:.1%} against {predicted:.1%} predicted"
     rows = [(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail) for c in likely]
-    show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
+    tables.show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
 
 
 def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
@@ -311,16 +297,16 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None,
     place = f"{e.cluster.key} ({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm})"
     times = f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)})"
     rates = f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}"
-    say(
+    tables.say(
         console,
         f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {place}: {times}, {rates}",
-        "" if measured_s is not None else ANSWER,
+        "" if measured_s is not None else tables.ANSWER,
     )
     parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
-    say(console, f"  {parts}; {e.fabric.name}, {e.source}{profile}", "dim")
+    tables.say(console, f"  {parts}; {e.fabric.name}, {e.source}{profile}", "dim")
     if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
         figures = f"{format_seconds(nccl.seconds)}, busbw {format_rate(nccl.busbw_Bps)} ({nccl.algorithm})"
-        say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
+        tables.say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
 
 
 STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
@@ -329,10 +315,11 @@ STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdic
 def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
     verdict, ratio = e.verdict(measured_s), measured_s / float(e.seconds)
     if measured_s < float(e.low_s):
-        notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
+        tables.notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
     assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
     why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
-    say(console, f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}", STYLES[verdict])
+    measured = f"measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time"
+    tables.say(console, f"{verdict.upper()}: {measured}{why}", STYLES[verdict])
 
 
 PASSED = {"pass": True, "fail": False, "undecided": None}
@@ -361,22 +348,22 @@ def why_view(w: Why) -> Record:
 
 def show_why(console: Console, w: Why) -> None:
     """Show what a line is, how long it takes and how sure that is, why, and by which parts and effects."""
-    say(console, f"line {w.number}, {_heading(w)}", ANSWER)
-    say(console, f"80% range{range_80(w.range.low_s, w.range.high_s)}")
+    tables.say(console, f"line {w.number}, {_heading(w)}", tables.ANSWER)
+    tables.say(console, f"80% range{tables.range_80(w.range.low_s, w.range.high_s)}")
     for text in _reason_lines(w):
-        say(console, text)
-    say_question(console, w.bill.question)
+        tables.say(console, text)
+    tables.say_question(console, w.bill.question)
     columns = ("seconds of one launch", "", ">alone", ">here", ">share")
-    show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts], ("", "alone"))
+    tables.show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts], ("", "alone"))
     effects = w.explanation.effects
     sources = list(dict.fromkeys(e.source for e in effects if e.source))
     marks = [f"[{sources.index(e.source) + 1}]" if e.source else "" for e in effects]
     values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
     rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
     if rows:
-        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
+        tables.show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
     cited = [f"[{number}] {source}" for number, source in enumerate(sources, start=1)]
-    notes(console, w.range.reasons, (*_derived_lines(w), _range_words(w), *cited))
+    tables.notes(console, w.range.reasons, (*_derived_lines(w), _range_words(w), *cited))
 
 
 def _heading(w: Why) -> str:
@@ -388,7 +375,7 @@ def _heading(w: Why) -> str:
 
 
 def _range_words(w: Why) -> str:
-    return f"80% range{range_80(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
+    return f"80% range{tables.range_80(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
 
 
 def _reason_lines(w: Why) -> Iterator[str]:

@@ -60,7 +60,7 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     if not holds_one(s):
         show_unfit(console, s)
         return
-    tables.say_default_limits(console, s.notes)
+    tables.say_limits(console, s.notes)
     tpot, ttft = (
         f"{name} {format_seconds(getattr(s, f))} ({ends_words(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s"))
     )
@@ -107,7 +107,6 @@ def fixed_time_notes(s: ClosedLoop) -> list[str]:
 
 
 def _handover_source(s: ClosedLoop) -> list[str]:
-    """Return the source of the time that a handover takes."""
     engine = s.question.engine
     source = engine.sources.get("handover_s")
     if not s.apart or not engine.host.handover_s or source is None:
@@ -143,7 +142,7 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
         show_unfit(console, s)
         return
     runs = simulation_runs(s)
-    tables.say_default_limits(console, s.notes)
+    tables.say_limits(console, s.notes)
     first, last = runs[0], runs[-1]
     clients = f"From {first['concurrency']:,.0f} to {last['concurrency']:,.0f} clients"
     names = [name for name in ("tpot", "ttft") if math.isfinite(first[f"{name}_s"])]
@@ -157,7 +156,6 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
 
 
 def _say_first(console: Console, s: ClosedLoop) -> None:
-    """Say the notes that belong to the answer itself."""
     for note in (note for note in s.notes if note.code in TOLD_FIRST):
         tables.say(console, note)
 

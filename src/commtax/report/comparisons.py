@@ -132,7 +132,6 @@ def comparison_document(compared: Comparison) -> Record:
 
 
 def _fixed_words(compared: Comparison) -> str:
-    """Return what all cells have in common."""
     q = compared.question
     sizes = facts(q.plan, *SIZES[:3]) | facts(q, *STEP_AXES)
     fixed = [f"{axis} {size}" for axis, size in sizes.items() if axis not in compared.swept]
@@ -293,7 +292,6 @@ def _leaders(compared: PlanTable, row: PlanRow | ServedPlan) -> list[PlanRow | S
 
 
 def _mark(row: PlanRow | ServedPlan, compared: PlanTable) -> Text:
-    """Mark a row that leads those beside it."""
     leaders, rivals = _leaders(compared, row), sum(r.fits for r in compared.beside(row))
     leads = rivals > 1 and any(r is row for r in leaders)
     return Text(("fastest" if len(leaders) == 1 else "close") if leads else "", style="green")

@@ -266,7 +266,6 @@ def _row(trial: Trial) -> Record:
 
 
 def _parts(trial: Trial) -> Record:
-    """Return what documents and tables of fleets are made of."""
     q, grown = trial.layout.question, trial.growth >= 0
     return {
         "trial": trial,

@@ -150,7 +150,6 @@ def to_svg(t: Timeline, ground: str = "white") -> str:
 
 
 def _drawing_record(note: str, **drawn: object) -> Record:
-    """Return boxes on the stages' lanes, in seconds."""
     return {"lanes": [], "bars": [], "total": 0.0, "bubble_fraction": 0.0, "formula": "", "note": note, **drawn}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin, ratio_error
-from commtax.planner import StandingPlan, ranking
+from commtax.planner import StandingPlan, ranking, reasons
 from commtax.planner.alternatives import alone_words, best_of_types, recommended_fit
 from commtax.planner.columns import (
     USUAL,
@@ -27,43 +27,15 @@ from commtax.planner.columns import (
 from commtax.planner.money import asks_for_dollars
 from commtax.planner.pool_use import pool_words
 from commtax.planner.ranking import FAMILY, KINDS, kinds
-from commtax.planner.reasons import (
-    TITLES,
-    against_codes,
-    against_words,
-    delivers,
-    doubt_words,
-    dtype_words,
-    missed_times,
-    odds,
-    role_words,
-)
 from commtax.planner.serving_search import power_margin
 from commtax.question import EVEN, Question
+from commtax.report import plan_tables
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Sketch
 from commtax.report.exact_bytes import roomier_record
 from commtax.report.figures import figure_table
 from commtax.report.money import counted_note, plan_notes
-from commtax.report.plan_tables import (
-    MARK,
-    NEAREST,
-    RowValues,
-    behind_notes,
-    gpus_of,
-    places,
-    plan_names,
-    rows_to_show,
-    run_notes,
-    served_parts,
-    served_row,
-    show_ranked,
-    show_training_plans,
-    trained_parts,
-    trained_row,
-    untrained_words,
-)
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, notes, say, show_rejected, show_table, sized_places
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.disaggregation import UNCHECKED
@@ -99,7 +71,7 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
     if open_ended:
         console.print()
         _say_recommended(console, a)
-    remarks, details = show_training_plans(console, a, top) if a.trains else _show_serving_plans(console, a, top)
+    remarks, details = plan_tables.show_training_plans(console, a, top) if a.trains else _show_serving_plans(console, a, top)
     show_rejected(console, ((r.family, r.reason) for r in (a.rejected if a.trains else shorten_rejected(a.rejected))))
     notes(console, remarks, details)
 
@@ -114,7 +86,7 @@ def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
 
 def recommended_words(a: Plans) -> str:
     """Return whether what is recommended is also the best."""
-    alone = role_words(a.recommended == 0, () if a.trains else against_codes(a.question, a.passed_over))
+    alone = reasons.role_words(a.recommended == 0, () if a.trains else reasons.against_codes(a.question, a.passed_over))
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
@@ -122,7 +94,7 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     """Show the ranking and the front, or the nearest plans, and return what is left to remark."""
     if not len(a.plans):
         if len(a.near):
-            _show_ranking(console, a, a.near, NEAREST)
+            _show_ranking(console, a, a.near, plan_tables.NEAREST)
         return (), ()
     _show_ranking(console, a, a.plans, top)
     console.print()
@@ -133,8 +105,8 @@ def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
     served, q = a.simulation(rows, i), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    first = range(min(top, len(a.plans)))
-    behind = behind_notes([(a, a.plans, i) for i in first], objective_value(q, a.plans)[:top].tolist(), [i + 1 for i in first])
+    first, worths = range(min(top, len(a.plans))), objective_value(q, a.plans)[:top].tolist()
+    behind = plan_tables.behind_notes([(a, a.plans, i) for i in first], worths, [i + 1 for i in first])
     above = [note for line in a.why for note in inside(line)]
     limits = [note for note in served.notes if note.code == "own-limits" and note not in above]
     limits += [note for note in served.notes if note.code in LEFT_OUT]
@@ -155,7 +127,7 @@ def question_words(a: Plans) -> str:
     return f"{', '.join([length_words(a.question), *limit_words(a.question)])}; goal: {WANTED[a.question.goal.objective]}"
 
 
-def limit_words(q: Question, names: Callable[[str], str] = TITLES.__getitem__) -> list[str]:
+def limit_words(q: Question, names: Callable[[str], str] = reasons.TITLES.__getitem__) -> list[str]:
     """Return each limit, and how likely it has to be met."""
     limits = [f"{names(name)} <= {format_seconds(limit)}" for name, limit in (*q.goal.times, *q.goal.slo)]
     each = "each " * (len(limits) > 1)
@@ -170,26 +142,26 @@ DEFINITION = (
 
 def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
     chosen, q, shown = a.recommended if rows is a.plans else None, a.question, figure_table("serving")
-    first = rows_to_show(rows, top, chosen)
+    first = plan_tables.rows_to_show(rows, top, chosen)
     some, listed = rows.take(np.array(first, dtype=int)), [(a, rows, i) for i in first]
     priced = {"tokens_per_s.range": a.ranges(some, "tokens_per_s"), "exposed_comm_fraction": a.comm_fractions(some).tolist()}
     wanted = {"limits_kept_with": bool(q.goal.times), "request_s": q.goal.objective == "latency"}
-    cells = shown.cells([served_parts(*one) for one in listed], [key for key, on in wanted.items() if not on], priced)
+    cells = shown.cells([plan_tables.served_parts(*one) for one in listed], [key for key, on in wanted.items() if not on], priced)
     needed = ["usd_per_million_tokens"] if asks_for_dollars(q) else []
     aim = WANTED[q.goal.objective] if a.places else ""
-    columns = {"": places(first, chosen), "plan": plan_names(listed), **cells}
-    show_ranked(console, columns, gpus_of(listed), shown.spare_headings(needed), q.gpus_there, aim)
+    columns = {"": plan_tables.places(first, chosen), "plan": plan_tables.plan_names(listed), **cells}
+    plan_tables.show_ranked(console, columns, plan_tables.gpus_of(listed), shown.spare_headings(needed), q.gpus_there, aim)
 
 
 def nothing_words(a: Plans) -> list[str]:
     """Say that no plan is good, which is the nearest, and what would have to change."""
     if a.trains:
-        return untrained_words(a)
+        return plan_tables.untrained_words(a)
     takes = [f"It would take {', or '.join(a.would_take)}."] if a.would_take else []
     if not len(a.near):
         return ["No plan fits in memory.", *takes]
     near, wish = a.near, percent(a.question.goal.confidence)
-    broken = [odds(a, near, 0, name) for name in missed_times(a.question, near, dict.fromkeys(TITLES, 0))]
+    broken = [reasons.odds(a, near, 0, name) for name in reasons.missed_times(a.question, near, dict.fromkeys(reasons.TITLES, 0))]
     by_half = "; by the central prediction (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
     head = f"No plan is {wish} likely to meet the limits{by_half}"
     return [f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", *takes]
@@ -215,12 +187,13 @@ def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Re
     """Return what ``plan --json`` prints, of either phase. ``pasted`` is where the pasted plan stands, null without one."""
     standing = _standing_record(a, pasted) if pasted else None
     if a.trains:
-        return document("plan-trained", a.question, **_rankings(a, a.plans, a.near, partial(trained_row, a), top), pasted=standing)
-    row, front = partial(served_row, a), zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
+        rankings = _rankings(a, a.plans, a.near, partial(plan_tables.trained_row, a), top)
+        return document("plan-trained", a.question, **rankings, pasted=standing)
+    row, front = partial(plan_tables.served_row, a), zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
     roomier: Record | None = None  # the engine limits that make room where memory binds, and the plan recommended with them
     if more := a.roomier:
         room = roomier_record(recommended_fit(more), recommended_fit(a))
-        roomier = {**room, "recommended": served_row(more, more.plans, more.recommended)}
+        roomier = {**room, "recommended": plan_tables.served_row(more, more.plans, more.recommended)}
     return document(
         "plan-served",
         a.question,
@@ -236,7 +209,6 @@ def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Re
 
 
 def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Record], top: int) -> Record:
-    """Return what documents of both phases have."""
     return {
         "plans": a,
         "margin": margin(a.question),
@@ -251,9 +223,9 @@ def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Reco
 def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
     rows, figures = pasted.rows, Record()
     if isinstance(rows, TrainColumns):
-        figures = record("plan-training-sizes", row=RowValues(rows, 0)) if len(rows) else {}
+        figures = record("plan-training-sizes", row=plan_tables.RowValues(rows, 0)) if len(rows) else {}
     elif isinstance(a, ServingPlans):
-        figures = served_row(a, rows, 0) if len(rows) else {}
+        figures = plan_tables.served_row(a, rows, 0) if len(rows) else {}
     return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}
 
 
@@ -289,7 +261,7 @@ def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
 def _marked(a: ServingPlans) -> dict[str, tuple[str, ServingColumns, int]]:
     """Return points with a sign each: the recommended plan, or the operating points by their first letters."""
     if not a.places:
-        return {MARK: ("the recommended plan", a.plans, a.recommended)}
+        return {plan_tables.MARK: ("the recommended plan", a.plans, a.recommended)}
     named = [(point_name(a, point), point) for point in a.places]
     return {name[0].upper(): (name, point.plans, point.recommended) for name, point in named}
 
@@ -313,9 +285,9 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
     if able:
         shown = figure_table("engines")
         columns = {"engine": [_engine_key(a) for a in able]}
-        columns |= shown.cells([trained_parts(a, a.plans, a.recommended) for a in able])
+        columns |= shown.cells([plan_tables.trained_parts(a, a.plans, a.recommended) for a in able])
         show_table(console, list(columns), zip(*columns.values(), strict=True), shown.spare_headings())
-    notes(console, [*(run_notes(able[0]) if able else []), "why other plans of an engine lost: name it alone"])
+    notes(console, [*(plan_tables.run_notes(able[0]) if able else []), "why other plans of an engine lost: name it alone"])
 
 
 def fastest_first(answers: Sequence[TrainPlans]) -> list[TrainPlans]:
@@ -357,7 +329,7 @@ def point_name(a: ServingPlans, point: OperatingPoint) -> str:
 
 def start_sentence(a: ServingPlans) -> str:
     rows, i = a.answered
-    plan = a.gpu_words(rows, i) + dtype_words(a.question, int(rows.dtype[i]))
+    plan = a.gpu_words(rows, i) + reasons.dtype_words(a.question, int(rows.dtype[i]))
     return f"When users wait, start from {USUAL}: {plan}; {plural(int(rows.concurrency[i]), 'client')} at once."
 
 
@@ -369,7 +341,7 @@ def best_sentence(a: ServingPlans) -> str:
         return ""
     times = f"TTFT {format_seconds(lead.ttft_s[0])}, TPOT {format_seconds(lead.tpot_s[0])}"
     best = f"{a.workers(lead, 0)}: {plural(int(lead.concurrency[0]), 'client')}, {times}, {lead.tokens_per_s[0]:,.0f} tokens/s"
-    return f"Predicted ahead for {USUAL} are two pools, {best}, {doubt_words(a.question, pools=True)}."
+    return f"Predicted ahead for {USUAL} are two pools, {best}, {reasons.doubt_words(a.question, pools=True)}."
 
 
 def simpler_sentence(a: ServingPlans) -> str:
@@ -381,7 +353,7 @@ def simpler_sentence(a: ServingPlans) -> str:
         return ""
     clients = plural(int(rows.concurrency[simpler]), "client")
     named = f"The best simpler plan ({KINDS[int(kind[simpler])]}) is {a.workers(rows, simpler)}; {clients}"
-    gives = f"{named}: {delivers(replace(a, plans=rows), simpler)}."
+    gives = f"{named}: {reasons.delivers(replace(a, plans=rows), simpler)}."
     if not rows.mode[chosen]:
         return gives
     error = ratio_error(q, pools=True)
@@ -392,7 +364,7 @@ def simpler_sentence(a: ServingPlans) -> str:
 def point_lines(a: ServingPlans) -> list[str]:
     """Return what the point to start from gives, what is simpler, and what to beware of."""
     rows, i = a.answered
-    gives = f"{delivers(replace(a, plans=rows), i)}."
+    gives = f"{reasons.delivers(replace(a, plans=rows), i)}."
     beware = map(opening, (*alone_words(a), *pool_words(a, rows, i)))
     return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
 
@@ -406,8 +378,8 @@ def show_points(console: Console, a: ServingPlans) -> None:
     listed = [(a, point.plans, point.recommended) for point in a.places]
     columns = {"point": [point_name(a, point) for point in a.places]}
     shown = figure_table("points")
-    columns |= {"plan": plan_names(listed), **shown.cells([served_parts(*one) for one in listed])}
-    show_ranked(console, columns, gpus_of(listed), shown.spare_headings(), a.question.gpus_there)
+    columns |= {"plan": plan_tables.plan_names(listed), **shown.cells([plan_tables.served_parts(*one) for one in listed])}
+    plan_tables.show_ranked(console, columns, plan_tables.gpus_of(listed), shown.spare_headings(), a.question.gpus_there)
     for point in a.places:
         say(console, f"  {point_name(a, point)}: when {point.when}", "dim")
     console.print()
@@ -504,7 +476,7 @@ def beside_recommended(a: ServingPlans, pasted: StandingPlan) -> str:
 
 def _why_keep(q: Question, theirs: ServingColumns, r: ServingColumns) -> str:
     """Say why a plan that is better than the recommended one is not recommended itself, and what to do about it."""
-    if doubts := against_words(q, r):
+    if doubts := reasons.against_words(q, r):
         return f", but {doubts}"
     yours, simple = (float(ranking.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
     return f"{', which is simpler' if simple < yours else ''}: if it runs, keep it"

@@ -25,7 +25,7 @@ from commtax.report.tables import (
     longest_words,
     notes,
     say,
-    say_default_limits,
+    say_limits,
     say_question,
     show_table,
 )
@@ -59,7 +59,7 @@ SAME = 1.1  # a tail that is no longer than this many medians is none
 
 def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
     """Show saturation and missed limits first, then the times, then why."""
-    say_default_limits(console, o.notes)
+    say_limits(console, o.notes)
     for note in (note for note in o.notes if note.code == "interrupted"):
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
@@ -345,7 +345,7 @@ EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "t
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
     """Show the knee and the capacity in a sentence, then one line a point."""
-    say_default_limits(console, s.outcomes[0].notes)
+    say_limits(console, s.outcomes[0].notes)
     unit = rate_words if s.name == LOADS[0] else partial(plural, noun="client")
     parts = [f"the capacity is {rate_words(s.capacity)}"]
     if s.knee is not None:

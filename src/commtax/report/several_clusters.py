@@ -6,21 +6,12 @@ from commtax.judgement.margins import is_close, ranges_overlap
 from commtax.planner.columns import ServingColumns
 from commtax.planner.reasons import against_codes, against_words, among_words, doubt_words, dtype_words, longer_times, role_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
+from commtax.report import plan_tables
 from commtax.report.documents import Record, document, engine_name, facts
 from commtax.report.drawing import Console
 from commtax.report.figures import figure_table, million
 from commtax.report.manners import LISTED, Manner, bars
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, price_notes
-from commtax.report.plan_tables import (
-    behind_notes,
-    gpus_of,
-    places,
-    plan_names,
-    served_parts,
-    served_row,
-    served_rows,
-    show_ranked,
-)
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document
 from commtax.report.plots import BarRow
 from commtax.report.tables import ANSWER, length_words, model_words, name_and_gpus, notes, say
@@ -156,7 +147,6 @@ RANKING: Mapping[str, Callable[[float], str]] = {"latency": format_seconds, "cos
 
 
 def _figure(one: RankedPlan, objective: str) -> str:
-    """Return the figure that an objective ranks by."""
     figure = one.deciding(objective)[0]
     if objective == "gpus":
         return plural(int(figure), "GPU")
@@ -186,11 +176,11 @@ def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
     listed = [(one.answer, one.answer.plans, one.row) for one in shown]
     chosen, *others = (at for plan in (a.recommended, *a.beside) for at, one in enumerate(a.plans) if plan and same_plan(one, plan))
     table, limited = figure_table("several"), any(answer.question.goal.times for answer in a.answers)
-    cells = table.cells([served_parts(*one) for one in listed], [] if limited else ["limits_kept_with"])
-    columns = {"": places([place[id(one)] for one in shown], chosen, others), "plan": plan_names(listed)}
+    cells = table.cells([plan_tables.served_parts(*one) for one in listed], [] if limited else ["limits_kept_with"])
+    columns = {"": plan_tables.places([place[id(one)] for one in shown], chosen, others), "plan": plan_tables.plan_names(listed)}
     columns["cluster"] = [one.answer.question.cluster.key for one in shown]
     aim = RANKED[a.objective] if a.waited else ""
-    show_ranked(console, columns | cells, gpus_of(listed), table.spare_headings(), aim=aim)
+    plan_tables.show_ranked(console, columns | cells, plan_tables.gpus_of(listed), table.spare_headings(), aim=aim)
 
 
 def clusters_without_plans(a: SeveralPlans) -> Iterator[Note]:
@@ -210,7 +200,7 @@ def _notes(a: SeveralPlans, top: int) -> list[str]:
     q, priced = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
     shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans, 1)}
     placed, worths = [(one.answer, one.answer.plans, one.row) for one in shown], [one.worth(a.objective) for one in shown]
-    behind = behind_notes(placed, worths, [place[id(one)] for one in shown])
+    behind = plan_tables.behind_notes(placed, worths, [place[id(one)] for one in shown])
     remarks = [DEFINITION, *behind, lengths_note(q), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
         remarks.append(f"plans on {listed(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
@@ -248,12 +238,12 @@ def waiting_why(waited: SeveralPlans) -> list[str]:
 
 
 def several_rows(a: SeveralPlans) -> list[Record]:
-    listed = {id(answer): served_rows(answer) for answer in a.answers}
+    listed = {id(answer): plan_tables.served_rows(answer) for answer in a.answers}
     return [{"cluster": one.answer.question.cluster.key, **listed[id(one.answer)][one.row]} for one in a.plans]
 
 
 def ranked_row(one: RankedPlan) -> Record:
-    return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}
+    return {"cluster": one.answer.question.cluster.key, **plan_tables.served_row(one.answer, one.answer.plans, one.row)}
 
 
 def _cost_bar(one: RankedPlan) -> BarRow:

@@ -80,7 +80,7 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style))
 
 
-def say_default_limits(console: Console, remarks: Iterable[Note]) -> None:
+def say_limits(console: Console, remarks: Iterable[Note]) -> None:
     """Say that servers would not start with their default limits, before the figures, which hold with others."""
     for note in (note for note in remarks if note.code == OWN_LIMITS):
         say(console, f"{note}.", "bold red")

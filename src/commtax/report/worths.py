@@ -98,7 +98,6 @@ def _show_left_out(console: Console, w: Worth) -> None:
 
 
 def _left_out(w: Worth) -> Iterator[str]:
-    """Yield one line for each kind of reason."""
     q = w.question
     kinds = {
         ALREADY_ON: "already on",
@@ -215,7 +214,6 @@ def _set_words(row: TechniqueWorth) -> str:
 
 
 def _on(w: Worth) -> str:
-    """Return what is set beside what is on anyway."""
     return " and ".join(row.asked for row in w.on if not row.since)
 
 

@@ -94,7 +94,6 @@ def _answered(status: int, body: bytes) -> Response:
 
 
 def _drop(asker: Asker) -> Endpoint:
-    """Return the endpoint for a file to audit. Neither is kept."""
 
     async def audit(request: Request) -> Response:
         body = await request.body()

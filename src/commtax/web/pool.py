@@ -173,7 +173,6 @@ class WorkerLane:
                 line.close()
 
     def _rested(self) -> WorkerLine | None:
-        """Return an idle worker that is still there."""
         while self.idle:
             line = self.idle.pop()
             if line.usable:

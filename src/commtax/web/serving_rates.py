@@ -91,7 +91,7 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
     first = shown.owners[0] if shown.owners else ""
     lanes = [i for i, owner in enumerate(shown.owners) if owner == first]
     slices = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
-    until = float(shown.end_s[slices].max()) if len(slices) else 0.0
+    until, inner = float(shown.end_s[slices].max()) if len(slices) else 0.0, "stage" if o.fleet.workers.stages > 1 else "rank"
     return {
         "rate": rate,
         "sentence": text,
@@ -100,7 +100,7 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
         "histogram": histogram(*o.gaps),
         "timeline": {
             "engine": first,
-            "lanes": [_lane_name(o, place, len(lanes)) for place in range(len(lanes))],
+            "lanes": [f"{inner} {place}" if len(lanes) > 1 else "steps" for place in range(len(lanes))],
             "kinds": list(shown.kinds),
             "until_s": until,
             "slices": [_slice(shown, i, lanes) for i in slices],
@@ -110,16 +110,9 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
 
 
 def _counter(counter: Counter, until: float) -> Record:
-    """Return a figure of an engine in time, up to a moment."""
     seen = counter.at_s <= until
     names = {"name": counter.figure, "short": SHOWN["counters"][counter.figure]}
     return {**names, "at_s": counter.at_s[seen], "values": counter.value[seen]}
-
-
-def _lane_name(o: RequestsInTime, number: int, lanes: int) -> str:
-    """Return the name of one of an engine's lanes, beside the others of that engine."""
-    inner = "stage" if o.fleet.workers.stages > 1 else "rank"
-    return f"{inner} {number}" if lanes > 1 else "steps"
 
 
 def _percentiles(o: RequestsInTime, metric: str, name: str) -> Record:

@@ -25,35 +25,14 @@ from commtax.planner.ranking import FAMILY
 from commtax.planner.reasons import passed_over_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans
 from commtax.question import Question
-from commtax.report import plan_tables
+from commtax.report import plan_tables, planning, several_clusters
 from commtax.report.documents import Record, Value
 from commtax.report.figures import FigureTable, figure_table
 from commtax.report.fleets import fleet_reasons, fleet_sentence, fleets_document, gpu_words, statistic_key
 from commtax.report.manners import LISTED, Manner, bars, layer_drawing
 from commtax.report.money import page_note
 from commtax.report.plan_tables import run_notes, served_row, trained_row
-from commtax.report.planning import (
-    plans_document,
-    point_name,
-    question_words,
-    recommended_words,
-    shorten_rejected,
-    show_plans,
-    start_sentence,
-)
 from commtax.report.plots import LIGHT, LIMIT, RECOMMENDED, entitle, picture, style
-from commtax.report.several_clusters import (
-    UNWAITED,
-    WAITED,
-    clusters_without_plans,
-    ranked_figures,
-    ranked_row,
-    ranked_words,
-    reasons_between,
-    several_document,
-    several_role,
-    waiting_why,
-)
 from commtax.report.tables import sized_places
 from commtax.report.view.state import on_page
 from commtax.spec import SERVING_AXES, SIZES
@@ -96,7 +75,7 @@ def _point(
 
 def serving_front(a: ServingPlans) -> Record:
     """Return what a user gets against what a GPU gives: the plans as a table and points, what is recommended and why."""
-    made, why = plans_document(a, TOP), [on_page(line) for line in a.why]
+    made, why = planning.plans_document(a, TOP), [on_page(line) for line in a.why]
     if why:
         rows, i = a.plans, a.recommended
         usd = page_note(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))
@@ -110,7 +89,7 @@ def serving_front(a: ServingPlans) -> Record:
     for point in a.places:
         here, i = replace(a, plans=point.plans), point.recommended
         row = _served_card(here, i, served_row(here, here.plans, i), served_patch(here, here.plans, i))
-        points.append({"name": point_name(a, point), "when": point.when, "row": row})
+        points.append({"name": planning.point_name(a, point), "when": point.when, "row": row})
     return {
         **made,
         "front": front_points(a),
@@ -121,7 +100,7 @@ def serving_front(a: ServingPlans) -> Record:
         "table": plan_table("serving", rows_shown),
         "points": points,
         "sides": [],
-        "lost": lost_rows(shorten_rejected(a.rejected)),
+        "lost": lost_rows(planning.shorten_rejected(a.rejected)),
     }
 
 
@@ -129,12 +108,11 @@ def _serving_sentence(a: ServingPlans) -> str:
     if not len(a.plans):
         sure = percent(a.question.goal.confidence)
         return (f"No plan is {sure} likely to meet the limits." if len(a.near) else NO_PLAN) + _wanted(a.would_take)
-    start = f"{on_page(words('no-limit'))} {start_sentence(a)} " if a.places else ""
-    return f"{start}{recommended_words(a)}: {a.why[0]}, {plural(int(a.plans.concurrency[a.recommended]), 'client')}."
+    start = f"{on_page(words('no-limit'))} {planning.start_sentence(a)} " if a.places else ""
+    return f"{start}{planning.recommended_words(a)}: {a.why[0]}, {plural(int(a.plans.concurrency[a.recommended]), 'client')}."
 
 
 def _wanted(remedies: Sequence[str]) -> str:
-    """Return a sentence on what it would take, or "" without any remedy."""
     return on_page(words("would-take", remedies=list(remedies))) if remedies else ""
 
 
@@ -150,17 +128,19 @@ def lost_rows(lost: Iterable[Rejected]) -> list[Record]:
 
 def several_front(s: SeveralPlans) -> Record:
     """Return plans of several clusters in one table and one picture, and the recommended plan of each cluster."""
-    made, chosen, rows = several_document(s, TOP), s.recommended, list[Record]()
+    made, chosen, rows = several_clusters.several_document(s, TOP), s.recommended, list[Record]()
     for place, (one, figures) in enumerate(zip(s.listed(TOP), rows_of(made), strict=True)):
         marked = ["recommended"] * _is_same(one, chosen) + ["best"] * _is_same(one, s.best)
         rows.append(_ranked_card(one, marked, figures, place))
     lost = [
-        replace(one, family=f"{one.family} on {a.question.cluster.key}") for a in s.answers for one in shorten_rejected(a.rejected)
+        replace(one, family=f"{one.family} on {a.question.cluster.key}")
+        for a in s.answers
+        for one in planning.shorten_rejected(a.rejected)
     ]
     return {
         **made,
         "front": [point for a in s.answers for point in front_points(a, a.question.cluster.key, a is (chosen and chosen.answer))],
-        "why": [on_page(line) for line in (*_why_cluster(s), *clusters_without_plans(s))],
+        "why": [on_page(line) for line in (*_why_cluster(s), *several_clusters.clusters_without_plans(s))],
         "sentence": _several_words(s, chosen) if chosen else "No cluster has a plan that meets the limits.",
         **USER_AND_GPU,
         "marks": limit_marks(s.answers[0]),
@@ -173,10 +153,11 @@ def several_front(s: SeveralPlans) -> Record:
 
 def _several_words(s: SeveralPlans, chosen: RankedPlan) -> str:
     """Return what to run, and where nothing is limited what for users who wait and for work that nobody waits for."""
+    unwaited = several_clusters.ranked_words(chosen)
     if not s.waited or not s.waited.recommended:
-        return f"{several_role(s)}: {ranked_words(chosen)}."
-    waited = ranked_words(s.waited.recommended)
-    return f"{on_page(words('no-limit'))} When {WAITED}: {waited}. When {UNWAITED}: {ranked_words(chosen)}."
+        return f"{several_clusters.several_role(s)}: {unwaited}."
+    ways = {several_clusters.WAITED: several_clusters.ranked_words(s.waited.recommended), several_clusters.UNWAITED: unwaited}
+    return " ".join([on_page(words("no-limit")), *(f"When {who}: {plan}." for who, plan in ways.items())])
 
 
 def _why_cluster(s: SeveralPlans) -> Iterator[str]:
@@ -185,15 +166,18 @@ def _why_cluster(s: SeveralPlans) -> Iterator[str]:
         answer, row = s.recommended
         name, *why = answer.why
         passed_over = passed_over_words(answer, answer.passed_over, answer.plans.take(slice(row, row + 1))) if s.passed_over else ()
-        figures = f"{'; '.join(ranked_figures(s.recommended))}."
-        yield from (name, figures, *reasons_between(s), *(line for line in why if line not in set(passed_over)))
+        figures = f"{'; '.join(several_clusters.ranked_figures(s.recommended))}."
+        yield from (name, figures, *several_clusters.reasons_between(s), *(line for line in why if line not in set(passed_over)))
 
 
 def _ways_to_run(s: SeveralPlans) -> Iterator[Record]:
     """Yield what to run where for users who wait, and for work that nobody waits for, where nothing is limited."""
     if not s.waited:
         return
-    ways = (s.waited, "users", WAITED, waiting_why(s.waited)), (s, "bulk work", UNWAITED, reasons_between(s))
+    ways = (
+        (s.waited, "users", several_clusters.WAITED, several_clusters.waiting_why(s.waited)),
+        (s, "bulk work", several_clusters.UNWAITED, several_clusters.reasons_between(s)),
+    )
     for ranked, work, when, why in ways:
         if one := ranked.recommended:
             text = "; ".join([when, *map(on_page, why)])
@@ -208,7 +192,7 @@ def _ranked_card(one: RankedPlan, marked: Sequence[str] = (), figures: Record | 
     """Return a plan of one of several clusters, whose state names the cluster too."""
     a = one.answer
     patch = {**served_patch(a, a.plans, one.row), "c": a.question.cluster.key}
-    return _served_card(a, one.row, figures or ranked_row(one), patch, marked, place)
+    return _served_card(a, one.row, figures or several_clusters.ranked_row(one), patch, marked, place)
 
 
 def _side(a: ServingPlans, chosen: RankedPlan | None) -> Record:
@@ -239,7 +223,7 @@ def fleet_front(f: FleetPlans) -> Record:
         "marks": [{"axis": "x", "value": f.question.offered.request_rate, "text": "requested"}],
         "table": plan_table("fleet", rows, [name for name, _ in f.question.goal.slo]),
         "sides": [_fleet_side(q, rows) for q in f.questions] if several else [],
-        "lost": lost_rows(shorten_rejected(f.rejected)),
+        "lost": lost_rows(planning.shorten_rejected(f.rejected)),
     }
 
 
@@ -250,7 +234,6 @@ def _fleet_point(trial: Trial, best: bool, several: bool) -> FrontPoint:
 
 
 def _fleet_side(q: Question, rows: Sequence[Record]) -> Record:
-    """Return one cluster beside others: its smallest fleet."""
     row = next((row for row in rows if row["cluster"] == q.cluster.key), None)
     return {**_place(q), "text": "" if row else "No fleet on it meets the limits at this rate.", "row": row}
 
@@ -307,11 +290,11 @@ def training_front(a: TrainPlans) -> Record:
     drawn = np.unique([*less[:MOST].tolist(), a.recommended]) if len(a.plans) else np.arange(len(a.near))
     rows = a.plans.take(drawn) if len(a.plans) else a.near
     points = [_training_point(a, rows, i, bool(len(a.plans)) and int(drawn[i]) == a.recommended) for i in range(len(rows))]
-    sentence = f"{recommended_words(a)}: {a.why[0]}." if len(a.plans) else "No plan fits in memory; the nearest are shown."
+    sentence = f"{planning.recommended_words(a)}: {a.why[0]}." if len(a.plans) else "No plan fits in memory; the nearest are shown."
     shown = [int(i) for i in a.splits()[:TOP]] if len(a.plans) else []  # the best plan of each split, and the recommended one
     shown += [a.recommended] if len(a.plans) and a.recommended not in shown else []
     return {
-        **plans_document(a, TOP),
+        **planning.plans_document(a, TOP),
         "front": points,
         "why": [on_page(line) for line in (*a.why, *(run_notes(a) if len(a.plans) else ()))],
         "sentence": sentence,
@@ -448,12 +431,12 @@ def plot_front(a: ServingPlans, path: Path | None) -> "Figure":
             alike = [point for point in points if point["series"] == name]
             axes.plot([p["x"] for p in alike], [p["y"] for p in alike], **style(index, linestyle="", label=name))
         for point in (point for point in points if point["best"]):
-            label = f"{recommended_words(a)}: {point['name']}"
+            label = f"{planning.recommended_words(a)}: {point['name']}"
             axes.plot([point["x"]], [point["y"]], RECOMMENDED, color=LIGHT["accent"], markersize=12, label=label, zorder=3)
         for mark in limit_marks(a):
             axes.axvline(cast("float", mark["value"]), **LIMIT, label=str(mark["text"]))
         axes.set(xlabel="tokens/s per user", ylabel="tokens/s per GPU")
-        entitle(axes, f"{a.question.model.key} on {sized_places(a.question)}, {question_words(a)}")
+        entitle(axes, f"{a.question.model.key} on {sized_places(a.question)}, {planning.question_words(a)}")
         axes.grid(True, alpha=0.3)
         axes.legend(fontsize=9)
 
@@ -462,15 +445,15 @@ def plot_front(a: ServingPlans, path: Path | None) -> "Figure":
 
 MANNERS = {
     "ServingPlans": Manner[ServingPlans](
-        lambda console, a: show_plans(console, a, LISTED),
-        lambda a: plans_document(a, LISTED),
+        lambda console, a: planning.show_plans(console, a, LISTED),
+        lambda a: planning.plans_document(a, LISTED),
         plan_tables.served_rows,
         plot_front,
         lambda a: layer_drawing(layer_of(a.step_of(a.plans, a.recommended))) if len(a.plans) else "",
     ),
     "TrainPlans": Manner[TrainPlans](
-        lambda console, a: show_plans(console, a, LISTED),
-        lambda a: plans_document(a, LISTED),
+        lambda console, a: planning.show_plans(console, a, LISTED),
+        lambda a: planning.plans_document(a, LISTED),
         plan_tables.trained_rows,
         bars(
             lambda a: [(a.whole_words(a.plans, i), float(a.plans.mfu[i])) for i in range(min(LISTED, len(a.plans)))],
