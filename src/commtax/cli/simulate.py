@@ -59,18 +59,18 @@ def simulate_command(order: Order) -> None:
         order.output.answer(
             closed_loop.simulation_document, lambda console, s: closed_loop.show_unfit(console, s, advice), simulated, code=1
         )
-    if q.offered.prefix_hit_rate and not np.ndim(q.requests.concurrency):
-        simulated = replace(simulated, given_notes=(_worth_of_prefixes(simulated), *simulated.notes))
+    several = bool(np.ndim(q.requests.concurrency))
+    above, below = [_worth_of_prefixes(simulated)] if q.offered.prefix_hit_rate and not several else [], list[Note]()
     if options.concurrency is None and np.all(q.requests.concurrency == 1):
         order.output.remarks.append(ONE_CLIENT)
-    elif not np.ndim(q.requests.concurrency) and not order.output.as_json:  # another question's answer: none of the document
-        simulated = replace(simulated, given_notes=(*simulated.notes, *_beginning(simulated)))
-    if not np.ndim(q.requests.concurrency) and not q.requests.disaggregated and not order.output.as_json:
-        simulated = replace(simulated, given_notes=(*simulated.notes, *_other_layout(simulated)))
+    elif not several and not order.output.as_json:  # another question's answer: none of the document
+        below += _beginning(simulated)
+    if not several and not q.requests.disaggregated and not order.output.as_json:
+        below += _other_layout(simulated)
     judged = list(_judged(simulated, slo))
     limit_notes = [_limit_note(x, simulated) for x in judged]
-    simulated = replace(simulated, given_notes=(*limit_notes, *simulated.notes))
-    show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
+    simulated = replace(simulated, given_notes=(*limit_notes, *above, *simulated.notes, *below))
+    show = closed_loop.show_simulations if several else closed_loop.show_simulation
     document = partial(closed_loop.simulation_document, judged=judged)
     order.output.answer(document, show, simulated, code=0 if all(x.kept for x in judged) and _starts(order, simulated) else 1)
 

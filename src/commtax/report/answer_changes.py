@@ -15,6 +15,7 @@ from commtax.judgement.gains import is_worth_telling
 from commtax.judgement.overload import load_words
 from commtax.planner.money import per_million
 from commtax.records import dataclass, record_from, replace
+from commtax.report.documents import Record, facts
 from commtax.report.figures import AnswerFigure, figures
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -170,11 +171,10 @@ def compare_answers(before: AnswerSide, after: AnswerSide, rules: Mapping[str, f
     """Compare the second answer with the first, by rules of how much worse a kind of figure may be."""
     changes = tuple(change for figure in compared_figures() if (change := _change(figure, before, after)))
     if not changes:
-        raise Refusal(
-            f"{before.name}, {after.name}: these answers have no figure that is compared; plan, simulate, bill and fit have"
-        )
-    facts = tuple(_facts(before, after))
-    return AnswerDifference(before, after, changes, facts, tuple(_broken(after, changes, rules)))
+        rule = "these answers have no figure that is compared; plan, simulate, bill and fit have"
+        raise Refusal(f"{before.name}, {after.name}: {rule}")
+    others = tuple(_other_facts(before, after))
+    return AnswerDifference(before, after, changes, others, tuple(_broken(after, changes, rules)))
 
 
 def rules_of(text: str) -> dict[str, float]:
@@ -333,7 +333,7 @@ def _change(figure: ComparedFigure, before: AnswerSide, after: AnswerSide) -> An
     return AnswerChange(figure, a, b, low, high)
 
 
-def _facts(before: AnswerSide, after: AnswerSide) -> Iterator[tuple[str, str, str]]:
+def _other_facts(before: AnswerSide, after: AnswerSide) -> Iterator[tuple[str, str, str]]:
     compared = {} if before.is_nothing else table("report/figures.toml")["compared_facts"]
     for name, paths in compared.items():
         a, b = (_write_fact(side.value(paths)) for side in (before, after))
@@ -380,11 +380,8 @@ def notes_of(side: AnswerSide) -> list[str]:
     return [note if len(by) == len(side.documents) else f"{by[0]}: {note}" for note, by in verbs.items()]
 
 
-def difference_document(d: AnswerDifference) -> JsonObject:
-    rows: list[Json] = [
-        {"key": c.figure.key, "before": c.before, "after": c.after, "relative": c.relative, "low": c.low, "high": c.high}
-        for c in d.changes
-    ]
+def difference_document(d: AnswerDifference) -> Record:
+    names = ("before", "after", "relative", "low", "high")
     return {
         "schema": "commtax.diff/1",
         "before": _side_document(d.before),
@@ -393,18 +390,11 @@ def difference_document(d: AnswerDifference) -> JsonObject:
         "verdict": "not allowed" if d.broken else "allowed",
         "broken": list(d.broken),
         "summary": list(summary(d)),
-        "figures": rows,
+        "figures": [{"key": c.figure.key, **facts(c, *names)} for c in d.changes],
         "facts": [{"name": name, "before": a, "after": b} for name, a, b in d.facts],
     }
 
 
-def _side_document(side: AnswerSide) -> JsonObject:
+def _side_document(side: AnswerSide) -> Record:
     gpus = side.value(["recommended.gpus", "gpus"])
-    return {
-        "name": side.name,
-        "plan": side.plan,
-        "fits": side.fits,
-        "overloaded": side.overloaded,
-        "gpus": gpus,
-        "unread": list(side.unread),
-    }
+    return facts(side, "name", "plan", "fits", "overloaded") | {"gpus": gpus, "unread": list(side.unread)}

@@ -49,8 +49,20 @@ def _too_long(s: ClosedLoop) -> list[str]:
 
 def show_unfit(console: Console, s: ClosedLoop, advice: Iterable[str] = ()) -> None:
     """Show that nobody can run this plan, and what would fit: its times would be those of another one."""
-    _say_unfit(console, s)
-    for change in () if _too_long(s) else advice:  # which names what would help itself
+    r, long = s.requests, _too_long(s)
+    if long:
+        tables.say(console, f"It does not fit: {long[0]}.", "bold red")
+    else:
+        states = int(np.max(s.state_tokens))
+        beside = f" and room for {states:,} more for its states" if states else ""
+        need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}{beside}"
+        whose, room = "a replica", s.kv_tokens
+        if s.apart and s.kv_tokens >= r.tokens:
+            need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
+        no_room = f"weights leave the KV cache of {whose} no room"
+        holds = f"the KV cache of {whose} holds {int(room):,} tokens" if room > 0 else no_room
+        tables.say(console, f"It does not fit: {holds}, and {need}.", "bold red")
+    for change in () if long else advice:  # which names what would help itself
         tables.say(console, f"  It would fit with {change}.")
     _say_question(console, s)
 
@@ -158,21 +170,6 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
 def _say_first(console: Console, s: ClosedLoop) -> None:
     for note in (note for note in s.notes if note.code in TOLD_FIRST):
         tables.say(console, note)
-
-
-def _say_unfit(console: Console, s: ClosedLoop) -> None:
-    r = s.requests
-    if long := _too_long(s):
-        tables.say(console, f"It does not fit: {long[0]}.", "bold red")
-        return
-    states = int(np.max(s.state_tokens))
-    beside = f" and room for {states:,} more for its states" if states else ""
-    need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}{beside}"
-    whose, room = "a replica", s.kv_tokens
-    if s.apart and s.kv_tokens >= r.tokens:
-        need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
-    holds = f"the KV cache of {whose} holds {int(room):,} tokens" if room > 0 else f"weights leave the KV cache of {whose} no room"
-    tables.say(console, f"It does not fit: {holds}, and {need}.", "bold red")
 
 
 def _say_question(console: Console, s: ClosedLoop) -> None:

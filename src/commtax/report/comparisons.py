@@ -42,7 +42,7 @@ def _prefills(compared: Comparison) -> bool:
     return any(row.bill is not None and row.bill.question.phase == "prefill" for row in compared.rows)
 
 
-def _floats(b: StepBill, names: tuple[str, ...]) -> Record:
+def _floats(b: StepBill, *names: str) -> Record:
     return {name: float(getattr(b, name)) for name in names}
 
 
@@ -65,10 +65,10 @@ def comparison_rows(compared: Comparison) -> list[Record]:
 
 def _swept(b: StepBill) -> Record:
     if not b.question.trains:
-        prompted = _floats(b, PROMPTED) if b.question.phase == "prefill" else {}
-        return _floats(b, SWEPT) | prompted | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}
+        prompted = PROMPTED if b.question.phase == "prefill" else ()
+        return _floats(b, *SWEPT, *prompted) | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}
     taxes = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()}
-    return _floats(b, SWEPT) | {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
+    return _floats(b, *SWEPT, "mfu") | {**taxes, "binding": b.binding, "fits": bool(fits(b))}
 
 
 def draft_remarks(bills: Iterable[StepBill | None]) -> list[str]:
@@ -187,15 +187,14 @@ def _record(row: PlanRow) -> Record:
         rates = {"tokens_per_s": row.tokens_per_s, "tokens_per_s_per_gpu": row.tokens_per_s / row.gpus}
         if row.prompt_tokens_per_s:
             figures |= {"prompt_tokens_per_s": row.prompt_tokens_per_s, "ttft_s": float(row.bill.ttft_s)}
-        figures |= _floats(row.bill, PRICED) | rates | {"fits": row.fits}
+        figures |= _floats(row.bill, *PRICED) | rates | {"fits": row.fits}
     return facts(row, "plan", "link", "sequences", "batch", "gpus") | figures | {"refused": row.refused}
 
 
 def plans_document(compared: PlanTable) -> Record:
     flips = list[Record]()
     for f in compared.break_evens:
-        below, above = f.sure(ratio_error(compared.question))
-        surely = {"sure_below": below, "sure_from": above}
+        surely = dict(zip(("sure_below", "sure_from"), f.sure(ratio_error(compared.question)), strict=True))
         figures = facts(f, "at", "earliest", "link", "sequences")
         flips.append({"axis": f.axis, "below": f.first, "from": f.then, **figures, **surely})
     head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context, "rows": plan_rows(compared)}

@@ -1,7 +1,6 @@
 """Profiles for a terminal and as documents: what is in one, what changed between two, what one tells of a question."""
 
 import math
-from collections.abc import Iterator
 from itertools import groupby
 
 from commtax.catalog.posterior import metric_words, move_words, moves_of
@@ -30,7 +29,7 @@ def show_profile(console: Console, profile: Profile) -> None:
     for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
         name, taught_runs = deployment_words(deployment), list(runs)
         if served := [run for run in taught_runs if any(metric in run.lessons for metric in LATENCIES)]:
-            show_table(console, *drop_empty_columns(RUN_COLUMNS, [_run_row(run) for run in served]), ("repeats", "catalogue"), name)
+            show_table(console, *drop_empty_columns(RUN_COLUMNS, map(_run_row, served)), ("repeats", "catalogue"), name)
             name = ""
         if parts := [(run, part) for run in taught_runs for part in run.lessons if part not in LATENCIES]:
             cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
@@ -57,15 +56,8 @@ PATH_COLUMNS = ("collectives", "collective", "algorithm", ">ranks", ">launch", "
 def _path_row(library: str, path: Path) -> tuple[str, ...]:
     ranks = " to ".join(dict.fromkeys(map(str, path.ranks)))
     times = [format_seconds(x) if x else "-" for x in (path.launch_s, path.hop_s)]
-    return (
-        library,
-        path.op,
-        path.algorithm,
-        ranks,
-        *times,
-        format_rate(path.bandwidth_Bps),
-        f"±{path.spread:.0%}" if path.spread else "",
-    )
+    spread = f"±{path.spread:.0%}" if path.spread else ""
+    return (library, path.op, path.algorithm, ranks, *times, format_rate(path.bandwidth_Bps), spread)
 
 
 PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
@@ -191,22 +183,16 @@ def show_coverage(console: Console, compared: ProfileCoverage) -> None:
         f"profile {profile.name}: can be read, and nothing in it beats the hardware ({', '.join(parts_of(profile))})",
         "bold",
     )
-    for line in _verdicts(compared):
-        say(console, line)
-
-
-def _verdicts(compared: ProfileCoverage) -> Iterator[str]:
     if compared.used:
-        yield f"used: {', '.join(compared.used)}"
+        say(console, f"used: {', '.join(compared.used)}")
     else:
-        yield "it tells nothing of what is asked" if compared.topics or compared.unused else "it tells nothing"
+        say(console, "it tells nothing of what is asked" if compared.topics or compared.unused else "it tells nothing")
     if compared.unused:
-        yield f"not used: {', '.join(compared.unused)}"
+        say(console, f"not used: {', '.join(compared.unused)}")
     if seen := [f"{topic.name} {topic.asked}" for topic in compared.topics if topic.told]:
-        yield f"seen: {', '.join(seen)}"
-    for topic in compared.topics:
-        if not topic.told:
-            yield f"not seen: {topic.unseen}"
+        say(console, f"seen: {', '.join(seen)}")
+    for topic in (topic for topic in compared.topics if not topic.told):
+        say(console, f"not seen: {topic.unseen}")
 
 
 def coverage_document(compared: ProfileCoverage) -> Record:

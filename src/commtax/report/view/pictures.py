@@ -67,12 +67,6 @@ class FrontPoint(TypedDict):
     patch: Patch | None
 
 
-def _point(
-    name: str, x: float, y: float, best: bool, text: str, series: str, joined: bool = False, patch: Patch | None = None
-) -> FrontPoint:
-    return FrontPoint(name=name, x=x, y=y, best=best, text=text, series=series, joined=joined, patch=patch)
-
-
 def serving_front(a: ServingPlans) -> Record:
     """Return what a user gets against what a GPU gives: the plans as a table and points, what is recommended and why."""
     made, why = planning.plans_document(a, TOP), [on_page(line) for line in a.why]
@@ -228,9 +222,9 @@ def fleet_front(f: FleetPlans) -> Record:
 
 
 def _fleet_point(trial: Trial, best: bool, several: bool) -> FrontPoint:
-    series = trial.layout.question.cluster.key if several else MODES[int(trial.layout.apart)]
+    plan, series = gpu_words(trial), trial.layout.question.cluster.key if several else MODES[int(trial.layout.apart)]
     text = f"{plural(trial.gpus, 'GPU')} can answer {format_figure(trial.capacity)} requests/s"
-    return _point(gpu_words(trial), trial.capacity, trial.gpus, best, text, series)
+    return FrontPoint(name=plan, x=trial.capacity, y=trial.gpus, best=best, text=text, series=series, joined=False, patch=None)
 
 
 def _fleet_side(q: Question, rows: Sequence[Record]) -> Record:
@@ -267,7 +261,8 @@ def _served_point(a: ServingPlans, rows: ServingColumns, i: int, best: bool, ser
     one = f" of one of {copies} servers" if copies > 1 else ""
     text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
     x, y = float(rows.tokens_per_s_per_user[i]), float(rows.tokens_per_s_per_gpu[i])
-    return _point(plan, x, y, best, text, series or MODES[int(apart)], i < len(a.front), served_patch(a, rows, i))
+    patch, series = served_patch(a, rows, i), series or MODES[int(apart)]
+    return FrontPoint(name=plan, x=x, y=y, best=best, text=text, series=series, patch=patch, joined=i < len(a.front))
 
 
 def served_patch(a: ServingPlans, rows: ServingColumns, i: int) -> dict[str, Value]:
@@ -311,7 +306,7 @@ def _training_point(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Fr
     plan, x, y = a.gpu_words(rows, i), float(rows.memory_bytes[i]) / 2**30, 100 * float(rows.mfu[i])
     step, memory = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
     text = f"{plan}; {a.kind_words(rows, i)}; step {step}, MFU {rows.mfu[i]:.1%}, {memory} per GPU"
-    return _point(plan, x, y, best, text, "", True, training_patch(a, rows, i))
+    return FrontPoint(name=plan, x=x, y=y, best=best, text=text, series="", joined=True, patch=training_patch(a, rows, i))
 
 
 def training_patch(a: TrainPlans, rows: TrainColumns, i: int) -> dict[str, Value]:

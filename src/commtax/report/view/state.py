@@ -142,9 +142,6 @@ def _control(option: str, value: str) -> str:
     return f"‘{label}’{f' {value}' if value and value != AUTO else ''}" if label else ""
 
 
-"""Arguments of the library, and the key that a reader knows them by."""
-
-
 @dataclass(frozen=True)  # without slots: the question is asked for often and kept
 class State:
     """What the controls say, all of them. Keys without meaning in a phase keep their place and change nothing."""
