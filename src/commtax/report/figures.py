@@ -107,8 +107,8 @@ class FigureTable:
 
     def show(self, console: Console, rows: Sequence[Mapping[str, object]], title: str = "") -> None:
         """Show the rows as a table."""
-        columns = self.cells(rows)
-        show_table(console, list(columns), zip(*columns.values(), strict=True), self.spare_headings(), title)
+        cells = ([self.figure(key.removesuffix(RANGE)).write(self._value(key, row)) for key in self.columns] for row in rows)
+        show_table(console, list(map(self.heading, self.columns)), cells, self.spare_headings(), title)  # headings may be alike
 
     def words(self, parts: Record) -> list[str]:
         """Return the figures as parts of a sentence, those that have a value."""
