@@ -22,7 +22,7 @@ from commtax.statement import COSTLY, STRANGE, Refusal
 from commtax.units import plural
 
 if TYPE_CHECKING:
-    from commtax.launch.launch_record import Launch
+    from commtax.launch.flags import Launch
     from commtax.verbs.billing import StepBill
 
 
