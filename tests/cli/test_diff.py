@@ -218,7 +218,7 @@ def test_an_audit_is_told_as_markdown():
 def test_every_figure_has_a_place_and_ranges_in_step(figure):
     assert figure.at
     assert len(figure.ends("low")) == len(figure.ends("high")) == len(figure.at)
-    assert figure.told.unit in UNITS
+    assert figure.described.unit in UNITS
     assert bool(figure.rule) <= figure.judged
     assert bool(figure.line) == bool(figure.brief)
     assert look_up({}, figure.at[0]) is None

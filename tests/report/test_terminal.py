@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cli_run import run_here
-from commtax.cli.signs import READABLE as READABLE_SIGNS
+from commtax.cli.app import READABLE as READABLE_SIGNS
 from commtax.report.drawing import width_of
 from paths import FIXTURES
 from pseudo_terminal import SIGNS, on_a_terminal

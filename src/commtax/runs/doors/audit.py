@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 from click.core import ParameterSource
 
-from commtax.cli.options import GivenOptions, Verb, VerbSubject, add_verb_options
+from commtax.cli.options import CommandOptions, Verb, VerbSubject, add_verb_options
 from commtax.cli.order import cluster_of, profile_of, refuse
 from commtax.cli.output import Output, write_page
 from commtax.cli.pasting import fill_from_command
@@ -41,7 +41,7 @@ TOLERANCES = f"Relative, for seconds.  [default: {SECONDS_TOLERANCE}; of --diff 
 @add_verb_options("audit", tolerance={"help": TOLERANCES})
 def audit_command(files: tuple[Path, ...], as_json: bool, **flags: object) -> None:
     """Report what happened in a run, and who is to blame: traces of all ranks, logs and benchmark results, by their content."""
-    output, options = Output(as_json), GivenOptions(flags)
+    output, options = Output(as_json), CommandOptions(flags)
     markdown = bool(options.pop("markdown"))
     if markdown and (options.diff or options.metrics):
         raise Refusal("markdown: is of the files of one run; two runs and running servers are told as text or JSON", "markdown")
@@ -87,7 +87,7 @@ def _tell(output: Output, findings: Audit, claimed: bool, markdown: bool) -> NoR
     output.answer(audit_words.audit_document, auditing.show_audit, findings, code=code)
 
 
-def _claim(read: ReadFiles, output: Output, options: GivenOptions, pasted: bool) -> Claim:
+def _claim(read: ReadFiles, output: Output, options: CommandOptions, pasted: bool) -> Claim:
     """Return the claim by options and launch commands, completed from the files."""
     from commtax.runs.audit.claimed_run import by_launch, launched_options, logged_run
 
@@ -98,7 +98,7 @@ def _claim(read: ReadFiles, output: Output, options: GivenOptions, pasted: bool)
     return claim if pasted else by_launch(read, logged_run(read).over(claim, {*stated, *launched}), launched)
 
 
-def _read(files: tuple[Path, ...], options: GivenOptions) -> ReadFiles:
+def _read(files: tuple[Path, ...], options: CommandOptions) -> ReadFiles:
     with watch_reading(files) as watch:
         return read_all(files, options.nsys, watch=watch, processes=0)
 
@@ -110,7 +110,7 @@ def _check_one_job(read: ReadFiles, option: str) -> ReadFiles:
     return read
 
 
-def _diff(files: tuple[Path, ...], output: Output, options: GivenOptions, pasted: bool) -> NoReturn:
+def _diff(files: tuple[Path, ...], output: Output, options: CommandOptions, pasted: bool) -> NoReturn:
     from commtax.runs.report import audit_differences
     from commtax.runs.traces.run_differences import difference
 
@@ -138,7 +138,7 @@ def _share(read: ReadFiles, files: tuple[Path, ...], output: Output, out: Path) 
     output.remarks.append(f"{plural(len(written), 'trace')} without names written to {out} ({size}): it can be shared")
 
 
-def paste_launch(output: Output, options: GivenOptions) -> bool:
+def paste_launch(output: Output, options: CommandOptions) -> bool:
     """Fill options that nobody gave from a pasted launch command, and return whether there is one."""
     if text := str(options.pop("pasted", "")):
         _, options.model = fill_from_command(text, str(options.model or ""), options, output.remarks, VerbSubject.SERVER)
@@ -151,9 +151,9 @@ def stated_options() -> set[str]:
     return {name for name in context.params if context.get_parameter_source(name) not in unsaid}
 
 
-def claim_of(output: Output, options: GivenOptions, model_of_files: Callable[[], Model | str], place_of_files: str = "") -> Claim:
+def claim_of(output: Output, options: CommandOptions, model_of_files: Callable[[], Model | str], place_of_files: str = "") -> Claim:
     """Return the claim of the command line, completed by what is audited where it names no model or cluster."""
-    settings = GivenOptions({name: value for name, value in options.items() if name not in (*ALONE, "baseline")})
+    settings = CommandOptions({name: value for name, value in options.items() if name not in (*ALONE, "baseline")})
     settings.cluster, most = options.cluster, settings.pop("max_error")
     if most is not None and not most > 0:
         raise Refusal.of("a fraction above 0 is needed, such as 15%", max_error=most)

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from commtax.catalog.profile_files import load_profile, write_profile
-from commtax.cli.options import GivenOptions, Verb, VerbSubject, add_verb_options
+from commtax.cli.options import CommandOptions, Verb, VerbSubject, add_verb_options
 from commtax.cli.order import PLACE, cluster_of, profile_of, refuse
 from commtax.cli.order import read as read_order
 from commtax.cli.output import Output
@@ -40,7 +40,7 @@ PROFILED = ("batch",)  # of these, what a trace that is checked may not say itse
 USUAL_RUNS = 3
 
 
-def answer_advice(files: Sequence[Path], output: Output, options: GivenOptions) -> NoReturn:
+def answer_advice(files: Sequence[Path], output: Output, options: CommandOptions) -> NoReturn:
     """Answer --next, --for or --check, and nothing beside it."""
     written = [name for name in WRITES if not (options.check and name in PROFILED)]
     refuse(options, written, "belongs to a profile that is written, not to --next, --for or --check")
@@ -65,7 +65,7 @@ def answer_advice(files: Sequence[Path], output: Output, options: GivenOptions) 
     output.answer(calibrating.advice_document, calibrating.show_advice, advise(question, wanted, named))
 
 
-def _decide(files: Sequence[Path], output: Output, options: GivenOptions) -> NoReturn:
+def _decide(files: Sequence[Path], output: Output, options: CommandOptions) -> NoReturn:
     text = str(options.decision)
     from commtax.cli.plan import goal_of, plan_command
 
@@ -75,12 +75,12 @@ def _decide(files: Sequence[Path], output: Output, options: GivenOptions) -> NoR
         raise Refusal(f"for '{text[:40]}': a plan command is needed, such as \"plan llama-3.1-70b -c 8xh100-sxm --ttft 1s\"", "for")
     with plan_command.make_context("plan", normalise(words[1:])) as context:
         params = dict(context.params)
-        order = read_order(str(params.pop("model") or ""), GivenOptions(params), "plan", VerbSubject.SEARCH)
-        if order.question.trains or order.given.request_rate is not None or order.others:
+        order = read_order(str(params.pop("model") or ""), CommandOptions(params), "plan", VerbSubject.SEARCH)
+        if order.question.trains or order.options.request_rate is not None or order.others:
             raise Refusal(
                 "for: plans to serve a closed loop on one cluster are weighed, no training, rates or several clusters", "for"
             )
-        goal = with_prices([goal_of(order)], order.given.price)[0]
+        goal = with_prices([goal_of(order)], order.options.price)[0]
     output.remarks += order.output.remarks
     profile = profile_of(options) or goal.profile
     searched = best_serving(goal.but(profile=_taught(files, options, goal.cluster, profile, goal.model.key)))
@@ -90,7 +90,7 @@ def _decide(files: Sequence[Path], output: Output, options: GivenOptions) -> NoR
     output.answer(calibrating.settlement_document, calibrating.show_settlement, settled)
 
 
-def _check(files: Sequence[Path], output: Output, options: GivenOptions) -> NoReturn:
+def _check(files: Sequence[Path], output: Output, options: CommandOptions) -> NoReturn:
     if not files:
         raise Refusal("check: at least one file of new runs is needed")
     profile = profile_of(options)
@@ -104,7 +104,7 @@ def _check(files: Sequence[Path], output: Output, options: GivenOptions) -> NoRe
 
 
 def _taught(
-    files: Sequence[Path], options: GivenOptions, place: Cluster, profile: Profile | None, model: str = ""
+    files: Sequence[Path], options: CommandOptions, place: Cluster, profile: Profile | None, model: str = ""
 ) -> Profile | None:
     """Return the profile with what the files teach."""
     if not files:
@@ -115,7 +115,7 @@ def _taught(
 
 
 def _read_stated(
-    files: Sequence[Path], place: Cluster, options: GivenOptions, model: str = "", profile: Profile | None = None
+    files: Sequence[Path], place: Cluster, options: CommandOptions, model: str = "", profile: Profile | None = None
 ) -> tuple[Measured, ...]:
     """Read runs with the facts that options state and files may not."""
     name, size = str(options.model or model), int(options.tp or 0)
@@ -129,9 +129,9 @@ def _read_stated(
 @add_verb_options("calibrate")
 def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: bool, **flags: object) -> None:
     """Turn your measurements into a profile: nccl-tests output, rows of commtax measure, results of serving benchmarks, traces."""
-    output, options = Output(as_json), GivenOptions(flags)
+    output, options = Output(as_json), CommandOptions(flags)
     if options.next_runs or options.decision or options.check:
-        answer_advice(files, output, GivenOptions({**options, "out": out, "name": name}))
+        answer_advice(files, output, CommandOptions({**options, "out": out, "name": name}))
     advised = [option for option in ADVISED if option in taken_by("calibrate")]
     refuse(options, advised, "belongs to --next, --for or --check")
     for option in advised:

@@ -18,7 +18,7 @@ from commtax.launch.launch_options import implied_options, options_of
 from commtax.launch.read_command import parse as parse_launch
 from commtax.launch.read_techniques import MISSPELT
 from commtax.report.documents import Record, Value
-from commtax.report.view.plan_table import unusual_sizes
+from commtax.report.view.pictures import unusual_sizes
 from commtax.report.view.state import KEYS, SHORT, RefusedError, State, on_page, parse
 from commtax.runs.audit import audit_read
 from commtax.runs.audit.formats import kind_of, read

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from commtax.cli.options import GivenOptions, Verb, add_verb_options
+from commtax.cli.options import CommandOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.spec import Cluster, Profile
@@ -26,7 +26,7 @@ def expect_command(
     """Tell what a collective should take on this hardware, or with --measured pass (exit 0), fail (1) or undecided (3)."""
     from commtax.report import bills
 
-    options, output = GivenOptions(flags), Output(as_json)
+    options, output = CommandOptions(flags), Output(as_json)
     profile = profile_of(options)
     place = output.read(cluster_of(options))
     if measured and os.path.exists(measured):

@@ -21,7 +21,7 @@ from typing import NoReturn
 import click
 
 from commtax import catalog
-from commtax.cli.options import GivenOptions
+from commtax.cli.options import CommandOptions
 from commtax.cli.order import refuse
 from commtax.cli.output import Output
 from commtax.cli.progress import tell
@@ -106,7 +106,7 @@ NO_VERDICT = 3
 
 
 def answer_metrics(
-    files: tuple[Path, ...], output: Output, options: GivenOptions, claim_of: Callable[[Callable[[], Model]], Claim] | None
+    files: tuple[Path, ...], output: Output, options: CommandOptions, claim_of: Callable[[Callable[[], Model]], Claim] | None
 ) -> NoReturn:
     """Look at a server, compare, and tell: once, over a window, or until Ctrl-C."""
     if files:

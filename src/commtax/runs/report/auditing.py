@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from commtax.report.documents import record
 from commtax.report.drawing import Console, Text, telling
-from commtax.report.tables import TableCells, drop_empty_columns, notes, say, say_held, show_table
+from commtax.report.tables import TableCells, drop_empty_columns, notes, say, say_hidden, show_table
 from commtax.runs.evidence.finding import (
     AGREE,
     DISAGREE,
@@ -67,7 +67,7 @@ def show_audit(console: Console, audited: Audit) -> None:
         remarks = [note for note in words.remarks(section) if note not in first]
         notes(console, (*remarks, *(words.fact_lines(section) if telling(console).details else ())))
     notes(console, audited.notes)
-    say_held(console, sum(len(words.fact_lines(section)) for section in audited.sections))
+    say_hidden(console, sum(len(words.fact_lines(section)) for section in audited.sections))
 
 
 def show_section(console: Console, section: Section, claimed: bool) -> None:

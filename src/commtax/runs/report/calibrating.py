@@ -5,7 +5,7 @@ from commtax.judgement.confidence import percent
 from commtax.planner.deciding import Settlement
 from commtax.report.documents import Record, engine_name, facts, record
 from commtax.report.drawing import Console
-from commtax.report.tables import ANSWER, notes, say, say_asked, say_whole, show_table
+from commtax.report.tables import ANSWER, notes, say, say_question, say_whole, show_table
 from commtax.runs.calibrate.advising import LOAD, Advice, AdvisedRun
 from commtax.runs.calibrate.drift import EVERYTHING, CheckedLatency, DriftCheck, PartShift
 from commtax.runs.calibrate.measurements import Calibration, ConstantChange, ProfilePart
@@ -30,7 +30,7 @@ def show_advice(console: Console, advice: Advice) -> None:
     several = f"{plural(len(advice.loads), 'load')}, from concurrency {min(advice.loads)[0]} to {max(advice.loads)[0]}"
     what = f"Range widths are medians over {several}" if len(advice.loads) > 1 else f"Ranges for {_load_words(*advice.loads[0])}"
     say(console, f"{what}; {measured}", ANSWER)
-    say_asked(console, advice.question)
+    say_question(console, advice.question)
     for number, run in enumerate(advice.runs, 1):
         say(console, f"{number}. {advised_words(run)}", "bold")
         say_whole(console, run.command or "(this engine has no serving benchmark that commtax can write)")
