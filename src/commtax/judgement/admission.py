@@ -8,7 +8,7 @@ from commtax.files import table
 
 
 def sequences_to_admit(clients: int, ranks: int, most: int, crowded: bool, graph_sizes: Sequence[int] = ()) -> int:
-    """Return the sequences that each rank may run at once; 0 leaves the engine's own limit, which is ``most``.
+    """Return the sequences that each rank may run at once: 0 leaves the engine's own limit, which is ``most``.
 
     ``crowded``: with as many as the engine would admit, a promised time would be broken. The peak is rounded up to the captured
     graph that such a step runs in anyway.

@@ -26,7 +26,7 @@ def judge_time(measured_s: float, high_s: float, floor_s: float, assumed: bool) 
 
 
 def judge_test(found: Collection[str], faulty: bool = False) -> str:
-    """Judge a test by its times; ``faulty``: what was measured is no sound test, however long it took.
+    """Judge a test by its times. ``faulty``: what was measured is no sound test, however long it took.
 
     >>> judge_test(["pass", "assumed"]), judge_test(["pass", "impossible"]), judge_test(["assumed"]), judge_test(["pass", "fail"])
     ('pass', 'undecided', 'undecided', 'fail')

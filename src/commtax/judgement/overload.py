@@ -7,7 +7,7 @@ from commtax.units import format_figure
 
 
 def overloaded(rate: float, capacity: float, longer: float = 1.0) -> bool:
-    """Return whether requests come faster than servers answer them whose steps take ``longer``; a rate without end has no capacity.
+    """Return whether requests come faster than servers answer whose steps take ``longer``. An unlimited rate overloads nothing.
 
     >>> overloaded(10.1, 10.0), overloaded(10.3, 10.0), overloaded(10.1, 10.0, longer=1.1)
     (False, True, True)

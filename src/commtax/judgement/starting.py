@@ -14,7 +14,7 @@ def starts(requests: Number, seqs: Number = 0, most_seqs: Number = np.inf) -> Co
 
 
 def stopped_by(requests: float, seqs: float, most_seqs: float) -> str:
-    """Return which limit is too large for a server to start: the length of its requests, else their number; "" where it starts.
+    """Return which limit stops a server from starting: the length of its requests, else their number. "" where it starts.
 
     >>> stopped_by(0.8, 1024, 600), stopped_by(3.0, 1024, 600), stopped_by(3.0, 512, 600)
     ('max_model_len', 'max_num_seqs', '')

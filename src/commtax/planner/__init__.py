@@ -172,7 +172,7 @@ def rank_own_plan(
     prompts: Plan | None = None,
     tuned: bool = False,
 ) -> StandingPlan:
-    """``replicas`` copies of a plan (tp, pp, dp, ep) beside the answer's, at ``clients`` of the whole or at their best load.
+    """Rank ``replicas`` copies of a plan (tp, pp, dp, ep) among the answer's, at ``clients`` of the whole or at their best load.
 
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for. All run
     as the question says; ``tuned``, with the exchange, the copies of experts and the techniques that serve them best.
@@ -222,7 +222,8 @@ def _own_length(run: Question, prompts: Plan | None) -> str:
 
 
 def _own_length_words(answer: ServingPlans) -> list[Note]:
-    """That the recommended plan's servers would not start with the model's own length, and what ``--emit`` tells them instead."""
+    """Note that the recommended servers would not start with the model's full length, and the length that ``--emit`` sets
+    instead."""
     rows, i = answer.plans, answer.recommended
     if answer.question.limits.max_model_len or not (longest := answer.longest(rows, i)):
         return []
@@ -245,7 +246,7 @@ def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standi
 
 
 def _index(q: Question, dtype: str) -> int:
-    """Return the type among those that were searched, the checkpoint's own where the command says none; else the first."""
+    """Return the index of a type among those that were searched, by default the checkpoint's, else the first."""
     stored = q.model.quant.dtype if q.model.quant else q.model.dtype
     wanted = (dtype,) if dtype else ("", stored)
     return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)

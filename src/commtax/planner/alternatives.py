@@ -29,7 +29,7 @@ Placed = tuple[ServingPlans, ServingColumns, int]
 
 
 def questions_alone(put: Question) -> Iterator[Question]:
-    """Yield the same question of each of two clusters: that for prompts first; none where there is one cluster."""
+    """Yield the same question of each of two clusters, that for prompts first. There is none where one cluster does both."""
     ahead, goal = put.requests.prefill_cluster, put.goal
     if not ahead:
         return
@@ -39,8 +39,8 @@ def questions_alone(put: Question) -> Iterator[Question]:
 
 
 def alone_words(answer: ServingPlans) -> Iterator[str]:
-    """Whether to split: what each cluster gives by itself, and both, beside what is recommended on the two, at the usual point if
-    there are points; and what they are predicted to give with two pools each, where those are unchecked."""
+    """Yield whether to split: what each cluster delivers alone, and both, beside the plan recommended on the two, at the usual
+    point if there are points. Yield too what two pools on each should deliver, where such predictions are unchecked."""
     if not answer.alone:
         return
     usual = bool(answer.places)
@@ -56,7 +56,7 @@ def alone_words(answer: ServingPlans) -> Iterator[str]:
 
 
 def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
-    """Limits that the usual points of all answers keep as surely as is asked for, so that each has a plan within them."""
+    """Return limits that the usual points of all answers keep with the required confidence, so that each has a plan within them."""
     return {
         name: max(
             round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
@@ -67,7 +67,7 @@ def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
 
 
 def _unchecked_place(one: ServingPlans, rows: ServingColumns, own: int) -> int:
-    """Return the best row with two pools, where it is ahead of the recommended one; else that."""
+    """Return the best row with two pools where it is ahead of the recommended one, else the recommended one."""
     value = (objective_value if rows is one.plans else power)(one.question, rows)
     pools = np.flatnonzero(rows.mode == 1)[:1].tolist()
     return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[own]), own)
@@ -82,14 +82,14 @@ def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
 
 
 def _sums(good: Sequence[Placed]) -> tuple[float, int, float]:
-    """Tokens/s of all, their GPUs, and what they cost per hour: as much as their GPUs where no price is known."""
+    """Sum tokens/s, GPUs and dollars per hour. Where no price is known, a GPU counts one dollar."""
     spent = sum((one.question.goal.usd_per_gpu_hour or 1.0) * float(rows.gpus[i]) for one, rows, i in good)
     return sum(float(rows.tokens_per_s[i]) for _, rows, i in good), sum(int(rows.gpus[i]) for _, rows, i in good), spent
 
 
 def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
-    """Whether two pools beat both clusters by themselves, on as many GPUs or else for the money; and by how much in both measures,
-    per GPU where no price is known."""
+    """Judge whether two pools beat both clusters alone, on as many GPUs or else per dollar, and state by how much in both measures
+    (per GPU where no price is known)."""
     goal, (rows, own), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
     if not _is_summed(answer):
         alone = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
@@ -141,7 +141,7 @@ UNIT = "tokens/s"  # of the rate that stands beside a plan's distance
 
 
 def best_of_types(answer: ServingPlans) -> Iterator[str]:
-    """Yield a line for each type that was asked for, the best first; and that smaller ones change what a model says."""
+    """Yield a line for each requested type, the best first, and a warning that smaller types change the model's answers."""
     dtypes, rows = answer.question.goal.dtypes, answer.plans
     if len(dtypes) < 2:
         return
@@ -169,7 +169,7 @@ Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
 
 
 def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Question], ServingPlans]) -> ServingPlans | None:
-    """Return the answer with the engine limits that gain most; None where memory does not bind, or no limit gains enough.
+    """Return the answer with the engine limits that gain most, or None where memory does not bind or no limit gains enough.
 
     Limits are sought for the recommended plan alone; what they bring is what the whole search answers with them.
     """
@@ -192,7 +192,7 @@ def recommended_fit(answer: ServingPlans) -> Fit:
 
 
 def roomier_words(answer: ServingPlans) -> list[Note]:
-    """Return what engine limits bring where memory binds, and what they cost; nothing where none were found."""
+    """Note what other engine limits bring where memory binds, and what they cost."""
     found = answer.roomier
     if not found:
         return []

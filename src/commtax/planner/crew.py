@@ -33,7 +33,7 @@ class Crew(Protocol):
     count: int  # who work at once
 
     def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
-        """What the work makes of each task, with the task's place, as they are done."""
+        """Yield each task's place and result, as they are done."""
 
 
 class SingleProcess:
@@ -77,7 +77,7 @@ class Processes:
 
 
 class Dask:
-    """The workers of a Dask cluster; they have this version of commtax installed."""
+    """The workers of a Dask cluster, on which this version of commtax is installed."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.count = client, 1  # at least
@@ -93,7 +93,7 @@ class Dask:
 
 @contextmanager
 def crew(on: str = "", processes: int = 0) -> Iterator[Crew]:
-    """Those who work: on the Dask cluster at an address, else so many processes; 0: one a core that this one may use."""
+    """Yield the workers: those of the Dask cluster at an address, else so many processes (0: one per usable core)."""
     if on:
         with _client(on) as client:
             yield Dask(client)
@@ -110,7 +110,7 @@ def crew(on: str = "", processes: int = 0) -> Iterator[Crew]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Count the cores that this process may use."""
     able = getattr(os, "sched_getaffinity", None)
     return len(able(0)) if able else os.cpu_count() or 1
 

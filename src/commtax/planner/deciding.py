@@ -64,7 +64,7 @@ class Weighing:
         return cls(goal, clients[:, None], gpus[:, None], tuple(accumulate(counts, initial=0)))
 
     def worth(self, seconds: Array) -> Array:
-        """Of each plan (rows) in each world (columns), at its best load: what the objective counts, 0 where none keeps the limits.
+        """Return the objective of each plan (rows) in each world (columns) at its best load, or 0 where no load keeps the limits.
 
         ``seconds`` are TPOT and TTFT of every load.
         """
@@ -154,7 +154,8 @@ def _runs(
 
 
 def _after(weighing: Weighing, known: Foresight, draws: tuple[Array, Array], shows: list[int]) -> tuple[float, float]:
-    """How likely the right plan is taken once these latencies are known, and what is lost then, over all that they may show."""
+    """Return how likely the right plan is taken once these latencies are measured, and the loss then, over all possible
+    outcomes."""
     normals, outcomes = draws
     after, moves = known.shown(shows), known.learnable(shows)
     shown = (
@@ -169,7 +170,7 @@ def _after(weighing: Weighing, known: Foresight, draws: tuple[Array, Array], sho
 
 
 def _worlds(known: Foresight, normals: Array) -> Array:
-    """Seconds of every latency (rows) in each world (columns)."""
+    """Return the seconds of every latency (rows) in each world (columns)."""
     values, vectors = np.linalg.eigh(known.covariance)
     root = known.scale[:, None] * np.asarray(vectors * np.sqrt(np.maximum(0.0, values)))
     return np.asarray(np.array([x.measured_s for x in known.latencies])[:, None] * np.exp(root @ normals.T))
@@ -197,7 +198,7 @@ def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
 
 
 def _seconds(plan: WeighedPlan, i: int) -> float:
-    """Of a benchmark at a load."""
+    """Return how long a benchmark at one of the plan's loads takes."""
     tpot, ttft = (x.measured_s for x in plan.latencies[len(METRICS) * i : len(METRICS) * (i + 1)])
     return REQUESTS_PER_CLIENT * (ttft + (plan.latencies[0].output_len - 1) * tpot)
 

@@ -61,8 +61,8 @@ def way_asked(q: Question, apart: bool) -> int:
 
 
 def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
-    """The engine's own as it is asked; and where nobody says, those for experts on many ranks, with and without as many redundant
-    experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256).
+    """Return the requested or the engine's own exchange, and where none is requested those for experts on many ranks, without
+    redundant experts and with an eighth, as published deployments have (32 of DeepSeek-V3's 256).
 
     Kernels of low latency are for steps without prompts: of servers that only decode, or where an engine changes by step.
     """
@@ -84,7 +84,7 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
 
 
 def wide_backends(q: Question) -> list[str]:
-    """Backends that are made for many ranks, of those that the engine has and the cluster's links carry."""
+    """Return the backends made for many ranks that the engine has and the cluster's links carry."""
     place, able = q.cluster, q.engine.sends.ep_backends
     kinds = {place.chip.vendor, place.chip.family}
     tried = [name for name, one in BACKENDS.items() if kinds.intersection(one.searched_on)]
@@ -95,7 +95,7 @@ SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what
 
 
 def dropped(asked: Question, workers: Iterable[Question]) -> tuple[str, ...]:
-    """Techniques that none of a plan's workers can have, as they are written."""
+    """Return the techniques that none of a plan's workers can have, as they are written."""
     if asked.techniques == NO_TECHNIQUES:
         return ()
     on = {one.key for worker in workers for one, _ in techniques_on(worker)}
@@ -108,7 +108,7 @@ def without(names: tuple[str, ...]) -> str:
 
 
 def refuse_unused(asked: Question, plans: list[tuple[Question, ...]]) -> None:
-    """Refuse a technique that no plan can have; plans are the questions of their workers."""
+    """Refuse a technique that no plan can have. A plan is the questions of its workers."""
     missing = set.intersection(*(set(dropped(asked, workers)) for workers in plans)) if plans else set()
     if asked.plan.dcp > 1 and all(worker.plan.dcp == 1 for workers in plans for worker in workers):
         missing.add(f"{SEARCHED}={asked.plan.dcp}")
@@ -120,7 +120,7 @@ def refuse_unused(asked: Question, plans: list[tuple[Question, ...]]) -> None:
 
 
 def _refused(worker: Question, text: str) -> str:
-    """Return why a worker cannot have a technique; "" where it can."""
+    """Return why a worker cannot have a technique, or ""."""
     try:
         settle(worker.but(**changes_of(text)))
     except ValueError as error:

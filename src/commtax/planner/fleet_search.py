@@ -39,7 +39,7 @@ Progress = Callable[[int, int, Trial | None], None]
 
 
 def burden(trial: Trial) -> float:
-    """What the objective counts, smaller is better: GPUs, dollars an hour, or GPUs for each token/s that may be sustained."""
+    """Return what the objective minimises: GPUs, dollars per hour, or GPUs per sustainable token/s."""
     goal = trial.layout.question.goal
     if goal.objective == "tokens":
         return trial.gpus / sustained_tokens_per_s(trial)
@@ -53,14 +53,14 @@ def sustained_tokens_per_s(trial: Trial) -> float:
 
 
 def order(trial: Trial) -> tuple[float, bool, float, int]:
-    """Fewest first; of as many, those whose rate may grow most, and behind them, where nobody has looked, by the closed form."""
+    """Rank by the fewest, then by the growth that the rate allows. Fleets of unknown growth follow by the closed form."""
     unknown = trial.growth < 0
     return round(burden(trial), 9), unknown, -(trial.layout.throughput(*trial.size) if unknown else trial.growth), trial.gpus
 
 
 def recommended_place(ranking: Sequence[Trial]) -> int:
-    """The place of the simplest fleet that the best beats by no more than the margin, of those that answer in time, and of these
-    of those that stay clear of their limits."""
+    """Return the place of the simplest fleet within the margin of the best, of those that answer in time and, if any, stay clear of
+    their limits."""
     able = [at for at, trial in enumerate(ranking) if not trial.late] or list(range(len(ranking)))
     able = [at for at in able if ranking[at].clear] or able
     return able[simplest_place([ranking[at] for at in able])]
@@ -143,7 +143,7 @@ class Search:
             self._report_progress()
 
     def _report_progress(self, effort: float = 0.0) -> None:
-        """Tell how far the search is, so much effort further; layouts that are likely to be tried are left."""
+        """Report how far the search is after so much more effort, from the layouts that are likely still to be tried."""
         self.spent += effort
         likely = WORSE * self._bound(self.left[0], 1.0) if self.left else 0.0
         bars = [self._bar(kind) if self.held else likely for kind in (ONE_POOL, APART, STAGES)]
@@ -156,7 +156,8 @@ class Search:
             self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
 
     def _effort(self, layouts: list[Layout], kind: int) -> float:
-        """What layouts of a kind that are tried next take, about, in fleets: halving finds their sizes, too slow ones take none."""
+        """Estimate, in fleets, the effort of the next layouts of a kind: bisection finds their sizes, and too slow ones take
+        none."""
         rate, first, gpus = rate_of(self.question), max(0, ROUND[kind] - self.tried[kind]), self._most_gpus(self._bar(kind))
         most = [max(1, min(x.most, gpus // x.group)) for x in layouts]
         least = [int(rate / x.answers / SLACK) for x in layouts]
@@ -195,8 +196,8 @@ class Search:
         return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
 
     def _retry_nearest(self) -> None:
-        """Where nothing holds, the nearest that were never run are tried after all, if more than the closed form thought; then
-        those that are the nearest instead."""
+        """Run the nearest fleets that were never run, where nothing holds and they answer more than the closed form predicted, then
+        those that are nearest instead."""
         while True:
             self.broken.sort(key=lambda trial: trial.distance)
             unseen = [place for place, trial in enumerate(self.broken[:NEAREST]) if isnan(trial.capacity)]
@@ -233,7 +234,7 @@ class Search:
             self.held[at] = self._do_each(work, [self.held[at]], DETAIL)[0]
 
     def _find_safe(self, layouts: list[Layout]) -> None:
-        """Fleets of all layouts that answer in time and stay clear of their limits, on fewer GPUs than those that are known to."""
+        """Find fleets of all layouts that answer in time and stay clear of their limits, on fewer GPUs than those known to."""
         least_rate = rate_of(self.question) * longest_step(self.held[0])
         safe = [trial for trial in self.held if trial.clear and not trial.late]
         held = {_key(trial.layout): trial.gpus for trial in sorted(self.held, key=burden, reverse=True)}
@@ -258,12 +259,12 @@ class Search:
                 self.broken += [trial] * (not trial.holds and not alike)
 
     def _list_recommended(self) -> None:
-        """The recommended fleet is listed too."""
+        """Move the recommended fleet into the list."""
         if (chosen := recommended_place(self.held)) >= self.top:
             self.held.insert(self.top - 1, self.held.pop(chosen))
 
     def _replace_first(self, count: int, known: Callable[[Trial], Trial]) -> None:
-        """The first fleets with more known of them."""
+        """Replace the first fleets by what the work adds to them."""
         first = self._do_each(known, self.held[:count], DETAIL)
         self.held[: len(first)] = [first[place] for place in range(len(first))]
 

@@ -43,7 +43,8 @@ def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
 
 
 def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) -> int:
-    """Return the index of the first fleet of two kinds that holds, the last where none does; of large ones, one with few more GPUs.
+    """Return the index of the first fleet of two kinds that holds, else the last. A large one may have a few more GPUs than the
+    first.
 
     More workers of either kind never do worse. So fleets that grow in both are halved first; then those with fewer GPUs than the
     best so far are tried from the largest on, but for those with no more workers of either kind than one that failed.
@@ -80,7 +81,7 @@ def no_more(size: Size, other: Size) -> bool:
 
 
 def able_sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
-    """Fleets whose throughput may be above the rate, fewest GPUs first, of as many those with most throughput."""
+    """Return fleets whose throughput may exceed the rate, fewest GPUs first, then most throughput."""
     tp, ahead = layout.group, layout.ahead_gpus
     first = int(rate / layout.answers / SLACK) + 1
     if not layout.apart:
@@ -102,7 +103,7 @@ def largest_size(layout: Layout, most_gpus: int) -> Size:
 
 
 def counts(least: int, most: int, fine: int) -> list[int]:
-    """Numbers of workers from the least to the most: all up to ``fine``, and from there on in steps of one in so many.
+    """Return numbers of workers from the least to the most: all up to ``fine``, then in steps of one in so many.
 
     >>> counts(8, 16, 10)
     [8, 9, 10, 12, 14, 16]
@@ -120,14 +121,14 @@ _cached_stream = cache_few_answers(stream_of)
 
 
 def warm_up_requests(q: Question) -> int:
-    """Requests under way at once where tokens take as long as they may (Little's law): the warm-up."""
+    """Return the length of the warm-up: the requests in flight where tokens take as long as they may (Little's law)."""
     limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
     outputs = q.offered.outputs.mean if q.offered.outputs else float(q.requests.output_len)
     return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
 
 
 def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
-    """Requests of a run, and how many of them are warm-up."""
+    """Return the requests of a run, and how many of them are warm-up."""
     if isfinite(q.requests.num_prompts):
         count = int(q.requests.num_prompts)
         return count, min(warm_up_requests(q), count // 5)
@@ -149,13 +150,13 @@ def sample_of_fleet(layout: Layout, size: Size) -> Sample:
 
 
 def used_size(layout: Layout, size: Size) -> Size:
-    """Copies, and workers of prompts, that get requests."""
+    """Return the copies, and the prompt workers, that get requests."""
     q = layout.question
     return (size[0], used_of(q, size[1])) if layout.apart else (used_of(q, size[0]), 0)
 
 
 def run_lengths(sample: Sample) -> tuple[int, int]:
-    """Requests of a run of a sample, and how many of them are warm-up: as many more as are decoded elsewhere."""
+    """Return the requests of a sample's run, with as many more as are decoded elsewhere, and how many of them are warm-up."""
     count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else 1)
     return (min(MOST, ceil(count / sample.decoded)), warmup) if isinf(sample.question.requests.num_prompts) else (count, warmup)
 

@@ -63,7 +63,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The least fleet of a layout that holds, else the nearest to it; ``over`` is its worst time over that time's limit.
+    """The least fleet of a layout that holds, else the nearest to it. ``over`` is its worst time over that time's limit.
 
     A limit is kept with a confidence where it is kept with steps as long as they are with that probability: no statistic is
     shorter when all steps are longer, so its quantile is the statistic at the quantile of the steps.
@@ -115,7 +115,7 @@ class Trial:
 
     @property
     def full_rate(self) -> float:
-        """Requests/s that it answers within the limits, at most; not a number where nobody has looked."""
+        """Requests/s that it answers within the limits at most, NaN where this was not computed."""
         if not self.layout.question.goal.slo:
             return self.capacity
         return self.layout.question.offered.request_rate * (1 + self.growth) if self.growth >= 0 else nan
@@ -136,7 +136,7 @@ class Trial:
 
     @property
     def kept(self) -> float | None:
-        """Return the probability that all limits are kept at the rate, that of the least sure one; None where nobody has looked.
+        """Probability that all limits are kept at the rate, that of the least sure one, or None where this was not computed.
 
         Overloaded, it keeps none for long, whatever a run of some minutes says.
         """
@@ -165,12 +165,12 @@ class Trial:
 
 
 def rate_of(q: Question) -> float:
-    """Requests/s that a fleet must hold: those that are asked, and the growth that is wanted."""
+    """Return the requests/s that a fleet must hold: the offered rate and the required growth."""
     return q.offered.request_rate * (1 + q.goal.growth)
 
 
 def least_fleet(task: Task) -> Trial:
-    """Return the least fleet of a layout that holds; where none does, the one that answers most."""
+    """Return the least fleet of a layout that holds, else the one that answers most."""
     layout = task.layout
     able = able_sizes(layout, rate_of(layout.question), task.most_gpus)
     if not able:
@@ -222,8 +222,8 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
 
 
 def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
-    """Whether its capacity alone says that a fleet does not hold: that of each kind of worker, which is soon known; that of a
-    whole fleet where there is no limit to break. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
+    """Return whether capacity alone shows that a fleet does not hold: that of each kind of worker, which is quickly computed, or of
+    the whole fleet where no limit can break. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
@@ -240,7 +240,7 @@ def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
 
 
 def _most_answered(layout: Layout, size: Size) -> float:
-    """Requests/s that a fleet answers at most: its copies alone, or the slower of its two kinds of workers."""
+    """Return the most requests/s that a fleet answers: its copies alone, or the slower of its two kinds of workers."""
     if not layout.apart:
         return capacity(layout, size)
     return min(count * alone for count, alone in zip(used_size(layout, size), _capacity_of_kinds(layout), strict=True))
@@ -254,7 +254,7 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
 
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
-    """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
+    """Return the requests/s that a saturated worker of either kind answers. Together they answer no more."""
     own = layout.question.but(decode_workers=1, prefill_workers=1)
     each = [own.but(tp=x.tp, dp=x.dp, ep=x.ep, prefill_tp=x.tp, prefill_dp=x.dp) for x in (own.plan, layout.ahead or own.plan)]
     return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
@@ -266,7 +266,7 @@ def _overload(q: Question, most: float) -> float:
 
 
 def capacity(layout: Layout, size: Size) -> float:
-    """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
+    """Return the requests/s that a saturated fleet answers. Copies share nothing, so one of them is saturated alone."""
     if not layout.apart:
         return used_size(layout, size)[0] * _saturation_rate(layout.question)
     sample = sample_of_fleet(layout, size)
@@ -275,7 +275,7 @@ def capacity(layout: Layout, size: Size) -> float:
 
 @cache_answers
 def _saturation_rate(q: Question, alone: str = "", decoded: Fraction = ALL) -> float:
-    """Of all workers, or of those that do one thing alone."""
+    """Return the rate of all workers, or of those that do one kind of work alone."""
     stream = first_requests(all_requests(q), COUNTED)
     asked, fleet = _engines(q, longest_of(stream), decoded)
     if alone:
@@ -310,13 +310,14 @@ def _last_runs(layout: Layout, size: Size, rate: float, length: tuple[int, int],
 
 
 def worst(q: Question, outcome: RequestsInTime) -> float:
-    """Return the time that is longest against its limit, over that; 0 where there is no limit, or nothing that it limits."""
+    """Return the largest ratio of a time to its limit, or 0 where nothing is limited."""
     ratios = [outcome.statistic(name) / limit for name, limit in q.goal.slo]
     return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
 
 
 def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf) -> tuple[float, RequestsInTime]:
-    """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
+    """Return the worst time over its limit, and the run that shows it: a short one, which begins with less load, where that is
+    plain."""
     q = layout.question
     whole = run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
@@ -334,8 +335,8 @@ def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0,
 
 @cache_answers
 def _trial(layout: Layout, size: Size) -> Trial:
-    """A fleet at the rate that it must hold, and its figures at the rate that is asked. One that is overloaded holds nothing,
-    whatever a run of some minutes says."""
+    """Run a fleet at the rate that it must hold, with figures at the offered rate. An overloaded fleet never holds, whatever a run
+    of some minutes shows."""
     q, rate = layout.question, rate_of(layout.question)
     over, outcome = _decide_fleet(layout, size, rate)
     stretch, longer = 1.0, None
@@ -368,14 +369,14 @@ def with_capacity(trial: Trial) -> Trial:
 
 
 def retry_if_able(trial: Trial) -> Trial:
-    """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
+    """Add a fleet's capacity, and run it where that exceeds a rate for which the closed form predicted too little."""
     trial = with_capacity(trial)
     known = trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity)
     return trial if known else _trial(trial.layout, trial.size)
 
 
 def with_growth(trial: Trial) -> Trial:
-    """With the share by which the rate may grow, whatever growth is asked for: roughly; the second time, as it is printed."""
+    """Add the share by which the rate may grow, whatever growth is required: roughly first, the second time as it is printed."""
     trial, finely, q = with_capacity(trial), trial.growth >= 0, trial.layout.question
     rate, wanted = q.offered.request_rate, q.goal.growth
     most = max(wanted, longest_steps(rate, trial.capacity) / trial.stretch - 1)
@@ -395,7 +396,7 @@ def with_growth(trial: Trial) -> Trial:
 
 
 def with_ranges(trial: Trial) -> Trial:
-    """With the ranges of what is limited and shown. Its run at the rate is known; only those with other steps are missing."""
+    """Add the ranges of what is limited and shown. Only the runs with other steps are missing."""
     q, layout, size = trial.layout.question, trial.layout, trial.size
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
     if not trial.sigma or not trial.holds:
@@ -418,7 +419,7 @@ def longest_step(trial: Trial) -> float:
 
 
 def stays_clear(trial: Trial) -> bool:
-    """Whether a fleet is one to recommend: it holds at the rate that is asked with steps at the long end of their 80 % range.
+    """Return whether a fleet holds at the offered rate with steps at the long end of their 80 % range.
 
     That is how wrong predictions are. They must not overload it either, which a run of some minutes need not show.
     """
@@ -455,5 +456,5 @@ def larger_fleets(trial: Trial) -> list[Trial]:
 
 
 def with_details(trial: Trial) -> Trial:
-    """With its growth and its ranges, by one worker, which has priced its steps."""
+    """Add growth and ranges in one worker, which has priced the fleet's steps."""
     return with_ranges(with_growth(trial)) if trial.holds else trial

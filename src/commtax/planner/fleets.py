@@ -144,7 +144,7 @@ def plan_fleet(
 
 
 def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
-    """Limits by our names of statistics: ``p95_ttft`` is ``ttft_p95``."""
+    """Return limits by our names of statistics: ``p95_ttft`` becomes ``ttft_p95``."""
     limits = []
     for name, value in slo.items():
         which, _, metric = name.partition("_")
@@ -158,7 +158,7 @@ def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
 def best_fleets(
     put: Sequence[Question], on: str = "", processes: int = 0, top: int = LISTED, progress: Progress | None = None
 ) -> FleetPlans:
-    """Return the fleets of a question on each of its clusters, ranked together; where none holds, what would."""
+    """Rank the fleets of a question on all of its clusters together, or return what would hold where none does."""
     for q in put:
         _check(q)
     objective = _objective(put)
@@ -191,7 +191,7 @@ def _check(q: Question) -> None:
 
 
 def _objective(put: Sequence[Question]) -> str:
-    """As it was said; else of several chips that all have a price the fewest dollars, else the fewest GPUs.
+    """Return the requested objective, else the fewest dollars of several priced chips, else the fewest GPUs.
 
     Where no price is known the fewest GPUs are looked for instead of the fewest dollars.
     """
@@ -230,13 +230,13 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
 
 
 def _with_confidence(trial: Trial) -> Trial:
-    """With its capacity, and how surely it keeps the limits."""
+    """Add a fleet's capacity, and how surely it keeps the limits."""
     trial = with_capacity(trial)
     return with_ranges(trial) if trial.figures and not trial.sure else trial
 
 
 def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
-    """Yield why layouts lost; what is true of several clusters is said once, with their names."""
+    """Yield why layouts lost. A reason that is true of several clusters appears once, with their names."""
     if len(searches) == 1:
         yield from _rejected_layouts(searches[0])
         return
@@ -288,7 +288,7 @@ def obstacle(trial: Trial) -> str:
 
 
 def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """More of the same chips, a lower rate or looser limits: the first are tried."""
+    """Yield more of the same chips, a lower rate or looser limits. The first are tried."""
     q = answer.question
     if not answer.near:
         yield from () if any(lost.slow for lost in answer.rejected) else to_fit(q)
@@ -306,7 +306,7 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
 
 
 def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
-    """Return the rate, as somebody would type it, with which an overloaded fleet was tried and holds; else 0."""
+    """Return a round lower rate with which an overloaded fleet was tried and holds, else 0."""
     q = nearest.layout.question
     longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(q.goal.confidence))
     for slack in SLOWER:
@@ -318,7 +318,7 @@ def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
 
 
 def _sure_times(trial: Trial) -> Mapping[str, float]:
-    """The limited times of a fleet at the rate that it must hold, with steps as long as the confidence that is wanted has them."""
+    """Return a fleet's limited times at the rate that it must hold, with steps at the required confidence."""
     layout, size, q = trial.layout, trial.size, trial.layout.question
     central = run_fleet(layout, size, rate_of(q))
     longer = central if q.goal.confidence <= EVEN else run_fleet(layout, size, rate_of(q), stretch=stretch_of(central))
@@ -327,7 +327,7 @@ def _sure_times(trial: Trial) -> Mapping[str, float]:
 
 
 def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
-    """Those limits that must be looser, as somebody would type them, with which the fleet was tried and holds; else none.
+    """Return the limits that must be looser, rounded, with which the fleet was tried and holds, if any.
 
     Runs depend a little on the limits, whose length sets the warm-up: looser ones are tried behind the first.
     """
@@ -347,7 +347,7 @@ def _holds(layout: Layout, gpus: int, workers: Crew) -> bool:
 
 
 def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float:
-    """Return the most, in whole per cent and below what is wanted, with which the surest of fleets was tried and holds; else 0.
+    """Return the highest lower confidence, in whole per cent, with which the surest fleet was tried and holds, else 0.
 
     Interpolated probabilities may be a little too high: half of the way to an even chance, and that, are tried behind them.
     """
@@ -364,7 +364,7 @@ def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float:
 
 
 def _probability(trial: Trial) -> float:
-    """That a fleet which was simulated keeps what it must: its limits, and the rate."""
+    """Return the probability that a simulated fleet keeps its limits and holds the rate."""
     if not trial.figures:
         return 0.0
     return trial.able if trial.kept is None else trial.kept

@@ -65,7 +65,7 @@ class Layout:
         return self.group * copies + self.ahead_gpus * prompts
 
     def throughput(self, copies: int, prompts: int = 0) -> float:
-        """Requests/s of a fleet by the closed form: of the slowest of prompts, wire and decoding."""
+        """Return a fleet's requests/s by the closed form: the least of prompts, wire and decoding."""
         if not self.apart:
             return self.answers * copies
         crosses = self.gpus(copies, prompts) > self.question.cluster.domain
@@ -73,7 +73,7 @@ class Layout:
         return min(self.answers * copies, self.prompt_answers * prompts, wire)
 
     def too_slow(self, rate: float) -> tuple[str, float] | None:
-        """The limit that copies which answer so many requests/s each are sure to break, and the time that they would need."""
+        """Return the limit that copies at so many requests/s each are sure to break, and the time that they would need."""
         limits = [(limit, name) for name, limit in self.question.goal.slo if name in OF_TOKENS]
         if not limits or not self.paces[0]:
             return None
@@ -82,12 +82,12 @@ class Layout:
         return (name, token_s) if token_s * ALONE > limit else None
 
     def least_gpus(self, rate: float, slack: float = 1.0) -> int:
-        """GPUs whose throughput, times a slack, is the rate."""
+        """Return the GPUs whose throughput, times a slack, is the rate."""
         return self.gpus(ceil(rate / self.answers / slack), ceil(rate / self.prompt_answers / slack))
 
 
 def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[Rejected, ...], int]:
-    """Of all types: layouts that are worth a simulation, those that are not and why, and how many plans there were."""
+    """Return, over all types, the layouts that are worth a simulation, the others with their reasons, and the number of plans."""
     longest = int(np.max(stream.input_len + stream.output_len))
     layouts, lost, count = list[Layout](), list[Rejected](), 0
     asked, (own, *others) = q.but(input_len=longest - 1, output_len=1), [way for way in exchanges(q) if way.apart]
@@ -111,7 +111,7 @@ def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[
 
 
 def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) -> tuple[Space, list[Rejected]]:
-    """Plans whose times without load are below the limits; the others by their degree of tp."""
+    """Return the plans whose times without load are below the limits, and the others by their degree of tp."""
     kept, lost = np.ones(len(plans), dtype=bool), list[Rejected]()
     for name, limit in one.goal.slo:
         least = _unloaded_statistic(one, plans, name, stream)
@@ -154,12 +154,12 @@ def limit_name(name: str) -> str:
 
 
 def _requests_per_replica(one: Question, plans: Space) -> Array:
-    """Requests that a copy (a rank of attention data parallelism) runs at once."""
+    """Return the requests that a copy (a rank of attention data parallelism) runs at once."""
     return np.asarray(np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int))
 
 
 def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
-    """Copies that compute their own prompts; throughput need not be most where most requests run."""
+    """Yield copies that compute their own prompts. Throughput need not peak where most requests run."""
     if not len(plans):
         return
     loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]
@@ -181,8 +181,8 @@ def _paces(one: Question, plans: Space) -> list[Paces]:
 
 
 def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space]], senders: Array) -> Iterator[Layout]:
-    """Copies that decode, of some plans by each way to reach experts, beside workers of prompts of a kind that has room: whoever
-    computes prompts alone has no time between tokens to keep."""
+    """Yield copies that decode, for each way to reach experts, beside prompt workers of each kind that has room. Workers that only
+    compute prompts have no time between tokens to keep."""
     for way, plans in decoding:
         base = put.but(**way.asked)
         priced = replace(ground(base), what_if=base.what_if)

@@ -33,7 +33,7 @@ class LossReason(NamedTuple):
 
 
 def telling_reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> list[Note]:
-    """Return why plan ``i`` is behind ``first``, the largest effect first; ``share`` and ``usual`` are of communication."""
+    """Return why plan ``i`` is behind ``first``, the largest effect first. ``share`` and ``usual`` are of communication."""
     rows, value = answer.plans, objective_value(answer.question, answer.plans)
     loss = max(0.0, 1 - float(value[i] / value[first]))
     losses = sorted((one for one in _reasons(answer, i, share, usual, first) if one.effect > 0), reverse=True)
@@ -43,7 +43,7 @@ def telling_reasons(answer: ServingPlans, i: int, share: float, usual: float, fi
 
 
 def waited_links(step: StepBill) -> list[str]:
-    """The links that a step waits for."""
+    """Return the links that a step waits for."""
     return sorted({str(x.link) for x in step.items if x.kind == "comm" and float(x.exposed_s) > 0})
 
 
@@ -115,7 +115,7 @@ def _client_limit(answer: ServingPlans, i: int, few: str) -> Note:
 
 
 def _token_words(answer: ServingPlans, i: int, first: int) -> Note | None:
-    """Return why a token takes longer: its step does, or prompts that are computed between steps; whichever adds more."""
+    """Return why a token takes longer, whichever adds more: its step, or prompts that are computed between steps."""
     rows = answer.plans
     own, other = (answer.step_of(rows, j) for j in (i, first))
     slower = float(own.step_s - other.step_s)

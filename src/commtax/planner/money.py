@@ -56,12 +56,12 @@ def _usd_per_million(usd_per_hour: float | None, tokens_per_s: float) -> float |
 
 
 def per_million(usd_per_hour: Number, tokens_per_s: Number) -> Number:
-    """Dollars a million tokens."""
+    """Return the dollars of a million tokens."""
     return usd_per_hour / 3600 / tokens_per_s * 1e6
 
 
 def counted_tokens(q: Question) -> Number:
-    """Tokens of a request that its price is spread over."""
+    """Return the tokens of a request that its price is spread over."""
     return q.requests.tokens if q.goal.cost_of == "total" else q.requests.output_len
 
 
@@ -71,13 +71,13 @@ def counted_tokens_per_s(q: Question, output_tokens_per_s: Number) -> Number:
 
 
 def paid(goal: Goal, gpus: Number, prompting: Number) -> Number:
-    """GPUs, those for prompts counted by their price where they are others."""
+    """Return the number of GPUs, where those for prompts count by their relative price."""
     ahead = goal.prefill_usd_per_gpu_hour
     return gpus + prompting * (ahead / goal.usd_per_gpu_hour - 1) if ahead else gpus
 
 
 def plan_money(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> Money:
-    """Of a plan in a closed loop, whose load is all that is asked of it; GPUs of two kinds cost their mean."""
+    """Return the cost of a plan in a closed loop, whose load is all the demand. GPUs of two kinds cost their mean."""
     tokens = float(counted_tokens_per_s(q, output_tokens_per_s))
     mean = q.goal.usd_per_gpu_hour * float(paid(q.goal, gpus, prompting)) / gpus
     return Money(gpus, mean, tokens, tokens)
@@ -99,7 +99,7 @@ def training_money(q: Question, gpus: int, tokens_per_s: float) -> TrainingRun:
 
 
 def check(goal: Goal) -> None:
-    """Prices and what they are spread over."""
+    """Check the prices, and what they are spread over."""
     for price in (goal.usd_per_gpu_hour, goal.prefill_usd_per_gpu_hour):
         if not 0 <= price < MOST_USD:
             raise Refusal.of("dollars per GPU-hour, at least 0", price=price)
@@ -108,7 +108,7 @@ def check(goal: Goal) -> None:
 
 
 def with_prices(put: Sequence[Question], usd: Prices) -> list[Question]:
-    """With what a GPU-hour costs: as was said, for all clusters or for each (of prompts before decoding), else the catalogue's."""
+    """Set the price of a GPU-hour: as stated, for all clusters or for each (of prompts before decoding), else the catalogue's."""
     each = iter(price_per_cluster(sum(len(q.places) for q in put), usd))
     asked = [_with_price(q, [next(each) for _ in q.places]) for q in put]
     for q in asked:

@@ -25,7 +25,7 @@ FULL = 0.995
 
 
 class PoolUse(NamedTuple):
-    """Shares of the requests/s that each pool would pass at most; and prompts at the long end of their 80 % range."""
+    """Load of each pool, as a share of its limit, and the effect of prompts at the long end of their 80 % range."""
 
     prompts: float
     decoding: float
@@ -39,8 +39,8 @@ class PoolUse(NamedTuple):
 
 
 def admitted_sequences(searched: ServingPlans, rows: ServingColumns, i: int) -> int:
-    """Return the sequences that each rank of row ``i`` may run at once, as asked where that was said; 0: the engine's own limit.
-    TPOT is what a rank's sequences lengthen, so they are limited where as many as there is room for would break its limit."""
+    """Return the sequences that each rank of row ``i`` may run at once, as requested if so, or 0 for the engine's own limit. More
+    sequences lengthen TPOT, so they are limited where a full rank would break its limit."""
     asked = searched.put(rows, i)
     if asked.limits.max_num_seqs:
         return asked.limits.max_num_seqs
@@ -51,7 +51,7 @@ def admitted_sequences(searched: ServingPlans, rows: ServingColumns, i: int) -> 
 
 
 def pool_use(loop: ClosedLoop) -> PoolUse:
-    """Of both pools at a load."""
+    """Return how full both pools are at a load."""
     assert loop.apart
     net, passed = loop.apart.net, loop.apart.passed
     assert net

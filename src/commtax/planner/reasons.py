@@ -37,7 +37,7 @@ AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLO
 
 
 def role_words(best: bool, passed_over: Sequence[str] = ()) -> str:
-    """Whether what is recommended is also the best, and among what; ``passed_over``: what stands against a plan ahead of it.
+    """Describe whether what is recommended is also the best, and among what. ``passed_over``: the objections to a plan ahead of it.
 
     >>> role_words(True), role_words(True, [UNCHECKED]), role_words(False, [LATE])
     ('Recommended and best', 'Recommended and best of what is checked', 'Recommended')
@@ -56,12 +56,12 @@ def among_words(passed_over: Sequence[str]) -> str:
 
 
 def dtype_words(q: Question, index: int) -> str:
-    """ " in fp8", where several types are compared."""
+    """Return " in fp8", where several types are compared."""
     return f" in {q.goal.dtypes[index] or 'its own type'}" if len(q.goal.dtypes) > 1 else ""
 
 
 def illegal_families(base: Question, whole: Space) -> Iterator[Rejected]:
-    """One line for each rule and tp degree that it forbids."""
+    """Yield one line for each rule and the tp degree that it forbids."""
     first = dict[tuple[int, int], int]()
     for i in np.flatnonzero(whole.codes).tolist():
         first.setdefault((int(whole.tp[i]), int(whole.codes[i])), i)
@@ -72,7 +72,7 @@ def illegal_families(base: Question, whole: Space) -> Iterator[Rejected]:
 
 
 def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
-    """Plans without room for one request, together for each tp degree, and what the largest of them lacks."""
+    """Yield plans without room for one request, grouped by tp degree, and what the largest of them lacks."""
     length = max(base.limits.max_model_len, min(base.model.max_len, int(base.requests.tokens)))
     for tp in unique_values(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
@@ -85,7 +85,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
 
 
 def _family_words(rows: Space | ServingColumns) -> str:
-    """Plans of one tp degree: the only one's layout, or how many there are and between which sizes."""
+    """Describe plans of one tp degree: the layout of the only one, or their number and the range of their sizes."""
     split = {"PP": rows.pp, "DP": rows.dp, "EP": rows.ep}
     several = len(unique_values(np.stack(list(split.values())), axis=1).T)
     if several == 1:
@@ -96,7 +96,7 @@ def _family_words(rows: Space | ServingColumns) -> str:
 
 
 def with_names_of_their_own(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
-    """Rows of which no two have one name, whatever they were called after.
+    """Return the rows renamed so that no two share a name.
 
     >>> [r.family for r in with_names_of_their_own([Rejected("TP 2", "a"), Rejected("TP 2", "b")])]
     ['TP 2', 'others with TP 2']
@@ -112,7 +112,7 @@ def with_names_of_their_own(rejected: Iterable[Rejected]) -> tuple[Rejected, ...
 
 
 def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterator[Rejected]:
-    """Families that fit and break a limit at every concurrency, together for each tp degree."""
+    """Yield families that fit and break a limit at every concurrency, grouped by tp degree."""
     key = family(every)
     met = np.bincount(key, weights=good) > 0
     bad = ~met[key] & (every.mode == 0)
@@ -123,7 +123,7 @@ def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterat
 
 
 def best_times(answer: ServingPlans, rows: ServingColumns) -> str:
-    """The limits that no row keeps as surely as is wanted, each by the row that comes nearest."""
+    """Describe the limits that no row keeps as surely as required, each by the row that comes nearest."""
     least = {name: int(np.argmin(getattr(rows, f"sure_{name}"))) for name, _ in answer.question.goal.times}
     broken = list[str]()
     for name in missed_times(answer.question, rows, least):
@@ -133,12 +133,13 @@ def best_times(answer: ServingPlans, rows: ServingColumns) -> str:
 
 
 def missed_times(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> list[str]:
-    """Those times that are above their limits, as surely as is wanted, of a row for each."""
+    """Return the times that are above their limits, as surely as required, of a row for each."""
     return [name for name, limit in q.goal.times[::-1] if float(getattr(rows, f"sure_{name}")[at[name]]) > limit]
 
 
 def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: str = "") -> str:
-    """A time with its range, and how surely it keeps its limit: ``TPOT 30 ms (80% range 27 ms to 33 ms), so it is 3% likely …``."""
+    """Describe a time with its range and how surely it keeps its limit: ``TPOT 30 ms (80% range 27 ms to 33 ms), so it is 3% likely
+    …``."""
     known, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
     value, low, high = (format_seconds(float(end)) for end in (known.value, known.low, known.high))
     sure = f"so it is {percent(known.kept(limit))} likely to meet the limit of {format_seconds(limit)}"
@@ -146,7 +147,7 @@ def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: st
 
 
 def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
-    """Degrees whose best plan meets the limits and still loses to the recommended one by a tenth or more: by how much, and why.
+    """Yield degrees whose best plan meets the limits and still loses to the recommended one by a tenth or more, and why.
 
     What is recommended for another point was not rejected.
     """
@@ -163,7 +164,7 @@ def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
 
 
 def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[int]:
-    """The best plan of each degree that loses to plan ``own`` by a tenth or more, each once."""
+    """Yield, once each, the best plan of each degree that loses to plan ``own`` by a tenth or more."""
     named = set[int]()
     for axis in ("tp", "pp", "ep"):
         for size in unique_values(getattr(rows, axis)).tolist():
@@ -177,7 +178,7 @@ def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[in
 
 
 def distance_words(answer: ServingPlans, i: int, own: int = 0, beside: str = "") -> str:
-    """Return how far plan ``i`` is behind plan ``own`` in the objective's measure; a unit that stands ``beside`` it is left out."""
+    """Describe how far plan ``i`` is behind plan ``own`` in the objective's measure, without a unit that stands ``beside`` it."""
     goal, value = answer.question.goal, objective_value(answer.question, answer.plans)
     if goal.objective == "latency":
         return f"requests take {float(value[own] / value[i]) - 1:.0%} longer"
@@ -195,12 +196,13 @@ def _unit(answer: ServingPlans) -> str:
 
 
 def reason_behind(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> Note:
-    """Return the two largest losses of plan ``i`` beside another; ``share`` and ``usual`` are of communication, of both."""
+    """Return the two largest losses of plan ``i`` beside another. ``share`` and ``usual`` are the communication of both."""
     return words("reasons", reasons=telling_reasons(answer, i, share, usual, first)[:2])
 
 
 def explain(answer: ServingPlans, i: int) -> list[str]:
-    """What plan ``i`` delivers, how it compares with others (the recommended one with those beside it), and what its steps take."""
+    """Describe what plan ``i`` delivers, how it compares with others (the recommended one with its rivals), and what its steps
+    take."""
     rows = answer.plans
     said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
     if i == answer.recommended:
@@ -225,7 +227,7 @@ def delivers(answer: ServingPlans, i: int) -> Note:
 
 
 def _dollars(answer: ServingPlans, i: int) -> str:
-    """What a million tokens cost, for those who ask."""
+    """Return the dollars of a million tokens, where they matter."""
     if not asks_for_dollars(answer.question):
         return ""
     counted = "output tokens" if answer.question.goal.cost_of == "output" else "tokens, input and output"
@@ -272,7 +274,7 @@ def _led_by(lead: str, why: Note | None) -> Note:
 
 
 def doubt_words(q: Question, pools: bool = False) -> Note:
-    """Return why the best plan is not the recommended one; ``pools``: one of both has two pools."""
+    """Return why the best plan is not the recommended one. ``pools``: just one of the two has two pools."""
     within = margin(q, pools)
     return (
         words("but-against", against=against_note(UNCHECKED)) if isinf(within) else words("within-margin", margin=percent(within))
@@ -296,24 +298,24 @@ def against_words(q: Question, beaten: ServingColumns, i: int = 0) -> Note:
 
 
 def against_codes(q: Question, beaten: ServingColumns, i: int = 0) -> list[str]:
-    """The same as codes, of one of the plans; nothing where there is none."""
+    """Return the codes of the objections to one of some plans, if there are any plans."""
     return against(q, float(beaten.mode[i]), float(beaten.ttft_s[i]), latest_first_token_s(q)) if len(beaten) else []
 
 
 def _next_plans(places: Iterable[int], kind: Array, own: int) -> list[tuple[int, bool]]:
-    """The next plan behind one, and the next that is of a simpler kind, with whether it is."""
+    """Return the next plan behind one, and the next of a simpler kind, each with whether it is simpler."""
     behind = [(i, bool(kind[i] < kind[own])) for i in places if i > own]
     return list(dict.fromkeys([*behind[:1], *[one for one in behind if one[1]][:1]]))
 
 
 def _next_role(own: int, i: int, simpler: str, otherwise: str = "") -> str:
-    """What the plan at place ``i`` is called: the next one by its place, another one by its kind."""
+    """Name the role of the plan at place ``i``: the next one by its place, another one by its kind."""
     place = "runner-up" if i == 1 else "next plan" if i == own + 1 else otherwise
     return f"the {' and '.join(filter(None, (place, simpler)))}"
 
 
 def _other_kind(kind: Array, i: int, own: int) -> str:
-    """The kind of plan ``i`` in brackets, where it is not the recommended one's."""
+    """Return the kind of plan ``i`` in brackets, where the recommended one's differs."""
     return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[own] else ""
 
 
@@ -327,8 +329,8 @@ def _reason_beside(answer: ServingPlans, i: int, own: int) -> Note:
 
 
 def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
-    """How far plan ``i`` is ahead of plan ``j`` in the objective's own measure, each at its best; and with the same clients,
-    where no limit says how many and that is another figure. And in brackets the times that are longer for it."""
+    """Describe how far plan ``i`` is ahead of plan ``j`` in the objective's measure, each at its best, and with the same clients
+    where no limit sets them and the figure differs. Add the times that are longer for it, in brackets."""
     q, rows = answer.question, answer.plans
     value = objective_value(q, rows)
     if q.goal.objective == "gpus":
@@ -349,7 +351,7 @@ def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
 
 
 def longer_times(rows: ServingColumns, i: int, j: int) -> str:
-    """The times that plan ``i`` has longer than plan ``j``, at another number of clients, in brackets: before and after."""
+    """Return the times that plan ``i`` has longer than plan ``j`` at another number of clients, in brackets: before and after."""
     grown = grown_times(rows, i, j)
     return f" ({', '.join(grown)})" if grown else ""
 
@@ -364,7 +366,7 @@ def grown_times(rows: ServingColumns, i: int, j: int) -> list[str]:
 
 
 def more_words(ratio: float) -> str:
-    """How much more one is than another, or that there is next to nothing in it.
+    """Describe how much more one is than another.
 
     >>> more_words(1.06), more_words(0.9), more_words(1.001)
     ('6% more', '10% fewer', 'less than 1% more')
@@ -375,7 +377,7 @@ def more_words(ratio: float) -> str:
 
 
 def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
-    """What a decode step takes, and what other requests' prompts, and stages that wait for a fuller batch, add to it."""
+    """Describe what a decode step takes, and what other requests' prompts, and stages that wait for a fuller batch, add to it."""
     step = answer.step_of(rows, i)
     links = waited_links(step)
     share = (
@@ -398,7 +400,7 @@ def _name(answer: ServingPlans, i: int) -> str:
 
 
 def explain_training(answer: TrainPlans, i: int) -> list[str]:
-    """What binds plan ``i``, and how far it is behind the best, or ahead of the next."""
+    """Describe what binds plan ``i``, and how far it is behind the best, or ahead of the next."""
     rows, b = answer.plans, answer.step_of(answer.plans, i)
     said = [answer.whole_words(rows, i), verdict(b, [])]
     behind = float(rows.step_s[i] / rows.step_s[0]) - 1
@@ -408,7 +410,7 @@ def explain_training(answer: TrainPlans, i: int) -> list[str]:
 
 
 def _compared_training(answer: TrainPlans) -> Iterator[str]:
-    """The recommended plan beside the best, the next split of the GPUs, and the best of those that are simpler."""
+    """Compare the recommended plan with the best, the next split of the GPUs, and the best of those that are simpler."""
     q, rows, own = answer.question, answer.plans, answer.recommended
     kind = training_kinds(rows, q)
     if own:
@@ -428,7 +430,7 @@ def _training_name(answer: TrainPlans, i: int) -> str:
 
 
 def _faster_words(answer: TrainPlans, i: int, j: int) -> str:
-    """By how much plan ``i`` is faster than plan ``j``, and what that saves of the run."""
+    """Describe by how much plan ``i`` is faster than plan ``j``, and what that saves of the run."""
     rows, q = answer.plans, answer.question
     ours, theirs = (training_money(q, int(rows.gpus[k]), answer.tokens_per_s(rows, k)) for k in (i, j))
     usd = f" and {format_money(theirs.usd - ours.usd)}" if ours.usd is not None and theirs.usd is not None else ""

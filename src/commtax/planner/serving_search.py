@@ -61,7 +61,7 @@ DIP = 1.05  # a request may take up to this much less time when one more joins: 
 
 
 def usual_lengths(workload: str) -> tuple[int, int]:
-    """Input and output tokens of a workload by its name; without one, those of requests that nobody has described."""
+    """Return the input and output tokens of a workload, or the default lengths without one."""
     if workload and workload not in WORKLOADS:
         raise Refusal.of(f"one of {', '.join(WORKLOADS)}", tuple(WORKLOADS), workload=workload)
     return WORKLOADS.get(workload, (INPUT_LEN, OUTPUT_LEN))
@@ -106,7 +106,7 @@ class FoundPlans:
 
 
 def search_ways(q: Question, first: int = 0, known: ServingColumns = NO_SERVING) -> FoundPlans:
-    """Plans of all types of weights, in all ways that are tried or in those from the ``first`` on, beside what is ``known``."""
+    """Search plans of all types of weights, over all exchanges or those from the ``first`` on, beside what is ``known``."""
     types = counting.counted(range(len(q.goal.dtypes)))
     points, lost, counts = zip(*(_points(q, index, first, known) for index in types), strict=True)
     return FoundPlans(ServingColumns.joined(list(points)), tuple(chain(*lost)), sum(counts))
@@ -135,7 +135,7 @@ def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
 
 
 def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple[ServingColumns, list[Rejected], int]:
-    """Every (plan, concurrency) that fits, priced; families that are illegal or do not fit."""
+    """Price every (plan, concurrency) that fits, and list families that are illegal or do not fit."""
     found, lost, count = list[Roomy](), list[Rejected](), 0
     for by, exchange in list(enumerate(exchanges(q)))[first:]:
         try:
@@ -182,7 +182,7 @@ def _among_layouts(q: Question, found: Sequence[Roomy], mode: int, first: int) -
 def having_room(
     q: Question, index: int, exchange: ExpertExchange, layouts: Sequence[tuple[int, ...]] | None = None
 ) -> tuple[Question, Space, list[Rejected], int]:
-    """The question in a type, plans that hold a request of it, families that are illegal or do not fit, how many were looked at.
+    """Return the question in a type, plans with room for a request, rejected families, and the number of points.
 
     ``layouts``: of these (tp, pp, dp, ep) alone.
     """
@@ -204,13 +204,14 @@ def having_room(
 
 
 def search(of: Roomy) -> ServingColumns:
-    """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best."""
+    """Price every concurrency that can matter: a coarse grid of all plans, then all loads in intervals that may hold a good plan's
+    best."""
     grid = LoadGrid.of_plans(of, COARSE)
     return ServingColumns.joined([grid.points, *grid.between(grid.own_bars())])
 
 
 def search_beside(found: Sequence[Roomy], known: ServingColumns, counted: Array) -> Iterator[ServingColumns]:
-    """The same of ways beside others that were searched: a load matters where it may beat what its own plan is known to reach.
+    """Search other exchanges beside known plans. A load matters where it may beat the best known of its plan.
 
     ``counted``: the share of a score that counts beside others, of each way.
     """
@@ -234,7 +235,7 @@ class KnownBests:
 
 
 def _known_bests(q: Question, known: ServingColumns) -> Iterator[KnownBests]:
-    """Of all that is known, by each of the scores."""
+    """Yield the best of each known plan, by each of the scores."""
     met, families = columns.worst_limit_ratio(q, known) <= 1, family(known)
     first = known.take(np.unique(families, return_index=True)[1])
     shared = np.flatnonzero(first.mode == 0)
@@ -278,13 +279,13 @@ class LoadGrid:
         return [(self.of.dtype, *one) for one in zip(*sized, strict=True)]
 
     def own_bars(self) -> list[float]:
-        """By each score, what the plans of this way themselves must reach to be listed, or to be within the margin of the best."""
+        """Return, by each score, what plans of this exchange must reach to be listed, or to be within the margin of the best."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, self.points) <= 1
         scored = ((np.where(met, score, -np.inf), listed) for score, _, listed in _scores(q, self.points, self.load))
         return [_least(_best_each(self.rows, score, len(self.of.plans)), listed, power_margin(q)) for score, listed in scored]
 
     def bars_beside(self, best: Sequence[KnownBests]) -> list[Array]:
-        """… what each plan must reach to beat what is known of it, and to be told of."""
+        """Return what each plan must reach to beat its known best, and to be listed."""
         known = ([one.by_plan.get(key, -np.inf) / self.counted for key in self._keys] for one in best)
         return [np.maximum(one.least, values)[self.rows] for one, values in zip(best, known, strict=True)]
 
@@ -297,7 +298,7 @@ class LoadGrid:
                 one.by_plan[key] = max(value, one.by_plan.get(key, -np.inf))
 
     def between(self, bars: Sequence[Array | float], best: Sequence[KnownBests] = ()) -> Iterator[ServingColumns]:
-        """Yield all loads inside intervals that may hold one above a bar; what they reach is noted among the best."""
+        """Yield all loads inside intervals that may hold one above a bar, and record what they reach among the best."""
         q, load, last = self.of.question, self.load, self.last
         ahead = np.where(last, load, np.append(load[1:], 1))
         past = columns.worst_limit_ratio(q, self.points)
@@ -330,7 +331,7 @@ def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Arra
 
 
 def grid_of(room: Array, fineness: int = COARSE) -> tuple[Array, Array, Array]:
-    """(plan, clients, whether it is the plan's last) of a grid of so many loads to a doubling, up to each plan's room."""
+    """Return (plan, clients, whether it is the plan's last) of a grid of so many loads per doubling, up to each plan's room."""
     steps = unique_values(np.round(2 ** (np.arange(20 * fineness + 1) / fineness)).astype(int))
     rows, load = [], []
     for plan_, most in enumerate(room.tolist()):
@@ -342,7 +343,7 @@ def grid_of(room: Array, fineness: int = COARSE) -> tuple[Array, Array, Array]:
 
 
 def _best_each(rows: Array, score: Array, count: int) -> Array:
-    """Return the best score of each of so many plans; -inf where there is none."""
+    """Return the best score of each of so many plans, or -inf."""
     best = np.full(count, -np.inf)
     np.maximum.at(best, rows, score)
     return best
@@ -355,7 +356,7 @@ def _least(best: Array, listed: int, within: float) -> float:
 
 
 def power_margin(q: Question) -> float:
-    """Both tokens/s and the time of a request are in the power."""
+    """Return the margin of power, which both tokens/s and the time of a request enter."""
     return (1 + margin(q)) ** 2 - 1
 
 
@@ -389,7 +390,7 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
 
 
 def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> ServingColumns:
-    """Row ``i``'s layout with its question changed, at the best load within the limits; none where it cannot be had."""
+    """Return row ``i``'s layout with its question changed, at the best load within the limits, or no row."""
     rows = answer.plans
     run = answer.put(rows, i).but(replicas=int(rows.replicas[i]), **changes)
     prompts = rows.prompter(i) if rows.mode[i] else None
@@ -401,7 +402,7 @@ def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> Se
 
 
 def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: int) -> ServingColumns:
-    """Copies of a plan at ``clients`` of the whole, or at all their loads; ``prompts``: with workers of their own for those."""
+    """Price copies of a plan at ``clients`` of the whole, or at all their loads. ``prompts`` are separate workers for those."""
     if prompts:
         plan, copies = run.plan, int(run.plan.replicas)
         ranks = copies * int(plan.dp)

@@ -125,7 +125,7 @@ def plan_several(
     usd_per_gpu_hour: Prices = None,
     **options: Any,
 ) -> SeveralPlans:
-    """``plan`` on each of several clusters, with its options, and the plans of all ranked together by the objective.
+    """Plan on each of several clusters, with the options of ``plan``, and rank the plans of all together by the objective.
 
     >>> import commtax
     >>> found = commtax.plan_several("llama-3.2-1b", ["1xh100-sxm", "1xl40s"])
@@ -152,7 +152,7 @@ def best_of_several(put: Sequence[Question], objective: str) -> SeveralPlans:
 
 
 def _rank_searched(search: Callable[[dict[str, float]], list[ServingPlans]], objective: str) -> SeveralPlans:
-    """What a search finds on all clusters; and where nothing is limited also at one speed, because a slower one looks cheaper."""
+    """Rank the plans of all clusters, and where nothing is limited also at one speed, because a slower one looks cheaper."""
     with counting.part(0.0, 0.5):
         found = rank_answers(search({}), objective)
     open_ended = [a for a in found.answers if a.places]
@@ -163,7 +163,7 @@ def _rank_searched(search: Callable[[dict[str, float]], list[ServingPlans]], obj
 
 
 def rank_answers(answers: Sequence[ServingPlans], objective: str) -> SeveralPlans:
-    """Answers on several clusters, their plans ranked together."""
+    """Rank the plans of answers on several clusters together."""
     priced = [bool(a.question.goal.usd_per_gpu_hour) for a in answers]
     known = all(priced) if not objective else any(priced)
     objective = TOKENS if objective in ("", "cost") and not known else objective or "cost"
@@ -187,7 +187,7 @@ def _rank_plans(plans: Sequence[RankedPlan], objective: str) -> list[RankedPlan]
 
 
 def _burden(one: RankedPlan, objective: str) -> tuple[float, ...]:
-    """Return what the objective counts, smaller is better; then fewer GPUs for each token, fewer GPUs, shorter waits."""
+    """Return what the objective minimises, then GPUs per token, GPUs and waits."""
     rows, i = one.answer.plans, one.row
     by_gpu = -float(rows.tokens_per_s_per_gpu[i])
     counts = {

@@ -60,7 +60,7 @@ class UnqueuedReplica:
     alone_s: Array  # of a request, without moving
 
     def at(self, kind: Array, loads: Array) -> tuple[Array, Array]:
-        """Requests/s and seconds between the loads that were priced."""
+        """Interpolate requests/s and seconds between the priced loads."""
         place = np.clip(np.searchsorted(self.loads, loads, "right") - 1, 0, max(0, len(self.loads) - 2))
         after = np.minimum(place + 1, len(self.loads) - 1)
         beyond = (loads - self.loads[place]) / np.maximum(1, self.loads[after] - self.loads[place])
@@ -106,7 +106,7 @@ class DecodeWorkers:
         return int(self.question.plan.num_gpus)
 
     def network(self, kind: Array, clients: Number, copies: Number, workers: Number | None) -> QueueNetwork:
-        """Splits (rows) under loads (columns)."""
+        """Return the queueing network of splits (rows) under loads (columns)."""
         sizes, of = self.ahead.plan, self.ahead.prompting
         plan = replace(self.question.plan, tp=spread(sizes.tp, kind), dp=spread(sizes.dp, kind), ep=spread(sizes.ep, kind))
         apart = Disaggregation(plan, workers, copies)
@@ -151,15 +151,15 @@ def load_of(q: Question) -> ClosedLoopLoad:
 
 
 def simple_workers(base: Question, plans: Space, alone: bool = False) -> Array:
-    """Workers of tp alone inside a fast domain, or of attention data parallelism alone; they leave GPUs for others, unless those
-    have a cluster of their own."""
+    """Return the workers of tp alone inside a fast domain, or of attention data parallelism alone, that leave GPUs for others
+    unless those have another cluster."""
     inside = (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= base.cluster.domain)
     leaves = plans.group < base.cluster.num_gpus + alone
     return np.flatnonzero((plans.pp == 1) & (inside | ((plans.tp == 1) & (plans.dp > 1))) & leaves)
 
 
 def prompt_sizes(found: Sequence[Roomy]) -> Array:
-    """(tp, dp) of all workers that have room, whichever way experts are reached; on a cluster of their own of all legal ones."""
+    """Return the (tp, dp) of all workers with room, over all exchanges, or of all legal ones on a separate prompt cluster."""
     pools, base = [(of.question, of.plans) for of in found], found[0].question
     alone = base.requests.prefill_cluster is not None
     if alone:
@@ -170,7 +170,7 @@ def prompt_sizes(found: Sequence[Roomy]) -> Array:
 
 
 def prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> PromptWorkers:
-    """Those of all kinds that are legal and have room where decode workers spread their experts or not."""
+    """Return the legal prompt workers with room, whose experts are spread as those of decode workers are."""
     (tp, dp), base = sizes, of.question
     ep = tp * dp if spread else np.where(dp > 1, dp, 1)
     every = where_prompts_run(base, tp=tp, dp=dp, ep=ep)
@@ -256,7 +256,7 @@ def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
 
 
 def _replicas_and_workers(place: Cluster, group: int, ahead: int, small: bool) -> tuple[Array, Array]:
-    """Copies, and prompt workers beside them: all that fit, or of small splits any number."""
+    """Return copies, and prompt workers beside them: all that fit, or any number in small splits."""
     if not small:
         tried = COPIES[COPIES * group < place.num_gpus]
         fit = workers_beside(tried, group, ahead, place)
@@ -269,7 +269,7 @@ def _replicas_and_workers(place: Cluster, group: int, ahead: int, small: bool) -
 
 
 def _rows_on_both(of: DecodeWorkers, ahead: Cluster, small: bool) -> SplitRows:
-    """Copies on their cluster and prompt workers on another: all that fit there, or of small splits any number."""
+    """Return copies on their cluster and prompt workers on another: all that fit there, or any number in small splits."""
     own, sizes = of.question, of.ahead.plan
     most = int(replicas(np.array([of.group]), np.array([int(own.plan.tp)]), own.cluster)[0])
     room = replicas(of.ahead.group, np.asarray(sizes.tp), ahead)
@@ -285,7 +285,8 @@ def _rows_on_both(of: DecodeWorkers, ahead: Cluster, small: bool) -> SplitRows:
 
 
 def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
-    """The loads of each split that may be listed, or drawn on the front: of some loads, and the most of each split that is good."""
+    """Return the loads of each split that may be listed or drawn on the front: those of a grid, and the largest good one of each
+    split."""
     rows, fewer = _splits(of)
     most = most_each(of.question, rows.copies * of.ranks)
     rows, most = rows.take(np.flatnonzero(most)), most[most > 0]
@@ -326,7 +327,7 @@ def _loads_between(
 def _most_powerful_loads(
     of: DecodeWorkers, rows: SplitRows, loads: Array, grid: dict[str, Array], free: UnqueuedReplica | None
 ) -> dict[str, Array]:
-    """The load with most tokens/s over the time of a request, which has one peak, of each split that may be the best or near it."""
+    """Return the load with most tokens/s over the time of a request, which has one peak, for each split near the best."""
     power = grid["tokens_per_s"] / grid["request_s"] / (grid["gpus"] if of.question.goal.objective == "cost" else 1)
     hopeful = np.flatnonzero(power.max(1) >= SMOOTH / (1 + margin(of.question)) ** 2 * power.max())
     rows, loads, top = rows.take(hopeful), loads[hopeful], power[hopeful].argmax(1)
@@ -344,8 +345,8 @@ def _most_powerful_loads(
 
 
 def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica) -> Array:
-    """The fewest prompt workers, of those that fit, with which a prompt waits no more than ``SAME`` of a request that never does,
-    were as many sent as then."""
+    """Return the fewest prompt workers with which a prompt waits no more than ``SAME`` of a request that never waits, at the same
+    rate."""
     kind, copies = rows.kind[:, None], rows.copies[:, None]
     per_s, alone_s = free.at(kind, loads)
     low, high = np.broadcast_arrays(1, rows.fit[:, None], loads)[:2]
@@ -358,8 +359,8 @@ def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedRepl
 
 
 def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica | None) -> dict[str, Array]:
-    """Splits (rows) under loads (columns): what is listed of them, how far their times go of the limits, and whether they are
-    good: within these."""
+    """Price splits (rows) under loads (columns): their figures, how far they exceed the limits, and whether they are good, that is
+    within them."""
     q, kind, copies = of.question, rows.kind[:, None], rows.copies[:, None]
     workers = np.broadcast_to(rows.fit[:, None], loads.shape) if free is None else _enough(of, rows, loads, free)
     clients = copies * loads * of.ranks
@@ -398,8 +399,8 @@ def _columns(of: DecodeWorkers, priced: dict[str, Array], roomy: Roomy) -> Servi
 
 
 def _best_loads(goal: Goal, grid: dict[str, Array]) -> Array:
-    """Of the loads (columns) of splits (rows): the best of each split that meets the limits, or the nearest, and of each load the
-    split with most for each GPU; without limits also the shortest requests of each split."""
+    """Select loads (columns) of splits (rows): the best of each split within the limits, or the nearest, and at each load the split
+    with most per GPU. Without limits the shortest requests of each split count too."""
     over, good, rate = grid["over"], grid["good"], grid["tokens_per_s"]
     each = paid(goal, grid["gpus"], grid["prefill_gpus"]) if goal.objective == "cost" else grid["gpus"]
     value = {"throughput": rate, "latency": 1 / grid["request_s"]}.get(goal.objective, rate / each)

@@ -71,7 +71,7 @@ def untried_gain(answer: ServingPlans) -> Iterator[Note]:
 
 
 def _same_load_words(answer: ServingPlans, untried: UntriedTechniques) -> str:
-    """Return the gain at the plan's load with its range, as ``worth`` judges it; "" for two pools."""
+    """Describe the gain at the plan's load with its range, as ``worth`` judges it. For two pools it is ""."""
     rows, i = answer.plans, answer.recommended
     clients = int(rows.concurrency[i])
     if rows.mode[i]:

@@ -32,7 +32,7 @@ def prompt_step(q: Settled) -> Settled:
 
 
 def technique_sets_of(text: str) -> tuple[str, ...]:
-    """Sets of techniques as they are written: ``dbo,mtp=1+dcp=2`` are two, the second of two techniques."""
+    """Parse sets of techniques: ``dbo,mtp=1+dcp=2`` are two, the second of two techniques."""
     sets = tuple(dict.fromkeys(one.strip().replace("+", ",") for one in text.split(",") if one.strip()))
     for one in sets:
         if one != AUTO:
@@ -77,7 +77,7 @@ def _lean_sets(answer: ServingPlans) -> Iterator[str]:
 
 
 def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple[str, ...]) -> float:
-    """Return what the objective counts of row ``i`` with some techniques alone; 0 where they cannot be had."""
+    """Return the objective of row ``i`` with only some techniques, or 0 where they cannot be had."""
     way, q = replace(answer.exchanges[int(rows.exchange[i])], techniques=",".join(named)), answer.question
     index, replicas = int(rows.dtype[i]), int(rows.replicas[i])
     run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.asked)
@@ -98,7 +98,8 @@ def _layouts_with(put: Question, text: str, plain: ServingPlans) -> tuple[tuple[
 
 
 def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
-    """A rate's question with the techniques of the best plan by the closed form, within its limits, that fleets are made of."""
+    """Add to a rate's question the techniques of the best plan by the closed form within its limits, of those that fleets can
+    have."""
     kinds = {"ttft_s": ("ttft",), "tpot_s": ("tpot", "itl")}  # limits that a mean time has to keep, too
     own = {name: [limit for which, limit in put.goal.slo if which.split("_")[0] in kind] for name, kind in kinds.items()}
     limits = {name: min(some, default=math.inf) for name, some in own.items()}
@@ -112,7 +113,7 @@ def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
 
 
 def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...], ...]:
-    """The best plans' layouts, with each way to reach experts that stays near the best there, and those of workers for prompts.
+    """Return the best plans' layouts, with each exchange that stays near the best there, and those of prompt workers.
 
     Each is (exchange, mode, tp, pp, dp, ep), both for one pool and for two.
     """
@@ -127,8 +128,8 @@ def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...
 
 
 def _near_layouts(plain: ServingPlans, every: ServingColumns) -> Iterator[tuple[int, ...]]:
-    """(exchange, mode, tp, pp, dp, ep) of all that meets the limits, where the exchange is not far behind the best on that layout,
-    nor behind the same kernels with another number of copies."""
+    """Yield (exchange, mode, tp, pp, dp, ep) of all plans within the limits whose exchange is near the best on that layout, and
+    near the same kernels with another number of copies."""
     q = plain.question
     good = every.take(np.flatnonzero(worst_limit_ratio(q, every) <= 1))
     table = np.stack([getattr(good, name) for name in ("mode", *SERVING_AXES, "exchange")]).astype(int)
@@ -176,7 +177,7 @@ def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
 
 
 def sure_set(step: Settled) -> str:
-    """Techniques that surely gain on a decode step, joined while the next gains on top; "" where none does."""
+    """Join techniques that surely gain on a decode step while the next gains on top. "" is none."""
     scale = Scale(step, flips=False)
     able = [one for one in _searched(DECODES) if max(map(scale.gain, one.at_usual_values)) > 1 + LEVEL.gain]
     return _joined(scale, [row for row in map(scale.row, able) if not row.refused and row.fits])
@@ -188,7 +189,7 @@ def _searched(groups: Collection[str]) -> list[Technique]:
 
 
 def _union(first: str, second: str, scale: Scale) -> str:
-    """Techniques of both, of the second those that can be had beside the first and change nothing that it has set."""
+    """Join both techniques, of the second those that work beside the first and change nothing that it sets."""
     text = first
     for one in second.split(","):
         trial = f"{text},{one}".strip(",")
@@ -198,7 +199,7 @@ def _union(first: str, second: str, scale: Scale) -> str:
 
 
 def _joined(scale: Scale, rows: list[TechniqueWorth]) -> str:
-    """Techniques that surely gain, and on top of each other, none that changes what another one has set."""
+    """Join techniques that surely gain, also on top of each other, and change nothing that another one sets."""
     text, gain = "", 1.0
     sure = (row for row in rows if row.gain > 1 + LEVEL.gain and row.verdict == "gains")
     for row in sorted(sure, key=lambda row: -row.gain):

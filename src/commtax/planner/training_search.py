@@ -135,13 +135,13 @@ def _grid(base: Question) -> TrainColumns:
 
 
 def unpriced(*sizes: Array) -> TrainColumns:
-    """Plans by their sizes, without figures."""
+    """Return plans by their sizes, without figures."""
     columns: dict[str, Array | float] = dict.fromkeys(TrainColumns.names(), 0)
     return TrainColumns.of(len(sizes[0]), **(columns | dict(zip(SIZED, sizes, strict=True))))
 
 
 def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
-    """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks a layer each.
+    """Return the rows that a kind can run: other schedules than the plain one need stages, and chunks a layer each.
 
     Where gradients of all microbatches are kept, ZeRO 3 has no stages.
     """
@@ -165,7 +165,7 @@ def columns(b: StepBill, index: int, sizes: TrainColumns) -> TrainColumns:
 
 
 def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
-    """One line a family that does not fit, or is a twentieth slower at best."""
+    """Yield one line per family that does not fit, or is a twentieth slower at best."""
     for name, column, values in _families(a, every, len(good) > 0):
         of_all, of_good = (np.isin(getattr(rows, column), values) for rows in (every, good))
         if np.any(of_all) and not np.any(of_good):
@@ -181,7 +181,7 @@ def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, b
 
 
 def _families(a: TrainPlans, every: TrainColumns, some_good: bool) -> Iterator[tuple[str, str, list[int]]]:
-    """Plans of one degree, and of one recomputation: a name, and the values of a column."""
+    """Yield the families of one degree or one recomputation: a name, a column and its values."""
     for name, axis in DEGREES.items():
         sizes = np.unique(getattr(every, axis)).tolist()
         for size in sizes if axis == "tp" or (len(sizes) > 1 and some_good) else ():
