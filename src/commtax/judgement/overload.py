@@ -16,7 +16,8 @@ def overloaded(rate: float, capacity: float, longer: float = 1.0) -> bool:
 
 
 def load_words(rate: float, capacity: float) -> str:
-    """
+    """Describe a load beside the capacity.
+
     >>> load_words(8.0, 5.641)
     '5.64 requests/s is the capacity, and 8 arrive'
     """

@@ -57,7 +57,7 @@ EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed 
 
 @dataclass(frozen=True)  # without slots: notes are kept
 class ClosedLoop(Answer):
-    """Means of a closed loop. TPOT = (E2E - TTFT) / (O - 1); TTFT counts from sending to the first token.
+    """Means of a closed loop. TPOT = (E2E - TTFT) / (O - 1), and TTFT counts from sending to the first token.
 
     >>> import commtax
     >>> loop = commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=[1, 8, 64])
@@ -89,7 +89,7 @@ class ClosedLoop(Answer):
 
     @property
     def reported_kv_tokens(self) -> Number:
-        """KV tokens of a replica as an engine's log and ``fit`` count them; of arrays of plans those that its blocks hold."""
+        """KV tokens of a replica as an engine's log and ``fit`` count them, of arrays of plans those that its blocks hold."""
         if np.ndim(self.kv_tokens) or self.requests.kv_tokens is not None or not np.any(self.legal):
             return self.kv_tokens
         return reported_kv_tokens(self.question)
@@ -104,7 +104,7 @@ class ClosedLoop(Answer):
 
     @property
     def num_gpus(self) -> Number | None:
-        """GPUs of all workers; None where there are "enough" for prompts."""
+        """GPUs of all workers, or None where there are "enough" for prompts."""
         return self.apart.gpus(self.question.plan) if self.apart else self.question.plan.all_gpus
 
     @property
@@ -146,7 +146,7 @@ class ClosedLoop(Answer):
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """What the run is, as far as published runs were pooled by it; on each of its chips."""
+        """Setting of the run on each of its chips, as far as published runs were pooled by it."""
         q = self.question
         chips = dict.fromkeys(place.chip for place in q.places)
         return tuple(Setting.of(q.engine, chip, q.model, q.plan.weights_dtype, self.publisher) for chip in chips)
@@ -158,7 +158,7 @@ class ClosedLoop(Answer):
 
     @property
     def measured_here(self) -> bool:
-        """Whether runs of this engine were measured on this chip, in this number format where that is known; or a profile's own."""
+        """Whether runs of this engine were measured on this chip, in this number format where that is known, or by a profile."""
         host = self.question.engine.host
         if host.host_label:
             return host.calibrated
@@ -200,7 +200,7 @@ class ClosedLoop(Answer):
         return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
 
     def range_of(self, name: str) -> tuple[Number, Number]:
-        """Return the 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``; no token is faster than its bytes are read."""
+        """Return the 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``. No token is faster than its bytes are read."""
         factor, value = np.exp(Z80 * self.sigma_of(name)), getattr(self, name)
         if name != "tpot_s":
             return value / factor, value * factor
@@ -280,7 +280,7 @@ def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Numb
 
 
 def _split(q: Settled, enough: Number) -> Disaggregation | None:
-    """Return both kinds of workers; ``enough`` decode where their number is not set."""
+    """Return both kinds of workers. Where the number that decode is not set, it is ``enough``."""
     wanted = q.requests
     check_apart(q)
     if not wanted.disaggregated:

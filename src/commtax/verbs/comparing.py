@@ -108,7 +108,8 @@ class Comparison(Answer):
         return {*self.axes, *(STEP_AXES if "local_tokens" in self.axes else ())}
 
     def breakeven_overlap(self, row: ComparedBill) -> float | None:
-        """Return how much of a cell's communication must be hidden to match its fastest link; None where links are not compared."""
+        """Return how much of a cell's communication must be hidden to match its fastest link, or None where no links are
+        compared."""
         if "link" not in self.axes or row.bill is None:
             return None
         index = self.axes.index("link")
@@ -123,7 +124,7 @@ class Comparison(Answer):
 
 
 def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[int | str]]:
-    """Parse an axis: ``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
+    """Parse an axis, where ``batch=1:256`` doubles from 1 to 256 and ``tp=1,2,4`` lists.
 
     >>> parse_over("batch=1:8"), parse_over("technique=none,mtp=3:0.8,dbo+dcp=2")
     (('batch', [1, 2, 4, 8]), ('technique', ['none', 'mtp=3:0.8', 'dbo+dcp=2']))
@@ -151,7 +152,7 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
 
 
 def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CompareOptions]) -> Comparison:
-    """Price the same step over a range of batches, lengths, degrees or links; a combination that is not legal keeps its rule.
+    """Price the same step over a range of batches, lengths, degrees or links. An illegal combination keeps its rule.
 
     >>> import commtax
     >>> swept = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["tp=1,2,8"])
@@ -168,7 +169,7 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **optio
 
 
 def compare_question(put: Question, over: list[str], **fixed: int | None) -> Comparison:
-    """Price a question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
+    """Price a question over one or two axes. ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
     axes = [parse_over(text, TRAIN_AXES if put.trains else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
         raise Refusal.about(over="one or two different axes are needed")
@@ -181,7 +182,7 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
 
 
 def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
-    """Price one combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
+    """Price one combination. ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
     cell, numbers = tuple(at.values()), {**fixed, **{name: value for name, value in at.items() if isinstance(value, int)}}
     total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
@@ -216,12 +217,12 @@ class PlanRow:
 
     @property
     def batch(self) -> int:
-        """Sequences of a replica; 0 where nothing is priced."""
+        """Sequences of a replica, 0 where nothing is priced."""
         return int(self.bill.question.batch) if self.bill else 0
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of all sequences over the step; with fewer sequences than replicas some of them idle."""
+        """Tokens of all sequences over the step. With fewer sequences than replicas some of them idle."""
         if self.bill is None:
             return 0.0
         q = self.bill.question
@@ -245,7 +246,8 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """``first`` is faster below ``at``, ``then`` from it on; between ``earliest`` and ``at`` graph padding decides."""
+    """A swap of two plans: ``first`` is faster below ``at``, ``then`` from it on. From ``earliest`` to ``at`` graph padding
+    decides."""
 
     axis: str  # sequences | context | bandwidth
     first: str
@@ -258,7 +260,8 @@ class BreakEven:
     steps: np.ndarray = field(repr=False, compare=False)  # at each, those of ``first`` over those of ``then``
 
     def sure(self, within: float) -> tuple[float | None, float | None]:
-        """Return the points below which ``first`` and from which ``then`` is always faster by more than a share; None: nowhere."""
+        """Return the points below which ``first`` and from which ``then`` is always faster by more than a share, None for
+        nowhere."""
         ahead, behind = (1 / self.steps > 1 + within), (self.steps > 1 + within)
         first, then = int(np.argmin([*ahead, False])), int(np.argmin([*behind[::-1], False]))
         return float(self.points[first]) if first else None, float(self.points[-then]) if then else None
@@ -305,7 +308,7 @@ class PlanTable(Answer):
 
 
 def parse_plan(text: str) -> dict[str, int]:
-    """Parse sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers, and so is ``2x`` before them.
+    """Parse sizes in any order. ``ep`` without a number is tp x dp, ``r2`` are two servers, and so is ``2x`` before them.
 
     >>> {axis: n for axis, n in parse_plan("tp8pp2").items() if n > 1}
     {'tp': 8, 'pp': 2}

@@ -54,7 +54,7 @@ class EngineUsage:
 
 
 def usage_of(o: RequestsInTime) -> EngineUsage:
-    """Return what the engines that decode did; prompt workers of disaggregated serving count in the hit rate alone."""
+    """Return what the engines that decode did. Prompt workers of disaggregated serving count in the hit rate alone."""
     log, workers = o.log, o.fleet.workers
     seconds = figures.seconds(log)
     total = max(float(seconds.sum()), 1e-12)
@@ -132,7 +132,8 @@ def _columns(log: Columns, names: list[str], lanes: list[str]) -> tuple[Array, .
 
 
 def _label(steps: int, decodes: int, tokens: int) -> str:
-    """
+    """Describe the steps of a segment.
+
     >>> _label(37, 12, 0), _label(1, 12, 2048), _label(1, 0, 512)
     ('37 steps: 12 decodes', '1 step: 2,048 prompt tokens + 12 decodes', '1 step: 512 prompt tokens')
     """
@@ -382,7 +383,7 @@ def question_at(q: Question, name: str, value: float, prompts_per_client: int | 
 
 
 def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -> RequestSweep:
-    """Simulate every point; where requests are the same, the rate at which they could be answered is found once."""
+    """Simulate every point. Where requests are the same, the rate at which they could be answered is computed once."""
     outcomes: list[RequestsInTime] = []
     for question in questions:
         o = run_requests(settle(question))

@@ -41,7 +41,7 @@ WORTH_NAMING = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """What the step would take if fields of its question were otherwise; ``code`` names that, ``what`` says it.
+    """A step as it would be if fields of its question were otherwise: ``code`` names the change, ``what`` describes it.
 
     ``delta_s`` is negative where it helps; what is not priced yet has no seconds.
     """
@@ -202,7 +202,7 @@ def _speed(cluster: Cluster, link: str) -> float:
 
 
 def counterfactuals(b: StepBill) -> list[Counterfactual]:
-    """Price each what-if of a step; what a rule forbids is left out."""
+    """Price each what-if of a step that no rule forbids."""
     q, now, as_is, answers = b.question, float(b.step_s), bool(fits(b)), []
     for one in tries(b):
         try:
@@ -335,7 +335,7 @@ SIZED_RANK = 0.35
 
 
 def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
-    """Return what would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
+    """Return what would bring the predicted step to the measured one, nearest first, if that is slower."""
     if not 0 < measured_mfu <= 1:
         rule = "a fraction above 0 and at most 1 is needed (an MFU above 100% is impossible)"
         raise Refusal(f"measured_mfu={measured_mfu:g}: {rule}", "measured_mfu")

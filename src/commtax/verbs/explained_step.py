@@ -60,7 +60,7 @@ class LayerSegment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A segment in its place; ``exposed`` and ``hidden`` are the intervals that it is drawn as."""
+    """A segment in its place, drawn as its ``exposed`` and ``hidden`` intervals."""
 
     segment: LayerSegment
     stage: Stage
@@ -198,7 +198,7 @@ LESSON_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The axis that costs most, and why; ``compute`` where none costs much."""
+    """The axis that costs most, and why, or ``compute`` where none costs much."""
 
     axis: AxisName | Literal["compute"]
     text: str

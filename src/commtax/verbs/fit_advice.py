@@ -37,8 +37,8 @@ from commtax.words import words
 
 
 def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[FitOptions]) -> Fit:
-    """Does it fit, and how much room is left for KV? Without ``tp``: the smallest TP (x PP) that holds ``max_model_len`` tokens.
-    Where nothing fits, ``advise`` looks for the nearest changes that would (``advice``).
+    """Judge whether a model fits, and how much room is left for KV. Without ``tp`` it is the smallest TP (x PP) that holds
+    ``max_model_len`` tokens. Where nothing fits, ``advise`` looks for the nearest changes that would (``advice``).
 
     >>> fit("llama-3.1-70b", "8xh100-sxm").question.plan.tp
     4
@@ -76,7 +76,7 @@ def make_room(judged: Fit) -> Fit | None:
 
 
 def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: Callable[[Changes], float] | None = None) -> Changes:
-    """Return the engine limits whose ``gain`` for a replica is worth a change; those with which it starts as it is come first."""
+    """Return the engine limits whose ``gain`` for a replica is worth a change, those with which it starts as it is first."""
     q, engine = judged.question, judged.question.engine
     tried = changes_to_try(q.limits, engine.memory.utilization_of, engine.serves.chunked)
 
@@ -87,7 +87,7 @@ def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: C
 
 
 def with_limits(q: Settled, changes: Changes) -> Settled:
-    """Return a question that has all limits with some of them changed; a share of memory that the engine chose is chosen anew."""
+    """Return a question with all limits explicit and some changed. A share of memory that the engine chose is chosen anew."""
     usual = limits_of(replace(q, limits=replace(q.limits, gpu_memory_utilization=0.0)))
     chosen_anew = {SHARE: 0.0} if usual == q.limits else {}
     changed = replace(q, limits=replace(q.limits, **{**chosen_anew, **changes}))
@@ -180,7 +180,7 @@ def _split_caches(q: Settled, enough: Callable[[Fit], bool]) -> list[Note]:
 
 
 def without_adapters(judged: Fit) -> Fit | None:
-    """Judge the same plan without its LoRA adapters; None where it has none."""
+    """Judge the same plan without its LoRA adapters, if it has any."""
     q = judged.question
     return judge(q.vary(lora_rank=0, max_loras=1)) if q.plan.lora_rank else None
 
@@ -190,7 +190,7 @@ ROUND = 256  # lengths that were not requested are whole multiples of this many 
 
 
 def starts(workers: Question) -> Condition:
-    """Return whether workers start with the requested limits; true where none were. Arrays as the plan."""
+    """Return whether workers start with the requested limits, if any. Arrays as the plan."""
     length, seqs = workers.limits.max_model_len, workers.limits.max_num_seqs
     return starting.starts(full_length_requests(workers) if length else 1, seqs, most_seqs_to_start(workers) if seqs else np.inf)
 
@@ -227,7 +227,7 @@ def _is_judged(q: Question) -> bool:
 
 
 def why_it_does_not_start(q: Question) -> Note:
-    """Return which workers lack room with the requested limits, and what would help, under the limit's name; else empty."""
+    """Return which workers lack room with the requested limits, and what would help, under the limit's name, else an empty note."""
     if not (q.limits.max_model_len or q.limits.max_num_seqs) or not _is_judged(q):
         return Note("", "")
     for kind, workers in pools_of(q).items():
@@ -276,8 +276,8 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
 
 
 def max_num_seqs_to_start(workers: Question, wanted: int = 0) -> int:
-    """Return the ``max_num_seqs`` to start servers with: as wanted, as far as they start with it; 0, the engine's own, where none
-    is wanted and they start with that."""
+    """Return the ``max_num_seqs`` to start servers with: the largest up to the wanted one, or 0, the engine's own, where none is
+    wanted and they start with that."""
     if not needs_blocks_for_states(workers):
         return wanted
     return _max_num_seqs_to_start(replace(workers.normal(), limits=replace(workers.limits, max_num_seqs=wanted)))
@@ -310,7 +310,7 @@ def check_starts(q: Question) -> None:
 
 
 def length_to_start_with(q: Question, longest: float) -> int:
-    """Return the ``max_model_len`` to start servers with: as requested; 0, the model's own, where all caches hold that.
+    """Return the ``max_model_len`` to start servers with: as requested, or 0, the model's own, where all caches hold that.
 
     Else what the ``longest`` of their requests needs, in whole steps of ``ROUND``, as far as the caches hold it.
     """

@@ -84,12 +84,12 @@ class Fit(Answer):
 
     @property
     def state_pool_bytes(self) -> float:
-        """Of a pool for states alone; as negative as the KV cache's where weights leave nothing."""
+        """Bytes of a pool for states alone, as negative as the KV cache's where weights leave nothing."""
         return self.kv_bytes * self.pool.share if self.state_bytes_per_sequence_per_rank else 0.0
 
     @property
     def longest_request(self) -> int:
-        """Tokens of the longest request that the cache holds, with its states; 0 where it holds none."""
+        """Tokens of the longest request that the cache holds, with its states, or 0."""
         step, pool = in_flight_tokens(self.question), self.pool
         if not self.holds_one and pool.places(pool.tokens(self.kv_blocks)) < 1:
             return 0
@@ -109,14 +109,14 @@ class Fit(Answer):
 
     @property
     def kv_tokens_range(self) -> tuple[int, int]:
-        """Four of five start-ups show KV tokens between these two; a fixed cache is exact."""
+        """Range of the KV tokens that four of five start-ups show. A fixed cache is exact."""
         spread = 0.0 if self.question.limits.kv_cache_memory_bytes else self.question.engine.memory.kv_spread_bytes
         each = self.kv_tokens / self.kv_bytes if self.kv_bytes > 0 else 0.0
         return max(0, int(self.kv_tokens - spread * each)), int(self.kv_tokens + spread * each)
 
     @property
     def stopped_by(self) -> str:
-        """The limit with which a server does not start, as options are named; "" where it starts."""
+        """The limit with which a server does not start, as options are named, or ""."""
         most = self.kv_blocks if needs_blocks_for_states(self.question) else math.inf
         return stopped_by(self.max_concurrency, self.question.limits.max_num_seqs, most)
 
@@ -144,7 +144,7 @@ class Fit(Answer):
 
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
-    """Judge the plan of a question; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where set."""
+    """Judge the plan of a question. Where its tp was not ``chosen``, judge the smallest that fits, with ``stages`` where set."""
     q = settle(replan(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
     check_memory(q)
     q = replace(q, limits=limits_of(q))
@@ -165,7 +165,7 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
 
 
 def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
-    """Return whether (tp, pp) may fit, judging once per tp; false only where judging would find too few blocks.
+    """Return whether (tp, pp) may fit, judging once per tp. It is false only where judging would find too few blocks.
 
     The fullest of pp stages holds at least 1 / pp of what a single one would, the last one samples, and a block has the bytes
     of at least one layer: of all of a stage's, where they share one window.
@@ -223,7 +223,7 @@ def check_memory(q: Question) -> None:
 def candidates(
     put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, known: Settled | None = None
 ) -> Iterator[Settled]:
-    """Yield legal plans that ``may`` fit, as users try them: tp in a fast domain, then a pipeline; one may be ``known``."""
+    """Yield legal plans that ``may`` fit, as users try them: tp in a fast domain, then a pipeline. One may be ``known``."""
     model, cluster = put.model, put.cluster
     heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
@@ -247,12 +247,12 @@ def judge(q: Settled) -> Fit:
 
 
 def state_tokens(q: Question) -> Number:
-    """Return the cache room of one request's states in tokens, on the stage where they take most; arrays as the plan."""
+    """Return the cache room of one request's states in tokens, on the stage where they take most. Arrays as the plan."""
     return _worst_of_stages(q, lambda pool: pool.state_tokens, np.maximum) if _has_states(q.model) else 0.0
 
 
 def state_places(q: Question, tokens: Number) -> Number:
-    """Count the requests whose states have a place beside a cache of so many tokens; no limit where they lie in it."""
+    """Count the requests whose states have a place beside a cache of so many tokens. States inside the cache have no limit."""
     return _worst_of_stages(q, lambda pool: pool.places(tokens), np.minimum) if _has_states(q.model) else math.inf
 
 
@@ -266,7 +266,7 @@ def _has_states(model: Model) -> bool:
 
 
 def _worst_of_stages(q: Question, figure: Callable[[KvPool], Number], worst: Callable[[Number, Number], Number]) -> Number:
-    """Return a figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
+    """Return the worst figure of the pools of all different stages. Arrays of plans have one for each number of stages."""
     plan, size = q.plan, q.limits.block_size or q.engine.memory.block_size
     many = np.asarray(plan.pp)
 
@@ -326,7 +326,7 @@ def largest_max_num_seqs(judged: Fit) -> int:
 
 
 def longest_request(failed: Fit) -> int:
-    """Return the longest request whose blocks are there; 0 if not even a short one."""
+    """Return the longest request whose blocks are there, 0 if not even a short one is."""
     limits = failed.question.limits
     return min(failed.longest_request, limits.max_model_len) // limits.block_size * limits.block_size
 
@@ -337,7 +337,7 @@ def reported_kv_tokens(q: Settled) -> int:
 
 
 def fit_of_step(q: Settled) -> Fit:
-    """Judge a rank of a served plan for requests of its own length; its KV tokens are those that ``fit`` reports."""
+    """Judge a rank of a served plan for requests of its own length. Its KV tokens are those that ``fit`` reports."""
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
     usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))

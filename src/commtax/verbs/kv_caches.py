@@ -42,7 +42,7 @@ def different_stages(q: Question, pp: int) -> list[int]:
 
 
 def cache_tokens(q: Question) -> Number:
-    """Return the KV tokens that one replica has room for, of arrays of plans at once; 0 where a plan is illegal.
+    """Return the KV tokens that one replica has room for, of arrays of plans at once, and 0 where a plan is illegal.
 
     They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
     """
@@ -51,8 +51,8 @@ def cache_tokens(q: Question) -> Number:
 
 
 def full_length_requests(q: Question) -> Number:
-    """Return the requests of ``max_model_len`` tokens, the model's own by default, that one replica has room for at once; of arrays
-    of plans. Engines start where it is at least 1."""
+    """Return how many requests of ``max_model_len`` tokens (by default the model's own) one replica has room for, of arrays of
+    plans. Engines start where it is at least 1."""
     return _of_plans(replace(q.normal(), limits=q.limits, codes=q.codes), _stage_requests)
 
 
@@ -95,8 +95,8 @@ def in_flight_tokens(q: Question) -> int:
 
 
 def most_seqs_to_start(q: Question) -> Number:
-    """Return the largest ``max_num_seqs`` that an engine starts with beside these limits; of arrays of plans. No limit where it
-    captures decoding steps without a block for the state of each sequence, or captures none."""
+    """Return the largest ``max_num_seqs`` that an engine starts with beside these limits, of arrays of plans. It is infinite where
+    the engine captures decoding steps without a block for the state of each sequence, or captures none."""
     return _of_plans(q, lambda *stage: _stage_blocks(*stage)[0]) if needs_blocks_for_states(q) else np.inf
 
 

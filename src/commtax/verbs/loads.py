@@ -60,7 +60,7 @@ def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
 
 
 def _trace(fields: Given) -> RequestStream:
-    """Return the requests of a trace; other options on when they come and how long they are are refused."""
+    """Return the requests of a trace. Refuse other options on their times and lengths."""
     source = fields.pop("trace")
     for name, option in taken_by("serve()").items():
         if option.drawn and name in fields:
@@ -194,7 +194,7 @@ class Sample:
 
 
 def sample_of(q: Question, least: float = 0.0) -> Sample:
-    """Return the sample of a question's fleet that is simulated for it, at least a share of all; the fleet where it is small."""
+    """Return the sample of a question's fleet that is simulated for it, at least a share of all, or a small fleet itself."""
     wanted, replicas = q.requests, int(q.plan.replicas)
     whole = (int(wanted.decode_workers or 1), int(wanted.prefill_workers or 1)) if wanted.disaggregated else (replicas, 0)
     entered = whole[1] or whole[0]
@@ -242,7 +242,7 @@ def used_of(q: Question, replicas: int) -> int:
 
 
 def _groups(stream: RequestStream) -> Array:
-    """Return each request's group, numbered as they first come; a prompt without common text is a group of its own."""
+    """Return each request's group, numbered as they first come. A prompt without common text has its own group."""
     if stream.prefixes is None:
         return np.arange(len(stream))
     numbers: dict[object, int] = {}
@@ -275,5 +275,5 @@ def _thinned(q: Question, share: Fraction, replicas: int, whole: int) -> Questio
 
 
 def _part(count: Number, share: Fraction) -> Number:
-    """Return a share of a whole number; there may be no end of them."""
+    """Return a share of a whole number, which may be infinite."""
     return max(1, round(float(count) * float(share))) if np.isfinite(count) else count

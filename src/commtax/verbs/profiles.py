@@ -26,7 +26,7 @@ from commtax.spec import Cluster, Engine, Model, Number, Path, Profile, RunLesso
 
 @dataclass(frozen=True, slots=True)
 class ConstantDifference:
-    """A constant of two profiles; None: that one does not hold it."""
+    """A constant of two profiles, None where one has no such constant."""
 
     name: str
     before: float | None
@@ -40,7 +40,7 @@ class ConstantDifference:
 
 @dataclass(frozen=True, slots=True)
 class LatencyDifference:
-    """A latency that was measured in the same run of a deployment, whatever the engine's version; None: not in that profile."""
+    """A latency measured in the same run of a deployment, whatever the engine's version, None where one profile has none."""
 
     lesson: RunLesson
     before_s: float | None
@@ -88,7 +88,7 @@ def constants_of(own: Profile) -> dict[str, float]:
 
 
 def _path_constants(library: str, paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """Yield the constants of a library's paths; those of one collective and algorithm are numbered."""
+    """Yield the constants of a library's paths. Those of one collective and algorithm are numbered."""
     seen = Counter[str]()
     for path, row in zip(paths, path_rows(paths), strict=True):
         name = f"{library} {path.op} {path.algorithm}"
@@ -116,7 +116,7 @@ def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Itera
 
 
 def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
-    """Return lessons by deployment (whatever its version), metric and load; repeated runs are numbered."""
+    """Return lessons by deployment (whatever its version), metric and load. Repeated runs are numbered."""
     lessons_by_run: dict[tuple[object, ...], RunLesson] = {}
     seen = Counter[tuple[object, ...]]()
     for lesson in lessons:
@@ -131,7 +131,7 @@ def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """The question that a profile is compared with; None and empty parts are left out."""
+    """The question that a profile is compared with, without None and empty parts."""
 
     cluster: Cluster | None = None
     engine: Engine | None = None
@@ -152,7 +152,7 @@ class ProfileCoverage:
 
 
 def coverage(own: Profile, asked: ProfileRequest) -> ProfileCoverage:
-    """Return what of a profile is used for a question, and what is not; impossible physics is refused."""
+    """Return what of a profile is used for a question, and what is not. Refuse impossible physics."""
     if asked.cluster and not other_chip(own, asked.cluster.chip):
         measured_cluster(own, asked.cluster)
         if same_link(own, "intra", asked.cluster):
@@ -207,7 +207,7 @@ Slopes = Mapping[str, Number]
 
 
 class LearntRest(NamedTuple):
-    """What no constant explains of a latency: a logarithm; and how sure the whole is, as standard deviations of logarithms."""
+    """What no constant explains of a latency, as a logarithm, and how sure the whole is, as standard deviations of logarithms."""
 
     log: Number
     sigma: Number

@@ -94,7 +94,7 @@ class RequestsInTime(Answer):
 
     @cached_property
     def columns(self) -> dict[str, Array]:
-        """One row a request, in the order of arrival; the server's fixed time per request is no queue."""
+        """One row a request, in the order of arrival. The server's fixed time per request is no queue."""
         columns = figures.columns(self.ran)
         waited = np.round(columns["queue_s"] - self.question.engine.host.request_s, NANOSECONDS)
         moved = {name: np.maximum(0.0, columns[name] + self.late_s) for name in ("ttft_s", "e2e_s")} if self.late_s else {}
@@ -107,7 +107,7 @@ class RequestsInTime(Answer):
 
     @property
     def as_sent(self) -> RequestStream:
-        """The requests; those of a closed loop at the times that its clients sent them."""
+        """The requests, those of a closed loop at the times that its clients sent them."""
         return replace(self.stream, arrival_s=self.columns["sent_s"]) if self.closed else self.stream
 
     @cached_property
@@ -226,7 +226,7 @@ class RequestsInTime(Answer):
 
     @property
     def max_in_flight(self) -> float:
-        """Requests that all replicas have at once, at most; infinite without a limit."""
+        """Requests that all replicas have at once, at most, infinite without a limit."""
         return float(np.round(self.stream.in_flight / self.share))
 
     @property
@@ -253,7 +253,7 @@ class RequestsInTime(Answer):
 
     @property
     def offered_rate(self) -> float:
-        """Requests that come in a second; infinite where all come at once."""
+        """Requests that come in a second, infinite where all come at once."""
         span = float(self.stream.arrival_s[-1] - self.stream.arrival_s[0])
         return self.question.offered.request_rate or ((len(self.stream) - 1) / self.share / span if span else inf)
 
@@ -265,7 +265,7 @@ class RequestsInTime(Answer):
 
     @cached_property
     def without_prefixes(self) -> tuple[RequestsInTime, RequestsInTime] | None:
-        """The first of these requests, as they are and with nothing of a prompt in the cache; None where nothing is anyway."""
+        """The first of these requests, as they are and with no prefix cached, or None where nothing is cached anyway."""
         if not self.question.offered.prefix_hit_rate and self.stream.prefixes is None:
             return None
         q, same = self.simulated.but(prefix_hit_rate=0.0), self.step_ends[1]
@@ -428,7 +428,7 @@ def _workers(q: Question, longest: int) -> Workers:
 
 
 def _rules(q: Question, longest: int) -> Rules:
-    """Return how the engine schedules and its capacity; a request larger than the cache is refused."""
+    """Return how the engine schedules and its capacity. Refuse a request larger than the cache."""
     serves, host = q.engine.serves, q.engine.host
     tokens, seqs = step_limits(q)
     block = block_tokens(q)
@@ -452,7 +452,7 @@ def _rules(q: Question, longest: int) -> Rules:
 
 
 def steps_of(q: Question, longest: int) -> Surface:
-    """Return the table of a plan's steps; equal plans share one."""
+    """Return the table of a plan's steps. Equal plans share one."""
     tokens, seqs = step_limits(q)
     rows = tokens if q.engine.serves.chunked else max(tokens, longest) + seqs * (1 + q.speculative)
     one = replace(q.normal(), plan=replace(q.plan, replicas=1))

@@ -42,7 +42,8 @@ def decode_workload(seqs: Number, load: ClosedLoopLoad) -> Workload:
 
 
 def prompt_work(beside: Number, load: ClosedLoopLoad, tokens: Number, together: Number = 1.0) -> Workload:
-    """Return a step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are done."""
+    """Return a step of ``tokens`` of prompts. Of a prompt that fills several it is the middle one, where half of the others are
+    done."""
     past = load.input_len - load.computed + np.maximum(0.0, load.computed - tokens / together) / 2
     return Workload(beside, beside * context(load), together, tokens, together * past)
 

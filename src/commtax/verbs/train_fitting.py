@@ -32,7 +32,7 @@ RECOMPUTED = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True)
 class TrainFit(Answer):
-    """Whether a training plan fits in a rank's memory; where not, what would.
+    """Whether a training plan fits in a rank's memory, and else what would.
 
     >>> import commtax
     >>> judged = commtax.train_fit("llama-3.1-70b", "8xh100-sxm", dp=8, batch=8, zero=0)
@@ -58,7 +58,7 @@ class TrainFit(Answer):
 def train_fit(
     model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainFitOptions]
 ) -> TrainFit:
-    """Does training fit? What a rank of the first stage holds against the share of the chip that a run can use.
+    """Judge whether training fits: what a rank of the first stage holds against the share of the chip that a run can use.
 
     >>> import commtax
     >>> judged = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=8, zero=3)

@@ -36,7 +36,7 @@ Sizes = Mapping[str, float | str]
 
 @dataclass(frozen=True, slots=True)
 class TimePart:
-    """Seconds of one launch that one cause takes. Parts add up; alone a cause may take longer, since causes overlap."""
+    """Seconds of one launch that one cause takes. Parts add up, while alone a cause may take longer, since causes overlap."""
 
     name: str
     what: str
@@ -109,7 +109,7 @@ class LikelyRange:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Of one launch of a line; parts sum to its seconds."""
+    """One launch of a line, whose parts sum to its seconds."""
 
     parts: tuple[TimePart, ...]
     shape: Sizes = field(default_factory=dict)

@@ -95,7 +95,7 @@ def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
 
 
 def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
-    """Return since when a technique is on anyway, the words for it, and whether it can be priced; None where it can be set."""
+    """Return since when a technique is on anyway, the words for it, and whether it can be priced, or None where it can be set."""
     try:
         settle(bare.but(**changes))
     except Refusal as refused:
@@ -114,7 +114,7 @@ FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
 
 @dataclass(frozen=True, slots=True)
 class SettingWorth:
-    """What whole requests gain where a setting is dropped, and the engine's own stands in its place; or where limits are set."""
+    """What whole requests gain where a setting is dropped for the engine's own, or where limits are set."""
 
     option: str
     flag: str  # as the engine's command has it
@@ -156,7 +156,7 @@ class QuestionedSetting:
 
 
 def questioned(q: Question) -> Iterator[QuestionedSetting]:
-    """Yield the settings of a question that differ from the engine's own, and may cost; not what techniques set."""
+    """Yield the settings of a question that differ from the engine's own and may cost, without what techniques set."""
     set_by_techniques = {name for _, text in techniques_on(q) for name in changes_of(text)}
     for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
         value = None if option.key in set_by_techniques else field_value(q, option.key)
@@ -190,13 +190,13 @@ def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]
 
 
 def why_start_is_lost(now: Question, without: Question) -> str:
-    """Return why servers that start as they are do not without a setting; "" where they do, or where the same stops them now."""
+    """Return why servers that start as they are do not without a setting, or ""."""
     before, after = (own_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
     return "" if before else "; ".join(after)
 
 
 def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:
-    """Return engine limits that requests gain by where caches are small; None where none is worth it."""
+    """Return engine limits that requests gain by where caches are small, or None where none is worth it."""
     judged = holds(judged_by_memory(q.plain()))
     if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
         return None
@@ -224,7 +224,7 @@ DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one draf
 
 @dataclass(frozen=True, slots=True)
 class TechniqueWorth:
-    """One technique on one question: what it changes, where that flips, and what asks for it; or why it is none here."""
+    """One technique on one question: what it changes, where that flips, and what requests it, or why it is none here."""
 
     technique: Technique
     asked: str  # as ``--technique`` takes it, with what it needs
@@ -277,7 +277,7 @@ class TechniqueWorth:
 
 @dataclass(frozen=True, slots=True)
 class Worth(Answer):
-    """All techniques on one question, best first; those that cannot be had stand last.
+    """All techniques on one question, best first, with those that cannot be had last.
 
     >>> import commtax
     >>> commtax.worth("llama-3.1-8b", "8xh100-sxm", tp=8).refused[0].refused
@@ -334,7 +334,7 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
 
 
 def check_loads(options: Mapping[str, object]) -> bool:
-    """Return whether the options set a load of requests rather than a step; options that do not go together are refused."""
+    """Return whether the options set a load of requests rather than a step. Refuse options that do not go together."""
     set_load = {name for name, value in options.items() if value is not None}
     requests = bool(set_load.intersection(LOADS))
     if requests and BATCH in set_load:
@@ -368,7 +368,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
 
 
 def _settings_when_full(weigh: Scale) -> FullServer | None:
-    """Weigh settings on a full server; None where the load fills it, or is a rate."""
+    """Weigh settings on a full server, unless the load fills it or is a rate."""
     q = weigh.question
     most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * requests_weighed.replicas_of(q)
     if q.offered.request_rate or most <= q.requests.concurrency:
@@ -383,7 +383,7 @@ def _step_sizes(q: Question) -> Mapping[str, object]:
 
 
 def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
-    """Weigh techniques that a question has set, each against the same question without it; not those that cannot be left out."""
+    """Weigh techniques that a question has set, each against the same question without it, unless they cannot be left out."""
     q = weigh.question
     for one, text in techniques_on(q):
         values = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
@@ -412,12 +412,12 @@ def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
 
 
 def flag_of(asked: str, q: Question) -> str:
-    """Return the flags that request techniques from the question's engine; "" where none do."""
+    """Return the flags that request techniques from the question's engine, or ""."""
     return flag_text([one for one, _ in asked_techniques(asked)], program_of(q.engine).key, q)
 
 
 class Scale:
-    """One question, priced once, that techniques are weighed on; ``flips``: also along axes, and on top of what they need.
+    """One question, priced once, that techniques are weighed on. ``flips``: also along axes, and on top of what they need.
 
     Without, full caches are compared only where a technique makes room for more requests. ``requests``: its requests are weighed,
     and its step is one in the middle of their lives, of as many as run at once; ``shown``: what the step has instead that is told
@@ -452,7 +452,7 @@ class Scale:
         return tuple((axis, float(grid[0]), float(grid[-1])) for axis, (grid, _) in self._swept.items())
 
     def row(self, one: Technique) -> TechniqueWorth:
-        """Return the best of a technique's usual values, where it needs another one on top of that; else why it is refused."""
+        """Return the best of a technique's usual values, where it needs another one on top of that, else why it is refused."""
         best = self._best(one)
         is_set = any(other is one for other, _ in techniques_on(self.question))
         if (best.refused or best.idle) and self._flips and not is_set:
@@ -481,7 +481,7 @@ class Scale:
         return row if row.refused else replace(row, asked=asked, beside=other, flag=flag_of(asked, self._with(asked)))
 
     def gain(self, text: str) -> float:
-        """Return tokens/s per GPU with several techniques over those without; 0 where they do not go together."""
+        """Return tokens/s per GPU with several techniques over those without, or 0 where they do not go together."""
         try:
             q = self._with(text)
             need_accepted(q)
@@ -552,7 +552,7 @@ class Scale:
         return now == then
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
-        """Return tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
+        """Return tokens/s with as many requests as fit, with the technique over without, only where they differ in number."""
         before, after = (one.most_seqs(int(q.context) + 1) for one in (self.fit, judged))
         if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
