@@ -18,7 +18,7 @@ from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.cli.progress import METER, STOP, is_watched
 from commtax.options import taken_by
-from commtax.planner import StandingPlan, best_serving, best_training, rank_own_plan, training_standing
+from commtax.planner import StandingPlan, best_serving, best_training, serving_standing, training_standing
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.money import with_prices
 from commtax.planner.serving_search import usual_lengths
@@ -162,7 +162,7 @@ def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
     copies = servers.count * (1 if shared else inner)
     own = (searched, plan, copies, str(said.dtype or ""), int(said.concurrency or 0), prompts)
-    as_pasted, tuned = (rank_own_plan(*own, tuned=tuned) for tuned in (False, True))
+    as_pasted, tuned = (serving_standing(*own, tuned=tuned) for tuned in (False, True))
     return replace(as_pasted, tuned=tuned)
 
 

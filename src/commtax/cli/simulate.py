@@ -60,16 +60,16 @@ def simulate_command(order: Order) -> None:
             closed_loop.simulation_document, lambda console, s: closed_loop.show_unfit(console, s, advice), simulated, code=1
         )
     if q.offered.prefix_hit_rate and not np.ndim(q.requests.concurrency):
-        simulated = replace(simulated, given_notes=(_worth_of_prefixes(simulated), *simulated.notes))
+        simulated = replace(simulated, explicit_notes=(_worth_of_prefixes(simulated), *simulated.notes))
     if given.concurrency is None and np.all(q.requests.concurrency == 1):
         order.output.remarks.append(ONE_CLIENT)
     elif not np.ndim(q.requests.concurrency) and not order.output.as_json:  # another question's answer: none of the document
-        simulated = replace(simulated, given_notes=(*simulated.notes, *_beginning(simulated)))
+        simulated = replace(simulated, explicit_notes=(*simulated.notes, *_beginning(simulated)))
     if not np.ndim(q.requests.concurrency) and not q.requests.disaggregated and not order.output.as_json:
-        simulated = replace(simulated, given_notes=(*simulated.notes, *_other_layout(simulated)))
+        simulated = replace(simulated, explicit_notes=(*simulated.notes, *_other_layout(simulated)))
     judged = list(_judged(simulated, slo))
     told = [_limit_note(x, simulated) for x in judged]
-    simulated = replace(simulated, given_notes=(*told, *simulated.notes))
+    simulated = replace(simulated, explicit_notes=(*told, *simulated.notes))
     show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
     document = partial(closed_loop.simulation_document, judged=judged)
     order.output.answer(document, show, simulated, code=0 if all(x.kept for x in judged) and _starts(order, simulated) else 1)

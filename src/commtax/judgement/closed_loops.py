@@ -48,23 +48,23 @@ def left_out(crowd: Crowd) -> Iterator[str]:
     >>> list(left_out(Crowd(clients=32, room=100, steps=100, spread=0.5)))
     []
     """
-    known = {name: row["value"] for name, row in table("judgement/closed_loops.toml").items()}
-    meet = 2 * crowd.spread * crowd.steps <= known["apart"] or crowd.prompts > 2 * crowd.spread
+    level = {name: row["value"] for name, row in table("judgement/closed_loops.toml").items()}
+    meet = 2 * crowd.spread * crowd.steps <= level["apart"] or crowd.prompts > 2 * crowd.spread
     if crowd.clients * crowd.ranks > 1 and meet:
         yield "lockstep"
-    if crowd.ranks > 1 and (crowd.patient or crowd.prompts > known["prompts"]):
+    if crowd.ranks > 1 and (crowd.patient or crowd.prompts > level["prompts"]):
         yield "ranks"
-    if crowd.stages > 1 and (crowd.prompts > known["prompts"] or crowd.piled > known["piled"]):
+    if crowd.stages > 1 and (crowd.prompts > level["prompts"] or crowd.piled > level["piled"]):
         yield "stages"
-    if crowd.prompts > known["prompts"] and crowd.way * (crowd.clients - 1) > crowd.steps:
+    if crowd.prompts > level["prompts"] and crowd.way * (crowd.clients - 1) > crowd.steps:
         yield "gathered"
-    if crowd.replicas > 1 and crowd.prompts * (crowd.together / max(1.0, crowd.together - 1) - 1) > known["turns"]:
+    if crowd.replicas > 1 and crowd.prompts * (crowd.together / max(1.0, crowd.together - 1) - 1) > level["turns"]:
         yield "turns"
     if crowd.longest > crowd.budget > 0:
         yield "whole-prompts"
-    if min(crowd.clients, crowd.fed) > known["filled"] * crowd.room:
+    if min(crowd.clients, crowd.fed) > level["filled"] * crowd.room:
         yield "full-cache"
-    if crowd.load > known["filled"]:
+    if crowd.load > level["filled"]:
         yield "near-full"
 
 

@@ -33,11 +33,11 @@ def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[s
     Fewer sequences cost nothing while no more are sent, smaller chunks lengthen TTFT, and a larger share of memory leaves less for
     what the engine does not count.
     """
-    known = table("judgement/engine_limits.toml")
+    tried = table("judgement/engine_limits.toml")
     share = safe_share(utilization_of)
     return {
-        SEQS: tuple(n for n in known[SEQS] if n < now.max_num_seqs),
-        "max_num_batched_tokens": tuple(n for n in known["max_num_batched_tokens"] if chunked and n < now.max_num_batched_tokens),
+        SEQS: tuple(n for n in tried[SEQS] if n < now.max_num_seqs),
+        "max_num_batched_tokens": tuple(n for n in tried["max_num_batched_tokens"] if chunked and n < now.max_num_batched_tokens),
         SHARE: (share,) * (share > now.gpu_memory_utilization),
     }
 
@@ -62,20 +62,20 @@ def best_changes(
     >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, lambda on: 1.0 + len(on), seqs, lambda on: on["seqs"] < 512)
     {'seqs': 64}
     """
-    known = table("judgement/engine_limits.toml")
-    kept, now, least = dict[str, float](), worth({}), 1 + known["gain"]
+    level = table("judgement/engine_limits.toml")
+    kept, now, least = dict[str, float](), worth({}), 1 + level["gain"]
     for name, values in tried.items():
-        had, found, most = room(kept), dict[float, float](), inf  # most: what the milder value is worth, for each of its room
+        had, gains, most = room(kept), dict[float, float](), inf  # most: what the milder value is worth, for each of its room
         for value in values:
             size = room(kept | {name: value})
             if size > least * had and most * size > least * now:
-                found[value] = worth(kept | {name: value})
-                most = found[value] / size
-        if found and (best := max(found.values())) > now * least:
-            good = [value for value, one in found.items() if one >= best * known["nearly"]]
+                gains[value] = worth(kept | {name: value})
+                most = gains[value] / size
+        if gains and (best := max(gains.values())) > now * least:
+            good = [value for value, one in gains.items() if one >= best * level["nearly"]]
             kept[name] = next((value for value in good if starts(kept | {name: value})), good[0])
-            now = found[kept[name]]
+            now = gains[kept[name]]
     for name in tuple(kept):
         others = {other: value for other, value in kept.items() if other != name}
-        kept = others if worth(others) >= now * known["nearly"] else kept
+        kept = others if worth(others) >= now * level["nearly"] else kept
     return kept

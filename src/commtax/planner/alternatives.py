@@ -50,9 +50,9 @@ def alone_words(answer: ServingPlans) -> Iterator[str]:
     judged = _judged(answer, good) if good else ""
     yield f"{judged}each cluster by itself{one_pool}: {'; '.join([*(_one_alone(*placed) for placed in good), *lost])}"
     split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
-    if any(rows.mode[i] > own.mode[j] for (_, rows, i), (_, own, j) in zip(split, good, strict=True)):
-        told = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
-        yield words("alone-in-pools", plans=told, against=against_note(UNCHECKED))
+    if any(rows.mode[i] > listed.mode[j] for (_, rows, i), (_, listed, j) in zip(split, good, strict=True)):
+        plans = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
+        yield words("alone-in-pools", plans=plans, against=against_note(UNCHECKED))
 
 
 def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
@@ -66,11 +66,11 @@ def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
     }
 
 
-def _unchecked_place(one: ServingPlans, rows: ServingColumns, own: int) -> int:
+def _unchecked_place(one: ServingPlans, rows: ServingColumns, chosen: int) -> int:
     """Return the best row with two pools where it is ahead of the recommended one, else the recommended one."""
     value = (objective_value if rows is one.plans else power)(one.question, rows)
     pools = np.flatnonzero(rows.mode == 1)[:1].tolist()
-    return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[own]), own)
+    return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[chosen]), chosen)
 
 
 def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
@@ -90,18 +90,18 @@ def _sums(good: Sequence[Placed]) -> tuple[float, int, float]:
 def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
     """Judge whether two pools beat both clusters alone, on as many GPUs or else per dollar, and state by how much in both measures
     (per GPU where no price is known)."""
-    goal, (rows, own), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
+    goal, (rows, first), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
     if not _is_summed(answer):
         alone = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
-        return f"{_verdict(answer, alone / float(objective_value(answer.question, rows)[own]))}; "
-    pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[own], rows.prefill_gpus[own]))
+        return f"{_verdict(answer, alone / float(objective_value(answer.question, rows)[first]))}; "
+    pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[first], rows.prefill_gpus[first]))
     as_many = np.flatnonzero(rows.gpus == gpus)[:1].tolist() if goal.objective == "throughput" else []
-    beside, lead = (as_many or [own])[0], rate / float(rows.tokens_per_s[own]) / spent * pools
+    beside, lead = (as_many or [first])[0], rate / float(rows.tokens_per_s[first]) / spent * pools
     more = rate / float(rows.tokens_per_s[beside])
-    recommended, unit = f"these two pools on {plural(int(rows.gpus[own]), 'GPU')}", "dollar" if goal.usd_per_gpu_hour else "GPU"
+    recommended, unit = f"these two pools on {plural(int(rows.gpus[first]), 'GPU')}", "dollar" if goal.usd_per_gpu_hour else "GPU"
     cheaper = f"{more_words(lead)} tokens{'/s' * (unit == 'GPU')} per {unit}"
     than = f"{recommended} and {cheaper}" if more_words(lead) != more_words(more) else recommended
-    if beside != own:
+    if beside != first:
         best = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
         than = f"{best}, and {cheaper} than {recommended}"
     sums, ratio = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}", more if as_many else lead
@@ -173,17 +173,17 @@ def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Quest
 
     Limits are sought for the recommended plan alone; what they bring is what the whole search answers with them.
     """
-    rows, own, q = answer.plans, answer.recommended, answer.question
-    if rows.mode[own] or not memory_binds(float(rows.kv_headroom[own])):
+    rows, first, q = answer.plans, answer.recommended, answer.question
+    if rows.mode[first] or not memory_binds(float(rows.kv_headroom[first])):
         return None
 
     def worth(changes: Changes) -> float:
-        found = loads(replace(answer, question=q.but(**changes)), rows, own) if changes else rows.take(slice(own, own + 1))
-        return float(max(objective_value(q, found), default=0.0))
+        points = loads(replace(answer, question=q.but(**changes)), rows, first) if changes else rows.take(slice(first, first + 1))
+        return float(max(objective_value(q, points), default=0.0))
 
     changes = limits_worth_changing(recommended_fit(answer), worth)
-    found = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
-    return found if len(found.plans) else None
+    roomier = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
+    return roomier if len(roomier.plans) else None
 
 
 def recommended_fit(answer: ServingPlans) -> Fit:
@@ -193,12 +193,12 @@ def recommended_fit(answer: ServingPlans) -> Fit:
 
 def roomier_words(answer: ServingPlans) -> list[Note]:
     """Note what other engine limits bring where memory binds, and what they cost."""
-    found = answer.roomier
-    if not found:
+    roomier = answer.roomier
+    if not roomier:
         return []
-    now, then, i, j = answer.plans, found.plans, answer.recommended, found.recommended
-    fits = recommended_fit(found), recommended_fit(answer)
-    where = "" if found.layout(then, j) == answer.layout(now, i) else f"{found.gpu_words(then, j)}, "
+    now, then, i, j = answer.plans, roomier.plans, answer.recommended, roomier.recommended
+    fits = recommended_fit(roomier), recommended_fit(answer)
+    where = "" if roomier.layout(then, j) == answer.layout(now, i) else f"{roomier.gpu_words(then, j)}, "
     gain = float(then.tokens_per_s[j] / now.tokens_per_s[i]) - 1
     ttft, tpot = (format_seconds(float(seconds[j])) for seconds in (then.ttft_s, then.tpot_s))
     figures = f"{plural(int(then.concurrency[j]), 'client')}, {then.tokens_per_s[j]:,.0f} tokens/s ({gain:+.0%})"

@@ -246,7 +246,7 @@ class ServingPlans(SearchAnswer):
 
     def put(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""
-        kinds = self.exchanges[int(rows.exchange[i])].asked | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
+        kinds = self.exchanges[int(rows.exchange[i])].changes | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
         return replan(self.question, **sizes_of(rows, i), **kinds)
 
     def dropped(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
@@ -260,8 +260,8 @@ class ServingPlans(SearchAnswer):
 
     def workers_of(self, rows: ServingColumns, i: int) -> tuple[Question, ...]:
         """Row ``i`` as the questions of its workers: those that decode, and of prompts where these have their own."""
-        own, ahead = self.put(rows, i), rows.prompter(i)
-        return (own, prompter(own.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp))) if rows.mode[i] else (own,)
+        decode, ahead = self.put(rows, i), rows.prompter(i)
+        return (decode, prompter(decode.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp))) if rows.mode[i] else (decode,)
 
     def longest(self, rows: ServingColumns, i: int) -> int:
         """Return the length in tokens that the servers of row ``i`` are started with. 0 is the model's own length."""
@@ -270,20 +270,18 @@ class ServingPlans(SearchAnswer):
 
     def servers(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about what its servers hold: of one pool or both."""
-        asked, ahead = self.put(rows, i), rows.prompter(i)
-        pools = asked.but(disaggregated=True, prefill_tp=ahead.tp, prefill_dp=ahead.dp)
-        return pools if rows.mode[i] else asked.but(disaggregated=False)
+        put, ahead = self.put(rows, i), rows.prompter(i)
+        pools = put.but(disaggregated=True, prefill_tp=ahead.tp, prefill_dp=ahead.dp)
+        return pools if rows.mode[i] else put.but(disaggregated=False)
 
     def simulation(self, rows: ServingColumns, i: int, clients: Number = 0) -> ClosedLoop:
         """Price row ``i`` as ``simulate`` does, with all copies or all workers of a split, at its listed load or at others of the
         whole."""
-        copies, clients, asked = int(rows.replicas[i]), clients if np.any(clients) else int(rows.concurrency[i]), self.put(rows, i)
+        copies, clients, put = int(rows.replicas[i]), clients if np.any(clients) else int(rows.concurrency[i]), self.put(rows, i)
         if not int(rows.mode[i]):
-            return price_closed_loop(
-                settle(asked.but(replicas=copies, concurrency=clients // copies * copies, disaggregated=False))
-            )
+            return price_closed_loop(settle(put.but(replicas=copies, concurrency=clients // copies * copies, disaggregated=False)))
         ahead = rows.prompter(i)
-        workers = asked.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp, prefill_workers=ahead.replicas, decode_workers=copies)
+        workers = put.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp, prefill_workers=ahead.replicas, decode_workers=copies)
         return price_closed_loop(settle(workers.but(concurrency=clients, disaggregated=True)))
 
     def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:
@@ -295,13 +293,13 @@ class ServingPlans(SearchAnswer):
 
     def ranges(self, rows: ServingColumns, name: str) -> list[tuple[float, float]]:
         """Return the same of all rows, those of one pool priced together."""
-        found = {i: self.range_of(rows, i, name) for i in np.flatnonzero(rows.mode == 1).tolist()}
+        by_row = {i: self.range_of(rows, i, name) for i in np.flatnonzero(rows.mode == 1).tolist()}
         for alike, put in self._priced_together(rows, np.flatnonzero(rows.mode == 0)):
             some = rows.take(alike)
             priced = price_closed_loop(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
             ends = (getattr(some, name) * np.broadcast_to(end / getattr(priced, name), len(alike)) for end in priced.range_of(name))
-            found |= dict(zip(alike.tolist(), zip(*ends, strict=True), strict=True))
-        return [found[i] for i in range(len(rows))]
+            by_row |= dict(zip(alike.tolist(), zip(*ends, strict=True), strict=True))
+        return [by_row[i] for i in range(len(rows))]
 
     def estimate(self, rows: ServingColumns, i: int, name: str) -> Estimate:
         """Return a time of row ``i`` with its range."""
@@ -335,7 +333,8 @@ class ServingPlans(SearchAnswer):
         for index, by in unique_values(np.stack([rows.dtype, rows.exchange])[:, some], axis=1).T.astype(int).tolist():
             alike = some[(rows.dtype[some] == index) & (rows.exchange[some] == by)]
             sizes = {axis: getattr(rows, axis)[alike].astype(int) for axis in SERVING_AXES}
-            yield alike, replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
+            changes = self.exchanges[by].changes | {"weights_dtype": self.question.goal.dtypes[index]}
+            yield alike, replan(self.question, **sizes, **changes)
 
     @property
     def _middle(self) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-Given = TypeVar("Given")
+Item = TypeVar("Item")
 Made = TypeVar("Made")
 INSTALL = "pip install 'commtax[cluster]'"
 REACHED_S = 10  # a scheduler that has not answered by then is not there
@@ -32,7 +32,7 @@ REACHED_S = 10  # a scheduler that has not answered by then is not there
 class Crew(Protocol):
     count: int  # who work at once
 
-    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+    def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
         """Yield each task's place and result, as they are done."""
 
 
@@ -41,7 +41,7 @@ class SingleProcess:
 
     count = 1
 
-    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+    def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
         for place, task in enumerate(tasks):
             yield place, work(task)
 
@@ -53,7 +53,7 @@ class Processes:
         self.count = count
         self.pool: ProcessPoolExecutor | None = None
 
-    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+    def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
         from multiprocessing import current_process, get_context
 
         if len(tasks) < 2 or current_process().daemon:  # which may have no children
@@ -82,7 +82,7 @@ class Dask:
     def __init__(self, client: Client) -> None:
         self.client, self.count = client, 1  # at least
 
-    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+    def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
         from distributed import as_completed as as_dask_completes
 
         futures = self.client.map(work, tasks, pure=False)

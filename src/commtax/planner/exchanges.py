@@ -36,13 +36,13 @@ class ExpertExchange:
         return (backend_called(self.backend).title or self.backend) if self.wide else ""
 
     @property
-    def asked(self) -> dict[str, object]:
+    def changes(self) -> dict[str, object]:
         """As fields of a question."""
-        own = {"ep_backend": self.backend, "redundant_experts": self.redundant, "dcp": self.dcp}
-        return own | (changes_of(self.techniques) if self.techniques else {})
+        sizes = {"ep_backend": self.backend, "redundant_experts": self.redundant, "dcp": self.dcp}
+        return sizes | (changes_of(self.techniques) if self.techniques else {})
 
     @property
-    def told(self) -> dict[str, object]:
+    def stated(self) -> dict[str, object]:
         """… as far as they are not an engine's own ways."""
         wide = {"ep_backend": self.backend, "redundant_experts": self.redundant} if self.wide else {}
         return wide | ({"dcp": self.dcp} if self.dcp > 1 else {})
@@ -54,7 +54,7 @@ def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
     return plain + tuple(replace(one, techniques=text) for text in q.goal.technique_sets for one in plain)
 
 
-def way_asked(q: Question, apart: bool) -> int:
+def requested_way(q: Question, apart: bool) -> int:
     """Return the one of all ways that is the question's own: nothing beside it is tried, and caches are split as it says."""
     split = (i for i, one in enumerate(_plain_exchanges(q)) if not one.wide and one.dcp == q.plan.dcp and (one.apart or not apart))
     return next(split, 0)
@@ -66,13 +66,13 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
 
     Kernels of low latency are for steps without prompts: of servers that only decode, or where an engine changes by step.
     """
-    own, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
+    requested, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
     most = int(q.plan.dcp)
-    split = tuple(replace(own, dcp=2**i, apart=False) for i in range(1, most.bit_length()))
-    if model is None or own.backend:
-        return (own, *split)
+    split = tuple(replace(requested, dcp=2**i, apart=False) for i in range(1, most.bit_length()))
+    if model is None or requested.backend:
+        return (requested, *split)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
-    copies = [own.redundant] if own.redundant else list(usual)
+    copies = [requested.redundant] if requested.redundant else list(usual)
     wide = list[ExpertExchange]()
     for backend in wide_backends(q):
         prompts = backend_called(backend).bulk
@@ -80,7 +80,7 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
         wide += [ExpertExchange(backend, n, wide=True, shared=both) for n in copies]
         # Prompts of servers that also decode go in bulk, where the backend has kernels for that.
         wide += [] if both else [ExpertExchange(prompts, n, wide=True, apart=False) for n in copies]
-    return own, *wide, *split
+    return requested, *wide, *split
 
 
 def wide_backends(q: Question) -> list[str]:
@@ -94,12 +94,12 @@ def wide_backends(q: Question) -> list[str]:
 SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for
 
 
-def dropped(asked: Question, workers: Iterable[Question]) -> tuple[str, ...]:
+def dropped(put: Question, workers: Iterable[Question]) -> tuple[str, ...]:
     """Return the techniques that none of a plan's workers can have, as they are written."""
-    if asked.techniques == NO_TECHNIQUES:
+    if put.techniques == NO_TECHNIQUES:
         return ()
     on = {one.key for worker in workers for one, _ in techniques_on(worker)}
-    return tuple(text for one, text in techniques_on(asked) if one.key not in {*on, SEARCHED})
+    return tuple(text for one, text in techniques_on(put) if one.key not in {*on, SEARCHED})
 
 
 def without(names: tuple[str, ...]) -> str:
@@ -107,16 +107,16 @@ def without(names: tuple[str, ...]) -> str:
     return f", without {', '.join(names)}" if names else ""
 
 
-def refuse_unused(asked: Question, plans: list[tuple[Question, ...]]) -> None:
+def refuse_unused(put: Question, plans: list[tuple[Question, ...]]) -> None:
     """Refuse a technique that no plan can have. A plan is the questions of its workers."""
-    missing = set.intersection(*(set(dropped(asked, workers)) for workers in plans)) if plans else set()
-    if asked.plan.dcp > 1 and all(worker.plan.dcp == 1 for workers in plans for worker in workers):
-        missing.add(f"{SEARCHED}={asked.plan.dcp}")
+    missing = set.intersection(*(set(dropped(put, workers)) for workers in plans)) if plans else set()
+    if put.plan.dcp > 1 and all(worker.plan.dcp == 1 for workers in plans for worker in workers):
+        missing.add(f"{SEARCHED}={put.plan.dcp}")
     for text in sorted(missing):
         reasons = dict.fromkeys(why for workers in plans for worker in workers if (why := _refused(worker, text)))
         if reasons:
-            told = list(reasons)[-1 if text.startswith(SEARCHED) else -2 :]  # those of the widest plans
-            raise Refusal(f"technique '{text}': no plan here can have it: {'; others: '.join(told)}", "technique")
+            shown = list(reasons)[-1 if text.startswith(SEARCHED) else -2 :]  # those of the widest plans
+            raise Refusal(f"technique '{text}': no plan here can have it: {'; others: '.join(shown)}", "technique")
 
 
 def _refused(worker: Question, text: str) -> str:

@@ -108,10 +108,10 @@ def counts(least: int, most: int, fine: int) -> list[int]:
     >>> counts(8, 16, 10)
     [8, 9, 10, 12, 14, 16]
     """
-    known, at = list[int](), 0
+    numbers, at = list[int](), 0
     while (at := at + max(1, -(-(at + 1) // fine))) < most:
-        known += [at] * (at >= least)
-    return [*known, most] if most >= least else known
+        numbers += [at] * (at >= least)
+    return [*numbers, most] if most >= least else numbers
 
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it

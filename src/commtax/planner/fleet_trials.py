@@ -123,9 +123,9 @@ class Trial:
     @property
     def money(self) -> Money:
         """Return what it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
-        q, known, tokens = self.layout.question, not isnan(self.capacity), float(counted_tokens(self.layout.question))
-        answered = min(self.rate, self.capacity) if known else self.rate
-        used = self.rate / self.capacity if known else None
+        q, looked, tokens = self.layout.question, not isnan(self.capacity), float(counted_tokens(self.layout.question))
+        answered = min(self.rate, self.capacity) if looked else self.rate
+        used = self.rate / self.capacity if looked else None
         return Money(self.gpus, q.goal.usd_per_gpu_hour, answered * tokens, self.full_rate * tokens, used)
 
     @property
@@ -140,14 +140,14 @@ class Trial:
 
         Overloaded, it keeps none for long, whatever a run of some minutes says.
         """
-        goal, known = self.layout.question.goal, list[float]()
+        goal, probabilities = self.layout.question.goal, list[float]()
         for name, limit in goal.slo:
             value = self.figures.get(name, nan)
             if self.sure.get(name, nan) > 0:
-                known.append(estimate_through(value, self.sure[name], goal.confidence).kept(limit))
+                probabilities.append(estimate_through(value, self.sure[name], goal.confidence).kept(limit))
             elif name in self.ranges:
-                known.append(Estimate(value, *self.ranges[name]).kept(limit))
-        return min([*known, self.able]) if known else None
+                probabilities.append(Estimate(value, *self.ranges[name]).kept(limit))
+        return min([*probabilities, self.able]) if probabilities else None
 
     @property
     def able(self) -> float:
@@ -189,7 +189,7 @@ def least_fleet(task: Task) -> Trial:
     hopeless = set[Size]()
 
     def holds(at: int) -> bool:
-        size, longer = able[at], max((known.stretch for known in tried.values()), default=1.0)
+        size, longer = able[at], max((earlier.stretch for earlier in tried.values()), default=1.0)
         step = min(map(longest_step, tried.values())) if task.safe and size not in tried and tried else None
         if step is not None and not _holds_longer(layout, size, _most_answered(layout, size), step):
             return False  # run with long steps, which alone may say no
@@ -255,8 +255,8 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
 
 def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
     """Return the requests/s that a saturated worker of either kind answers. Together they answer no more."""
-    own = layout.question.but(decode_workers=1, prefill_workers=1)
-    each = [own.but(tp=x.tp, dp=x.dp, ep=x.ep, prefill_tp=x.tp, prefill_dp=x.dp) for x in (own.plan, layout.ahead or own.plan)]
+    one = layout.question.but(decode_workers=1, prefill_workers=1)
+    each = [one.but(tp=x.tp, dp=x.dp, ep=x.ep, prefill_tp=x.tp, prefill_dp=x.dp) for x in (one.plan, layout.ahead or one.plan)]
     return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
@@ -277,17 +277,17 @@ def capacity(layout: Layout, size: Size) -> float:
 def _saturation_rate(q: Question, alone: str = "", decoded: Fraction = ALL) -> float:
     """Return the rate of all workers, or of those that do one kind of work alone."""
     stream = first_requests(all_requests(q), COUNTED)
-    asked, fleet = _engines(q, longest_of(stream), decoded)
+    settled, fleet = _engines(q, longest_of(stream), decoded)
     if alone:
         fleet = Fleet(fleet.prompts if alone == "prompts" and fleet.prompts else fleet.workers)
-    return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED, prompted=alone == "decoding")
+    return capacity_of(stream, fleet, settled.offered.prefix_hit_rate, COUNTED, prompted=alone == "decoding")
 
 
 @cache_few_answers
 def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fleet]:
     """Return a question as it is run, and its engines, which decode a share of the prompts."""
-    asked = settle(q)
-    return asked, replace(fleet_of(asked, longest), decoded=decoded)
+    settled = settle(q)
+    return settled, replace(fleet_of(settled, longest), decoded=decoded)
 
 
 def run_fleet(
@@ -303,10 +303,10 @@ def _last_runs(layout: Layout, size: Size, rate: float, length: tuple[int, int],
     rate *= float(sample.share)
     part, offered = first_requests(all_requests(sample.question), length[0]), sample.question.offered
     stream = replace(part, arrival_s=arrival_times(rate, len(part), offered.burstiness, random_numbers(offered.seed)[0]))
-    asked, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
-    asked = asked.but(request_rate=rate, warmup=length[1])
+    settled, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
+    settled = settled.but(request_rate=rate, warmup=length[1])
     fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first_requests(stream, most)
-    return RequestsInTime(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
+    return RequestsInTime(settled, stream, fleet, run(stream, fleet, settled.offered.prefix_hit_rate), settled.notes)
 
 
 def worst(q: Question, outcome: RequestsInTime) -> float:
@@ -371,8 +371,8 @@ def with_capacity(trial: Trial) -> Trial:
 def retry_if_able(trial: Trial) -> Trial:
     """Add a fleet's capacity, and run it where that exceeds a rate for which the closed form predicted too little."""
     trial = with_capacity(trial)
-    known = trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity)
-    return trial if known else _trial(trial.layout, trial.size)
+    decided = trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity)
+    return trial if decided else _trial(trial.layout, trial.size)
 
 
 def with_growth(trial: Trial) -> Trial:
@@ -409,7 +409,7 @@ def with_ranges(trial: Trial) -> Trial:
         part = run_fleet(layout, size, q.offered.request_rate, most=RANGED)
         same = {name: part.statistic(name) for name in names}
     ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
-    ranges = {name: range_between(trial.figures[name], *known) for name, known in ends.items()}
+    ranges = {name: range_between(trial.figures[name], *figures) for name, figures in ends.items()}
     return replace(trial, ranges=ranges, clear=stays_clear(trial))
 
 
@@ -440,11 +440,11 @@ def larger_fleets(trial: Trial) -> list[Trial]:
     able = [size for size in sizes if no_more(trial.size, size) and size != trial.size]
     if not able:
         return []
-    known = with_capacity(trial).capacity / _most_answered(layout, trial.size)
+    share = with_capacity(trial).capacity / _most_answered(layout, trial.size)
 
     def clear(at: int) -> bool:
         few = is_sampled(layout, able[at])  # then larger ones answer the same share of what their workers do
-        answered = known * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
+        answered = share * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
         return _holds_longer(layout, able[at], answered, factor)
 
     first = 0 if trial.clear else first_size(layout, able, clear)

@@ -149,8 +149,8 @@ def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
     for name, value in slo.items():
         which, _, metric = name.partition("_")
         if which not in STATISTICS or metric not in METRICS:
-            known = f"{', '.join(STATISTICS)} of {', '.join(METRICS)}, such as p95_ttft"
-            raise Refusal.of(f"not a statistic; there are {known}", ("p95_ttft",), slo=name)
+            supported = f"{', '.join(STATISTICS)} of {', '.join(METRICS)}, such as p95_ttft"
+            raise Refusal.of(f"not a statistic; there are {supported}", ("p95_ttft",), slo=name)
         limits.append((f"{metric}_{which}", values.seconds(value, name)))
     return tuple(sorted(limits))
 
@@ -195,37 +195,37 @@ def _objective(put: Sequence[Question]) -> str:
 
     Where no price is known the fewest GPUs are looked for instead of the fewest dollars.
     """
-    known = [q for q in put if q.goal.usd_per_gpu_hour]
-    said = put[0].goal.objective or ("cost" if len(put) > 1 and len(known) == len(put) else "gpus")
-    return said if known or said != "cost" else "gpus"
+    priced = [q for q in put if q.goal.usd_per_gpu_hour]
+    objective = put[0].goal.objective or ("cost" if len(put) > 1 and len(priced) == len(put) else "gpus")
+    return objective if priced or objective != "cost" else "gpus"
 
 
 def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
     """Return what all searches have, ranked together."""
-    every = (trial for search in searches for trial in search.held)
+    every = (trial for search in searches for trial in search.good)
     # those that dollars cannot rank stand behind those that they do
-    held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
+    good = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.distance)
-    keys = [trial.layout.question.cluster.key for trial in held]
-    alike = [held, *([trial for trial, at in zip(held, keys, strict=True) if at == key] for key in dict.fromkeys(keys))]
+    keys = [trial.layout.question.cluster.key for trial in good]
+    alike = [good, *([trial for trial, at in zip(good, keys, strict=True) if at == key] for key in dict.fromkeys(keys))]
     chosen = [ranking[recommended_place(ranking)] for ranking in alike if ranking]  # of all, then of each cluster
-    listed_ids = {id(trial) for trial in (*leaders_of_ranking(held, keys, top), *chosen)}
-    plans = tuple(trial for trial in held if id(trial) in listed_ids)
+    listed_ids = {id(trial) for trial in (*leaders_of_ranking(good, keys, top), *chosen)}
+    plans = tuple(trial for trial in good if id(trial) in listed_ids)
     answer = FleetPlans(
         questions=tuple(search.question for search in searches),
         objective=objective,
         plans=plans,
         recommended=next((i for i, trial in enumerate(plans) if trial is chosen[0]), 0),
-        near=() if held else tuple(broken[:NEAREST]),
+        near=() if good else tuple(broken[:NEAREST]),
         rejected=tuple(_reasons(searches)),
         candidates=sum(search.count for search in searches),
-        simulated=sum(trial.simulated for search in searches for trial in (*search.held, *search.broken)),
+        simulated=sum(trial.simulated for search in searches for trial in (*search.good, *search.broken)),
         complete=all(search.complete for search in searches),
     )
-    if held or not answer.complete:
+    if good or not answer.complete:
         return answer
-    known = dict(workers.each(_with_confidence, answer.near))
-    near = tuple(known[place] for place in range(len(known)))
+    judged = dict(workers.each(_with_confidence, answer.near))
+    near = tuple(judged[place] for place in range(len(judged)))
     return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
 
 
@@ -240,11 +240,11 @@ def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
     if len(searches) == 1:
         yield from _rejected_layouts(searches[0])
         return
-    found: dict[Rejected, list[str]] = {}
+    by_reason: dict[Rejected, list[str]] = {}
     for search in searches:
         for lost in _rejected_layouts(search):
-            found.setdefault(lost, []).append(search.question.cluster.key)
-    for lost, places in found.items():
+            by_reason.setdefault(lost, []).append(search.question.cluster.key)
+    for lost, places in by_reason.items():
         where = f" on {listed(list(dict.fromkeys(places)))}"
         yield replace(lost, family=lost.family + where, where=where)
 
@@ -276,10 +276,10 @@ def obstacle(trial: Trial) -> str:
         return f"exceeds the limit with {gpus}: {figure}, by a quick estimate"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or overloaded(rate_of(q), most, trial.stretch):
-        about, said = ("about", " by a quick estimate") if isnan(trial.capacity) else ("at most", "")
-        sure, can, asked = map(format_figure, (most / trial.stretch, most, rate_of(q)))
+        about, estimated = ("about", " by a quick estimate") if isnan(trial.capacity) else ("at most", "")
+        sure, can, needed = map(format_figure, (most / trial.stretch, most, rate_of(q)))
         surely = f", {sure} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
-        return f"is overloaded: {gpus} can answer {about} {can} requests/s{said}{surely}, and {asked} are needed"
+        return f"is overloaded: {gpus} can answer {about} {can} requests/s{estimated}{surely}, and {needed} are needed"
     name, limit = max(q.goal.slo, key=lambda pair: trial.sure.get(pair[0], trial.figures[pair[0]]) / pair[1])
     figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} (limit {format_seconds(limit)})"
     sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to meet it, {percent(q.goal.confidence)} required"
@@ -376,7 +376,7 @@ def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     put = answer.question.but(cluster=q.cluster, engine=q.engine, usd_per_gpu_hour=q.goal.usd_per_gpu_hour)
     for place, _ in zip(larger_clusters(q.cluster), range(DOUBLINGS), strict=False):
         search = Search(put.but(cluster=place), workers, LISTED, progress=None)
-        if search.run() and search.held:
-            chosen = search.held[recommended_place(search.held)]
+        if search.run() and search.good:
+            chosen = search.good[recommended_place(search.good)]
             yield f"{plural(chosen.gpus, 'GPU')}, {layout_words(chosen.layout, *chosen.size)} ({place.key})"
             return

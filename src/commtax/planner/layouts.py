@@ -90,9 +90,9 @@ def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[
     """Return, over all types, the layouts that are worth a simulation, the others with their reasons, and the number of plans."""
     longest = int(np.max(stream.input_len + stream.output_len))
     layouts, lost, count = list[Layout](), list[Rejected](), 0
-    asked, (own, *others) = q.but(input_len=longest - 1, output_len=1), [way for way in exchanges(q) if way.apart]
+    put, (usual, *others) = q.but(input_len=longest - 1, output_len=1), [way for way in exchanges(q) if way.apart]
     for index in range(len(q.goal.dtypes)):
-        _, plans, reasons, several = having_room(asked, index, own)
+        _, plans, reasons, several = having_room(put, index, usual)
         one = q.but(weights_dtype=q.goal.dtypes[index], disaggregated=False)
         count += several // MAX_CONCURRENCY if len(plans) else several
         lost += reasons
@@ -101,10 +101,10 @@ def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[
             lost += slow
             layouts += _colocated_layouts(one, kept)
             if q.requests.disaggregated and q.requests.output_len > 1:
-                kinds, decoding = [*zip(*(axis.tolist() for axis in sizes(plans).values()), strict=True)], [(own, kept)]
+                kinds, decoding = [*zip(*(axis.tolist() for axis in sizes(plans).values()), strict=True)], [(usual, kept)]
                 for way in others:
-                    _, able, *_ = having_room(asked, index, way, kinds)
-                    decoding += [(way, _bearable(one.but(**way.asked), able, stream, index)[0])] if len(able) else []
+                    _, able, *_ = having_room(put, index, way, kinds)
+                    decoding += [(way, _bearable(one.but(**way.changes), able, stream, index)[0])] if len(able) else []
                 layouts += _split_layouts(one, decoding, prompt_sizes([Roomy(one, plans, index, 0)]))
     refuse_unused(q, [(one.question,) for one in layouts])
     return layouts, tuple(dict.fromkeys(lost)), count
@@ -184,20 +184,20 @@ def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space
     """Yield copies that decode, for each way to reach experts, beside prompt workers of each kind that has room. Workers that only
     compute prompts have no time between tokens to keep."""
     for way, plans in decoding:
-        base = put.but(**way.asked)
+        base = put.but(**way.changes)
         priced = replace(ground(base), what_if=base.what_if)
         load = load_of(priced)
         for i in simple_workers(base, plans).tolist():
-            own = sizes_of(plans, i)
-            copy = settle(replan(base, **own))  # its cache over the NIC of one GPU, while no other leaves its host
+            decode_sizes = sizes_of(plans, i)
+            copy = settle(replan(base, **decode_sizes))  # its cache over the NIC of one GPU, while no other leaves its host
             moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / carrier_of(copy).share)
             answers, group = float(full_copy(copy, load, float(plans.kv_tokens[i])).most_per_s(load.decodes)), int(plans.group[i])
-            ahead = prompters(Roomy(priced, plans, 0, 0), load, senders, own["ep"] > 1)
+            ahead = prompters(Roomy(priced, plans, 0, 0), load, senders, decode_sizes["ep"] > 1)
             prompted, places = np.broadcast_to(ahead.prompting.most_per_s(inf), ahead.group.shape), put.cluster
             for j, several in enumerate(ahead.group.tolist()):
                 most = int(np.sum(workers_beside(np.arange(1, places.num_gpus // group + 1), group, several, places) > 0))
                 if most:
                     kind = {f"prefill_{axis}": int(np.asarray(getattr(ahead.plan, axis))[j]) for axis in ("tp", "dp")}
-                    apart = replan(base, **own, disaggregated=True, **kind)
+                    apart = replan(base, **decode_sizes, disaggregated=True, **kind)
                     left, wire = dropped(base, [apart]), (moved / several, moved / group)
                     yield Layout(apart, group, most, answers, prompter(apart).plan, float(prompted[j]), wire, dropped=left, way=way)

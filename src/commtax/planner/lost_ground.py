@@ -88,8 +88,8 @@ def _fewer_clients(answer: ServingPlans, i: int, first: int) -> Iterator[LossRea
         return
     clients = f"{plural(int(rows.concurrency[i]), 'client')} instead of {int(rows.concurrency[first]):,}"
     if gpus[i] != gpus[first]:
-        own, other = (f"{float(each[j]):{',.0f' if each[j] >= 10 else '.2g'}}" for j in (i, first))
-        clients = f"{own} clients {'for the price of a GPU' if goal.prefill_usd_per_gpu_hour else 'per GPU'} instead of {other}"
+        fewer, other = (f"{float(each[j]):{',.0f' if each[j] >= 10 else '.2g'}}" for j in (i, first))
+        clients = f"{fewer} clients {'for the price of a GPU' if goal.prefill_usd_per_gpu_hour else 'per GPU'} instead of {other}"
     yield LossReason(1 - float(each[i] / each[first]), _client_limit(answer, i, clients))
 
 
@@ -117,12 +117,12 @@ def _client_limit(answer: ServingPlans, i: int, few: str) -> Note:
 def _token_words(answer: ServingPlans, i: int, first: int) -> Note | None:
     """Return why a token takes longer, whichever adds more: its step, or prompts that are computed between steps."""
     rows = answer.plans
-    own, other = (answer.step_of(rows, j) for j in (i, first))
-    slower = float(own.step_s - other.step_s)
+    slow_step, other = (answer.step_of(rows, j) for j in (i, first))
+    slower = float(slow_step.step_s - other.step_s)
     each, least = (format_seconds(float(rows.tpot_s[j])) for j in (i, first))
     if each == least:
         return None
-    takes, instead = (format_seconds(float(step.step_s)) for step in (own, other))
+    takes, instead = (format_seconds(float(step.step_s)) for step in (slow_step, other))
     if slower < float(rows.tpot_s[i] - rows.tpot_s[first]) / 2 or takes == instead:
         between = "with prompts in between " if rows.mode[i] == 0 else ""
         return words("loss-token", between=between, takes=each, usual=least)

@@ -110,17 +110,17 @@ def check(goal: Goal) -> None:
 def with_prices(put: Sequence[Question], usd: Prices) -> list[Question]:
     """Set the price of a GPU-hour: as stated, for all clusters or for each (of prompts before decoding), else the catalogue's."""
     each = iter(price_per_cluster(sum(len(q.places) for q in put), usd))
-    asked = [_with_price(q, [next(each) for _ in q.places]) for q in put]
-    for q in asked:
+    priced = [_with_price(q, [next(each) for _ in q.places]) for q in put]
+    for q in priced:
         check(q.goal)
-    return asked
+    return priced
 
 
-def _with_price(q: Question, said: list[float | None]) -> Question:
-    known = [float(place.chip.usd_per_gpu_hour if own is None else own) for place, own in zip(q.places, said, strict=True)]
-    if not all(known):  # half of a sum is no price
-        known = [0.0] * len(known)
-    return q.but(usd_per_gpu_hour=known[-1], prefill_usd_per_gpu_hour=known[0] if len(known) > 1 else 0.0)
+def _with_price(q: Question, stated: list[float | None]) -> Question:
+    prices = [float(place.chip.usd_per_gpu_hour if price is None else price) for place, price in zip(q.places, stated, strict=True)]
+    if not all(prices):  # half of a sum is no price
+        prices = [0.0] * len(prices)
+    return q.but(usd_per_gpu_hour=prices[-1], prefill_usd_per_gpu_hour=prices[0] if len(prices) > 1 else 0.0)
 
 
 def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
@@ -133,5 +133,5 @@ def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
 
 def asks_for_dollars(q: Question) -> bool:
     """Return whether dollars are what somebody asks about: a price was given, or they are the objective, and a price is known."""
-    given = q.goal.usd_per_gpu_hour != q.cluster.chip.usd_per_gpu_hour
-    return bool(q.goal.usd_per_gpu_hour) and (given or q.goal.objective == "cost")
+    explicit = q.goal.usd_per_gpu_hour != q.cluster.chip.usd_per_gpu_hour
+    return bool(q.goal.usd_per_gpu_hour) and (explicit or q.goal.objective == "cost")

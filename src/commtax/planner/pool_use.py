@@ -41,13 +41,13 @@ class PoolUse(NamedTuple):
 def admitted_sequences(searched: ServingPlans, rows: ServingColumns, i: int) -> int:
     """Return the sequences that each rank of row ``i`` may run at once, as requested if so, or 0 for the engine's own limit. More
     sequences lengthen TPOT, so they are limited where a full rank would break its limit."""
-    asked = searched.put(rows, i)
-    if asked.limits.max_num_seqs:
-        return asked.limits.max_num_seqs
-    ranks, most = int(rows.replicas[i] * rows.dp[i]), step_limits(asked)[1]
+    put = searched.put(rows, i)
+    if put.limits.max_num_seqs:
+        return put.limits.max_num_seqs
+    ranks, most = int(rows.replicas[i] * rows.dp[i]), step_limits(put)[1]
     crowd = searched.simulation(rows, i, clients=most * ranks)
     crowded = bool(surely(crowd, "tpot_s") > searched.question.goal.tpot_s)
-    return sequences_to_admit(int(rows.concurrency[i]), ranks, most, crowded, asked.engine.sends.graph_sizes)
+    return sequences_to_admit(int(rows.concurrency[i]), ranks, most, crowded, put.engine.sends.graph_sizes)
 
 
 def pool_use(loop: ClosedLoop) -> PoolUse:
@@ -56,10 +56,10 @@ def pool_use(loop: ClosedLoop) -> PoolUse:
     net, passed = loop.apart.net, loop.apart.passed
     assert net
     assert passed
-    slower, own = np.exp(Z80 * loop.bills[1].sigma), net.prompting
-    late = replace(net, prompting=replace(own, one_s=slower * own.one_s, more_s=slower * own.more_s))
+    slower, prompting = np.exp(Z80 * loop.bills[1].sigma), net.prompting
+    late = replace(net, prompting=replace(prompting, one_s=slower * prompting.one_s, more_s=slower * prompting.more_s))
     later = disaggregated_means(late, flow(late), loop.question.engine).ttft_s / loop.served.ttft_s
-    shares = (passed.per_s / most for most in (own.most_per_s(np.inf), net.limits[2]))
+    shares = (passed.per_s / most for most in (prompting.most_per_s(np.inf), net.limits[2]))
     return PoolUse(*map(float, (*shares, slower, later)))
 
 

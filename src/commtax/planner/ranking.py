@@ -136,12 +136,12 @@ def kinds(rows: ServingColumns, cluster: Cluster) -> Array:
 
 def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
     """Return what there is to set up: a plan's kind, the fast domains of a copy or what its pools are made of, and shared hosts."""
-    own, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
+    kind, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
     ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
     ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
     spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
     both = ((rows.dp > 1) & (rows.pp > 1)) / 2  # attention ranks in stages are both
-    made_of = np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + both + spanned / 100)
+    made_of = np.where(rows.mode == 1, POOLS + np.maximum(kind, ahead) / 100, kind + both + spanned / 100)
     return np.asarray(made_of + share_hosts(rows, cluster, prompts) / 1000)
 
 

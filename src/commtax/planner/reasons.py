@@ -95,10 +95,10 @@ def _family_words(rows: Space | ServingColumns) -> str:
     return f"TP {int(rows.tp[0])} ({several} plans: {', '.join(sizes)})"
 
 
-def with_names_of_their_own(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
+def with_unique_names(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
     """Return the rows renamed so that no two share a name.
 
-    >>> [r.family for r in with_names_of_their_own([Rejected("TP 2", "a"), Rejected("TP 2", "b")])]
+    >>> [r.family for r in with_unique_names([Rejected("TP 2", "a"), Rejected("TP 2", "b")])]
     ['TP 2', 'others with TP 2']
     """
     met, named = set[str](), []
@@ -140,9 +140,9 @@ def missed_times(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> li
 def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: str = "") -> str:
     """Describe a time with its range and how surely it keeps its limit: ``TPOT 30 ms (80% range 27 ms to 33 ms), so it is 3% likely
     …``."""
-    known, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
-    value, low, high = (format_seconds(float(end)) for end in (known.value, known.low, known.high))
-    sure = f"so it is {percent(known.kept(limit))} likely to meet the limit of {format_seconds(limit)}"
+    estimate, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
+    value, low, high = (format_seconds(float(end)) for end in (estimate.value, estimate.low, estimate.high))
+    sure = f"so it is {percent(estimate.kept(limit))} likely to meet the limit of {format_seconds(limit)}"
     return f"{TITLES[name]} {value}{when} (80% range {low} to {high}), {sure}"
 
 
@@ -151,20 +151,20 @@ def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
 
     What is recommended for another point was not rejected.
     """
-    rows, q, own = answer.plans, answer.question, answer.recommended
+    rows, q, first = answer.plans, answer.question, answer.recommended
     if q.goal.objective == "gpus":  # more GPUs are the reason
         return
     chosen = {answer.gpu_words(point.plans, point.recommended) for point in answer.places}
-    behind = [i for i in _degrees_behind(rows, objective_value(q, rows), own) if answer.gpu_words(rows, i) not in chosen]
-    told = [own, *behind]
-    shares = dict(zip(told, answer.comm_fractions(rows.take(np.array(told))).tolist(), strict=True))
+    behind = [i for i in _degrees_behind(rows, objective_value(q, rows), first) if answer.gpu_words(rows, i) not in chosen]
+    shown = [first, *behind]
+    shares = dict(zip(shown, answer.comm_fractions(rows.take(np.array(shown))).tolist(), strict=True))
     for i in behind:
-        why = reason_behind(answer, i, shares[i], shares[own], own)
-        yield Rejected(_name(answer, i), words("behind", distance=distance_words(answer, i, own), reason=why))
+        why = reason_behind(answer, i, shares[i], shares[first], first)
+        yield Rejected(_name(answer, i), words("behind", distance=distance_words(answer, i, first), reason=why))
 
 
-def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[int]:
-    """Yield, once each, the best plan of each degree that loses to plan ``own`` by a tenth or more."""
+def _degrees_behind(rows: ServingColumns, value: Array, first: int) -> Iterator[int]:
+    """Yield, once each, the best plan of each degree that loses to plan ``first`` by a tenth or more."""
     named = set[int]()
     for axis in ("tp", "pp", "ep"):
         for size in unique_values(getattr(rows, axis)).tolist():
@@ -172,19 +172,19 @@ def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[in
             if not len(same) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
                 continue
             i = int(same[0])
-            if value[i] <= 0.9 * value[own] and i not in named:
+            if value[i] <= 0.9 * value[first] and i not in named:
                 named.add(i)
                 yield i
 
 
-def distance_words(answer: ServingPlans, i: int, own: int = 0, beside: str = "") -> str:
-    """Describe how far plan ``i`` is behind plan ``own`` in the objective's measure, without a unit that stands ``beside`` it."""
+def distance_words(answer: ServingPlans, i: int, first: int = 0, beside: str = "") -> str:
+    """Describe how far plan ``i`` is behind plan ``first`` in the objective's measure, without a unit that stands ``beside`` it."""
     goal, value = answer.question.goal, objective_value(answer.question, answer.plans)
     if goal.objective == "latency":
-        return f"requests take {float(value[own] / value[i]) - 1:.0%} longer"
+        return f"requests take {float(value[first] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
-        return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[own])}"
-    share = 1 - float(value[i] / value[own])
+        return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[first])}"
+    share = 1 - float(value[i] / value[first])
     unit = _unit(answer) if _unit(answer) != beside else ""
     return " ".join(filter(None, (f"{abs(share):.0%}", "fewer" if share >= 0 else "more", unit)))
 
@@ -204,13 +204,13 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     """Describe what plan ``i`` delivers, how it compares with others (the recommended one with its rivals), and what its steps
     take."""
     rows = answer.plans
-    said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
+    lines = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
     if i == answer.recommended:
-        said += [*filter(None, [against_words(answer.question, rows, i)]), *compare_recommended(answer)]
+        lines += [*filter(None, [against_words(answer.question, rows, i)]), *compare_recommended(answer)]
     elif i:
-        said.append(words("behind-best", distance=distance_words(answer, i), reason=_reason_beside(answer, i, 0)))
-    said.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
-    return [*said, *pool_words(answer, rows, i), *_waits(answer, i)]
+        lines.append(words("behind-best", distance=distance_words(answer, i), reason=_reason_beside(answer, i, 0)))
+    lines.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
+    return [*lines, *pool_words(answer, rows, i), *_waits(answer, i)]
 
 
 def delivers(answer: ServingPlans, i: int) -> Note:
@@ -244,24 +244,24 @@ def _waits(answer: ServingPlans, i: int) -> Iterator[Note]:
 def compare_recommended(answer: ServingPlans) -> Iterator[Note]:
     """Compare the recommended plan with the best and the runner-up, the next, and the best of those that are simpler, at the same
     load or limit."""
-    q, rows, own = answer.question, answer.plans, answer.recommended
+    q, rows, first = answer.question, answer.plans, answer.recommended
     kind, shared = kinds(rows, q.cluster), share_hosts(rows, q.cluster, q.requests.prefill_cluster)
-    unlike = [_differ_in_pools(answer, i, own) for i in range(min(own, 2))]
+    unlike = [_differ_in_pools(answer, i, first) for i in range(min(first, 2))]
     for i, pools in enumerate(unlike):
         role = "the runner-up" if i else f"the best{among_words(against_codes(q, answer.passed_over))}"
-        hosts = " (workers that share hosts)" if shared[i] > shared[own] else ""
-        lead = f"{role} is {_name(answer, i)}{_other_kind(kind, i, own) or hosts}: {''.join(_lead_words(answer, i, own))}"
-        fewer = int(rows.gpus[i] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
+        hosts = " (workers that share hosts)" if shared[i] > shared[first] else ""
+        lead = f"{role} is {_name(answer, i)}{_other_kind(kind, i, first) or hosts}: {''.join(_lead_words(answer, i, first))}"
+        fewer = int(rows.gpus[i] - rows.gpus[first]) if q.goal.objective != "gpus" else 0
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
         doubt = "likewise" if i and margin(q, pools) == margin(q, unlike[0]) else doubt_words(q, pools)
         yield words("doubted", lead=f"{lead}{dearer}", doubt=doubt)
-    yield from passed_over_words(answer, answer.passed_over, rows.take(slice(own, own + 1)))
-    for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, own):
-        role = _next_role(own, i, f"best simpler plan{_other_kind(kind, i, own)}" * simpler)
+    yield from passed_over_words(answer, answer.passed_over, rows.take(slice(first, first + 1)))
+    for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, first):
+        role = _next_role(first, i, f"best simpler plan{_other_kind(kind, i, first)}" * simpler)
         than = "than with" if q.goal.objective == "latency" else "than"
-        gain, longer = _lead_words(answer, own, i)
+        gain, longer = _lead_words(answer, first, i)
         lead = f"{gain} {than} {role}, {_name(answer, i)}{longer}"
-        yield _led_by(lead, _reason_beside(answer, i, own) if q.goal.objective != "gpus" else None)
+        yield _led_by(lead, _reason_beside(answer, i, first) if q.goal.objective != "gpus" else None)
 
 
 def _led_by(lead: str, why: Note | None) -> Note:
@@ -281,9 +281,9 @@ def doubt_words(q: Question, pools: bool = False) -> Note:
     )
 
 
-def passed_over_words(answer: ServingPlans, beaten: ServingColumns, own: ServingColumns) -> Iterator[Note]:
+def passed_over_words(answer: ServingPlans, beaten: ServingColumns, recommended: ServingColumns) -> Iterator[Note]:
     """Yield the plan that would be the best beside the recommended one, with its times, and what stands against it."""
-    q, rows = answer.question, ServingColumns.joined([beaten, own])
+    q, rows = answer.question, ServingColumns.joined([beaten, recommended])
     ahead, behind = objective_value(q, rows) if len(beaten) else (1.0, 1.0)
     if is_close(q, float(ahead / behind)):
         return
@@ -302,30 +302,30 @@ def against_codes(q: Question, beaten: ServingColumns, i: int = 0) -> list[str]:
     return against(q, float(beaten.mode[i]), float(beaten.ttft_s[i]), latest_first_token_s(q)) if len(beaten) else []
 
 
-def _next_plans(places: Iterable[int], kind: Array, own: int) -> list[tuple[int, bool]]:
+def _next_plans(places: Iterable[int], kind: Array, first: int) -> list[tuple[int, bool]]:
     """Return the next plan behind one, and the next of a simpler kind, each with whether it is simpler."""
-    behind = [(i, bool(kind[i] < kind[own])) for i in places if i > own]
+    behind = [(i, bool(kind[i] < kind[first])) for i in places if i > first]
     return list(dict.fromkeys([*behind[:1], *[one for one in behind if one[1]][:1]]))
 
 
-def _next_role(own: int, i: int, simpler: str, otherwise: str = "") -> str:
+def _next_role(first: int, i: int, simpler: str, otherwise: str = "") -> str:
     """Name the role of the plan at place ``i``: the next one by its place, another one by its kind."""
-    place = "runner-up" if i == 1 else "next plan" if i == own + 1 else otherwise
+    place = "runner-up" if i == 1 else "next plan" if i == first + 1 else otherwise
     return f"the {' and '.join(filter(None, (place, simpler)))}"
 
 
-def _other_kind(kind: Array, i: int, own: int) -> str:
+def _other_kind(kind: Array, i: int, first: int) -> str:
     """Return the kind of plan ``i`` in brackets, where the recommended one's differs."""
-    return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[own] else ""
+    return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[first] else ""
 
 
-def _reason_beside(answer: ServingPlans, i: int, own: int) -> Note:
+def _reason_beside(answer: ServingPlans, i: int, first: int) -> Note:
     """Return the largest loss of plan ``i`` beside the recommended one, where the order is certain."""
     q, value = answer.question, objective_value(answer.question, answer.plans)
-    if q.goal.objective != "gpus" and is_close(q, float(value[own] / value[i]), _differ_in_pools(answer, i, own)):
+    if q.goal.objective != "gpus" and is_close(q, float(value[first] / value[i]), _differ_in_pools(answer, i, first)):
         return words("too-close")
-    share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, own))
-    return telling_reasons(answer, i, share, usual, own)[0]
+    share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, first))
+    return telling_reasons(answer, i, share, usual, first)[0]
 
 
 def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
@@ -402,26 +402,26 @@ def _name(answer: ServingPlans, i: int) -> str:
 def explain_training(answer: TrainPlans, i: int) -> list[str]:
     """Describe what binds plan ``i``, and how far it is behind the best, or ahead of the next."""
     rows, b = answer.plans, answer.step_of(answer.plans, i)
-    said = [answer.whole_words(rows, i), verdict(b, [])]
+    lines = [answer.whole_words(rows, i), verdict(b, [])]
     behind = float(rows.step_s[i] / rows.step_s[0]) - 1
     if i == answer.recommended:
-        return said + list(_compared_training(answer))
-    return said + ([f"{behind:.1%} slower than the best"] if i else [])
+        return lines + list(_compared_training(answer))
+    return lines + ([f"{behind:.1%} slower than the best"] if i else [])
 
 
 def _compared_training(answer: TrainPlans) -> Iterator[str]:
     """Compare the recommended plan with the best, the next split of the GPUs, and the best of those that are simpler."""
-    q, rows, own = answer.question, answer.plans, answer.recommended
+    q, rows, first = answer.question, answer.plans, answer.recommended
     kind = training_kinds(rows, q)
-    if own:
-        best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, own)}"
+    if first:
+        best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, first)}"
         yield words("doubted", lead=best, doubt=doubt_words(q))
     rivals, splits = np.flatnonzero(training_leads(q, rows.gpus, rows.step_s)), answer.splits().tolist()
-    for i, simpler in _next_plans(np.intersect1d(splits, rivals).tolist(), kind, own):
+    for i, simpler in _next_plans(np.intersect1d(splits, rivals).tolist(), kind, first):
         named = f"best simpler plan ({TRAINED[int(kind[i]) % len(TRAINED)]})" * simpler
-        role = _next_role(splits.index(own), splits.index(i), named, "" if simpler else "next plan on all GPUs")
-        doubt = "; too close to call, measure both" if is_close(q, float(rows.step_s[i] / rows.step_s[own])) else ""
-        yield f"{_faster_words(answer, own, i)} than {role}, {_training_name(answer, i)}{doubt}"
+        role = _next_role(splits.index(first), splits.index(i), named, "" if simpler else "next plan on all GPUs")
+        doubt = "; too close to call, measure both" if is_close(q, float(rows.step_s[i] / rows.step_s[first])) else ""
+        yield f"{_faster_words(answer, first, i)} than {role}, {_training_name(answer, i)}{doubt}"
 
 
 def _training_name(answer: TrainPlans, i: int) -> str:

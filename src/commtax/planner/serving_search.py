@@ -70,7 +70,7 @@ def usual_lengths(workload: str) -> tuple[int, int]:
 def search_serving(put: Question) -> ServingPlans:
     """Return the plans of a question, best first, and which of them to run."""
     q = grounded(put)
-    return rank_found(q, search_ways(q))
+    return rank_priced(q, search_ways(q))
 
 
 def grounded(put: Question) -> Question:
@@ -94,49 +94,49 @@ def grounded(put: Question) -> Question:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPlans:
+class PricedPlans:
     """All plans and loads that were priced, those that are none and why, and how many were looked at."""
 
     points: ServingColumns
     lost: tuple[Rejected, ...]
     count: int
 
-    def beside(self, more: FoundPlans) -> FoundPlans:
-        return FoundPlans(ServingColumns.joined([self.points, more.points]), (*self.lost, *more.lost), self.count + more.count)
+    def beside(self, more: PricedPlans) -> PricedPlans:
+        return PricedPlans(ServingColumns.joined([self.points, more.points]), (*self.lost, *more.lost), self.count + more.count)
 
 
-def search_ways(q: Question, first: int = 0, known: ServingColumns = NO_SERVING) -> FoundPlans:
-    """Search plans of all types of weights, over all exchanges or those from the ``first`` on, beside what is ``known``."""
+def search_ways(q: Question, first: int = 0, earlier: ServingColumns = NO_SERVING) -> PricedPlans:
+    """Search plans of all types of weights, over all exchanges or those from the ``first`` on, beside what is ``earlier``."""
     types = counting.counted(range(len(q.goal.dtypes)))
-    points, lost, counts = zip(*(_points(q, index, first, known) for index in types), strict=True)
-    return FoundPlans(ServingColumns.joined(list(points)), tuple(chain(*lost)), sum(counts))
+    points, lost, counts = zip(*(_points(q, index, first, earlier) for index in types), strict=True)
+    return PricedPlans(ServingColumns.joined(list(points)), tuple(chain(*lost)), sum(counts))
 
 
-def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
+def rank_priced(q: Question, priced: PricedPlans) -> ServingPlans:
     """Found plans, best first, with which to run, where, and why the others lost."""
-    answer = ServingPlans(q, found.count, plain=_without_techniques(q, found), rejected=tuple(dict.fromkeys(found.lost)))
+    answer = ServingPlans(q, priced.count, plain=_without_techniques(q, priced), rejected=tuple(dict.fromkeys(priced.lost)))
     if q.techniques != NO_TECHNIQUES or q.plan.dcp > 1:
-        every = found.points  # of each kind the first is looked at, narrow ones first
+        every = priced.points  # of each kind the first is looked at, narrow ones first
         kinds = np.stack([every.ep, every.tp, every.dp, every.mode, every.exchange, every.prefill_tp, every.prefill_dp], axis=1)
         first = np.unique(kinds, axis=0, return_index=True)[1].tolist() if len(every) else list[int]()
         refuse_unused(q, [answer.workers_of(every, i) for i in first])
-    q, met = answer.question, columns.worst_limit_ratio(answer.question, found.points) <= 1
-    good = found.points.take(np.flatnonzero(met))
-    plans, near = best_first(q, found.points)
-    slow = reasons.too_slow(answer, found.points, met) if len(found.points) else ()
-    lost = reasons.with_names_of_their_own([*answer.rejected, *slow])
+    q, met = answer.question, columns.worst_limit_ratio(answer.question, priced.points) <= 1
+    good = priced.points.take(np.flatnonzero(met))
+    plans, near = best_first(q, priced.points)
+    slow = reasons.too_slow(answer, priced.points, met) if len(priced.points) else ()
+    lost = reasons.with_unique_names([*answer.rejected, *slow])
     passed_over = passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
     answer = replace(answer, plans=plans, near=near, front=good.take(front_of(good)), passed_over=passed_over, rejected=lost)
     if not len(plans):
         return answer
     first = recommended_row(q, plans)
-    answer = replace(answer, recommended=first, places=tuple(_places(q, found.points)) if depends_on_who_waits(q) else ())
-    return replace(answer, rejected=reasons.with_names_of_their_own([*answer.rejected, *reasons.families_behind(answer)]))
+    answer = replace(answer, recommended=first, places=tuple(_places(q, priced.points)) if depends_on_who_waits(q) else ())
+    return replace(answer, rejected=reasons.with_unique_names([*answer.rejected, *reasons.families_behind(answer)]))
 
 
-def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple[ServingColumns, list[Rejected], int]:
+def _points(q: Question, index: int, first: int, earlier: ServingColumns) -> tuple[ServingColumns, list[Rejected], int]:
     """Price every (plan, concurrency) that fits, and list families that are illegal or do not fit."""
-    found, lost, count = list[Roomy](), list[Rejected](), 0
+    pools, lost, count = list[Roomy](), list[Rejected](), 0
     for by, exchange in list(enumerate(exchanges(q)))[first:]:
         try:
             base, roomy, reasons_, several = having_room(q, index, exchange, _layouts_of(q, by % first) if first else None)
@@ -148,34 +148,36 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
             roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
         lost, count = lost + reasons_, count + several
         if len(roomy):
-            found.append(Roomy(base, roomy, index, by))
+            pools.append(Roomy(base, roomy, index, by))
     if q.requests.prefill_cluster and not first:
         ahead = having_room(where_prompts_run(q), index, exchanges(q)[0])[2]
         both = [r for r in dict.fromkeys([*lost, *ahead]) if r.rule or (r in lost and r in ahead)]
-        own = ((r, work) for rows, work in ((lost, "for decoding"), (ahead, "for prompts")) for r in rows if r not in both)
-        lost = [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
+        named = ((r, work) for rows, work in ((lost, "for decoding"), (ahead, "for prompts")) for r in rows if r not in both)
+        lost = [*both, *(replace(r, family=f"{r.family} {work}") for r, work in named)]
     ways = exchanges(q)
-    alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
-    apart = [one for one in found if ways[one.exchange].apart]
+    alike = [] if q.requests.prefill_cluster else [one for one in pools if ways[one.exchange].shared]  # GPUs of one kind
+    apart = [one for one in pools if ways[one.exchange].apart]
     if first:
         alike, apart = (_among_layouts(q, kind, mode, first) for mode, kind in enumerate((alike, apart)))
     with counting.part(0.0, 0.5):
-        shared = list(search_beside(alike, known, np.exp(-least_gains(q))) if len(known) else map(search, counting.counted(alike)))
+        shared = [
+            *(search_beside(alike, earlier, np.exp(-least_gains(q))) if len(earlier) else map(search, counting.counted(alike)))
+        ]
     with counting.part(0.5, 1.0):
         points = ServingColumns.joined([*shared, split(apart)])
-    if found and q.requests.disaggregated and not first and not np.any(points.mode == 1):
-        lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(found[0].question, found[0].plans)))
+    if pools and q.requests.disaggregated and not first and not np.any(points.mode == 1):
+        lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(pools[0].question, pools[0].plans)))
     return points, lost, count
 
 
 def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]]:
     """Return the (tp, pp, dp, ep) that techniques are tried on, of one way to reach experts, and of these modes or any."""
-    return [tuple(own) for by, mode, *own in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
+    return [tuple(sizes) for by, mode, *sizes in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
 
 
-def _among_layouts(q: Question, found: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
+def _among_layouts(q: Question, pools: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
     """Return, of each way, the plans that techniques are tried on in a mode, where there are any."""
-    taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in found)
+    taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in pools)
     return [one for one in taken if len(one.plans)]
 
 
@@ -186,7 +188,7 @@ def having_room(
 
     ``layouts``: of these (tp, pp, dp, ep) alone.
     """
-    put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.asked)
+    put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.changes)
     base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
     if layouts is not None:
@@ -207,16 +209,16 @@ def search(of: Roomy) -> ServingColumns:
     """Price every concurrency that can matter: a coarse grid of all plans, then all loads in intervals that may hold a good plan's
     best."""
     grid = LoadGrid.of_plans(of, COARSE)
-    return ServingColumns.joined([grid.points, *grid.between(grid.own_bars())])
+    return ServingColumns.joined([grid.points, *grid.between(grid.bars())])
 
 
-def search_beside(found: Sequence[Roomy], known: ServingColumns, counted: Array) -> Iterator[ServingColumns]:
+def search_beside(pools: Sequence[Roomy], earlier: ServingColumns, counted: Array) -> Iterator[ServingColumns]:
     """Search other exchanges beside known plans. A load matters where it may beat the best known of its plan.
 
     ``counted``: the share of a score that counts beside others, of each way.
     """
-    grids = [LoadGrid.of_plans(of, FINE, float(counted[of.exchange])) for of in found]
-    best = list(_known_bests(found[0].question, known)) if found else []
+    grids = [LoadGrid.of_plans(of, FINE, float(counted[of.exchange])) for of in pools]
+    best = list(_best_scores(pools[0].question, earlier)) if pools else []
     for grid in grids:
         grid.raise_bests(best, grid.rows, grid.points)
     inner = dict[int, list[ServingColumns]]()
@@ -227,22 +229,22 @@ def search_beside(found: Sequence[Roomy], known: ServingColumns, counted: Array)
 
 
 @dataclass(frozen=True, slots=True)
-class KnownBests:
+class BestScores:
     """What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be told of."""
 
     by_plan: dict[tuple[int, ...], float]
     least: float
 
 
-def _known_bests(q: Question, known: ServingColumns) -> Iterator[KnownBests]:
+def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
     """Yield the best of each known plan, by each of the scores."""
-    met, families = columns.worst_limit_ratio(q, known) <= 1, family(known)
-    first = known.take(np.unique(families, return_index=True)[1])
+    met, families = columns.worst_limit_ratio(q, priced) <= 1, family(priced)
+    first = priced.take(np.unique(families, return_index=True)[1])
     shared = np.flatnonzero(first.mode == 0)
     keys = list(zip(*(getattr(first, name)[shared].astype(int).tolist() for name in ("dtype", *SERVING_AXES)), strict=True))
-    for score, _, listed in _scores(q, known, np.ones(len(known))):
+    for score, _, listed in _scores(q, priced, np.ones(len(priced))):
         best = _best_each(families, np.where(met, score, -np.inf), len(first))
-        yield KnownBests(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q)))
+        yield BestScores(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,7 @@ class LoadGrid:
 
     @classmethod
     def of_plans(cls, of: Roomy, fineness: int, counted: float = 1.0) -> LoadGrid:
-        rows, load, last = grid_of(of.held, fineness)
+        rows, load, last = grid_of(of.most_clients, fineness)
         return cls(of, rows, load, last, of.at(rows, load), counted)
 
     @property
@@ -278,18 +280,18 @@ class LoadGrid:
         sized = (getattr(self.of.plans, axis).astype(int).tolist() for axis in SERVING_AXES)
         return [(self.of.dtype, *one) for one in zip(*sized, strict=True)]
 
-    def own_bars(self) -> list[float]:
+    def bars(self) -> list[float]:
         """Return, by each score, what plans of this exchange must reach to be listed, or to be within the margin of the best."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, self.points) <= 1
         scored = ((np.where(met, score, -np.inf), listed) for score, _, listed in _scores(q, self.points, self.load))
         return [_least(_best_each(self.rows, score, len(self.of.plans)), listed, power_margin(q)) for score, listed in scored]
 
-    def bars_beside(self, best: Sequence[KnownBests]) -> list[Array]:
+    def bars_beside(self, best: Sequence[BestScores]) -> list[Array]:
         """Return what each plan must reach to beat its known best, and to be listed."""
-        known = ([one.by_plan.get(key, -np.inf) / self.counted for key in self._keys] for one in best)
-        return [np.maximum(one.least, values)[self.rows] for one, values in zip(best, known, strict=True)]
+        reached = ([one.by_plan.get(key, -np.inf) / self.counted for key in self._keys] for one in best)
+        return [np.maximum(one.least, values)[self.rows] for one, values in zip(best, reached, strict=True)]
 
-    def raise_bests(self, best: Sequence[KnownBests], rows: Array, points: ServingColumns) -> None:
+    def raise_bests(self, best: Sequence[BestScores], rows: Array, points: ServingColumns) -> None:
         """Note what some points of these plans reach."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, points) <= 1
         for one, (score, _, _) in zip(best, _scores(q, points, np.ones(len(points))), strict=True):
@@ -297,7 +299,7 @@ class LoadGrid:
             for key, value in zip(self._keys, reached, strict=True):
                 one.by_plan[key] = max(value, one.by_plan.get(key, -np.inf))
 
-    def between(self, bars: Sequence[Array | float], best: Sequence[KnownBests] = ()) -> Iterator[ServingColumns]:
+    def between(self, bars: Sequence[Array | float], best: Sequence[BestScores] = ()) -> Iterator[ServingColumns]:
         """Yield all loads inside intervals that may hold one above a bar, and record what they reach among the best."""
         q, load, last = self.of.question, self.load, self.last
         ahead = np.where(last, load, np.append(load[1:], 1))
@@ -360,20 +362,20 @@ def power_margin(q: Question) -> float:
     return (1 + margin(q)) ** 2 - 1
 
 
-def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
+def rank_briefly(q: Question, priced: PricedPlans) -> ServingPlans:
     """Found plans, best first, and which to run."""
-    plans, near = best_first(q, found.points)
-    answer = ServingPlans(q, found.count, plans=plans, near=near)
+    plans, near = best_first(q, priced.points)
+    answer = ServingPlans(q, priced.count, plans=plans, near=near)
     return replace(answer, recommended=recommended_row(q, plans)) if len(plans) else answer
 
 
-def _without_techniques(q: Question, found: FoundPlans) -> ServingPlans | None:
+def _without_techniques(q: Question, priced: PricedPlans) -> ServingPlans | None:
     """Return the plans without techniques, and which of them to run, where sets of techniques were tried."""
     if not q.goal.technique_sets:
         return None
     bare = q.but(technique_sets=(), technique_layouts=())
-    points = found.points.take(np.flatnonzero(found.points.exchange < len(exchanges(bare))))
-    return rank_briefly(bare, replace(found, points=points))
+    points = priced.points.take(np.flatnonzero(priced.points.exchange < len(exchanges(bare))))
+    return rank_briefly(bare, replace(priced, points=points))
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
@@ -385,8 +387,8 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
         first = best_rows(keys, family(every), least_gains(q)[every.exchange.astype(int)])
         plans, lead = every.take(first), first[: leading_count(stands[first])]
         simplest = simplest_served(q, effort(q, every.take(lead)), value[lead], power)
-        own = recommended_row(q, plans) if name == "most" else simplest
-        yield OperatingPoint(name, PLACES[name], plans, own, passed_over_plan(q, keys, every))
+        chosen = recommended_row(q, plans) if name == "most" else simplest
+        yield OperatingPoint(name, PLACES[name], plans, chosen, passed_over_plan(q, keys, every))
 
 
 def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> ServingColumns:
@@ -411,11 +413,11 @@ def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: 
         put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
         put = put.but(disaggregated=True)
         s = price_closed_loop(settle(put))
-        held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
-        _check_room(put, held)
+        room = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
+        _check_room(put, room)
         sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}
         sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
-        sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
+        sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, room)}
         return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
     return _of_one_pool(run, clients, index, by)
 

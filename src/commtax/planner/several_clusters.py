@@ -109,7 +109,7 @@ class SeveralPlans(Answer):
         named, over = [one for one in (self.recommended, *self.beside) if one], self.passed_over
         named += [one for one in self.plans if over and one.place == over.place]
         first = {id(one) for one in leaders_of_ranking(self.plans, [one.answer.question.cluster.key for one in self.plans], top)}
-        return tuple(one for one in self.plans if id(one) in first or any(same_plan(one, own) for own in named))
+        return tuple(one for one in self.plans if id(one) in first or any(same_plan(one, plan) for plan in named))
 
     @property
     def unpriced(self) -> tuple[str, ...]:
@@ -147,26 +147,26 @@ def plan_several(
 
 def best_of_several(put: Sequence[Question], objective: str) -> SeveralPlans:
     """Return the same of questions, one a cluster."""
-    asked = [q.but(objective=objective or "cost") for q in put]
-    return _rank_searched(lambda limits: [best_serving(q.but(**limits)) for q in counting.counted(asked)], objective)
+    ranked = [q.but(objective=objective or "cost") for q in put]
+    return _rank_searched(lambda limits: [best_serving(q.but(**limits)) for q in counting.counted(ranked)], objective)
 
 
 def _rank_searched(search: Callable[[dict[str, float]], list[ServingPlans]], objective: str) -> SeveralPlans:
     """Rank the plans of all clusters, and where nothing is limited also at one speed, because a slower one looks cheaper."""
     with counting.part(0.0, 0.5):
-        found = rank_answers(search({}), objective)
-    open_ended = [a for a in found.answers if a.places]
+        several = rank_answers(search({}), objective)
+    open_ended = [a for a in several.answers if a.places]
     if not open_ended:
-        return found
+        return several
     with counting.part(0.5, 1.0):
-        return replace(found, waited=rank_answers(search(usual_limits(open_ended)), objective))
+        return replace(several, waited=rank_answers(search(usual_limits(open_ended)), objective))
 
 
 def rank_answers(answers: Sequence[ServingPlans], objective: str) -> SeveralPlans:
     """Rank the plans of answers on several clusters together."""
     priced = [bool(a.question.goal.usd_per_gpu_hour) for a in answers]
-    known = all(priced) if not objective else any(priced)
-    objective = TOKENS if objective in ("", "cost") and not known else objective or "cost"
+    comparable = all(priced) if not objective else any(priced)
+    objective = TOKENS if objective in ("", "cost") and not comparable else objective or "cost"
     several = SeveralPlans(tuple(answers), objective)
     return replace(
         several, plans=tuple(_rank_plans([RankedPlan(a, row) for a in answers for row in range(len(a.plans))], objective))

@@ -41,8 +41,8 @@ class Space(ColumnTable):
 
     def among(self, layouts: Sequence[Sequence[int]]) -> Array:
         """Return which rows are one of these (tp, pp, dp, ep)."""
-        own = np.stack([getattr(self, axis) for axis in SERVING_AXES], axis=1)
-        return np.asarray((own[:, None, :] == np.array(layouts, dtype=int).reshape(-1, own.shape[1])[None]).all(axis=2).any(axis=1))
+        rows = np.stack([getattr(self, axis) for axis in SERVING_AXES], axis=1)
+        return np.asarray((rows[:, None, :] == np.array(layouts, dtype=int).reshape(-1, len(SERVING_AXES))).all(axis=2).any(axis=1))
 
     @property
     def legal(self) -> "Space":
@@ -89,8 +89,8 @@ def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
 
 def _judged_space(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
     tp, pp, dp, ep = np.array(rows, dtype=int).reshape(-1, 4).T
-    own = q.plan
-    kinds = Plan(order=own.order, weights_dtype=own.weights_dtype, redundant_experts=own.redundant_experts, dcp=own.dcp)
+    plan = q.plan
+    kinds = Plan(order=plan.order, weights_dtype=plan.weights_dtype, redundant_experts=plan.redundant_experts, dcp=plan.dcp)
     whole = replace(kinds, tp=tp, pp=pp, dp=dp, ep=ep)
     copies, codes = replicas(tp * pp * dp, tp, q.cluster), legality.codes(q.model, q.cluster, whole, q.engine)
     return Space(tp, pp, dp, ep, copies, codes * np.ones(len(rows), dtype=int), np.zeros(len(rows)))
@@ -146,7 +146,7 @@ class Roomy:
     exchange: int  # … and in ``exchanges``
 
     @property
-    def held(self) -> Array:
+    def most_clients(self) -> Array:
         """Clients of a copy, or of a rank of its attention data parallelism, that a search goes up to."""
         room = np.clip(at_once(self.question, self.plans), 1, MAX_CONCURRENCY).astype(int)
         return np.asarray(np.minimum(room, most_each(self.question, self.plans.dp)))
@@ -202,9 +202,9 @@ def columns(grid: Space, load: Array, priced: ClosedLoop, dtype: int, exchange: 
     )
 
 
-def figures(s: ClosedLoop, held: Number) -> dict[str, Array]:
-    """Return what a simulation tells of each load, with ``held`` tokens of cache a copy."""
-    headroom = 1 - s.running * (mean_cached_tokens(s.question) + s.state_tokens) / np.asarray(held)
+def figures(s: ClosedLoop, kv_tokens: Number) -> dict[str, Array]:
+    """Return what a simulation tells of each load, with ``kv_tokens`` tokens of cache a copy."""
+    headroom = 1 - s.running * (mean_cached_tokens(s.question) + s.state_tokens) / np.asarray(kv_tokens)
     times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
     return {name: np.asarray(value) for name, value in {"running": s.running, **times, "kv_headroom": headroom}.items()}
 

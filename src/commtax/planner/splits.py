@@ -123,17 +123,17 @@ class DecodeWorkers:
         return UnqueuedReplica(self.loads, np.asarray(passed.per_s), np.asarray(passed.life_s(net) - passed.moved_s))
 
 
-def split(found: Sequence[Roomy]) -> ServingColumns:
+def split(pools: Sequence[Roomy]) -> ServingColumns:
     """Prompt workers and decode copies of one kind each, with no more workers than help.
 
     A single output token leaves nothing to decode.
     """
-    wanted = found[0].question.requests if found else None
+    wanted = pools[0].question.requests if pools else None
     if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
-    sizes = prompt_sizes(found)
+    sizes = prompt_sizes(pools)
     parts = list[ServingColumns]()
-    for of in counting.counted(found):
+    for of in counting.counted(pools):
         ahead, load = dict[bool, PromptWorkers](), load_of(of.question)
         for i in counting.counted(simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist()):
             spread = bool(of.plans.ep[i] > 1)
@@ -158,9 +158,9 @@ def simple_workers(base: Question, plans: Space, alone: bool = False) -> Array:
     return np.flatnonzero((plans.pp == 1) & (inside | ((plans.tp == 1) & (plans.dp > 1))) & leaves)
 
 
-def prompt_sizes(found: Sequence[Roomy]) -> Array:
+def prompt_sizes(decoding: Sequence[Roomy]) -> Array:
     """Return the (tp, dp) of all workers with room, over all exchanges, or of all legal ones on a separate prompt cluster."""
-    pools, base = [(of.question, of.plans) for of in found], found[0].question
+    pools, base = [(of.question, of.plans) for of in decoding], decoding[0].question
     alone = base.requests.prefill_cluster is not None
     if alone:
         ahead = where_prompts_run(base)
@@ -175,20 +175,20 @@ def prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> Pr
     ep = tp * dp if spread else np.where(dp > 1, dp, 1)
     every = where_prompts_run(base, tp=tp, dp=dp, ep=ep)
     legal = legality.codes(base.model, every.cluster, every.plan, every.engine) == 0
-    asked = where_prompts_run(base, tp=tp[legal], dp=dp[legal], ep=ep[legal])
-    kv = np.broadcast_to(cache_tokens(asked), legal.sum())
-    roomy = (kv >= base.requests.tokens) & starts(asked)
-    asked, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
-    priced = prompting_of(asked, load, 1, kv)[0]
+    workers = where_prompts_run(base, tp=tp[legal], dp=dp[legal], ep=ep[legal])
+    kv = np.broadcast_to(cache_tokens(workers), legal.sum())
+    roomy = (kv >= base.requests.tokens) & starts(workers)
+    workers, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
+    priced = prompting_of(workers, load, 1, kv)[0]
     columns = (np.broadcast_to(x, kv.shape) for x in priced.columns)
-    return PromptWorkers(asked.plan, PromptStation(1, *columns), _sure_ttft(asked, kv, base))
+    return PromptWorkers(workers.plan, PromptStation(1, *columns), _sure_ttft(workers, kv, base))
 
 
-def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
+def _sure_ttft(workers: Question, kv: Array, base: Question) -> Array:
     """Return how many times as long TTFT of a request alone is with the confidence that is wanted."""
-    if not len(kv) or asked.goal.ttft_s == np.inf:
+    if not len(kv) or workers.goal.ttft_s == np.inf:
         return np.ones(len(kv))
-    alone = price_closed_loop(settle(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False)))
+    alone = price_closed_loop(settle(workers.but(concurrency=workers.plan.dp, kv_tokens=kv, disaggregated=False)))
     if base.requests.prefill_cluster:  # ranges are those of both chips, whichever does what
         alone = replace(alone, question=alone.question.but(prefill_cluster=base.cluster))
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
@@ -197,7 +197,7 @@ def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
 def _copies(of: Roomy, i: int, load: ClosedLoopLoad, ahead: PromptWorkers) -> DecodeWorkers:
     plans, kv = of.plans, float(of.plans.kv_tokens[i])
     one = replan(of.question, tp=int(plans.tp[i]), dp=int(plans.dp[i]), ep=int(plans.ep[i]))
-    seats = int(min(of.held[i], step_limits(one)[1]))
+    seats = int(min(of.most_clients[i], step_limits(one)[1]))
     most = min(2 * seats, int(most_each(of.question, one.plan.dp)))  # others are where prompts are computed
     return DecodeWorkers(one, load, full_copy(one, load, kv), most, _confidence_factor(one, load, seats, kv), kv, ahead)
 
@@ -246,13 +246,13 @@ def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
         return _rows_on_both(of, ahead, small), not small
     one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
     places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
-    found = [
+    parts = [
         (kind, *_replicas_and_workers(place, of.group, n, small))
         for kind, n in enumerate(of.ahead.group.tolist())
         for place in places
     ]
     none = SplitRows(*np.zeros((3, 0), dtype=int))
-    return SplitRows.joined([none, *(SplitRows.of(len(n), kind=kind, copies=n, fit=fit) for kind, n, fit in found)]), not small
+    return SplitRows.joined([none, *(SplitRows.of(len(n), kind=kind, copies=n, fit=fit) for kind, n, fit in parts)]), not small
 
 
 def _replicas_and_workers(place: Cluster, group: int, ahead: int, small: bool) -> tuple[Array, Array]:
@@ -270,18 +270,18 @@ def _replicas_and_workers(place: Cluster, group: int, ahead: int, small: bool) -
 
 def _rows_on_both(of: DecodeWorkers, ahead: Cluster, small: bool) -> SplitRows:
     """Return copies on their cluster and prompt workers on another: all that fit there, or any number in small splits."""
-    own, sizes = of.question, of.ahead.plan
-    most = int(replicas(np.array([of.group]), np.array([int(own.plan.tp)]), own.cluster)[0])
+    put, sizes = of.question, of.ahead.plan
+    most = int(replicas(np.array([of.group]), np.array([int(put.plan.tp)]), put.cluster)[0])
     room = replicas(of.ahead.group, np.asarray(sizes.tp), ahead)
-    found = [np.array([], dtype=int).reshape(3, 0)]
+    parts = [np.array([], dtype=int).reshape(3, 0)]
     for kind, (group, fit) in enumerate(zip(of.ahead.group.tolist(), room.tolist(), strict=True)):
         limit = max(SMALL, 4 * max(of.group, group))  # GPUs of a small split
         copies = COPIES[(min(most, limit // of.group) if small else most) >= COPIES]
         workers = np.arange(1, min(fit, limit // group) + 1) if small else np.array([fit][: int(fit > 0)])
         pairs = np.stack(np.meshgrid(copies, workers, indexing="ij")).reshape(2, -1)
         pairs = pairs[:, pairs[0] * of.group + pairs[1] * group <= limit] if small else pairs
-        found.append(np.stack([np.full(pairs.shape[1], kind), *pairs]))
-    return SplitRows(*np.concatenate(found, axis=1))
+        parts.append(np.stack([np.full(pairs.shape[1], kind), *pairs]))
+    return SplitRows(*np.concatenate(parts, axis=1))
 
 
 def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:

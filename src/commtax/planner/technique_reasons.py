@@ -61,12 +61,12 @@ def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
 def untried_gain(answer: ServingPlans) -> Iterator[Note]:
     """Yield the gain of those at the plan's load, then what the limits admit with them and how to have it."""
     if untried := untried_techniques(answer):
-        own, alike, text = _row(answer), _same_load_words(answer, untried), untried.techniques
+        row, alike, text = _row(answer), _same_load_words(answer, untried), untried.techniques
         assumed = _assumed(answer.question, text)
         if alike:
             yield words("technique-same-load", techniques=text, gain=alike, assumed=assumed)
         admit = "the limits admit" if answer.question.goal.times else "this plan has at its best load"
-        figures = f"{_load_words(untried.rows)} instead of {_load_words(own)}{_grown(untried.rows, own)}{'' if alike else assumed}"
+        figures = f"{_load_words(untried.rows)} instead of {_load_words(row)}{_grown(untried.rows, row)}{'' if alike else assumed}"
         yield words("technique-admits", techniques=text, admit=admit, figures=figures)
 
 
@@ -76,8 +76,8 @@ def _same_load_words(answer: ServingPlans, untried: UntriedTechniques) -> str:
     clients = int(rows.concurrency[i])
     if rows.mode[i]:
         return ""
-    own = answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)
-    scale = Scale(settle(own), True, flips=False)
+    put = answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)
+    scale = Scale(settle(put), True, flips=False)
     groups = {technique(word.partition("=")[0]).group for word in untried.techniques.split(",")}
     group = DRAFTS if DRAFTS in groups else ""
     gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(untried.techniques)), group))
@@ -91,16 +91,16 @@ def shared_gain(answer: ServingPlans) -> Iterator[Note]:
     text = ",".join(answer.turned_on(answer.plans, i))
     if not plain or not len(plain.plans) or not text:
         return
-    name, own = plain.gpu_words(plain.plans, plain.recommended), _row(plain)
-    whole = _worth(answer, answer.plans, i) / _worth(plain, own)
+    name, row = plain.gpu_words(plain.plans, plain.recommended), _row(plain)
+    whole = _worth(answer, answer.plans, i) / _worth(plain, row)
     alike = best_load(plain, plain.recommended, changes_of(text))
-    total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(own)}"
+    total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(row)}"
     if not len(alike):
         limits = " within the limits" if answer.question.goal.times else ""
         yield words("technique-alone", total=total, techniques=text, limits=limits, assumed=_assumed(answer.question, text))
         return
-    part = _worth(plain, alike) / _worth(plain, own)
-    gain = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, own)}), this layout {whole / part:.2f} x"
+    part = _worth(plain, alike) / _worth(plain, row)
+    gain = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, row)}), this layout {whole / part:.2f} x"
     yield words("technique-share", total=total, gain=gain, assumed=_assumed(answer.question, text))
 
 
@@ -112,9 +112,9 @@ def _row(answer: ServingPlans) -> ServingColumns:
     return answer.plans.take(slice(answer.recommended, answer.recommended + 1))
 
 
-def _grown(rows: ServingColumns, own: ServingColumns) -> str:
+def _grown(rows: ServingColumns, before: ServingColumns) -> str:
     """Return the times that grow with the gain: before and after."""
-    return "".join(f", {time}" for time in grown_times(ServingColumns.joined([rows, own]), 0, 1))
+    return "".join(f", {time}" for time in grown_times(ServingColumns.joined([rows, before]), 0, 1))
 
 
 def _load_words(rows: ServingColumns) -> str:

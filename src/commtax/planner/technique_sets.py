@@ -10,7 +10,7 @@ from commtax.catalog.techniques import NONE, changes_of, technique, techniques
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of, worst_limit_ratio
 from commtax.planner.exchanges import exchanges
 from commtax.planner.ranking import LEAST
-from commtax.planner.serving_search import at_loads, grounded, rank_briefly, rank_found, search_ways
+from commtax.planner.serving_search import at_loads, grounded, rank_briefly, rank_priced, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
 from commtax.spec import SERVING_AXES, Technique
 from commtax.thresholds import thresholds
@@ -42,22 +42,22 @@ def technique_sets_of(text: str) -> tuple[str, ...]:
 
 def search_with_techniques(put: Question) -> ServingPlans:
     """Search, then try the techniques that gain on the leading plans on the best of those that are listed."""
-    told = tuple(one for one in put.goal.technique_sets if one != AUTO)
-    q = grounded(_asked(put, told, ()))
-    found = search_ways(q)
-    plain = rank_briefly(q, found)
+    stated = tuple(one for one in put.goal.technique_sets if one != AUTO)
+    q = grounded(_with_sets(put, stated, ()))
+    priced = search_ways(q)
+    plain = rank_briefly(q, priced)
     gaining = dict.fromkeys(text for i in _leading(plain) for text in _gaining_sets(plain, i))
     named = ((text, one) for text in gaining for one in text.split(","))  # which value is best hangs on the layout and its load
     others = (text.replace(one, value) for text, one in named for value in technique(one.partition("=")[0]).at_usual_values)
-    sets = tuple(dict.fromkeys([*[*told, *gaining][: COUNT.sets], *others]))
-    if sets == told:
-        return rank_found(q, found)
-    known = len(plain.exchanges)
-    layouts = _layouts(plain, found.points) + tuple(x for text in {*told, sets[0]} for x in _layouts_with(put, text, plain))
+    sets = tuple(dict.fromkeys([*[*stated, *gaining][: COUNT.sets], *others]))
+    if sets == stated:
+        return rank_priced(q, priced)
+    searched = len(plain.exchanges)
+    layouts = _layouts(plain, priced.points) + tuple(x for text in {*stated, sets[0]} for x in _layouts_with(put, text, plain))
     while True:  # again where a plan to run has a technique that adds too little there
-        wider = _asked(q, sets, tuple(sorted(set(layouts))))
-        found = found.beside(search_ways(wider, known, found.points))
-        answer, known = rank_found(wider, found), len(exchanges(wider))
+        wider = _with_sets(q, sets, tuple(sorted(set(layouts))))
+        priced = priced.beside(search_ways(wider, searched, priced.points))
+        answer, searched = rank_priced(wider, priced), len(exchanges(wider))
         if not (lean := next((text for text in _lean_sets(answer) if text not in sets), "")):
             return answer
         sets += (lean,)
@@ -80,7 +80,7 @@ def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple
     """Return the objective of row ``i`` with only some techniques, or 0 where they cannot be had."""
     way, q = replace(answer.exchanges[int(rows.exchange[i])], techniques=",".join(named)), answer.question
     index, replicas = int(rows.dtype[i]), int(rows.replicas[i])
-    run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.asked)
+    run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.changes)
     prompts = rows.prompter(i) if rows.mode[i] else None
     try:
         return float(objective_value(q, at_loads(run, prompts, int(rows.concurrency[i]), index, int(rows.exchange[i])))[0])
@@ -90,25 +90,25 @@ def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple
 
 def _layouts_with(put: Question, text: str, plain: ServingPlans) -> tuple[tuple[int, ...], ...]:
     """Return the best layouts of a search whose every plan has some techniques: they are not always the best without."""
-    with_them = grounded(_asked(put.but(**changes_of(text)), (), ()))
+    with_them = grounded(_with_sets(put.but(**changes_of(text)), (), ()))
     if exchanges(with_them) != plain.exchanges:  # techniques that are ways to reach experts themselves
         return ()
-    found = search_ways(with_them)
-    return _layouts(rank_briefly(with_them, found), found.points)
+    priced = search_ways(with_them)
+    return _layouts(rank_briefly(with_them, priced), priced.points)
 
 
 def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
     """Add to a rate's question the techniques of the best plan by the closed form within its limits, of those that fleets can
     have."""
     kinds = {"ttft_s": ("ttft",), "tpot_s": ("tpot", "itl")}  # limits that a mean time has to keep, too
-    own = {name: [limit for which, limit in put.goal.slo if which.split("_")[0] in kind] for name, kind in kinds.items()}
-    limits = {name: min(some, default=math.inf) for name, some in own.items()}
+    strictest = {name: [limit for which, limit in put.goal.slo if which.split("_")[0] in kind] for name, kind in kinds.items()}
+    limits = {name: min(some, default=math.inf) for name, some in strictest.items()}
     loop = put.but(**limits, slo=(), objective="throughput", technique_sets=sets, offered=OfferedRequests(), num_prompts=math.inf)
-    found = search_with_techniques(loop)
-    rows = found.plans if len(found.plans) else found.near
-    ways = [found.exchanges[int(by)] for by in rows.exchange]  # those of experts on many ranks are tried with two pools alone
-    able = [i for i, way in enumerate(ways) if (rows.mode[i] or not way.wide) and way.asked["dcp"] == 1]
-    best = found.turned_on(rows, able[0]) if able else ()
+    plans = search_with_techniques(loop)
+    rows = plans.plans if len(plans.plans) else plans.near
+    ways = [plans.exchanges[int(by)] for by in rows.exchange]  # those of experts on many ranks are tried with two pools alone
+    able = [i for i, way in enumerate(ways) if (rows.mode[i] or not way.wide) and way.changes["dcp"] == 1]
+    best = plans.turned_on(rows, able[0]) if able else ()
     return put.but(**changes_of(",".join(best))) if best else put
 
 
@@ -122,9 +122,9 @@ def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...
     senders_of = zip(apart.prefill_tp.tolist(), apart.prefill_dp.tolist(), strict=True)
     prompts = [(int(tp), 1, int(dp), int(tp * dp) if dp > 1 else 1) for tp, dp in senders_of]
     wanted = {(mode, *sizes_of(rows, i).values()) for mode, rows in enumerate((best, apart)) for i in range(len(rows))}
-    found = {(by, mode, *sizes) for by, mode, *sizes in _near_layouts(plain, every) if (mode, *sizes) in wanted}
-    senders = {(by, 1, *sizes) for by in {by for by, mode, *_ in found if mode == 1} for sizes in prompts}
-    return tuple(sorted(found | senders))
+    near = {(by, mode, *sizes) for by, mode, *sizes in _near_layouts(plain, every) if (mode, *sizes) in wanted}
+    senders = {(by, 1, *sizes) for by in {by for by, mode, *_ in near if mode == 1} for sizes in prompts}
+    return tuple(sorted(near | senders))
 
 
 def _near_layouts(plain: ServingPlans, every: ServingColumns) -> Iterator[tuple[int, ...]]:
@@ -137,15 +137,15 @@ def _near_layouts(plain: ServingPlans, every: ServingColumns) -> Iterator[tuple[
     reached = np.full(rows.shape[1], -np.inf)
     np.maximum.at(reached, at.ravel(), objective_value(q, good))
     backends = [one.backend for one in plain.exchanges]
-    found = [(own, by, backends[by], value) for (*own, by), value in zip(rows.T.tolist(), reached, strict=True)]
-    for layout, by, backend, value in found:
-        there = [(other, most) for own, _, other, most in found if own == layout]
+    points = [(layout_, by, backends[by], value) for (*layout_, by), value in zip(rows.T.tolist(), reached, strict=True)]
+    for layout, by, backend, value in points:
+        there = [(other, most) for layout_, _, other, most in points if layout_ == layout]
         alike = max(most for other, most in there if other == backend)
         if value * (1 + LEVEL.copies) >= alike and value * (1 + LEVEL.exchange) >= max(most for _, most in there):
             yield by, *layout
 
 
-def _asked(put: Question, sets: tuple[str, ...], layouts: tuple[tuple[int, ...], ...]) -> Question:
+def _with_sets(put: Question, sets: tuple[str, ...], layouts: tuple[tuple[int, ...], ...]) -> Question:
     return put.but(technique_sets=sets, technique_layouts=layouts)
 
 

@@ -86,9 +86,9 @@ def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> 
     unhindered = fits.step_s * (1 - fits.bubble_fraction)
     hopeful = fits.take((fits.pp > 1) & (unhindered <= WITHIN * fits.step_s.min(initial=np.inf)))
     kinds, parts = list(answer.kinds), [every]
-    own = [(kinds[int(k)].plan.zero, kinds[int(k)].plan.recompute) for k in hopeful.kind]
-    for zero, recompute in dict.fromkeys(own):
-        rows = hopeful.take(np.array([one == (zero, recompute) for one in own]))
+    ways = [(kinds[int(k)].plan.zero, kinds[int(k)].plan.recompute) for k in hopeful.kind]
+    for zero, recompute in dict.fromkeys(ways):
+        rows = hopeful.take(np.array([one == (zero, recompute) for one in ways]))
         sizes = np.unique(np.stack([getattr(rows, name) for name in SIZED]), axis=1)
         layers = answer.question.model.num_layers + np.arange(3)[:, None]
         most = int(np.max(most_chunks(int(layers[0, 0]), rows.pp)))
@@ -159,9 +159,9 @@ def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
 
 def columns(b: StepBill, index: int, sizes: TrainColumns) -> TrainColumns:
     """Priced steps as columns."""
-    own = (index, *(getattr(sizes, name) for name in SIZED))
+    sizes_ = (index, *(getattr(sizes, name) for name in SIZED))
     figures = (b.step_s, b.mfu, b.memory_bytes_per_rank, b.bubble_fraction, b.comm_fraction)
-    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), (*own, *figures), strict=True)))
+    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), (*sizes_, *figures), strict=True)))
 
 
 def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
@@ -173,8 +173,8 @@ def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, b
             yield Rejected(name, f"does not fit: at least {least / 2**30:.1f} GiB per rank of {budget / 2**30:.1f}")
         elif np.any(of_good) and (slower := float(good.step_s[of_good][0] / good.step_s[0]) - 1) > 0.05:  # good plans are in order
             bubble, comm = good.bubble_fraction, good.exposed_comm_fraction
-            own = f"bubble {float(bubble[of_good][0]):.0%}, exposed communication {float(comm[of_good][0]):.0%}"
-            yield Rejected(name, f"{slower:.0%} slower at best ({own}; the best: {float(bubble[0]):.0%}, {float(comm[0]):.0%})")
+            losses = f"bubble {float(bubble[of_good][0]):.0%}, exposed communication {float(comm[of_good][0]):.0%}"
+            yield Rejected(name, f"{slower:.0%} slower at best ({losses}; the best: {float(bubble[0]):.0%}, {float(comm[0]):.0%})")
     if not any(a.kinds[int(k)].plan.chunks > 1 for k in np.unique(every.kind)) and np.any(every.pp > 1):
         few = f"{a.question.model.num_layers} layers are too few for stages x {' or '.join(map(str, CHUNKS))} chunks"
         yield Rejected("interleaved", few)

@@ -25,7 +25,7 @@ from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.statement import Note
 from commtax.units import format_figure, format_money, format_seconds, listed, plural
-from commtax.verbs.fit_advice import own_limits_notes
+from commtax.verbs.fit_advice import default_limits_notes
 from commtax.words import opening, words
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
@@ -232,7 +232,7 @@ def _notes(a: FleetPlans) -> Remarks:
     told = [str(note) for note in q.notes if note.code in TOLD]
     if a.plans:
         servers = a.plans[a.recommended].layout.question
-        told += map(str, own_limits_notes(servers, servers.requests.tokens))
+        told += map(str, default_limits_notes(servers, servers.requests.tokens))
     return tuple(dict.fromkeys([*said, grows, *spread_notes(q), *told])), tuple(details)
 
 

@@ -158,7 +158,7 @@ def _prompt_words(w: Worth) -> Iterator[str]:
         return
     share, longer = 1 / (1 + r.ttft_s / r.tpot_s / (out - 1)), f"longer outputs (--output-len, now {out:,}) change the gains"
     rows = [x for x in w.here if w.of_step and x.advice in (gains.MEASURE, gains.NO_GAIN) and gains.is_worth_telling(x.step_gain)]
-    alone = [f"{row.own} {_percent(row.step_gain)}" for row in sorted(rows, key=lambda x: -x.step_gain)[:TOLD]]
+    alone = [f"{row.single} {_percent(row.step_gain)}" for row in sorted(rows, key=lambda x: -x.step_gain)[:TOLD]]
     steps = f"; on a decode step alone: {', '.join(alone)}" if alone else ""
     yield f"Only {share:.0%} of a request's time comes after its first token: {longer}{steps}."
 
@@ -199,7 +199,7 @@ def _lost_when_full(w: Worth) -> Iterator[str]:
     """Techniques that gain here, or may, and take room: they lose where there is none to spare."""
     rows = [row for row in w.here if row.fits and gains.is_lost_when_full(row.gain, row.full_gain)]
     if rows:
-        lost = ", ".join(f"{row.own} ({_percent(row.full_gain)}{_on_top(row)})" for row in rows[:TOLD])
+        lost = ", ".join(f"{row.single} ({_percent(row.full_gain)}{_on_top(row)})" for row in rows[:TOLD])
         yield f"A loss once the KV cache is full: {lost}."
 
 
@@ -233,7 +233,7 @@ def _on(w: Worth) -> str:
 
 
 def _named(rows: list[TechniqueWorth], now: RequestTimes) -> str:
-    shown = [f"{row.own} ({_percent(row.gain)}{_on_top(row)}{_when_full(row)}{_moved(row, now)})" for row in rows[:TOLD]]
+    shown = [f"{row.single} ({_percent(row.gain)}{_on_top(row)}{_when_full(row)}{_moved(row, now)})" for row in rows[:TOLD]]
     more = [f"{len(rows) - TOLD} more"] if len(rows) > TOLD else []
     return ", ".join([*shown, *more])
 

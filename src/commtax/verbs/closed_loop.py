@@ -33,7 +33,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs.billing import LEAST_S, step_shares
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
-from commtax.verbs.fit_advice import check_lengths, own_limits_notes, why_it_does_not_start
+from commtax.verbs.fit_advice import check_lengths, default_limits_notes, why_it_does_not_start
 from commtax.verbs.fitting import reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
 from commtax.verbs.kv_caches import cache_tokens, check_sides
@@ -75,12 +75,12 @@ class ClosedLoop(Answer):
     apart: Disaggregation | None = None
     publisher: str = ""  # who measured the run that it is compared with: ranges are narrower where others of theirs were seen
     learnt: Mapping[str, LearntRest] = field(default_factory=dict)  # by metric, where a profile's runs tell it
-    given_notes: tuple[Note, ...] | None = None  # None: its own, which are made when they are read
+    explicit_notes: tuple[Note, ...] | None = None  # None: its own, which are made when they are read
 
     @cached_property
     def notes(self) -> tuple[Note, ...]:
         """What a reader should know."""
-        return tuple(_notes(self)) if self.given_notes is None else self.given_notes
+        return tuple(_notes(self)) if self.explicit_notes is None else self.explicit_notes
 
     @property
     def state_tokens(self) -> Number:
@@ -187,12 +187,12 @@ class ClosedLoop(Answer):
         decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
-        whole_run, pooled = self._own_sigma(name.removesuffix("_s"))
+        whole_run, pooled = self._run_sigma(name.removesuffix("_s"))
         whole = np.maximum(whole_run, part) if pooled or self.measured_here else np.hypot(whole_run, part)
         sigma = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
         return self.learnt[name.removesuffix("_s")].sigma_beside(sigma) if self.learnt else sigma
 
-    def _own_sigma(self, metric: str) -> tuple[float, bool]:
+    def _run_sigma(self, metric: str) -> tuple[float, bool]:
         """Return the deviation of whole runs, the widest of its chips', and whether groups left out of the fit determine it."""
         host, mixture = self.question.engine.host, self.question.model.experts is not None
         if host.pooled and not host.host_label:
@@ -359,7 +359,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     if why := why_it_does_not_start(q):
         yield Note("too-long", why)
     else:
-        yield from own_limits_notes(q, wanted.tokens)
+        yield from default_limits_notes(q, wanted.tokens)
     yield from pool_notes(q)
     if not apart:
         yield from padding_notes(q, s.running, s.rows)

@@ -318,14 +318,14 @@ def parse_plan(text: str) -> dict[str, int]:
     True
     """
     plain = re.sub(r"^(\d+)x(.+)", r"\2r\1", re.sub(r"[-\s]", "", text.lower()))
-    sizes_given = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
-    twice = len(dict(sizes_given)) != len(sizes_given)
-    bare = any(not size and name != "ep" for name, size in sizes_given)
-    if not sizes_given or "".join(name + size for name, size in sizes_given) != plain or twice or bare:
+    pairs = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
+    twice = len(dict(pairs)) != len(pairs)
+    bare = any(not size and name != "ep" for name, size in pairs)
+    if not pairs or "".join(name + size for name, size in pairs) != plain or twice or bare:
         raise Refusal.of(
             f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text
         )
-    named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in sizes_given}
+    named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in pairs}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
         raise Refusal.of("sizes are at least 1", plans=text)

@@ -66,12 +66,12 @@ def make_room(judged: Fit) -> Fit | None:
     if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
         return None
 
-    def held(changes: Changes) -> float:
+    def capacity(changes: Changes) -> float:
         other = judge(with_limits(q, changes))
         most = other.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
         return min(other.max_concurrency, most) if other.is_safe else 0.0
 
-    changes = limits_worth_changing(judged, held, held)
+    changes = limits_worth_changing(judged, capacity, capacity)
     return judge(with_limits(q, changes)) if changes else None
 
 
@@ -80,10 +80,10 @@ def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: C
     q, engine = judged.question, judged.question.engine
     tried = changes_to_try(q.limits, engine.memory.utilization_of, engine.serves.chunked)
 
-    def held(changes: Changes) -> Fit:
+    def changed(changes: Changes) -> Fit:
         return judge(with_limits(q, changes))
 
-    return best_changes(gain, room or (lambda on: held(on).kv_tokens), tried, lambda on: held(on).fits)
+    return best_changes(gain, room or (lambda on: changed(on).kv_tokens), tried, lambda on: changed(on).fits)
 
 
 def with_limits(q: Settled, changes: Changes) -> Settled:
@@ -129,8 +129,8 @@ def _advice(failed: Fit) -> list[Note]:
     q, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
-        own = OptionValue("kv-cache-memory-bytes", f"{left:.0f}")
-        return [_advise([own], "what the chip has left")] if left > 0 else plans_with_room(failed)
+        setting = OptionValue("kv-cache-memory-bytes", f"{left:.0f}")
+        return [_advise([setting], "what the chip has left")] if left > 0 else plans_with_room(failed)
     roomier = failed.roomier
     changes = [_advise(changed_limits(roomier, failed))] if roomier and roomier.fits else []
     most = largest_max_num_seqs(failed)
@@ -249,7 +249,7 @@ def lack_words(judged: Fit, kind: str = "") -> Note:
     return words("lack-bytes", workers=kind, short=judged.shortfall_bytes, length=limits.max_model_len)
 
 
-def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
+def default_limits_notes(q: Question, tokens: Number) -> list[Note]:
     """Return notes that servers do not start with the model's own length or the engine's own number of sequences, which are their
     defaults, and up to which limits the figures hold; none where they start, or where not even requests of so many ``tokens``
     fit."""
@@ -265,7 +265,7 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
     if q.limits.max_model_len:
         return []
     pools = {kind: workers for kind, workers in pools_of(q).items() if full_length_requests(workers) < 1}
-    short = {kind: _own_length(replace(workers.normal(), limits=workers.limits)) for kind, workers in pools.items()}
+    short = {kind: _longest_to_start(replace(workers.normal(), limits=workers.limits)) for kind, workers in pools.items()}
     most = min((longest for longest, _ in short.values()), default=0)
     if most < np.max(tokens):
         return []
@@ -297,7 +297,7 @@ def _max_num_seqs_to_start(workers: Question) -> int:
 
 
 @cache_answers
-def _own_length(workers: Question) -> tuple[int, float]:
+def _longest_to_start(workers: Question) -> tuple[int, float]:
     """Return the longest request that workers have room for, and what a rank lacks for one of the model's own length."""
     judged = holds(judged_by_memory(workers))
     return longest_request(judged), judged.shortfall_bytes

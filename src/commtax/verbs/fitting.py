@@ -207,8 +207,8 @@ def judged_by_memory(put: Question) -> Question:
     return put if put.profile and _tells_memory(put.profile) else put.but(profile=None)
 
 
-def _tells_memory(own: Profile) -> bool:
-    return bool({"memory_bytes", "visible_bytes"} & set(own.chip))
+def _tells_memory(profile: Profile) -> bool:
+    return bool({"memory_bytes", "visible_bytes"} & set(profile.chip))
 
 
 def check_memory(q: Question) -> None:
@@ -221,9 +221,9 @@ def check_memory(q: Question) -> None:
 
 
 def candidates(
-    put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, known: Settled | None = None
+    put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, settled: Settled | None = None
 ) -> Iterator[Settled]:
-    """Yield legal plans that ``may`` fit, as users try them: tp in a fast domain, then a pipeline. One may be ``known``."""
+    """Yield legal plans that ``may`` fit, as users try them: tp in a fast domain, then a pipeline. One may be ``settled``."""
     model, cluster = put.model, put.cluster
     heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
@@ -234,7 +234,7 @@ def candidates(
         if may and not may(t, p):
             continue
         try:
-            yield known if known and (t, p) == (known.plan.tp, known.plan.pp) else settle(put.but(tp=t, pp=p))
+            yield settled if settled and (t, p) == (settled.plan.tp, settled.plan.pp) else settle(put.but(tp=t, pp=p))
         except Refusal:  # a rule that joins tp with another axis
             continue
 

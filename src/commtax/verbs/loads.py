@@ -32,7 +32,7 @@ from commtax.words import words
 MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
 MOST_RATE = 1e6  # requests/s
 LOADS = ("request_rate", "concurrency")  # what says how many requests there are: as they come, or as clients have them in flight
-Given = dict[str, object]
+Options = dict[str, object]
 
 
 def offered_options() -> Mapping[str, Option]:
@@ -40,7 +40,7 @@ def offered_options() -> Mapping[str, Option]:
     return {name: option for name, option in taken_by("serve()").items() if option.part == "offered"}
 
 
-def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
+def split(options: Mapping[str, object]) -> tuple[Options, OfferedRequests]:
     """Split options into those of a question's other parts, and the load."""
     fields = {name: value for name, value in options.items() if value is not None}
     stream = _trace(fields) if "trace" in fields else None
@@ -59,7 +59,7 @@ def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
     return fields, made
 
 
-def _trace(fields: Given) -> RequestStream:
+def _trace(fields: Options) -> RequestStream:
     """Return the requests of a trace. Refuse other options on their times and lengths."""
     source = fields.pop("trace")
     for name, option in taken_by("serve()").items():

@@ -45,7 +45,7 @@ from commtax.verbs.disaggregation import (
     prompting_of,
     wire_of,
 )
-from commtax.verbs.fit_advice import check_lengths, check_starts, own_limits_notes
+from commtax.verbs.fit_advice import check_lengths, check_starts, default_limits_notes
 from commtax.verbs.fitting import block_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import ServeOptions
 from commtax.verbs.kv_caches import cache_tokens, carrier_of, check_sides
@@ -353,7 +353,7 @@ def run_requests(q: Settled, watch: Callable[[ServingRun], None] | None = None) 
     _check_steps(stream, fleet)
     ran = run(stream, fleet, q.offered.prefix_hit_rate, watch)
     ahead = prompter(q) if q.requests.disaggregated else q
-    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *own_limits_notes(q, longest_of(stream)))
+    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *default_limits_notes(q, longest_of(stream)))
     notes = (*sample.notes, *q.notes, *draft_notes(q), *link_notes(q), *stream.notes, *load_notes)
     answer = RequestsInTime(q, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:

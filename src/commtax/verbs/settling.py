@@ -50,7 +50,7 @@ def resolve_question(
     phase = phase or str(fields.pop("phase", "decode"))
     if phase not in PHASES:
         raise Refusal.of(f"one of {', '.join(PHASES)}{suggest(phase, PHASES)}", tuple(PHASES), phase=phase)
-    profile = _own_profile(fields.pop("profile", None))
+    profile = _loaded_profile(fields.pop("profile", None))
     named, weights = fields.pop("engine", ""), str(fields.pop("weights_dtype", ""))
     if profile:
         able = profile.engine and phase in catalog.engine(profile.engine).phases
@@ -104,7 +104,7 @@ def _with_techniques(q: Question) -> Question:
     return drafts.with_accepted_tokens(q)
 
 
-def _own_profile(profiles: object) -> spec.Profile | None:
+def _loaded_profile(profiles: object) -> spec.Profile | None:
     """Load a machine's own constants, from however many files."""
     if profiles is None or isinstance(profiles, spec.Profile):
         return profiles
@@ -284,7 +284,7 @@ def terms_of(q: Question) -> PricingTerms:
         from commtax.verbs.kv_caches import cache_tokens  # not for those whose kernels read a cache as it is
 
         copied_tokens = cache_tokens(q)
-    optional = (*_known_spread(q), drafter, copied_tokens)
+    optional = (*_published_spread(q), drafter, copied_tokens)
     return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *optional)
 
 
@@ -296,7 +296,7 @@ def copies_cache(q: Question) -> bool:
     )
 
 
-def _known_spread(q: Question) -> tuple[float, bool]:
+def _published_spread(q: Question) -> tuple[float, bool]:
     """Return the deviation of decode steps in published runs of this engine or its kin, and whether those had chip and format."""
     if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
         return math.inf, False

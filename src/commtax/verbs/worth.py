@@ -50,9 +50,9 @@ from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.fit_advice import (
     changed_limits,
     check_lengths,
+    default_limits_notes,
     limit_costs,
     limits_worth_changing,
-    own_limits_notes,
     with_limits,
 )
 from commtax.verbs.fitting import Fit, fit_of_step, holds, judge, judged_by_memory, step_limits
@@ -89,23 +89,23 @@ def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
     usual_ones = [
         UsualTechnique(one, text, changes_on[text], *reason)
         for one, text in techniques_on(put)
-        if (reason := _told(bare, one, changes_on[text]))
+        if (reason := _usual_reason(bare, one, changes_on[text]))
     ]
     return put.but(**{name: default_of(name) for usual in usual_ones for name in usual.changes}), usual_ones
 
 
-def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
+def _usual_reason(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
     """Return since when a technique is on anyway, the words for it, and whether it can be priced, or None where it can be set."""
     try:
         settle(bare.but(**changes))
     except Refusal as refused:
         if refused.kind == ALREADY_ON:
-            own_kernel = is_on_already(bare, one.key)
-            version = on_since(bare, one.key) if own_kernel else one.always.get(bare.engine.key, "")
+            separate = is_on_already(bare, one.key)
+            version = on_since(bare, one.key) if separate else one.always.get(bare.engine.key, "")
             name = bare.engine.name
             since = f"in {name} since {version}" if version else f"in every version of {name} known here"
-            why = on_by_default(bare.engine, version) if own_kernel or version else str(refused)
-            return since, why, own_kernel and "library" not in changes
+            why = on_by_default(bare.engine, version) if separate or version else str(refused)
+            return since, why, separate and "library" not in changes
     return None
 
 
@@ -191,7 +191,7 @@ def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]
 
 def why_start_is_lost(now: Question, without: Question) -> str:
     """Return why servers that start as they are do not without a setting, or ""."""
-    before, after = (own_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
+    before, after = (default_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
     return "" if before else "; ".join(after)
 
 
@@ -251,14 +251,14 @@ class TechniqueWorth:
     notes: tuple[str, ...] = ()
 
     @property
-    def own(self) -> str:
+    def single(self) -> str:
         """The technique and its value, without what it needs."""
         return self.asked.removesuffix(f",{self.beside}")
 
     @property
     def name(self) -> str:
         """What it is called in a table."""
-        return f"{self.own} (on top of {self.beside})" if self.beside else self.own
+        return f"{self.single} (on top of {self.beside})" if self.beside else self.single
 
     @property
     def idle(self) -> bool:
@@ -350,9 +350,9 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    asked = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
+    requested = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
     shown = {} if requests else _step_sizes(put)
-    plain, usual = split_usual(asked)
+    plain, usual = split_usual(requested)
     weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
     on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
@@ -411,9 +411,9 @@ def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
     return bool(row.refused), not row.fits, -row.gain if not row.refused else 0.0
 
 
-def flag_of(asked: str, q: Question) -> str:
+def flag_of(text: str, q: Question) -> str:
     """Return the flags that request techniques from the question's engine, or ""."""
-    return flag_text([one for one, _ in asked_techniques(asked)], program_of(q.engine).key, q)
+    return flag_text([one for one, _ in asked_techniques(text)], program_of(q.engine).key, q)
 
 
 class Scale:
@@ -471,14 +471,14 @@ class Scale:
         bases = [base for base in (self.weigh(technique(other), other) for other in one.needs) if not base.refused]
         rows = [(base, self._on_top(one, base.asked)) for base in bases]
         able = [(row.fits, base.gain * max(1.0, row.gain), row) for base, row in rows if not (row.refused or row.idle)]
-        return max(able, key=lambda found: found[:2])[2] if able else None
+        return max(able, key=lambda choice: choice[:2])[2] if able else None
 
     def _on_top(self, one: Technique, other: str) -> TechniqueWorth:
         if other not in self._tops:
             self._tops[other] = self.beside(self._with(other))
         row = self._tops[other]._best(one)
-        asked = f"{row.asked},{other}"
-        return row if row.refused else replace(row, asked=asked, beside=other, flag=flag_of(asked, self._with(asked)))
+        both = f"{row.asked},{other}"
+        return row if row.refused else replace(row, asked=both, beside=other, flag=flag_of(both, self._with(both)))
 
     def gain(self, text: str) -> float:
         """Return tokens/s per GPU with several techniques over those without, or 0 where they do not go together."""
@@ -594,12 +594,12 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
     return math.sqrt(sum(share * share for sums in (common, separate) for share in sums.values()) / 2)
 
 
-def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
-    """Return the few techniques that gain requests most and enough to report, but those that set what is ``told`` anyway."""
+def gaining_most(q: Settled, listed: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
+    """Return the few techniques that gain requests most and enough to report, but those that set what is ``listed`` anyway."""
     if not is_accepted_known(q):
         return []
     scale, engine = Scale(q, flips=False), program_of(q.engine).key
-    tried = [one for one in techniques().values() if engine in one.flags and one.sets not in told]
+    tried = [one for one in techniques().values() if engine in one.flags and one.sets not in listed]
     best = [(*max((scale.gain(text), text) for text in one.at_usual_values), one) for one in tried]
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:
