@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.planner.alternatives import best_of_types
-from commtax.planner.deploying import fleet_servers, servers_of
+from commtax.planner.fleets import fleet_servers, servers_of
 from commtax.planner.reasons import with_unique_names
 from commtax.report.comparisons import fastest_words, flip_words
 from commtax.verbs.fitting import holds

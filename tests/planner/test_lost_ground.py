@@ -8,7 +8,7 @@ import pytest
 import commtax
 from commtax import plan
 from commtax.planner.columns import objective_value
-from commtax.planner.lost_ground import TELLING, telling_reasons
+from commtax.planner.reasons import TELLING, telling_reasons
 from commtax.units import parse_seconds
 from tables import tables
 

@@ -168,7 +168,7 @@ def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
 
 def _commands(order: Order, searched: ServingPlans, row: int) -> dict[str, str]:
     """The launch of a plan, and the benchmark that would check it."""
-    from commtax.planner.deploying import servers_of
+    from commtax.planner.fleets import servers_of
 
     servers = servers_of(searched, row)
     return order.launched(servers.question, servers.copies, servers.prompts)
@@ -266,7 +266,7 @@ def _fleets(order: Order) -> NoReturn:
     refuse(given, OTHERWISE, "is not known beside --request-rate")
     found = best_fleets(_with_rate(order), given.on, top=given.top, progress=_follow() if is_watched() else None)
     if given.emit:
-        from commtax.planner.deploying import fleet_servers
+        from commtax.planner.fleets import fleet_servers
 
         best = fleet_servers(found.plans[found.recommended]) if found.plans else None
         order.output.emitted = order.launched(best.question, best.copies, best.prompts) if best else {}

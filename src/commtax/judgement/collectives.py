@@ -6,10 +6,8 @@ a test has such a time it cannot pass; nor can a test whose every range is assum
 
 from collections.abc import Collection, Sequence
 
-PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
-"""Verdicts on a test."""
-ASSUMED, IMPOSSIBLE = "assumed", "impossible"
-"""Why one time is undecided."""
+PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"  # verdicts on a test
+ASSUMED, IMPOSSIBLE = "assumed", "impossible"  # why one time is undecided
 
 
 def judge_time(measured_s: float, high_s: float, floor_s: float, assumed: bool) -> str:

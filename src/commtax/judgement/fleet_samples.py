@@ -4,8 +4,7 @@ from math import ceil
 
 from commtax.files import table
 
-Size = tuple[int, int]
-"""Copies, and workers of prompts beside them."""
+Size = tuple[int, int]  # copies, and workers of prompts beside them
 
 
 def sample_size(whole: Size, least: float = 0.0, chosen: bool = False) -> Size:

@@ -11,8 +11,7 @@ from commtax.spec import Number
 from commtax.thresholds import levels
 
 LEVEL = levels(__name__)
-BATCH = "batch"
-"""The workload without users who wait for first tokens."""
+BATCH = "batch"  # the workload without users who wait for first tokens
 UNCHECKED, LATE, SLOW = "unchecked", "late", "slow"
 """Objections to a plan: predictions of its kind were never compared with runs; its first tokens, or all, come too late."""
 

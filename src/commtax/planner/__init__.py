@@ -22,8 +22,7 @@ from commtax.planner.reasons import best_times, explain, explain_training
 from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.serving_search import at_loads
 from commtax.planner.space import WIDE
-from commtax.planner.technique_reasons import kept_settings, shared_gain, untried_gain
-from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
+from commtax.planner.technique_sets import kept_settings, search_with_techniques, shared_gain, technique_sets_of, untried_gain
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import dataclass, record_from
 from commtax.rules import values

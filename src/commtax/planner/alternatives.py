@@ -24,8 +24,7 @@ from commtax.verbs.fit_advice import changed_limits, limit_costs, limits_worth_c
 from commtax.verbs.fitting import Fit, holds, judged_by_memory
 from commtax.words import words
 
-Placed = tuple[ServingPlans, ServingColumns, int]
-"""A row of some plans of an answer."""
+Placed = tuple[ServingPlans, ServingColumns, int]  # a row of some plans of an answer
 
 
 def questions_alone(put: Question) -> Iterator[Question]:

@@ -118,8 +118,7 @@ class ServingColumns(ColumnTable):
         return np.asarray(1 / self.tpot_s)
 
 
-SIZED = (*SIZES, "micro_batch")
-"""Columns that a trained plan has before it is priced."""
+SIZED = (*SIZES, "micro_batch")  # columns that a trained plan has before it is priced
 DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}
 """Columns of degrees that families of training plans share, by their titles."""
 
@@ -176,8 +175,7 @@ class SearchAnswer(Answer):
         return describe_layout(rows.plan_of(i))
 
 
-USUAL = "balanced"
-"""The place to start from where users wait."""
+USUAL = "balanced"  # the place to start from where users wait
 
 
 @dataclass(frozen=True, slots=True)

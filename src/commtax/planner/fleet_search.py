@@ -16,9 +16,8 @@ from commtax.judgement.margins import margin
 from commtax.planner import fleet_trials
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
-from commtax.planner.fleet_sizes import all_requests
 from commtax.planner.fleet_trials import Task, Trial, longest_step, rate_of, too_slow
-from commtax.planner.layouts import SLACK, Layout, candidates
+from commtax.planner.layouts import SLACK, Layout, all_requests, candidates
 from commtax.planner.ranking import complexity_of, simplest_served
 from commtax.question import Question
 from commtax.spec import Plan
@@ -34,8 +33,7 @@ DETAIL, LARGER = 2.0, 8.0  # … and as the details of a fleet take, and larger 
 NEAREST = 5  # fleets that come nearest to the limits where none holds
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-Progress = Callable[[int, int, Trial | None], None]
-"""Told how many of how many layouts are done, and the best so far."""
+Progress = Callable[[int, int, Trial | None], None]  # told how many of how many layouts are done, and the best so far
 
 
 def burden(trial: Trial) -> float:

@@ -18,8 +18,11 @@ from commtax.judgement.fleet_samples import Size
 from commtax.judgement.leading import late_codes
 from commtax.judgement.overload import longest_steps, overloaded
 from commtax.ledger import Z80
-from commtax.planner.fleet_sizes import (
+from commtax.planner.layouts import (
+    ALONE,
     COUNTED,
+    SLACK,
+    Layout,
     able_sizes,
     all_requests,
     first_size,
@@ -30,7 +33,6 @@ from commtax.planner.fleet_sizes import (
     sample_of_fleet,
     used_size,
 )
-from commtax.planner.layouts import ALONE, SLACK, Layout
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
 from commtax.records import dataclass

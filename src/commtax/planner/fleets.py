@@ -18,11 +18,10 @@ from commtax.counting import counted
 from commtax.judgement.confidence import confidence_of, margin_of, percent
 from commtax.judgement.overload import overloaded
 from commtax.options import check_taken
-from commtax.planner.columns import Rejected
+from commtax.planner.columns import Rejected, ServingPlans
 from commtax.planner.crew import Crew, crew
 from commtax.planner.exchanges import without
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_sizes import lengths_of_run
 from commtax.planner.fleet_trials import (
     Task,
     Trial,
@@ -34,8 +33,9 @@ from commtax.planner.fleet_trials import (
     with_capacity,
     with_ranges,
 )
-from commtax.planner.layouts import Layout, limit_name
+from commtax.planner.layouts import Layout, all_requests, lengths_of_run, limit_name
 from commtax.planner.money import Prices, with_prices
+from commtax.planner.pool_use import admitted_sequences
 from commtax.planner.reasons import dtype_words
 from commtax.planner.remedies import larger_clusters, to_fit
 from commtax.planner.serving_search import usual_lengths
@@ -47,8 +47,9 @@ from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_figure, format_seconds, listed, plural, round_up_seconds
 from commtax.verbs.disaggregation import check_one_place, describe_pools
+from commtax.verbs.fit_advice import length_to_start_with, startable
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
-from commtax.verbs.loads import split
+from commtax.verbs.loads import longest_of, split
 from commtax.verbs.settling import describe_layout, resolve_question
 from commtax.words import words
 
@@ -380,3 +381,34 @@ def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
             chosen = search.good[recommended_place(search.good)]
             yield f"{plural(chosen.gpus, 'GPU')}, {layout_words(chosen.layout, *chosen.size)} ({place.key})"
             return
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedServers:
+    """One server as a question, how many there are of it, and how many for prompts alone beside them."""
+
+    question: Question
+    copies: int
+    prompts: int = 0
+
+
+def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
+    """Plan ``i`` with the limits that its servers need."""
+    rows = searched.plans
+    q = searched.put(rows, i).but(
+        max_model_len=searched.longest(rows, i),
+        max_num_seqs=admitted_sequences(searched, rows, i),
+        concurrency=int(rows.concurrency[i]),
+    )
+    prompts = int(rows.prefill_replicas[i]) if rows.mode[i] else 0
+    if prompts:
+        q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]))
+    return PlannedServers(startable(q), int(rows.replicas[i]), prompts)
+
+
+def fleet_servers(trial: Trial) -> PlannedServers:
+    """Return a fleet, with room for the longest request that was asked for, drawn or not."""
+    q = trial.layout.question
+    stated = float((1 + q.requests.spread) * q.requests.tokens) if q.offered.trace is None else 0.0
+    longest = max(longest_of(all_requests(q)), stated)
+    return PlannedServers(startable(q.but(max_model_len=length_to_start_with(q, longest))), *trial.size)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commtax.cost.network import disaggregated_means, flow
-from commtax.judgement.admission import sequences_to_admit
+from commtax.judgement.engine_limits import sequences_to_admit
 from commtax.ledger import Z80
 from commtax.planner.columns import ServingColumns, ServingPlans
 from commtax.planner.space import surely

@@ -20,8 +20,7 @@ from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 
 Ranked = TypeVar("Ranked")
-TOKENS = "tokens"
-"""The objective where dollars cannot be compared and nobody asked for anything: most tokens/s a GPU."""
+TOKENS = "tokens"  # the objective where dollars cannot be compared and nobody asked for anything: most tokens/s a GPU
 
 
 class RankedPlan(NamedTuple):

@@ -10,10 +10,9 @@ from commtax.judgement.leading import LATE, SLOW, against, bearable_token_s, bea
 from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_search import burden, recommended_place, simplest_place, sustained_tokens_per_s
-from commtax.planner.fleet_sizes import COUNTED, EACH
 from commtax.planner.fleet_trials import Trial, longest_step, rate_of
 from commtax.planner.fleets import FleetPlans, layout_words, obstacle
-from commtax.planner.layouts import limit_name
+from commtax.planner.layouts import COUNTED, EACH, limit_name
 from commtax.planner.reasons import against_note, doubt_words, role_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console

@@ -15,20 +15,19 @@ from commtax.cost.traffic import bulk_backend
 from commtax.ledger import Bill
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, replace
+from commtax.rules.techniques import carrier_of
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Note, Refusal
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.kv_caches import carrier_of, outside_Bps
+from commtax.verbs.kv_caches import outside_Bps
 from commtax.verbs.settling import Settled, describe_experts, describe_sizes, replan
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
 WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers", "_tp", "_dp")))
 
-Pool = tuple[object, Plan]
-"""How many workers there are, in words or a number, and one of them."""
+Pool = tuple[object, Plan]  # how many workers there are, in words or a number, and one of them
 APART_ALONE = "belongs to disaggregated serving; add --disaggregated"
-UNCHECKED = "predictions of two pools inside one host are unchecked: measure"
-"""No published run has both pools in one host."""
+UNCHECKED = "predictions of two pools inside one host are unchecked: measure"  # no published run has both pools in one host
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,22 +21,16 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.requests_weighed import loop_around, requests_served
 from commtax.verbs.settling import changed
 
-COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
-"""What-ifs that leave kernels and host as they are."""
+COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))  # what-ifs that leave kernels and host as they are
 
 
 LAYOUTS = {"tensor-attention": "without data-parallel attention", "data-attention": "with data-parallel attention"}
 """What-ifs of attention, and their words."""
-SMALL = 0.05
-"""Share of a step up to which communication, or what would shorten it, is no news."""
-LARGE = 0.2
-"""Share of a step from which on another layout that saves it is the answer, whatever communication costs."""
-RECOMPUTE = "recompute-"
-"""How codes of what-ifs of recomputation begin."""
-LARGE_TAX = 0.01
-"""Share of a step from which on a cost of training leads its sentence."""
-WORTH_NAMING = 0.005
-"""Share of a step from which on a sentence names what saves it."""
+SMALL = 0.05  # share of a step up to which communication, or what would shorten it, is no news
+LARGE = 0.2  # share of a step from which on another layout that saves it is the answer, whatever communication costs
+RECOMPUTE = "recompute-"  # how codes of what-ifs of recomputation begin
+LARGE_TAX = 0.01  # share of a step from which on a cost of training leads its sentence
+WORTH_NAMING = 0.005  # share of a step from which on a sentence names what saves it
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +324,7 @@ class PossibleSlowdown:
     detail: str = ""
 
 
-SIZED_RANK = 0.35
-"""Causes of any size explain every gap: they stand behind things that happen or not and come within this of it."""
+SIZED_RANK = 0.35  # causes of any size explain every gap: they stand behind things that happen or not and come within this of it
 
 
 def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:

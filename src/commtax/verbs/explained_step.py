@@ -184,16 +184,12 @@ def _interleave_segments(segments: list[LayerSegment]) -> list[LayerSegment]:
     return [*rest[:cut], *half, *rest[cut:], *half]
 
 
-SMALL = 0.05
-"""A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
-HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
-"""What a rank that trains holds."""
+SMALL = 0.05  # a share of the step below which serving's communication does not bind, as in the sentence of a bill
+HELD = ("parameters", "gradients", "optimizer", "activations", "logits")  # what a rank that trains holds
 WIRE = {"all-reduce": "2·({n}−1)/{n}·", "send-recv": ""}
 """What one rank sends of a tensor if an operation moves the least it can; the others (n-1)/n of it."""
-LESSON_BPS = 900e9
-"""The lesson's NVLink: both directions of an H100 together."""
-LESSON_RANKS = 8
-"""Ranks that it thinks of as one host."""
+LESSON_BPS = 900e9  # the lesson's NVLink: both directions of an H100 together
+LESSON_RANKS = 8  # ranks that it thinks of as one host
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import cache_answers
 from commtax.catalog.techniques import changes_of, technique
-from commtax.judgement import starting
-from commtax.judgement.engine_limits import SHARE, Changes, best_changes, caches_are_small, changes_to_try
-from commtax.judgement.starting import SEQS
+from commtax.judgement import engine_limits
+from commtax.judgement.engine_limits import SEQS, SHARE, Changes, best_changes, caches_are_small, changes_to_try
 from commtax.options import check_taken
 from commtax.question import Question
 from commtax.records import replace
@@ -192,7 +191,9 @@ ROUND = 256  # lengths that were not requested are whole multiples of this many 
 def starts(workers: Question) -> Condition:
     """Return whether workers start with the requested limits, if any. Arrays as the plan."""
     length, seqs = workers.limits.max_model_len, workers.limits.max_num_seqs
-    return starting.starts(full_length_requests(workers) if length else 1, seqs, most_seqs_to_start(workers) if seqs else np.inf)
+    return engine_limits.starts(
+        full_length_requests(workers) if length else 1, seqs, most_seqs_to_start(workers) if seqs else np.inf
+    )
 
 
 def pools_of(q: Question) -> Mapping[str, Question]:
@@ -233,7 +234,7 @@ def why_it_does_not_start(q: Question) -> Note:
     for kind, workers in pools_of(q).items():
         if starts(workers):
             continue
-        shortest = {} if workers.limits.max_model_len else {starting.LENGTH: 1}  # which was not requested
+        shortest = {} if workers.limits.max_model_len else {engine_limits.LENGTH: 1}  # which was not requested
         judged = add_advice(holds(judged_by_memory(workers.but(**shortest))))
         remedies = ", or with ".join(judged.advice)
         more = f"it would start with {remedies}" if remedies else "use more GPUs or a smaller model"

@@ -15,7 +15,7 @@ from commtax.answer import Answer
 from commtax.arrays import unique_values
 from commtax.cost import memory
 from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, state_bytes_per_sequence
-from commtax.judgement.starting import LENGTH, stopped_by
+from commtax.judgement.engine_limits import LENGTH, stopped_by
 from commtax.question import Question
 from commtax.records import dataclass, replace
 from commtax.rules.drafts import stage_pool

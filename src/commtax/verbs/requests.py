@@ -27,6 +27,7 @@ from commtax.options import check_taken, taken_by
 from commtax.question import OfferedRequests, Question
 from commtax.records import dataclass
 from commtax.rules.drafts import draft_notes, need_accepted
+from commtax.rules.techniques import carrier_of, check_sides
 from commtax.rules.values import positive
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
@@ -48,9 +49,8 @@ from commtax.verbs.disaggregation import (
 from commtax.verbs.fit_advice import check_lengths, check_starts, default_limits_notes
 from commtax.verbs.fitting import block_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import ServeOptions
-from commtax.verbs.kv_caches import cache_tokens, carrier_of, check_sides
+from commtax.verbs.kv_caches import cache_tokens, prefix_loading_s, prefix_notes
 from commtax.verbs.loads import PROMPTS, first_requests, length_notes, longest_of, serving_sample, split, stream_of
-from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, link_notes, resolve_question, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 

@@ -88,7 +88,7 @@ def resolve_question(
 def _check_techniques(q: Question, put: bool = False) -> None:
     """Check techniques that move caches, and of a question as it was ``put``, whether any cache moves at all."""
     if q.techniques.kv_transfer or q.techniques.kv_tier:
-        from commtax.verbs.kv_caches import check_motion, check_moving  # not for those who move none
+        from commtax.rules.techniques import check_motion, check_moving  # not for those who move none
 
         (check_moving if put else check_motion)(q)
 

@@ -15,7 +15,7 @@ from commtax.judgement.gains import is_worth_telling
 from commtax.launch.launch_options import implied_options, options_of, read_pasted
 from commtax.launch.writing import launch_command
 from commtax.options import taken_by
-from commtax.planner.technique_reasons import UntriedTechniques, untried_gain, untried_techniques
+from commtax.planner.technique_sets import UntriedTechniques, untried_gain, untried_techniques
 from commtax.verbs.explained_step import ExplainedStep
 from laws import LARGE, SMALL, Law, Question, _asked, _axes, _number
 

@@ -8,8 +8,8 @@ from commtax.files import table
 from commtax.launch.deployment import start_commands
 from commtax.planner import ranking
 from commtax.planner.columns import ServingPlans, TrainPlans
-from commtax.planner.deploying import fleet_servers, servers_of
 from commtax.planner.fleet_trials import Trial
+from commtax.planner.fleets import fleet_servers, servers_of
 from commtax.planner.layouts import limit_parts
 from commtax.question import Question
 from commtax.report.documents import Record, Value
