@@ -240,7 +240,6 @@ def _lack(q: Question, gpus: int, prompting: int) -> str:
 
 
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> StandingPlan:
-    """Return a plan that no row can be made of."""
     return StandingPlan(name, answer.plans.take(slice(0)), reason=reason)
 
 

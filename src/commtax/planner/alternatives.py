@@ -136,9 +136,6 @@ def _usd(per_million_tokens: float) -> str:
     return f"{format_money(per_million_tokens)} per million"
 
 
-UNIT = "tokens/s"  # of the rate that stands beside a plan's distance
-
-
 def best_of_types(answer: ServingPlans) -> Iterator[str]:
     """Yield a line for each requested type, the best first, and a warning that smaller types change the model's answers."""
     dtypes, rows = answer.question.goal.dtypes, answer.plans
@@ -146,7 +143,7 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
         return
     first = {index: int(places[0]) for index in range(len(dtypes)) if len(places := np.flatnonzero(rows.dtype == index))}
     for index, i in sorted(first.items(), key=lambda pair: pair[1]):
-        behind = f" ({distance_words(answer, i, beside=UNIT)})" if i else ""
+        behind = f" ({distance_words(answer, i, beside='tokens/s')})" if i else ""
         rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s{behind} at TTFT {format_seconds(rows.ttft_s[i])}"
         tpot = f" and TPOT {format_seconds(rows.tpot_s[i])}" if answer.question.requests.output_len > 1 else ""
         yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {rate}{tpot}"

@@ -198,7 +198,6 @@ def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
 
 
 def _seconds(plan: WeighedPlan, i: int) -> float:
-    """Return how long a benchmark at one of the plan's loads takes."""
     tpot, ttft = (x.measured_s for x in plan.latencies[len(METRICS) * i : len(METRICS) * (i + 1)])
     return REQUESTS_PER_CLIENT * (ttft + (plan.latencies[0].output_len - 1) * tpot)
 

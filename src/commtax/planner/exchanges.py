@@ -73,22 +73,17 @@ def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
         return (requested, *split)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
     copies = [requested.redundant] if requested.redundant else list(usual)
-    wide = list[ExpertExchange]()
-    for backend in wide_backends(q):
+    wide, place = list[ExpertExchange](), q.cluster
+    made_for_many = [name for name, one in BACKENDS.items() if {place.chip.vendor, place.chip.family} & {*one.searched_on}]
+    for backend in made_for_many:
+        if backend not in q.engine.sends.ep_backends or (place.intra.kind != "nvlink" and backend_called(backend).one_domain):
+            continue
         prompts = backend_called(backend).bulk
         both = q.engine.sends.exchange_by_step or not prompts
         wide += [ExpertExchange(backend, n, wide=True, shared=both) for n in copies]
         # Prompts of servers that also decode go in bulk, where the backend has kernels for that.
         wide += [] if both else [ExpertExchange(prompts, n, wide=True, apart=False) for n in copies]
     return requested, *wide, *split
-
-
-def wide_backends(q: Question) -> list[str]:
-    """Return the backends made for many ranks that the engine has and the cluster's links carry."""
-    place, able = q.cluster, q.engine.sends.ep_backends
-    kinds = {place.chip.vendor, place.chip.family}
-    tried = [name for name, one in BACKENDS.items() if kinds.intersection(one.searched_on)]
-    return [name for name in tried if name in able and (place.intra.kind == "nvlink" or not backend_called(name).one_domain)]
 
 
 SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for
@@ -120,7 +115,6 @@ def refuse_unused(put: Question, plans: list[tuple[Question, ...]]) -> None:
 
 
 def _refused(worker: Question, text: str) -> str:
-    """Return why a worker cannot have a technique, or ""."""
     try:
         settle(worker.but(**changes_of(text)))
     except ValueError as error:

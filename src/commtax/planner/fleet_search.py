@@ -257,12 +257,10 @@ class Search:
                 self.broken += [trial] * (not trial.holds and not alike)
 
     def _list_recommended(self) -> None:
-        """Move the recommended fleet into the list."""
         if (chosen := recommended_place(self.good)) >= self.top:
             self.good.insert(self.top - 1, self.good.pop(chosen))
 
     def _replace_first(self, count: int, work: Callable[[Trial], Trial]) -> None:
-        """Replace the first fleets by what the work adds to them."""
         first = self._do_each(work, self.good[:count], DETAIL)
         self.good[: len(first)] = [first[place] for place in range(len(first))]
 

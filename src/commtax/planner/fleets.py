@@ -8,10 +8,10 @@ what is listed already, nor half of the best, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor, inf, isnan
-from typing import ClassVar, Unpack
+from typing import ClassVar, TypeVar, Unpack
 
 from commtax.answer import Answer
 from commtax.counting import counted
@@ -40,7 +40,7 @@ from commtax.planner.reasons import dtype_words
 from commtax.planner.remedies import larger_clusters, to_fit
 from commtax.planner.serving_search import usual_lengths
 from commtax.planner.several_clusters import leaders_of_ranking
-from commtax.question import CONFIDENCE, EVEN, Question
+from commtax.question import CONFIDENCE, EVEN, Changes, Question
 from commtax.records import dataclass
 from commtax.rules import values
 from commtax.spec import Cluster, Model
@@ -53,6 +53,7 @@ from commtax.verbs.loads import longest_of, split
 from commtax.verbs.settling import describe_layout, resolve_question
 from commtax.words import words
 
+Value = TypeVar("Value")
 OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
 DOUBLINGS = 2  # of the GPUs that layouts are tried on where no fleet holds
@@ -202,7 +203,6 @@ def _objective(put: Sequence[Question]) -> str:
 
 
 def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
-    """Return what all searches have, ranked together."""
     every = (trial for search in searches for trial in search.good)
     # those that dollars cannot rank stand behind those that they do
     good = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
@@ -231,7 +231,6 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
 
 
 def _with_confidence(trial: Trial) -> Trial:
-    """Add a fleet's capacity, and how surely it keeps the limits."""
     trial = with_capacity(trial)
     return with_ranges(trial) if trial.figures and not trial.sure else trial
 
@@ -251,7 +250,6 @@ def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
 
 
 def _rejected_layouts(search: Search) -> Iterator[Rejected]:
-    """Yield why layouts of one cluster lost."""
     yield from search.rejected
     for trial in search.broken:
         yield Rejected(layout_words(trial.layout), obstacle(trial))
@@ -306,16 +304,12 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
         yield words("remedy-confidence", sure=f"{sure:.0%}")
 
 
-def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
-    """Return a round lower rate with which an overloaded fleet was tried and holds, else 0."""
-    q = nearest.layout.question
-    longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(q.goal.confidence))
-    for slack in SLOWER:
-        lower = float(f"{nearest.capacity / longer / (1 + q.goal.growth) / slack:.2g}")
-        tried = replace(nearest.layout, question=q.but(request_rate=lower))
-        if _holds(tried, nearest.gpus, workers):
-            return lower
-    return 0.0
+def _rate_that_holds(nearest: Trial, workers: Crew) -> float | None:
+    """Return a round lower rate with which an overloaded fleet holds."""
+    goal = nearest.layout.question.goal
+    longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(goal.confidence))
+    rates = [float(f"{nearest.capacity / longer / (1 + goal.growth) / slack:.2g}") for slack in SLOWER]
+    return _first_that_holds(nearest, ((rate, {"request_rate": rate}) for rate in rates), workers)
 
 
 def _sure_times(trial: Trial) -> Mapping[str, float]:
@@ -332,40 +326,36 @@ def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
 
     Runs depend a little on the limits, whose length sets the warm-up: looser ones are tried behind the first.
     """
-    layout, slo = nearest.layout, dict(nearest.layout.question.goal.slo)
+    slo = dict(nearest.layout.question.goal.slo)
     ((_, needed),) = workers.each(_sure_times, [nearest])
-    for slack in SLACKS:
-        looser = {name: round_up_seconds(needed[name] * slack) for name, limit in slo.items() if needed[name] > limit}
-        tried = replace(layout, question=layout.question.but(slo=tuple((slo | looser).items())))
-        if _holds(tried, nearest.gpus, workers):
-            return list(looser.items())
-    return []
+    broken = [name for name, limit in slo.items() if needed[name] > limit]
+    tried = ({name: round_up_seconds(needed[name] * slack) for name in broken} for slack in SLACKS)
+    looser = _first_that_holds(nearest, ((times, {"slo": tuple((slo | times).items())}) for times in tried), workers)
+    return list((looser or {}).items())
 
 
-def _holds(layout: Layout, gpus: int, workers: Crew) -> bool:
-    """Return whether a fleet of a layout on so many GPUs holds, as tried."""
-    return any(trial.holds for _, trial in workers.each(least_fleet, [Task(layout, gpus)]))
+def _first_that_holds(trial: Trial, tried: Iterable[tuple[Value, Changes]], workers: Crew) -> Value | None:
+    """Return the first value with whose changes a fleet of the trial's layout, on as many GPUs, was run and holds."""
+    for value, changes in tried:
+        task = Task(replace(trial.layout, question=trial.layout.question.but(**changes)), trial.gpus)
+        if any(one.holds for _, one in workers.each(least_fleet, [task])):
+            return value
+    return None
 
 
-def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float:
-    """Return the highest lower confidence, in whole per cent, with which the surest fleet was tried and holds, else 0.
+def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float | None:
+    """Return the highest lower confidence, in whole per cent, with which the surest fleet holds.
 
     Interpolated probabilities may be a little too high: half of the way to an even chance, and that, are tried behind them.
     """
     surest = max(near, key=_probability)
     wanted = surest.layout.question.goal.confidence
     most = min(floor(100 * _probability(surest)), ceil(100 * wanted) - 1) / 100
-    if most < EVEN:
-        return 0.0
-    for sure in dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)):
-        layout = replace(surest.layout, question=surest.layout.question.but(confidence=sure))
-        if _holds(layout, surest.gpus, workers):
-            return sure
-    return 0.0
+    lower = dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)) if most >= EVEN else ()
+    return _first_that_holds(surest, ((sure, {"confidence": sure}) for sure in lower), workers)
 
 
 def _probability(trial: Trial) -> float:
-    """Return the probability that a simulated fleet keeps its limits and holds the rate."""
     if not trial.figures:
         return 0.0
     return trial.able if trial.kept is None else trial.kept

@@ -137,14 +137,10 @@ def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestS
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
     s = price_closed_loop(
-        settle(replan(_endless_loop(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
+        settle(replan(one, num_prompts=inf, **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
     )
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
-
-
-def _endless_loop(one: Question) -> Question:
-    return one.but(num_prompts=inf)
 
 
 def limit_parts(name: str) -> tuple[str, str]:
@@ -168,7 +164,7 @@ def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
     if not len(plans):
         return
     loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]
-    answers = np.max([np.asarray(simulated(_endless_loop(one), plans, load).requests_per_s) for load in loads], axis=0)
+    answers = np.max([np.asarray(simulated(one.but(num_prompts=inf), plans, load).requests_per_s) for load in loads], axis=0)
     limited = any(name in OF_TOKENS for name, _ in one.goal.slo)
     paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
     for i, pace in enumerate(paces):
@@ -179,7 +175,7 @@ def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
 
 def _paces(one: Question, plans: Space) -> list[Paces]:
     rows, load, last = grid_of(_requests_per_replica(one, plans))
-    s = simulated(_endless_loop(one), plans.take(rows), load)
+    s = simulated(one.but(num_prompts=inf), plans.take(rows), load)
     ends = np.flatnonzero(last)[:-1] + 1
     per_s, token_s = (np.split(np.broadcast_to(x, len(rows)), ends) for x in (s.requests_per_s, s.tpot_s))
     return [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]

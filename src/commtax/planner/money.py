@@ -109,18 +109,14 @@ def check(goal: Goal) -> None:
 
 def with_prices(put: Sequence[Question], usd: Prices) -> list[Question]:
     """Set the price of a GPU-hour: as stated, for all clusters or for each (of prompts before decoding), else the catalogue's."""
-    each = iter(price_per_cluster(sum(len(q.places) for q in put), usd))
-    priced = [_with_price(q, [next(each) for _ in q.places]) for q in put]
+    stated, priced = iter(price_per_cluster(sum(len(q.places) for q in put), usd)), []
+    for q in put:
+        prices = [float(place.chip.usd_per_gpu_hour if (price := next(stated)) is None else price) for place in q.places]
+        prices = prices if all(prices) else [0.0]  # half of a sum is no price
+        priced.append(q.but(usd_per_gpu_hour=prices[-1], prefill_usd_per_gpu_hour=prices[0] if len(prices) > 1 else 0.0))
     for q in priced:
         check(q.goal)
     return priced
-
-
-def _with_price(q: Question, stated: list[float | None]) -> Question:
-    prices = [float(place.chip.usd_per_gpu_hour if price is None else price) for place, price in zip(q.places, stated, strict=True)]
-    if not all(prices):  # half of a sum is no price
-        prices = [0.0] * len(prices)
-    return q.but(usd_per_gpu_hour=prices[-1], prefill_usd_per_gpu_hour=prices[0] if len(prices) > 1 else 0.0)
 
 
 def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:

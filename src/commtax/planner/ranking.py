@@ -168,7 +168,6 @@ def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
 
 
 def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Cluster) -> Array:
-    """Return the kind of plans of one pool."""
     spread = [
         (tp > cluster.domain, TENSORS),
         (tp * dp > cluster.domain, EXPERTS),

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isinf
-from typing import NamedTuple
 
 import numpy as np
 
@@ -47,19 +46,15 @@ GROWS = 1.01  # … by more than next to nothing
 IT = "it "  # the subject of a reason that can follow "which"
 
 
-class LossReason(NamedTuple):
-    """A cause of a plan's loss, and the share of the other's figure that it loses by that alone."""
-
-    effect: float
-    note: Note
+LossReason = tuple[float, Note]  # a cause of a plan's loss: the share of the other's figure that it loses by that alone, and why
 
 
 def telling_reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> list[Note]:
     """Return why plan ``i`` is behind ``first``, the largest effect first. ``share`` and ``usual`` are of communication."""
     rows, value = answer.plans, objective_value(answer.question, answer.plans)
     loss = max(0.0, 1 - float(value[i] / value[first]))
-    losses = sorted((one for one in _reasons(answer, i, share, usual, first) if one.effect > 0), reverse=True)
-    telling = [one.note for one in losses if one.effect >= TELLING * loss] or [one.note for one in losses[:1]]
+    losses = sorted((one for one in _reasons(answer, i, share, usual, first) if one[0] > 0), reverse=True)
+    telling = [note for effect, note in losses if effect >= TELLING * loss] or [note for _, note in losses[:1]]
     stages = [_stage_words(answer, i)] if rows.pp[i] > rows.pp[first] else []
     return [*stages, *telling] or [words("loss-unknown")]
 
@@ -76,21 +71,21 @@ def _reasons(answer: ServingPlans, i: int, share: float, usual: float, first: in
         links = waited_links(answer.step_of(rows, i))
         exposed = {"share": share, "usual": usual, "links": ", ".join(links)}
         across = q.cluster.inter.key in links
-        yield LossReason(share - usual, words("loss-links-across", it=IT, **exposed) if across else words("loss-links", **exposed))
+        yield share - usual, (words("loss-links-across", it=IT, **exposed) if across else words("loss-links", **exposed))
     if q.goal.objective != "latency":
         yield from _fewer_clients(answer, i, first)
     if rows.gpus[i] < rows.gpus[first] and q.goal.objective in ("throughput", "latency"):
         idle = q.gpus_there - int(rows.gpus[i])
         note = words("loss-idle", gpus=plural(idle, "GPU"), are="is" if idle == 1 else "are")
-        yield LossReason(1 - float(rows.gpus[i] / rows.gpus[first]), note)
+        yield 1 - float(rows.gpus[i] / rows.gpus[first]), note
     wait, usual_wait = (format_seconds(float(rows.ttft_s[j])) for j in (i, first))
     if wait != usual_wait:
         where = "its workers for prompts fall behind, and " if rows.mode[i] and rows.mode[first] else ""
         effect = float((rows.ttft_s[i] - rows.ttft_s[first]) / whole[i])
-        yield LossReason(effect, words("loss-first-token", where=where, wait=wait, usual=usual_wait))
+        yield effect, words("loss-first-token", where=where, wait=wait, usual=usual_wait)
     effect = float((q.requests.output_len - 1) * (rows.tpot_s[i] - rows.tpot_s[first]) / whole[i])
     if effect > 0 and (slower := _token_words(answer, i, first)):
-        yield LossReason(effect, slower)
+        yield effect, slower
 
 
 def _stage_words(answer: ServingPlans, i: int) -> Note:
@@ -112,7 +107,7 @@ def _fewer_clients(answer: ServingPlans, i: int, first: int) -> Iterator[LossRea
     if gpus[i] != gpus[first]:
         fewer, other = (f"{float(each[j]):{',.0f' if each[j] >= 10 else '.2g'}}" for j in (i, first))
         clients = f"{fewer} clients {'for the price of a GPU' if goal.prefill_usd_per_gpu_hour else 'per GPU'} instead of {other}"
-    yield LossReason(1 - float(each[i] / each[first]), _client_limit(answer, i, clients))
+    yield 1 - float(each[i] / each[first]), _client_limit(answer, i, clients)
 
 
 def _client_limit(answer: ServingPlans, i: int, few: str) -> Note:
@@ -282,7 +277,7 @@ def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
     shown = [first, *behind]
     shares = dict(zip(shown, answer.comm_fractions(rows.take(np.array(shown))).tolist(), strict=True))
     for i in behind:
-        why = reason_behind(answer, i, shares[i], shares[first], first)
+        why = words("reasons", reasons=telling_reasons(answer, i, shares[i], shares[first], first)[:2])
         yield Rejected(_name(answer, i), words("behind", distance=distance_words(answer, i, first), reason=why))
 
 
@@ -318,11 +313,6 @@ def _unit(answer: ServingPlans) -> str:
     return each if goal.objective == "cost" else "tokens/s"
 
 
-def reason_behind(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> Note:
-    """Return the two largest losses of plan ``i`` beside another. ``share`` and ``usual`` are the communication of both."""
-    return words("reasons", reasons=telling_reasons(answer, i, share, usual, first)[:2])
-
-
 def explain(answer: ServingPlans, i: int) -> list[str]:
     """Describe what plan ``i`` delivers, how it compares with others (the recommended one with its rivals), and what its steps
     take."""
@@ -333,7 +323,9 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     elif i:
         lines.append(words("behind-best", distance=distance_words(answer, i), reason=_reason_beside(answer, i, 0)))
     lines.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
-    return [*lines, *pool_words(answer, rows, i), *_waits(answer, i)]
+    wait_s = float(rows.ttft_s[i])
+    waits = [words("first-token-wait", wait_s=wait_s)] if waits_mostly(answer.question, wait_s, float(rows.tpot_s[i])) else []
+    return [*lines, *pool_words(answer, rows, i), *waits]
 
 
 def delivers(answer: ServingPlans, i: int) -> Note:
@@ -350,18 +342,10 @@ def delivers(answer: ServingPlans, i: int) -> Note:
 
 
 def _dollars(answer: ServingPlans, i: int) -> str:
-    """Return the dollars of a million tokens, where they matter."""
     if not asks_for_dollars(answer.question):
         return ""
     counted = "output tokens" if answer.question.goal.cost_of == "output" else "tokens, input and output"
     return f", {format_money(float(answer.usd_per_million_tokens(answer.plans)[i]))} per million {counted}"
-
-
-def _waits(answer: ServingPlans, i: int) -> Iterator[Note]:
-    """Yield that requests wait for their first tokens longer than they take to answer, and no limit forbids it."""
-    rows, q = answer.plans, answer.question
-    if waits_mostly(q, float(rows.ttft_s[i]), float(rows.tpot_s[i])):
-        yield words("first-token-wait", wait_s=float(rows.ttft_s[i]))
 
 
 def compare_recommended(answer: ServingPlans) -> Iterator[Note]:

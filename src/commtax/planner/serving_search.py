@@ -345,7 +345,6 @@ def grid_of(room: Array, fineness: int = COARSE) -> tuple[Array, Array, Array]:
 
 
 def _best_each(rows: Array, score: Array, count: int) -> Array:
-    """Return the best score of each of so many plans, or -inf."""
     best = np.full(count, -np.inf)
     np.maximum.at(best, rows, score)
     return best
@@ -419,10 +418,6 @@ def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: 
         sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
         sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, room)}
         return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
-    return _of_one_pool(run, clients, index, by)
-
-
-def _of_one_pool(run: Question, clients: int, index: int, by: int) -> ServingColumns:
     base = settle(run).plain()
     kv = float(np.max(cache_tokens(base)))
     _check_room(base.but(disaggregated=False), kv)

@@ -309,7 +309,6 @@ def _row(answer: ServingPlans) -> ServingColumns:
 
 
 def _grown(rows: ServingColumns, before: ServingColumns) -> str:
-    """Return the times that grow with the gain: before and after."""
     return "".join(f", {time}" for time in grown_times(ServingColumns.joined([rows, before]), 0, 1))
 
 
@@ -318,6 +317,5 @@ def _load_words(rows: ServingColumns) -> str:
 
 
 def _assumed(q: Question, text: str) -> str:
-    """Return the assumption that gains of drafts rest on."""
     accepted = accepted_as(q.but(**changes_of(text)))
     return f", if drafts are accepted as often as {accepted}: measure your own" if accepted else ""

@@ -71,7 +71,6 @@ def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
 
 
 def _priced(index: int, kind: Question, able: TrainColumns) -> TrainColumns:
-    """Return the legal rows of a kind, priced."""
     b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **{name: getattr(able, name) for name in SIZED})))
     rows = columns(b, index, able)
     return rows.take(np.flatnonzero(b.legal * np.ones(len(rows))))
@@ -101,7 +100,6 @@ def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> 
 
 
 def _kinds(base: Question) -> Iterator[Question]:
-    """ZeRO stages, recomputation and schedules that the engine has."""
     trains = base.engine.trains
     stages = (trains.zero,) if trains.master_is_parameter else (0, 1, 3) if trains.zero == 3 else (0, 1)
     partly = ["selective"] if trains.selective else []

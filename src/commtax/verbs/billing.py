@@ -258,14 +258,12 @@ def _price_question(q: Settled) -> StepBill:
 
 
 def _rows(q: Question) -> Number:
-    """Return the rows of the step's activation matrix, as the engine pads them."""
     if q.trains:
         return q.micro_batch * q.context
     return padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
 
 
 def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
-    """Yield notes on one step: its microbatches, padding, length, chunks and drafts."""
     yield from flight_notes(q)
     if q.trains:
         yield from context_notes(q, q.context)

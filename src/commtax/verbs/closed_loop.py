@@ -330,7 +330,6 @@ def spread_share(q: Question, decode: Bill, prompt: Bill) -> Number:
 
 
 def _load(q: Question) -> ClosedLoopLoad:
-    """Return the load of one replica."""
     wanted, prompts = q.requests, q.requests.num_prompts
     if not np.all(np.isinf(prompts)):
         prompts = positive(num_prompts=prompts)
@@ -345,7 +344,6 @@ def _load(q: Question) -> ClosedLoopLoad:
 
 
 def _notes(s: ClosedLoop) -> Iterator[Note]:
-    """Yield notes on one scalar answer."""
     q, wanted, plan, apart = s.question, s.requests, s.question.plan, s.apart
     # Idle GPUs are counted over both kinds of workers, where there are two.
     yield from (note for note in q.notes if not apart or note.code != "idle-gpus")

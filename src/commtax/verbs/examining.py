@@ -141,13 +141,11 @@ def _label(steps: int, decodes: int, tokens: int) -> str:
     return f"{plural(steps, 'step')}: {' + '.join(parts)}"
 
 
-def _counters(log: Columns, owner: str, blocks: int, until: float) -> Iterator[Counter]:
-    """Yield each engine's requests in the queue, and the share of its cache that is in use."""
+def _counters(log: Columns, owner: str, blocks: int, until: float) -> list[Counter]:
     shown = log["begin_s"] <= until
-    if shown.any():
-        yield Counter(owner, "waiting", log["begin_s"][shown], log["waiting"][shown])
-        in_use = np.round(100 * (1 - log["free"][shown] / blocks), 2)
-        yield Counter(owner, "KV cache in use, %", log["begin_s"][shown], in_use)
+    in_use = np.round(100 * (1 - log["free"][shown] / blocks), 2)
+    columns = {"waiting": log["waiting"][shown], "KV cache in use, %": in_use} if shown.any() else {}
+    return [Counter(owner, name, log["begin_s"][shown], column) for name, column in columns.items()]
 
 
 CAUSES = ("way", "slots", "cache", "prompts", "step", "own", "moved")
@@ -214,12 +212,9 @@ def _steps_in_order(log: Columns, engine: int) -> Columns:
 
 
 def _mean_waits(o: RequestsInTime, rows: Array, logs: Mapping[int, Columns]) -> dict[str, float]:
-    """Return the mean seconds of each cause, of a group of requests."""
-    sums = dict.fromkeys(CAUSES, 0.0)
-    some = rows[:: max(1, len(rows) // MOST_LOOKED_AT)]
-    for i in some.tolist():
-        for name, seconds in _life(o, i, logs):
-            sums[name] += seconds
+    sums, some = dict.fromkeys(CAUSES, 0.0), rows[:: max(1, len(rows) // MOST_LOOKED_AT)]
+    for name, seconds in (wait for i in some.tolist() for wait in _life(o, i, logs)):
+        sums[name] += seconds
     return {name: total / len(some) for name, total in sums.items()}
 
 
@@ -345,8 +340,7 @@ def points(text: str) -> tuple[str, tuple[float, ...]]:
         raise Refusal.of("write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", sweep=text[:60])
     ends = rest.split(":")
     numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
-    if len(ends) == 2:
-        numbers = list(_values_between(numbers[0], numbers[1], name))
+    numbers = list(_values_between(*numbers, name)) if len(ends) == 2 else numbers
     if len(numbers) > MOST_POINTS:
         raise Refusal(f"sweep: {len(numbers)} values, and at most {MOST_POINTS} are simulated", "sweep", (MOST_POINTS,))
     return name, tuple(sorted(dict.fromkeys(numbers)))

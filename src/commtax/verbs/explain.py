@@ -50,12 +50,9 @@ class Counterfactual:
 
 
 def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """Return one sentence: what binds, why, and what would help (from ``counterfactuals(b)``)."""
-    return _training_verdict(b, what_ifs) if b.question.trains else _serving_verdict(b, what_ifs)
-
-
-def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """Describe what binds the larger part of the step, how much of it is communication, why, and what helps."""
+    """Return one sentence: what binds the larger part of the step, how much is communication, why, and what would help."""
+    if b.question.trains:
+        return _training_verdict(b, what_ifs)
     head = f"{b.question.kind.title} at batch {int(b.question.batch):,}:{_layout_words(b, what_ifs)}"
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
@@ -140,21 +137,17 @@ def _training_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
         tax = f"the largest tax is the pipeline's, {share:.1%} of the step ({bubble})"
         return f"{whole}: {tax}; more microbatches or chunks would shrink it."
     top = max(comm_of(b, axis), key=lambda x: float(x.exposed_s))
-    biggest = f"{top.item.what} {top.item.op} over {top.link}; {_exposure_reason(b, top)}"
+    total, window = float(top.total_s), float(top.window_s)
+    fits = "does not fit in its window" if total > window else "fits in its window"
+    taking = "" if total > window else ", but takes SMs and bandwidth from it"
+    beside = f"{format_seconds(total)} {fits} of {format_seconds(window)}{taking}"
+    why = beside if b.runs_beside(top) else "on the critical path: nothing runs beside it"
+    biggest = f"{top.item.what} {top.item.op} over {top.link}; {why}"
     return f"{whole}: the largest tax is that of {axis}, {share:.1%} of the step ({biggest})."
 
 
 def comm_of(b: StepBill, axis: str) -> list[Line]:
     return [x for x in b.items if x.kind == "comm" and x.item.whole_axis == axis]
-
-
-def _exposure_reason(b: StepBill, line: Line) -> str:
-    if not b.runs_beside(line):
-        return "on the critical path: nothing runs beside it"
-    total, window = float(line.total_s), float(line.window_s)
-    if total > window:
-        return f"{format_seconds(total)} does not fit in its window of {format_seconds(window)}"
-    return f"{format_seconds(total)} fits in its window of {format_seconds(window)}, but takes SMs and bandwidth from it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,19 +167,14 @@ def thresholds(b: StepBill) -> LessonInequalities:
     local = float(b.question.micro_batch * plan.share(b.question.context))
     # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
     idle = num_params(b.question.model) / num_active_params(b.question.model)
-    dp = float(dp_token_threshold(rate, _speed(cluster, dp_link))) * _wire_over_work(b) * idle if dp_link else 0.0
+    # Bytes on the wire over FLOPs of the window, per parameter and token, against the lesson's 4 bytes over 4 FLOPs: ZeRO 0
+    # all-reduces gradients (twice their bytes) behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once; ZeRO 3 also gathers
+    # bf16 parameters twice, and has both passes, 6 FLOPs, to hide in.
+    grads = DTYPE_BYTES[plan.grads_dtype]
+    wire = {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(plan.zero, grads / 4)
+    dp = float(dp_token_threshold(rate, _speed(cluster, dp_link))) * wire * idle if dp_link else 0.0
     tp = float(tp_tax(rate, _speed(cluster, tp_link), b.question.model.hidden, plan.tp)) if tp_link else 0.0
     return LessonInequalities(local, dp, tp)
-
-
-def _wire_over_work(b: StepBill) -> float:
-    """Return bytes on the wire over FLOPs of the window, per parameter and token, against the lesson's 4 bytes over 4 FLOPs.
-
-    ZeRO 0 all-reduces gradients (twice their bytes) behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once; ZeRO 3
-    also gathers bf16 parameters twice, and has both passes, 6 FLOPs, to hide in.
-    """
-    grads = DTYPE_BYTES[b.question.plan.grads_dtype]
-    return {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(b.question.plan.zero, grads / 4)
 
 
 def _speed(cluster: Cluster, link: str) -> float:
@@ -231,12 +219,10 @@ def _draft_words(b: StepBill, plain_s: float) -> str:
 
 def tries(b: StepBill) -> Iterator[Counterfactual]:
     """Yield what-ifs of a step before they are priced, those that a rule forbids among them."""
-    return _training_tries(b) if b.question.trains else _serving_tries(b)
-
-
-def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
-    """Yield latency / 2 and bandwidth x 2 always, then the what-ifs that apply."""
     q, what_if, tp = b.question, b.question.what_if, int(b.question.plan.tp)
+    if q.trains:
+        yield from _training_tries(b)
+        return
     yield _try("latency", "collective latency / 2", latency_scale=what_if.latency_scale / 2)
     yield _try("bandwidth", "collective bandwidth x 2", bandwidth_scale=what_if.bandwidth_scale * 2)
     for code, size, note in (("narrower", tp // 2, "fewer ranks"), ("wider", 2 * tp, "more ranks")):
@@ -351,7 +337,7 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
 
 
 def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
-    """Yield what slows a step down and happens or not, in words, and what it changes."""
+    """Yield what-ifs that slow a step down, and happen or do not."""
     q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
     for axis in b.async_axes:
         if comm_of(b, axis):
@@ -384,10 +370,7 @@ def _sized_slowdowns(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
                 middle = (low * high) ** 0.5
                 slower = float(price(b.question.but(slow_axis=axis, slow_links=middle)).step_s) > step
                 low, high = (middle, high) if slower else (low, middle)
-            share = low
-            yield PossibleSlowdown(f"{axis} links are slow", step, 1.0, f"at {share:.1%} of the modelled bandwidth")
-    bubble = float(b.bubble_s)
-    if bubble > 0:
-        yield PossibleSlowdown(
-            "the pipeline idles longer", step, 1.0, f"a bubble of {(bubble + gap) / step:.0%}, not {bubble / now:.0%}"
-        )
+            yield PossibleSlowdown(f"{axis} links are slow", step, 1.0, f"at {low:.1%} of the modelled bandwidth")
+    if (bubble := float(b.bubble_s)) > 0:
+        longer = f"a bubble of {(bubble + gap) / step:.0%}, not {bubble / now:.0%}"
+        yield PossibleSlowdown("the pipeline idles longer", step, 1.0, longer)

@@ -154,7 +154,6 @@ def _chain(chain: list[LayerSegment], beside: list[LayerSegment], stage: Stage, 
 
 
 def _runs_per_microbatch(line: Line, b: StepBill) -> bool:
-    """Return whether a collective runs in every microbatch rather than once per step."""
     plan = b.question.plan
     if line.item.whole_axis != "dp":
         return True

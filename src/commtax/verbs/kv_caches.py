@@ -170,7 +170,6 @@ def prefix_loading_s(worker: Question, tokens: Number) -> Number:
 
 
 def _tier_Bps(worker: Question) -> Number:
-    """Return the rate between one GPU and the tier."""
     where, place = tier(worker.techniques.kv_tier), worker.cluster
     if where.networked:
         return outside_Bps(place, worker.plan.num_gpus)

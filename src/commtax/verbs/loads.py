@@ -73,7 +73,6 @@ def _trace(fields: Options) -> RequestStream:
 
 
 def _check(fields: Mapping[str, object], offered: OfferedRequests) -> None:
-    """Refuse options of a load that do not go together."""
     shared = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
     if offered.prefix_hit_rate and shared:
         rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
@@ -251,7 +250,6 @@ def _groups(stream: RequestStream) -> Array:
 
 
 def _thinned(q: Question, share: Fraction, replicas: int, whole: int) -> Question:
-    """Return the question with a share of its requests."""
     offered, wanted = q.offered, q.requests
     repeated, kind = offered.unique_prompts, offered.router
     if repeated and kind == "round-robin":  # each replica meets as many prompts as before
@@ -275,5 +273,4 @@ def _thinned(q: Question, share: Fraction, replicas: int, whole: int) -> Questio
 
 
 def _part(count: Number, share: Fraction) -> Number:
-    """Return a share of a whole number, which may be infinite."""
     return max(1, round(float(count) * float(share))) if np.isfinite(count) else count

@@ -77,7 +77,6 @@ def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
 
 
 def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray:
-    """Return which of these sizes break no rule, all judged at once."""
     names = (*PARTS, "microbatches")
     columns = {name: np.array([sizes[name] for sizes in tried]) for name in names}
     return np.asarray(codes(q.model, q.cluster, with_fields(q.plan, columns), q.engine) == 0)
@@ -298,7 +297,6 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
 
 
 def _batch(q: Question) -> int:
-    """Return the sequences of the step, or in training of a microbatch."""
     return int(q.micro_batch if q.trains else q.batch)
 
 

@@ -174,7 +174,6 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
 
 
 def _left_out(q: Settled) -> list[list[Changes]]:
-    """Return the options that a plan left out, each with its possible values."""
     plan = q.plan
     options: list[list[Changes]] = []
     if plan.tp > 1 and not plan.sequence_parallel:

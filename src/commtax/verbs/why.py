@@ -317,7 +317,6 @@ def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
 
 
 def _doubts(k: Kernel, t: PricingTerms, trains: bool) -> Iterator[str]:
-    """Yield why a kernel's range is as wide as it is."""
     constants, source = t.constants, t.constants.label if trains else kernels.kernel_source(k, t.constants)
     whole = constants.tables["train.bf16"]["sigma"] if trains else constants.sigma
     yield f"{whole:g}: kernels of whole {'training ' if trains else ''}steps on {constants.family} chips against measured ones"
@@ -388,7 +387,6 @@ def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
 
 
 def _host(b: StepBill, x: Line) -> Explanation:
-    """Explain the seconds that the GPU waits for the host, by their cause."""
     q = b.question
     if q.trains:
         parts = {str(x.priced_from): x.fixed_s}
