@@ -13,13 +13,12 @@ import numpy as np
 from commtax.judgement.confidence import confidence_of, margin_of
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
-from commtax.planner.alternatives import alone_words, answer_with_room, questions_alone, roomier_words
+from commtax.planner.alternatives import alone_words, answer_with_room, questions_alone, roomier_words, to_fit, to_meet
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
 from commtax.planner.exchanges import requested_way
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.ranking import best_first
 from commtax.planner.reasons import best_times, explain, explain_training
-from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.serving_search import at_loads
 from commtax.planner.space import WIDE
 from commtax.planner.technique_sets import kept_settings, search_with_techniques, shared_gain, technique_sets_of, untried_gain
@@ -221,8 +220,7 @@ def _length_remark(run: Question, prompts: Plan | None) -> str:
 
 
 def _length_notes(answer: ServingPlans) -> list[Note]:
-    """Note that the recommended servers would not start with the model's full length, and the length that ``--emit`` sets
-    instead."""
+    """Note that the recommended servers would not start with the model's full length, and what length ``--emit`` sets."""
     rows, i = answer.plans, answer.recommended
     if answer.question.limits.max_model_len or not (longest := answer.longest(rows, i)):
         return []

@@ -94,8 +94,7 @@ class ServingColumns(ColumnTable):
     prefill_replicas: Array
 
     def plan_of(self, i: int, redundant_experts: int = 0) -> Plan:
-        """Return the plan of row ``i`` with all its copies. Where prompts have separate workers, it is the plan of those that
-        decode."""
+        """Return the plan of row ``i`` with all its copies, those that decode where prompts have separate workers."""
         plan = record_from(Plan, sizes_of(self, i))
         return replace(plan, replicas=int(self.replicas[i]), redundant_experts=redundant_experts)
 
@@ -273,14 +272,13 @@ class ServingPlans(SearchAnswer):
         return pools if rows.mode[i] else put.but(disaggregated=False)
 
     def simulation(self, rows: ServingColumns, i: int, clients: Number = 0) -> ClosedLoop:
-        """Price row ``i`` as ``simulate`` does, with all copies or all workers of a split, at its listed load or at others of the
-        whole."""
-        copies, clients, put = int(rows.replicas[i]), clients if np.any(clients) else int(rows.concurrency[i]), self.put(rows, i)
+        """Price row ``i`` as ``simulate`` does, all copies or workers of a split, at its listed load or at others of the whole."""
+        copies, run = int(rows.replicas[i]), self.servers(rows, i)
+        clients = clients if np.any(clients) else int(rows.concurrency[i])
         if not int(rows.mode[i]):
-            return price_closed_loop(settle(put.but(replicas=copies, concurrency=clients // copies * copies, disaggregated=False)))
-        ahead = rows.prompter(i)
-        workers = put.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp, prefill_workers=ahead.replicas, decode_workers=copies)
-        return price_closed_loop(settle(workers.but(concurrency=clients, disaggregated=True)))
+            return price_closed_loop(settle(run.but(replicas=copies, concurrency=clients // copies * copies)))
+        prompts = int(rows.prefill_replicas[i])
+        return price_closed_loop(settle(run.but(prefill_workers=prompts, decode_workers=copies, concurrency=clients)))
 
     def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:
         """Return the 80 % range of a figure of row ``i``. It is priced only for rows that are shown."""
@@ -422,8 +420,7 @@ def objective_value(q: Question, c: ServingColumns) -> Array:
 
 
 def order(q: Question, c: ServingColumns) -> list[Array]:
-    """Return the sort keys of a ranking, larger is better and the most telling first: standing, worth to 11 digits, fewer GPUs,
-    shorter waits."""
+    """Return the sort keys of a ranking, larger is better: standing, worth to 11 digits, fewer GPUs, shorter waits."""
     second = c.tokens_per_s_per_gpu if q.goal.objective == "gpus" else -c.gpus
     return [standing_of(q, c), np.round(np.log(objective_value(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
 

@@ -154,8 +154,7 @@ def _runs(
 
 
 def _after(weighing: Weighing, foresight: Foresight, draws: tuple[Array, Array], shows: list[int]) -> tuple[float, float]:
-    """Return how likely the right plan is taken once these latencies are measured, and the loss then, over all possible
-    outcomes."""
+    """Return how likely the right plan is taken once these latencies are measured, and the loss then, over all outcomes."""
     normals, outcomes = draws
     after, moves = foresight.shown(shows), foresight.learnable(shows)
     shown = (

@@ -154,8 +154,7 @@ class Search:
             self.progress(min(self.done, self.total), self.total, min(self.good, key=order, default=None))
 
     def _effort(self, layouts: list[Layout], kind: int) -> float:
-        """Estimate, in fleets, the effort of the next layouts of a kind: bisection finds their sizes, and too slow ones take
-        none."""
+        """Estimate, in fleets, the effort of the next layouts of a kind: bisection finds their sizes, too slow ones take none."""
         rate, first, gpus = rate_of(self.question), max(0, ROUND[kind] - self.tried[kind]), self._most_gpus(self._bar(kind))
         most = [max(1, min(x.most, gpus // x.group)) for x in layouts]
         least = [int(rate / x.answers / SLACK) for x in layouts]

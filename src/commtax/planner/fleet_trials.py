@@ -318,7 +318,7 @@ def worst(q: Question, outcome: RequestsInTime) -> float:
 
 
 def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf) -> tuple[float, RequestsInTime]:
-    """Return the worst time over its limit, and the run that shows it: a short one, which begins with less load, where that is
+    """Return the worst time over its limit, and the run that shows it: a short one, with less load at first, where that is
     plain."""
     q = layout.question
     whole = run_lengths(sample_of_fleet(layout, size))

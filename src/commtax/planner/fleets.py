@@ -18,6 +18,7 @@ from commtax.counting import counted
 from commtax.judgement.confidence import confidence_of, margin_of, percent
 from commtax.judgement.overload import overloaded
 from commtax.options import check_taken
+from commtax.planner.alternatives import larger_clusters, to_fit
 from commtax.planner.columns import Rejected, ServingPlans
 from commtax.planner.crew import Crew, crew
 from commtax.planner.exchanges import without
@@ -37,7 +38,6 @@ from commtax.planner.layouts import Layout, all_requests, lengths_of_run, limit_
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.pool_use import admitted_sequences
 from commtax.planner.reasons import dtype_words
-from commtax.planner.remedies import larger_clusters, to_fit
 from commtax.planner.serving_search import usual_lengths
 from commtax.planner.several_clusters import leaders_of_ranking
 from commtax.question import CONFIDENCE, EVEN, Changes, Question

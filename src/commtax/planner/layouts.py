@@ -229,8 +229,7 @@ def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
 
 
 def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) -> int:
-    """Return the index of the first fleet of two kinds that holds, else the last. A large one may have a few more GPUs than the
-    first.
+    """Return the index of the first fleet of two kinds that holds, else the last. A large one may have a few GPUs more than that.
 
     More workers of either kind never do worse. So fleets that grow in both are halved first; then those with fewer GPUs than the
     best so far are tried from the largest on, but for those with no more workers of either kind than one that failed.

@@ -77,8 +77,7 @@ def least_gain(q: Question, techniques: str) -> float:
 
 
 def best_rows(keys: list[Array], families: Array, least: Array) -> Array:
-    """Return the best row of each family by ``keys``, the second of them less what techniques must add. Families rank by the keys
-    alone."""
+    """Return the best row of each family by ``keys``, the second less what techniques must add. Families rank by the keys alone."""
     ranked = _rank_by_keys([keys[0], keys[1] - least, *keys[2:]])
     first: Array = ranked[np.sort(np.unique(families[ranked], return_index=True)[1])]
     return np.asarray(first[_rank_by_keys([key[first] for key in keys])]) if np.any(least) else first

@@ -256,7 +256,7 @@ def missed_times(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> li
 
 
 def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: str = "") -> str:
-    """Describe a time with its range and how surely it keeps its limit: ``TPOT 30 ms (80% range 27 ms to 33 ms), so it is 3% likely
+    """Describe a time, its range and how surely it keeps its limit: ``TPOT 30 ms (80% range 27 ms to 33 ms), so it is 3% likely
     …``."""
     estimate, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
     value, low, high = (format_seconds(float(end)) for end in (estimate.value, estimate.low, estimate.high))
@@ -314,8 +314,7 @@ def _unit(answer: ServingPlans) -> str:
 
 
 def explain(answer: ServingPlans, i: int) -> list[str]:
-    """Describe what plan ``i`` delivers, how it compares with others (the recommended one with its rivals), and what its steps
-    take."""
+    """Describe what plan ``i`` delivers, how it compares with others (the recommended one with its rivals), and its steps."""
     rows = answer.plans
     lines = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
     if i == answer.recommended:
@@ -349,8 +348,8 @@ def _dollars(answer: ServingPlans, i: int) -> str:
 
 
 def compare_recommended(answer: ServingPlans) -> Iterator[Note]:
-    """Compare the recommended plan with the best and the runner-up, the next, and the best of those that are simpler, at the same
-    load or limit."""
+    """Compare the recommended plan with the best and the runner-up, the next, and the best simpler one, at the same load or
+    limit."""
     q, rows, first = answer.question, answer.plans, answer.recommended
     kind, shared = kinds(rows, q.cluster), share_hosts(rows, q.cluster, q.requests.prefill_cluster)
     unlike = [_differ_in_pools(answer, i, first) for i in range(min(first, 2))]
@@ -383,9 +382,9 @@ def _led_by(lead: str, why: Note | None) -> Note:
 def doubt_words(q: Question, pools: bool = False) -> Note:
     """Return why the best plan is not the recommended one. ``pools``: just one of the two has two pools."""
     within = margin(q, pools)
-    return (
-        words("but-against", against=against_note(UNCHECKED)) if isinf(within) else words("within-margin", margin=percent(within))
-    )
+    if isinf(within):
+        return words("but-against", against=against_note(UNCHECKED))
+    return words("within-margin", margin=percent(within))
 
 
 def passed_over_words(answer: ServingPlans, beaten: ServingColumns, recommended: ServingColumns) -> Iterator[Note]:

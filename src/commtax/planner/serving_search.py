@@ -206,8 +206,7 @@ def having_room(
 
 
 def search(of: Roomy) -> ServingColumns:
-    """Price every concurrency that can matter: a coarse grid of all plans, then all loads in intervals that may hold a good plan's
-    best."""
+    """Price every concurrency that can matter: a coarse grid of all plans, then all loads in intervals that may hold a good one."""
     grid = LoadGrid.of_plans(of, COARSE)
     return ServingColumns.joined([grid.points, *grid.between(grid.bars())])
 

@@ -210,8 +210,7 @@ def figures(s: ClosedLoop, kv_tokens: Number) -> dict[str, Array]:
 
 
 def surely(s: ClosedLoop, name: str) -> Number:
-    """Return a limited time at the required confidence, else the central prediction. Only limited times have their ranges
-    priced."""
+    """Return a limited time at the required confidence, else the central prediction. Only limited times need a range."""
     goal = s.question.goal
     value: Number = getattr(s, name)
     if goal.confidence == EVEN or getattr(goal, name) == np.inf:

@@ -151,8 +151,7 @@ def load_of(q: Question) -> ClosedLoopLoad:
 
 
 def simple_workers(base: Question, plans: Space, alone: bool = False) -> Array:
-    """Return the workers of tp alone inside a fast domain, or of attention data parallelism alone, that leave GPUs for others
-    unless those have another cluster."""
+    """Return workers of tp inside a fast domain or of attention data parallelism that leave GPUs for others, unless ``alone``."""
     inside = (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= base.cluster.domain)
     leaves = plans.group < base.cluster.num_gpus + alone
     return np.flatnonzero((plans.pp == 1) & (inside | ((plans.tp == 1) & (plans.dp > 1))) & leaves)
@@ -240,17 +239,16 @@ def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
     For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
     stay in the copies' own domain or have left it anyway: all that fit, and help.
     """
-    cluster, ahead = of.question.cluster, of.question.requests.prefill_cluster
+    cluster, ahead, groups = of.question.cluster, of.question.requests.prefill_cluster, list(enumerate(of.ahead.group.tolist()))
     small = of.question.goal.objective in ("cost", "gpus")
     if ahead:
-        return _rows_on_both(of, ahead, small), not small
-    one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
-    places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
-    parts = [
-        (kind, *_replicas_and_workers(place, of.group, n, small))
-        for kind, n in enumerate(of.ahead.group.tolist())
-        for place in places
-    ]
+        most = int(replicas(np.array([of.group]), np.array([int(of.question.plan.tp)]), cluster)[0])
+        room = replicas(of.ahead.group, np.asarray(of.ahead.plan.tp), ahead).tolist()
+        parts = [(kind, *_on_two_clusters((of.group, most), (n, room[kind]), small)) for kind, n in groups]
+    else:
+        one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
+        places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
+        parts = [(kind, *_replicas_and_workers(place, of.group, n, small)) for kind, n in groups for place in places]
     none = SplitRows(*np.zeros((3, 0), dtype=int))
     return SplitRows.joined([none, *(SplitRows.of(len(n), kind=kind, copies=n, fit=fit) for kind, n, fit in parts)]), not small
 
@@ -268,25 +266,19 @@ def _replicas_and_workers(place: Cluster, group: int, ahead: int, small: bool) -
     return copies[fits], workers[fits]
 
 
-def _rows_on_both(of: DecodeWorkers, ahead: Cluster, small: bool) -> SplitRows:
-    """Return copies on their cluster and prompt workers on another: all that fit there, or any number in small splits."""
-    put, sizes = of.question, of.ahead.plan
-    most = int(replicas(np.array([of.group]), np.array([int(put.plan.tp)]), put.cluster)[0])
-    room = replicas(of.ahead.group, np.asarray(sizes.tp), ahead)
-    parts = [np.array([], dtype=int).reshape(3, 0)]
-    for kind, (group, fit) in enumerate(zip(of.ahead.group.tolist(), room.tolist(), strict=True)):
-        limit = max(SMALL, 4 * max(of.group, group))  # GPUs of a small split
-        copies = COPIES[(min(most, limit // of.group) if small else most) >= COPIES]
-        workers = np.arange(1, min(fit, limit // group) + 1) if small else np.array([fit][: int(fit > 0)])
-        pairs = np.stack(np.meshgrid(copies, workers, indexing="ij")).reshape(2, -1)
-        pairs = pairs[:, pairs[0] * of.group + pairs[1] * group <= limit] if small else pairs
-        parts.append(np.stack([np.full(pairs.shape[1], kind), *pairs]))
-    return SplitRows(*np.concatenate(parts, axis=1))
+def _on_two_clusters(decode: tuple[int, int], prompts: tuple[int, int], small: bool) -> tuple[Array, Array]:
+    """Return the same where each kind, of so many GPUs a worker and so many workers at most, is on its own cluster."""
+    (group, most), (ahead, fit) = decode, prompts
+    limit = max(SMALL, 4 * max(group, ahead))  # GPUs of a small split
+    tried = COPIES[(min(most, limit // group) if small else most) >= COPIES]
+    workers = np.arange(1, min(fit, limit // ahead) + 1) if small else np.array([fit][: int(fit > 0)], dtype=int)
+    pairs = np.stack(np.meshgrid(tried, workers, indexing="ij")).reshape(2, -1)
+    copies, fitting = pairs[:, pairs[0] * group + pairs[1] * ahead <= limit] if small else pairs
+    return copies, fitting
 
 
 def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
-    """Return the loads of each split that may be listed or drawn on the front: those of a grid, and the largest good one of each
-    split."""
+    """Return the loads of each split that may be listed or drawn on the front: those of a grid, and the largest good one."""
     rows, fewer = _splits(of)
     most = most_each(of.question, rows.copies * of.ranks)
     rows, most = rows.take(np.flatnonzero(most)), most[most > 0]
@@ -345,7 +337,7 @@ def _most_powerful_loads(
 
 
 def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica) -> Array:
-    """Return the fewest prompt workers with which a prompt waits no more than ``SAME`` of a request that never waits, at the same
+    """Return the fewest prompt workers with which a prompt waits at most ``SAME`` of a request that never waits, at the same
     rate."""
     kind, copies = rows.kind[:, None], rows.copies[:, None]
     per_s, alone_s = free.at(kind, loads)
@@ -359,8 +351,8 @@ def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedRepl
 
 
 def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica | None) -> dict[str, Array]:
-    """Price splits (rows) under loads (columns): their figures, how far they exceed the limits, and whether they are good, that is
-    within them."""
+    """Price splits (rows) under loads (columns): their figures, how far they exceed the limits, and whether they are within
+    them."""
     q, kind, copies = of.question, rows.kind[:, None], rows.copies[:, None]
     workers = np.broadcast_to(rows.fit[:, None], loads.shape) if free is None else _enough(of, rows, loads, free)
     clients = copies * loads * of.ranks

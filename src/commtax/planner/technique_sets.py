@@ -107,8 +107,7 @@ def _layouts_with(put: Question, text: str, plain: ServingPlans) -> tuple[tuple[
 
 
 def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
-    """Add to a rate's question the techniques of the best plan by the closed form within its limits, of those that fleets can
-    have."""
+    """Add to a rate's question the techniques of the best plan by the closed form within its limits, of those for fleets."""
     kinds = {"ttft_s": ("ttft",), "tpot_s": ("tpot", "itl")}  # limits that a mean time has to keep, too
     strictest = {name: [limit for which, limit in put.goal.slo if which.split("_")[0] in kind] for name, kind in kinds.items()}
     limits = {name: min(some, default=math.inf) for name, some in strictest.items()}

@@ -108,8 +108,7 @@ class Comparison(Answer):
         return {*self.axes, *(STEP_AXES if "local_tokens" in self.axes else ())}
 
     def breakeven_overlap(self, row: ComparedBill) -> float | None:
-        """Return how much of a cell's communication must be hidden to match its fastest link, or None where no links are
-        compared."""
+        """Return how much of a cell's communication must be hidden to match its fastest link, None without links."""
         if "link" not in self.axes or row.bill is None:
             return None
         index = self.axes.index("link")
@@ -246,8 +245,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """A swap of two plans: ``first`` is faster below ``at``, ``then`` from it on. From ``earliest`` to ``at`` graph padding
-    decides."""
+    """A swap of two plans: ``first`` is faster below ``at``, ``then`` from it on. From ``earliest`` on graph padding decides."""
 
     axis: str  # sequences | context | bandwidth
     first: str
@@ -260,8 +258,7 @@ class BreakEven:
     steps: np.ndarray = field(repr=False, compare=False)  # at each, those of ``first`` over those of ``then``
 
     def sure(self, within: float) -> tuple[float | None, float | None]:
-        """Return the points below which ``first`` and from which ``then`` is always faster by more than a share, None for
-        nowhere."""
+        """Return the points below which ``first`` and from which ``then`` is always faster by more than a share, or None."""
         ahead, behind = (1 / self.steps > 1 + within), (self.steps > 1 + within)
         first, then = int(np.argmin([*ahead, False])), int(np.argmin([*behind[::-1], False]))
         return float(self.points[first]) if first else None, float(self.points[-then]) if then else None

@@ -223,8 +223,7 @@ def billed_library(profile: Profile | None = None) -> str:
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:
-    """Return the least seconds over the link. A reducing switch takes each byte once and a share twice. Between hosts all NICs
-    carry."""
+    """Return the least seconds over the link. A reducing switch takes each byte once and a share twice. All NICs carry."""
     if not where.crosses:
         least = ring_factor(op, where.ranks)
         least = min(least, 1 + 1 / where.ranks) if place.intra.switched else least

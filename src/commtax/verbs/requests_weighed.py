@@ -120,8 +120,7 @@ def rate_over(q: Settled, axis: str, grid: Array) -> Array:
 
 
 def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
-    """Return where along each axis a technique gains, and axes along which it never does, leaving out those where it always
-    does."""
+    """Return where along each axis a technique gains, unless it always does, and axes along which it never does."""
     paying, never = list[PayRange](), list[str]()
     for axis, (grid, rates) in swept.items():
         gains = rate_over(q, axis, grid) / rates - 1 > ALIKE
