@@ -18,21 +18,8 @@ from commtax.judgement.fleet_samples import Size
 from commtax.judgement.leading import late_codes
 from commtax.judgement.overload import longest_steps, overloaded
 from commtax.ledger import Z80
-from commtax.planner.layouts import (
-    ALONE,
-    COUNTED,
-    SLACK,
-    Layout,
-    able_sizes,
-    all_requests,
-    first_size,
-    is_sampled,
-    largest_size,
-    no_more,
-    run_lengths,
-    sample_of_fleet,
-    used_size,
-)
+from commtax.planner import layouts
+from commtax.planner.layouts import ALONE, COUNTED, SLACK, Layout, is_sampled, sample_of_fleet, used_size
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
@@ -174,9 +161,9 @@ def rate_of(q: Question) -> float:
 def least_fleet(task: Task) -> Trial:
     """Return the least fleet of a layout that holds, else the one that answers most."""
     layout = task.layout
-    able = able_sizes(layout, rate_of(layout.question), task.most_gpus)
+    able = layouts.able_sizes(layout, rate_of(layout.question), task.most_gpus)
     if not able:
-        size = largest_size(layout, task.most_gpus)
+        size = layouts.largest_size(layout, task.most_gpus)
         return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
     if slow := too_slow(layout, able[-1]):
         name, token_s = slow
@@ -200,7 +187,7 @@ def least_fleet(task: Task) -> Trial:
             return False
         return trial(at).holds and not (task.safe and (trial(at).late or not stays_clear(trial(at))))
 
-    at = first_size(layout, able, holds)
+    at = layouts.first_size(layout, able, holds)
     if not holds(at):  # then that which answers most
         at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
         if not holds(at) and able[at] in hopeless and is_sampled(layout, able[at]) and not too_slow(layout, able[at]):
@@ -278,7 +265,7 @@ def capacity(layout: Layout, size: Size) -> float:
 @cache_answers
 def _saturation_rate(q: Question, alone: str = "", decoded: Fraction = ALL) -> float:
     """Return the rate of all workers, or of those that do one kind of work alone."""
-    stream = first_requests(all_requests(q), COUNTED)
+    stream = first_requests(layouts.all_requests(q), COUNTED)
     settled, fleet = _engines(q, longest_of(stream), decoded)
     if alone:
         fleet = Fleet(fleet.prompts if alone == "prompts" and fleet.prompts else fleet.workers)
@@ -296,14 +283,14 @@ def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
 ) -> RequestsInTime:
     """Return the run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
-    return _last_runs(layout, size, rate, length or run_lengths(sample_of_fleet(layout, size)), stretch, most)
+    return _last_runs(layout, size, rate, length or layouts.run_lengths(sample_of_fleet(layout, size)), stretch, most)
 
 
 @partial(cache_answers, most=8)  # trials of larger fleets and their ranges ask for the same runs
 def _last_runs(layout: Layout, size: Size, rate: float, length: tuple[int, int], stretch: float, most: float) -> RequestsInTime:
     sample = sample_of_fleet(layout, size)
     rate *= float(sample.share)
-    part, offered = first_requests(all_requests(sample.question), length[0]), sample.question.offered
+    part, offered = first_requests(layouts.all_requests(sample.question), length[0]), sample.question.offered
     stream = replace(part, arrival_s=arrival_times(rate, len(part), offered.burstiness, random_numbers(offered.seed)[0]))
     settled, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
     settled = settled.but(request_rate=rate, warmup=length[1])
@@ -321,7 +308,7 @@ def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0,
     """Return the worst time over its limit, and the run that shows it: a short one, with less load at first, where that is
     plain."""
     q = layout.question
-    whole = run_lengths(sample_of_fleet(layout, size))
+    whole = layouts.run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
@@ -407,7 +394,7 @@ def with_ranges(trial: Trial) -> Trial:
     factor = longest_step(trial)
     short, long = (run_fleet(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
     same = trial.figures
-    if len(short.stream) < run_lengths(sample_of_fleet(layout, size))[0]:
+    if len(short.stream) < layouts.run_lengths(sample_of_fleet(layout, size))[0]:
         part = run_fleet(layout, size, q.offered.request_rate, most=RANGED)
         same = {name: part.statistic(name) for name in names}
     ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
@@ -438,8 +425,8 @@ def larger_fleets(trial: Trial) -> list[Trial]:
     """Return the next larger fleet of a layout, and the smallest that stays clear of its limits where it is another."""
     layout, q = trial.layout, trial.layout.question
     most, factor = 2 * trial.gpus + layout.group + layout.ahead_gpus, longest_step(trial)
-    sizes = able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
-    able = [size for size in sizes if no_more(trial.size, size) and size != trial.size]
+    sizes = layouts.able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
+    able = [size for size in sizes if layouts.no_more(trial.size, size) and size != trial.size]
     if not able:
         return []
     share = with_capacity(trial).capacity / _most_answered(layout, trial.size)
@@ -449,7 +436,7 @@ def larger_fleets(trial: Trial) -> list[Trial]:
         answered = share * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
         return _holds_longer(layout, able[at], answered, factor)
 
-    first = 0 if trial.clear else first_size(layout, able, clear)
+    first = 0 if trial.clear else layouts.first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]
     if trial.clear and (q.plan.pp > 1 or (layout.apart and trial.sampled)):  # these take longest to simulate
         return larger

@@ -18,22 +18,13 @@ from commtax.counting import counted
 from commtax.judgement.confidence import confidence_of, margin_of, percent
 from commtax.judgement.overload import overloaded
 from commtax.options import check_taken
+from commtax.planner import fleet_trials
 from commtax.planner.alternatives import larger_clusters, to_fit
 from commtax.planner.columns import Rejected, ServingPlans
 from commtax.planner.crew import Crew, crew
 from commtax.planner.exchanges import without
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_trials import (
-    Task,
-    Trial,
-    least_fleet,
-    rate_of,
-    run_fleet,
-    stretch_of,
-    too_slow,
-    with_capacity,
-    with_ranges,
-)
+from commtax.planner.fleet_trials import Task, Trial, rate_of
 from commtax.planner.layouts import Layout, all_requests, lengths_of_run, limit_name
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.pool_use import admitted_sequences
@@ -231,8 +222,8 @@ def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew)
 
 
 def _with_confidence(trial: Trial) -> Trial:
-    trial = with_capacity(trial)
-    return with_ranges(trial) if trial.figures and not trial.sure else trial
+    trial = fleet_trials.with_capacity(trial)
+    return fleet_trials.with_ranges(trial) if trial.figures and not trial.sure else trial
 
 
 def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
@@ -269,7 +260,7 @@ def layout_words(layout: Layout, copies: int = 0, prompts: int = 0) -> str:
 def obstacle(trial: Trial) -> str:
     """Return why a fleet does not hold: its throughput, or the limit that it breaks most."""
     q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
-    if not trial.figures and isnan(trial.capacity) and (slow := too_slow(trial.layout, trial.size)):
+    if not trial.figures and isnan(trial.capacity) and (slow := fleet_trials.too_slow(trial.layout, trial.size)):
         name, token_s = slow
         figure = f"{limit_name(name)} about {format_seconds(token_s)} (limit {format_seconds(dict(q.goal.slo)[name])})"
         return f"exceeds the limit with {gpus}: {figure}, by a quick estimate"
@@ -315,8 +306,9 @@ def _rate_that_holds(nearest: Trial, workers: Crew) -> float | None:
 def _sure_times(trial: Trial) -> Mapping[str, float]:
     """Return a fleet's limited times at the rate that it must hold, with steps at the required confidence."""
     layout, size, q = trial.layout, trial.size, trial.layout.question
-    central = run_fleet(layout, size, rate_of(q))
-    longer = central if q.goal.confidence <= EVEN else run_fleet(layout, size, rate_of(q), stretch=stretch_of(central))
+    central = fleet_trials.run_fleet(layout, size, rate_of(q))
+    stretch = 1.0 if q.goal.confidence <= EVEN else fleet_trials.stretch_of(central)
+    longer = fleet_trials.run_fleet(layout, size, rate_of(q), stretch=stretch)
     # of few requests a percentile may be shorter with longer steps, and both are looked at
     return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
 
@@ -338,7 +330,7 @@ def _first_that_holds(trial: Trial, tried: Iterable[tuple[Value, Changes]], work
     """Return the first value with whose changes a fleet of the trial's layout, on as many GPUs, was run and holds."""
     for value, changes in tried:
         task = Task(replace(trial.layout, question=trial.layout.question.but(**changes)), trial.gpus)
-        if any(one.holds for _, one in workers.each(least_fleet, [task])):
+        if any(one.holds for _, one in workers.each(fleet_trials.least_fleet, [task])):
             return value
     return None
 

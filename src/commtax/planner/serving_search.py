@@ -14,21 +14,9 @@ from commtax import counting
 from commtax.arrays import Array, unique_values
 from commtax.judgement.leading import bearable_ttft_s, depends_on_who_waits, latest_first_token_s, standing
 from commtax.judgement.margins import margin
-from commtax.planner import columns, money, reasons
+from commtax.planner import columns, money, ranking, reasons
 from commtax.planner.columns import NO_SERVING, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges, refuse_unused
-from commtax.planner.ranking import (
-    best_first,
-    best_rows,
-    effort,
-    family,
-    front_of,
-    leading_count,
-    least_gains,
-    passed_over_plan,
-    recommended_row,
-    simplest_served,
-)
 from commtax.planner.space import Roomy, Space, figures, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import INPUT_LEN, MAX_CONCURRENCY, OUTPUT_LEN, Question
@@ -122,14 +110,16 @@ def rank_priced(q: Question, priced: PricedPlans) -> ServingPlans:
         refuse_unused(q, [answer.workers_of(every, i) for i in first])
     q, met = answer.question, columns.worst_limit_ratio(answer.question, priced.points) <= 1
     good = priced.points.take(np.flatnonzero(met))
-    plans, near = best_first(q, priced.points)
+    plans, near = ranking.best_first(q, priced.points)
     slow = reasons.too_slow(answer, priced.points, met) if len(priced.points) else ()
     lost = reasons.with_unique_names([*answer.rejected, *slow])
-    passed_over = passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
-    answer = replace(answer, plans=plans, near=near, front=good.take(front_of(good)), passed_over=passed_over, rejected=lost)
+    passed_over = ranking.passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
+    answer = replace(
+        answer, plans=plans, near=near, front=good.take(ranking.front_of(good)), passed_over=passed_over, rejected=lost
+    )
     if not len(plans):
         return answer
-    first = recommended_row(q, plans)
+    first = ranking.recommended_row(q, plans)
     answer = replace(answer, recommended=first, places=tuple(_places(q, priced.points)) if depends_on_who_waits(q) else ())
     return replace(answer, rejected=reasons.with_unique_names([*answer.rejected, *reasons.families_behind(answer)]))
 
@@ -160,9 +150,8 @@ def _points(q: Question, index: int, first: int, earlier: ServingColumns) -> tup
     if first:
         alike, apart = (_among_layouts(q, kind, mode, first) for mode, kind in enumerate((alike, apart)))
     with counting.part(0.0, 0.5):
-        shared = [
-            *(search_beside(alike, earlier, np.exp(-least_gains(q))) if len(earlier) else map(search, counting.counted(alike)))
-        ]
+        counted = np.exp(-ranking.least_gains(q))
+        shared = list(search_beside(alike, earlier, counted) if len(earlier) else map(search, counting.counted(alike)))
     with counting.part(0.5, 1.0):
         points = ServingColumns.joined([*shared, split(apart)])
     if pools and q.requests.disaggregated and not first and not np.any(points.mode == 1):
@@ -237,7 +226,7 @@ class BestScores:
 
 def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
     """Yield the best of each known plan, by each of the scores."""
-    met, families = columns.worst_limit_ratio(q, priced) <= 1, family(priced)
+    met, families = columns.worst_limit_ratio(q, priced) <= 1, ranking.family(priced)
     first = priced.take(np.unique(families, return_index=True)[1])
     shared = np.flatnonzero(first.mode == 0)
     keys = list(zip(*(getattr(first, name)[shared].astype(int).tolist() for name in ("dtype", *SERVING_AXES)), strict=True))
@@ -362,9 +351,9 @@ def power_margin(q: Question) -> float:
 
 def rank_briefly(q: Question, priced: PricedPlans) -> ServingPlans:
     """Found plans, best first, and which to run."""
-    plans, near = best_first(q, priced.points)
+    plans, near = ranking.best_first(q, priced.points)
     answer = ServingPlans(q, priced.count, plans=plans, near=near)
-    return replace(answer, recommended=recommended_row(q, plans)) if len(plans) else answer
+    return replace(answer, recommended=ranking.recommended_row(q, plans)) if len(plans) else answer
 
 
 def _without_techniques(q: Question, priced: PricedPlans) -> ServingPlans | None:
@@ -382,11 +371,11 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     for name, (value, power) in zip(PLACES, scores, strict=True):
         stands = standing(q, every.mode, every.ttft_s, bearable_ttft_s(q) if name != "most" else np.inf)
         keys = [stands, np.round(np.log(value), 11), *columns.order(q, every)[1:]]
-        first = best_rows(keys, family(every), least_gains(q)[every.exchange.astype(int)])
-        plans, lead = every.take(first), first[: leading_count(stands[first])]
-        simplest = simplest_served(q, effort(q, every.take(lead)), value[lead], power)
-        chosen = recommended_row(q, plans) if name == "most" else simplest
-        yield OperatingPoint(name, PLACES[name], plans, chosen, passed_over_plan(q, keys, every))
+        first = ranking.best_rows(keys, ranking.family(every), ranking.least_gains(q)[every.exchange.astype(int)])
+        plans, lead = every.take(first), first[: ranking.leading_count(stands[first])]
+        simplest = ranking.simplest_served(q, ranking.effort(q, every.take(lead)), value[lead], power)
+        chosen = ranking.recommended_row(q, plans) if name == "most" else simplest
+        yield OperatingPoint(name, PLACES[name], plans, chosen, ranking.passed_over_plan(q, keys, every))
 
 
 def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> ServingColumns:
@@ -398,7 +387,7 @@ def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> Se
         every = at_loads(run, prompts, 0, int(rows.dtype[i]), int(rows.exchange[i]))
     except ValueError:
         return rows.take(slice(0))
-    return best_first(answer.question, every)[0].take(slice(1))
+    return ranking.best_first(answer.question, every)[0].take(slice(1))
 
 
 def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: int) -> ServingColumns:

@@ -21,16 +21,8 @@ from commtax.records import dataclass, replace
 from commtax.rules.drafts import stage_pool
 from commtax.spec import SIZES, Condition, Model, Number, Profile
 from commtax.statement import Refusal
+from commtax.verbs import kv_caches
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.kv_caches import (
-    bytes_left_for_cache,
-    cache_blocks,
-    different_stages,
-    in_flight_tokens,
-    limits_of,
-    needs_blocks_for_states,
-    stage_contents,
-)
 from commtax.verbs.kv_caches import cache_tokens as cache_tokens
 from commtax.verbs.settling import AUTO_EP, Settled, replan, settle
 
@@ -90,7 +82,7 @@ class Fit(Answer):
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request that the cache holds, with its states, or 0."""
-        step, pool = in_flight_tokens(self.question), self.pool
+        step, pool = kv_caches.in_flight_tokens(self.question), self.pool
         if not self.holds_one and pool.places(pool.tokens(self.kv_blocks)) < 1:
             return 0
         lengths = range(1, int(pool.tokens(self.kv_blocks)) * len(pool.groups) + 1)
@@ -117,7 +109,7 @@ class Fit(Answer):
     @property
     def stopped_by(self) -> str:
         """The limit with which a server does not start, as options are named, or ""."""
-        most = self.kv_blocks if needs_blocks_for_states(self.question) else math.inf
+        most = self.kv_blocks if kv_caches.needs_blocks_for_states(self.question) else math.inf
         return stopped_by(self.max_concurrency, self.question.limits.max_num_seqs, most)
 
     @property
@@ -147,7 +139,7 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
     """Judge the plan of a question. Where its tp was not ``chosen``, judge the smallest that fits, with ``stages`` where set."""
     q = settle(replan(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
     check_memory(q)
-    q = replace(q, limits=limits_of(q))
+    q = replace(q, limits=kv_caches.limits_of(q))
     put = replace(put, limits=q.limits)
     if chosen:
         return judge(q)
@@ -175,7 +167,7 @@ def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
     block = room.block_size * int(q.plan.dcp)
-    flight = in_flight_tokens(q)
+    flight = kv_caches.in_flight_tokens(q)
     wanted = min(int(CacheGroup(block, window).blocks(room.max_model_len, flight)) for window in windows)
     total, fixed = q.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
@@ -195,7 +187,8 @@ def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
         fullest, end, deepest = (
-            bytes_left_for_cache(one, weights, peak) for weights, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
+            kv_caches.bytes_left_for_cache(one, weights, peak)
+            for weights, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
         )
         return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
@@ -242,7 +235,7 @@ def candidates(
 def judge(q: Settled) -> Fit:
     """Judge the memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
     pp = int(q.plan.pp)
-    stages = different_stages(q, pp)
+    stages = kv_caches.different_stages(q, pp)
     return min((_stage(q, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
@@ -271,7 +264,7 @@ def _worst_of_stages(q: Question, figure: Callable[[KvPool], Number], worst: Cal
     many = np.asarray(plan.pp)
 
     def of(pp: int) -> Number:
-        return reduce(worst, (figure(stage_pool(q, stage, pp, size)) for stage in different_stages(q, pp)))
+        return reduce(worst, (figure(stage_pool(q, stage, pp, size)) for stage in kv_caches.different_stages(q, pp)))
 
     first, *others = unique_values(many).astype(int).tolist()
     return reduce(lambda worst_yet, pp: np.where(many == pp, of(pp), worst_yet), others, of(first))
@@ -285,10 +278,10 @@ def step_limits(q: Question) -> tuple[int, int]:
 
 def _stage(q: Settled, stage: int, pp: int) -> Fit:
     engine, room, total = q.engine, q.limits, q.cluster.chip.visible_bytes
-    lines, peak, pool = stage_contents(q, stage, pp)
-    kv_bytes, over, blocks = cache_blocks(q, float(sum(w.nbytes for w in lines)), peak, pool)
-    wanted = int(pool.blocks_per_request(room.max_model_len, in_flight_tokens(q)))
-    seqs = room.max_num_seqs if needs_blocks_for_states(q) else 0
+    lines, peak, pool = kv_caches.stage_contents(q, stage, pp)
+    kv_bytes, over, blocks = kv_caches.cache_blocks(q, float(sum(w.nbytes for w in lines)), peak, pool)
+    wanted = int(pool.blocks_per_request(room.max_model_len, kv_caches.in_flight_tokens(q)))
+    seqs = room.max_num_seqs if kv_caches.needs_blocks_for_states(q) else 0
     one_state = float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0  # the cache beside a place for one
     concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
     if engine.states.tokens_at_full_length and len(pool.groups) > 1:  # groups keep different tokens
@@ -319,7 +312,7 @@ def _stage(q: Settled, stage: int, pp: int) -> Fit:
 def largest_max_num_seqs(judged: Fit) -> int:
     """Return the largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
     q = judged.question
-    if not needs_blocks_for_states(q):
+    if not kv_caches.needs_blocks_for_states(q):
         return q.limits.max_num_seqs
     counts = range(1, q.limits.max_num_seqs + 1)
     return bisect_left(counts, True, key=lambda seqs: judge(q.vary(max_num_seqs=seqs)).kv_blocks < seqs)
@@ -333,14 +326,14 @@ def longest_request(failed: Fit) -> int:
 
 def reported_kv_tokens(q: Settled) -> int:
     """Return the KV tokens of a replica of one plan, as an engine's log and ``fit`` count them."""
-    return judge(replace(q, limits=limits_of(q))).kv_tokens
+    return judge(replace(q, limits=kv_caches.limits_of(q))).kv_tokens
 
 
 def fit_of_step(q: Settled) -> Fit:
     """Judge a rank of a served plan for requests of its own length. Its KV tokens are those that ``fit`` reports."""
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
-    usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
+    usual, length = replace(plain, limits=kv_caches.limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
     judged = judge(replace(usual, limits=replace(usual.limits, max_model_len=length)))
     return replace(judged, kv_tokens=reported_kv_tokens(plain)) if len(judged.pool.groups) > 1 else judged
 

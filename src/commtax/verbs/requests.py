@@ -35,17 +35,9 @@ from commtax.sim.serving.running import Fleet, Moves, ServingRun, Workers, run
 from commtax.spec import Cluster, Model
 from commtax.spec.stream import RequestStream
 from commtax.statement import Note, Refusal
+from commtax.verbs import disaggregation
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop, spread_share
-from commtax.verbs.disaggregation import (
-    Disaggregation,
-    check_apart,
-    check_pools,
-    lone_ranks,
-    pool_notes,
-    prompter,
-    prompting_of,
-    wire_of,
-)
+from commtax.verbs.disaggregation import Disaggregation, pool_notes, prompter
 from commtax.verbs.fit_advice import check_lengths, check_starts, default_limits_notes
 from commtax.verbs.fitting import block_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import ServeOptions
@@ -353,7 +345,12 @@ def run_requests(q: Settled, watch: Callable[[ServingRun], None] | None = None) 
     _check_steps(stream, fleet)
     ran = run(stream, fleet, q.offered.prefix_hit_rate, watch)
     ahead = prompter(q) if q.requests.disaggregated else q
-    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *default_limits_notes(q, longest_of(stream)))
+    load_notes = (
+        *length_notes(q, stream),
+        *prefix_notes(ahead),
+        *pool_notes(q),
+        *default_limits_notes(q, longest_of(stream)),
+    )
     notes = (*sample.notes, *q.notes, *draft_notes(q), *link_notes(q), *stream.notes, *load_notes)
     answer = RequestsInTime(q, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:
@@ -405,12 +402,12 @@ def fleet_of(q: Question, longest: int) -> Fleet:
 def _moves(q: Question, both: Disaggregation) -> Moves:
     """Return how long caches move and keep links busy: a part for states and latency, and one for each token."""
     length = float(q.requests.input_len) if carrier_of(q).piece_s else 1.0  # pieces of a carrier are of many tokens
-    prompt = prompting_of(prompter(q), ClosedLoopLoad(1.0, length, 1.0), 1)[0].one_s if length > 1 else 0.0
-    ends = wire_of(q, both, 0), wire_of(q, both, length, prompt)
+    prompt = disaggregation.prompting_of(prompter(q), ClosedLoopLoad(1.0, length, 1.0), 1)[0].one_s if length > 1 else 0.0
+    ends = disaggregation.wire_of(q, both, 0), disaggregation.wire_of(q, both, length, prompt)
     none, all_ = (replace(wire, alone_s=wire.alone_s + wire.hidden_s) for wire in ends)  # what hides begins so much earlier
     of = {name: (float(getattr(none, name)), float(getattr(all_, name))) for name in ("alone_s", "out_s", "in_s", "hidden_s")}
     paces = {name: (once, (more - once) / length) for name, (once, more) in of.items()}
-    ranks = float(lone_ranks(q.model, q.plan))  # each has its own part of a worker's links
+    ranks = float(disaggregation.lone_ranks(q.model, q.plan))  # each has its own part of a worker's links
     return Moves(paces["alone_s"], paces["out_s"], (ranks * paces["in_s"][0], ranks * paces["in_s"][1]), paces["hidden_s"])
 
 
@@ -440,7 +437,7 @@ def _rules(q: Question, longest: int) -> Rules:
         rule = f"the longest request has {longest:,} tokens{beside}, and the KV cache of a replica holds {int(room):,}"
         raise Refusal.of(f"{rule}; more GPUs, smaller weights or shorter requests fit", kv_tokens=int(room))
     loading = float(prefix_loading_s(q, q.offered.prefix_hit_rate * q.requests.input_len))
-    ranks = float(q.plan.dp / lone_ranks(q.model, q.plan))
+    ranks = float(q.plan.dp / disaggregation.lone_ranks(q.model, q.plan))
     return replace(
         Rules.of(serves, tokens, int(min(seqs, places)), int(room) // block, block),
         states=states,
@@ -493,10 +490,10 @@ def check_single_load(q: Question) -> Question:
             several = option.part == "plan"
             rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
             raise Refusal(f"{name}: {rule}", name)
-    check_apart(q)
+    disaggregation.check_apart(q)
     if q.requests.disaggregated:
         ahead = settle(prompter(q).but(offered=OfferedRequests())).plan
-        check_pools(q, ahead, (q.requests.prefill_workers, q.requests.decode_workers))
+        disaggregation.check_pools(q, ahead, (q.requests.prefill_workers, q.requests.decode_workers))
     check_lengths(q)
     check_starts(q)
     if q.requests.kv_tokens is not None:

@@ -44,17 +44,10 @@ from commtax.rules.drafts import accepted_as, accepted_width, draft_notes, is_ac
 from commtax.rules.techniques import check_spread, is_on_already, on_by_default, on_since
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal, rule_of
-from commtax.verbs import requests_weighed
+from commtax.verbs import fit_advice, requests_weighed
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import price_closed_loop
-from commtax.verbs.fit_advice import (
-    changed_limits,
-    check_lengths,
-    default_limits_notes,
-    limit_costs,
-    limits_worth_changing,
-    with_limits,
-)
+from commtax.verbs.fit_advice import check_lengths
 from commtax.verbs.fitting import Fit, fit_of_step, holds, judge, judged_by_memory, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.kv_caches import check_weighed
@@ -191,7 +184,7 @@ def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]
 
 def why_start_is_lost(now: Question, without: Question) -> str:
     """Return why servers that start as they are do not without a setting, or ""."""
-    before, after = (default_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
+    before, after = (fit_advice.default_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
     return "" if before else "; ".join(after)
 
 
@@ -200,13 +193,13 @@ def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, floa
     judged = holds(judged_by_memory(q.plain()))
     if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
         return None
-    changes = limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
+    changes = fit_advice.limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
     if not changes:
         return None
-    roomier, served = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
+    roomier, served = judge(fit_advice.with_limits(judged.question, changes)), figures(q.but(**changes))
     gains = {name: served[name] for name in FIGURES}
-    option = flags(changed_limits(roomier, judged))
-    return SettingWorth(",".join(changes), option, fits=True, cost=limit_costs(roomier, judged), **gains)
+    option = flags(fit_advice.changed_limits(roomier, judged))
+    return SettingWorth(",".join(changes), option, fits=True, cost=fit_advice.limit_costs(roomier, judged), **gains)
 
 
 def _flag(q: Question, name: str, value: object) -> str:
