@@ -232,7 +232,10 @@ def _most_answered(layout: Layout, size: Size) -> float:
     """Return the most requests/s that a fleet answers: its copies alone, or the slower of its two kinds of workers."""
     if not layout.apart:
         return capacity(layout, size)
-    return min(count * alone for count, alone in zip(used_size(layout, size), _capacity_of_kinds(layout), strict=True))
+    one = layout.question.but(decode_workers=1, prefill_workers=1)
+    each = [one.but(tp=x.tp, dp=x.dp, ep=x.ep, prefill_tp=x.tp, prefill_dp=x.dp) for x in (one.plan, layout.ahead or one.plan)]
+    alone = _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")  # together they answer no more
+    return min(count * rate for count, rate in zip(used_size(layout, size), alone, strict=True))
 
 
 def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
@@ -240,13 +243,6 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
     if layout.apart and is_sampled(layout, size):
         return TOGETHER * _most_answered(layout, size) > rate
     return layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate
-
-
-def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
-    """Return the requests/s that a saturated worker of either kind answers. Together they answer no more."""
-    one = layout.question.but(decode_workers=1, prefill_workers=1)
-    each = [one.but(tp=x.tp, dp=x.dp, ep=x.ep, prefill_tp=x.tp, prefill_dp=x.dp) for x in (one.plan, layout.ahead or one.plan)]
-    return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
 def _overload(q: Question, most: float) -> float:

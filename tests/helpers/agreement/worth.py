@@ -219,7 +219,8 @@ def plans_tell_what_techniques_bring(rng: Random) -> str | None:
     sizes = {axis: int(getattr(rows, axis)[0]) for axis in ("tp", "pp", "dp", "ep")}
     lengths, limits = ("input_len", "output_len"), (goal["ttft_s"], goal["tpot_s"])
     load = {"concurrency": int(rows.concurrency[0]) // copies, "technique": told.techniques, **{x: goal[x] for x in lengths}}
-    loop = commtax.simulate(**asked, **sizes, **load, **{k: v for k, v in found.exchanges[int(rows.exchange[0])].stated.items() if v})
+    ways = {name: value for name, value in found.exchanges[int(rows.exchange[0])].stated.items() if value}
+    loop = commtax.simulate(**asked, **sizes, **load, **ways)
     rate = float(loop.tokens_per_s) * copies
     gain = rate / float(found.plans.tokens_per_s[found.recommended])
     if not math.isclose(rate, float(rows.tokens_per_s[0]), rel_tol=CLOSE) or not math.isclose(gain, told.gain, rel_tol=CLOSE):
