@@ -105,7 +105,7 @@ class ServingColumns(ColumnTable):
 
     @property
     def prefill_gpus(self) -> Array:
-        """Of workers for prompts alone."""
+        """GPUs of the workers for prompts alone."""
         return np.asarray(self.prefill_tp * self.prefill_dp * self.prefill_replicas)
 
     @property
@@ -209,12 +209,12 @@ class ServingPlans(SearchAnswer):
 
     @property
     def usual(self) -> OperatingPoint:
-        """Of the places, the one to start from where users wait."""
+        """The point to start from where users wait."""
         return next(point for point in self.places if point.name == USUAL)
 
     @property
     def answered(self) -> tuple[ServingColumns, int]:
-        """Return the plan that the answer names first: the recommended one, or that of the point to start from."""
+        """The plan that the answer names first: the recommended one, or that of the point to start from."""
         return (self.usual.plans, self.usual.recommended) if self.places else (self.plans, self.recommended)
 
     @property

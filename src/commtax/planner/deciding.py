@@ -105,7 +105,7 @@ class Settlement:
 
     @property
     def settled(self) -> bool:
-        """Return whether nothing that is measured will change it."""
+        """Whether nothing that is measured will change it."""
         return self.sure or not self.runs
 
 

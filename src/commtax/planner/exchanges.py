@@ -27,23 +27,23 @@ class ExpertExchange:
 
     @property
     def beside(self) -> bool:
-        """Return whether it is tried beside the engine's own way, which tells why plans are none."""
+        """Whether it is tried beside the engine's own way, which tells why plans are none."""
         return self.wide or self.dcp > 1 or bool(self.techniques)
 
     @property
     def title(self) -> str:
-        """Return how it is called, where it is tried beside the engine's own."""
+        """Name of an exchange that is tried beside the engine's own."""
         return (backend_called(self.backend).title or self.backend) if self.wide else ""
 
     @property
     def changes(self) -> dict[str, object]:
-        """As fields of a question."""
+        """The exchange as fields of a question."""
         sizes = {"ep_backend": self.backend, "redundant_experts": self.redundant, "dcp": self.dcp}
         return sizes | (changes_of(self.techniques) if self.techniques else {})
 
     @property
     def stated(self) -> dict[str, object]:
-        """… as far as they are not an engine's own ways."""
+        """The same without the engine's own ways."""
         wide = {"ep_backend": self.backend, "redundant_experts": self.redundant} if self.wide else {}
         return wide | ({"dcp": self.dcp} if self.dcp > 1 else {})
 

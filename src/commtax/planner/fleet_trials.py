@@ -82,8 +82,8 @@ class Trial:
 
     @property
     def distance(self) -> tuple[bool, float]:
-        """How far a fleet that does not hold is from holding, less is nearer: overloaded ones last, by the rate over what they
-        answer, for their times only grow with the run. Where nobody has looked at the capacity, no more than the distance is."""
+        """Distance of a fleet from holding, less is nearer: overloaded ones last, by the rate over what they answer, for their
+        times only grow with the run. Where the capacity was not computed, it is a lower bound."""
         most = SLACK * self.layout.throughput(*used_size(self.layout, self.size)) if isnan(self.capacity) else self.capacity
         rate = rate_of(self.layout.question)
         crowded = overloaded(rate, most, self.stretch)
@@ -111,7 +111,7 @@ class Trial:
 
     @property
     def money(self) -> Money:
-        """Return what it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
+        """What it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
         q, looked, tokens = self.layout.question, not isnan(self.capacity), float(counted_tokens(self.layout.question))
         answered = min(self.rate, self.capacity) if looked else self.rate
         used = self.rate / self.capacity if looked else None
@@ -140,7 +140,7 @@ class Trial:
 
     @property
     def able(self) -> float:
-        """Return the probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
+        """Probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
         if isnan(self.capacity) or (self.stretch == 1 and not self.sigma):
             return 1.0
         confidence = self.layout.question.goal.confidence
@@ -149,7 +149,7 @@ class Trial:
 
     @property
     def steps(self) -> Estimate:
-        """Return how long steps are over what is predicted."""
+        """How long steps are over what is predicted."""
         return Estimate(1.0, 1 / longest_step(self), longest_step(self))
 
 

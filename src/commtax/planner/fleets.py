@@ -80,7 +80,7 @@ class FleetPlans(Answer):
 
     @property
     def question(self) -> Question:
-        """Of the first cluster."""
+        """The question of the first cluster."""
         return self.questions[0]
 
     @property

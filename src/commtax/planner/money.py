@@ -42,12 +42,12 @@ class Money:
 
     @property
     def usd_per_million_tokens(self) -> float | None:
-        """As asked: GPUs that idle are paid all the same."""
+        """Price of a million tokens as requested: GPUs that idle are paid all the same."""
         return _usd_per_million(self.usd_per_hour, self.tokens_per_s)
 
     @property
     def full_usd_per_million_tokens(self) -> float | None:
-        """With as many requests as it answers within the limits."""
+        """Price of a million tokens with as many requests as it answers within the limits."""
         return _usd_per_million(self.usd_per_hour, self.full_tokens_per_s)
 
 

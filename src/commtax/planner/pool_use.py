@@ -34,7 +34,7 @@ class PoolUse(NamedTuple):
 
     @property
     def queues(self) -> bool:
-        """Return whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
+        """Whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
         return self.later > self.slower if self.prompts >= self.decoding else self.decoding * self.slower >= 1
 
 

@@ -258,7 +258,7 @@ class LoadGrid:
 
     @property
     def highest(self) -> float:
-        """Return the best that any of its plans reaches by the first score."""
+        """The best that any of its plans reaches by the first score."""
         score = next(_scores(self.of.question, self.points, np.ones(len(self.points))))[0]
         met = columns.worst_limit_ratio(self.of.question, self.points) <= 1
         return float(np.max(score, where=met, initial=-np.inf)) * self.counted

@@ -81,25 +81,25 @@ class SeveralPlans(Answer):
 
     @property
     def best(self) -> RankedPlan | None:
-        """Return the first of all."""
+        """The first of all."""
         return self.plans[0] if self.plans else None
 
     @property
     def recommended(self) -> RankedPlan | None:
-        """Return the plan to run: the first of what is recommended on each cluster."""
+        """The plan to run: the first of what is recommended on each cluster."""
         each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
         return next(iter(_rank_plans(each, self.objective)), None)
 
     @property
     def passed_over(self) -> RankedPlan | None:
-        """Return what would be the best of all, where something stands against it."""
+        """What would be the best of all, where something stands against it."""
         each = [RankedPlan(replace(a, plans=a.passed_over), 0) for a in self.answers if len(a.passed_over)]
         first = min(each, key=lambda one: _burden(one, self.objective), default=None)
         return first if first and self.best and _burden(first, self.objective) < _burden(self.best, self.objective) else None
 
     @property
     def beside(self) -> tuple[RankedPlan, ...]:
-        """Return what is recommended on each of the other clusters, best first."""
+        """What is recommended on each of the other clusters, best first."""
         each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
         return tuple(_rank_plans(each, self.objective)[1:])
 

@@ -97,7 +97,7 @@ class DecodeWorkers:
 
     @property
     def ranks(self) -> int:
-        """Of attention data parallelism."""
+        """Ranks of attention data parallelism."""
         return int(self.question.plan.dp)
 
     @property

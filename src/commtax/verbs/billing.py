@@ -145,7 +145,7 @@ class StepBill(Bill, Answer):
 
     @property
     def hfu(self) -> Number:
-        """As ``mfu`` with recomputed FLOPs counted too."""
+        """MFU with recomputed FLOPs counted too."""
         from commtax.cost.train_kernels import recomputed_flops
 
         q = self.question

@@ -131,7 +131,7 @@ class ClosedLoop(Answer):
 
     @property
     def decode_part_s(self) -> Number:
-        """Of TPOT, the decode step, for each token that it yields: as priced, and what a profile's runs tell beside."""
+        """The decode step's part of TPOT, per token that it yields: as priced, and what a profile's runs tell beside."""
         return self.steps.decode_s / self.question.techniques.per_step * (np.exp(self.learnt["tpot"].log) if self.learnt else 1.0)
 
     @property
@@ -141,7 +141,7 @@ class ClosedLoop(Answer):
 
     @property
     def prompts(self) -> Question:
-        """Of the workers that compute prompts."""
+        """The question of the workers that compute prompts."""
         return prompter(self.question) if self.apart else self.question
 
     @property
@@ -153,7 +153,7 @@ class ClosedLoop(Answer):
 
     @property
     def slopes(self) -> Mapping[str, Slopes]:
-        """How much each constant has to do with TPOT and TTFT."""
+        """Slopes of TPOT and TTFT over each constant."""
         return latency_slopes(self)
 
     @property

@@ -403,7 +403,7 @@ class Slo:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Those that there are, by field."""
+        """The finite limits, by field."""
         return {f.name: value for f in fields(self) if isfinite(value := getattr(self, f.name))}
 
     def share(self, o: RequestsInTime) -> float:

@@ -185,7 +185,7 @@ class Sample:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """That not all replicas were simulated."""
+        """A note that not all replicas were simulated."""
         if self.size == self.whole:
             return ()
         text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests"

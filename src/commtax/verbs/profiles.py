@@ -34,7 +34,7 @@ class ConstantDifference:
 
     @property
     def change(self) -> float | None:
-        """As a share of what it was."""
+        """The change as a share of what it was."""
         return None if self.before in (None, 0.0) or self.after is None else self.after / self.before - 1.0
 
 
@@ -300,7 +300,7 @@ class Foresight:
 
     @property
     def half_widths(self) -> Array:
-        """Of the 80 % ranges, as factors less 1."""
+        """Half widths of the 80 % ranges, as factors less 1."""
         return np.asarray(np.expm1(Z80 * self.sigma))
 
 

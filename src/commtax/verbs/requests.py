@@ -207,7 +207,7 @@ class RequestsInTime(Answer):
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last token."""
+        """Seconds from the first arrival to the last token."""
         return float(np.max(self.columns["done_s"]) - self.stream.arrival_s[0])
 
     @property
@@ -236,7 +236,7 @@ class RequestsInTime(Answer):
 
     @property
     def num_gpus(self) -> int:
-        """Of all workers of both kinds."""
+        """GPUs of all workers of both kinds."""
         plan, wanted = self.question.plan, self.question.requests
         if self.fleet.prompts is None:
             return int(plan.all_gpus)
