@@ -152,18 +152,15 @@ def best_of_types(answer: ServingPlans) -> Iterator[str]:
         behind = f" ({distance_words(answer, i, beside='tokens/s')})" if i else ""
         rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s{behind} at TTFT {format_seconds(rows.ttft_s[i])}"
         tpot = f" and TPOT {format_seconds(rows.tpot_s[i])}" if answer.question.requests.output_len > 1 else ""
-        yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {rate}{tpot}"
+        yield f"best in {dtypes[index] or 'its own type'}: {answer.workers(rows, i)}, {rate}{tpot}"
     for index in (index for index in range(len(dtypes)) if index not in first):
         lost = [r for r in answer.rejected if r.dtype == index]
-        yield f"none in {_name(dtypes[index])}: {f'{lost[-1].family} {lost[-1].reason}' if lost else 'no plan is good'}"
+        why = f"{lost[-1].family} {lost[-1].reason}" if lost else "no plan is good"
+        yield f"none in {dtypes[index] or 'its own type'}: {why}"
     model = answer.question.model
     stored = DTYPE_BYTES.get(model.quant.dtype if model.quant else model.dtype, 2.0)
     if smaller := [name for name in dtypes if name and DTYPE_BYTES.get(name, stored) < stored]:
         yield f"weights in {' and '.join(smaller)} change the model's answers: accuracy is not predicted"
-
-
-def _name(dtype: str) -> str:
-    return dtype or "its own type"
 
 
 Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]

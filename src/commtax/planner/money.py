@@ -114,8 +114,7 @@ def with_prices(put: Sequence[Question], usd: Prices) -> list[Question]:
         prices = [float(place.chip.usd_per_gpu_hour if (price := next(stated)) is None else price) for place in q.places]
         prices = prices if all(prices) else [0.0]  # half of a sum is no price
         priced.append(q.but(usd_per_gpu_hour=prices[-1], prefill_usd_per_gpu_hour=prices[0] if len(prices) > 1 else 0.0))
-    for q in priced:
-        check(q.goal)
+        check(priced[-1].goal)
     return priced
 
 

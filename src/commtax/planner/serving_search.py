@@ -209,9 +209,8 @@ def search_beside(pools: Sequence[Roomy], earlier: ServingColumns, counted: Arra
     best = list(_best_scores(pools[0].question, earlier)) if pools else []
     for grid in grids:
         grid.raise_bests(best, grid.rows, grid.points)
-    inner = dict[int, list[ServingColumns]]()
-    for i in sorted(range(len(grids)), key=lambda i: -grids[i].highest):  # the best first: it leaves little to the others
-        inner[i] = list(grids[i].between(grids[i].bars_beside(best), best))
+    ranked = sorted(range(len(grids)), key=lambda i: -grids[i].highest)  # the best first: it leaves little to the others
+    inner = {i: list(grids[i].between(grids[i].bars_beside(best), best)) for i in ranked}
     for i, grid in enumerate(grids):
         yield from (grid.points, *inner[i])
 
@@ -323,13 +322,9 @@ def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Arra
 def grid_of(room: Array, fineness: int = COARSE) -> tuple[Array, Array, Array]:
     """Return (plan, clients, whether it is the plan's last) of a grid of so many loads per doubling, up to each plan's room."""
     steps = unique_values(np.round(2 ** (np.arange(20 * fineness + 1) / fineness)).astype(int))
-    rows, load = [], []
-    for plan_, most in enumerate(room.tolist()):
-        clients = np.append(steps[steps < most], most)
-        rows.append(np.full(len(clients), plan_))
-        load.append(clients)
-    flat = np.concatenate(rows)
-    return flat, np.concatenate(load), np.append(flat[1:] != flat[:-1], True)
+    loads = [np.append(steps[steps < most], most) for most in room.tolist()]
+    rows = np.repeat(np.arange(len(loads)), list(map(len, loads)))
+    return rows, np.concatenate(loads), np.append(rows[1:] != rows[:-1], True)
 
 
 def _best_each(rows: Array, score: Array, count: int) -> Array:
