@@ -340,7 +340,7 @@ def points(text: str) -> tuple[str, tuple[float, ...]]:
         raise Refusal.of("write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", sweep=text[:60])
     ends = rest.split(":")
     numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
-    numbers = list(_values_between(*numbers, name)) if len(ends) == 2 else numbers
+    numbers = list(_values_between(numbers[0], numbers[1], name)) if len(ends) == 2 else numbers
     if len(numbers) > MOST_POINTS:
         raise Refusal(f"sweep: {len(numbers)} values, and at most {MOST_POINTS} are simulated", "sweep", (MOST_POINTS,))
     return name, tuple(sorted(dict.fromkeys(numbers)))
