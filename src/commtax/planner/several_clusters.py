@@ -117,12 +117,7 @@ class SeveralPlans(Answer):
 
 
 def plan_several(
-    model: str | Model,
-    clusters: Sequence[str | Cluster],
-    *,
-    objective: str = "",
-    usd_per_gpu_hour: Prices = None,
-    **options: Any,
+    model: str | Model, clusters: Sequence[str | Cluster], *, objective: str = "", usd_per_gpu_hour: Prices = None, **options: Any
 ) -> SeveralPlans:
     """Plan on each of several clusters, with the options of ``plan``, and rank the plans of all together by the objective.
 

@@ -345,12 +345,7 @@ def run_requests(q: Settled, watch: Callable[[ServingRun], None] | None = None) 
     _check_steps(stream, fleet)
     ran = run(stream, fleet, q.offered.prefix_hit_rate, watch)
     ahead = prompter(q) if q.requests.disaggregated else q
-    load_notes = (
-        *length_notes(q, stream),
-        *prefix_notes(ahead),
-        *pool_notes(q),
-        *default_limits_notes(q, longest_of(stream)),
-    )
+    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *default_limits_notes(q, longest_of(stream)))
     notes = (*sample.notes, *q.notes, *draft_notes(q), *link_notes(q), *stream.notes, *load_notes)
     answer = RequestsInTime(q, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:

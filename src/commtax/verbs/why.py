@@ -343,11 +343,7 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     scaled = tuple(float(s) for s in scaled_s(x.item, chosen, q.engine, settings))
     prompts = float(x.each_s) / sum(scaled) if sum(scaled) and q.engine.paces.pace_prompt_steps != 1 else 1.0
     latency, wire = (prompts * s for s in scaled)
-    factors: tuple[Factor, ...] = (
-        ("reduce_share", all_reduce_share(x.item, q.engine)),
-        *paces,
-        ("pace_prompt_steps", prompts),
-    )
+    factors: tuple[Factor, ...] = (("reduce_share", all_reduce_share(x.item, q.engine)), *paces, ("pace_prompt_steps", prompts))
     if q.trains and x.item.whole_axis == "dp":
         factors += (("gather_rate", q.engine.trains.gather_rate),)
     ranks, domains = float(x.item.ranks), float(where.domains)
