@@ -12,7 +12,7 @@ from commtax.catalog.techniques import technique
 from commtax.cost.caches import hidden_s, loading_s, pieces_sent
 from commtax.statement import Refusal
 from commtax.verbs.disaggregation import Disaggregation, cache_bytes, wire_of
-from commtax.verbs.kv_caches import break_even, prefix_return
+from commtax.verbs.prefix_tiers import break_even, prefix_return
 from commtax.verbs.settling import ask
 
 CARRIERS = ("", "nixl", "mooncake", "nccl")

@@ -276,7 +276,7 @@ def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
         cut = f"{int(np.ceil(wanted / most))} chunks of {most:,}"
         yield Note("chunks", f"{q.engine.key} would run these {wanted:,.0f} tokens in {cut}; one step is priced")
     if q.techniques.kv_tier and np.ndim(q.context) == 0 and q.context:
-        from commtax.verbs.kv_caches import prefix_note  # not for those whose prefixes lie at hand
+        from commtax.verbs.prefix_tiers import prefix_note  # not for those whose prefixes lie at hand
 
         yield prefix_note(q, float(q.context))
     if copies_cache(q) and q.phase != "prefill":

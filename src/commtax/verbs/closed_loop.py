@@ -37,8 +37,9 @@ from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_o
 from commtax.verbs.fit_advice import check_lengths, default_limits_notes, why_it_does_not_start
 from commtax.verbs.fitting import reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
-from commtax.verbs.kv_caches import cache_tokens, prefix_loading_s, prefix_notes
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.loads import lengths_note
+from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
 from commtax.verbs.steps import chunk_tokens, decode_workload, padding_notes, prompt_work, spread_s, step_bill
 

@@ -41,8 +41,9 @@ from commtax.verbs.disaggregation import Disaggregation, pool_notes, prompter
 from commtax.verbs.fit_advice import check_lengths, check_starts, default_limits_notes
 from commtax.verbs.fitting import block_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import ServeOptions
-from commtax.verbs.kv_caches import cache_tokens, prefix_loading_s, prefix_notes
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.loads import PROMPTS, first_requests, length_notes, longest_of, serving_sample, split, stream_of
+from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, link_notes, resolve_question, settle, terms_of
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, step_bill
 

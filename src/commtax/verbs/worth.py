@@ -50,8 +50,8 @@ from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.fit_advice import check_lengths
 from commtax.verbs.fitting import Fit, fit_of_step, holds, judge, judged_by_memory, step_limits
 from commtax.verbs.keywords import WorthOptions
-from commtax.verbs.kv_caches import check_weighed
 from commtax.verbs.loads import LOADS
+from commtax.verbs.prefix_tiers import check_weighed
 from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
 from commtax.verbs.settling import Settled, resolve_question, settle
 from commtax.words import flags
