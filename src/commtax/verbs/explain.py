@@ -229,19 +229,17 @@ def tries(b: StepBill) -> Iterator[Counterfactual]:
         if size:  # experts follow tp, as engines tie them to tp x dp
             yield _try(code, f"tp {size}", note, tp=size, ep=size * int(q.plan.dp) if q.plan.ep > 1 else 1)
     yield from attention_layouts(q)
-    if any(x.via == "custom" for x in b.items) and q.cluster.chip.family != "cpu":
-        yield _try("nccl", "NCCL only", "custom all-reduce disabled", library="nccl")
-    if not q.techniques.fused_reduce:
-        yield _try("fused", "fused all-reduce", "with residual and norm, in one kernel", fused_reduce="auto")
-    if not what_if.eager and q.engine.sends.graph_sizes:
-        yield _try("eager", "eager", "no CUDA graphs", eager=True)
-    if what_if.eager:
-        yield _try("graphs", "CUDA graphs", eager=False)
-    if not q.plan.weights_dtype and not q.model.quant:
-        yield _try("fp8", "fp8 weights", weights_dtype="fp8")
-    if q.speculative:
-        yield _try("plain", "no drafted tokens", speculative=0)
-    other = "prefill" if q.phase == "decode" else "decode"
+    custom, other = any(x.via == "custom" for x in b.items), "prefill" if q.phase == "decode" else "decode"
+    in_one = "with residual and norm, in one kernel"
+    applied = (
+        (custom and q.cluster.chip.family != "cpu", _try("nccl", "NCCL only", "custom all-reduce disabled", library="nccl")),
+        (not q.techniques.fused_reduce, _try("fused", "fused all-reduce", in_one, fused_reduce="auto")),
+        (not what_if.eager and q.engine.sends.graph_sizes, _try("eager", "eager", "no CUDA graphs", eager=True)),
+        (what_if.eager, _try("graphs", "CUDA graphs", eager=False)),
+        (not q.plan.weights_dtype and not q.model.quant, _try("fp8", "fp8 weights", weights_dtype="fp8")),
+        (q.speculative, _try("plain", "no drafted tokens", speculative=0)),
+    )
+    yield from (one for applies, one in applied if applies)
     note = f"the same batch and length as a {other} step"
     yield _try("phase", f"{other} instead", note, phase=other, speculative=0, images=0)
 
@@ -268,21 +266,19 @@ def _try(code: str, what: str, note: str = "", **changes: object) -> Counterfact
 def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     q, plan, axes = b.question, b.question.plan, b.async_axes
     beside_dp, beside_tp, _, beside_ep, _ = (axis in axes for axis in TAXES)
-    yield _try("bandwidth", "network and links x 2", bandwidth_scale=q.what_if.bandwidth_scale * 2)
-    if b.exposed_comm_s and beside_dp:
-        yield _try("exposed", "nothing overlapped", async_axes=())
-    if plan.tp > 1 and not plan.sequence_parallel:
-        yield _try("sequence-parallel", "sequence parallel", sequence_parallel=True)
-    if plan.tp > 1 and plan.sequence_parallel and not beside_tp:
-        yield _try("async-tp", "async tp", "products cut into pieces", async_axes=(*axes, "tp"))
-    if plan.ep > 1 and not beside_ep:
-        yield _try("async-ep", "async ep", "dispatch beside the experts of another microbatch", async_axes=(*axes, "ep"))
-    for kind in ("none", "selective", "full"):
-        if kind != plan.recompute:
-            yield _try(f"{RECOMPUTE}{kind}", f"recompute {kind}", recompute=kind)
-    if plan.pp > 1 and plan.schedule == "1f1b":
-        yield _try("interleaved", "interleaved, 2 chunks", schedule="interleaved", chunks=2)
-        yield _try("zb-h1", "zero-bubble zb-h1", schedule="zb-h1")
+    pieces, dispatch = "products cut into pieces", "dispatch beside the experts of another microbatch"
+    piped, kinds = plan.pp > 1 and plan.schedule == "1f1b", ("none", "selective", "full")
+    applied = (
+        (True, _try("bandwidth", "network and links x 2", bandwidth_scale=q.what_if.bandwidth_scale * 2)),
+        (b.exposed_comm_s and beside_dp, _try("exposed", "nothing overlapped", async_axes=())),
+        (plan.tp > 1 and not plan.sequence_parallel, _try("sequence-parallel", "sequence parallel", sequence_parallel=True)),
+        (plan.tp > 1 and plan.sequence_parallel and not beside_tp, _try("async-tp", "async tp", pieces, async_axes=(*axes, "tp"))),
+        (plan.ep > 1 and not beside_ep, _try("async-ep", "async ep", dispatch, async_axes=(*axes, "ep"))),
+        *((kind != plan.recompute, _try(f"{RECOMPUTE}{kind}", f"recompute {kind}", recompute=kind)) for kind in kinds),
+        (piped, _try("interleaved", "interleaved, 2 chunks", schedule="interleaved", chunks=2)),
+        (piped, _try("zb-h1", "zero-bubble zb-h1", schedule="zb-h1")),
+    )
+    yield from (one for applies, one in applied if applies)
     tp, dp = int(plan.tp), int(plan.dp)
     if tp > 1:
         yield from _trade_tp_for_dp(q, "narrower", tp // 2, dp * 2)
