@@ -22,8 +22,6 @@ from commtax.verbs.requests_weighed import loop_around, requests_served
 from commtax.verbs.settling import changed
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))  # what-ifs that leave kernels and host as they are
-
-
 LAYOUTS = {"tensor-attention": "without data-parallel attention", "data-attention": "with data-parallel attention"}
 """What-ifs of attention, and their words."""
 SMALL = 0.05  # share of a step up to which communication, or what would shorten it, is no news
