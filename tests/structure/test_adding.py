@@ -113,6 +113,27 @@ def test_a_link_is_its_file(folder):
     assert commtax.bill("llama-3.1-8b", place, tp=16).step_s > 0
 
 
+def test_a_chip_with_a_library_of_its_own_is_five_files_of_data(folder):
+    """Its maker, chip, link, kernels and library; no line of code names any of them."""
+    makers, kernels = folder / "makers.toml", folder / "kernels" / "new-family.toml"
+    makers.write_text(makers.read_text() + '\n[new-maker]\nlinks = ["new-link"]\nlibrary = "new-library"\n')
+    kernels.write_text('key = "new-family"\nlike = "generic"\nmeasured_on = []\n')
+    copied = {"chips": ("h100-sxm", "new-chip"), "links": ("nvlink4", "new-link"), "libraries": ("gloo", "new-library")}
+    for kind, (old, new) in copied.items():
+        renamed(folder / kind / f"{old}.toml", old, new)
+    link, chip = folder / "links" / "new-link.toml", folder / "chips" / "new-chip.toml"
+    link.write_text(link.read_text().replace('kind = "nvlink"', 'kind = "new-link"'))
+    changed = {'vendor = "nvidia"': 'vendor = "new-maker"', 'family = "hopper"': 'family = "new-family"', '"nvlink4"': '"new-link"'}
+    text = chip.read_text()
+    for old, new in changed.items():
+        assert old in text
+        text = text.replace(old, new)
+    chip.write_text(text)
+    assert commtax.expect("all-reduce", "8xnew-chip", nbytes=2**20, library="new-library").seconds > 0
+    assert commtax.bill("llama-3.1-8b", "8xnew-chip", tp=8).step_s > commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8).step_s
+    assert commtax.plan("llama-3.1-8b", "8xnew-chip").plans
+
+
 def test_an_engine_of_known_habits_is_its_file(folder):
     renamed(folder / "engines" / "vllm.toml", "vllm", "new-engine")
     old, new = (commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, engine=name) for name in ("vllm", "new-engine"))

@@ -1,4 +1,4 @@
-"""English of the source: names that say what they hold, and first lines that begin with the verb. docs/glossary.md decides words."""
+"""English of the source: names that say what they hold, and first lines that begin with the verb. The glossary decides words."""
 
 import ast
 import re
