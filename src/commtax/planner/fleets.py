@@ -27,8 +27,7 @@ from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recom
 from commtax.planner.fleet_trials import Task, Trial, rate_of
 from commtax.planner.layouts import Layout, all_requests, lengths_of_run, limit_name
 from commtax.planner.money import Prices, with_prices
-from commtax.planner.pool_use import admitted_sequences
-from commtax.planner.reasons import dtype_words
+from commtax.planner.reasons import admitted_sequences, dtype_words
 from commtax.planner.serving_search import usual_lengths
 from commtax.planner.several_clusters import leaders_of_ranking
 from commtax.question import CONFIDENCE, EVEN, Changes, Question

@@ -1,16 +1,24 @@
-"""Why a plan stands where it stands, and why families of plans lost: illegal, too large, too slow, or behind the winner."""
+"""Why a plan stands where it stands, why families of plans lost (illegal, too large, too slow, or behind the winner), and how full
+both pools of a plan are.
+
+A pool that is nearly full answers a small error with a long queue: requests wait longer by more than their prompts take longer.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isinf
+from typing import NamedTuple
 
 import numpy as np
 
 from commtax.arrays import Array, unique_values
 from commtax.catalog.hardware import is_catalogued
+from commtax.cost.network import disaggregated_means, flow
 from commtax.judgement.confidence import percent
+from commtax.judgement.engine_limits import sequences_to_admit
 from commtax.judgement.leading import LATE, SLOW, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
 from commtax.judgement.margins import is_close, margin
+from commtax.ledger import Z80
 from commtax.planner.columns import (
     Rejected,
     ServingColumns,
@@ -22,7 +30,6 @@ from commtax.planner.columns import (
     standing_of,
 )
 from commtax.planner.money import asks_for_dollars, paid, training_money
-from commtax.planner.pool_use import pool_words
 from commtax.planner.ranking import KINDS, TRAINED, family, kinds, leading_count, share_hosts, training_kinds
 from commtax.planner.space import Space, surely
 from commtax.question import Question
@@ -32,10 +39,11 @@ from commtax.spec import Plan
 from commtax.statement import Note
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
 from commtax.verbs.billing import StepBill
+from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.disaggregation import UNCHECKED as UNCHECKED_POOLS
 from commtax.verbs.explain import verdict
 from commtax.verbs.fit_advice import lack_words
-from commtax.verbs.fitting import holds, judged_by_memory
+from commtax.verbs.fitting import holds, judged_by_memory, step_limits
 from commtax.verbs.settling import describe_layout, replan
 from commtax.words import words
 
@@ -542,3 +550,64 @@ def _faster_words(answer: TrainPlans, i: int, j: int) -> str:
     usd = f" and {format_money(theirs.usd - ours.usd)}" if ours.usd is not None and theirs.usd is not None else ""
     saved = f"{format_duration((theirs.days - ours.days) * DAY_S)}{usd} less for {format_tokens(q.goal.train_tokens)} tokens"
     return f"{float(rows.step_s[j] / rows.step_s[i]) - 1:.1%} more tokens/s ({saved})"
+
+
+FULL = 0.995
+
+
+class PoolUse(NamedTuple):
+    """Load of each pool, as a share of its limit, and the effect of prompts at the long end of their 80 % range."""
+
+    prompts: float
+    decoding: float
+    slower: float  # a prompt's step there, over what is predicted …
+    later: float  # … and TTFT then, over what is predicted
+
+    @property
+    def queues(self) -> bool:
+        """Whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
+        return self.later > self.slower if self.prompts >= self.decoding else self.decoding * self.slower >= 1
+
+
+def admitted_sequences(searched: ServingPlans, rows: ServingColumns, i: int) -> int:
+    """Return the sequences that each rank of row ``i`` may run at once, as requested if so, or 0 for the engine's own limit. More
+    sequences lengthen TPOT, so they are limited where a full rank would break its limit."""
+    put = searched.put(rows, i)
+    if put.limits.max_num_seqs:
+        return put.limits.max_num_seqs
+    ranks, most = int(rows.replicas[i] * rows.dp[i]), step_limits(put)[1]
+    crowd = searched.simulation(rows, i, clients=most * ranks)
+    crowded = bool(surely(crowd, "tpot_s") > searched.question.goal.tpot_s)
+    return sequences_to_admit(int(rows.concurrency[i]), ranks, most, crowded, put.engine.sends.graph_sizes)
+
+
+def pool_use(loop: ClosedLoop) -> PoolUse:
+    """Return how full both pools are at a load."""
+    assert loop.apart
+    net, passed = loop.apart.net, loop.apart.passed
+    assert net
+    assert passed
+    slower, prompting = np.exp(Z80 * loop.bills[1].sigma), net.prompting
+    late = replace(net, prompting=replace(prompting, one_s=slower * prompting.one_s, more_s=slower * prompting.more_s))
+    later = disaggregated_means(late, flow(late), loop.question.engine).ttft_s / loop.served.ttft_s
+    shares = (passed.per_s / most for most in (prompting.most_per_s(np.inf), net.limits[2]))
+    return PoolUse(*map(float, (*shares, slower, later)))
+
+
+def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[Note]:
+    """Yield which pool of row ``i`` fills up first, where it is so full that requests queue."""
+    if not rows.mode[i]:
+        return
+    admitted = admitted_sequences(answer, rows, i)
+    use = pool_use(replace(answer, question=answer.question.but(max_num_seqs=admitted)).simulation(rows, i))
+    if not use.queues:
+        return
+    ahead = use.prompts >= use.decoding
+    most, least = max(use.prompts, use.decoding), min(use.prompts, use.decoding)
+    pool, other = ("prompt", "decode") if ahead else ("decode", "prompt")
+    fills = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
+    limit = words("pool-limit", admitted=admitted) if admitted else ""
+    ttft_s, late_s = float(rows.ttft_s[i]), use.later * float(rows.ttft_s[i])
+    beyond = ", over the limit" if ttft_s <= answer.question.goal.ttft_s < late_s else ""
+    late = f"; if prompts took {use.slower - 1:.0%} longer, within their 80% range, TTFT would be {format_seconds(late_s)}{beyond}"
+    yield words("pool-fills", pool=pool, fills=fills, other=other, least=least, limit=limit, late=late if ahead else "")

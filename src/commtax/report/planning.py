@@ -25,7 +25,6 @@ from commtax.planner.columns import (
     power,
 )
 from commtax.planner.money import asks_for_dollars
-from commtax.planner.pool_use import pool_words
 from commtax.planner.ranking import FAMILY, KINDS, kinds
 from commtax.planner.reasons import (
     TITLES,
@@ -36,6 +35,7 @@ from commtax.planner.reasons import (
     dtype_words,
     missed_times,
     odds,
+    pool_words,
     role_words,
 )
 from commtax.planner.serving_search import power_margin
