@@ -18,8 +18,8 @@ import numpy as np
 from fitting import LIBRARIES, READ_BY_US, Array, Descent, collective_rows, miss
 
 from commtax_lab.published.collective_rows import even_power, question
+from commtax_lab.published.scoring.predicting import curve_seconds
 from commtax_lab.published.tables import dicts, read
-from commtax_lab.scoring.predicting import curve_seconds
 
 NAMES = ("launch_s", "hop_s", "extra_s", "each_s", "sqrt_s", "copied", "bandwidth_Bps")
 DESCENT = Descent(scale=0.015, rounds=25, slope=1e-2)

@@ -24,7 +24,7 @@ from commtax.verbs.fitting import step_limits
 from commtax.verbs.loads import stream_of
 from commtax.verbs.requests import steps_of
 from commtax.verbs.settling import settle
-from commtax_lab.scoring.open_loop import question_of
+from commtax_lab.published.scoring.open_loop import question_of
 
 DRAWN = 1500  # requests whose lengths stand for all
 MOMENTS = 400

@@ -22,8 +22,8 @@ from commtax import catalog
 from commtax.spec import Chip, KernelConstants
 from commtax_lab.published import kernel_tables
 from commtax_lab.published.kernel_kinds import KINDS
+from commtax_lab.published.scoring import kernel_scores
 from commtax_lab.published.tables import read
-from commtax_lab.scoring import kernel_scores
 
 TABLES = {  # a file of constants: the chip and the tables that it is fitted on
     "ampere": ("a100-80-sxm", "kernels/a100_sxm"),

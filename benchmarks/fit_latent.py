@@ -24,8 +24,8 @@ from commtax.cost.layer_forms import EAGER
 from commtax.spec import Chip
 from commtax.statement import Refusal
 from commtax_lab.published.kernel_kinds.modules import SOURCES
+from commtax_lab.published.scoring.kernel_scores import overlap_launches
 from commtax_lab.published.spellings import dtype_named
-from commtax_lab.scoring.kernel_scores import overlap_launches
 
 MOST = 1200
 FIXED = ("both",)

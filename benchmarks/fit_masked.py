@@ -12,7 +12,7 @@ import numpy as np
 from fitting import Array, KernelGroup, kernel_groups
 
 from commtax import catalog
-from commtax_lab.scoring.kernel_scores import price_kernels
+from commtax_lab.published.scoring.kernel_scores import price_kernels
 
 SYSTEMS, TAIL, ENGINE = ("h100_sxm", "l40s"), "msa_context_module", "trtllm"
 NAMES = ("t0", "head", "wp", "wh")

@@ -23,8 +23,8 @@ from commtax.verbs.settling import settle
 from commtax_lab.published import open_loop
 from commtax_lab.published.open_loop import OpenLoopRun
 from commtax_lab.published.rows import Row
+from commtax_lab.published.scoring.open_loop import question_of
 from commtax_lab.published.tables import folder_tables
-from commtax_lab.scoring.open_loop import question_of
 
 START = {"host_s": 1e-3, "host_s_per_doubling": 1e-4, "host_s_per_seq": 5e-6, "request_s": 5e-3, "launch_s": 2e-5}
 RATES = ("fp8_rate", "fp4_rate", "experts_rate")

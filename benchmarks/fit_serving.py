@@ -10,8 +10,8 @@ hardware do neither. A prediction knows no publisher.
 Then every engine, chip, family, publisher and file is left out in turn, all runs of the others fitted again (around the full
 fit), and what was left out predicted. From those errors come the ranges of ``catalog/transfer.toml``; whether they hold is judged
 on each group with widths from the other groups. ``--write`` writes ``catalog/transfer.toml``,
-the laboratory's ``scoring/transfer.toml`` and the times of engines and versions in ``catalog/engines``; with ``--engine NAME``,
-which fits the runs of one engine alone, only that engine's times.
+the laboratory's ``published/scoring/transfer.toml`` and the times of engines and versions in ``catalog/engines``; with
+``--engine NAME``, which fits the runs of one engine alone, only that engine's times.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from commtax.verbs.closed_loop import simulate
 from commtax.verbs.settling import resolve_question, settle, terms_of
 from commtax_lab.published import step_rows
 from commtax_lab.published.rows import publisher
+from commtax_lab.published.scoring.excluded_rows import holds_weights, least_s
+from commtax_lab.published.scoring.serving_scores import floor
 from commtax_lab.published.serving_rows import distinct_rows, may_draft, may_fit, measured_means, question
 from commtax_lab.published.tables import Table
 from commtax_lab.published.tables import read as read_table
-from commtax_lab.scoring.floors import holds_weights, least_s
-from commtax_lab.scoring.serving_scores import floor
 
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
 STEP_ARRAYS = ("tp", "dp", "ep", "batch", "context", "prompts", "prompt_len")
@@ -477,7 +477,7 @@ def main() -> None:
     if asked.write:
         write_times(engine_times(pool, x))
         write("catalog/transfer.toml", transfer_lines(sigmas(pool, errors, left), pool.groups))
-        write("../../laboratory/commtax_lab/scoring/transfer.toml", board_lines(rows))
+        write("../../laboratory/commtax_lab/published/scoring/transfer.toml", board_lines(rows))
 
 
 if __name__ == "__main__":

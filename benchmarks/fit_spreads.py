@@ -2,7 +2,7 @@
 
 Takes rows that were not fitted, by library and place (or by kind of kernel, chip family and number format), and writes the
 82nd percentile of |ln(predicted / measured)| as a factor into ``catalog/libraries`` and the laboratory's
-``scoring/spreads.toml``. A little more than 80 % because rows of other hosts than these will lie further off.
+``published/scoring/spreads.toml``. A little more than 80 % because rows of other hosts than these will lie further off.
 
 Collectives answer for sources that nobody fitted: across hosts each source's residuals come from constants that were fitted
 without it (``fit_network``), inside hosts the width is that of the tables that no constant was fitted on, or of the sizes left
@@ -27,11 +27,11 @@ from commtax.catalog.foreign_names import find_chip_name
 from commtax.files import MiB
 from commtax.verbs.expecting import expect
 from commtax_lab.published.kernel_kinds import KINDS
+from commtax_lab.published.scoring import check
+from commtax_lab.published.scoring.prediction_columns import Records, join_records
 from commtax_lab.published.tables import folder_tables
-from commtax_lab.scoring import check
-from commtax_lab.scoring.prediction_columns import Records, join_records
 
-SPREADS = Path(commtax_lab.__file__).parent / "scoring" / "spreads.toml"
+SPREADS = Path(commtax_lab.__file__).parent / "published" / "scoring" / "spreads.toml"
 QUANTILE = 0.82
 OF_LIBRARY = {"nccl": ("nccl", "rccl"), "vllm": ("vllm",), "sglang": ("sglang",), "trtllm": ("trtllm",)}
 LEAST = 6  # rows that a width needs

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from commtax_lab.published.scoring.technique_misses import covered_share, left_out, misses
+from commtax_lab.published.scoring.technique_scores import score_row
 from commtax_lab.published.technique_rows import held_out, read_technique_rows, technique_readings
-from commtax_lab.scoring.technique_misses import held_share, left_out, misses
-from commtax_lab.scoring.technique_scores import score_row
 
 
 def main() -> None:
@@ -24,9 +24,8 @@ def main() -> None:
         own = [one for one in found if one.kind == kind]
         fitted = left_out(own)
         sources = len({one.source for one in own})
-        print(
-            f"[{kind}]  # {sources} sources, {len(own)} rows; {fitted.held:.0%} where left out, {held_share(own, fitted):.0%} here"
-        )
+        shares = f"{fitted.coverage:.0%} where left out, {covered_share(own, fitted):.0%} here"
+        print(f"[{kind}]  # {sources} sources, {len(own)} rows; {shares}")
         print(f"least = {fitted.least:.3g}\nshare = {fitted.share:.3g}\n")
 
 

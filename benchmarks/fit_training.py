@@ -18,7 +18,7 @@ import numpy as np
 from fitting import Array
 from training_fits import Constant, Run, Values, runs_of, search, tell_left_out, told
 
-from commtax_lab.published import training_rows
+from commtax_lab.published import training
 from commtax_lab.published.rows import cell
 from commtax_lab.published.tables import Table
 from commtax_lab.published.tables import read as read_table
@@ -136,7 +136,7 @@ def fit_without_chip(chip: str, runs: Sequence[Run]) -> Values:
 
 
 def runs_in(path: Path) -> list[Run]:
-    rows = training_rows.whole_rows(Table(path.name, "training_runs", *read_table(path), folder=path.parent).dicts())
+    rows = training.whole_rows(Table(path.name, "training_runs", *read_table(path), folder=path.parent).dicts())
     return list(runs_of(rows, lambda engine: engine.startswith(ENGINE)))
 
 

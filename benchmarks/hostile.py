@@ -94,7 +94,7 @@ def _import_everything() -> None:
     import commtax
 
     for module in pkgutil.walk_packages(commtax.__path__, "commtax."):
-        if not module.name.startswith(("commtax_lab.measure", "commtax_lab.study")) and not module.name.endswith("__main__"):
+        if not module.name.startswith("commtax_lab.measure") and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     for name in ("matplotlib.backends.backend_svg", "matplotlib.pyplot", "rich.table"):
         with contextlib.suppress(ImportError):

@@ -170,8 +170,8 @@ def _profiles(folder: Path) -> None:
 def _experiment(folder: Path) -> None:
     """The document of a finished study, made from runs that are made up."""
     from commtax import catalog
-    from commtax_lab.study.findings import Prices, analyse, answers
-    from commtax_lab.study.recipe import StudyRun
+    from commtax_lab.measure.study.findings import Prices, analyse, answers
+    from commtax_lab.measure.study.recipe import StudyRun
 
     names = ("recipe", "version", "profile", "cluster")
     facts: dict[str, Any] = {

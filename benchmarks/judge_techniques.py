@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from commtax_lab.published.technique_rows import TechniqueReadings, held_out, read_technique_rows, technique_readings
-from commtax_lab.scoring.technique_scores import (
+from commtax_lab.published.scoring.technique_scores import (
     COUNTED,
     ScoredFlip,
     ScoredTechnique,
@@ -23,6 +22,7 @@ from commtax_lab.scoring.technique_scores import (
     share_right,
     sign_is_right,
 )
+from commtax_lab.published.technique_rows import TechniqueReadings, held_out, read_technique_rows, technique_readings
 
 PAGE = Path(__file__).parents[1] / "docs" / "techniques.md"
 TABLE = "techniques.csv"

@@ -27,8 +27,8 @@ from commtax.cost.kernels import STAND_INS
 from commtax.ledger import Z80
 from commtax.spec import Chip, KernelConstants
 from commtax_lab.published import kernel_tables as kernel_tables
+from commtax_lab.published.scoring import kernel_scores
 from commtax_lab.published.tables import read
-from commtax_lab.scoring import kernel_scores
 
 KIN = {"b300-sxm": ("b300-sxm", "kernels_more/b300_sxm"), "gb200": ("gb200", "kernels_more/gb200")}
 """Chips that B200's constants price."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from commtax_lab.published.kernel_tables import KernelTable, kind_of, tables_of_file
-from commtax_lab.scoring.parts import UNLIKE, ShapeGroup, groups
+from commtax_lab.published.scoring.parts import UNLIKE, ShapeGroup, groups
 
 FOLDERS = ("kernels", "kernels_more")
 LEAST = 4  # rows of a group that is judged

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from commtax_lab.published.scoring import check
 from commtax_lab.published.tables import dicts, read
-from commtax_lab.scoring import check
 
 METRICS = ("e2e_mean", "ttft_mean")
 Row = Mapping[str, str]

@@ -43,7 +43,7 @@ def transfer_lines(widths: Mapping[str, Mapping[str, Mapping[str, float]]], grou
 
 
 def board_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The laboratory's ``scoring/transfer.toml``."""
+    """The laboratory's ``published/scoring/transfer.toml``."""
     yield "# Errors and ranges at home and abroad (benchmarks/fit_serving.py): each engine, chip, family, publisher, file left out."
     for row in rows:
         yield "\n[[fold]]"

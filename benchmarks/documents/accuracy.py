@@ -16,10 +16,9 @@ from html import escape
 from pathlib import Path
 from textwrap import wrap
 
-from commtax_lab.report.validation import figure_cells, limit_text, plot_kinds, quantity, value_text
-from commtax_lab.scoring import Report, check
-from commtax_lab.scoring.scoreboard import ScoreLine, score_lines, transfer_folds
-from commtax_lab.scoring.statistics import groups, skipped_reasons, worst_misses
+from commtax_lab.cli.validate import figure_cells, limit_text, plot_kinds, quantity, value_text
+from commtax_lab.published.scoring import Report, check
+from commtax_lab.published.scoring.statistics import ScoreLine, groups, score_lines, skipped_reasons, transfer_folds, worst_misses
 
 DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"
@@ -45,10 +44,10 @@ def scoreboard(lines: list[ScoreLine]) -> Iterable[str]:
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
     part = ""
     for line in lines:
-        if line.found:
+        if line.errors:
             yield (
                 f"| {'' if line.part == part else f'**{line.part}**'} | {line.name} | "
-                + " | ".join(figure_cells(line.found))
+                + " | ".join(figure_cells(line.errors))
                 + " |"
             )
             part = line.part
@@ -71,7 +70,7 @@ def transfer() -> Iterable[str]:
 
 def picture(lines: list[ScoreLine]) -> str:
     """Medians as bars, 90th percentiles as whiskers; 50 % is the right edge."""
-    shown = [line for line in lines if line.found]
+    shown = [line for line in lines if line.errors]
     step, left, scale, edge = 18, 330, 900.0, 0.5
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + scale * edge + 70:.0f}" height="{step * len(shown) + 24}" font-family="sans-serif" font-size="11">'
@@ -81,13 +80,13 @@ def picture(lines: list[ScoreLine]) -> str:
         parts.append(f'<line x1="{x:.0f}" y1="4" x2="{x:.0f}" y2="{step * len(shown) + 6}" stroke="#ddd"/>')
         parts.append(f'<text x="{x:.0f}" y="{step * len(shown) + 19}" text-anchor="middle" fill="#666">{tick:.0%}</text>')
     for i, line in enumerate(shown):
-        y, median, tail = 6 + step * i, min(line.found.median_ape, edge), min(line.found.p90_ape, edge)
+        y, median, tail = 6 + step * i, min(line.errors.median_ape, edge), min(line.errors.p90_ape, edge)
         parts.append(f'<text x="{left - 6}" y="{y + 12}" text-anchor="end">{escape(line.name)}</text>')
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{scale * median:.1f}" height="11" fill="#4477aa"/>')
         parts.append(
             f'<line x1="{left + scale * median:.1f}" y1="{y + 8.5}" x2="{left + scale * tail:.1f}" y2="{y + 8.5}" stroke="#4477aa"/>'
         )
-        parts.append(f'<text x="{left + scale * tail + 4:.1f}" y="{y + 12}" fill="#333">{line.found.median_ape:.1%}</text>')
+        parts.append(f'<text x="{left + scale * tail + 4:.1f}" y="{y + 12}" fill="#333">{line.errors.median_ape:.1%}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -204,7 +203,7 @@ def main(arguments: list[str]) -> None:
     drawn = {"steps": shipped}
     for name, kinds in PICTURES.items():
         plot_kinds(drawn.get(name, reports[-1]), DOCS / f"accuracy-{name}.svg", kinds)
-    large = {line.name: line for line in score_lines(reports[-1].records) if line.found}
+    large = {line.name: line for line in score_lines(reports[-1].records) if line.errors}
     lines = [large.get(line.name, line) for line in score_lines(shipped.records)]  # our own sweep ships
     (DOCS / "accuracy-scoreboard.svg").write_text(picture(lines))
     (DOCS / "accuracy.md").write_text(page(reports, lines))

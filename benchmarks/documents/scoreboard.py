@@ -13,10 +13,10 @@ import numpy as np
 
 from commtax import catalog
 from commtax_lab import lab_table
-from commtax_lab.report.validation import figure_cells
-from commtax_lab.scoring import check
-from commtax_lab.scoring.prediction_columns import Records
-from commtax_lab.scoring.statistics import choose, figures
+from commtax_lab.cli.validate import figure_cells
+from commtax_lab.published.scoring import check
+from commtax_lab.published.scoring.prediction_columns import Records
+from commtax_lab.published.scoring.statistics import choose, figures
 
 PAGE = Path(__file__).parents[2] / "docs" / "scoreboard.md"
 LEAST = 5  # figures of a cell
@@ -49,7 +49,7 @@ def scored(records: Records) -> dict[str, Records]:
     tested = records.where_true(records.timed & ~records.fitted)
     numbered = Records({**tested.columns, "number": np.arange(len(tested))})
     found: dict[str, set[int]] = {part: set() for part in PARTS}
-    for line in lab_table("scoring/scoreboard.toml")["line"]:
+    for line in lab_table("published/scoring/scoreboard.toml")["line"]:
         found[line["part"]] |= set(choose(numbered, line["rows"])[0].columns["number"].tolist())
     return {part: tested.where_true(np.array(sorted(numbers), dtype=int)) for part, numbers in found.items()}
 
@@ -130,7 +130,7 @@ def served_table(loops: Records) -> Iterator[str]:
 
 def abroad() -> Iterator[str]:
     """The folds that leave something out."""
-    folds = lab_table("scoring/transfer.toml")["fold"]
+    folds = lab_table("published/scoring/transfer.toml")["fold"]
     columns = list(dict.fromkeys(fold["left_out"] for fold in folds))
     yield "| | " + " | ".join(f"{left_out} left out" if left_out else "nothing left out" for left_out in columns) + " |"
     yield "|---|" + "---:|" * len(columns)

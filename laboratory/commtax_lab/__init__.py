@@ -12,5 +12,5 @@ from commtax.shipped_tables import table
 
 @cache
 def lab_table(path: str) -> dict[str, Any]:
-    """A table by its path in the laboratory."""
+    """Return a table of the laboratory by its path in the package."""
     return table(str(Path(__file__).parent / path))

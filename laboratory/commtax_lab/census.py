@@ -30,7 +30,7 @@ KINDS = ("kernel", "collective", "effect", "host", "queue", "overlap", "memory",
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What a number belongs to, and by which mechanism it is there."""
+    """The owner of a number, and the mechanism behind it."""
 
     engine: str = ""
     chips: str = ""
@@ -41,7 +41,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class CensusEntry:
-    """One number. ``fitted_on`` is empty where it was chosen and nothing fitted; a ``factor`` of 1 changes nothing."""
+    """A number with its file, kind and owner. ``fitted_on`` is empty where it was chosen, and a ``factor`` of 1 changes nothing."""
 
     file: str
     group: str
@@ -58,7 +58,7 @@ class CensusEntry:
 
 
 def census(root: Path = PACKAGE) -> list[CensusEntry]:
-    """Every fitted number of a version of this package, the present one unless another is named."""
+    """List every fitted number of a version of this package, by default the present one."""
     entries: list[CensusEntry] = []
     for kind, numbers in READERS.items():
         for path in _files(root, f"catalog/{kind}/*.toml"):
@@ -69,7 +69,7 @@ def census(root: Path = PACKAGE) -> list[CensusEntry]:
 
 
 def broken_rules(number: CensusEntry) -> tuple[str, ...]:
-    """What of the law a number breaks; only effects on kernels can."""
+    """List the rules of the law that a number breaks. Only effects on kernels can break any."""
     if number.kind != "effect" or not number.fitted_on:
         return ()
     rules = {
@@ -85,25 +85,25 @@ def broken_rules(number: CensusEntry) -> tuple[str, ...]:
 
 
 def breakers(numbers: list[CensusEntry]) -> dict[str, tuple[str, ...]]:
-    """The numbers that break the law, by where they are stored."""
+    """Return the rules that each law-breaking number breaks, by where it is stored."""
     return {number.where: rules for number in numbers if (rules := broken_rules(number))}
 
 
 def unclassified_numbers(root: Path = PACKAGE) -> list[str]:
-    """Numbers that no rule tells: keys of engine files, and constants of the code that prices."""
+    """List the numbers that no rule classifies: keys of engine files, and constants of the code that prices."""
     facts, keys = RULES["engines"]["facts"], set[str]()
     for path in _files(root, "catalog/engines/*.toml"):
         keys |= {key for _, key, _, _ in _sourced_numbers(_read(path), "")}
     unknown = sorted(f"engines: {key}" for key in keys if key not in facts and not mechanism(key).kind)
     for path in sorted({path for pattern in MODELLED for path in _files(root, pattern)}):
         name = _relative_path(path, root)
-        told = {*RULES["code"].get(name, {}), *RULES["facts"].get(name, ())}
-        unknown += [f"{name}: {constant}" for constant in _constants(path) if constant not in told and "." not in constant]
+        rules = {*RULES["code"].get(name, {}), *RULES["facts"].get(name, ())}
+        unknown += [f"{name}: {constant}" for constant in _constants(path) if constant not in rules and "." not in constant]
     return unknown
 
 
 def earlier_counts() -> Table:
-    """How many stood before: the commit, and numbers by kind."""
+    """Return the earlier census: its commit, and its numbers by kind."""
     return dict(RULES["stood"])
 
 
@@ -124,10 +124,10 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _effect(file: str, group: str, name: str, value: float, fitted_on: str, owner: Owner) -> CensusEntry:
-    """A number that ``effects.toml`` names."""
-    known = mechanism(name)
-    owner = replace(owner, kernel=known.on, mechanism=known.mechanism)
-    return CensusEntry(file, group, name, value, known.kind, fitted_on, owner, known.dimensionless)
+    """Return the entry of a number that ``effects.toml`` names."""
+    effect = mechanism(name)
+    owner = replace(owner, kernel=effect.on, mechanism=effect.mechanism)
+    return CensusEntry(file, group, name, value, effect.kind, fitted_on, owner, effect.dimensionless)
 
 
 def _kernel_numbers(file: str, layer: Table) -> Iterator[CensusEntry]:
@@ -142,15 +142,15 @@ def _kernel_numbers(file: str, layer: Table) -> Iterator[CensusEntry]:
             if not _is_number(value) or name in rules["facts"]:
                 continue
             kind, names = "range" if name in rules["ranges"] else "kernel", {form, f"{form}.{name}"}
-            told = "" if chosen & names else rules["published"].get(group.partition(".")[0], fitted_on)
+            basis = "" if chosen & names else rules["published"].get(group.partition(".")[0], fitted_on)
             if kind == "kernel" and form in rules["whole"] and not measured & names:
-                yield _effect(file, group, f"{form}.{name}", value, told and "whole steps", Owner(engine, key))
+                yield _effect(file, group, f"{form}.{name}", value, basis and "whole steps", Owner(engine, key))
             else:
-                yield CensusEntry(file, group, name, value, kind, told, Owner(engine, key, form))
+                yield CensusEntry(file, group, name, value, kind, basis, Owner(engine, key, form))
 
 
 def _kernel_tables(layer: Table) -> Iterator[tuple[str, str, str, Table]]:
-    """(engine, name in the file, form, constants) of every table of constants."""
+    """Yield (engine, name in the file, form, constants) of every table of constants."""
     owners = [("", "", layer), ("", "fallback.", layer.get("fallback", {}))]
     owners += [(who, f"{kind}.{who}.", tables) for kind in ("engine", "timed") for who, tables in layer.get(kind, {}).items()]
     for engine, prefix, tables in owners:
@@ -179,7 +179,7 @@ def _library_numbers(file: str, facts: Table) -> Iterator[CensusEntry]:
 
 
 def _library_tables(facts: Table) -> Iterator[tuple[str, Table]]:
-    """Tables of a library's file that hold numbers, by name."""
+    """Yield the name and numbers of each table of a library's file that has any."""
     yield "", {name: value for name, value in facts.items() if _is_number(value)}
     for row in facts.get("path", ()):
         yield f"path {row.get('name', row['algorithm'])}", row
@@ -214,14 +214,14 @@ def _engine_numbers(file: str, facts: Table) -> Iterator[CensusEntry]:
 
 
 def _fitted_chips(facts: Table, version: str, source: str) -> str:
-    """Those that a number's source names, else those whose runs its version or engine was fitted on."""
+    """Return the chips that a number's source names, else those whose runs its version or engine was fitted on."""
     of_version = facts.get("versions", {}).get(version, {})
-    told = (facts["sources"][source].get("chips"), of_version.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
-    return ", ".join(next((chips for chips in told if chips), ()))
+    stated = (facts["sources"][source].get("chips"), of_version.get("served_on"), facts.get("served_on"), facts.get("fitted_chips"))
+    return ", ".join(next((chips for chips in stated if chips), ()))
 
 
 def _sourced_numbers(facts: Mapping[str, object], group: str) -> Iterator[tuple[str, str, float, str]]:
-    """(table, key, number, source) of every number with a source."""
+    """Yield (table, key, number, source) of every number with a source."""
     for key, value in facts.items():
         if isinstance(value, dict) and key != "sources":
             yield from _sourced_numbers(value, f"{group}{'.' if group else ''}{key}")
@@ -244,16 +244,16 @@ def _range_numbers(row: Mapping[str, str], facts: Mapping[str, object]) -> Itera
 def _code_numbers(root: Path) -> Iterator[CensusEntry]:
     for file, names in RULES["code"].items():
         values = _constants(root / file)
-        for name, told in names.items():
+        for name, entry in names.items():
             if name in values:
-                known = mechanism(told.get("effect", ""))
-                owner = Owner(chips="all" if known.kind else "", kernel=known.on, mechanism=known.mechanism)
-                named, value = told.get("effect", name), values[name][told.get("index", 0)]
-                yield CensusEntry(file, "", named, value, told["kind"], told["fitted_on"], owner)
+                effect = mechanism(entry.get("effect", ""))
+                owner = Owner(chips="all" if effect.kind else "", kernel=effect.on, mechanism=effect.mechanism)
+                named, value = entry.get("effect", name), values[name][entry.get("index", 0)]
+                yield CensusEntry(file, "", named, value, entry["kind"], entry["fitted_on"], owner)
 
 
 def _constants(path: Path) -> dict[str, list[float]]:
-    """Numbers of a module's constants, and of the fields of its classes."""
+    """Collect the numbers in a module's constants and in the fields of its classes."""
     constants: dict[str, list[float]] = {}
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
     inner = [(f"{node.name}.", one) for node in body if isinstance(node, ast.ClassDef) for one in node.body]
@@ -266,7 +266,7 @@ def _constants(path: Path) -> dict[str, list[float]]:
 
 
 def _assignments(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-    """Names and what they are set to; of a pair each its own."""
+    """Yield each assigned name with its expression, the names of a tuple one by one."""
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
         return
     target, value = node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value
@@ -279,7 +279,7 @@ def _assignments(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 
 def totals(numbers: list[CensusEntry]) -> dict[str, int]:
-    """How many numbers of each kind were fitted, and how many were chosen."""
+    """Count the fitted numbers of each kind, and the chosen ones."""
     fitted = {kind: sum(n.kind == kind and bool(n.fitted_on) for n in numbers) for kind in KINDS}
     return fitted | {"chosen": sum(not n.fitted_on for n in numbers)}
 

@@ -35,7 +35,7 @@ class DocumentClaim:
 
 
 def hierarchical_tax(hidden: int, hosts: int, gpus: int, flops_per_s: float, intra_Bps: float, nic_Bps: float) -> float:
-    """Forward TP tax across hosts with one NIC a GPU: reduce-scatter inside, all-reduce by rail, all-gather inside."""
+    """Compute the forward TP tax over hosts with a NIC per GPU: reduce-scatter inside, all-reduce by rail, all-gather inside."""
     nbytes = napkin.allreduce_payload_bytes(1, hidden)
     inside = napkin.ring_allreduce_traffic_per_rank(nbytes, gpus) / intra_Bps
     across = napkin.ring_allreduce_traffic_per_rank(nbytes / gpus, hosts) / nic_Bps
@@ -49,19 +49,19 @@ def _lesson() -> dict[str, Values]:
     rails = hierarchical_tax(8192, 2, 8, H100_BF16, 450e9, INFINIBAND_BPS)
     lone = napkin.tp_tax(H100_BF16, INFINIBAND_BPS, 8192, tp=8)
     rate, payload = catalog.link("nvlink4").bandwidth_Bps, napkin.allreduce_payload_bytes(1, 4096)
-    said, real = 2 * payload / 900e9, napkin.allreduce_time_s(payload, 2, **NVLINK)
+    claimed, real = 2 * payload / 900e9, napkin.allreduce_time_s(payload, 2, **NVLINK)
     traffic = napkin.ring_allreduce_traffic_per_rank(1, 2)
     return {
         "tp-tax-degree": {"said": taxed, "two": two, "eight": eight, "training": eight * 2 / 3, "ratio": taxed / eight},
         "tp-tax-across-hosts": {"said": across, "rails": rails, "lone": lone, "ratio": across / rails},
         "nvlink-900": {"rate": rate, "nccl": 18 * 20.6, "ratio": 900e9 / rate},
-        "two-s": {"said": said, "real": real, "traffic": traffic, "times": real / said, "ratio": said / real},
+        "two-s": {"said": claimed, "real": real, "traffic": traffic, "times": real / claimed, "ratio": claimed / real},
     }
 
 
 def _study() -> dict[str, Values]:
     payload, layers = napkin.allreduce_payload_bytes(1, 8192), catalog.model("llama-3.1-70b").num_layers
-    said, real = 160 * 32 * 1024 / 60e9, napkin.tp_comm_time_per_step(1, 8192, layers, 2, 450e9, 3e-6)
+    claimed, real = 160 * 32 * 1024 / 60e9, napkin.tp_comm_time_per_step(1, 8192, layers, 2, 450e9, 3e-6)
     memory_Bps, params = catalog.chip("h100-sxm").memory_Bps, num_params(catalog.model("llama-3.1-8b"))
     whole, saved = napkin.decode_step_floor_s(140e9, memory_Bps), napkin.decode_step_floor_s(2 * params, memory_Bps) / 2
     added = napkin.tp_comm_time_per_step(**LLAMA_8B, num_ranks=2, **NVLINK)
@@ -70,7 +70,7 @@ def _study() -> dict[str, Values]:
     a100, h100 = (2 * catalog.link(key).bandwidth_Bps for key in ("nvlink3", "nvlink4"))
     first, second, third, fourth = 923.94 / 7.22, 656.14 / 5.13, 2089.66 / 16.35, 1270.29 / 9.93  # TTFT / ITL
     return {
-        "study-85-us": {"said": said, "real": real, "payload": payload, "layers": layers, "ratio": 85e-6 / real},
+        "study-85-us": {"said": claimed, "real": real, "payload": payload, "layers": layers, "ratio": 85e-6 / real},
         "study-28-ms": {"whole": whole, "half": whole / 2, "ratio": 28e-3 / whole},
         "study-ttft": {"first": first, "second": second, "third": third, "fourth": fourth, "tokens": 448.7 / 7.0},
         "study-tp2-no-gain": {"saved": saved, "added": added, "expected": expected, "ratio": 7.08e-3 / expected},
@@ -85,13 +85,13 @@ def _labs() -> dict[str, Values]:
     quick, slow = (napkin.tp_comm_time_per_step(**LLAMA_8B, num_ranks=2, **link) for link in links)
     share = partial(napkin.comm_fraction, compute_s=LAB_STEP_S)
     wire, compute = napkin.tp_comm_time_per_step(1, 4096, 32, 2, 1.25e9, 0.0), 2 * 8e9 / A100_BF16
-    said = napkin.tensor_parallel_allreduce_cost(4096, 1, 1, 2, 32)["total_comm_volume_bytes"] / 300e9
+    claimed = napkin.tensor_parallel_allreduce_cost(4096, 1, 1, 2, 32)["total_comm_volume_bytes"] / 300e9
     equal = napkin.min_microbatches_for_bubble(8, 0.1)
     return {
         "lab-in-node-noise": {"two": share(two), "eight": share(eight), "split": napkin.comm_fraction(eight, LAB_STEP_S / 8)},
         "lab-never-across": {"quick": share(quick), "slow": share(slow)},
         "lab-ethernet-batch": {"wire": wire, "compute": compute, "limit": napkin.comm_fraction(wire, compute)},
-        "exercise-no-latency": {"said": said, "real": two, "times": two / said, "ratio": said / two},
+        "exercise-no-latency": {"said": claimed, "real": two, "times": two / claimed, "ratio": claimed / two},
         "bubble-63": {"equal": equal, "bubble": napkin.bubble_fraction(8, equal), "more": equal + 1},
     }
 
@@ -102,7 +102,7 @@ class _Figures(Formatter):
 
 
 def claims() -> list[DocumentClaim]:
-    """All claims, recomputed now."""
+    """Recompute all claims."""
     texts = lab_table("claims.toml")
     written = _Figures().format
     return [

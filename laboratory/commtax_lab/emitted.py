@@ -2,10 +2,7 @@
 
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TypedDict, cast
 
 import yaml
 
@@ -19,6 +16,7 @@ from commtax.question import Question
 from commtax.spec import Technique
 from commtax.statement import Refusal
 from commtax.verbs.settling import ask, resolve_question
+from commtax_lab import lab_table
 
 CARRIERS = ("nixl", "mooncake")
 SERVING = tuple(one.key for one in programs() if not one.trains)
@@ -42,32 +40,9 @@ SIZE = re.compile(r"(?<= )(?:GB|BYTES)\b")  # left to be put in
 HOST = re.compile(r"\$\{?[A-Z][A-Z_0-9]*\}?")
 
 
-class EmittedRow(TypedDict, total=False):
-    """A question: what it names, and its options."""
-
-    engine: str
-    model: str
-    cluster: str
-    options: dict[str, object]
-
-
-class EmittedRows(TypedDict):
-    """The questions, as they are put."""
-
-    serve: list[EmittedRow]
-    train: list[EmittedRow]
-    techniques: EmittedRow
-    apart: EmittedRow
-
-
-def rows() -> EmittedRows:
-    """The questions of the file beside this one."""
-    return cast(EmittedRows, tomllib.loads(Path(__file__).with_suffix(".toml").read_text()))
-
-
 def texts(engine: str) -> Iterator[tuple[str, str]]:
-    """What is emitted for an engine, under a name; what the engine cannot be told is refused, and left out."""
-    put = rows()
+    """Yield the name and text of each command emitted for an engine, but none of what the engine refuses."""
+    put = lab_table("emitted.toml")
     if engine not in SERVING:
         for row in put["train"]:
             if row["engine"] == engine:
@@ -75,7 +50,7 @@ def texts(engine: str) -> Iterator[tuple[str, str]]:
                 emitted_as = next(one.emitted_as for one in programs() if one.key == engine)
                 yield f"{row['model']} {row['options']}", launch_command(q, emitted_as)
         return
-    for name, question in _serving(put, engine):
+    for name, question in _serving(engine):
         try:
             yield name, launch_command(question, engine)
         except Refusal:
@@ -83,33 +58,31 @@ def texts(engine: str) -> Iterator[tuple[str, str]]:
     usual = ask("llama-3.1-8b", "8xh100-sxm", engine=engine, input_len=512, output_len=64, concurrency=8)
     yield "benchmark of clients", benchmark_command(usual, engine)
     yield "benchmark at a rate", benchmark_command(usual.but(request_rate=4.0), engine)
-    own = put["apart"]
     for carrier in CARRIERS:
-        question = _asked(own, engine, own["options"]).but(**changes_of(f"kv-transfer={carrier}"))
+        question = _question(engine, **put["apart"]).but(**changes_of(f"kv-transfer={carrier}"))
         yield f"apart, {carrier}", apart_command(question, engine)
 
 
-def _serving(put: EmittedRows, engine: str) -> Iterator[tuple[str, Question]]:
-    """The rows, and each technique with its usual values."""
+def _serving(engine: str) -> Iterator[tuple[str, Question]]:
+    """Yield the question of each row, and of each technique with its usual values."""
+    put = lab_table("emitted.toml")
     for row in put["serve"]:
         try:
-            yield f"{row['model']} {row['options']}", _asked(row, engine, row["options"])
+            yield f"{row['model']} {row['options']}", _question(engine, **row)
         except Refusal:
             continue
-    own = put["techniques"]
     for one in techniques().values():
-        if is_carrier(one) or not one.flags.get(engine):
-            continue
-        yield one.key, _asked(own, engine, own["options"]).but(**changes_of(_usual(one)))
+        if not is_carrier(one) and one.flags.get(engine):
+            yield one.key, _question(engine, **put["techniques"]).but(**changes_of(_usual(one)))
 
 
-def _asked(row: EmittedRow, engine: str, options: dict[str, object]) -> Question:
-    """Not settled: whether a technique pays, or a model fits, is no matter of how its command is spelled."""
-    return resolve_question(row["model"], row["cluster"], {"engine": engine, **options})
+def _question(engine: str, model: str, cluster: str, options: dict[str, object]) -> Question:
+    """Resolve a row's question unsettled: whether a technique pays or a model fits has no bearing on the spelling of a command."""
+    return resolve_question(model, cluster, {"engine": engine, **options})
 
 
 def _usual(one: Technique) -> str:
-    """A technique with values where it needs any."""
+    """Spell a technique, with values for the arguments that it needs."""
     values = {"dcp": "2", "cp": "2", "speculative": "3", "draft_model": DRAFTER}
     needed = [name for name in one.takes if not name.endswith("?")]
     words = [next(iter(one.words)) if one.words else values[name] for name in needed]
@@ -117,7 +90,7 @@ def _usual(one: Technique) -> str:
 
 
 def parsed_calls(engine: str) -> Iterator[tuple[str, list[str]]]:
-    """Every command that is emitted for an engine: under its name the program, and the words that its parser gets."""
+    """Yield every command emitted for an engine: its name, and the program with the words that its parser receives."""
     for name, text in texts(engine):
         for program, words in calls(text):
             yield name, [program, *words]
@@ -127,12 +100,11 @@ def parsed_calls(engine: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _form_calls(form: str, engine: str) -> Iterator[tuple[str, list[str]]]:
-    """The commands in a form, of servers with two roles and of one that spans hosts."""
-    row = rows()["apart"]
-    wide: dict[str, object] = {"tp": 8, "pp": 2}
-    for options, copies, prompts in ((row["options"], 1, 1), (wide, 1, 0)):
+    """Yield the commands of a deployment form, for servers with two roles and for one that spans hosts."""
+    row = lab_table("emitted.toml")["apart"]
+    for options, prompts in ((row["options"], 1), ({"tp": 8, "pp": 2}, 0)):
         try:
-            text = written(_asked(row, engine, options), form, copies, prompts)["launch"]
+            text = written(_question(engine, **{**row, "options": options}), form, 1, prompts)["launch"]
         except Refusal:  # one host alone, or another engine
             continue
         if form == "slurm":
@@ -143,7 +115,7 @@ def _form_calls(form: str, engine: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _container_calls(node: object) -> Iterator[tuple[str, list[str]]]:
-    """The commands of the containers below a place."""
+    """Yield the commands of the containers below a node."""
     if isinstance(node, dict):
         words = [word for key in ("entrypoint", "command", "args") for word in node.get(key) or () if isinstance(word, str)]
         script, plain = script_of(words)
@@ -153,7 +125,7 @@ def _container_calls(node: object) -> Iterator[tuple[str, list[str]]]:
 
 
 def calls(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The programs of an emitted text with the words behind them, places that a shell would fill in filled in."""
+    """Yield the programs of an emitted text with their arguments, after putting values where a shell would substitute."""
     script, _ = split_here_documents(text)
     script = script.replace("$BELOW", "")  # what hosts after the first add
     script = HOST.sub("10.0.0.1", NUMBER.sub("0", SIZE.sub("1", script)))
@@ -166,5 +138,5 @@ def calls(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _start(words: list[str], program: list[str]) -> int:
-    """Where a program's name stands; behind torchrun and srun it is not the first word."""
+    """Return where a program's name starts, since it may follow torchrun or srun, or -1."""
     return next((i for i in range(len(words)) if words[i : i + len(program)] == program), -1)

@@ -50,7 +50,7 @@ def show():
     """The capture as ``commtax measure tp`` prints it (python capture.py)."""
     from rich.console import Console
 
-    from commtax_lab.report.measuring import show_tp
+    from commtax_lab.cli.measuring import show_tp
 
     show_tp(Console(width=140), run("cpu", {})[0])
 

@@ -13,12 +13,12 @@ pytest.importorskip("torch")
 from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.verbs.billing import bill
+from commtax_lab.cli.measuring import show_tp
 from commtax_lab.measure.comm import IssuedCollective
 from commtax_lab.measure.engine import OFF_CORE, SENDING, LiveEngine
 from commtax_lab.measure.generate import GenerationRun, MeasuredJob, RankResult
 from commtax_lab.measure.job import LiveJob
 from commtax_lab.measure.reconcile import document
-from commtax_lab.report.measuring import show_tp
 
 JOB = LiveJob(
     model="llama-3.2-1b", random=True, layers=1, tp=2, device="cpu", dtype="fp32", impl="shm", cluster="2xcpu", output_len=4

@@ -13,10 +13,10 @@ from commtax.cost.compute import step_kernels
 from commtax.cost.kernels import kernel_source, least_s, peak, seconds, table_of
 from commtax.cost.layer_forms import BACKENDS, FORMS, WAYS, RoutedSizes, exchanged_kernel, routed_kernels
 from commtax.spec import Plan, Workload
-from commtax_lab.published.kernel_kinds.loads import load
+from commtax_lab.published.kernel_kinds.experts import load
 from commtax_lab.published.kernel_tables import read as read_kernels
-from commtax_lab.scoring import check
-from commtax_lab.scoring.kernel_scores import answers
+from commtax_lab.published.scoring import check
+from commtax_lab.published.scoring.kernel_scores import answers
 from each import each
 from tables import tables
 

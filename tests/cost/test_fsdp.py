@@ -14,8 +14,8 @@ from commtax import catalog
 from commtax.cost.kernels import power_clock
 from commtax_lab.published import training
 from commtax_lab.published.rows import read
+from commtax_lab.published.scoring.predicting import predict_training
 from commtax_lab.published.tables import shipped_tables
-from commtax_lab.scoring.predicting import predict_training
 from paths import ROOT
 
 RUNS = ROOT.parent / "shared" / "data" / "training_runs.csv"

@@ -16,8 +16,8 @@ from commtax.cost.train_kernels import forward_flops
 from commtax.spec import Plan, Workload
 from commtax_lab.published.kernel_kinds.modules import timed_model
 from commtax_lab.published.kernel_tables import tables_of_rows
+from commtax_lab.published.scoring.kernel_scores import answers
 from commtax_lab.published.tables import shipped_tables
-from commtax_lab.scoring.kernel_scores import answers
 
 MODELS = {
     "latent": timed_model("deepseek-ai/DeepSeek-V3"),

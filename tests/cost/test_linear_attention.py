@@ -29,9 +29,9 @@ from commtax.cost.layer_forms import CHIP_FORMS, chunked_scan, convolution, stre
 from commtax.spec import Block, DeltaNet, Hyper, Mamba2, Plan, Workload
 from commtax_lab.published.kernel_kinds import linear as kinds
 from commtax_lab.published.kernel_tables import read as read_kernels
+from commtax_lab.published.scoring import check
+from commtax_lab.published.scoring.kernel_scores import answers
 from commtax_lab.published.tables import read
-from commtax_lab.scoring import check
-from commtax_lab.scoring.kernel_scores import answers
 from each import each
 from paths import SHARED
 from tables import tables

@@ -11,7 +11,7 @@ from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import least_s, peak, seconds
 from commtax.verbs.billing import price
 from commtax_lab.published import kernel_tables as kernel_tables
-from commtax_lab.scoring import kernel_scores
+from commtax_lab.published.scoring import kernel_scores
 from each import each
 from tables import tables
 

@@ -19,7 +19,7 @@ from commtax.cost.kernels import least_s, seconds
 from commtax.spec import Attention, Block, Plan, Workload
 from commtax_lab.published.kernel_kinds.plain import product, with_rotating_weights
 from commtax_lab.published.kernel_tables import tables_of_file
-from commtax_lab.scoring.parts import LAWFUL, UNLIKE, _model, groups
+from commtax_lab.published.scoring.parts import LAWFUL, UNLIKE, _model, groups
 from paths import FIXTURES
 
 SAMPLE = FIXTURES / "kernel_shapes.json.gz"

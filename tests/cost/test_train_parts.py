@@ -9,8 +9,8 @@ from commtax import catalog
 from commtax.cost.adapters import trained_params
 from commtax.spec import Plan
 from commtax.statement import Refusal
-from commtax_lab.published import training, training_rows
-from commtax_lab.published.training_pages import row_of_page
+from commtax_lab.published import training
+from commtax_lab.published.training import row_of_page
 from tables import tables
 
 DATA = tables(__file__)
@@ -54,8 +54,8 @@ def test_training_has_one_set_of_adapters():
 
 
 def test_a_page_tells_what_its_table_leaves_out_and_lora_is_priced_unfitted():
-    row = training_rows.whole_rows([PAGE])[0]
-    assert (row["model"], training_rows.lora_rank_of(row)) == ("LLAMA3_70B", 16)
+    row = training.whole_rows([PAGE])[0]
+    assert (row["model"], training.lora_rank_of(row)) == ("LLAMA3_70B", 16)
     asked = training.row_questions([PAGE])[0]
     run = asked.question
     assert run["engine"] == "megatron-bridge@26.04"
@@ -69,14 +69,14 @@ def test_a_row_without_headings_stays_as_it_is():
 
 @pytest.mark.parametrize("name", ["DeepSeekV3 (first 8 layers)", "DeepSeek-V3, 8-layer proxy", "first 8 layers of DeepSeekV3"])
 def test_first_layers_of_a_model(name):
-    cut, whole = training_rows.model_of({"model": name, "seq": "4096"}), catalog.model("deepseek-v3")
+    cut, whole = training.model_of({"model": name, "seq": "4096"}), catalog.model("deepseek-v3")
     assert (cut.num_layers, cut.mtp) == (8, ())
     assert [cut.blocks[i] for i in cut.layers] == [whole.blocks[i] for i in whole.layers[:8]]
 
 
 def test_more_layers_than_a_model_has():
     with pytest.raises(Refusal, match="61 layers, not 99"):
-        training_rows.model_of({"model": "DeepSeekV3 (first 99 layers)", "seq": "4096"})
+        training.model_of({"model": "DeepSeekV3 (first 99 layers)", "seq": "4096"})
 
 
 FUSED = {"dp": 8, "ep": 8, "batch": 64, "micro_batch": 8, "context": 4096, "dtype": "mxfp8"}

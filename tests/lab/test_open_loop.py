@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from commtax import catalog
 from commtax.spec.stream import Lengths
 from commtax_lab.published import lengths, open_loop
+from commtax_lab.published.scoring import ADDED, check
+from commtax_lab.published.scoring.open_loop import ScoringJob, overload_question, question_of, score, score_runs
+from commtax_lab.published.scoring.statistics import share_unpriced, verdicts
 from commtax_lab.published.tables import folder_tables, shipped_tables
-from commtax_lab.scoring import ADDED, check
-from commtax_lab.scoring.open_loop import ScoringJob, overload_question, question_of, score, score_runs
-from commtax_lab.scoring.statistics import share_unpriced, verdicts
 from each import each
 from paths import SHARED
 from tables import tables

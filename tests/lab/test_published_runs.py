@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from commtax import bill
 from commtax_lab.published import lengths, step_rows
 from commtax_lab.published.rows import mix, publisher
+from commtax_lab.published.scoring import check
+from commtax_lab.published.scoring.excluded_rows import FASTER, TOLD, UNFIT
 from commtax_lab.published.serving_rows import distinct_rows, drafting_rule, planning_rule, question
-from commtax_lab.scoring import check
-from commtax_lab.scoring.excluded_rows import FASTER, TOLD, UNFIT
 from each import each
 from tables import tables
 

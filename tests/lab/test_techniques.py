@@ -10,6 +10,18 @@ from hypothesis import strategies as st
 
 from commtax.catalog.techniques import missed, width
 from commtax.statement import Refusal
+from commtax_lab.published.scoring.technique_misses import MissRange, TechniqueMiss, covered_share, fit_misses, left_out, misses
+from commtax_lab.published.scoring.technique_scores import (
+    ScoredFlip,
+    ScoredTechnique,
+    crossing,
+    predict_technique,
+    same_sign,
+    score_flip,
+    score_row,
+    share_right,
+    within_factor,
+)
 from commtax_lab.published.technique_rows import (
     READ_KINDS,
     FlipGroup,
@@ -18,18 +30,6 @@ from commtax_lab.published.technique_rows import (
     held_out,
     read_technique_rows,
     technique_readings,
-)
-from commtax_lab.scoring.technique_misses import MissRange, TechniqueMiss, fit_misses, held_share, left_out, misses
-from commtax_lab.scoring.technique_predictions import predict_technique
-from commtax_lab.scoring.technique_scores import (
-    ScoredFlip,
-    ScoredTechnique,
-    crossing,
-    same_sign,
-    score_flip,
-    score_row,
-    share_right,
-    within_factor,
 )
 from each import each
 from paths import SHARED
@@ -74,21 +74,21 @@ def scored(before, after, figure="step_s", **changes):
 def test_every_row_has_a_reading_or_what_it_lacks():
     readings, rows = technique_readings(), read_technique_rows(TABLE)
     ids = {one.id for one in rows}
-    assert ids == set(readings.asked) | set(readings.refused)
+    assert ids == set(readings.by_row) | set(readings.refused)
     assert set(readings.missed) | set(readings.anchors) | {name for group in readings.flips for name in group.rows} <= ids
     assert all(math.isnan(one.value) == one.held for one in rows)
 
 
 def test_a_row_is_read_or_refused_but_never_both():
     readings = technique_readings()
-    assert not set(readings.asked) & set(readings.refused)
+    assert not set(readings.by_row) & set(readings.refused)
     assert {kind in readings.bars.factor for kind in READ_KINDS} == {True}
 
 
 def first_rows():
     """One reading of each kind of question: rows that differ in their load alone are not asked again."""
     kinds = {}
-    for one in technique_readings().asked.values():
+    for one in technique_readings().by_row.values():
         kinds.setdefault((one.verb, one.model, one.cluster, one.figure, one.assumed), one)
     return list(kinds.values())
 
@@ -203,18 +203,18 @@ def test_quickreduce_flips_between_small_and_large_messages():
 @each("name, speedup", [("T012", 1.0), ("T013", 0.75), ("T014", 0.5667), ("T015", 0.1266), ("T016", 0.1412)])
 def test_a_fused_all_reduce_of_2025_loses_from_64_tokens_on(name, speedup):
     """vLLM pull request 22086, two H100: FlashInfer's first kernel against a custom all-reduce and a compiled norm."""
-    before, after = predict_technique(technique_readings().asked[name])
+    before, after = predict_technique(technique_readings().by_row[name])
     assert before / after == pytest.approx(speedup, rel=0.08)
 
 
 @each("name, us", [("T074", (311.8, 172.2)), ("T075", (311.8, 101.7))])
 def test_a_dispatch_to_as_many_ranks_as_experts_takes_what_was_published(name, us):
     """TensorRT-LLM's tech blog 18, EP 8 of a GB200 NVL72: 2,048 tokens per rank in bf16, and in fewer bits."""
-    assert predict_technique(technique_readings().asked[name]) == pytest.approx([x * 1e-6 for x in us], rel=0.08)
+    assert predict_technique(technique_readings().by_row[name]) == pytest.approx([x * 1e-6 for x in us], rel=0.08)
 
 
 def test_rows_whose_figures_constants_know_are_told_apart():
-    asked = technique_readings().asked
+    asked = technique_readings().by_row
     assert not asked["T012"].unseen
     assert not asked["T061"].unseen
     assert asked["T061"].seen
@@ -230,7 +230,7 @@ def test_a_range_of_misses_holds_its_share_of_sources_and_little_more(sources, s
     """Errors in proportion to the effect, from source to source all alike between 0 and a slope: 80 % of it holds 80 %."""
     rows = drawn(sources, slope)
     found = fit_misses(rows)
-    assert held_share(rows, found) >= 0.8 - 1e-9
+    assert covered_share(rows, found) >= 0.8 - 1e-9
     assert width(0.4, found.least, found.share) <= 0.4 * slope * (0.8 + 1 / sources) + 0.05
 
 
@@ -238,18 +238,20 @@ def test_a_source_counts_once_however_many_rows_it_has():
     rows = [TechniqueMiss("many", "others", 0.0, 0.1)] * 90 + [TechniqueMiss(f"s{i}", "others", 0.08, 0.1) for i in range(4)]
     found = fit_misses(rows)
     assert width(0.1, found.least, found.share) >= 0.08
-    assert held_share(rows, MissRange(0.03, 0.0)) == pytest.approx(0.2)
+    assert covered_share(rows, MissRange(0.03, 0.0)) == pytest.approx(0.2)
 
 
 def test_sources_are_judged_by_ranges_that_they_did_not_teach():
     alone = [TechniqueMiss("far", "others", 0.5, 0.1), *(TechniqueMiss(f"s{i}", "others", 0.02, 0.1) for i in range(3))]
-    assert left_out(alone).held == pytest.approx(0.75)
+    assert left_out(alone).coverage == pytest.approx(0.75)
 
 
 @here
 def test_ranges_of_gains_are_those_that_the_free_sources_teach():
     rows, readings = read_technique_rows(TABLE, held=False), technique_readings()
-    quick = [one for one in rows if one.id in readings.asked and readings.asked[one.id].verb == "step" and not held_out(one.source)]
+    quick = [
+        one for one in rows if one.id in readings.by_row and readings.by_row[one.id].verb == "step" and not held_out(one.source)
+    ]
     inside = [abs(x.error) <= missed(x.kind, math.exp(x.effect)) for x in misses(score_row(one, readings) for one in quick)]
     assert len(inside) >= 25
     assert np.mean(inside) >= 0.75

@@ -13,7 +13,7 @@ from commtax import catalog
 from commtax.catalog.foreign_names import model_key
 from commtax.cost.train_kernels import forward_flops
 from commtax.statement import Refusal
-from commtax_lab.published import training, training_rows
+from commtax_lab.published import training
 from commtax_lab.published.tables import shipped_tables
 from each import each
 from tables import tables
@@ -43,7 +43,7 @@ def off():
         except Refusal:
             continue
         kind = "mixture" if asked.question["model"].experts else "dense"
-        found.setdefault((training_rows.engine_of(row), row["source"].partition("arXiv:")[2][:10], kind), []).append(
+        found.setdefault((training.engine_of(row), row["source"].partition("arXiv:")[2][:10], kind), []).append(
             step_s / asked.entries[0].measured - 1
         )
     return found
@@ -66,7 +66,7 @@ GPUS = {"GB300": "gb300", "H100-SXM": "h100-sxm", "A100-80GB-SXM": "a100-80-sxm"
 
 @pytest.mark.parametrize(("gpu", "chip"), GPUS.items())
 def test_gpus_are_known_by_any_spelling(gpu, chip):
-    assert training_rows.cluster_of({**ROW, "gpu_type": gpu}).chip.key == chip
+    assert training.cluster_of({**ROW, "gpu_type": gpu}).chip.key == chip
 
 
 def test_a_row_says_what_was_run():
@@ -78,20 +78,20 @@ def test_a_row_says_what_was_run():
 
 def test_cells_that_say_nothing_and_models_of_the_row_above():
     bare = {**ROW, "dp": "n/a", "interleave": "N/A", "model": "DeepSeekV3", "tp": "1", "ep": "64", "seq": "4096"}
-    rows = training_rows.whole_rows([bare, {**bare, "model": "tokendrop"}])
+    rows = training.whole_rows([bare, {**bare, "model": "tokendrop"}])
     assert [row["model"] for row in rows] == ["DeepSeekV3", "DeepSeekV3"]
-    assert training_rows.sizes_of(rows[0])["dp"] == 16
+    assert training.sizes_of(rows[0])["dp"] == 16
 
 
 def test_overlap_in_notes_and_recipes():
     def beside(note, dtype="fp8"):
-        return training_rows.async_of({**ROW, "note": note}, dtype)
+        return training.async_of({**ROW, "note": note}, dtype)
 
     assert beside("FSDP=0") is None
     assert "tp" not in beside("tp_comm_overlap=False")
     assert "ep" in beside("overlap_moe_expert_parallel_comm")
     assert "tp" not in beside("", "nvfp4")
-    assert "tp" in training_rows.async_of({**ROW, "source": "Megatron-Core README", "note": "--tp-comm-overlap"}, "")
+    assert "tp" in training.async_of({**ROW, "source": "Megatron-Core README", "note": "--tp-comm-overlap"}, "")
 
 
 def test_a_step_may_be_told_as_tokens_flops_or_utilisation():
@@ -122,7 +122,7 @@ def test_rows_that_cannot_be_scored_say_why(change, says):
 def test_flops_as_megatron_bridge_counts_them():
     """DeepSeek-V3: 1,199 TFLOP/s at 4,612 tokens/s with the layer that guesses a further token, 961 at 3,848 without."""
     for name, flops in (("DeepSeekV3", 1199e12 / 4612), ("DeepSeekV3 (w/o MTP)", 961e12 / 3848)):
-        model = training_rows.model_of({**ROW, "model": name, "seq": "4096"})
+        model = training.model_of({**ROW, "model": name, "seq": "4096"})
         layers, head = forward_flops(model, 4096, causal=True)
         assert 3 * (layers + head) == pytest.approx(flops, rel=0.01)
 

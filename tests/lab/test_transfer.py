@@ -14,8 +14,8 @@ from commtax import catalog
 from commtax.catalog.transfer import Setting, fitted_runs, is_measured, sigma, unseen_levels
 from commtax.shipped_tables import table
 from commtax_lab import lab_table
+from commtax_lab.published.scoring.statistics import transfer_folds
 from commtax_lab.published.serving_rows import HABITS, SimulateArguments, question
-from commtax_lab.scoring.scoreboard import transfer_folds
 from each import each
 from paths import ROOT
 from tables import tables

@@ -21,12 +21,11 @@ from commtax.catalog.foreign_names import find_chip_name
 from commtax.statement import Refusal
 from commtax_lab.published import sweep
 from commtax_lab.published.collective_rows import even_power, question
+from commtax_lab.published.scoring import ADDED, ANSWERS, check, predicting
+from commtax_lab.published.scoring.statistics import figures, judge, score_lines
 from commtax_lab.published.tables import dicts, read
 from commtax_lab.published.tables import shipped_tables as shipped_tables
 from commtax_lab.published.training import is_fitted
-from commtax_lab.scoring import ADDED, ANSWERS, check, predicting
-from commtax_lab.scoring.scoreboard import score_lines
-from commtax_lab.scoring.statistics import figures, judge
 from each import each
 from paths import BENCHMARKS, DOCUMENTS, ROOT, SHARED
 from tables import tables
@@ -81,7 +80,7 @@ def test_quoted_figures_are_what_validate_gives(shipped):
     text = (ROOT / "docs" / "accuracy.md").read_text()
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if line.startswith("|")]
     quoted = {name: cells for row in rows for name, *cells in (row, row[1:]) if cells and cells[0].replace(",", "").isdigit()}
-    figures = {line.name: line.found for line in score_lines(shipped.records) if line.found}
+    figures = {line.name: line.errors for line in score_lines(shipped.records) if line.errors}
     shared = figures.keys() & quoted.keys()
     assert len(shared) >= 25
     for name in shared:

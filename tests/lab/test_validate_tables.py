@@ -16,10 +16,9 @@ from cli_run import run_here
 from commtax import catalog, simulate
 from commtax_lab.published.kernel_tables import kind_of, tables_of_file
 from commtax_lab.published.metrics import metric
+from commtax_lab.published.scoring import ANSWERS, check
+from commtax_lab.published.scoring.statistics import RATES, score_lines, transfer_folds
 from commtax_lab.published.tables import ADDED, KINDS, headers, kind_of_columns, paths, rename_columns, shipped_tables
-from commtax_lab.scoring import ANSWERS, check
-from commtax_lab.scoring.scoreboard import score_lines, transfer_folds
-from commtax_lab.scoring.statistics import RATES
 from each import each
 from paths import BENCHMARKS
 from tables import tables
@@ -323,7 +322,7 @@ def test_kinds_are_all_answered():
 def test_the_scoreboard_has_a_line_for_each_part(tmp_path):
     write(tmp_path / "a.csv", [{**RUN, "silicon_ttft_ms": "40", "silicon_tpot_ms": "6"}])
     lines = score_lines(check(tmp_path).records)
-    assert {line.name for line in lines if line.found} == {"TPOT, dense", "TTFT, dense"}
+    assert {line.name for line in lines if line.errors} == {"TPOT, dense", "TTFT, dense"}
     assert len({line.name for line in lines}) == len(lines)
 
 

@@ -14,18 +14,18 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cli import main
 from commtax.runs.traces.profilers import kineto
+from commtax_lab.cli.experiment import markdown
 from commtax_lab.measure.arch import arch
 from commtax_lab.measure.comm import RankGroup
 from commtax_lab.measure.engine import LiveEngine
 from commtax_lab.measure.generate import generate, prompts
+from commtax_lab.measure.study import builtin, experiment, recipe
+from commtax_lab.measure.study.driving import StudyOrder
+from commtax_lab.measure.study.experiment import _constants
+from commtax_lab.measure.study.findings import Prices, analyse, answers, spread
+from commtax_lab.measure.study.recipe import StudyRun
+from commtax_lab.measure.study.small_engine_serving import BatchingEngine, requests, serve
 from commtax_lab.measure.weights import Checkpoint, load
-from commtax_lab.report.experiment import markdown
-from commtax_lab.study import builtin, experiment, recipe
-from commtax_lab.study.driving import StudyOrder
-from commtax_lab.study.experiment import _constants
-from commtax_lab.study.findings import Prices, analyse, answers, spread
-from commtax_lab.study.recipe import StudyRun
-from commtax_lab.study.small_engine_serving import BatchingEngine, requests, serve
 from forked import ForkedProgram
 from tables import tables
 

@@ -19,10 +19,10 @@ from commtax.catalog import profile as overlay
 from commtax.catalog.profile_files import write_profile
 from commtax.cli import main
 from commtax.spec import Profile
+from commtax_lab.cli.experiment import markdown
 from commtax_lab.measure import machine
-from commtax_lab.report.experiment import markdown
-from commtax_lab.study import vllm_setup
-from commtax_lab.study.vllm import FailedRunError, _repeated_failure
+from commtax_lab.measure.study import vllm_setup
+from commtax_lab.measure.study.vllm import FailedRunError, _repeated_failure
 from paths import FIXTURES, HELPERS
 
 

@@ -16,9 +16,9 @@ from commtax.spec import Profile
 from commtax.spec.constants import Path
 from commtax.statement import Refusal
 from commtax_lab.measure.job import LiveJob
-from commtax_lab.study import foresight, live_lessons, live_loads
-from commtax_lab.study.findings import Prices
-from commtax_lab.study.recipe import StudyRun
+from commtax_lab.measure.study import foresight, live_lessons, live_loads
+from commtax_lab.measure.study.findings import Prices
+from commtax_lab.measure.study.recipe import StudyRun
 from each import each
 from tables import tables
 

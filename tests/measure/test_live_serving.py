@@ -12,10 +12,19 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.spec.stream import Lengths, RequestStream
 from commtax_lab.measure.job import LiveJob
-from commtax_lab.study import live
-from commtax_lab.study.live_prediction import figures, serving_document, simulate_run, slowdown
-from commtax_lab.study.small_engine_serving import TimedStep
-from commtax_lab.study.surface import SurfacePoint, batches, grid, join_timings, make_rising, peak_rate, surface, sweep_spread
+from commtax_lab.measure.study import live
+from commtax_lab.measure.study.live import figures, serving_document, simulate_run, slowdown
+from commtax_lab.measure.study.small_engine_serving import TimedStep
+from commtax_lab.measure.study.surface import (
+    SurfacePoint,
+    batches,
+    grid,
+    join_timings,
+    make_rising,
+    peak_rate,
+    surface,
+    sweep_spread,
+)
 from each import each
 from tables import tables
 

@@ -12,8 +12,8 @@ import pytest
 
 from commtax_lab.measure import machine
 from commtax_lab.measure.machine import MachineFacts
-from commtax_lab.study.leash import leash_command
-from commtax_lab.study.vllm import failure
+from commtax_lab.measure.study.leash import leash_command
+from commtax_lab.measure.study.vllm import failure
 from each import each
 from tables import tables
 
@@ -42,7 +42,7 @@ def test_synchronisation_and_type_follow_from_the_facts(name):
     assert machine.carriers(facts)[-1] == "shm", "semaphores order memory on every architecture"
     assert machine.carriers(facts) == ("gloo", "shm")
     assert not machine.carrier_note(facts)
-    assert machine.own_dtype("cpu") == "fp32"
+    assert machine.engine_dtype("cpu") == "fp32"
     assert machine.served_dtype(facts, on_cpu=True) == served
     assert machine.served_dtype(facts, on_cpu=False) == "bf16", "a GPU's type is not the host's"
     assert bool(machine.bf16_note(facts, "bf16")) == (served == "fp32")
@@ -87,7 +87,7 @@ def test_a_leash_ends_as_its_program_does(code):
 
 STARTER = """
 import subprocess, sys, time
-from commtax_lab.study.leash import leash_command
+from commtax_lab.measure.study.leash import leash_command
 program = "import os, time, sys; print(os.getpid(), flush=True); time.sleep(600)"
 subprocess.Popen(leash_command([sys.executable, "-c", program]), start_new_session=True)
 time.sleep(600)

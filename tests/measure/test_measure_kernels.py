@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commtax import catalog
-from commtax_lab.study import kernels
+from commtax_lab.measure.study import kernels
 from forked import run_forked
 from paths import ROOT
 
@@ -20,7 +20,7 @@ FILES = sorted(ROWS.glob("*.jsonl"))
 
 def sweep(*words):
     """The sweep as a user runs it."""
-    return run_forked("commtax_lab.study.kernels", *words)
+    return run_forked("commtax_lab.measure.study.kernels", *words)
 
 
 def rows(kind):
@@ -75,7 +75,7 @@ def test_an_unwritable_file_is_named(capsys):
 
 def test_shards_divide_what_they_hold():
     pytest.importorskip("torch")
-    from commtax_lab.study.rank_steps import shard
+    from commtax_lab.measure.study.rank_steps import shard
 
     whole = shard(catalog.model("llama-3.1-70b"), 1)
     part = shard(catalog.model("llama-3.1-70b"), 8)
@@ -87,7 +87,7 @@ def test_shards_divide_what_they_hold():
 
 def test_splits_cover_the_length_and_fill_the_card():
     pytest.importorskip("torch")
-    from commtax_lab.study.fused import MAX_SPLITS, Splits, num_splits
+    from commtax_lab.measure.study.fused import MAX_SPLITS, Splits, num_splits
 
     for blocks in (1, 7, 64, 211, 212, 1000):
         for length in (1, 100, 1025, 32768):
@@ -102,8 +102,8 @@ def test_splits_cover_the_length_and_fill_the_card():
 def test_decoding_continues_what_prefill_began():
     """The last logits of a prompt are those of decoding its last token over the cache of the others."""
     torch = pytest.importorskip("torch")
-    from commtax_lab.study import rank_steps
-    from commtax_lab.study.timing import OperandPool
+    from commtax_lab.measure.study import rank_steps
+    from commtax_lab.measure.study.timing import OperandPool
 
     torch.manual_seed(0)
     shape, length = rank_steps.Shard("check", 1, 2, 128, 4, 2, 32, 192, 256, True, True), 24
@@ -120,7 +120,7 @@ def test_decoding_continues_what_prefill_began():
 
 INTERPRETED = """
 import torch
-from commtax_lab.study import fused
+from commtax_lab.measure.study import fused
 
 torch.manual_seed(0)
 def tensors(*shapes): return [torch.randn(s).bfloat16() for s in shapes]

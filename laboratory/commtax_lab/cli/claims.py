@@ -15,12 +15,12 @@ from commtax_lab.claims import DocumentClaim, claims
 @click.command("claims", cls=Verb)
 @add_verb_options("claims")
 def claims_command(as_json: bool) -> None:
-    """What well-known texts say about the communication tax, and what the arithmetic says."""
+    """Recompute what well-known texts say about the communication tax."""
     Output(as_json).answer(lambda every: {"schema": "commtax.claims/1", "claims": every}, show_claims, claims())
 
 
 def show_claims(console: Console, claims: Iterable[DocumentClaim]) -> None:
-    """What the text says, what arithmetic says, why."""
+    """Show each claim: what the text says, what the arithmetic gives, and why they differ."""
     document = ""
     for claim in claims:
         if claim.document != document:

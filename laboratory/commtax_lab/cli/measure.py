@@ -9,7 +9,7 @@ from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import click
 from rich.console import Console
@@ -22,18 +22,62 @@ from commtax.cli.output import Output
 from commtax.files import check_writable, write_text
 from commtax.spec import Profile
 from commtax.statement import Refusal
-from commtax_lab.cli.measure_options import JobOptions, ServerOptions, StudyOptions, WeightsChoice
-from commtax_lab.report import measuring
-from commtax_lab.report.live_lessons import show_lessons
-from commtax_lab.report.live_requests import show_serving
+from commtax_lab.cli import measuring
+from commtax_lab.cli.measuring import show_lessons, show_serving
 
 if TYPE_CHECKING:
     from commtax_lab.measure.job import LiveJob
-    from commtax_lab.study.driving import StudyOrder
-    from commtax_lab.study.live_lessons import ServedLoads
-    from commtax_lab.study.live_loads import LiveLoad
+    from commtax_lab.measure.study.driving import StudyOrder
+    from commtax_lab.measure.study.live_lessons import ServedLoads
+    from commtax_lab.measure.study.live_loads import LiveLoad
 
-DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
+
+class WeightsChoice(TypedDict):
+    model: str
+    random: bool
+
+
+class EngineOptions(TypedDict, total=False):
+    layers: int
+    dtype: str
+    device: str
+    impl: str
+
+
+class JobOptions(EngineOptions, total=False):
+    tp: int
+    batch: int
+    input_len: int
+    output_len: int
+    emulate_link: str
+    slow_rank: str
+    break_rank: int
+    repeats: int
+    reference: bool
+    graphs: bool
+    cluster: str
+    profile: str
+    trace: str
+
+
+class ServerOptions(EngineOptions, total=False):
+    tp: int
+    seed: int
+
+
+class StudyOptions(EngineOptions, total=False):
+    recipe: str
+    engine: str
+    quick: bool
+    cluster: str
+    profile: str
+    dataset: str
+    vllm: str
+    vllm_args: str
+    name: str
+
+
+DEMONSTRATION = Path(__file__).parents[1] / "measure" / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
 
 
@@ -78,7 +122,7 @@ def collectives_command(
     as_json: bool,
     **options: str,
 ) -> None:
-    """Time collectives over sizes, as nccl-tests does, and fit latency and bandwidth."""
+    """Measure collectives over sizes, as nccl-tests does, and fit latency and bandwidth."""
     from commtax_lab.measure.collective_sweep import doubling_sizes, measure
 
     sizes = doubling_sizes(int(least), int(most))
@@ -131,25 +175,25 @@ def serve_command(
 ) -> None:
     """Serve requests that come at random for real, and hold their times against the simulator's."""
     from commtax_lab.measure.job import LiveJob
-    from commtax_lab.study import live
-    from commtax_lab.study.live_prediction import serving_document
+    from commtax_lab.measure.study import live
+    from commtax_lab.measure.study.live import serving_document
 
     inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
-    own_engine = is_builtin(engine)
+    builtin = is_builtin(engine)
     if calibrate:
         if request_rate:
             raise Refusal("request_rate: --calibrate serves closed loops, whose clients wait for their answers", "request_rate")
         lesson = LoadLesson((max_num_seqs, inputs.mean, outputs.mean), calibrate, profile, out, output, lost_after, as_json)
-        if own_engine:
+        if builtin:
             job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
             learn_from_loads(job, lesson)
         else:
             learn_from_vllm(vllm_order(model, random_model, vllm, vllm_args, options), lesson)
         return
-    given_alone = (("profile", profile), ("out", out), ("output", output), ("engine", "" if own_engine else engine))
+    calibrate_only = (("profile", profile), ("out", out), ("output", output), ("engine", "" if builtin else engine))
     job = LiveJob(**weights_of(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
-    for name, given in (*given_alone, ("vllm", vllm), ("vllm_args", vllm_args)):
-        if given:
+    for name, value in (*calibrate_only, ("vllm", vllm), ("vllm_args", vllm_args)):
+        if value:
             raise Refusal(f"{name}: belongs to --calibrate N", name)
     service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settle()
     with report_dead_ranks(), bar("sweeps and runs", live.stages(service), as_json) as advance:
@@ -169,8 +213,8 @@ class LoadLesson(NamedTuple):
     as_json: bool
 
     def loads(self, seed: int) -> "tuple[tuple[LiveLoad, ...], int]":
-        """Those that are served, and their rounds; what cannot be written to is refused before."""
-        from commtax_lab.study import live_lessons, live_loads
+        """Return the loads to serve and their rounds, after refusing files that cannot be written."""
+        from commtax_lab.measure.study import live_lessons, live_loads
 
         for place, what in ((self.out, "out"), (self.output, "output")):
             if place:
@@ -179,11 +223,11 @@ class LoadLesson(NamedTuple):
         live_lessons.check_shown(self.shown, len(loads))
         return loads, rounds
 
-    def tell(self, served: "ServedLoads", own: Profile) -> None:
+    def tell(self, served: "ServedLoads", before: Profile) -> None:
         """Learn from some loads, predict the others, and write and print it."""
-        from commtax_lab.study import live_lessons
+        from commtax_lab.measure.study import live_lessons
 
-        document, learnt = live_lessons.lessons_document(served, self.shown, own)
+        document, learnt = live_lessons.lessons_document(served, self.shown, before)
         if self.out:
             write_profile(self.out, replace(learnt, written=date.today().isoformat()))
         if self.output:
@@ -192,30 +236,30 @@ class LoadLesson(NamedTuple):
 
 
 def learn_from_loads(job: "LiveJob", lesson: LoadLesson) -> None:
-    """The small engine's."""
-    from commtax_lab.study import live_lessons, live_loads
+    """Calibrate on loads that the small engine serves."""
+    from commtax_lab.measure.study import live_lessons, live_loads
 
     series = live_loads.LoadSeries(job, *lesson.loads(job.seed)).settle()
     with report_dead_ranks(), bar("loads", live_loads.stages(series), lesson.as_json) as advance:
-        own = live_lessons.own_profile(series, lesson.profile, lesson.lost_s)
+        before = live_lessons.machine_profile(series, lesson.profile, lesson.lost_s)
         seen = live_loads.run(series, progress=advance, lost_s=lesson.lost_s)
-    lesson.tell(live_lessons.served_loads(series, seen), own)
+    lesson.tell(live_lessons.served_loads(series, seen), before)
 
 
 def learn_from_vllm(order: "StudyOrder", lesson: LoadLesson) -> None:
-    """An installed vLLM's; its constants are measured after it has stopped, on CPUs by the small engine."""
-    from commtax_lab.study import live_lessons, vllm_loads
+    """Calibrate on loads that vLLM serves. On CPUs the small engine measures the constants after vLLM has stopped."""
+    from commtax_lab.measure.study import live_lessons, vllm_loads
 
     loads, _ = lesson.loads(0)
     with report_dead_ranks(), bar("loads", len(loads) * vllm_loads.rounds(), lesson.as_json) as advance:
         served = vllm_loads.serve_loads(order, loads, advance)
-        own = live_lessons.known_before(lesson.profile, served, lesson.lost_s)
-    lesson.tell(served, own)
+        before = live_lessons.prior_profile(lesson.profile, served, lesson.lost_s)
+    lesson.tell(served, before)
 
 
 def vllm_order(model: str, random_model: str, vllm: str, vllm_args: str, options: ServerOptions) -> "StudyOrder":
-    """What vLLM is to serve; options that only the small engine has are refused."""
-    from commtax_lab.study.driving import StudyOrder
+    """Return what vLLM is to serve, and refuse options that only the small engine has."""
+    from commtax_lab.measure.study.driving import StudyOrder
 
     for name in ("layers", "device", "impl"):
         if options.get(name):
@@ -229,7 +273,7 @@ def vllm_order(model: str, random_model: str, vllm: str, vllm_args: str, options
 
 
 def is_builtin(engine: str) -> bool:
-    """Whether the small engine serves, and no installed vLLM."""
+    """Return whether the small engine serves, and not an installed vLLM."""
     if engine not in ("builtin", "vllm"):
         raise Refusal(f"engine '{engine}': builtin, or vllm", "engine")
     return engine == "builtin"
@@ -247,10 +291,10 @@ def experiment_command(
     as_json: bool,
     **options: Unpack[StudyOptions],
 ) -> None:
-    """The whole TP study as one command: latency, serving, batch scaling, a profile; a report with the questions answered."""
-    from commtax_lab.report import experiment as reporting
-    from commtax_lab.study.driving import StudyOrder
-    from commtax_lab.study.experiment import experiment, merge
+    """Run the whole TP study and report it: latency, serving, batch scaling, a profile, and the questions answered."""
+    from commtax_lab.cli import experiment as reporting
+    from commtax_lab.measure.study.driving import StudyOrder
+    from commtax_lab.measure.study.experiment import experiment, merge
 
     folder, builtin = Path(out), options["engine"] == "builtin"
     if merged:
@@ -262,10 +306,10 @@ def experiment_command(
         weights = weights_of(model, random_model)
         if builtin:
             need_torch()
-        asked = StudyOrder(folder, degrees=tuple(tp), lost_s=lost_after, **weights, **options)
+        order = StudyOrder(folder, degrees=tuple(tp), lost_s=lost_after, **weights, **options)
         try:
             with report_dead_ranks():
-                boxes = [experiment(asked, partial(click.echo, err=True))]  # a study takes minutes to hours
+                boxes = [experiment(order, partial(click.echo, err=True))]  # a study takes minutes to hours
         except KeyboardInterrupt:
             click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
             raise
@@ -284,7 +328,7 @@ def experiment_command(
 
 
 def weights_of(model: str, random_model: str) -> WeightsChoice:
-    """Whose weights run: a checkpoint's, or random ones in the shape of a model."""
+    """Return whose weights run: a checkpoint's, or random ones in the shape of a model."""
     if bool(model) == bool(random_model):
         raise Refusal.about(model="give --model FOLDER, or --random NAME for random weights")
     return {"model": model or random_model, "random": bool(random_model)}
@@ -292,7 +336,7 @@ def weights_of(model: str, random_model: str) -> WeightsChoice:
 
 @contextmanager
 def report_dead_ranks() -> Iterator[None]:
-    """A rank that died: its number, how, and the end of its traceback; exit code 3."""
+    """Report a rank that died (its number, how, and the end of its traceback) and exit with code 3."""
     from commtax_lab.measure.launch import RankError
 
     try:
@@ -304,7 +348,7 @@ def report_dead_ranks() -> Iterator[None]:
 
 @contextmanager
 def bar(what: str, total: int, quiet: bool) -> Iterator[Callable[[object], None]]:
-    """A progress bar on standard error, where somebody looks at it."""
+    """Show a progress bar on standard error, if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _news: None
         return

@@ -28,7 +28,7 @@ class Arch:
 
 
 def arch(name: str, layers: int = 0) -> Arch:
-    """An architecture by catalogue name or folder, cut to its first ``layers`` if given; unknown ones are refused by name."""
+    """Return an architecture by catalogue name or folder, cut to its first ``layers`` if stated. Refuse unknown ones by name."""
     config = dict(catalog.config(name))
     if layers:
         if layers < 1 or layers > int(str(config["num_hidden_layers"])):
@@ -41,7 +41,7 @@ def arch(name: str, layers: int = 0) -> Arch:
 
 
 def arch_of_config(config: Table, key: str) -> Arch:
-    """An architecture from its ``config.json``."""
+    """Return an architecture from its ``config.json``."""
     model = from_config(config, key)
     if model.architecture not in FAMILIES:
         raise Refusal(f"model {key}: the engine runs {', '.join(FAMILIES)}, not {model.architecture}", "model")
@@ -70,7 +70,7 @@ def arch_of_config(config: Table, key: str) -> Arch:
 
 
 def rotary_angles(a: Arch, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of every position: (length, head size), fp32.
+    """Return cosines and signed sines of every position: (length, head size), fp32.
 
     y = x cos + swapped(x) sin, where ``swapped`` exchanges the halves and the first half's sine is negative.
     """
@@ -82,7 +82,7 @@ def rotary_angles(a: Arch, length: int, device: torch.device) -> tuple[Tensor, T
 
 
 def _scale_frequencies(inverse: Tensor, a: Arch) -> Tensor:
-    """Frequencies for longer contexts: all divided (linear), or only the slow ones with a smooth passage (Llama 3.1)."""
+    """Scale frequencies for longer contexts: all (linear), or the slow ones with a smooth passage (Llama 3.1)."""
     if a.rope == "default":
         return inverse
     factor = a.rope_numbers["factor"]

@@ -29,7 +29,7 @@ MAX_CALLS = 1000  # … within reason
 
 
 def doubling_sizes(least: int, most: int) -> list[int]:
-    """Sizes from ``least`` to ``most`` bytes."""
+    """Return doubling sizes from ``least`` to ``most`` bytes."""
     if not 4 <= least <= most:
         raise Refusal(f"min={least}, max={most}: sizes rise from at least 4 bytes")
     return [least << i for i in range((most // least).bit_length())]
@@ -37,7 +37,7 @@ def doubling_sizes(least: int, most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSweep:
-    """What the ranks of one group are to time."""
+    """The sizes and wires that the ranks of one group time."""
 
     impls: list[str]
     sizes: list[int]
@@ -55,7 +55,7 @@ def measure(
     lost_s: float = launch.LOST_S,
     progress: launch.Progress | None = None,
 ) -> CollectivesDocument:
-    """``measure collectives --json``: rows of every implementation and group, and a fit for each."""
+    """Return the document of ``measure collectives --json``: rows of every implementation and group, and a fit for each."""
     impls = impls or list(machine.carriers(machine.facts()))
     for impl in impls:
         check_impl(impl)
@@ -68,10 +68,10 @@ def measure(
         raise Refusal(f"ranks={(bad or [0])[0]}: groups of 2 to 64 ranks are measured", "ranks")
     if emulate_link:
         catalog.link(emulate_link)
-    asked = CollectiveSweep(impls, sizes, op, emulate_link, "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu")
+    task = CollectiveSweep(impls, sizes, op, emulate_link, "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu")
     rows: list[CollectiveTime] = []
     for size in ranks:
-        rows += launch.run(TARGET, asked, size, device=asked.device, lost_s=lost_s, progress=progress)
+        rows += launch.run(TARGET, task, size, device=task.device, lost_s=lost_s, progress=progress)
     keys = dict.fromkeys((row["impl"], row["ranks"]) for row in rows)
     fits = [fit([row for row in rows if (row["impl"], row["ranks"]) == key]) for key in keys]
     note = machine.carrier_note(machine.facts()) if "nccl" not in impls else ""
@@ -79,19 +79,19 @@ def measure(
     return {"schema": schema, "op": op, "emulated_link": emulate_link, "rows": rows, "fits": fits, "notes": notes}
 
 
-def sweep(where: RankPlace, asked: CollectiveSweep) -> list[CollectiveTime]:
-    """One rank's part of a sweep; implementations take turns at every size, so that they see the same machine."""
-    device = where.device(asked.device)
-    wires = {impl: wire(impl, where.rank, where.size, device.type, asked.emulate_link) for impl in asked.impls}
+def sweep(where: RankPlace, task: CollectiveSweep) -> list[CollectiveTime]:
+    """Run one rank's part of a sweep. Implementations take turns at every size, so that they see the same machine."""
+    device = where.device(task.device)
+    wires = {impl: wire(impl, where.rank, where.size, device.type, task.emulate_link) for impl in task.impls}
     rows = []
-    for nbytes in asked.sizes:
-        rows += _time_size(wires, asked.op, nbytes, where.size, device)
+    for nbytes in task.sizes:
+        rows += _time_size(wires, task.op, nbytes, where.size, device)
         report(nbytes)
     return rows
 
 
 def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, device: torch.device) -> list[CollectiveTime]:
-    """All implementations at one size: checked once, then timed in batches that take turns."""
+    """Measure all implementations at one size: check each once, then time them in batches that take turns."""
     count = max(1, nbytes // 4)
     if op == "all-gather":
         count = max(1, count // ranks) * ranks
@@ -122,7 +122,7 @@ def _time_size(wires: dict[str, Carrier], op: str, nbytes: int, ranks: int, devi
 
 
 def _prepare_call(carrier: Carrier, op: str, count: int, ranks: int, device: torch.device) -> tuple[Callable[[], None], int]:
-    """A call to time, and how many values of its result are wrong."""
+    """Return a call to time, and how many values of its result are wrong."""
     rank = dist.get_rank()
     if op == "all-reduce":
         tensor = torch.full((count,), float(rank + 1), device=device)
@@ -137,7 +137,7 @@ def _prepare_call(carrier: Carrier, op: str, count: int, ranks: int, device: tor
 
 
 def _repeats(call: Callable[[], None], device: torch.device) -> int:
-    """Calls in a batch: agreed on by all ranks."""
+    """Return the calls in a batch, agreed on by all ranks."""
     each = _time_batch(call, 3, device)
     slowest = max(gather(_time_batch(call, 5 if each < 0.05 else 1, device)))
     return max(2, min(MAX_CALLS, int(BATCH_S / slowest)))
@@ -154,7 +154,7 @@ def _time_batch(call: Callable[[], None], repeats: int, device: torch.device) ->
 
 
 def fit(rows: list[CollectiveTime]) -> FittedCollective:
-    """One implementation's group: time = alpha + size x beta with the least relative error; residuals are relative too."""
+    """Fit time = alpha + size x beta to one implementation's group with the least relative error. Residuals are relative too."""
     sizes, times = np.array([r["size_bytes"] for r in rows], float), np.array([r["time_us"] * 1e-6 for r in rows])
     alpha, beta = alpha_beta(sizes, times)
     residuals = (alpha + beta * sizes) / times - 1
@@ -170,7 +170,7 @@ def fit(rows: list[CollectiveTime]) -> FittedCollective:
 
 
 def alpha_beta(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-    """Least squares of (alpha + beta n) / t - 1 with both at least 0.
+    """Minimise the squares of (alpha + beta n) / t - 1 with both at least 0.
 
     >>> alpha, beta = alpha_beta(np.array([8.0, 1e6]), np.array([1e-5, 1e-3]))
     >>> round(alpha * 1e6, 2), round(1e-9 / beta, 2)

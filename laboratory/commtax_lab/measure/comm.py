@@ -26,7 +26,7 @@ TOIL = 256  # rows of a square product that takes less than a millisecond of one
 
 
 class Carrier(Protocol):
-    """What carries a tensor among ranks."""
+    """A carrier of tensors among ranks."""
 
     def all_reduce(self, tensor: Tensor) -> None: ...
 
@@ -59,7 +59,7 @@ class Emulated:
 
 
 def spin(seconds: float) -> None:
-    """Wait precisely; long waits sleep first."""
+    """Wait precisely, sleeping first if the wait is long."""
     until = time.perf_counter() + seconds
     if seconds > 2e-3:
         time.sleep(seconds - 1e-3)
@@ -78,7 +78,7 @@ def toil(seconds: float) -> None:
 
 
 def check_impl(impl: str) -> None:
-    """Refuse a wire that nobody knows, and shared memory where it cannot be had."""
+    """Refuse an unknown wire, and shared memory where the machine has none."""
     if impl not in IMPLEMENTATIONS:
         raise Refusal(f"impl '{impl}': one of {', '.join(IMPLEMENTATIONS)}")
     missing = machine.facts().no_semaphores
@@ -87,7 +87,7 @@ def check_impl(impl: str) -> None:
 
 
 def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "") -> Carrier:
-    """A wire by name, checked against where the tensors are."""
+    """Return a wire by name, checked against where the tensors are."""
     check_impl(impl)
     if (device == "cuda") != (impl in CUDA_OK):
         raise Refusal(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
@@ -142,7 +142,7 @@ class RankGroup:
         return tensor
 
     def all_gather(self, part: Tensor, what: str) -> Tensor:
-        """Parts of the last dimension from every rank, joined in rank order."""
+        """Join parts of the last dimension from every rank, in rank order."""
         if self.size == 1:
             self._drag()
             return part
@@ -152,12 +152,12 @@ class RankGroup:
         return whole.view(self.size, rows, width).transpose(0, 1).reshape(rows, self.size * width)
 
     def resume(self) -> None:
-        """Computing starts anew here: a straggler is not charged for waiting between steps."""
+        """Restart the clock of computing: a straggler is not charged for waiting between steps."""
         self._resumed_s = time.perf_counter()
 
     @contextmanager
     def record_sends(self) -> Iterator[list[IssuedCollective]]:
-        """What a captured graph sends: recorded once here, to be counted again at each replay."""
+        """Record once what a captured graph sends, to count it again at each replay."""
         before, self.ledger = self.ledger, Ledger()
         try:
             yield self.ledger.sent

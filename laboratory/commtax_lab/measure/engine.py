@@ -10,12 +10,15 @@ as a graph.
 import importlib.util
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from commtax.statement import Refusal
 from commtax_lab.measure.arch import Arch, rotary_angles
@@ -30,7 +33,7 @@ OFF_CORE = "waiting for a core"  # the line of what others took from this thread
 
 
 def rotate(both: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions of queries and keys at once: halves swapped, the sign is in the sines."""
+    """Apply rotary positions to queries and keys at once, with halves swapped and the sign in the sines."""
     return torch.addcmul(both * cos, both.roll(both.shape[-1] // 2, -1), sin)
 
 
@@ -40,13 +43,13 @@ def gated_silu(both: Tensor) -> Tensor:
 
 
 def add_and_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual stream with a layer's result added, and its norm."""
+    """Add a layer's result to the residual stream, and return the stream with its norm."""
     total = x + more
     return total, F.rms_norm(total, (total.shape[-1],), weight, eps)
 
 
 def _compile_on_cuda(function: Callable[P, T], device: torch.device) -> Callable[P, T]:
-    """On CUDA torch's compiler makes one kernel of it; on CPUs, or without a compiler, it runs as it stands."""
+    """Compile to one kernel on CUDA. On CPUs, or without a compiler, the function runs as it stands."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return function
     return cast("Callable[P, T]", torch.compile(function))
@@ -84,7 +87,7 @@ class Blocks:
         self._in_order = bool(torch.equal(table.reshape(-1), torch.arange(self.num_blocks, device=table.device)))
 
     def slots(self, positions: Tensor) -> Tensor:
-        """Where (sequence, position) lies in the pool; ``positions`` is (batch, tokens)."""
+        """Return where (sequence, position) lies in the pool. ``positions`` is (batch, tokens)."""
         return self._slots.gather(1, positions).reshape(-1)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
@@ -93,7 +96,7 @@ class Blocks:
         self.values[layer].index_copy_(1, slots, value.transpose(0, 1))
 
     def read(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first ``length`` tokens: (kv heads x batch, length, head size) each."""
+        """Return keys and values of the first ``length`` tokens: (kv heads x batch, length, head size) each."""
         return self._read(self.keys[layer], length), self._read(self.values[layer], length)
 
     def _read(self, pool: Tensor, length: int) -> Tensor:
@@ -133,7 +136,7 @@ class LiveEngine:
         self._lines, self._lapped_s, self._ran_s = lines, time.perf_counter(), time.thread_time()
 
     def _lap(self, line: str) -> None:
-        """Charge the time on the core since the last lap, and the time off it apart; nothing is timed when nobody looks."""
+        """Charge the core time since the last lap, and the time off the core separately, if anybody watches."""
         lines = self._lines
         if lines is None:
             return
@@ -146,13 +149,13 @@ class LiveEngine:
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor) -> Tensor:
-        """Compute whole prompts, (batch, length) token ids; returns logits of the last position, (batch, vocabulary)."""
+        """Compute whole prompts, (batch, length) token ids, and return the last position's logits, (batch, vocabulary)."""
         positions = self._positions[: tokens.shape[1]].expand(self.batch, -1)
         return self._forward(tokens, positions, tokens.shape[1], None)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, position: int) -> Tensor:
-        """One new token a sequence, (batch,) ids at ``position``; returns logits, (batch, vocabulary)."""
+        """Compute one new token per sequence, (batch,) ids at ``position``, and return logits, (batch, vocabulary)."""
         if self._graph is None:
             positions = self._positions[position : position + 1].expand(self.batch, 1)
             return self._forward(tokens.view(-1, 1), positions, position + 1, None)
@@ -162,7 +165,7 @@ class LiveEngine:
         return self._logits
 
     def _forward(self, tokens: Tensor, positions: Tensor, length: int, mask: Tensor | None) -> Tensor:
-        """Rows of all sequences through all layers. ``mask`` is for graphs, whose shapes cannot follow the length."""
+        """Run rows of all sequences through all layers. ``mask`` is for graphs, whose shapes cannot follow the length."""
         self.group.resume()
         lap, w = self._lap, self.weights
         x = self._embed(tokens.reshape(-1))
@@ -188,13 +191,13 @@ class LiveEngine:
         return logits
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Rows of the table that this rank holds, zero for the others'; their sum is the embedding."""
+        """Look up this rank's rows of the table, zero for the others'. Their sum is the embedding."""
         table = self.weights.embed
         if self.group.size == 1:
             return F.embedding(tokens, table)
         local = tokens - self._vocab_start
-        held = (local >= 0) & (local < table.shape[0])
-        x = F.embedding(local.clamp(0, table.shape[0] - 1), table) * held.unsqueeze(-1)
+        local_rows = (local >= 0) & (local < table.shape[0])
+        x = F.embedding(local.clamp(0, table.shape[0] - 1), table) * local_rows.unsqueeze(-1)
         self._lap("embedding and final norm")
         return self._sum(x, "embedding")
 
@@ -232,13 +235,13 @@ class LiveEngine:
         return out if w.out_bias is None else out + w.out_bias
 
     def _prefill_attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Causal attention of each prompt over itself."""
+        """Attend causally within each prompt."""
         q, k, v = (t.reshape(self.batch, -1, t.shape[1], t.shape[2]).transpose(1, 2) for t in (query, key, value))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         return mixed.transpose(1, 2).reshape(query.shape[0], -1)
 
     def _decode_attention(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """One query a sequence over its cached keys: all heads and sequences that share a KV head in one batched product."""
+        """Attend with one query per sequence: all heads and sequences that share a KV head in one batched product."""
         rows, dim = query.shape[0], query.shape[-1]
         grouped = query.reshape(rows, self.kv_heads, -1, dim).transpose(0, 1).reshape(self.kv_heads * rows, -1, dim)
         scale = dim**-0.5
@@ -263,7 +266,7 @@ class LiveEngine:
         return self._sum(out, "feed-forward output")
 
     def _mixture(self, w: LayerWeights, x: Tensor) -> Tensor:
-        """Each token through its chosen experts; every expert is cut over the ranks, so their sum is partial too."""
+        """Run each token through its chosen experts. Every expert is cut over the ranks, so their sum is partial too."""
         lap, moe = self._lap, self.arch.model.experts
         assert moe is not None
         shares = torch.softmax(F.linear(x, w.router).float(), dim=-1)
@@ -303,15 +306,36 @@ class LiveEngine:
         self._graph, self._graph_sends = graph, sends
 
     def static_step(self) -> Tensor:
-        """A decode step whose shapes do not depend on the length: tokens and position are read from static tensors."""
+        """Run a decode step whose shapes do not depend on the length, with tokens and position from static tensors."""
         mask = self._hide_scores(self._positions.unsqueeze(0) > self._at[:1])
         return self._forward(self._tokens, self._at, self.cache.capacity, mask.unsqueeze(0))
 
     def _hide_scores(self, hidden: Tensor) -> Tensor:
-        """What is added to scores so that nobody looks there."""
+        """Return the mask to add to the scores."""
         return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
 
     def place(self, tokens: Tensor, position: int) -> None:
-        """What the next static step reads."""
+        """Set what the next static step reads."""
         self._tokens.copy_(tokens.view(-1, 1))
         self._at.fill_(position)
+
+
+@contextmanager
+def trace(engine: LiveEngine, file: Path) -> Iterator[None]:
+    """Trace what is run meanwhile."""
+    watched = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
+    with profile(activities=watched, record_shapes=True) as seen:
+        yield
+    seen.export_chrome_trace(str(file))
+
+
+class NamedStepsEngine(LiveEngine):
+    """An engine whose steps have names in a trace."""
+
+    def prefill(self, tokens: Tensor) -> Tensor:
+        with record_function(f"execute_context_{self.batch}({tokens.numel()})_generation_0(0)"):
+            return super().prefill(tokens)
+
+    def decode(self, tokens: Tensor, position: int) -> Tensor:
+        with record_function(f"execute_context_0(0)_generation_{self.batch}({self.batch})"):
+            return super().decode(tokens, position)

@@ -23,7 +23,7 @@ from commtax_lab.measure.worker import RankPlace, gather
 
 @dataclass(slots=True)
 class GenerationRun:
-    """One batch of prompts, answered. Seconds of each step; what each step sent; on CPU ranks also the bill's lines."""
+    """One batch of prompts, answered: seconds of each step, what each sent, and on CPU ranks the bill's lines."""
 
     prefill_s: float = 0.0
     decode_s: list[float] = field(default_factory=list)
@@ -40,12 +40,12 @@ class GenerationRun:
     )  # of each decode step, time off the core in a line of its own
 
     def line_medians(self) -> dict[str, float]:
-        """Each line's seconds in the median decode step."""
+        """Return each line's seconds in the median decode step."""
         names = self.decode_lines[0] if self.decode_lines else ()
         return {name: median(lines.get(name, 0.0) for lines in self.decode_lines) for name in names}
 
     def figures(self) -> GenerationRun:
-        """Without its tensors: what ranks tell each other."""
+        """Return the run without its tensors, as ranks exchange it."""
         return replace(self, tokens=[], logits=[])
 
 
@@ -64,7 +64,7 @@ class HostWatch:
         return logits
 
     def mark_chosen(self) -> None:
-        """The host knows when a step ended."""
+        """Mark the end of a step on the host."""
 
     def steps(self) -> list[float]:
         return self.seconds
@@ -90,7 +90,7 @@ class DeviceWatch:
 
 
 def prompts(vocab: int, batch: int, length: int, seed: int, device: torch.device) -> Tensor:
-    """The same token ids on every rank."""
+    """Return the same token ids on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocab, (batch, length), generator=generator).to(device)
 
@@ -161,11 +161,11 @@ class MeasuredJob:
 def gather_results(
     where: RankPlace, engine: LiveEngine, runs: Sequence[GenerationRun], replicas: Sequence[GenerationRun] = ()
 ) -> MeasuredJob:
-    """Every rank's part, on every rank."""
+    """Gather every rank's part on every rank."""
     w, cache = engine.weights, engine.cache
-    held = (w.nbytes, w.replicated, cache.nbytes, cache.num_blocks, cache.block_size)
+    resident = (w.nbytes, w.replicated, cache.nbytes, cache.num_blocks, cache.block_size)
     figures = ([run.figures() for run in kind] for kind in (runs, replicas))
-    parts = gather(RankResult(where.rank, os.uname().nodename, where.cores, *held, *figures))
+    parts = gather(RankResult(where.rank, os.uname().nodename, where.cores, *resident, *figures))
     device = (
         f"{plural(torch.get_num_threads(), 'CPU thread')} per rank" if engine.device.type == "cpu" else torch.cuda.get_device_name()
     )
@@ -188,7 +188,7 @@ class RunOfAllRanks:
 
     @property
     def inside_s(self) -> np.ndarray:
-        """Seconds inside collectives, (ranks, steps, collectives of a step); of size 0 where nobody timed them (CUDA)."""
+        """Seconds inside collectives, (ranks, steps, collectives of a step), of size 0 where untimed (CUDA)."""
         return np.array([run.comm_s for run in self.runs])
 
     @property
@@ -198,10 +198,10 @@ class RunOfAllRanks:
 
 
 def turns(parts: Sequence[RankResult]) -> list[RunOfAllRanks]:
-    """The runs of all ranks, turn by turn."""
+    """Return the runs of all ranks, turn by turn."""
     return [RunOfAllRanks(runs) for runs in zip(*(part.runs for part in parts), strict=True)]
 
 
 def lower_quartile(times: list[float]) -> float:
-    """The lower quartile: what the machine takes when others leave it alone, without trusting one lucky run."""
+    """Return the lower quartile: the machine's time when undisturbed, without trusting one lucky run."""
     return sorted(times)[len(times) // 4]

@@ -48,14 +48,14 @@ class LiveJob:
     trace: str = ""  # a folder for each rank's profiler trace of one more run
 
     def settle(self) -> LiveJob:
-        """With defaults that depend on the machine filled in, and every mistake that can be seen beforehand refused."""
+        """Fill in defaults that depend on the machine, and refuse every mistake that can be seen beforehand."""
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device not in ("cpu", "cuda"):
             raise Refusal(f"device '{device}': cpu or cuda")
         if device == "cuda" and not torch.cuda.is_available():
             raise Refusal("device 'cuda': torch sees no CUDA device here; use --device cpu")
         impl = self.impl or ("nccl" if device == "cuda" else machine.carriers(machine.facts())[-1])
-        return replace(self, device=device, dtype=self.dtype or machine.own_dtype(device), impl=impl)._check()
+        return replace(self, device=device, dtype=self.dtype or machine.engine_dtype(device), impl=impl)._check()
 
     def _check(self) -> LiveJob:
         if self.dtype not in DTYPES:
@@ -95,7 +95,7 @@ class LiveJob:
         return arch(self.model, self.layers)
 
     def plan(self, a: Arch) -> Question:
-        """The question as the cost functions ask it; a degree that does not divide the model is refused here."""
+        """Return the plan as the cost functions take it. Refuse a degree that does not divide the model."""
         place = self.cluster or f"{max(2, self.tp)}x{chip_here() if self.device == 'cuda' else 'cpu'}"
         return ask(a.model, place, tp=self.tp, engine="builtin", dtype=self.dtype).plain()
 
@@ -111,24 +111,24 @@ class LiveJob:
         return self.graphs and self.device == "cuda"
 
     def source(self, device: torch.device) -> Source:
-        """Where whole tensors come from."""
+        """Return where whole tensors come from."""
         if self.random:
             return RandomWeights(self.seed, DTYPES[self.dtype], device)
         return Checkpoint(Path(self.model).expanduser())
 
     def load(self, a: Arch, where: RankPlace, device: torch.device) -> RankWeights:
-        """A rank's part of the weights."""
+        """Load a rank's part of the weights."""
         return load(self.source(device), a, where.rank, where.size, DTYPES[self.dtype], device)
 
     def group(self, where: RankPlace) -> RankGroup:
-        """The ranks as this one reaches them; one of them may be slow on purpose."""
+        """Return the ranks as this one reaches them. One of them may be slow on purpose."""
         carrier = wire(self.impl, where.rank, where.size, self.device, self.emulate_link) if where.size > 1 else None
         slow_rank, factor = self.slow
         return RankGroup(where.rank, where.size, carrier, factor if slow_rank == where.rank else 1.0)
 
 
 def chip_here() -> str:
-    """This machine's GPU in the catalogue, by its name and memory."""
+    """Return this machine's GPU in the catalogue, by its name and memory."""
     name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
     key = machine.nearest_chip(name, memory)
     if not key:

@@ -99,7 +99,7 @@ def run(
 
 @contextmanager
 def run_folder() -> Iterator[Path]:
-    """A folder of this process, gone at the end; what dead processes left goes first."""
+    """Make a folder for this process, removed at the end, after removing what dead processes left."""
     sweep(Path(tempfile.gettempdir()), SHARED)
     folder = Path(tempfile.mkdtemp(prefix=RUN))
     try:
@@ -112,21 +112,21 @@ def run_folder() -> Iterator[Path]:
 
 def sweep(folders: Path, names: Path) -> None:
     """Remove what runs of this user left behind: folders that nobody holds, names in shared memory whose process is gone."""
-    for left in _own_files(folders, _FOLDER):
+    for left in _user_files(folders, _FOLDER):
         if left.is_dir() and _is_unowned(left / OWNER):
             shutil.rmtree(left, ignore_errors=True)
     sweep_names(names)
 
 
 def sweep_names(place: Path) -> None:
-    for left in _own_files(place, _NAME):
+    for left in _user_files(place, _NAME):
         with suppress(OSError):
             if left.is_file() and (time.time() - left.stat().st_mtime > OLD_S or _is_orphaned(left.name)):
                 left.unlink()
 
 
 def owner() -> str:
-    """Whose a name in shared memory is: this process, among those that one container sees."""
+    """Name the owner of a name in shared memory: this process, among those that one container sees."""
     return f"{os.getpid():x}-{_pid_space():x}"
 
 
@@ -137,7 +137,7 @@ def _pid_space() -> int:
 
 
 def _is_orphaned(name: str) -> bool:
-    """Whether the process that made it is gone; of another container's nobody here can tell."""
+    """Return whether the process that made it is gone. Those of other containers cannot be judged here."""
     match = _NAME.fullmatch(name)
     pid, space = match.groups(default="") if match else ("", "")
     if not pid or int(space, 16) != _pid_space():
@@ -149,14 +149,14 @@ def _is_orphaned(name: str) -> bool:
     return False
 
 
-def _own_files(place: Path, named: re.Pattern[str]) -> list[Path]:
+def _user_files(place: Path, named: re.Pattern[str]) -> list[Path]:
     with suppress(OSError):
         return [p for p in place.iterdir() if named.fullmatch(p.name) and p.lstat().st_uid == os.getuid()]
     return []
 
 
 def _is_unowned(owner: Path) -> bool:
-    """Whether the lock of a run's folder can be had; a folder without one is being made, or is not ours."""
+    """Return whether the lock of a run's folder is free. A folder without one is being made, or is not ours."""
     try:
         with owner.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,12 +173,12 @@ def leave_value(file: Path, value: object) -> None:
 
 
 def take(file: Path) -> Any:
-    """A value that another process of this run left."""
+    """Read a value that another process of this run left."""
     return pickle.loads(file.read_bytes())
 
 
 def _start(rank: int, ranks: int, folder: Path) -> subprocess.Popen[bytes]:
-    """One rank, with torchrun's own variables; its standard error is kept for the error message."""
+    """Start one rank with torchrun's variables, keeping its standard error for the error message."""
     environment = {
         "OMP_NUM_THREADS": "1",  # before torch loads; the worker then takes its share of the cores
         "GLOO_SOCKET_IFNAME": LOOPBACK,  # all ranks are here, and the host's name may not resolve
@@ -195,7 +195,7 @@ def _start(rank: int, ranks: int, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def start_process(command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process with all that it writes in a file. It leads a session: an interrupt reaches us alone, and we end it in order."""
+    """Start a process with all its output in a file. It leads a session, so that interrupts reach us alone and we end it."""
     with log.open("wb") as file:
         return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 
@@ -203,8 +203,8 @@ def start_process(command: Sequence[str], log: Path, env: Mapping[str, str]) -> 
 def _wait(
     processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, lost_s: float, progress: Progress | None
 ) -> None:
-    """Until every rank has ended well; the first that did not is the error. A rank that computes for minutes is not lost, one
-    that was suspended is."""
+    """Wait until every rank has ended well, and raise the error of the first that did not. A rank that computes for minutes is
+    not lost, one that was suspended is."""
     num_news, looked_s = 0, 0.0
     since: dict[int, float] = {}  # when a rank was first seen stopped
     while True:
@@ -220,8 +220,8 @@ def _wait(
         if now > deadline:
             raise RankError(codes.index(None), OUT_OF_TIME, "the run took longer than it may")
         if now - looked_s >= LOOK_S:
-            held = [rank for rank, p in enumerate(processes) if codes[rank] is None and is_stopped(p.pid)]
-            looked_s, since = now, {rank: since.get(rank, now) for rank in held}
+            stopped = [rank for rank, p in enumerate(processes) if codes[rank] is None and is_stopped(p.pid)]
+            looked_s, since = now, {rank: since.get(rank, now) for rank in stopped}
             lost = next((rank for rank, first_s in since.items() if now - first_s > lost_s), None)
             if lost is not None:
                 raise RankError(lost, OUT_OF_TIME, f"stopped for more than {lost_s:g} s (--lost-after): somebody suspended it")
@@ -229,7 +229,7 @@ def _wait(
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a child is suspended (SIGSTOP, a debugger); asked without collecting it."""
+    """Return whether a child is suspended (SIGSTOP, a debugger), without collecting it."""
     if hasattr(os, "waitid"):
         with suppress(ChildProcessError):
             return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
@@ -239,7 +239,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> RankError:
-    """The rank that failed by itself: others fail a moment later because their peer is gone."""
+    """Return the error of the rank that failed by itself. Others fail a moment later because their peer is gone."""
     time.sleep(0.1)
     failed = [(rank, code) for rank, p in enumerate(processes) if (code := p.poll())]
     logs = {rank: folder / LOG.format(rank) for rank, _ in failed}
@@ -251,7 +251,7 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> Ra
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]], grace_s: Mapping[signal.Signals, float], ended: EndedBySignal) -> None:
-    """No process outlives the run: ask, wait (not when asked twice), insist. Each leads a session, so its children go too."""
+    """End all processes: signal, wait (not once urgent), then kill. Each leads a session, so its children end too."""
     for sign, patience in grace_s.items():
         for p in processes:
             with suppress(ProcessLookupError):

@@ -52,17 +52,12 @@ class WireTimes(TypedDict, total=False):
     slowest_rank: int
 
 
-class StepTimes(TypedDict):
+class StepTimes(WireTimes):
     ms_per_token: float
     own_ms: float
     waiting_ms: float
     spread_ms: list[float]
     prefill_ms: float
-    collectives: NotRequired[list[WireTime]]
-    wire_ms_per_token: NotRequired[float]
-    skew_ms_per_token: NotRequired[float]
-    waited_ms_per_token: NotRequired[list[float]]
-    slowest_rank: NotRequired[int]
 
 
 class Replicas(TypedDict):
@@ -111,7 +106,7 @@ class LiveBill(TypedDict):
     notes: list[str]
 
 
-class TpDocument(TypedDict):
+class TpDocument(OneRankRuns, LogitsCheck, LiveBill):
     schema: str
     model: str
     weights_source: str
@@ -129,18 +124,7 @@ class TpDocument(TypedDict):
     ranks: list[RankMemory]
     weights: WeightSums
     collectives: CollectiveCounts
-    max_logit_diff: float | None
-    logit_tolerance: NotRequired[float]
-    logits_equal: bool | None
-    same_tokens: NotRequired[int]
-    steps: NotRequired[int]
     tp: StepTimes
-    tp1: NotRequired[StepTimes]
-    replicas: NotRequired[Replicas]
-    weight_read: WeightRead
-    bill: list[BillRow]
-    predicted: PredictedStep | None
-    notes: list[str]
 
 
 class CollectiveTime(TypedDict):

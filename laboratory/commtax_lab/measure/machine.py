@@ -27,7 +27,7 @@ BF16 = {"avx512_bf16", "amx_bf16", "bf16", "FEAT_BF16"}
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """One machine. ``no_semaphores`` says why processes cannot share POSIX semaphores; empty where they can."""
+    """A machine's facts. ``no_semaphores`` says why processes cannot share POSIX semaphores, and is empty where they can."""
 
     system: str
     architecture: str
@@ -41,29 +41,29 @@ class MachineFacts:
 
 @cache
 def facts() -> MachineFacts:
-    """This machine's."""
+    """Return this machine's facts."""
     apple, written = platform.system() == "Darwin", CPUINFO.read_text(errors="replace") if CPUINFO.exists() else ""
     features = apple_features(tool_output("sysctl", "hw.optional.arm")) if apple else linux_features(written)
     return MachineFacts(platform.system(), platform.machine().lower(), features, semaphore_fault())
 
 
 def cores() -> list[int]:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def cores_per_rank(ranks: int) -> int:
-    """Cores of a rank where ``ranks`` divide the machine."""
+    """Return the cores of a rank where ``ranks`` divide the machine."""
     return max(1, len(cores()) // ranks)
 
 
 def core_words(share: int) -> str:
-    """What CPU ranks run on, in words."""
+    """Describe what CPU ranks run on."""
     return f"{os.cpu_count()} CPU cores, {share} per rank"
 
 
 def free_bytes() -> float:
-    """Memory that this process may still take: what the system can give, and no more than its cgroups leave."""
+    """Return the bytes that this process may still take: what the system can give, and no more than its cgroups leave."""
     available = (
         meminfo_available(MEMINFO.read_text()) if MEMINFO.exists() else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     )
@@ -71,7 +71,7 @@ def free_bytes() -> float:
 
 
 def meminfo_available(text: str) -> float:
-    """``/proc/meminfo``: what new programs can have without swapping.
+    """Return what new programs can have without swapping, by ``/proc/meminfo``.
 
     >>> meminfo_available("MemTotal: 16 kB\\nMemAvailable: 8 kB\\n")
     8192.0
@@ -80,12 +80,12 @@ def meminfo_available(text: str) -> float:
     return next(float(row[1]) * 1024 for row in rows if row and row[0] == "MemAvailable:")
 
 
-def free_in_cgroups(own: str, root: Path) -> float:
-    """Bytes below the lowest limit of this process's cgroups, of version 1 or 2; infinite where none has one.
+def free_in_cgroups(groups: str, root: Path) -> float:
+    """Return bytes below the lowest limit of this process's cgroups (version 1 or 2), infinite where none has one.
 
     A container sees its own group at the root, under another path than ``/proc/self/cgroup`` names.
     """
-    rows = [line.split(":", 2) for line in own.splitlines() if line.count(":") >= 2]
+    rows = [line.split(":", 2) for line in groups.splitlines() if line.count(":") >= 2]
     homes = [(root / ("" if not kinds else "memory"), path) for _, kinds, path in rows if not kinds or "memory" in kinds.split(",")]
     folders = [
         home / "/".join(parts[:n]) for home, path in homes for parts in [path.strip("/").split("/")] for n in range(len(parts) + 1)
@@ -94,7 +94,7 @@ def free_in_cgroups(own: str, root: Path) -> float:
 
 
 def _free_in_cgroup(folder: Path) -> float:
-    """A group's limit less what it uses; cached files that can go at once are not used."""
+    """Return a group's limit less its use, not counting cached files that can go at once."""
     for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         with suppress(OSError, ValueError):
             most, used = float((folder / limit).read_text()), float((folder / usage).read_text())  # without one: "max"
@@ -110,7 +110,7 @@ def pin_to_cores(chosen: Sequence[int]) -> None:
 
 
 def tool_output(*command: str, timeout_s: float = 20.0) -> str:
-    """What a program of this machine says; nothing where it is missing, fails or takes too long."""
+    """Return the output of a program of this machine, or nothing where it is missing, fails or takes too long."""
     if not shutil.which(command[0]):
         return ""
     try:
@@ -120,7 +120,7 @@ def tool_output(*command: str, timeout_s: float = 20.0) -> str:
 
 
 def nearest_chip(name: str, memory_bytes: float) -> str:
-    """The chip of the catalogue whose words are in a GPU's name, the nearest by memory of several; empty where none is."""
+    """Return the chip whose words are in a GPU's name, the nearest by memory of several, or ""."""
     spelled = name.lower().replace("-", " ").split()
     scored = [(sum(part in spelled for part in key.split("-")), key) for key in catalog.keys("chips")]
     best = max(score for score, _ in scored)
@@ -129,7 +129,7 @@ def nearest_chip(name: str, memory_bytes: float) -> str:
 
 
 def carriers(f: MachineFacts) -> tuple[str, ...]:
-    """What carries tensors among CPU ranks of one host, the fastest last: shared memory where semaphores order it, and sockets.
+    """Return the carriers for CPU ranks of one host, the fastest last: sockets, and shared memory if semaphores order it.
 
     The order of stores never decides: semaphores synchronise memory on every architecture (POSIX, Memory Synchronization).
     """
@@ -137,29 +137,29 @@ def carriers(f: MachineFacts) -> tuple[str, ...]:
 
 
 def carrier_note(f: MachineFacts) -> str:
-    """Why the faster wire is not there, for whoever reads a result; empty where it is."""
+    """Say why the faster wire is missing, for readers of a result, or "" where it is not."""
     return f"shared memory is not to be had here ({f.no_semaphores}): ranks use gloo" if f.no_semaphores else ""
 
 
-def own_dtype(device: str) -> str:
-    """The small engine's type: on CPUs fp32, which every CPU multiplies in hardware and which shows a wrong shard best."""
+def engine_dtype(device: str) -> str:
+    """Return the small engine's type: on CPUs fp32, which every CPU multiplies in hardware and which shows wrong shards best."""
     return "bf16" if device == "cuda" else "fp32"
 
 
 def served_dtype(f: MachineFacts, on_cpu: bool) -> str:
-    """The type to start a serving engine in: bf16, except on CPUs without its instructions (slow at best, SIGILL at worst)."""
+    """Return the type to start a serving engine in: bf16, except on CPUs without its instructions (slow, or SIGILL)."""
     return "fp32" if on_cpu and not f.multiplies_bf16 else "bf16"
 
 
 def bf16_note(f: MachineFacts, dtype: str) -> str:
-    """What to expect of bf16 where the CPU does not have it."""
+    """Say what to expect of bf16 where the CPU does not have it."""
     if dtype != "bf16" or f.multiplies_bf16:
         return ""
     return f"this CPU ({f.architecture}) has no bf16 instructions: products in bf16 are emulated, far slower than fp32"
 
 
 def semaphore_fault() -> str:
-    """Why a named POSIX semaphore cannot be made here; empty where it can."""
+    """Return why a named POSIX semaphore cannot be made here, or "" where it can."""
     try:
         from _multiprocessing import SemLock, sem_unlink
 
@@ -172,7 +172,7 @@ def semaphore_fault() -> str:
 
 
 def linux_features(text: str) -> frozenset[str]:
-    """``/proc/cpuinfo``: x86-64 writes flags, ARM writes Features; the first processor stands for all.
+    """Read ``/proc/cpuinfo``, whose first processor stands for all: x86-64 writes flags, ARM writes Features.
 
     >>> sorted(linux_features("processor : 0\\nFeatures\\t: fp asimd bf16\\n"))
     ['asimd', 'bf16', 'fp']
@@ -185,7 +185,7 @@ def linux_features(text: str) -> frozenset[str]:
 
 
 def apple_features(text: str) -> frozenset[str]:
-    """``sysctl hw.optional.arm``: the features that are 1.
+    """Read the features that are 1 in ``sysctl hw.optional.arm``.
 
     >>> sorted(apple_features("hw.optional.arm.FEAT_BF16: 1\\nhw.optional.arm.FEAT_SME: 0"))
     ['FEAT_BF16']

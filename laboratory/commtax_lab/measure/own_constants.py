@@ -61,7 +61,7 @@ Point = tuple[Kernel, float]
 
 @dataclass(frozen=True, slots=True)
 class BoxWork:
-    """What the ranks are to run."""
+    """The work of the ranks."""
 
     dtype: str
     impls: tuple[str, ...]
@@ -82,7 +82,7 @@ class ShapeRuns:
 
 @dataclass(frozen=True, slots=True)
 class RankMeasurements:
-    """What one rank measured: bytes a second, FLOP a second, and the engine's runs."""
+    """Measurements of one rank: bytes per second, FLOP per second, and the engine's runs."""
 
     stream_Bps: list[float]
     flops_per_s: float
@@ -102,7 +102,7 @@ def calibrate(
     progress: launch.Progress | None = None,
 ) -> MachineProfile:
     """Measure with ``ranks`` processes, each on its share of the cores, in the type that will run, and return the profile."""
-    dtype, impls = dtype or machine.own_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
+    dtype, impls = dtype or machine.engine_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
     if dtype not in DTYPES_HERE:
         raise Refusal(f"dtype '{dtype}': {' or '.join(DTYPES_HERE)}", "dtype")
     if ranks not in RANKS:
@@ -118,7 +118,7 @@ def calibrate(
 
 
 def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
-    """One rank's part; everything is done by all ranks at once, because that is how they will run."""
+    """Run one rank's part. All ranks do everything at once, because that is how they will run."""
     dtype = DTYPES[work.dtype]
     stream = [_stream_rate(dtype, work.stream_bytes) for _ in range(3)]
     report("memory")
@@ -134,7 +134,7 @@ def measure_box(where: RankPlace, work: BoxWork) -> list[RankMeasurements]:
 
 
 def _stream_rate(dtype: torch.dtype, nbytes: int) -> float:
-    """Bytes a second on the core of a matrix that no cache holds, read by a product with one row (as decode does)."""
+    """Return bytes per second of core time for a matrix beyond all caches, read by a one-row product as in decode."""
     inner = 4096
     rows = nbytes // (inner * dtype.itemsize)
     matrix, row = torch.ones(rows, inner, dtype=dtype), torch.ones(1, inner, dtype=dtype)
@@ -146,7 +146,7 @@ def _stream_rate(dtype: torch.dtype, nbytes: int) -> float:
 
 
 def _gemm_rate(dtype: torch.dtype, size: int = 1024) -> float:
-    """FLOP a second on the core of a square product, the best of several."""
+    """Return the FLOP per second of core time of a square product, the best of several."""
     a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
     marks = [time.thread_time()]
     for _ in range(6):
@@ -156,7 +156,7 @@ def _gemm_rate(dtype: torch.dtype, size: int = 1024) -> float:
 
 
 def _time_products(dtype: torch.dtype, nbytes: int) -> tuple[int, dict[int, float]]:
-    """Seconds on the core of products with few and with many rows: all matrices for one number of rows, then for the next."""
+    """Measure products with few and with many rows on the core: all matrices for one number of rows, then for the next."""
     side = min(PRODUCT_SIDE, math.isqrt(nbytes // dtype.itemsize))
     matrices = torch.ones(max(1, nbytes // (side * side * dtype.itemsize)), side, side, dtype=dtype)
     timed: dict[int, list[float]] = {rows: [] for rows in (1, *FEW_ROWS, *MANY_ROWS)}
@@ -179,7 +179,7 @@ def _arch(shape: Mapping[str, int]) -> Arch:
 def _run_model(
     shape: Mapping[str, int], batch: int, length: int, dtype: torch.dtype, where: RankPlace, wires: dict[str, Carrier]
 ) -> ShapeRuns:
-    """TP=1 on every rank at once, then TP=N over each wire, in turns."""
+    """Run TP=1 on every rank at once, then TP=N over each wire, in turns."""
     a, cpu = _arch(shape), torch.device("cpu")
     source = RandomWeights(0, dtype, cpu)
     room = (batch, length + OUTPUTS)
@@ -198,7 +198,7 @@ def _run_model(
 
 
 def profile(seen: Sequence[RankMeasurements], dtype: str, name: str) -> MachineProfile:
-    """The measurements as a profile: rates at the best that was seen, attained shares and fixed costs fitted to the lines."""
+    """Build a profile of the measurements: the best rates seen, attained shares and fixed costs fitted to the lines."""
     ranks, impls = len(seen), [impl for impl in seen[0].cases[0].runs if impl != ALONE]
     memory_Bps = max(rate for rank in seen for rate in rank.stream_Bps)
     peak = max(rank.flops_per_s for rank in seen)
@@ -236,7 +236,7 @@ def profile(seen: Sequence[RankMeasurements], dtype: str, name: str) -> MachineP
 
 
 def _points(seen: Sequence[RankMeasurements], dtype: str) -> dict[str, list[Point]]:
-    """Every line of every TP=1 run as a kernel with its seconds (a quiet moment's, over ranks and rounds), by its form."""
+    """Group every line of the TP=1 runs by form, as a kernel with its undisturbed seconds over ranks and rounds."""
     points: dict[str, list[Point]] = {}
     engine, plan = catalog.engine("builtin"), Plan(activations_dtype=dtype, kv_dtype=dtype)
     for cases in zip(*(rank.cases for rank in seen), strict=True):
@@ -254,7 +254,7 @@ def _points(seen: Sequence[RankMeasurements], dtype: str) -> dict[str, list[Poin
 
 
 def _fit_gemm(points: list[Point], seen: Sequence[RankMeasurements], memory_Bps: float, peak: float) -> dict[str, float]:
-    """t0 and the attained bandwidth from the engine's products with one row; the rest from products with more, over one with one.
+    """Fit t0 and the attained bandwidth to products with one row, the rest to products with more, relative to one.
 
     A matrix is gone over or laid out first, and multiplied then: times add up (p = 1). Arithmetic is what grows from many rows to
     more; what is left of the others, over the time of one row, is how often the matrix moved.
@@ -275,21 +275,21 @@ def _fit_gemm(points: list[Point], seen: Sequence[RankMeasurements], memory_Bps:
 
 
 def _fit_line(points: Sequence[Point], name: str) -> tuple[float, float]:
-    """Seconds as a fixed time and a slope over the kernels' bytes or FLOPs."""
+    """Fit a fixed time and a slope over the kernels' bytes or FLOPs."""
     return alpha_beta(
         np.array([float(getattr(kernel, name)) for kernel, _ in points]), np.array([seconds for _, seconds in points])
     )
 
 
 def _fit_attention(points: Sequence[Point], bound: str, rate: float, share: str, plain: dict[str, float]) -> dict[str, float]:
-    """A fixed time, and the share of ``rate`` at which bytes or FLOPs go, the same for every head size; ``plain`` is not fitted."""
+    """Fit a fixed time and a share of ``rate`` for bytes or FLOPs, the same for every head size. ``plain`` is not fitted."""
     fixed, slope = _fit_line(points, bound)
     attained = _clip_share(1 / (slope * rate)) if slope else 1.0
     return {"t0": fixed, **{f"{share}{head_dim}": attained for head_dim in (64, 128, 256)}, **plain}
 
 
 def _fit_small(points: list[Point], memory_Bps: float) -> dict[str, float]:
-    """One fixed time for all small kernels: what they take together in decode; bytes from the long prompts."""
+    """Fit one fixed time to all small kernels' sum in decode, and their bytes to the long prompts."""
     sizes = np.array([float(kernel.nbytes) for kernel, _ in points])
     times, counts = np.array([seconds for _, seconds in points]), np.array([float(kernel.count) for kernel, _ in points])
     light = sizes < np.median(sizes)
@@ -300,12 +300,12 @@ def _fit_small(points: list[Point], memory_Bps: float) -> dict[str, float]:
 
 
 def _clip_share(value: float) -> float:
-    """An attained share is at most 1: no constant lets a kernel beat what was measured as the limit."""
+    """Clip an attained share to 1: no constant lets a kernel beat what was measured as the limit."""
     return float(min(1.0, max(value, 1e-3)))
 
 
 def _paths(seen: Sequence[RankMeasurements], impl: str) -> list[WirePath]:
-    """Latency and bandwidth of one wire as it is between computing: a fit to the decode steps' and the prompts' collectives."""
+    """Fit latency and bandwidth of one wire, as it is between computing, to the decode steps' and the prompts' collectives."""
     rows: list[WirePath] = []
     for op in OPS:
         cases = zip(*(rank.cases for rank in seen), strict=True)
@@ -317,7 +317,7 @@ def _paths(seen: Sequence[RankMeasurements], impl: str) -> list[WirePath]:
 
 
 def _wire_points(cases: Sequence[ShapeRuns], impl: str, op: str) -> Iterable[tuple[float, float]]:
-    """(bytes, seconds) of one case. In each step the least over ranks is the wire; a step pays their mean, tails included."""
+    """Yield (bytes, seconds) of one case. In each step the least over ranks is the wire, and a step pays the mean with tails."""
     turns = [RunOfAllRanks(runs) for runs in zip(*(case.runs[impl] for case in cases), strict=True)]
     first = turns[0].runs[0]
     wanted = [i for i, sent in enumerate(first.order) if sent.op == op]

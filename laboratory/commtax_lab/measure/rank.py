@@ -15,7 +15,7 @@ from commtax_lab.measure.launch import FOLDER, LOOK_S, PARENT, REFUSAL, REFUSED,
 
 
 def follow(folder: Path, parent: int) -> None:
-    """Once the launcher is gone, however it went, end and take the run's folder along."""
+    """End once the launcher is gone, however it went, and remove the run's folder."""
     while os.getppid() == parent:
         time.sleep(LOOK_S)
     shutil.rmtree(folder, ignore_errors=True)

@@ -31,10 +31,10 @@ UNCOMPARED: live_documents.LogitsCheck = {"max_logit_diff": None, "logits_equal"
 
 
 def document(job: LiveJob, seen: MeasuredJob) -> live_documents.TpDocument:
-    """``measure tp --json``."""
-    asked = job.plan(job.arch())
+    """Return the document of ``measure tp --json``."""
+    question = job.plan(job.arch())
     all_turns = turns(seen.ranks)
-    tensors = held_tensors(asked.model, asked.plan, asked.engine, 0, 1)
+    tensors = held_tensors(question.model, question.plan, question.engine, 0, 1)
     rank_bytes = round(sum(float(h.bytes_per_rank) for h in tensors))
     whole_bytes = seen.tp1_bytes or round(sum(float(h.ideal_bytes) * job.tp for h in tensors))
     tp: live_documents.StepTimes = {**_times(all_turns, _measured_lines(all_turns, job.slow)), **_wire(all_turns)}
@@ -50,7 +50,7 @@ def document(job: LiveJob, seen: MeasuredJob) -> live_documents.TpDocument:
         alone = {"tp1": tp1, "replicas": replicas}
     return {
         "schema": "commtax.measure-tp/1",
-        "model": asked.model.key,
+        "model": question.model.key,
         "weights_source": "random" if job.random else job.model,
         "dtype": job.dtype,
         "device": seen.device,
@@ -63,24 +63,24 @@ def document(job: LiveJob, seen: MeasuredJob) -> live_documents.TpDocument:
         "input_len": job.input_len,
         "output_len": job.output_len,
         "repeats": job.repeats,
-        "ranks": [_rank(part, asked, rank_bytes) for part in seen.ranks],
+        "ranks": [_rank(part, question, rank_bytes) for part in seen.ranks],
         "weights": _weights(seen.ranks, rank_bytes, whole_bytes),
-        "collectives": _collectives(job, asked, seen.ranks),
+        "collectives": _collectives(job, question, seen.ranks),
         **(seen.logits or UNCOMPARED),
         "tp": tp,
         **alone,
-        **_bill(job, asked, tp, "tp1" in alone, all_turns),
+        **_bill(job, question, tp, "tp1" in alone, all_turns),
     }
 
 
 def is_reconciled(answer: live_documents.TpDocument) -> bool:
-    """Whether what must be equal is equal: counted collectives, weights, and logits where TP=1 was run."""
+    """Return whether all that must be equal is: counted collectives, weights, and logits where TP=1 was run."""
     return bool(answer["collectives"]["equal"] and answer["weights"]["equal"] and answer.get("logits_equal") is not False)
 
 
-def _rank(part: RankResult, asked: Question, weights_bytes: int) -> live_documents.RankMemory:
-    """One rank's memory, and what the inventory says it must be."""
-    m, plan = asked.model, asked.plan
+def _rank(part: RankResult, question: Question, weights_bytes: int) -> live_documents.RankMemory:
+    """Compare one rank's memory with what the inventory says it must be."""
+    m, plan = question.model, question.plan
     a_token = float(kv_bytes_per_token(m, plan))
     return {
         "rank": part.rank,
@@ -97,7 +97,7 @@ def _rank(part: RankResult, asked: Question, weights_bytes: int) -> live_documen
 
 
 def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> live_documents.WeightSums:
-    """All ranks together hold the model once, and copies that are named."""
+    """Check that all ranks together hold the model once, and copies that are named."""
     copies = sum((Counter(part.replicated) for part in parts), Counter[str]())
     total = sum(part.weights_bytes for part in parts)
     once = total - copies.total()
@@ -105,12 +105,12 @@ def _weights(parts: Sequence[RankResult], rank_bytes: int, whole_bytes: int) -> 
     return {"sum_bytes": total, "copies": dict(copies), "sum_once_bytes": once, "tp1_bytes": whole_bytes, "equal": equal}
 
 
-def _collectives(job: LiveJob, asked: Question, parts: Sequence[RankResult]) -> live_documents.CollectiveCounts:
-    """Counted and weighed on every rank, in every step, against ``traffic``: equal means equal."""
+def _collectives(job: LiveJob, question: Question, parts: Sequence[RankResult]) -> live_documents.CollectiveCounts:
+    """Compare the count and bytes on every rank, in every step, with ``traffic``: equal means equal."""
     predicted: dict[str, Counter[IssuedCollective]] = {}
     for phase in ("prefill", "decode"):
         items = [
-            line.item for line in question_traffic(settle(asked.but(phase=phase, batch=job.batch, context=job.input_len))).lines
+            line.item for line in question_traffic(settle(question.but(phase=phase, batch=job.batch, context=job.input_len))).lines
         ]
         predicted[phase] = Counter({IssuedCollective(i.what, i.op, int(i.nbytes)): int(i.count) for i in items})
     seen: list[dict[str, Counter[IssuedCollective]]] = []
@@ -129,22 +129,22 @@ def _rows(counted: dict[str, Counter[IssuedCollective]]) -> list[live_documents.
 
 
 def _times(runs: Iterable[GenerationRun | RunOfAllRanks], lines: Mapping[Line, float]) -> live_documents.StepTimes:
-    """The median step of each run; over runs their median, least and largest. What is no line's is waiting, which no price
-    holds: for a core that others have, and for ranks that wait so."""
+    """Return the median step of each run, and over runs their median, least and largest. What no line accounts for is waiting,
+    which no price includes: for a core that others have, and for ranks that wait so."""
     prefill, decode = zip(*((run.prefill_s, median(run.decode_s)) for run in runs), strict=True)
     spread, step_s = [min(decode) * 1e3, max(decode) * 1e3], median(decode)
-    own_s = min(step_s, sum(s for (kind, _), s in lines.items() if kind != WAIT)) if lines else step_s
+    busy_s = min(step_s, sum(s for (kind, _), s in lines.items() if kind != WAIT)) if lines else step_s
     return {
         "ms_per_token": step_s * 1e3,
-        "own_ms": own_s * 1e3,
-        "waiting_ms": (step_s - own_s) * 1e3,
+        "own_ms": busy_s * 1e3,
+        "waiting_ms": (step_s - busy_s) * 1e3,
         "spread_ms": spread,
         "prefill_ms": median(prefill) * 1e3,
     }
 
 
 def _wire(all_turns: Sequence[RunOfAllRanks]) -> live_documents.WireTimes:
-    """Inside a collective the least waiting rank shows the wire; what others wait longer is skew. CPU ranks only."""
+    """Split collectives on CPU ranks into wire, the least wait of any rank, and skew, what others wait longer."""
     if not all_turns[0].inside_s.size:
         return {}
     steps = sum(len(turn.wire_s) for turn in all_turns)
@@ -161,7 +161,7 @@ def _wire(all_turns: Sequence[RunOfAllRanks]) -> live_documents.WireTimes:
 
 
 def wire_seconds(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
-    """Seconds on the wire of every collective, by what it is for."""
+    """Return the wire seconds of every collective, by its purpose."""
     wires: dict[str, list[float]] = {}
     for turn in all_turns:
         for step in turn.wire_s.tolist():
@@ -171,11 +171,11 @@ def wire_seconds(all_turns: Sequence[RunOfAllRanks]) -> dict[str, list[float]]:
 
 
 def _bill(
-    job: LiveJob, asked: Question, tp: live_documents.StepTimes, alone: bool, all_turns: Sequence[RunOfAllRanks]
+    job: LiveJob, question: Question, tp: live_documents.StepTimes, alone: bool, all_turns: Sequence[RunOfAllRanks]
 ) -> live_documents.LiveBill:
-    """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
+    """Set the predicted decode step beside the measured one, with the totals of TP=1 and TP=N. Where nothing is known of this
     machine the measured lines stand alone."""
-    priced = predicted_step(job, asked, job.tp)
+    priced = predicted_step(job, question, job.tp)
     measured = _measured_lines(all_turns, job.slow)
     if measured:  # so that lines and waiting are the step
         core_s, waiting_s = measured.pop(FOR_A_CORE, 0.0), tp["waiting_ms"] * 1e-3
@@ -191,9 +191,9 @@ def _bill(
     machine_notes = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
     predicted: live_documents.PredictedStep = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
     if alone:
-        predicted["tp1_ms"] = float(predicted_step(job, asked, 1).step_s) * 1e3
+        predicted["tp1_ms"] = float(predicted_step(job, question, 1).step_s) * 1e3
     return {
-        "weight_read": _weight_read(job, asked, tp["own_ms"]),
+        "weight_read": _weight_read(job, question, tp["own_ms"]),
         "bill": rows,
         "predicted": predicted if job.can_predict else None,
         "notes": [*filter(None, machine_notes), *([] if job.can_predict else [UNCALIBRATED])],
@@ -206,7 +206,7 @@ def _row(kind: str, what: str, predicted_s: float | None, measured_s: float | No
 
 
 def _measured_lines(all_turns: Sequence[RunOfAllRanks], slow: tuple[int, float] = (-1, 1.0)) -> dict[Line, float]:
-    """Each line's seconds a step, median over turns: of computing the slowest rank's on its core, of collectives the wire alone,
+    """Return each line's seconds per step, median over turns: core time of the slowest rank, and of collectives the wire alone,
     when others leave the machine alone.
 
     A rank that is slow on purpose toils between its lines: they are stretched here as its computing is there.
@@ -222,21 +222,21 @@ def _measured_lines(all_turns: Sequence[RunOfAllRanks], slow: tuple[int, float] 
     return {line: median(values) for line, values in lines.items()}
 
 
-def _weight_read(job: LiveJob, asked: Question, step_ms: float) -> live_documents.WeightRead:
-    """What physics charges a decode step at the least: each matrix of this rank read once (of experts, those chosen)."""
-    kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
+def _weight_read(job: LiveJob, question: Question, step_ms: float) -> live_documents.WeightRead:
+    """Return what physics charges a decode step at least: each matrix of this rank read once (only the chosen experts)."""
+    kernels = step_kernels(question.model, question.plan, workload("decode", job.batch, job.input_len), job.batch, question.engine)
     nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")
     if not job.can_predict:
         return {"bytes": round(nbytes), "memory_Bps": None, "bound_ms": None, "attained": None}
-    chip = overlay.measured_cluster(overlay.load(job.profile), asked.cluster).chip if job.profile else asked.cluster.chip
+    chip = overlay.measured_cluster(overlay.load(job.profile), question.cluster).chip if job.profile else question.cluster.chip
     bound = nbytes / chip.memory_Bps * 1e3
     return {"bytes": round(nbytes), "memory_Bps": chip.memory_Bps, "bound_ms": bound, "attained": bound / step_ms}
 
 
-def predicted_step(job: LiveJob, asked: Question, tp: int) -> StepBill:
-    """The decode step half-way through the answer."""
-    at = asked.but(tp=tp, batch=job.batch, context=job.input_len + job.output_len // 2)
+def predicted_step(job: LiveJob, question: Question, tp: int) -> StepBill:
+    """Price the decode step half-way through the answer."""
+    at = question.but(tp=tp, batch=job.batch, context=job.input_len + job.output_len // 2)
     at = at.but(library=job.impl, slow_rank=job.slow[1] if tp > 1 else 1.0)
     if job.emulate_link:
-        at = at.but(cluster=with_link(asked.cluster, job.emulate_link), library="textbook")
+        at = at.but(cluster=with_link(question.cluster, job.emulate_link), library="textbook")
     return price(settle(at.but(profile=overlay.load(job.profile)) if job.profile else at))

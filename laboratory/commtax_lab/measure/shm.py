@@ -35,7 +35,7 @@ COUNTING, MOST = 1, SemLock.SEM_VALUE_MAX
 
 
 class SharedMemory:
-    """Slots of all ranks in one mapped file, and a semaphore for each ordered pair; names go once everyone has them open."""
+    """Slots of all ranks in one mapped file, and a semaphore per ordered pair. Names go once everyone has them open."""
 
     def __init__(self, rank: int, size: int, slot_bytes: int = SLOT_BYTES) -> None:
         self.rank, self.size, self.slot_bytes, self.turn = rank, size, slot_bytes, 0
@@ -55,7 +55,7 @@ class SharedMemory:
                 piece.add_(slot)
 
     def all_gather(self, whole: Tensor, part: Tensor) -> None:
-        """Every rank's part, one after the other, into ``whole``."""
+        """Put every rank's part, one after the other, into ``whole``."""
         rows, flat = whole.view(self.size, -1), part.reshape(-1)
         step = self._piece(flat)
         for start in range(0, flat.numel(), step):
@@ -67,7 +67,7 @@ class SharedMemory:
         return min(PIECE, self.slot_bytes // int(flat.element_size()))
 
     def _exchange(self, flat: Tensor) -> list[Tensor]:
-        """Put a piece into this rank's slot and wait until every rank has; returns all slots."""
+        """Put a piece into this rank's slot, wait until every rank has, and return all slots."""
         self.turn += 1
         slots = self._slot_views(flat.numel(), flat.dtype)[self.turn & 1]
         slots[self.rank].copy_(flat)
@@ -79,7 +79,7 @@ class SharedMemory:
         return slots
 
     def _slot_views(self, count: int, dtype: torch.dtype) -> list[list[Tensor]]:
-        """Views of all slots as tensors of this length and type; made once."""
+        """Return views of all slots as tensors of this length and type, made once."""
         if (count, dtype) not in self._views:
             used = count * dtype.itemsize
             self._views[count, dtype] = [[slot[:used].view(dtype) for slot in half] for half in self._slots]
@@ -87,7 +87,7 @@ class SharedMemory:
 
 
 def _await(semaphore: SemLock, other: int) -> None:
-    """Look for a while, because a post is microseconds away in a step; then sleep until it comes."""
+    """Spin for a while, because a post is microseconds away in a step, then sleep until it comes."""
     for _ in range(SPINS):
         if semaphore.acquire(False):
             return
@@ -96,7 +96,7 @@ def _await(semaphore: SemLock, other: int) -> None:
 
 
 def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, SemLock]]]:
-    """What this rank posts to each other, and what it waits on with whose it is. Names go once everyone has them open."""
+    """Open semaphores to post to each other rank, and to wait on by rank. Names go once everyone has them open."""
     token = f"{owner()}-{secrets.token_hex(3)}"  # macOS takes names of 30 characters
     names = [f"/{SEMAPHORE}{token}-{other}" for other in range(size)]
     others = [other for other in range(size) if other != rank]
@@ -112,7 +112,7 @@ def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, Se
 
 
 def _map_pages(rank: int, nbytes: int) -> mmap.mmap:
-    """The same pages in every rank: rank 0 makes the file, all map it, and its name goes before anything can fail."""
+    """Map the same pages in every rank: rank 0 makes the file, all map it, and its name goes before anything can fail."""
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     named = [("", "")]
     if rank == 0:

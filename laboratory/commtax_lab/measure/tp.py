@@ -21,19 +21,18 @@ from commtax import files
 from commtax.statement import Refusal
 from commtax_lab.measure import launch
 from commtax_lab.measure.comm import RankGroup
-from commtax_lab.measure.engine import LiveEngine
+from commtax_lab.measure.engine import LiveEngine, NamedStepsEngine, trace
 from commtax_lab.measure.generate import GenerationRun, MeasuredJob, gather_results, generate, prompts
 from commtax_lab.measure.job import TOLERANCE, LiveJob
 from commtax_lab.measure.live_documents import LogitsCheck, TpDocument
 from commtax_lab.measure.reconcile import document, is_reconciled
-from commtax_lab.measure.tracing import NamedStepsEngine, trace
 from commtax_lab.measure.worker import RankPlace, join, leave, meet, pin, place, report
 
 TARGET = "commtax_lab.measure.tp:measure_all"
 
 
 def run_all(jobs: Sequence[LiveJob], **launching: Unpack[launch.Launching]) -> list[TpDocument]:
-    """Start ranks on this machine and return the documents of jobs of one degree, one after the other in the same ranks; the rest
+    """Start ranks on this machine and return the documents of jobs of one degree, run in turn by the same ranks. The rest
     is as ``launch.run`` takes it. A bad checkpoint is bad input, not a crash."""
     settled = [job.settle() for job in jobs]
     if len({(job.tp, job.device) for job in settled}) != 1:
@@ -43,7 +42,7 @@ def run_all(jobs: Sequence[LiveJob], **launching: Unpack[launch.Launching]) -> l
 
 
 def measure_all(where: RankPlace, jobs: Sequence[LiveJob]) -> list[MeasuredJob]:
-    """One rank's runs of every job in turn; returns what all ranks saw."""
+    """Run every job's turns on one rank, and return what all ranks saw."""
     every = []
     for job in jobs:
         alone, part = _engines(job, where)
@@ -59,7 +58,7 @@ def measure_all(where: RankPlace, jobs: Sequence[LiveJob]) -> list[MeasuredJob]:
 
 
 def _engines(job: LiveJob, where: RankPlace) -> tuple[LiveEngine | None, LiveEngine]:
-    """The whole model on this rank (TP=1; None where nobody asked), and this rank's part of it."""
+    """Return the whole model on this rank (TP=1, or None if not requested) and this rank's part of it."""
     a, device, length = job.arch(), where.device(job.device), job.input_len + job.output_len
     part = (NamedStepsEngine if job.trace else LiveEngine)(a, job.load(a, where, device), job.group(where), job.batch, length)
     if where.rank == job.break_rank:
@@ -76,7 +75,7 @@ def _engines(job: LiveJob, where: RankPlace) -> tuple[LiveEngine | None, LiveEng
 def _run_rounds(
     job: LiveJob, where: RankPlace, alone: LiveEngine | None, part: LiveEngine
 ) -> tuple[list[GenerationRun], list[GenerationRun], list[GenerationRun]]:
-    """Runs of TP=N, and where somebody asked TP=1 on rank 0 alone and one TP=1 replica a rank at once: all three kinds interleaved,
+    """Interleave runs of TP=N and, if requested, of TP=1 on rank 0 alone and of one TP=1 replica per rank at once,
     so that all see the same machine."""
     tokens = prompts(part.arch.model.vocab, job.batch, job.input_len, job.seed, part.device)
     for engine in (alone, part):
@@ -103,7 +102,7 @@ def _run_rounds(
 
 
 def _trace_run(job: LiveJob, where: RankPlace, part: LiveEngine) -> None:
-    """One more run, watched by the profiler; it counts for nothing else."""
+    """Trace one more run, which counts for nothing else."""
     folder = Path(job.trace)
     folder.mkdir(parents=True, exist_ok=True)
     tokens = prompts(part.arch.model.vocab, job.batch, job.input_len, job.seed, part.device)
@@ -114,7 +113,7 @@ def _trace_run(job: LiveJob, where: RankPlace, part: LiveEngine) -> None:
 
 
 def _compare(one: GenerationRun, many: GenerationRun, tolerance: float) -> LogitsCheck:
-    """Logits of every step against TP=1's on the same inputs; -1 where they are not finite."""
+    """Compare every step's logits with TP=1's on the same inputs, -1 where they are not finite."""
     differences = [float((a - b).abs().max()) for a, b in zip(one.logits, many.logits, strict=True)]
     finite = all(bool(torch.isfinite(t).all()) for t in many.logits)
     allowed = tolerance * max(1.0, float(torch.stack(one.logits).std()))
@@ -125,7 +124,7 @@ def _compare(one: GenerationRun, many: GenerationRun, tolerance: float) -> Logit
 
 
 def _arguments(argv: list[str] | None) -> tuple[LiveJob, str]:
-    """The options of ``commtax measure tp``, for machines that have torch and NumPy only."""
+    """Parse the options of ``commtax measure tp``, for machines that have torch and NumPy only."""
     parser = argparse.ArgumentParser(prog="python -m commtax_lab.measure.tp", description=__doc__)
     parser.add_argument("--output", default="", help="write the document to a file as well")
     for f in fields(LiveJob):
@@ -137,13 +136,13 @@ def _arguments(argv: list[str] | None) -> tuple[LiveJob, str]:
         else:
             names = [name, "-tp"] if f.name == "tp" else [name]
             parser.add_argument(*names, type=int if f.type == "int" else str, default=f.default)
-    given = vars(parser.parse_args(argv))
-    output = given.pop("output")
-    return LiveJob(**given), output
+    options = vars(parser.parse_args(argv))
+    output = options.pop("output")
+    return LiveJob(**options), output
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Under torchrun: this is one of its ranks. Else: start the ranks here. Rank 0 writes the document."""
+    """Run as a rank under torchrun, else start the ranks here. Rank 0 writes the document."""
     job, output = _arguments(argv)
     if {"RANK", "MASTER_ADDR"} <= os.environ.keys():
         where = place()
@@ -156,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _write_answer(answer: TpDocument, output: str) -> int:
-    """Show the document, keep it where asked; the exit code says whether all that must be equal is."""
+    """Show the document, save it if requested, and return the exit code: 0 if all that must be equal is."""
     text = json.dumps(answer, indent=2) + "\n"
     if output:
         files.write_text(output, text, "output")

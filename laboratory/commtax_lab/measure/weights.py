@@ -58,13 +58,13 @@ class Checkpoint:
         self._check_index()
 
     def _check_index(self) -> None:
-        """A sharded checkpoint names its files: one that is not there is missed before any tensor is."""
+        """Check the index of a sharded checkpoint, so that a missing file is noticed before any tensor is read."""
         index = self.folder / "model.safetensors.index.json"
         if not index.is_file():
             return
         try:
-            told = files.need_object(files.read_json(index, "index"))
-            wanted = set(map(str, files.need_object(told["weight_map"]).values()))
+            content = files.need_object(files.read_json(index, "index"))
+            wanted = set(map(str, files.need_object(content["weight_map"]).values()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Refusal(f"{index}: not a safetensors index") from None
         missing = sorted(wanted - self._files.keys())
@@ -135,7 +135,7 @@ class Cutter:
         return self.share(name, shape, part, parts=1)
 
     def share(self, name: str, shape: tuple[int, ...], part: str, axis: int = 0, parts: int = 0) -> Tensor:
-        """One of ``parts`` equal parts of a tensor (0: one for each rank), by rows or another axis, in own memory and
+        """Return one of ``parts`` equal parts of a tensor (0: one for each rank), by rows or another axis, in memory of its own and
         the engine's type. With fewer parts than ranks neighbours hold the same one: what exceeds an equal share of all ranks is a
         copy that others hold too."""
         whole, parts = self.source.tensor(name, shape), parts or self.size
@@ -150,7 +150,7 @@ class Cutter:
 
 
 def load(source: Source, a: Arch, rank: int, size: int, dtype: torch.dtype, device: torch.device) -> RankWeights:
-    """This rank's part of the whole model."""
+    """Load this rank's part of the whole model."""
     cut, m = Cutter(source, a, rank, size, dtype, device), a.model
     if m.vocab % size:
         raise Refusal(f"tp={size}: the vocabulary of {m.vocab:,} does not divide by it", "tp")
@@ -180,7 +180,7 @@ def _layer(cut: Cutter, name: str) -> LayerWeights:
 
 
 def _qkv(cut: Cutter, name: str, kind: str, inputs: tuple[int, ...] = ()) -> Tensor:
-    """Queries, keys and values in one; keys and values are cut until a rank has one head."""
+    """Return queries, keys and values in one. Keys and values are cut until a rank has one head."""
     att = cut.arch.model.attention
     keys = (att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads))
     parts = {"q": (att.num_heads, "attention", cut.size), "k": keys, "v": keys}
@@ -192,14 +192,14 @@ MLP, MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 
 
 def _mlp(cut: Cutter, name: str, names: tuple[str, str, str], width: int, part: str = "mlp") -> tuple[Tensor, Tensor]:
-    """Gate and up in one, and down."""
+    """Return gate and up in one, and down."""
     hidden = cut.arch.model.hidden
     gate_up = torch.cat([cut.share(f"{name}.{n}.weight", (width, hidden), part) for n in names[:2]])
     return gate_up, cut.share(f"{name}.{names[2]}.weight", (hidden, width), part, axis=1)
 
 
 def _experts(cut: Cutter, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Every expert is cut over all ranks; the router is whole. Mixtral has names of its own."""
+    """Return experts, each cut over all ranks, with the router whole. Mixtral has names of its own."""
     m, moe = cut.arch.model, cut.arch.model.experts
     assert moe is not None
     home, names = (f"{name}.mlp", MLP) if m.architecture != "MixtralForCausalLM" else (f"{name}.block_sparse_moe", MIXTRAL)

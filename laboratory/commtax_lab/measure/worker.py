@@ -35,7 +35,7 @@ class RankPlace:
     cores: tuple[int, ...] = ()
 
     def device(self, kind: str) -> torch.device:
-        """This rank's own device of a kind, made current."""
+        """Return this rank's device of a kind, made current."""
         if kind == "cpu":
             return torch.device("cpu")
         torch.cuda.set_device(self.local_rank)
@@ -43,13 +43,13 @@ class RankPlace:
 
 
 def place() -> RankPlace:
-    """From torchrun's variables, or alone."""
+    """Return this rank's place from torchrun's variables, or alone."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     return RankPlace(rank, size, int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(size))))
 
 
 def join(where: RankPlace, device: str) -> None:
-    """Meet the other ranks: through a file when our launcher started them, else as torchrun says."""
+    """Join the other ranks: through a file when our launcher started them, else as torchrun says."""
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     folder = os.environ.get(FOLDER, "")
     method = f"file://{folder}/rendezvous" if folder else "env://"
@@ -58,7 +58,7 @@ def join(where: RankPlace, device: str) -> None:
 
 
 def pin(where: RankPlace) -> RankPlace:
-    """Give each rank of this host its own equal share of the cores; with more ranks than cores they share all.
+    """Pin each rank of this host to an equal share of the cores. With more ranks than cores they share all.
 
     Done after joining: threads that gloo started to listen stay free, because on the core of a computing thread they wait
     for their turn (three times the latency on a busy machine).
@@ -73,7 +73,7 @@ def pin(where: RankPlace) -> RankPlace:
 
 
 def gather(value: T) -> list[T]:
-    """Every rank's value, on every rank."""
+    """Gather every rank's value on every rank."""
     values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
@@ -85,14 +85,14 @@ def meet() -> None:
 
 
 def report(news: object) -> None:
-    """Tell the launcher how far the run is (rank 0 only; silent under torchrun)."""
+    """Report progress to the launcher (rank 0 only, silent under torchrun)."""
     folder = os.environ.get(FOLDER, "")
     if folder and os.environ.get("RANK") == "0":
         leave_value(Path(folder) / NEWS.format(next(_news)), news)
 
 
 def main() -> None:
-    """Run what this rank was started for; rank 0 leaves what it returned."""
+    """Run what this rank was started for, and leave rank 0's result."""
     folder, where = Path(os.environ[FOLDER]), place()
     target, payload, device = take(folder / TASK)
     module, _, name = target.partition(":")

@@ -28,7 +28,7 @@ from commtax_lab.published.rows import (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What the rows of one curve share."""
+    """The properties that the rows of one curve share."""
 
     op: str
     ranks: int
@@ -53,7 +53,7 @@ def ask(row: Row, entry: PublishedFigure) -> RowQuestion[Curve]:
 
 
 def question(row: Row) -> Curve:
-    """The collective of one row; ``Refusal`` with the reason where there is none."""
+    """Return the collective of one row, or raise ``Refusal`` with the reason why there is none."""
     op = names()["collectives"].get(_op(row))
     if op is None:
         name = row.get("op", "")
@@ -76,12 +76,12 @@ def _op(row: Row) -> str:
 
 
 def _place(row: Row) -> str:
-    """All that a row says of its machine."""
+    """Return all that a row says of its machine."""
     return " ".join(row.get(name, "") for name in ("gpu", "system", "interconnect")).lower()
 
 
 def _hints(row: Row) -> tuple[list[str], bool]:
-    """What may explain an error, and whether the network is known and whole."""
+    """Return what may explain an error, and whether the network is known and whole."""
     notes, place = lower_cell(row, "notes"), _place(row)
     broken = "misconfigured" in place or "broken" in notes
     forced = "nccl_algo" in lower_cell(row, "method")
@@ -100,13 +100,13 @@ def _hints(row: Row) -> tuple[list[str], bool]:
 
 
 def mode(row: Row) -> str:
-    """graph, eager, timer or nccl-tests; the row's own word where it is none of them."""
+    """Return graph, eager, timer or nccl-tests, or the row's own word where it is none of them."""
     method = lower_cell(row, "method", "mode")
     return first_match("modes", method) or method
 
 
 def _library(row: Row) -> tuple[str, str]:
-    """Whose collectives, and the algorithm where only one ran."""
+    """Return whose collectives ran, and the algorithm where only one did."""
     name = lower_cell(row, "library")
     algorithm = first_match("forced", name)
     if "symmetric memory" in name:
@@ -117,14 +117,14 @@ def _library(row: Row) -> tuple[str, str]:
         if "direct" in name:
             raise Refusal(f"library '{row.get('library')}' has no calibrated path", "library")
         return "nccl", ""
-    known = next((key for key in catalog.keys("libraries") if key in name), "")
-    if not known:
+    library = next((key for key in catalog.keys("libraries") if key in name), "")
+    if not library:
         raise Refusal(f"library '{row.get('library', '')}' is not known", "library")
-    return _library_version(known, row), ""
+    return _library_version(library, row), ""
 
 
 def _library_version(library: str, row: Row) -> str:
-    """An engine's own library in the row's version, where it says one."""
+    """Return an engine's own library in the row's version, where it states one."""
     version = cell(row, "library_version")
     return f"{library}@{version}" if re.match(r"\d+\.", version) else library
 
@@ -138,13 +138,13 @@ def _cluster(place: str, hosts: int, per_host: int) -> Cluster:
         return _hosts(place, chip, hosts, per_host)
     # Cards in pairs: two of them speak over their bridge (A40 rows run at a host's rate and had none).
     pairs = "pairwise" in place and chip != "a40"
-    told = next((one["link"] for one in names()["insides"] if re.search(one["pattern"], place)), "")
-    made = catalog.cluster(f"1x{max(per_host, 2)}x{chip}", intra="nvlink-bridge" if pairs and per_host == 2 else told)
+    link = next((one["link"] for one in names()["insides"] if re.search(one["pattern"], place)), "")
+    made = catalog.cluster(f"1x{max(per_host, 2)}x{chip}", intra="nvlink-bridge" if pairs and per_host == 2 else link)
     return replace(made, bridge=catalog.link("nvlink-bridge")) if pairs and per_host > 2 else made
 
 
 def _hosts(place: str, chip: str, hosts: int, per_host: int) -> Cluster:
-    """Several hosts with the network that their words tell of, in as many NVLink fabrics as they tell of.
+    """Return several hosts with the network, and as many NVLink fabrics, as their words tell.
 
     A group of fewer ranks than a host has GPUs still shares that host's network.
     """
@@ -158,7 +158,7 @@ def _hosts(place: str, chip: str, hosts: int, per_host: int) -> Cluster:
 
 
 def _network(place: str) -> Any:
-    """The first network whose words are in a text, with the number of NICs where they say it; None where none is."""
+    """Return the first network that a text names, with the number of NICs where stated, or None."""
     for network in names()["networks"]:
         if match := re.search(network["pattern"], place):
             return {**network, **{name: int(number) for name, number in match.groupdict().items()}}
@@ -174,12 +174,12 @@ def describe(row: Row) -> PublishedFigure:
 
 
 def _is_fitted(figure: PublishedFigure, name: str) -> bool:
-    """Sizes that are an even power of two (or all) of the tables listed under ``fitted`` in ``catalog/libraries``."""
+    """Select sizes that are an even power of two (or all) of the tables listed under ``fitted`` in ``catalog/libraries``."""
     tables = [t for t in library(name).fitted if t.table in figure.source and figure.system in t.systems]
     tables = [t for t in tables if figure.version in t.versions and figure.kind in t.ops]
     return any(t.every or even_power(figure.size) for t in tables)
 
 
 def even_power(nbytes: float) -> bool:
-    """Whether the size is nearest to an even power of two: 512 is 2^9 and tests, 1,024 is fitted."""
+    """Return whether the size is nearest to an even power of two: 512 is 2^9 and tests, 1,024 is fitted."""
     return round(float(np.log2(nbytes))) % 2 == 0

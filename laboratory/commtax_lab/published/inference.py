@@ -40,7 +40,7 @@ CPU_CONTEXT = 64  # tokens in the cache, about: distributed-llama's runs are sho
 
 @dataclass(frozen=True, slots=True)
 class InferenceRun:
-    """What was timed: ``prompts`` prefill steps and ``steps`` decode steps of a batch, or the mean of a closed loop."""
+    """A timed run: ``prompts`` prefill steps and ``steps`` decode steps of a batch, or the mean of a closed loop."""
 
     model: Model
     cluster: Cluster
@@ -63,7 +63,7 @@ def ask(row: Row, entry: PublishedFigure) -> RowQuestion[InferenceRun]:
 
 
 def _unit(row: Row) -> float:
-    """Times are in milliseconds unless the row says otherwise; rates are so many a second, of one GPU or of all."""
+    """Return the unit of a figure: milliseconds unless the row says otherwise, or a rate of one GPU or of all."""
     unit = lower_cell(row, "unit").replace(" ", "")
     if "/s" in unit or "per_s" in cell(row, "metric"):
         return float(whole_cell(row, "tp", 1)) if "gpu" in unit else 1.0
@@ -74,8 +74,8 @@ def describe(row: Row) -> PublishedFigure:
     metric = cell(row, "metric") or "inference"
     where = f"{row.get('model', '')} on {row.get('gpu', '')}, tp {row.get('tp', '')}, batch {row.get('batch', '')}"
     lengths = f"{row.get('isl') or '?'} in, {row.get('osl') or '?'} out"
-    known = measured(metric)
-    kind = names()["metrics"].get(metric) or (known.kind if known else metric.replace("_", "-"))
+    figure = measured(metric)
+    kind = names()["metrics"].get(metric) or (figure.kind if figure else metric.replace("_", "-"))
     what = f"{where}, {lengths}: {row.get('metric', '')}"
     entry = replace(describe_row(row, "inference"), kind=kind, tp=_tp(row), what=what)
     return replace(entry, where="cpu" if "cpu" in lower_cell(row, "gpu") else "gpu")
@@ -89,11 +89,11 @@ def _tp(row: Row) -> float:
 
 
 def question(row: Row) -> tuple[InferenceRun, str]:
-    """What was timed in one row, and what may explain an error; ``Refusal`` with the reason where there is none."""
+    """Return what was timed in one row, and what may explain an error, or raise ``Refusal`` with the reason."""
     name = lower_cell(row, "framework")
-    told = measured(cell(row, "metric"))
-    if told and engine_named(name) and any(word in lower_cell(row, "batch_kind") for word in CLOSED):
-        return _closed_loop(row, told.kind)
+    figure = measured(cell(row, "metric"))
+    if figure and engine_named(name) and any(word in lower_cell(row, "batch_kind") for word in CLOSED):
+        return _closed_loop(row, figure.kind)
     framework = next((one for one in FRAMEWORKS if any(part in name for part in one[0])), None)
     if framework is None:
         raise Refusal(f"framework '{row.get('framework', '')}' is not known", "framework")
@@ -104,7 +104,7 @@ def question(row: Row) -> tuple[InferenceRun, str]:
 
 
 def _batch_one(row: Row, _: str) -> tuple[InferenceRun, str]:
-    """gpt-fast: one sequence, compiled, tokens/s over a short answer."""
+    """Read a row of gpt-fast: one sequence, compiled, tokens/s over a short answer."""
     inputs, outputs = round(tokens(row, "isl", 5)), round(tokens(row, "osl", 200))
     options: ComparePlansOptions = {"tp": whole_cell(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
     odd = "oddly low, as its source says, " if "oddly" in cell(row, "notes") else ""
@@ -115,7 +115,7 @@ def _batch_one(row: Row, _: str) -> tuple[InferenceRun, str]:
 
 
 def _batch_run(row: Row, metric: str) -> tuple[InferenceRun, str]:
-    """A batch that starts together: its prompt in one step, then one token a step."""
+    """Read a batch that starts together: its prompt in one step, then one token a step."""
     inputs, outputs = round(tokens(row, "isl")), round(tokens(row, "osl", 1))
     prompts, steps = {"prefill_time": (1, 0), "tpot": (0, 1), "e2e_latency": (1, max(0, outputs - 1))}[metric]
     options: ComparePlansOptions = {"tp": whole_cell(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
@@ -127,7 +127,7 @@ def _batch_run(row: Row, metric: str) -> tuple[InferenceRun, str]:
 
 
 def _closed_loop(row: Row, kind: str) -> tuple[InferenceRun, str]:
-    """Means and rates of a closed loop at the row's concurrency."""
+    """Read means and rates of a closed loop at the row's concurrency."""
     engine = engine_named(lower_cell(row, "framework"))
     options: ComparePlansOptions = {"tp": whole_cell(row, "tp", 1), "engine": engine, "dtype": _dtype(row)}
     if _dtype(row) == "fp8" and engine == "trtllm":  # which keeps the cache as narrow
@@ -138,7 +138,7 @@ def _closed_loop(row: Row, kind: str) -> tuple[InferenceRun, str]:
 
 
 def _cpu(row: Row, metric: str) -> tuple[InferenceRun, str]:
-    """distributed-llama: tensor parallelism over CPU hosts, one rank each, 4-bit weights."""
+    """Read a row of distributed-llama: tensor parallelism over CPU hosts, one rank each, 4-bit weights."""
     hosts = whole_cell(row, "tp", 1)
     place = _cpu_cluster(lower_cell(row, "gpu"), hosts)
     if LINES[metric] == ("comm",) and hosts == 1:
@@ -172,7 +172,7 @@ def _dtype(row: Row) -> str:
 
 
 def _stored_model(row: Row) -> Model:
-    """The model with 4-bit weights in groups of 32 where the row says so."""
+    """Return the model, with 4-bit weights in groups of 32 where the row says so."""
     model, precision = _model(row), lower_cell(row, "precision")
     return replace(model, quant=GROUPS_OF_32) if "int4" in precision or "q40" in precision else model
 
@@ -186,16 +186,16 @@ def _place(row: Row) -> Cluster:
 
 @lru_cache(maxsize=64)
 def _cpu_cluster(gpu: str, hosts: int) -> Cluster:
-    known = next((facts for name, facts in names()["cpus"].items() if name in gpu), None)
-    if known is None:
+    facts = next((facts for name, facts in names()["cpus"].items() if name in gpu), None)
+    if facts is None:
         raise Refusal(f"CPU '{gpu}' is not known", "gpu")
-    place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=known["inter"])
-    peaks = dict.fromkeys(place.chip.flops_per_s, known["flops_per_s"])
-    return replace(place, chip=replace(place.chip, memory_Bps=known["memory_Bps"], flops_per_s=peaks))
+    place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=facts["inter"])
+    peaks = dict.fromkeys(place.chip.flops_per_s, facts["flops_per_s"])
+    return replace(place, chip=replace(place.chip, memory_Bps=facts["memory_Bps"], flops_per_s=peaks))
 
 
 def _is_fitted(row: Row) -> bool:
-    """gpt-fast: Llama-2-7B and Llama-3.1-70B in bf16. vLLM of 2023: times per token of Llama-2-70B at batch 1."""
+    """Return whether constants were fitted on a row: bf16 rows of gpt-fast, and TPOT of Llama-2-70B at batch 1 on vLLM of 2023."""
     source, model = lower_cell(row, "source_id", "source"), lower_cell(row, "model")
     if "gpt-fast" in source:
         return cell(row, "precision") == "bf16" and model in ("llama-2-7b", "llama-3.1-70b")

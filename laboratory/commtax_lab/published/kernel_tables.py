@@ -33,7 +33,7 @@ Texts = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """The rows of one file; ``wrong`` says why none of them can be used."""
+    """The rows of one file. ``wrong`` says why none of them can be used."""
 
     kind: KernelKind
     system: str
@@ -45,7 +45,7 @@ class KernelTable:
 
     @property
     def good(self) -> Array:
-        """Rows whose sizes and time are numbers above 0; a decode step may have nothing cached."""
+        """Rows whose sizes and time are numbers above 0, though a decode step may have nothing cached."""
         above = [self.sizes[c] > 0 for c in (*self.kind.needed, "seconds") if c not in self.kind.from_zero]
         finite = [self.sizes[c] < np.inf for c in (*self.kind.needed, *self.kind.from_zero)]
         return np.asarray(np.all([*above, *finite, *(self.sizes[c] >= 0 for c in self.kind.from_zero)], axis=0))
@@ -63,16 +63,16 @@ class KernelTable:
         return self.text.get(name, np.full(self.count, default, dtype=object))
 
     def fitted(self) -> Array:
-        """Rows that constants were fitted on, by a hash of what they ask; of chips that nothing was fitted on, none."""
+        """Return which rows constants were fitted on, by a hash of their sizes, none on chips without a fit."""
         if self.chip is None or self.chip.key not in FITTED:
             return np.zeros(self.count, dtype=bool)
-        keys = zip(*(self.column(c) for c in self.kind.asked), strict=True)
+        keys = zip(*(self.column(c) for c in self.kind.identifying), strict=True)
         named = f"{FITTED[self.chip.key]}|{self.kind.name.removesuffix('-attention')}"
         even = np.fromiter((even_hash(f"{named}|{'|'.join(key)}") for key in keys), dtype=bool, count=self.count)
         return even if self.kind.decides is None else even & self.kind.decides(self.sizes)
 
     def groups(self) -> Iterator[tuple[dict[str, str], Array]]:
-        """Rows of one engine, number format and whatever else their kind must have alike: their kernels differ in sizes only."""
+        """Yield rows that agree in engine, number format and whatever else their kind requires, so that only sizes differ."""
         names = ("framework", "dtype", "stored", *self.kind.alike)
         columns = [self.column("framework"), self.dtype, self.stored, *(self.column(name) for name in self.kind.alike)]
         codes: dict[tuple[str, ...], int] = {}
@@ -82,18 +82,18 @@ class KernelTable:
                 yield dict(zip(names, key, strict=True)), mask
 
     def bound(self) -> Array:
-        """What bounds are cut by."""
+        """Return the values that bounds are cut by."""
         each = np.array([DTYPE_BYTES.get(dtype_named(name) or name, 2.0) for name in self.stored])
         return self.kind.bound({**self.sizes, "stored_bytes": each})
 
     def hints(self) -> Array:
-        """What is known to be hard: windows, tensors that the cache keeps."""
+        """Return what is known to be hard: windows, tensors that the cache keeps."""
         if self.kind.hint is None or self.chip is None:
             return np.full(self.count, "", dtype=object)
         return self.kind.hint(self.sizes, self.chip)
 
     def shapes(self) -> Array:
-        """Sizes as one word a row, made only when it is shown."""
+        """Return sizes as one word a row, made only when shown."""
         names = tuple(dict.fromkeys((*self.kind.needed, *(c for c in self.kind.from_zero if c != "window_size"))))
         return np.array([Shape(names, values) for values in zip(*(self.sizes[c] for c in names), strict=True)], dtype=object)
 
@@ -110,35 +110,35 @@ class Shape:
 
 
 def kind_of(name: str) -> KernelKind | None:
-    """The kind of kernel that a file of this name holds: ``h100_sxm_gemm.csv.gz`` holds products. The longest ending tells."""
+    """Return the kind of kernel that a file's name tells, by the longest ending: ``h100_sxm_gemm.csv.gz`` holds products."""
     stem = _stem(name)
     tail = max((tail for tail in KINDS if f"_{stem}".endswith(f"_{tail}")), key=len, default="")
     return KINDS.get(tail)
 
 
 def _stem(name: str) -> str:
-    """A file's name without folder, endings, and what collectors append."""
+    """Return a file's name without folder, endings, and what collectors append."""
     last = name.rpartition("/")[2].partition(".csv")[0].partition(".txt")[0]
     return last.lower().replace("-", "_").removesuffix("_perf")
 
 
 def is_kernel_table(name: str, header: Sequence[str]) -> bool:
-    """Whether a file has times of kernels, by its columns; which kernels they are, its name or its columns tell."""
+    """Return whether a file's columns are those of timed kernels. Its name or columns tell which kernels."""
     return bool(_times(header)) and _kind(name, header) is not None
 
 
 def _kind(name: str, header: Sequence[str]) -> KernelKind | None:
-    """The kind that a file's name tells where it has a time and any size of it; else the only one whose columns are all there."""
+    """Return the kind that a file's name tells if it has a time and any size, else the only one whose columns are all there."""
     named, columns = kind_of(name), set(header)
     if named and columns & set(named.needed):
         return named
-    told = {kind.tail: kind for kind in KINDS.values() if columns.issuperset(_own_columns(kind))}
-    alike = [kind for kind in told.values() if len(_own_columns(kind)) == max(len(_own_columns(k)) for k in told.values())]
+    kinds = {kind.tail: kind for kind in KINDS.values() if columns.issuperset(_kind_columns(kind))}
+    alike = [kind for kind in kinds.values() if len(_kind_columns(kind)) == max(len(_kind_columns(k)) for k in kinds.values())]
     return alike[0] if len(alike) == 1 else None
 
 
-def _own_columns(kind: KernelKind) -> set[str]:
-    """What tells a kind's tables from others': sizes, number formats, times."""
+def _kind_columns(kind: KernelKind) -> set[str]:
+    """Return the columns that distinguish a kind's tables: sizes, number formats, times."""
     return {*kind.needed, *kind.from_zero, *kind.alike, kind.dtype, kind.stored, *kind.times_us} - {
         "",
         "window_size",
@@ -148,14 +148,14 @@ def _own_columns(kind: KernelKind) -> set[str]:
 
 
 def _times(header: Sequence[str], kind: KernelKind | None = None) -> dict[str, float]:
-    """Columns whose sum is a row's time, and their unit in seconds."""
+    """Return the columns whose sum is a row's time, and their unit in seconds."""
     parts = [one.times_us for one in ((kind,) if kind else KINDS.values()) if one.times_us and set(one.times_us) <= set(header)]
     whole = {c: unit for c, unit in TIMES.items() if c in header}
     return dict.fromkeys(parts[0], 1e-6) if parts else dict(list(whole.items())[:1])
 
 
 def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> KernelTable:
-    """The rows of one file under the columns of the larger tables. Its name tells the chip, and the engine where no column does."""
+    """Read the rows of one file under the larger tables' columns. Its name tells the chip, and the engine if no column does."""
     kind = _kind(name, header) or kind_of(name)
     assert kind is not None, name
     stem = _stem(name)
@@ -173,14 +173,14 @@ def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ker
         text["framework"] = np.full(len(rows), engine, dtype=object)
     names = (*kind.needed, *kind.from_zero)
     sizes = {c: _numbers(text[c], c in kind.from_zero) if c in text else np.zeros(len(rows)) for c in names}
-    known = catalog.chip(chip)
+    catalogued = catalog.chip(chip)
     took = sum((_numbers(text[c]) * unit for c, unit in times.items()), start=np.zeros(len(rows)))
-    here = {name: np.full(len(rows), getattr(known, name)) for name in ("l2_bytes", "gpus_per_host")}
-    return KernelTable(kind, system, len(rows), known, text, {**sizes, **here, "seconds": took})
+    here = {name: np.full(len(rows), getattr(catalogued, name)) for name in ("l2_bytes", "gpus_per_host")}
+    return KernelTable(kind, system, len(rows), catalogued, text, {**sizes, **here, "seconds": took})
 
 
 def _numbers(column: Array, may_lack: bool = False) -> Array:
-    """A column as numbers; an empty cell is 0 where a size may be: no window, nothing cached."""
+    """Return a column as numbers. An empty cell is 0 where a size may be: no window, nothing cached."""
     try:
         return column.astype(float)
     except ValueError:
@@ -195,7 +195,7 @@ def _number(text: str) -> float:
 
 
 def tables_of_file(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[list[int], KernelTable]]:
-    """A file's rows with their places: of one chip as its name tells, or of each chip that a column names."""
+    """Split a file's rows with their places by chip, as its name or a column tells."""
     where = next((header.index(column) for column in SYSTEMS if column in header), None)
     kind = _kind(name, header)
     if kind is None or where is None or not all(row[where].strip() for row in rows):
@@ -203,12 +203,12 @@ def tables_of_file(name: str, header: Sequence[str], rows: Sequence[Sequence[str
         return
     for system in dict.fromkeys(row[where] for row in rows):
         index = [i for i, row in enumerate(rows) if row[where] == system]
-        told = system.replace("/", " ").replace(".", " ")
-        yield index, read(f"{told}_{kind.tail}", header, [rows[i] for i in index])
+        chip = system.replace("/", " ").replace(".", " ")
+        yield index, read(f"{chip}_{kind.tail}", header, [rows[i] for i in index])
 
 
 def tables_of_rows(rows: Sequence[Row]) -> Iterator[tuple[list[int], KernelTable]]:
-    """Rows of several chips and kinds of kernels in one table: each kind by itself, with the places of its rows."""
+    """Split a table of several chips and kinds of kernels by kind, with the places of the rows."""
     for system, tail in dict.fromkeys((row["system"], row["form"]) for row in rows):
         index = [i for i, row in enumerate(rows) if (row["system"], row["form"]) == (system, tail)]
         dtype = KINDS[tail].dtype if tail in KINDS else ""

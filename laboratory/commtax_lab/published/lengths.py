@@ -25,7 +25,7 @@ ALIKE = ("constant", "shared_prefix")
 
 
 def lengths_of_row(row: Row, folder: Path | None) -> tuple[Lengths, Lengths]:
-    """Inputs and outputs of a row's requests."""
+    """Return the inputs and outputs of a row's requests."""
     inputs, outputs = (_side(row, side, folder) for side in SIDES)
     return inputs, outputs
 
@@ -51,7 +51,7 @@ def _side(row: Row, side: Side, folder: Path | None) -> Lengths:
 
 
 def _mix_lengths(parts: tuple[tuple[float, float], ...]) -> Lengths:
-    """A few lengths, each with its share of the requests."""
+    """Return a few lengths, each with its share of the requests."""
     edges = np.cumsum([share for _, share in parts])
     levels = (np.arange(MIXED_POINTS) + 0.5) / MIXED_POINTS
     points = [parts[i][0] for i in np.minimum(np.searchsorted(edges, levels), len(parts) - 1)]
@@ -59,7 +59,7 @@ def _mix_lengths(parts: tuple[tuple[float, float], ...]) -> Lengths:
 
 
 def _samples(name: str, side: Side, folder: Path | None) -> Lengths | None:
-    """A data set's lengths, as the folder has them or as they ship here; None where neither has this side."""
+    """Return a data set's lengths, from the folder or as shipped, or None where neither has this side."""
     path = folder / "mlperf_lengths" / f"{name}.csv.gz" if folder else None
     if path and path.is_file():
         return _lengths_of_file(path, side)
@@ -77,7 +77,7 @@ def _lengths_of_file(path: Path, side: Side) -> Lengths | None:
 
 @lru_cache(maxsize=1024)
 def scale_to_mean(lengths: Lengths, mean: float) -> Lengths:
-    """A data set scaled to a run's own mean and cut at its longest, where models are cut off; the others make up for the cut.
+    """Scale a data set to a run's mean with lengths cut at its longest, so that the others make up for the cut.
 
     Reference answers are shorter than what a model writes (MLPerf's Llama-2-70B: 219 tokens against 271 to 301).
 

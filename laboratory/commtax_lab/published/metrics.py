@@ -22,7 +22,7 @@ MIDDLE = ("median", "p50")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a column holds: ``kind`` as records call it, its unit in seconds (of times), of one GPU or of all."""
+    """The metric of a column: ``kind`` as records call it, its unit in seconds (of times), of one GPU or of all."""
 
     kind: str
     unit: float = 1.0
@@ -32,7 +32,7 @@ class Metric:
 
 @lru_cache(maxsize=1024)
 def metric(column: str) -> Metric | None:
-    """What a column of a table of serving runs measures; None where it is no figure of ours.
+    """Return what a column of a table of serving runs measures, or None where it is no figure of ours.
 
     >>> metric("mean_ttft_ms").unit, metric("tput_per_gpu"), metric("p99_ttft_ms")
     (0.001, Metric(kind='total-rate', unit=1.0, per_gpu=True, middle=False), None)
@@ -42,20 +42,20 @@ def metric(column: str) -> Metric | None:
     whole = next((kind for kind, words in kinds.items() if plain in words), "")
     if whole:
         return Metric(whole, per_gpu=plain.endswith("_gpu"))
-    told = COLUMN.fullmatch(plain)
-    kind = told and next((kind for kind, words in kinds.items() if told["what"] in words), "")
-    if not told or not kind:
+    match = COLUMN.fullmatch(plain)
+    kind = match and next((kind for kind, words in kinds.items() if match["what"] in words), "")
+    if not match or not kind:
         return None
-    statistic = f"{told['statistic'] or ''}{told['after'] or ''}".strip("_")
-    return Metric(kind, UNITS[(told["unit"] or "").strip("_")], bool(told["each"]), statistic in MIDDLE)
+    statistic = f"{match['statistic'] or ''}{match['after'] or ''}".strip("_")
+    return Metric(kind, UNITS[(match["unit"] or "").strip("_")], bool(match["each"]), statistic in MIDDLE)
 
 
 def figures(row: Row) -> Iterator[tuple[Metric, float]]:
-    """Every figure of a row, in seconds or so many a second; of one kind the mean, and what is told of all GPUs, goes first."""
-    told: dict[str, list[tuple[Metric, str]]] = {}
+    """Yield every figure of a row in seconds or per second: means first, and of all GPUs before per GPU."""
+    by_kind: dict[str, list[tuple[Metric, str]]] = {}
     for column in row:
-        if cell(row, column) and (known := metric(column)):
-            told.setdefault(known.kind, []).append((known, column))
-    for columns in told.values():
+        if cell(row, column) and (measured := metric(column)):
+            by_kind.setdefault(measured.kind, []).append((measured, column))
+    for columns in by_kind.values():
         first, column = min(columns, key=lambda one: (one[0].middle, one[0].per_gpu))
         yield first, number(row, column) * first.unit

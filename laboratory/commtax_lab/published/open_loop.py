@@ -61,7 +61,7 @@ class ReplicaSettings:
 
 @dataclass(frozen=True, slots=True)
 class OfferedLoad:
-    """What is offered to one replica."""
+    """The load offered to one replica."""
 
     request_rate: float
     burstiness: float  # shape of the gamma gaps: 1 Poisson, inf a constant rate
@@ -86,7 +86,7 @@ class OpenLoopRun:
 
 
 def read(rows: Sequence[Row], folder: Path | None) -> list[RowQuestion[OpenLoopRun]]:
-    """Every row with all of its figures, and the run that gives them, or the reason why it is left out."""
+    """Read every row with its figures and the run that gives them, or the reason why it is left out."""
     return [_row_question(row, index, folder) for index, row in enumerate(rows)]
 
 
@@ -104,7 +104,7 @@ def _row_question(row: Row, index: int, folder: Path | None) -> RowQuestion[Open
 
 
 def figures(row: Row, entry: PublishedFigure) -> Iterator[PublishedFigure]:
-    """One entry for each figure that a row has, in seconds, and for each verdict on it."""
+    """Yield an entry for each figure that a row has, in seconds, and for each verdict on it."""
     censored = "" if lower_cell(row, "num_failed") in ("", "0") else "its times are of the requests that did not time out"
     for column in row:
         if (named := FIGURE.fullmatch(column)) and cell(row, column):
@@ -123,15 +123,15 @@ def _with_seconds(row: Row, column: str, entry: PublishedFigure) -> PublishedFig
 
 
 def is_overloaded(row: Row) -> bool:
-    """Whether requests piled up: the row says so, or fewer were answered than asked."""
+    """Return whether requests piled up, by the row's word or because fewer were answered than sent."""
     if any(part in lower_cell(row, "load_regime") for part in PILED_UP):
         return True
-    asked, achieved = cell(row, "scheduled_rps", "request_rate_rps"), cell(row, "achieved_rps")
-    return bool(asked and achieved) and _float_or_nan(achieved) < KEPT_UP * _float_or_nan(asked)
+    offered, achieved = cell(row, "scheduled_rps", "request_rate_rps"), cell(row, "achieved_rps")
+    return bool(offered and achieved) and _float_or_nan(achieved) < KEPT_UP * _float_or_nan(offered)
 
 
 def keeps_limits(row: Row) -> bool:
-    """Whether 99 in 100 requests kept both limits."""
+    """Return whether 99 in 100 requests kept both limits."""
     pairs = (("ttft_p99_ms", "slo_ttft_ms"), ("tpot_p99_ms", "slo_tpot_ms"))
     return all(
         not cell(row, figure) or _float_or_nan(cell(row, figure)) <= _float_or_nan(cell(row, limit)) for figure, limit in pairs
@@ -151,7 +151,7 @@ def describe(row: Row) -> PublishedFigure:
 
 
 def is_fitted(row: Row) -> bool:
-    """Whether a row is of those that engines' constants were fitted on (``benchmarks/fit_open_loop.py``).
+    """Return whether engines' constants were fitted on a row (``benchmarks/fit_open_loop.py``).
 
     Half of the experiments, all stages or models of one together (an MLPerf system is one); of Qwen3-14B on vLLM 0.23 the runs at
     4 requests/s. Engines of other rows have constants from closed loops.
@@ -159,29 +159,25 @@ def is_fitted(row: Row) -> bool:
     if lower_cell(row, "source_group") == "residency-vllm":
         return _float_or_nan(cell(row, "request_rate_rps")) == FITTED_RATE
     fitted = cell(row, "source_group") in REPEATING or _submission_engine(row)
-    return bool(fitted) and _has_even_hash(cell(row, "experiment"))
+    return bool(fitted) and (zlib.crc32(cell(row, "experiment").encode()) % 2 == 0)
 
 
 def _submission_engine(row: Row) -> str:
-    """The engine as MLPerf's submissions run it, where it has a file of its own: by its name, or by its GPUs' maker."""
+    """Return the engine file for MLPerf submissions, where one exists, by name or by the GPUs' maker."""
     table = names()["open_loop"]
     key = table["engines"].get(lower_cell(row, "engine"), lower_cell(row, "engine"))
     maker = "amd" if key == "vllm" and lower_cell(row, "chip").startswith("mi") else key
     return str(table["submitted"].get(maker, "")) if _is_mlperf(row) else ""
 
 
-def _has_even_hash(text: str) -> bool:
-    return zlib.crc32(text.encode()) % 2 == 0
-
-
 def _hint(row: Row) -> str:
-    """What the row itself says that may explain an error."""
+    """Return what the row itself says that may explain an error."""
     assumed = cell(row, "assumed_fields")
     return f"assumed: {assumed[:80]}" if assumed else "engine settings are not known" if not cell(row, "max_num_seqs") else ""
 
 
 def run_in_words(run: OpenLoopRun) -> str:
-    """What is simulated, in words."""
+    """Describe what is simulated."""
     server, load = run.server, run.load
     share = f" of one of {run.replicas} replicas" if run.replicas > 1 else ""
     counted = f"{load.num_requests:,} requests" + (f" after {load.warmup:,}" if load.warmup else "")
@@ -207,7 +203,7 @@ def check(row: Row) -> None:
 
 
 def question(row: Row, folder: Path | None) -> OpenLoopRun:
-    """The run of one row; raises ``Refusal`` with the reason where there is none."""
+    """Return the run of one row, or raise ``Refusal`` with the reason why there is none."""
     model, chip = _model(row), _chip(row)
     copies, inside = _copies(row)
     sizes = _sizes(row, model, inside)
@@ -226,7 +222,8 @@ def question(row: Row, folder: Path | None) -> OpenLoopRun:
         gpu_memory_utilization=_share(row),
         kv_tokens=whole_cell(row, "kv_tokens", 0),
     )
-    return OpenLoopRun(server, _load(row, folder, copies), copies, *_limits(row))
+    limits = (number(row, name) / 1e3 if cell(row, name) else math.inf for name in ("slo_ttft_ms", "slo_tpot_ms"))
+    return OpenLoopRun(server, _load(row, folder, copies), copies, *limits)
 
 
 def _is_mlperf(row: Row) -> bool:
@@ -234,7 +231,7 @@ def _is_mlperf(row: Row) -> bool:
 
 
 def _copies(row: Row) -> tuple[int, int]:
-    """Replicas that share the load, and data-parallel ranks inside one engine: those that share experts."""
+    """Count replicas that share the load, and data-parallel ranks inside one engine, which share experts."""
     each = whole_cell(row, "tp") * whole_cell(row, "pp", 1)
     ranks = whole_cell(row, "dp", max(1, whole_cell(row, "gpus", 1) // each))
     inside = not _is_mlperf(row) and whole_cell(row, "ep", 1) > whole_cell(row, "tp")
@@ -242,7 +239,7 @@ def _copies(row: Row) -> tuple[int, int]:
 
 
 def _sizes(row: Row, model: Model, inside: int) -> dict[str, int]:
-    """Tensor, pipeline, data and expert parallelism.
+    """Return tensor, pipeline, data and expert parallelism.
 
     TensorRT-LLM serves latent attention whole on each GPU when experts are spread (``enable_attention_dp`` in MLPerf's
     configurations, which write it as tp): such runs have up to three times ``max_num_seqs`` requests in flight, one batch a GPU.
@@ -254,10 +251,11 @@ def _sizes(row: Row, model: Model, inside: int) -> dict[str, int]:
 
 
 def _load(row: Row, folder: Path | None, copies: int) -> OfferedLoad:
-    """One replica's share. Requests are dealt to the replicas in turn, so that of a Poisson stream each gets gamma gaps."""
+    """Return one replica's load. Dealing requests in turn gives each replica of a Poisson stream gamma gaps."""
     inputs, outputs = lengths.lengths_of_row(row, folder)
     whole_run = max(1, whole_cell(row, "num_requests") // copies)
     counted, prompts = min(whole_run, MOST_REQUESTS if folder else MOST_SHIPPED), _prompts(row)
+    shared = _flag(row, "prefix_caching") is not False and cell(row, "shared_prefix_tokens")
     # A later stage of an experiment finds all prompts cached.
     seen = prompts if re.search(r"-s[1-9]\d*$", cell(row, "id")) else 0
     return OfferedLoad(
@@ -269,27 +267,16 @@ def _load(row: Row, folder: Path | None, copies: int) -> OfferedLoad:
         outputs=outputs,
         in_flight=number(row, "max_in_flight") if cell(row, "max_in_flight") else math.inf,
         unique_prompts=prompts,
-        shared_prefix=_shared_prefix_tokens(row),
+        shared_prefix=int(number(row, "shared_prefix_tokens", 0)) if shared else 0,  # where the cache may keep it
     )
 
 
 def _prompts(row: Row) -> int:
-    """Distinct prompts that come round; 0 where none does, or where nothing is cached."""
+    """Count the distinct prompts that repeat, 0 where none do or where nothing is cached."""
     if _flag(row, "prefix_caching") is False or _is_mlperf(row):  # MLPerf's rules forbid reuse between queries
         return 0
     prompts = whole_cell(row, "unique_prompts", REPEATED_PROMPTS if cell(row, "source_group") in REPEATING else 0)
     return prompts if prompts < whole_cell(row, "num_requests") else 0
-
-
-def _shared_prefix_tokens(row: Row) -> int:
-    """Tokens that all prompts begin with, where the cache may keep them."""
-    kept = _flag(row, "prefix_caching") is not False and cell(row, "shared_prefix_tokens")
-    return int(number(row, "shared_prefix_tokens", 0)) if kept else 0
-
-
-def _limits(row: Row) -> tuple[float, float]:
-    ttft, tpot = (number(row, name) / 1e3 if cell(row, name) else math.inf for name in ("slo_ttft_ms", "slo_tpot_ms"))
-    return ttft, tpot
 
 
 def _flag(row: Row, name: str) -> bool | None:
@@ -297,21 +284,21 @@ def _flag(row: Row, name: str) -> bool | None:
 
 
 def _share(row: Row) -> float:
-    """Of memory: vLLM's of the whole, TensorRT-LLM's of what weights leave, as each engine of the catalogue reads it."""
+    """Return the memory share as each engine reads it: vLLM's of the whole, TensorRT-LLM's of what weights leave."""
     named = next((name for name in ("gpu_memory_utilization", "kv_free_mem_frac") if cell(row, name)), "")
     return number(row, named, most=1.0) if named else 0.0
 
 
 def _model(row: Row) -> Model:
     name = cell(row, "model")
-    known = model_named(name)
-    if known is None:
+    model = model_named(name)
+    if model is None:
         raise Refusal(f"model '{name}' is not in the catalogue")
-    return known
+    return model
 
 
 def _chip(row: Row) -> Chip:
-    """The catalogue's chip; where the system's name tells the memory and the column does not, of that memory."""
+    """Return the catalogue's chip, of the memory that the system's name tells where the column does not."""
     name = lower_cell(row, "chip")
     for size in re.findall(r"(\d{2,3})gb", lower_cell(row, "experiment", "id")):
         if f"{name}-{size}gb" in aliases("chips"):
@@ -322,8 +309,8 @@ def _chip(row: Row) -> Chip:
 
 
 def _engine(row: Row) -> str:
-    """As the catalogue spells it. TensorRT-LLM's version follows from that of TensorRT, which such rows name; as MLPerf's
-    submissions run it, it has a file of its own, by rounds."""
+    """Spell the engine as the catalogue does. TensorRT-LLM's version follows from that of TensorRT, which such rows name, and
+    MLPerf's submissions have files of their own, by rounds."""
     table = names()["open_loop"]
     name, version = lower_cell(row, "engine"), cell(row, "engine_version")
     key = table["engines"].get(name, name)
@@ -338,15 +325,15 @@ def _engine(row: Row) -> str:
 
 
 def _round(row: Row) -> str:
-    """The round whose software a submission ran: its own, or an older one."""
+    """Return the round whose software a submission ran: its own, or an older one."""
     entered, version = lower_cell(row, "source_group").rpartition("v")[2], cell(row, "engine_version")
-    known: dict[str, str] = names()["open_loop"]["software"]
-    older = (its for name, its in known.items() if version == name or version.startswith(f"{name}."))
+    rounds: dict[str, str] = names()["open_loop"]["software"]
+    older = (its for name, its in rounds.items() if version == name or version.startswith(f"{name}."))
     return min(entered, next(older, entered), key=version_parts)
 
 
 def _dtypes(row: Row, model: Model, chip: Chip) -> tuple[str, str]:
-    """Of weights, as the row says unless the checkpoint is as narrow itself, and of the cache, fp8 in MLPerf's narrow runs."""
+    """Return formats of weights (the row's, unless the checkpoint is as narrow) and of the cache (fp8 in MLPerf's narrow runs)."""
     named, kv = (lower_cell(row, name).partition("-")[0] for name in ("weights_dtype", "kv_dtype"))
     four = "nvfp4" if chip.vendor == "nvidia" else "mxfp4"
     kind = four if named == "fp4" else named if named in NARROW else ""

@@ -27,7 +27,7 @@ def names() -> Any:
 
 
 def first_match(kind: str, text: str, before: str = "") -> str:
-    """What the first pattern of a kind that is found in a text stands for; "" where none is."""
+    """Return what the first matching pattern of a kind stands for, or ""."""
     patterns: list[tuple[str, str]] = names()["patterns"][kind]
     return next((meant for pattern, meant in patterns if re.search(f"{before}(?:{pattern})", text)), "")
 
@@ -66,7 +66,7 @@ class PublishedFigure:
 
 @dataclass(frozen=True, slots=True)
 class RowQuestion(Generic[Question]):
-    """The figures of one row, and the question that all of them answer; None where there is none."""
+    """The figures of one row, and the question that all of them answer, or None."""
 
     entries: tuple[PublishedFigure, ...]
     question: Question | None
@@ -75,25 +75,25 @@ class RowQuestion(Generic[Question]):
 def read(
     rows: Sequence[Row], describe: Callable[[Row], PublishedFigure], ask: Callable[[Row, PublishedFigure], RowQuestion[Question]]
 ) -> list[RowQuestion[Question]]:
-    """Every row with what may be asked of it, or the reason why nothing can; equal rows are read once."""
-    known: dict[tuple[tuple[str, str], ...], RowQuestion[Question]] = {}
-    asked_rows = []
+    """Read every row with its question, or the reason why it has none, equal rows only once."""
+    by_cells: dict[tuple[tuple[str, str], ...], RowQuestion[Question]] = {}
+    rows_read = []
     for index, row in enumerate(rows):
         key = tuple(row.items())
-        if key not in known:
+        if key not in by_cells:
             entry = describe(row)
             try:
-                known[key] = ask(row, entry)
+                by_cells[key] = ask(row, entry)
             except ValueError as error:
-                known[key] = RowQuestion((replace(entry, skipped=str(error)),), None)
-        asked = known[key]
-        entries = tuple(replace(entry, row=index, id=cell(row, "id")) for entry in asked.entries)
-        asked_rows.append(replace(asked, entries=entries))
-    return asked_rows
+                by_cells[key] = RowQuestion((replace(entry, skipped=str(error)),), None)
+        answer = by_cells[key]
+        entries = tuple(replace(entry, row=index, id=cell(row, "id")) for entry in answer.entries)
+        rows_read.append(replace(answer, entries=entries))
+    return rows_read
 
 
 def publisher(row: Row) -> str:
-    """Who measured a row, by what it says of its source (``names.toml``, ``publishers``); "" where it says nothing.
+    """Return who measured a row, by its source (``names.toml``, ``publishers``), or "" where it does not say.
 
     >>> publisher({"silicon_data_source": "db-dump/2026-04-27; config_id=6"}), publisher({"source": "arXiv:2104.04473 Table 1"})
     ('InferenceMAX', 'arXiv:2104.04473')
@@ -113,13 +113,13 @@ def _publisher(source: str) -> str:
 
 
 def describe_row(row: Row, table: str) -> PublishedFigure:
-    """What a row says of itself in the columns of its table."""
+    """Return what a row says of itself in the columns of its table."""
     cells = {name: cell(row, *columns) for name, columns in names()["described"][table].items()}
     return record_from(PublishedFigure, {"kind": "", "publisher": publisher(row), **cells})
 
 
 def cell(row: Row, *names: str) -> str:
-    """The first of these columns that is not empty."""
+    """Return the first of these columns that is not empty."""
     return next((text for name in names if (text := (row.get(name) or "").strip())), "")
 
 
@@ -128,7 +128,7 @@ def lower_cell(row: Row, *names: str) -> str:
 
 
 def number(row: Row, name: str, least: float = LEAST, most: float = MOST) -> float:
-    """A figure of a row, above 0."""
+    """Return a figure of a row, above 0."""
     text = cell(row, name)
     try:
         value = float(text)
@@ -140,15 +140,15 @@ def number(row: Row, name: str, least: float = LEAST, most: float = MOST) -> flo
 
 
 def mix(text: str) -> tuple[tuple[float, float], ...]:
-    """Lengths and their shares of ``mix(256:0.5,4096:0.5)``; none where a text is no mix. A broken one is refused.
+    """Return lengths and shares of ``mix(256:0.5,4096:0.5)``, none of a text that is no mix. Refuse a broken one.
 
     >>> mix("mix(256:1,4096:3)"), mix("1024")
     (((256.0, 0.25), (4096.0, 0.75)), ())
     """
-    told = re.fullmatch(r"mix\((.*)\)", text.strip().lower())
-    if not told:
+    match = re.fullmatch(r"mix\((.*)\)", text.strip().lower())
+    if not match:
         return ()
-    parts = [re.fullmatch(r"\s*(\d{1,8}(?:\.\d+)?)\s*:\s*(\d{1,8}(?:\.\d*)?|\.\d+)\s*", part) for part in told[1].split(",")]
+    parts = [re.fullmatch(r"\s*(\d{1,8}(?:\.\d+)?)\s*:\s*(\d{1,8}(?:\.\d*)?|\.\d+)\s*", part) for part in match[1].split(",")]
     pairs = [(float(part[1]), float(part[2])) for part in parts if part]
     every = sum(share for _, share in pairs)
     if len(pairs) < len(parts) or not every or min(length for length, _ in pairs) < 1:
@@ -157,7 +157,7 @@ def mix(text: str) -> tuple[tuple[float, float], ...]:
 
 
 def tokens(row: Row, name: str, default: float | None = None) -> float:
-    """A length of a row: a whole number of tokens, or the mean of a mix."""
+    """Return a length of a row: a whole number of tokens, or the mean of a mix."""
     if parts := mix(cell(row, name)):
         return sum(length * share for length, share in parts)
     return default if default is not None and not cell(row, name) else float(whole_cell(row, name))

@@ -16,7 +16,7 @@ from commtax.catalog.transfer import fitted_runs
 from commtax.spec import Chip, Cluster, Engine, Model
 from commtax.statement import Refusal
 from commtax.verbs.keywords import SimulateOptions
-from commtax_lab.published.inferencemax import INFERENCEMAX, draft_rule, is_by_inferencemax, recipe_options, stated_drafts
+from commtax_lab import lab_table
 from commtax_lab.published.metrics import Metric, figures
 from commtax_lab.published.rows import (
     PublishedFigure,
@@ -32,6 +32,74 @@ from commtax_lab.published.rows import (
     whole_cell,
 )
 from commtax_lab.published.weights import cache_dtype, stored_model
+
+INFERENCEMAX = "InferenceMAX"
+DATABASE = "db-dump"  # of InferenceMAX: runs without drafted tokens
+DAILY = r"\d{4}-\d\d-\d\d\.csv"
+_DAY = re.compile(r"measured=(\d{4}-\d\d)(-\d\d)?")
+_DRAFTED = re.compile(r"(?<![a-z])(mtp|eagle\d?|spec-(?!none)\w+|speculative)(?![a-z])")
+UNDRAFTED = ("", "none", "false", "no", "off", "0", "disabled")
+DRAFT_COLUMNS = ("spec_decoding", "spec_method", "speculative", "drafts", "mtp")
+SAID = "the row says that tokens were drafted"
+
+
+def is_by_inferencemax(row: Row) -> bool:
+    """Return whether a row is InferenceMAX's: from its daily files, its database, or analyses of one model.
+
+    >>> [is_by_inferencemax({"silicon_data_source": s}) for s in ("db-dump/2026-04-27; config_id=6", "source_file=2026-04-01.csv")]
+    [True, True]
+    >>> is_by_inferencemax({"silicon_data_source": "source_file=/home/me/kimi-gap-analysis.csv"})
+    False
+    """
+    of_one = r"[\w.-]+-gap-analysis\.csv"
+    return bool(re.search(rf"(^|source_file=)({DAILY}|{DATABASE}|{of_one})", row.get("silicon_data_source") or ""))
+
+
+def day_of(row: Row) -> tuple[str, str]:
+    """Return the month and day of a run, or a month after all others where its source states none."""
+    day = _DAY.search(row.get("silicon_data_source") or "")
+    return (day[1], day[1] + (day[2] or "")) if day else ("9999", "")
+
+
+def recipe_options(row: Row, is_of: Mapping[str, object], clients: int, dp: int) -> dict[str, object]:
+    """Collect what the recipes that fit an InferenceMAX run say of it, later ones overriding earlier ones."""
+    month, day = day_of(row)
+    is_of = {**is_of, "days": day, "database": DATABASE in (row.get("silicon_data_source") or "")}
+    least = {"from_clients": clients, "from_dp": dp, "since": month}
+    options: dict[str, object] = {}
+    for one in lab_table("published/recipes.toml")["recipe"]:
+        conditions = ((value, one[key]) for key, value in is_of.items() if key in one)  # few recipes get past the first
+        fits = (value in expected if isinstance(expected, list) else value == expected for value, expected in conditions)
+        reached = (value >= one[key] for key, value in least.items() if key in one)
+        if month <= one.get("until", "9999") and all(fits) and all(reached):
+            settings = {key: value for key, value in one.items() if key not in (*is_of, *least, "until", "source")}
+            options |= {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    return options
+
+
+def stated_drafts(row: Row) -> dict[str, object]:
+    """Return the options of a run that states its drafter, draft length and yield per step, or none if any is missing.
+
+    >>> stated_drafts({"spec_method": "mtp", "num_speculative_tokens": "3", "accepted_length": "2.82"})
+    {'technique': 'mtp=3', 'accepted_length': 2.82}
+    """
+    method = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")
+    drafts, length = cell(row, "num_speculative_tokens"), cell(row, "accepted_length")
+    if method in UNDRAFTED or not drafts or not length:
+        return {}
+    return {"technique": f"{method}={drafts}", "accepted_length": float(length)}
+
+
+def draft_rule(row: Row) -> str:
+    """Return the rule that shows a row drafted without stating how many tokens were accepted, or ""."""
+    if stated_drafts(row):
+        return ""
+    column = next((cell(row, name).lower() for name in DRAFT_COLUMNS if cell(row, name)), "")
+    if column:
+        return "" if column in UNDRAFTED else SAID
+    named = " ".join(cell(row, name).lower().replace("_", " ") for name in ("id", "source"))
+    return SAID if _DRAFTED.search(named) else ""
+
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
@@ -52,15 +120,15 @@ class SimulateArguments(SimulateOptions, total=False):
 
 
 def question(row: Row) -> SimulateArguments:
-    """The run of one row; raises ``Refusal`` with the reason where there is none."""
+    """Return the run of one row, or raise ``Refusal`` with the reason why there is none."""
     (model, dtype), sizes = stored_model(row), _sizes(row)
     workers = _workers(row) if _is_disaggregated(row) else {}
     clients = _concurrency(row, sizes["dp"])
     (inputs, outputs), spread = _lengths(row)
     cluster = _cluster(row, sizes)
     launch = {"kv_dtype": cache_dtype(row), **recipe(row, sizes), **stated_drafts(row)}
-    for said in ("drafts", "spread_experts", "dp_attention"):
-        launch.pop(said, None)
+    for name in ("drafts", "spread_experts", "dp_attention"):
+        launch.pop(name, None)
     engine = catalog.engine(_engine(row)).but(**{name: launch.pop(name) for name in HABITS if name in launch})
     lengths = {"input_len": max(1, round(inputs)), "output_len": max(2, round(outputs))}
     load = {"concurrency": clients, "num_prompts": PROMPTS_PER_CLIENT * clients, "spread": spread, **lengths}
@@ -69,37 +137,38 @@ def question(row: Row) -> SimulateArguments:
 
 
 def ask(row: Row, entry: PublishedFigure) -> RowQuestion[SimulateArguments]:
-    """All figures of a row: mean times to the first token, per token after it and in all; tokens and requests a second."""
-    run, told = question(row), list(figures(row))
-    if not told:
+    """Return all figures of a row: mean TTFT, TPOT and whole latency, tokens and requests per second."""
+    run, measured = question(row), list(figures(row))
+    if not measured:
         raise Refusal("no figure is given: neither TTFT, TPOT, latency nor throughput")
     sizes = _sizes(row)
-    entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=_hint(row))
+    hint = "disaggregated" if _is_disaggregated(row) else ""
+    entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=hint)
     away, where = drafting_rule(row) or planning_rule(row), "moe" if run["model"].experts else "dense"
     entry = replace(entry, where=where, apart=away, run=measurement(row))
-    return RowQuestion(tuple(_figure(row, entry, *one) for one in told), run)
+    return RowQuestion(tuple(_figure(row, entry, *one) for one in measured), run)
 
 
-def _figure(row: Row, entry: PublishedFigure, known: Metric, value: float) -> PublishedFigure:
-    """One figure, of all GPUs; a median says so. Of a server that is full no waiting is known."""
-    if known.kind in ("ttft", "e2e") and not _is_counted(row):
-        return replace(entry, kind=known.kind, skipped="how many clients wait is not said")
-    hint = "a median, not a mean" if known.middle else entry.hint
-    gpus = _gpus(row, known.kind) if known.per_gpu else 1
-    return replace(entry, kind=known.kind, measured=value * gpus, hint=hint)
+def _figure(row: Row, entry: PublishedFigure, metric: Metric, value: float) -> PublishedFigure:
+    """Return one figure, of all GPUs, with a hint if it is a median. The queueing of a full server is unknown."""
+    if metric.kind in ("ttft", "e2e") and not _is_counted(row):
+        return replace(entry, kind=metric.kind, skipped="how many clients wait is not said")
+    hint = "a median, not a mean" if metric.middle else entry.hint
+    gpus = _gpus(row, metric.kind) if metric.per_gpu else 1
+    return replace(entry, kind=metric.kind, measured=value * gpus, hint=hint)
 
 
 def _gpus_per_server(row: Row) -> int:
-    """GPUs of a server, or of a worker that decodes."""
+    """Count the GPUs of a server, or of a worker that decodes."""
     sizes = _sizes(row)
     return sizes["tp"] * sizes["pp"] * sizes["dp"]
 
 
 def _gpus(row: Row, kind: str) -> int:
-    """GPUs that a figure was divided by: all, of the prompts' workers for input, of those that decode for output."""
+    """Count the GPUs that a figure was divided by: all, or prefill workers' for input, or decode workers' for output."""
     if not _is_disaggregated(row):
         return _size(row, "num_gpus", _gpus_per_server(row))
-    ahead = _size(row, "prefill_num_workers", 0) * _prompt_gpus(row)
+    ahead = _size(row, "prefill_num_workers", 0) * whole_cell(row, "prefill_tp_size") * _size(row, "prefill_attention_dp_size", 1)
     decode = _size(row, "decode_num_workers", 0) * _gpus_per_server(row)
     used = {"input-rate": ahead, "throughput": decode}.get(kind, ahead + decode if ahead and decode else 0)
     if not used:
@@ -119,17 +188,12 @@ def describe(row: Row) -> PublishedFigure:
     return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what, sound=not untold)
 
 
-def _hint(row: Row) -> str:
-    """What the row itself says that may explain an error."""
-    return "disaggregated" if _is_disaggregated(row) else ""
-
-
 def _is_disaggregated(row: Row) -> bool:
     return row.get("mode") == "disagg"
 
 
 def measurement(row: Row) -> str:
-    """What tells a run's times from all others', so that one is counted once: the same stand in several files and under several
+    """Identify a run's measurement, which counts once: the same times stand in several files and under several
     names of a model, rounded to hundredths of a millisecond in some. "" where a row has no two of them to be told by.
     """
     times = measured_means(row)
@@ -140,7 +204,7 @@ def measurement(row: Row) -> str:
 
 
 def distinct_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
-    """Rows with every measurement once: the first that can be asked and did not draft, else the first."""
+    """Return rows with every measurement once: the first that has a question and did not draft, else the first."""
     best: dict[str, tuple[bool, int]] = {}
     keys = [_measurement_and_draft(row) for row in rows]
     for i, (key, sound) in enumerate(keys):
@@ -150,7 +214,7 @@ def distinct_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
 
 
 def _measurement_and_draft(row: Row) -> tuple[str, bool]:
-    """A row's measurement, "" where nothing can be asked of it, and whether it drafted nothing."""
+    """Return a row's measurement, "" where it has no question, and whether it drafted nothing."""
     try:
         question(row)
         return measurement(row), not drafting_rule(row)
@@ -159,12 +223,12 @@ def _measurement_and_draft(row: Row) -> tuple[str, bool]:
 
 
 def measured_means(row: Row) -> dict[str, float]:
-    """The measured means of TTFT and TPOT in seconds, where the row has them."""
-    return {f"{known.kind}_s": value for known, value in figures(row) if known.kind in ("ttft", "tpot")}
+    """Return the measured means of TTFT and TPOT in seconds, where the row has them."""
+    return {f"{metric.kind}_s": value for metric, value in figures(row) if metric.kind in ("ttft", "tpot")}
 
 
 def _size(row: Row, name: str, default: int) -> int:
-    """A size that a table may leave empty or write as 0."""
+    """Return a size that a table may leave empty or write as 0."""
     return default if cell(row, name) in ("", "0") else whole_cell(row, name)
 
 
@@ -182,14 +246,14 @@ def _engine(row: Row) -> str:
 
 
 def _version_at(name: str, date: str) -> str:
-    """The version of an engine that was new at a date (``2025-10``); "" where its file does not say."""
-    known = catalog.engine(name).versions
-    since = {str(table.get("since", "9999")): version for version, table in known.items()}
+    """Return the version of an engine that was new at a date (``2025-10``), or "" where its file does not say."""
+    versions = catalog.engine(name).versions
+    since = {str(table.get("since", "9999")): version for version, table in versions.items()}
     return max(((day, version) for day, version in since.items() if day <= date[: len(day)]), default=("", ""))[1]
 
 
 def _sizes(row: Row) -> dict[str, int]:
-    """Tensor, data and expert parallelism. Attention-DP ranks are replicas that share their experts."""
+    """Return tensor, data and expert parallelism. Attention-DP ranks are replicas that share their experts."""
     prefix = "decode_" if _is_disaggregated(row) else ""
     tp, dp, ep = (
         whole_cell(row, f"{prefix}tp_size"),
@@ -207,7 +271,7 @@ def _sizes(row: Row) -> dict[str, int]:
 
 
 def _undo_multiplied_sizes(tp: int, dp: int, ep: int, name: str) -> tuple[int, int, int]:
-    """Sizes of a run that a table multiplied: experts lie on the same GPUs as the attention.
+    """Undo sizes of a run that a table multiplied: experts lie on the same GPUs as the attention.
 
     Names say the sizes as they were launched. Runs without such a name were launched with as many ranks for experts as for tp.
 
@@ -225,7 +289,7 @@ def _undo_multiplied_sizes(tp: int, dp: int, ep: int, name: str) -> tuple[int, i
 
 
 def _workers(row: Row) -> dict[str, int]:
-    """Workers for prompts and for decoding; a run whose table does not say how many there are tells nothing."""
+    """Return the prefill and decode workers. Refuse a run whose table does not count them."""
     counts = {f"{part}_workers": _size(row, f"{part}_num_workers", 0) for part in ("prefill", "decode")}
     if not all(counts.values()):
         raise Refusal("disaggregated: how many workers there are is not said", "decode_num_workers")
@@ -233,35 +297,24 @@ def _workers(row: Row) -> dict[str, int]:
     return {"disaggregated": True, **ranks, **counts}
 
 
-def _prompt_gpus(row: Row) -> int:
-    """GPUs of a worker for prompts."""
-    return whole_cell(row, "prefill_tp_size") * _size(row, "prefill_attention_dp_size", 1)
-
-
 def recipe(row: Row, sizes: Mapping[str, int]) -> dict[str, object]:
-    """How InferenceMAX launched a run, as far as its scripts say; nothing of other runs."""
+    """Return how InferenceMAX launched a run, as far as its scripts say, and nothing of other runs."""
     if not is_by_inferencemax(row):
         return {}
     model, dtype = stored_model(row)
-    is_of = {
-        "engine": cell(row, "backend"),
-        "models": model.key,
-        "chips": _chip(row).key,
-        "mode": row.get("mode") or "agg",
-        **sizes,
-    }
-    is_of |= {"isl": tokens(row, "isl"), "osl": tokens(row, "osl")}
+    is_of: dict[str, object] = {"engine": cell(row, "backend"), "models": model.key, "chips": _chip(row).key, **sizes}
+    is_of |= {"mode": row.get("mode") or "agg", "isl": tokens(row, "isl"), "osl": tokens(row, "osl")}
     is_of["weights"] = dtype or (model.quant.dtype if model.quant else "")
     return recipe_options(row, is_of, _concurrency(row, sizes["dp"]), sizes["dp"])
 
 
 def drafting_rule(row: Row) -> str:
-    """The rule by which tokens were guessed ahead in a run, or may have been: it tells nothing of a step. "" where none holds."""
+    """Return the rule by which a run drafted, or may have, so that it tells nothing of a step, or ""."""
     return "" if stated_drafts(row) else draft_rule(row) or str(recipe(row, _sizes(row)).get("drafts") or "")
 
 
 def planning_rule(row: Row) -> str:
-    """The rule by which a row's batch is what was planned for, not what ran: jobs of a planner that name no clients."""
+    """Return the rule by which a row's batch was planned and not run (planners' jobs that name no clients), or ""."""
     unsaid = "gtl_job_id" in (row.get("silicon_data_source") or "") and not _CLIENTS.search(row["silicon_data_source"])
     return "a planner's job: its batch is the planned one, how many clients there were is not said" if unsaid else ""
 
@@ -271,7 +324,7 @@ def may_draft(row: Row) -> bool:
 
 
 def _concurrency(row: Row, dp: int) -> int:
-    """Clients of the whole run: as the source says, or the batch of each attention-DP rank times their number.
+    """Count the clients of the whole run: as stated, or the batch of each attention-DP rank times their number.
 
     A server without a number of clients is full: rates are of as many as its engine takes.
     """
@@ -280,7 +333,7 @@ def _concurrency(row: Row, dp: int) -> int:
         return int(clients[1])
     if cell(row, "concurrency") and _is_counted(row):
         return whole_cell(row, "concurrency")
-    if not _is_counted(row) and any(known.kind in RATES for known, _ in figures(row)):
+    if not _is_counted(row) and any(metric.kind in RATES for metric, _ in figures(row)):
         return FULL_CLIENTS * dp
     if row.get("decode_batch_size"):
         return whole_cell(row, "decode_batch_size") * _size(row, "decode_num_workers", 1)
@@ -288,13 +341,13 @@ def _concurrency(row: Row, dp: int) -> int:
 
 
 def _is_counted(row: Row) -> bool:
-    """Whether a row tells how many clients there were, or how many requests ran at once."""
-    told = lower_cell(row, "concurrency", "batch_size", "decode_batch_size")
-    return bool(_CLIENTS.search(row.get("silicon_data_source") or "")) or told not in UNCOUNTED
+    """Return whether a row states its clients, or how many requests ran at once."""
+    clients = lower_cell(row, "concurrency", "batch_size", "decode_batch_size")
+    return bool(_CLIENTS.search(row.get("silicon_data_source") or "")) or clients not in UNCOUNTED
 
 
 def _lengths(row: Row) -> tuple[tuple[float, float], float]:
-    """Mean lengths of inputs and outputs, and the spread around them: that of a uniform one as wide as a mix is."""
+    """Return mean lengths of inputs and outputs, and their spread: that of a uniform one as wide as a mix is."""
     means = tokens(row, "isl"), tokens(row, "osl")
     wide = min(1.0, max(_spread(mix(cell(row, name))) for name in ("isl", "osl")))
     if is_by_inferencemax(row):
@@ -304,7 +357,7 @@ def _lengths(row: Row) -> tuple[tuple[float, float], float]:
 
 
 def _spread(parts: Sequence[tuple[float, float]]) -> float:
-    """Half of the width of a uniform distribution over its mean, with the standard deviation of these lengths."""
+    """Return the half-width over the mean of a uniform distribution with the standard deviation of these lengths."""
     mean = sum(length * share for length, share in parts)
     return math.sqrt(3 * sum(share * (length / mean - 1) ** 2 for length, share in parts)) if parts else 0.0
 
@@ -317,7 +370,7 @@ def _chip(row: Row) -> Chip:
 
 
 def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
-    """Hosts of a server, or of all workers of both kinds."""
+    """Return the hosts of a server, or of all workers of both kinds."""
     chip = _chip(row)
     gpus = _gpus(row, "") if _is_disaggregated(row) else sizes["tp"] * sizes["pp"] * sizes["dp"]
     hosts = -(-gpus // chip.gpus_per_host)
@@ -325,7 +378,7 @@ def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
 
 
 def may_fit(row: Row) -> bool:
-    """Whether constants may be fitted on a row: half of the aggregated runs, by a hash of what was run; the others test them."""
+    """Return whether constants may be fitted on a row: half of the aggregated runs, by a hash of the run. Others test them."""
     try:
         run = question(row)
     except ValueError:
@@ -336,7 +389,7 @@ def may_fit(row: Row) -> bool:
 
 
 def is_fitted(row: Row) -> bool:
-    """Whether a row is one that the engines' constants were fitted on: of an engine, version, chip and model that were."""
+    """Return whether the engines' constants were fitted on a row's engine, version, chip and model."""
     if not may_fit(row):
         return False
     run = question(row)

@@ -18,22 +18,23 @@ from commtax_lab.published.rows import Row, names
 
 @lru_cache(maxsize=4096)
 def model_named(text: str) -> Model | None:
-    """The bundled model that a text names, as the catalogue stores it; None where none is. Never a look at disk or network.
+    """Return the bundled model that a text names, as the catalogue stores it, or None, without touching disk or network.
 
     >>> [model_named(name).key for name in ("LLAMA3_70B", "GPT OSS 120B", "zhipuai/GLM-5", "nvidia/Llama-3.1-8B-Instruct-FP8")]
     ['llama-3.1-70b', 'gpt-oss-120b', 'glm-5', 'llama-3.1-8b']
     """
     name = text.strip()
-    if known := find("models", name) or origin(name):
-        return bundled_model(known)
-    told = re.sub(r"\(.*?\)", " ", name.lower()).strip().rpartition("/")[2]
+    if key := find("models", name) or origin(name):
+        return bundled_model(key)
+    words = re.sub(r"\(.*?\)", " ", name.lower()).strip().rpartition("/")[2]
     return next(
-        (bundled_model(key) for short in _shortened_names(letters_and_digits(told)) if (key := _squeezed_models().get(short))), None
+        (bundled_model(match) for short in _shortened_names(letters_and_digits(words)) if (match := _squeezed_models().get(short))),
+        None,
     )
 
 
 def _shortened_names(name: str) -> Iterator[str]:
-    """A squeezed name, and what is left of it as endings that publishers append are taken off one by one."""
+    """Yield a squeezed name, and what is left of it as publishers' endings are removed one by one."""
     endings = sorted(map(letters_and_digits, names()["model_endings"]), key=len, reverse=True)
     seen = ""
     while name != seen:
@@ -44,19 +45,19 @@ def _shortened_names(name: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _squeezed_models() -> dict[str, str]:
-    """Keys by all their names; a name that several models share after endings are taken off means none of them."""
-    known = {alias.rpartition("/")[2]: key for alias, key in aliases("models").items()} | {key: key for key in stems("models")}
+    """Map all names to keys. A name that several models share once endings are removed means none of them."""
+    keys = {alias.rpartition("/")[2]: key for alias, key in aliases("models").items()} | {key: key for key in stems("models")}
     named: dict[str, set[str]] = {}
-    for name, key in known.items():
+    for name, key in keys.items():
         for short in _shortened_names(letters_and_digits(name)):
             named.setdefault(short, set()).add(key)
-    exact = {letters_and_digits(name): key for name, key in known.items()}
-    once = {name: next(iter(found)) for name, found in named.items() if len(found) == 1}
+    exact = {letters_and_digits(name): key for name, key in keys.items()}
+    once = {name: next(iter(keys)) for name, keys in named.items() if len(keys) == 1}
     return {**once, **exact, **{letters_and_digits(name): key for name, key in names()["model_keys"].items()}}
 
 
 def dtype_named(text: str) -> str:
-    """The number format that a text names, as the catalogue writes it; "" where none is.
+    """Return the number format that a text names, as the catalogue writes it, or "".
 
     >>> [dtype_named(name) for name in ("bfloat16", "FP8-E4M3", "float8", "w4a16_mxfp4", "half", "base7")]
     ['bf16', 'fp8', 'fp8', 'mxfp4', 'fp16', '']
@@ -66,25 +67,25 @@ def dtype_named(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _dtypes() -> dict[str, str]:
-    told = {letters_and_digits(word): dtype for dtype, words in names()["dtypes"].items() for word in (dtype, *words)}
-    return {**{letters_and_digits(dtype): dtype for dtype in DTYPE_BYTES}, **told}
+    named = {letters_and_digits(word): dtype for dtype, words in names()["dtypes"].items() for word in (dtype, *words)}
+    return {**{letters_and_digits(dtype): dtype for dtype in DTYPE_BYTES}, **named}
 
 
 def spelled_run(row: Row) -> Row:
-    """A serving run with its engine and its quantisation as the larger tables write them.
+    """Return a serving run with its engine and quantisation spelled as in the larger tables.
 
     >>> spelled_run({"backend": "TensorRT-LLM", "gemm_quant_mode": "FP4"})
     {'backend': 'trtllm', 'gemm_quant_mode': 'nvfp4'}
     """
     engine, mode = row.get("backend") or "", row.get("gemm_quant_mode") or ""
-    known = "" if mode.startswith("fp8_") else dtype_named(mode)
-    told = {"backend": engine_named(engine) or engine, "gemm_quant_mode": names()["quant_modes"].get(known, known) or mode}
-    return {**row, **{name: text for name, text in told.items() if name in row}}
+    dtype = "" if mode.startswith("fp8_") else dtype_named(mode)
+    spelled = {"backend": engine_named(engine) or engine, "gemm_quant_mode": names()["quant_modes"].get(dtype, dtype) or mode}
+    return {**row, **{name: text for name, text in spelled.items() if name in row}}
 
 
 @lru_cache(maxsize=1024)
 def engine_named(text: str) -> str:
-    """The engine among the words of a name; "" where none is.
+    """Return the engine among the words of a name, or "".
 
     >>> [engine_named(name) for name in ("h200_sxm_tensorrt_llm_gemm", "kernels/b60_vllm_moe.csv", "h100_sxm_gemm")]
     ['trtllm', 'vllm', '']

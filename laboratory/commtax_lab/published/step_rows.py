@@ -40,16 +40,16 @@ class MixedStep:
 
 def describe(row: Row) -> PublishedFigure:
     what = f"{cell(row, 'model_path')}, {cell(row, 'task')}, {cell(row, 'gpus')} GPUs, batch {cell(row, 'avg_batch_size')[:6]}"
-    engine, told = _engine(row).partition("@"), cell(row, "task") in names()["tasks"]
-    return replace(describe_row(row, "steps"), kind="itl", library=engine[0], version=engine[2], what=what, sound=told)
+    engine, sized = _engine(row).partition("@"), cell(row, "task") in names()["tasks"]
+    return replace(describe_row(row, "steps"), kind="itl", library=engine[0], version=engine[2], what=what, sound=sized)
 
 
 def ask(row: Row, entry: PublishedFigure) -> RowQuestion[MixedStep]:
-    """The median time between tokens, in seconds."""
+    """Return the median time between tokens, in seconds."""
     run = question(row)
     where = "moe" if run.model.experts else "dense"
-    told = number(row, "median_itl_ms") * 1e-3
-    return RowQuestion((replace(entry, measured=told, where=where, tp=run.tp, size=run.batch),), run)
+    tpot_s = number(row, "median_itl_ms") * 1e-3
+    return RowQuestion((replace(entry, measured=tpot_s, where=where, tp=run.tp, size=run.batch),), run)
 
 
 def question(row: Row) -> MixedStep:
@@ -61,14 +61,15 @@ def question(row: Row) -> MixedStep:
     if sizes["tp"] * sizes["dp"] != gpus:
         raise Refusal(f"{gpus} GPUs are not tp {sizes['tp']} x dp {sizes['dp']}", "tp")
     batch = max(1, round(number(row, "avg_batch_size")))
-    prompt, answer = _prompt(row), number(row, "avg_output_len")
+    task, lengths = cell(row, "task"), names()["tasks"]
+    if task not in lengths:
+        raise Refusal(f"task '{task}': how long its prompts are is not known", "task")
+    prompt, answer = lengths[task], number(row, "avg_output_len")
     return MixedStep(
         model=model,
         cluster=_cluster(row, gpus),
         engine=_engine(row),
-        tp=sizes["tp"],
-        dp=sizes["dp"],
-        ep=sizes["ep"],
+        **sizes,
         batch=batch,
         context=round(prompt + RUNNING * answer),
         dtype=dtype,
@@ -80,7 +81,7 @@ def question(row: Row) -> MixedStep:
 
 
 def median_count(mean: float) -> int:
-    """The median of a Poisson distribution.
+    """Return the median of a Poisson distribution.
 
     >>> [median_count(mean) for mean in (0.1, 0.69, 0.7, 1.5, 3.0)]
     [0, 0, 1, 1, 3]
@@ -92,15 +93,6 @@ def median_count(mean: float) -> int:
         term *= mean / count
         reached += term
     return count
-
-
-def _prompt(row: Row) -> int:
-    """Tokens of a task's prompts."""
-    task = cell(row, "task")
-    known: dict[str, int] = names()["tasks"]
-    if task not in known:
-        raise Refusal(f"task '{task}': how long its prompts are is not known", "task")
-    return known[task]
 
 
 def _engine(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""Rows of ``python -m commtax_lab.study.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
+"""Rows of ``python -m commtax_lab.measure.study.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from commtax import catalog
 from commtax.runs.calibrate.measurements import SHAPES, SweepRow, kernel
 from commtax_lab.published.rows import PublishedFigure, Row, RowQuestion, even_hash
 
-ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax_lab.study.steps
+ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in measure/study/rank_steps.py
 SOURCE = "benchmarks/h200"
 IN_CACHE_BYTES = 190e3  # a KV cache smaller than this stays in L2 between repetitions
 LAUNCH_BOUND_S = 1e-5  # … and a kernel shorter than this is mostly its launch
@@ -20,19 +20,19 @@ WHAT = ("model", "tp", "batch", "length", "heads", "m", "n", "k", "mode")
 
 
 def load(folder: Path) -> list[SweepRow]:
-    """All rows of a folder's ``*.jsonl``, headers left out."""
+    """Read all rows of a folder's ``*.jsonl``, without headers."""
     lines = (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines() if line.strip())
     return [row for row in map(json.loads, lines) if row.get("kind") in (*SHAPES, "step")]
 
 
 def row_of_cells(row: Row) -> SweepRow:
-    """Numbers as numbers, empty cells left out: the row as its JSON line had it."""
+    """Restore the row of a JSON line: numbers as numbers, empty cells left out."""
     typed = {n: int(x) if x.isdigit() else float(x) if n.endswith("_s") else x for n, x in row.items() if x != ""}
     return cast(SweepRow, typed)
 
 
 def read(rows: Sequence[SweepRow], chip: str) -> list[RowQuestion[SweepRow]]:
-    asked = []
+    questions = []
     for index, row in enumerate(rows):
         kind = row["kind"]
         entry = PublishedFigure(
@@ -52,12 +52,12 @@ def read(rows: Sequence[SweepRow], chip: str) -> list[RowQuestion[SweepRow]]:
             measured=float(row["median_s"]),
             hint=_hint(row),
         )
-        asked.append(RowQuestion((entry,), row))
-    return asked
+        questions.append(RowQuestion((entry,), row))
+    return questions
 
 
 def is_fitted(row: SweepRow) -> bool:
-    """Whether constants were fitted on it: whole steps by model, kernels by a hash of all but their time."""
+    """Return whether constants were fitted on a row: whole steps by model, kernels by a hash of all but their time."""
     if row["kind"] == "step":
         return row["model"] in (SHARD_MODELS if row.get("engine") == "torch" else STEP_MODELS)
     return even_hash(json.dumps({name: value for name, value in row.items() if name not in NOT_IN_KEY}, sort_keys=True))

@@ -55,7 +55,7 @@ class Table:
 
 
 def shipped_tables(only: str = "") -> Iterator[Table]:
-    """Every file that ships here; our own H200 rows are the last. Kernels are in several, each with its kinds' columns."""
+    """Yield every file that ships, our own H200 rows last. Kernels are in several, each with its kinds' columns."""
     for kind in KINDS:
         if only in ("", kind):
             for path in sorted(SHIPPED.glob(f"{kind}*.csv")):
@@ -68,13 +68,13 @@ def folder_tables(folder: Path, only: str = "") -> Iterator[Table]:
 
 
 def paths(folder: Path, only: str = "") -> Iterator[tuple[str, Path]]:
-    """The tables of a folder and of those in it, each once: a plain file before a gzipped one."""
+    """Yield the tables of a folder and its subfolders, each once: a plain file before a gzipped one."""
     tables = [(kind, path) for path in _files(folder) if (kind := kind_of_table(path)) and only in ("", kind)]
     yield from sorted(tables, key=lambda one: (KINDS.index(one[0]), one[1]))
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Files that may be tables."""
+    """Yield files that may be tables."""
     left = MOST_FILES
     for place, folders, files in os.walk(folder, followlinks=True):
         deep = len(Path(place).relative_to(folder).parts)
@@ -87,10 +87,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def kind_of_table(path: Path) -> str:
-    """The kind of table that a file is, by its columns, else by its name; "" where it is none."""
+    """Return the kind of table that a file is, by its columns, else by its name, or "" where it is none."""
     header = _header(path)
-    if header and (known := kind_of_columns(header, path.name)):
-        return known
+    if header and (kind := kind_of_columns(header, path.name)):
+        return kind
     if "predicted" in header or not path.name.endswith((".csv", ".csv.gz")):
         return ""
     stem = path.name.partition(".")[0]
@@ -98,7 +98,7 @@ def kind_of_table(path: Path) -> str:
 
 
 def kind_of_columns(header: Sequence[str], name: str = "") -> str:
-    """The kind of table that has these columns; "" where none has, or where the file was written by ``validate --rows``."""
+    """Return the kind of table that has these columns, or "" for none and for files that ``validate --rows`` wrote."""
     if {"measured", "predicted", "fitted", "skipped"} <= set(header):
         return ""
     for kind, choices in names()["recognised"].items():
@@ -109,18 +109,18 @@ def kind_of_columns(header: Sequence[str], name: str = "") -> str:
 
 
 def usual_columns(kind: str = "") -> str:
-    """Columns that a table of a kind is known by, in words; of serving runs where no kind is asked for."""
-    known = names()["recognised"].get(kind or "serving_runs", [["m", "n", "k", "latency_ms"]])
-    return ", ".join(known[0])
+    """Return the columns that a kind of table is recognised by, in words, those of serving runs by default."""
+    columns = names()["recognised"].get(kind or "serving_runs", [["m", "n", "k", "latency_ms"]])
+    return ", ".join(columns[0])
 
 
 def rename_columns(kind: str, header: Sequence[str]) -> list[str]:
-    """Columns under the larger tables' names; one whose larger name is there itself stays as it is."""
+    """Rename columns as in the larger tables, except where the larger name is already there."""
     plain = ["_".join(column.strip().lstrip("\ufeff").split()) for column in header]
-    known, taken = _synonyms(kind), set(plain)
+    larger, taken = _synonyms(kind), set(plain)
     columns = []
     for column in plain:
-        wanted = known.get(column, known.get(column.lower(), column))
+        wanted = larger.get(column, larger.get(column.lower(), column))
         columns.append(column if wanted in taken else wanted)
         taken.add(wanted)
     return columns
@@ -132,13 +132,13 @@ def _synonyms(kind: str) -> dict[str, str]:
 
 
 def headers(folder: Path | None, only: str = "") -> list[str]:
-    """All columns of all files of a folder, or of all that ship here, in their order."""
+    """Return all columns of all files of a folder, or of all that ship, in their order."""
     every = [_header(path) for _, path in paths(folder, only)] if folder else [table.header for table in shipped_tables()]
     return list(dict.fromkeys(column for header in every for column in header))
 
 
 def _header(path: Path) -> list[str]:
-    """The first line of a file as cells; none where it has none that can be read."""
+    """Return the first line of a file as cells, or none if it cannot be read."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             line = file.readline(HEADER_BYTES)
@@ -148,7 +148,7 @@ def _header(path: Path) -> list[str]:
 
 
 def read(path: Path, most: int | None = None, what: str = "data") -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a CSV file, plain or gzipped; short rows are filled with empty cells."""
+    """Read the header and rows of a CSV file, plain or gzipped, with short rows filled with empty cells."""
     lines = csv.reader(StringIO(read_text(path, what, most=TABLE_BYTES), newline=""))
     try:
         header = next(lines, [])
@@ -162,7 +162,7 @@ def dicts(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Row]:
 
 
 def _with_dated_source(row: Row) -> Row:
-    """A run's source as the larger table writes it: its day says the version, InferenceMAX's file how it was launched."""
+    """Write a run's source as the larger table does: its day tells the version, InferenceMAX's file the launch."""
     day, parts = row.get("day"), [f"silicon_concurrency={row.get('clients', '')}"]
     if day and (row.get("source") or "").startswith("InferenceMAX"):
         parts.append(f"source_file={day}.csv")

@@ -27,7 +27,7 @@ Options = Mapping[str, object]
 
 
 def held_out(source: str) -> bool:
-    """Whether figures of a source were not looked at while techniques were modelled: its SHA-256 is in the lowest third.
+    """Return whether a source was held out while techniques were modelled: its SHA-256 is in the lowest third.
 
     >>> held_out("https://github.com/vllm-project/vllm/pull/39080"), held_out("https://github.com/vllm-project/vllm/pull/19744")
     (True, False)
@@ -36,7 +36,7 @@ def held_out(source: str) -> bool:
 
 
 def load_of(options: Options, name: str) -> float:
-    """An option that is a number."""
+    """Return an option that is a number."""
     value = options[name]
     if not isinstance(value, (int, float)):
         raise TypeError(f"techniques.toml: {name} is no number")
@@ -45,7 +45,7 @@ def load_of(options: Options, name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TechniqueReading:
-    """What one row asks, before and after."""
+    """The questions of one row, before and after."""
 
     id: str
     verb: str
@@ -73,7 +73,7 @@ class TechniqueReading:
         return {**self.both, **self.before}, {**self.both, **self.after}
 
     def scaled(self, names: tuple[str, ...], factor: float) -> "TechniqueReading":
-        """The same at another load; sizes stay whole."""
+        """Return the same reading at another load, with sizes kept whole."""
         return replace(self, both={**self.both, **{name: max(1, round(load_of(self.both, name) * factor)) for name in names}})
 
 
@@ -88,7 +88,7 @@ class FlipGroup:
 
 @dataclass(frozen=True, slots=True)
 class TechniqueBars:
-    """How near a prediction has to be, and how many have to."""
+    """The nearness that predictions need, and the share that must have it."""
 
     near: float
     factor: Mapping[str, float]  # by kind of row
@@ -103,7 +103,7 @@ class TechniqueBars:
 class TechniqueReadings:
     """All that is read, by row."""
 
-    asked: Mapping[str, TechniqueReading]
+    by_row: Mapping[str, TechniqueReading]
     refused: Mapping[str, str]  # what is missing
     flips: tuple[FlipGroup, ...]
     anchors: tuple[str, ...]  # rows whose figures are compared by themselves
@@ -113,21 +113,21 @@ class TechniqueReadings:
     units: Mapping[str, float]
 
     def unit(self, metric: str) -> float:
-        """What a figure in seconds, or per second, is multiplied by to be in a metric's unit."""
+        """Return what a figure in seconds, or per second, is multiplied by to be in a metric's unit."""
         return next((factor for begin, factor in self.units.items() if metric.startswith(begin)), 1.0)
 
 
 @lru_cache(maxsize=1)
 def technique_readings() -> TechniqueReadings:
-    """``techniques.toml``. A row that is read twice is an error."""
+    """Read ``techniques.toml``. A row that is read twice is an error."""
     table = lab_table("published/techniques.toml")
-    asked = [pair for group in table["reading"] for pair in _group_rows(group)]
+    readings = [pair for group in table["reading"] for pair in _group_rows(group)]
     refused = [(row, entry["missing"]) for entry in table["refused"] for row in entry["rows"]]
-    ids = [row for row, _ in (*asked, *refused)]
+    ids = [row for row, _ in (*readings, *refused)]
     if twice := {row for row in ids if ids.count(row) > 1}:
         raise ValueError(f"techniques.toml reads {', '.join(sorted(twice))} twice")
     return TechniqueReadings(
-        asked=dict(asked),
+        by_row=dict(readings),
         refused=dict(refused),
         flips=tuple(FlipGroup(one["title"], tuple(one["rows"]), tuple(one["along"])) for one in table["flip"]),
         anchors=tuple(table["anchors"]["rows"]),
@@ -141,10 +141,10 @@ def technique_readings() -> TechniqueReadings:
 def _group_rows(group: Options) -> Iterator[tuple[str, TechniqueReading]]:
     common = {name: value for name, value in group.items() if name not in ("rows", "both")}
     shared, rows = (cast(Mapping[str, Options], group.get(name, {})) for name in ("both", "rows"))
-    for row, own in rows.items():
-        said = {**common, **{name: value for name, value in own.items() if name in OWN}}
-        both = {**shared, **{name: value for name, value in own.items() if name not in OWN}}
-        yield row, plain_record(TechniqueReading, {"id": row, "both": both, **said}, "techniques.toml")
+    for row, row_settings in rows.items():
+        settings = {**common, **{name: value for name, value in row_settings.items() if name in OWN}}
+        both = {**shared, **{name: value for name, value in row_settings.items() if name not in OWN}}
+        yield row, plain_record(TechniqueReading, {"id": row, "both": both, **settings}, "techniques.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +177,14 @@ class TechniqueRow:
 
 
 def read_technique_rows(path: Path, *, held: bool = False) -> list[TechniqueRow]:
-    """Rows that are read; with ``held``, figures of sources that are held out too."""
+    """Return the rows to read, those of held-out sources too with ``held``."""
     with path.open(newline="", encoding="utf-8") as file:
         return [_row(cells, held) for cells in csv.DictReader(file) if cells["kind"] in READ_KINDS]
 
 
 def _row(cells: Mapping[str, str], held: bool) -> TechniqueRow:
     shown = held or not held_out(cells["source"])
-    told = {name: cells[name] for name in TOLD}
+    words = {name: cells[name] for name in TOLD}
     chip = f"{cells['gpus']}x {cells['chip']}" if cells["gpus"] not in ("", "1") else cells["chip"]
     baseline, value = (float(cells[name]) if shown and cells[name] else math.nan for name in ("baseline", "value"))
-    return TechniqueRow(chip=chip, lower=cells["better"] == "lower", baseline=baseline, value=value, **told)
+    return TechniqueRow(chip=chip, lower=cells["better"] == "lower", baseline=baseline, value=value, **words)

@@ -17,7 +17,7 @@ KV_COLUMNS = ("kvcache_quant_mode", "kv_quant_mode", "kv_cache_dtype", "kv_dtype
 
 
 def stored_model(row: Row) -> tuple[Model, str]:
-    """The model as a run stored it, and the number format of its weights where no checkpoint says it."""
+    """Return the model as a run stored it, and the number format of its weights where no checkpoint says it."""
     name = row.get("model_path") or ""
     if model_named(name) is None:
         raise Refusal(f"model '{name}' is not in the catalogue", "model_path")
@@ -26,7 +26,7 @@ def stored_model(row: Row) -> tuple[Model, str]:
 
 @lru_cache(maxsize=512)
 def _shared_model(name: str, products: str, experts: str) -> tuple[Model, str]:
-    """Runs that store a model in the same way share one object."""
+    """Return one object for all runs that store a model in the same way."""
     model = model_named(name)
     assert model is not None
     kinds = [_kind(mode, column) for mode, column in ((products, "gemm_quant_mode"), (experts, "moe_quant_mode")) if mode]
@@ -53,19 +53,19 @@ def _kind(mode: str, column: str) -> str:
 
 
 def _is_stored(kind: str, quant: Quant) -> bool:
-    """Whether a checkpoint has weights of this format; those with floats of 4 bits go by several names."""
+    """Return whether a checkpoint has weights of this format. Floats of 4 bits go by several names."""
     kept = {one.dtype for one in quant.formats}
     return kind in kept or (kind in FLOATS_OF_4_BITS and bool(kept & set(FLOATS_OF_4_BITS)))
 
 
 def _checkpoint(name: str, model: Model) -> Quant | None:
-    """What a checkpoint of this name holds, as the catalogue knows it; None where it knows none."""
-    rules = ((rule, known) for rule, known in made_of(name) if known.key == model.key and rule.suits(model))
-    return next((taken_as(name, model, known, rule).quant for rule, known in rules), None)
+    """Return what the catalogue knows of a checkpoint by name, or None."""
+    rules = ((rule, checkpoint) for rule, checkpoint in made_of(name) if checkpoint.key == model.key and rule.suits(model))
+    return next((taken_as(name, model, checkpoint, rule).quant for rule, checkpoint in rules), None)
 
 
 def cache_dtype(row: Row) -> str:
-    """The cache's format as the row says it; "" where the engine decides.
+    """Return the cache's format as the row says it, or "" where the engine decides.
 
     TensorRT-LLM keeps KV in fp8 with its fp8 checkpoints. vLLM keeps it as the activations unless told otherwise, and its
     fp8 runs show it: requests begin to wait for the cache at half of what an fp8 cache would hold.

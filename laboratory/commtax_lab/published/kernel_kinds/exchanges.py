@@ -23,7 +23,7 @@ NUM_SMS, SET_ASIDE = 132, 20.0
 
 
 def _copies(tokens: Array, experts: Array, top_k: Array, ranks: Array, low: bool) -> Array:
-    """Rows that a rank sends: one an expert with low latency, else one a rank that has some."""
+    """Count the rows that a rank sends: one per expert with low latency, else one per rank that has some."""
     if low:
         return np.asarray(tokens * top_k)
     pairs = zip(experts, top_k, ranks, strict=True)
@@ -43,8 +43,8 @@ def _exchange_kind(form: str, low: bool) -> KernelKind:
     tail, timed = ("ll", "avg_t_us") if low else ("normal", "transmit_us")
     times = (f"dispatch_{timed}", f"combine_{timed}")
     sms = () if low else ("dispatch_sms", "combine_sms")
-    known = ((*sizes, *sms), make, lambda x: x["num_token"], "")
-    return KernelKind(f"wideep_deepep_{tail}", "exchange", *known, hashed=("framework", *sizes, *sms), times_us=times)
+    fields = ((*sizes, *sms), make, lambda x: x["num_token"], "")
+    return KernelKind(f"wideep_deepep_{tail}", "exchange", *fields, hashed=("framework", *sizes, *sms), times_us=times)
 
 
 def _exchange_kernels(words: Words, x: Sizes) -> Sequence[Kernel]:

@@ -17,7 +17,7 @@ Make = Callable[[Words, Sizes], Sequence[Kernel]]
 
 @dataclass(frozen=True, slots=True)
 class KernelKind:
-    """``tail`` ends the names of its files; ``needed`` are columns of numbers above 0, ``from_zero`` of such that may be 0.
+    """A kind of kernel table. ``tail`` ends its file names, ``needed`` columns are above 0, ``from_zero`` ones may be 0.
 
     Rows that agree in ``alike`` (text or numbers) are made into kernels together. ``bound`` is what bounds are cut by.
     """
@@ -38,6 +38,6 @@ class KernelKind:
     in_step: bool = False  # kernels as a step runs them, one after another, and not each timed by itself
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def identifying(self) -> tuple[str, ...]:
         """The columns whose hash tells fitted rows from tested ones."""
         return self.hashed or ("framework", self.dtype, self.stored, *self.needed, *self.from_zero, *self.alike)

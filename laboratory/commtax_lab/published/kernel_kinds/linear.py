@@ -1,6 +1,7 @@
 """Tables of linear attention: gated delta net, Kimi delta attention, Mamba-2. Each row times one kernel of a layer."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -23,32 +24,29 @@ UPDATES = {"generation": "update", "verify": "verify"}
 """What a phase does to the state."""
 
 
-def _delta(own: str, words: Words, x: Sizes) -> Sequence[Kernel]:
-    """A kernel of gated delta net (``own``: gdn) or Kimi delta attention (kda)."""
+def _delta(family: str, words: Words, x: Sizes) -> Sequence[Kernel]:
+    """Make a kernel of gated delta net (gdn) or Kimi delta attention (kda)."""
     sequences, tokens = x["batch_size"], x["seq_len"]
     if words["kernel_source"].startswith(CONVOLUTION):
-        return [_convolution(words, x, _width(own, words, x), "kda-conv-" if own == "kda" else "conv-")]
+        return [_convolution(words, x, _width(family, words, x), "kda-conv-" if family == "kda" else "conv-")]
     if words["phase"] == "context":
         heads = x["num_k_heads"], x["num_v_heads"], x["head_k_dim"], x["head_v_dim"]
-        return [delta_scanned(f"{own}-scan", sequences, tokens, *heads)]
-    form = f"{own}-{'fused' if words['kernel_source'] in FUSED_DECODE else UPDATES.get(words['phase'], 'update')}"
-    return [updated(form, sequences, tokens, _state(x), _state_bytes_moved(words, tokens), cold=False)]
+        return [delta_scanned(f"{family}-scan", sequences, tokens, *heads)]
+    form = f"{family}-{'fused' if words['kernel_source'] in FUSED_DECODE else UPDATES.get(words['phase'], 'update')}"
+    state = x["num_v_heads"] * x["head_k_dim"] * x["head_v_dim"]
+    return [updated(form, sequences, tokens, state, _state_bytes_moved(words, tokens), cold=False)]
 
 
 def _state_bytes_moved(words: Words, tokens: Array) -> Number:
-    """Bytes that an element of state moves; where drafts are verified each token's state is kept."""
+    """Return the bytes that an element of state moves. Where drafts are verified, each token's state is kept."""
     written = tokens if words["phase"] == "verify" else 1.0
     return MIXED_BYTES if words["framework"] in MIXED_STATE else STATE_BYTES * (1.0 + written)
 
 
-def _state(x: Sizes) -> Array:
-    return x["num_v_heads"] * x["head_k_dim"] * x["head_v_dim"]
-
-
-def _width(own: str, words: Words, x: Sizes) -> Array:
-    """Channels of queries, keys and values."""
+def _width(family: str, words: Words, x: Sizes) -> Array:
+    """Return the channels of queries, keys and values."""
     keys = x["num_k_heads"] * x["head_k_dim"]
-    if own == "gdn" and _runs_in_blocks(words):
+    if family == "gdn" and _runs_in_blocks(words):
         return np.asarray(keys)
     return np.asarray(2 * keys + x["num_v_heads"] * x["head_v_dim"])
 
@@ -66,7 +64,7 @@ def _convolution(words: Words, x: Sizes, channels: Array, further: str) -> Kerne
 
 
 def _mamba(words: Words, x: Sizes) -> Sequence[Kernel]:
-    """A kernel of Mamba-2: keys and queries (B and C) are those of a group of heads, values are ``head_dim`` wide."""
+    """Make a kernel of Mamba-2, whose keys and queries (B and C) serve a group of heads and whose values are ``head_dim`` wide."""
     if words["kernel_source"].startswith(CONVOLUTION):
         channels = x["nheads"] * x["head_dim"] + 2 * x["n_groups"] * x["d_state"]
         return [_convolution(words, x, channels, "conv-")]
@@ -81,19 +79,11 @@ def _tokens(x: Sizes) -> Array:
     return x["batch_size"] * x["seq_len"]
 
 
-def _delta_net(words: Words, x: Sizes) -> Sequence[Kernel]:
-    return _delta("gdn", words, x)
-
-
-def _kimi(words: Words, x: Sizes) -> Sequence[Kernel]:
-    return _delta("kda", words, x)
-
-
 _RUN = ("batch_size", "seq_len", "d_conv")
 _HEADS = ("num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
 _ALIKE = ("kernel_source", "phase", "version")
 KINDS = (
-    KernelKind("gdn", "gdn", (*_RUN, *_HEADS), _delta_net, _tokens, "", alike=_ALIKE),
-    KernelKind("kda", "kda", (*_RUN, *_HEADS), _kimi, _tokens, "", alike=_ALIKE),
+    KernelKind("gdn", "gdn", (*_RUN, *_HEADS), partial(_delta, "gdn"), _tokens, "", alike=_ALIKE),
+    KernelKind("kda", "kda", (*_RUN, *_HEADS), partial(_delta, "kda"), _tokens, "", alike=_ALIKE),
     KernelKind("mamba2", "mamba2", (*_RUN, "nheads", "head_dim", "n_groups", "d_state"), _mamba, _tokens, "", alike=_ALIKE),
 )

@@ -1,4 +1,5 @@
-"""Tables of whole attention modules: their kernels are those of a step, and what the module has beside them.
+"""Tables of whole attention modules, whose kernels are those of a step and what the module has beside them, and of the kernels
+of latent attention alone.
 
 ``modules.toml`` beside the readers holds the sizes of the models and how engines ran them.
 """
@@ -12,11 +13,11 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import Array
 from commtax.catalog.models import bundled_model, origin
-from commtax.cost.attention import latent_decode, latent_prefill, latent_projections, latent_selector
+from commtax.cost.attention import head_product, latent_decode, latent_prefill, latent_projections, latent_selector
 from commtax.cost.compute import layer_kernels
 from commtax.cost.kernel import Kernel, KernelStep
 from commtax.cost.layer_forms import MaskedPairs, ModuleSizes
-from commtax.spec import Attention, Block, Model, Plan, Quant, Workload
+from commtax.spec import DTYPE_BYTES, Attention, Block, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 from commtax_lab import lab_table
 from commtax_lab.published.kernel_kinds.kind import KernelKind, Sizes, Words
@@ -29,34 +30,34 @@ Parts = Callable[[KernelStep, Attention, Words], Iterator[Kernel]]
 
 @cache
 def timed_model(name: str, ratio: int = 0) -> Model:
-    """One layer's attention of a bundled model whose modules were timed: that which chooses, where some of its layers do.
+    """Return one layer's attention of a bundled model whose modules were timed, sparse where some of its layers are.
 
     ``ratio``: of its compressed entries.
     """
-    known = bundled_model(origin(name))
-    if known is None:
+    model = bundled_model(origin(name))
+    if model is None:
         raise Refusal(f"attention of '{name}' is not known: it is no model of the catalogue", "model")
-    alike = [a for a in known.attentions if a.compressed is None or a.compressed.ratio == ratio]
+    alike = [a for a in model.attentions if a.compressed is None or a.compressed.ratio == ratio]
     if not alike:
         raise Refusal(f"attention of '{name}': no layer has entries of {ratio} tokens", "compress_ratio")
     attention = max(alike, key=lambda a: a.indexer is not None and a.indexer.own)
-    return Model(name, "", known.hidden, 1, (Block(attention, None),), (0,), 1)
+    return Model(name, "", model.hidden, 1, (Block(attention, None),), (0,), 1)
 
 
 def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool = False) -> tuple[KernelStep, Attention]:
-    """Rows as steps of one layer on ranks that have so many heads. ``absorbed``: a prompt of one token is decode."""
+    """Return rows as steps of one layer on ranks with so many heads. ``absorbed``: a prompt of one token is decode."""
     seqs, kv_dtype = x["batch_size"], words["stored"]
     new = x["isl"] if prompts else np.ones(len(seqs))
     decodes = (new == 1) if absorbed or not prompts else new < 0
-    asked = np.where(decodes, 0, seqs)
-    work = Workload(seqs * decodes, seqs * decodes * x["step"], asked, asked * new, asked * x["step"])
+    prefill_seqs = np.where(decodes, 0, seqs)
+    work = Workload(seqs * decodes, seqs * decodes * x["step"], prefill_seqs, prefill_seqs * new, prefill_seqs * x["step"])
     plan = Plan(tp=model.attention.num_heads / x["num_heads"], kv_dtype=kv_dtype)
     quantised = replace(model, quant=QUANTS.get(words["dtype"]))
     return KernelStep(quantised, plan, work, seqs * new, catalog.engine(words["framework"] or "vllm")), model.attention
 
 
 def _make(kind: str, parts: Parts, words: Words, x: Sizes) -> Sequence[Kernel]:
-    """The kernels of a step, less its element-wise ones; what the module has instead, and the host's launches."""
+    """Make the kernels of a step, with the module's own in place of its element-wise ones, and the host's launches."""
     model = timed_model(words["model"], int(float(words.get("compress_ratio") or 0)))
     step, a = step_of(model, words, x, kind.endswith("context"), words["kernel_source"] in SOURCES["absorbed"])
     kernels = [k for k in parts(step, a, words) if k.form != "small" and np.any(k.count)]
@@ -70,7 +71,7 @@ def _make(kind: str, parts: Parts, words: Words, x: Sizes) -> Sequence[Kernel]:
 
 
 def _launches(kind: str, words: Words, batch: Array) -> Iterator[Kernel]:
-    """The host's time where no graph holds the launches."""
+    """Yield the host's time where no graph holds the launches."""
     beyond = _FACTS["eager"].get(words["framework"], {}).get(kind)
     if beyond is None:
         return
@@ -99,7 +100,7 @@ def _other_kernels(s: KernelStep, a: Attention, words: Words) -> Iterator[Kernel
 
 
 def _module(tail: str, kind: str, parts: Parts) -> Iterator[KernelKind]:
-    """The tables of one kind of module, of prompts and of decode."""
+    """Build the kinds of one module's tables, of prompts and of decode."""
     alike = ("model", "kernel_source", *(("compress_ratio",) if tail.startswith("dsv4") else ()))
     for phase in ("context", "generation"):
         yield KernelKind(
@@ -122,4 +123,54 @@ KINDS = (
     *_module("msa", "msa", _other_kernels),
     *_module("dsv4_csa", "csa", _other_kernels),
     *_module("dsv4_hca", "hca", _other_kernels),
+)
+
+
+MODEL = "deepseek-ai/DeepSeek-V3"
+"""The model whose heads the tables of kernels have."""
+
+
+def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
+    step, a = step_of(timed_model(MODEL), words, x, prompts=True)
+    return list(latent_prefill(step, a, 1, words["kernel_source"] in SOURCES["absorbed"]))
+
+
+def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
+    step, a = step_of(timed_model(MODEL), words, x, prompts=False)
+    return list(latent_decode(step, a, 1))
+
+
+def _head_product(words: Words, x: Sizes) -> Sequence[Kernel]:
+    m = timed_model(MODEL).attention.latent
+    assert m
+    return [head_product(x["num_tokens"], x["num_heads"], m.nope_dim, m.kv_rank, DTYPE_BYTES[words["dtype"]], hot=True)]
+
+
+def cache_bytes(x: Sizes) -> Array:
+    """Return the bytes of latents that a decode kernel reads."""
+    return np.asarray(x["batch_size"] * (x["step"] + 1) * 576 * x["stored_bytes"])
+
+
+_LATENT_KERNEL = KernelKind(
+    "context_mla",
+    "latent-prefill",
+    ("batch_size", "isl", "num_heads"),
+    _prefill,
+    lambda x: x["isl"],
+    "mla_dtype",
+    stored="kv_cache_dtype",
+    from_zero=("step",),
+    alike=("kernel_source",),
+)
+LATENT_KINDS = (
+    _LATENT_KERNEL,
+    replace(
+        _LATENT_KERNEL,
+        tail="generation_mla",
+        name="latent-decode",
+        needed=("batch_size", "num_heads"),
+        make=_decode,
+        bound=cache_bytes,
+    ),
+    KernelKind("mla_bmm", "head-product", ("num_tokens", "num_heads"), _head_product, lambda x: x["num_tokens"], "bmm_dtype"),
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -30,7 +31,7 @@ SCALES_ALIGNED = 4  # rows whose scales DeepGEMM takes as they are; others are l
 
 
 def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
-    """Products in a format; in 16 bits where only the weights are stored in it; with a scale for each tile of them."""
+    """Make products in a format: 16 bits where only weights are narrower, and with a scale per tile where it has tiles."""
     stored = words["dtype"]
     dtype = "bf16" if words["written"].endswith("_wo") else stored
     size = DTYPE_BYTES[stored] + (NVFP4_SCALE_BYTES if stored == "nvfp4" else 0)
@@ -41,7 +42,7 @@ def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
 
 
 def with_warm_cache(kernel: Kernel, x: Sizes) -> Kernel:
-    """Attention that a table times again and again: the cache it reads stays in the chip's where it fits."""
+    """Keep in the chip's cache the KV cache that a table reads again and again, where it fits."""
     if "l2_bytes" not in x:
         return kernel
     kept = kernel.nbytes - from_memory(kernel.nbytes, x["l2_bytes"])
@@ -49,26 +50,26 @@ def with_warm_cache(kernel: Kernel, x: Sizes) -> Kernel:
 
 
 def with_rotating_weights(kernel: Kernel, words: Words, x: Sizes) -> Kernel:
-    """A product that a table times on several matrices in turn, to find each of them cold: the chip's cache may hold them all."""
+    """Rotate a product's matrices as tables do to find each cold, though the chip's cache may hold them all."""
     if "l2_bytes" not in x:
         return kernel
     weights = kernel.n * kernel.k * kernel.weight_bytes
     copies: Number = 1 if words["written"] in ALONE and words.get("framework") != "sglang" else COPIES
     if words.get("framework") == "trtllm":  # as many as fill the cache
         copies = np.clip(np.ceil(x["l2_bytes"] / weights), 1, MOST_COPIES)
-    held = (copies - 1) * weights + kernel.nbytes
-    return replace(kernel, shape=KernelContext(kept=weights * (1 - from_memory(held, x["l2_bytes"]) / held)))
+    rotated = (copies - 1) * weights + kernel.nbytes
+    return replace(kernel, shape=KernelContext(kept=weights * (1 - from_memory(rotated, x["l2_bytes"]) / rotated)))
 
 
 def with_cache_write(kernel: Kernel, x: Sizes, stored: float) -> Kernel:
-    """Attention of prompts that a table times with the write of their keys and values into the cache: read as made, written as
+    """Add the write of keys and values to prefill attention that a table times with it: read as made, written as
     stored. With these bytes prompts of every number of KV heads move alike on L40S (560 to 610 GB/s), without them 150 to 580."""
     elements = 2.0 * x["batch_size"] * x["isl"] * x["num_key_value_heads"] * x["head_dim"]
     return replace(kernel, shape=replace(kernel.shape or KernelContext(), written=elements * (WIDE_BYTES + stored)))
 
 
 def launches(source: str, x: Sizes) -> Sequence[Kernel]:
-    """The host's time for a product that no graph holds, where a table has it."""
+    """Return the host's time for a product that no graph holds, where a table has it."""
     kernel = LAUNCHED.get(source, "")
     if not kernel:
         return []
@@ -86,12 +87,8 @@ def _window_hint(x: Sizes, chip: Chip) -> Array:  # noqa: ARG001
     return np.where(x["window_size"] > 0, "a window of attention", "").astype(object)
 
 
-def _has_no_window(x: Sizes) -> Array:
-    return np.asarray(x["window_size"] == 0)
-
-
 def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
-    """Prompts; those over a narrow cache run other kernels, in bf16 or in the cache's own arithmetic."""
+    """Make prefill attention, over a narrow cache with other kernels, in bf16 or in the cache's own arithmetic."""
     stored = NARROW_PROMPTS if words["dtype"] == "fp8" else NARROW_CACHE if words["stored"] == "fp8" else ""
     size = DTYPE_BYTES[words["stored"]]
     return [with_cache_write(replace(attention("prefill", x, words["dtype"], size), stored=stored), x, size)]
@@ -110,14 +107,21 @@ def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
 
 
 def _cache_bytes(x: Sizes) -> Array:
-    """Bytes of cache that a decode kernel reads."""
+    """Return the bytes of cache that a decode kernel reads."""
     return np.asarray(x["batch_size"] * visible_keys(x) * x["num_key_value_heads"] * x["head_dim"] * 2 * x["stored_bytes"])
 
 
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
-_SEEN, _ALIKE = ("step", "window_size"), ("head_dim", "window_size")
 _PRODUCT = ("m", "n", "k")
 _PREFILL, _DECODE = ("batch_size", "isl", *_HEADS), ("batch_size", "step", *_HEADS)
+_ATTENTION = partial(
+    KernelKind,
+    stored="kv_cache_dtype",
+    from_zero=("step", "window_size"),
+    alike=("head_dim", "window_size"),
+    decides=lambda x: np.asarray(x["window_size"] == 0),
+    hint=_window_hint,
+)
 KINDS = (
     KernelKind(
         "gemm",
@@ -131,32 +135,22 @@ KINDS = (
         decides=lambda x: (x["n"] >= WIDE) & (x["k"] >= WIDE),
         hint=_warm_weights_hint,
     ),
-    KernelKind(
+    _ATTENTION(
         "context_attention",
         "prefill-attention",
         _PREFILL,
         _prefill,
         lambda x: x["isl"],
         "attn_dtype",
-        stored="kv_cache_dtype",
-        from_zero=_SEEN,
-        alike=_ALIKE,
         hashed=("attn_dtype", *_PREFILL),
-        decides=_has_no_window,
-        hint=_window_hint,
     ),
-    KernelKind(
+    _ATTENTION(
         "generation_attention",
         "decode-attention",
         ("batch_size", *_HEADS),
         _decode,
         _cache_bytes,
         "kv_cache_dtype",
-        stored="kv_cache_dtype",
-        from_zero=_SEEN,
-        alike=_ALIKE,
         hashed=("kv_cache_dtype", *_DECODE),
-        decides=_has_no_window,
-        hint=_window_hint,
     ),
 )

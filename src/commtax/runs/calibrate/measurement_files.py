@@ -321,7 +321,7 @@ def _collective(row: JsonObject, label: str) -> MeasurementFiles:
 
 
 def _kernel(row: JsonObject, label: str) -> MeasurementFiles:
-    """A line of ``python -m commtax_lab.study.kernels``."""
+    """A line of ``python -m commtax_lab.measure.study.kernels``."""
     kind = str(row["kind"])
     if kind in UNUSED:
         return MeasurementFiles()

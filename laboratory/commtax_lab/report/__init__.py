@@ -1,1 +1,0 @@
-"""What the laboratory adds to commtax's report."""
