@@ -232,10 +232,14 @@ def _most_answered(layout: Layout, size: Size) -> float:
     """Return the most requests/s that a fleet answers: its copies alone, or the slower of its two kinds of workers."""
     if not layout.apart:
         return capacity(layout, size)
+    return min(count * alone for count, alone in zip(used_size(layout, size), _capacity_of_kinds(layout), strict=True))
+
+
+def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
+    """Return the requests/s that a saturated worker of either kind answers. Together they answer no more."""
     one = layout.question.but(decode_workers=1, prefill_workers=1)
     each = [one.but(tp=x.tp, dp=x.dp, ep=x.ep, prefill_tp=x.tp, prefill_dp=x.dp) for x in (one.plan, layout.ahead or one.plan)]
-    alone = _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")  # together they answer no more
-    return min(count * rate for count, rate in zip(used_size(layout, size), alone, strict=True))
+    return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
 def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
