@@ -22,7 +22,6 @@ from commtax.planner.fleet_trials import (
     SURE,
     _capacity_of_kinds,
     _trial,
-    all_requests,
     capacity,
     longest_step,
     rate_of,
@@ -31,7 +30,7 @@ from commtax.planner.fleet_trials import (
     worst,
 )
 from commtax.planner.fleets import best_fleets, fleet_servers, plan_fleet
-from commtax.planner.layouts import candidates, first_pair, largest_size
+from commtax.planner.layouts import all_requests, candidates, first_pair, largest_size
 from commtax.report.fleets import fleet_reasons, fleet_sentence, gpu_words
 from commtax.report.planning import shorten_rejected
 from commtax.report.view.state import on_page
