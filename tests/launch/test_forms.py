@@ -14,7 +14,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.launch.deployment import FORMS, written
 from commtax.launch.read_command import parse
-from commtax.launch.unread import nearest_flags
+from commtax.launch.read_techniques import nearest_flags
 from commtax.launch.yaml_text import yaml_text
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question

@@ -16,7 +16,7 @@ def names_in(tree):
     """Names that a source reads off what flags say, and those that it sets."""
     reads, sets = set(), set()
     for node in tree:
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "SaidValues":
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "FlagValues":
             sets |= {word.arg for word in node.keywords}
         elif isinstance(node, ast.Attribute) and (getattr(node.value, "attr", "") or getattr(node.value, "id", "")) in HOLDERS:
             (reads if isinstance(node.ctx, ast.Load) else sets).add(node.attr)

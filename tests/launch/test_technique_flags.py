@@ -12,7 +12,7 @@ from commtax.catalog.techniques import changes_of, technique, techniques
 from commtax.launch.flags import flags_of
 from commtax.launch.launch_options import options_of
 from commtax.launch.read_command import parse
-from commtax.launch.unread import TABLE, unread_remarks
+from commtax.launch.read_techniques import TABLE, unread_remarks
 from commtax.launch.writing import apart_command, launch_command
 from commtax.options import options
 from commtax.question import Question

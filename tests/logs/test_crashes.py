@@ -50,7 +50,7 @@ def test_the_traceback_of_a_launcher_is_not_that_of_its_process():
         "    sys.exit(main())",
     ]
     said = "local rank 0 exited with 1 (failed (exitcode: 1) local_rank: 0), and its own error is not in this text"
-    assert crashes.find(lines).said == said
+    assert crashes.find(lines).sentence == said
     assert crashes.find([*lines[:1], *(f"step {i}" for i in range(40))]) is None  # it was started again
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from commtax.runs.audit import audit, formats
 from commtax.runs.logs import flight
-from commtax.runs.logs.flight_audit import audit_flight
+from commtax.runs.logs.flight import audit_flight
 from commtax.statement import Refusal
 from paths import FIXTURES
 

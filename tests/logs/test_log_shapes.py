@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from commtax.runs.audit import audit, audit_read, formats
 from commtax.runs.audit.read_files import ReadFiles
-from commtax.runs.logs import crashes, flight, llamacpp_log, nccl_log
+from commtax.runs.logs import crashes, flight, nccl_log
 from commtax.runs.logs.engine_logs import Moment, sglang_log, vllm_log
 from commtax.runs.logs.nccl_audit import causes as nccl_causes
-from commtax.runs.logs.startup_audit import audit_log
+from commtax.runs.logs.startup_audit import audit_log, parse_timings
 from commtax.runs.report.audit_words import headline
 from each import each
 from tables import tables
@@ -224,7 +224,7 @@ def test_timings_of_llamacpp(tmp_path):
         "srv-1  |        eval time =    5045.68 ms /   127 tokens (   39.73 ms per token,    25.17 tokens per second)\n"
         "srv-1  | load_tensors:        CUDA0 model buffer size =  4095.05 MiB\n"
     )
-    found = llamacpp_log.parse(text)
+    found = parse_timings(text)
     assert (found.reads, found.writes, found.buffers) == ([34.75], [49.32, 25.17], {"model": {"CUDA0": 4095.05}})
     assert "nothing in it is off" in head(text, tmp_path)
     (tmp_path / "y.log").write_text(text)

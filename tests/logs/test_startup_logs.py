@@ -23,7 +23,7 @@ def test_line_variants(line, field, value):
         "tokens": log.kv_tokens,
         "concurrency": log.max_concurrency,
         "blocks": log.kv_blocks,
-        "nccl_version": log.said("nccl_version"),
+        "nccl_version": log.setting("nccl_version"),
         "backends": log.allreduce_backends,
     }
     if field == "disabled":
@@ -63,7 +63,7 @@ def test_configuration_as_each_version_writes_it():
         "max_seq_len=20000, tensor_parallel_size=2, quantization=None, enforce_eager=False, kv_cache_dtype=fp8"
     )
     log = vllm_log.parse(old)
-    assert (log.version, log.tp, log.max_model_len, log.said("kv_cache_dtype"), log.said("quantization")) == (
+    assert (log.version, log.tp, log.max_model_len, log.setting("kv_cache_dtype"), log.setting("quantization")) == (
         "0.6.4",
         2,
         20000,

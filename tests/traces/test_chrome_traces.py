@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax.runs.audit import audit, formats
-from commtax.runs.traces.profilers import chrome
+from commtax.runs.traces.profilers import kineto
 from commtax.timeline import Timeline
 
 KINDS = ("compute", "comm", "copy", "F", "decode")
@@ -82,7 +82,7 @@ def test_damaged_traces_of_ours_are_refused_in_one_line(tmp_path_factory, data):
     event[data.draw(st.sampled_from([*event]))] = data.draw(st.none() | st.text(max_size=3) | st.floats() | st.builds(list))
     path = tmp_path_factory.mktemp("damaged") / "x.json"
     path.write_text(json.dumps(made))
-    assert chrome.is_own(path.read_bytes()[:999])
+    assert kineto.is_ours(path.read_bytes()[:999])
     try:
         formats.read(path)
     except ValueError as error:

@@ -434,7 +434,7 @@ def taken_as(name: str, base: Model, known: KnownModel, rule: StorageRule | None
         )
     sure = bool(rule and rule.knows(name))
     longest = (rule.longest if rule and sure else 0) or known.longest or base.max_len
-    how = f" with {quant.told if quant else 'plain weights'}" if rule else ""
+    how = f" with {quant.title if quant else 'plain weights'}" if rule else ""
     length = f", {longest:,} tokens long" if longest != base.max_len else ""
     note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{_reason_taken(known, rule, sure)}")
     source = Citation(rule.source, "", "") if rule else Citation(f"config.json of {base.key}, whose layers it has", "", "")

@@ -108,7 +108,7 @@ def _documents(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ..
             raise Refusal(f"commtax {words[0]}: answers of {', '.join(COMPARED)} are compared")
         return [_answer(words)], ()
     from commtax.launch.launch_options import read_pasted
-    from commtax.launch.unread import unread_remarks
+    from commtax.launch.read_techniques import unread_remarks
 
     launch = read_pasted(text)
     unread = tuple(unread_remarks(launch.engine, launch.unread))

@@ -27,7 +27,7 @@ from commtax.verbs.loads import offered_options, split
 from commtax.verbs.settling import resolve_question
 
 if TYPE_CHECKING:
-    from commtax.launch.launch_record import Launch
+    from commtax.launch.flags import Launch
 
 """Options that may be distributions: those are not the question's until it is known what they are drawn for."""
 

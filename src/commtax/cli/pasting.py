@@ -21,7 +21,7 @@ from commtax.statement import Note, Refusal
 from commtax.verbs.settling import AUTO_EP
 
 if TYPE_CHECKING:
-    from commtax.launch.launch_record import Launch, Servers
+    from commtax.launch.flags import Launch, Servers
     from commtax.launch.topology import PlacedCluster
 
 
@@ -37,7 +37,7 @@ def fill_from_command(text: str, model: str, given: GivenOptions, remarks: list[
         read_pasted,
         unsearched_options,
     )
-    from commtax.launch.unread import unread_remarks
+    from commtax.launch.read_techniques import unread_remarks
 
     launch = read_pasted(text, model)
     options = GivenOptions(options_of(launch, about.several))

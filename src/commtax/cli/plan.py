@@ -33,7 +33,7 @@ from commtax.verbs.keywords import PlanFleetOptions
 from commtax.verbs.loads import split
 
 if TYPE_CHECKING:
-    from commtax.launch.launch_record import Launch
+    from commtax.launch.flags import Launch
     from commtax.planner.fleet_trials import Trial
 
 

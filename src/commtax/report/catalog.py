@@ -58,7 +58,7 @@ def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> 
     rows = [
         ("parameters", f"{num_params(m):,.0f}{further}"),
         ("active per token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
-        ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.told if m.quant else m.dtype})"),
+        ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.title if m.quant else m.dtype})"),
         ("KV per token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{own_kv}"),
         *([("state per sequence", f"{format_bytes(state)} on one rank, whatever its length")] if state else []),
         ("layers", ", ".join(f"{count} {kind}" for kind, count in layer_kinds(m).items())),

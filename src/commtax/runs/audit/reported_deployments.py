@@ -14,12 +14,12 @@ from commtax.catalog.models import known_model, origin
 from commtax.catalog.programs import programs
 from commtax.catalog.techniques import changes_of
 from commtax.files import expand_home, read_text
+from commtax.launch.flags import AUTO_EP, Launch
 from commtax.launch.launch_options import implied_options, model_of, options_of, usual_model_name
-from commtax.launch.launch_record import AUTO_EP, Launch
 from commtax.launch.manifest import is_manifest
 from commtax.launch.read_command import NothingLaunchedError, from_settings, parse
+from commtax.launch.read_techniques import unread_remarks
 from commtax.launch.shell import MAX_SIGNS
-from commtax.launch.unread import unread_remarks
 from commtax.options import taken_by
 from commtax.records import record_from
 from commtax.runs.evidence.identity import names_of, other_model
@@ -160,7 +160,7 @@ def from_log(log: StartupLog, source: str) -> ReportedDeployment:
     settings = _without(log.settings, (SWITCHED_OFF_ON_CPUS,) if on_cpu else ())
     launch = from_settings(log.engine, {name: str(value) for name, value in settings.items()}, released(log.version))
     said = from_launch(replace(launch, unread=()), f"'{source}'")
-    drafts = log.said("speculative_config") or log.said("speculative_algorithm")
+    drafts = log.setting("speculative_config") or log.setting("speculative_algorithm")
     hits = next((m.prefix_hits for m in reversed(log.moments) if m.prefix_hits is not None), 0.0) or 0.0
     cached = f"'{source}': {hits:.0%} of prompt tokens were cached in the end, and cached prompts have a short TTFT"
     notes = (*said.notes, cached) if hits >= LEVEL.cached else said.notes

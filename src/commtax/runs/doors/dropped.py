@@ -16,7 +16,7 @@ from commtax.catalog.quantisation import base_key
 from commtax.files import decode_text
 from commtax.launch.launch_options import implied_options, options_of
 from commtax.launch.read_command import parse as parse_launch
-from commtax.launch.unread import MISSPELT
+from commtax.launch.read_techniques import MISSPELT
 from commtax.report.documents import Record, Value
 from commtax.report.view.plan_table import unusual_sizes
 from commtax.report.view.state import KEYS, SHORT, RefusedError, State, on_page, parse

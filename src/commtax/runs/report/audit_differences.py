@@ -80,8 +80,8 @@ def _reason_of_change(c: SentChange) -> str:
 def _facts(d: Difference) -> str:
     changes = [f"{f.name} {f.before or 'unknown'} -> {f.after or 'unknown'}" for f in d.facts]
     if not changes:
-        none = f"none of {plural(d.told, 'fact')} known of both runs changed"
-        return none if d.told else "neither run states versions, flags or hosts"
+        none = f"none of {plural(d.shared_facts, 'fact')} known of both runs changed"
+        return none if d.shared_facts else "neither run states versions, flags or hosts"
     if len(changes) == 1:
         return f"{changes[0]} is the only fact that changed"
     more = f"; and {len(changes) - MOST_FACTS} more" if len(changes) > MOST_FACTS else ""

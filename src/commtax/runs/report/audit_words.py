@@ -25,7 +25,7 @@ from commtax.runs.evidence.finding import (
     usual_phase,
 )
 from commtax.runs.evidence.finding import WHOLE as WHOLE_TRACE
-from commtax.runs.evidence.identity import known_as
+from commtax.runs.evidence.identity import bundled_key
 from commtax.spec import PARALLEL, SERVING_AXES
 from commtax.statement import Note, OptionValue
 from commtax.units import format_bytes, format_seconds, plural
@@ -259,7 +259,7 @@ def outcome_sentence(audited: Audit, sound: str = SOUND) -> str:
     if fact := _headline_fact(audited):
         return fact
     if not jobs:
-        named = all(s.kind in PLACED or known_as(s.facts.get("model", "")) for s in audited.sections)
+        named = all(s.kind in PLACED or bundled_key(s.facts.get("model", "")) for s in audited.sections)
         claim = [OptionValue("cluster")] if named else [OptionValue("model"), OptionValue("cluster")]
         unjudged = any(s.kind in TIMED for s in audited.sections) and sound == SOUND
         return words("audit-not-judged", claim=claim) if unjudged else words("audit-sound", sound=sound, claim=claim)
