@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.planner.alternatives import best_of_types
-from commtax.planner.deploying import fleet_servers, servers_of
-from commtax.planner.reasons import with_names_of_their_own
+from commtax.planner.fleets import fleet_servers, servers_of
+from commtax.planner.reasons import with_unique_names
 from commtax.report.comparisons import fastest_words, flip_words
 from commtax.verbs.fitting import holds
 from commtax.verbs.kv_caches import full_length_requests
@@ -110,7 +110,7 @@ def test_each_type_has_its_line():
     assert none.startswith("none in bf16: ")
     assert "accuracy is not predicted" in accuracy
     assert not list(best_of_types(commtax.plan("llama-3.2-1b", "1xh100-sxm")))
-    assert with_names_of_their_own(found.rejected) == found.rejected
+    assert with_unique_names(found.rejected) == found.rejected
 
 
 def test_a_limit_that_is_advised_holds():

@@ -8,7 +8,7 @@ import pytest
 import commtax
 from commtax import plan
 from commtax.planner.columns import objective_value
-from commtax.planner.lost_ground import TELLING, telling_reasons
+from commtax.planner.reasons import TELLING, telling_reasons
 from commtax.units import parse_seconds
 from tables import tables
 
@@ -87,7 +87,7 @@ def test_throughput_is_said_to_peak_only_where_more_clients_get_no_more(asked):
             asked["model"],
             asked["cluster"],
             **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")},
-            **answer.exchanges[int(rows.exchange[i])].asked,
+            **answer.exchanges[int(rows.exchange[i])].changes,
             concurrency=each * np.array([2, 4, 8]),
         )
         grows = bool(np.any(busy.tokens_per_s * copies > 1.01 * rows.tokens_per_s[i]))

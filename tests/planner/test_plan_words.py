@@ -8,7 +8,7 @@ import pytest
 import commtax
 from cli_run import run_here
 from commtax.planner.columns import objective_value
-from commtax.planner.technique_reasons import untried_techniques
+from commtax.planner.technique_sets import untried_techniques
 from commtax.units import format_money
 
 

@@ -13,8 +13,8 @@ from commtax.judgement.margins import margin
 from commtax.planner import plan
 from commtax.planner.alternatives import alone_words
 from commtax.planner.columns import power, request_s
-from commtax.planner.pool_use import pool_use, pool_words
 from commtax.planner.ranking import effort
+from commtax.planner.reasons import pool_use, pool_words
 from commtax.units import format_seconds
 
 SPLIT = {"disaggregated": True, "tp": 1, "prefill_tp": 1, "input_len": 2000, "output_len": 200}

@@ -3,7 +3,7 @@
 import numpy as np
 
 import commtax
-from commtax.planner.deploying import servers_of
+from commtax.planner.fleets import servers_of
 from commtax.verbs.fit_advice import changed_limits
 from commtax.words import flags
 

@@ -46,8 +46,8 @@ def test_loads_that_are_left_out_beat_nothing():
     plain, drafted = roomy(q, 0), roomy(q, 1)
     known, counted = search(plain), np.array([1.0, 0.9])
     found = best_each(drafted, serving_search.ServingColumns.joined(list(search_beside([drafted], known, counted))))
-    rows = np.repeat(np.arange(len(drafted.plans)), drafted.held)
-    loads = np.concatenate([np.arange(1, most + 1) for most in drafted.held.tolist()])
+    rows = np.repeat(np.arange(len(drafted.plans)), drafted.most_clients)
+    loads = np.concatenate([np.arange(1, most + 1) for most in drafted.most_clients.tolist()])
     every, bar = best_each(drafted, drafted.at(rows, loads)), best_each(plain, known)
     beaten = {key: value for key, value in every.items() if 0.9 * value > bar.get(key, 0.0)}
     assert beaten
@@ -78,7 +78,7 @@ def test_each_technique_that_is_turned_on_adds_to_the_plan_at_its_own_load():
             rest = {"technique": ",".join(other for other in on if other != one)} if on[1:] else {}
             assert whole.tokens_per_s > 1.01 * commtax.simulate("llama-3.3-70b", "4xh100-sxm", **rest, **run).tokens_per_s, on
         weighed = commtax.worth("llama-3.3-70b", "4xh100-sxm", tp=tp, concurrency=clients, context=1024, output_len=128)
-        (row,) = (row for row in weighed.rows if row.own == on[0])
+        (row,) = (row for row in weighed.rows if row.single == on[0])
         low, high = found.range_of(point.plans, point.recommended, "tokens_per_s")
         assert 0.7 < np.log(high / low) / np.log(row.high / row.low) < 1.3
 

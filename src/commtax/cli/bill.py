@@ -12,7 +12,7 @@ from commtax.statement import Note, Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, question_traffic
 from commtax.verbs.explained_step import ExplainedStep
-from commtax.verbs.fit_advice import own_limits_notes
+from commtax.verbs.fit_advice import default_limits_notes
 from commtax.verbs.settling import settle
 
 TIMED = [name for name, option in taken_by("bill").items() if option.part == "what_if" and name not in taken_by("traffic()")]
@@ -52,7 +52,7 @@ def _length_notes(order: Order, q: Question) -> list[Note]:
     servers = order.launch.servers if order.launch else None
     if servers and servers.prefill_workers and q.phase != "prefill":
         q = order.question.but(disaggregated=True, prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp, replicas=1)
-    return own_limits_notes(q, int(q.context) + 1)
+    return default_limits_notes(q, int(q.context) + 1)
 
 
 def _show_exact(order: Order) -> None:

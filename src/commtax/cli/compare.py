@@ -9,7 +9,7 @@ import click
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import placement_by_topology
-from commtax.judgement.starting import LENGTH
+from commtax.judgement.engine_limits import LENGTH
 from commtax.question import OUTPUT_LEN
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal

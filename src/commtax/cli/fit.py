@@ -8,7 +8,7 @@ from commtax.catalog.loader import suggest
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import LOOKED_AT, prompt_sizes
-from commtax.judgement.starting import LENGTH
+from commtax.judgement.engine_limits import LENGTH
 from commtax.statement import Note, Refusal
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import add_advice

@@ -18,7 +18,7 @@ from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.output import write_page
 from commtax.cli.progress import METER, STOP, is_watched
 from commtax.options import taken_by
-from commtax.planner import StandingPlan, best_serving, best_training, rank_own_plan, training_standing
+from commtax.planner import StandingPlan, best_serving, best_training, serving_standing, training_standing
 from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.money import with_prices
 from commtax.planner.serving_search import usual_lengths
@@ -160,12 +160,12 @@ def _stands(searched: ServingPlans, launch: Launch) -> StandingPlan:
     prompts = Plan(servers.prefill_tp or 1, dp=servers.prefill_dp or 1, replicas=ahead) if ahead else None
     copies = servers.count * (1 if shared else inner)
     arguments = (searched, plan, copies, str(pasted.dtype or ""), int(pasted.concurrency or 0), prompts)
-    as_pasted, tuned = (rank_own_plan(*arguments, tuned=tuned) for tuned in (False, True))
+    as_pasted, tuned = (serving_standing(*arguments, tuned=tuned) for tuned in (False, True))
     return replace(as_pasted, tuned=tuned)
 
 
 def _commands(order: Order, searched: ServingPlans, row: int) -> dict[str, str]:
-    from commtax.planner.deploying import servers_of
+    from commtax.planner.fleets import servers_of
 
     servers = servers_of(searched, row)
     return order.launched(servers.question, servers.copies, servers.prompts)
@@ -263,7 +263,7 @@ def _fleets(order: Order) -> NoReturn:
     refuse(options, OTHERWISE, "is not known beside --request-rate")
     fleet_plans = best_fleets(_with_rate(order), options.on, top=options.top, progress=_follow() if is_watched() else None)
     if options.emit:
-        from commtax.planner.deploying import fleet_servers
+        from commtax.planner.fleets import fleet_servers
 
         best = fleet_servers(fleet_plans.plans[fleet_plans.recommended]) if fleet_plans.plans else None
         order.output.emitted = order.launched(best.question, best.copies, best.prompts) if best else {}

@@ -69,7 +69,7 @@ def simulate_command(order: Order) -> None:
         below += _other_layout(simulated)
     judged = list(_judged(simulated, slo))
     limit_notes = [_limit_note(x, simulated) for x in judged]
-    simulated = replace(simulated, given_notes=(*limit_notes, *above, *simulated.notes, *below))
+    simulated = replace(simulated, explicit_notes=(*limit_notes, *above, *simulated.notes, *below))
     show = closed_loop.show_simulations if several else closed_loop.show_simulation
     document = partial(closed_loop.simulation_document, judged=judged)
     order.output.answer(document, show, simulated, code=0 if all(x.kept for x in judged) and _starts(order, simulated) else 1)

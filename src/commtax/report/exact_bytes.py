@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from commtax.catalog.programs import program_of
-from commtax.judgement.starting import LENGTH, SEQS
+from commtax.judgement.engine_limits import LENGTH, SEQS
 from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console

@@ -10,10 +10,9 @@ from commtax.judgement.leading import LATE, SLOW, against, bearable_token_s, bea
 from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_search import burden, recommended_place, simplest_place, sustained_tokens_per_s
-from commtax.planner.fleet_sizes import COUNTED, EACH
 from commtax.planner.fleet_trials import Trial, longest_step, rate_of
 from commtax.planner.fleets import FleetPlans, layout_words, obstacle
-from commtax.planner.layouts import limit_name
+from commtax.planner.layouts import COUNTED, EACH, limit_name
 from commtax.planner.reasons import against_note, doubt_words, role_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
@@ -25,7 +24,7 @@ from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.statement import Note
 from commtax.units import format_figure, format_money, format_seconds, listed, plural
-from commtax.verbs.fit_advice import own_limits_notes
+from commtax.verbs.fit_advice import default_limits_notes
 from commtax.words import opening, words
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
@@ -229,7 +228,7 @@ def _notes(a: FleetPlans) -> Remarks:
     limits = [str(note) for note in q.notes if note.code in GENERAL]
     if a.plans:
         servers = a.plans[a.recommended].layout.question
-        limits += map(str, own_limits_notes(servers, servers.requests.tokens))
+        limits += map(str, default_limits_notes(servers, servers.requests.tokens))
     return tuple(dict.fromkeys([*notes, grows, *spread_notes(q), *limits])), tuple(details)
 
 

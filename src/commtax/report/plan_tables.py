@@ -113,7 +113,7 @@ def served_parts(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
         "mode": "disaggregated" if rows.mode[i] else "together",
         "idle_gpus": q.gpus_there - rows.gpus[i],
         "prompts": row if rows.mode[i] else None,
-        "exchange": lambda: a.exchange_of(rows, i).told,
+        "exchange": lambda: a.exchange_of(rows, i).stated,
         "techniques": lambda: list(a.turned_on(rows, i)),
         "dropped": lambda: list(a.dropped(rows, i)),
         "kind": lambda: ranking.KINDS[int(ranking.kinds(rows.take(slice(i, i + 1)), q.cluster)[0])],
@@ -179,7 +179,7 @@ def served_rows(a: ServingPlans) -> list[Record]:
             "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
             **facts(RowValues(rows, i), *figures, "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
             "usd_per_million_tokens": usd[i] if q.goal.usd_per_gpu_hour else None,
-            **a.exchanges[int(rows.exchange[i])].told,
+            **a.exchanges[int(rows.exchange[i])].stated,
         }
         for i in range(len(rows))
     ]

@@ -25,7 +25,6 @@ from commtax.planner.columns import (
     power,
 )
 from commtax.planner.money import asks_for_dollars
-from commtax.planner.pool_use import pool_words
 from commtax.planner.ranking import FAMILY, KINDS, kinds
 from commtax.planner.serving_search import power_margin
 from commtax.question import EVEN, Question
@@ -365,7 +364,7 @@ def point_lines(a: ServingPlans) -> list[str]:
     """Return what the point to start from gives, what is simpler, and what to beware of."""
     rows, i = a.answered
     gives = f"{reasons.delivers(replace(a, plans=rows), i)}."
-    beware = map(opening, (*alone_words(a), *pool_words(a, rows, i)))
+    beware = map(opening, (*alone_words(a), *reasons.pool_words(a, rows, i)))
     return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
 
 

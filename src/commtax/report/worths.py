@@ -149,7 +149,7 @@ def _verdict(w: Worth) -> str:
         limits = [f"Memory binds: set {x.flag} first ({gain}; {x.cost}); the gains below are without it."]
     begun = [*_dropped_words(w), *limits, *map(_set_words, w.on), *([] if kinds[gains.SET] else [none])]
     full = [row for row in w.here if row.fits and gains.is_lost_when_full(row.gain, row.full_gain)]  # they take room
-    lost = ", ".join(f"{row.own} ({_percent(row.full_gain)}{_on_top(row)})" for row in full[:MOST_NAMED])
+    lost = ", ".join(f"{row.single} ({_percent(row.full_gain)}{_on_top(row)})" for row in full[:MOST_NAMED])
     return " ".join([*begun, *sentences, *([f"A loss once the KV cache is full: {lost}."] if full else [])])
 
 
@@ -161,7 +161,7 @@ def _prompt_words(w: Worth) -> Iterator[str]:
         return
     share, longer = 1 / (1 + r.ttft_s / r.tpot_s / (out - 1)), f"longer outputs (--output-len, now {out:,}) change the gains"
     rows = [x for x in w.here if w.of_step and x.advice in (gains.MEASURE, gains.NO_GAIN) and gains.is_worth_telling(x.step_gain)]
-    alone = [f"{row.own} {_percent(row.step_gain)}" for row in sorted(rows, key=lambda x: -x.step_gain)[:MOST_NAMED]]
+    alone = [f"{row.single} {_percent(row.step_gain)}" for row in sorted(rows, key=lambda x: -x.step_gain)[:MOST_NAMED]]
     steps = f"; on a decode step alone: {', '.join(alone)}" if alone else ""
     yield f"Only {share:.0%} of a request's time comes after its first token: {longer}{steps}."
 
@@ -221,7 +221,7 @@ def _named(rows: list[TechniqueWorth], now: RequestTimes) -> str:
     shown = list[str]()
     for row in rows[:MOST_NAMED]:
         full = f" here, {_percent(row.full_gain)} then" if row.advice == gains.WHEN_FULL else ""  # what its room is worth
-        shown.append(f"{row.own} ({_percent(row.gain)}{_on_top(row)}{full}{_moved(row, now)})")
+        shown.append(f"{row.single} ({_percent(row.gain)}{_on_top(row)}{full}{_moved(row, now)})")
     return ", ".join([*shown, *([f"{len(rows) - MOST_NAMED} more"] if len(rows) > MOST_NAMED else [])])
 
 

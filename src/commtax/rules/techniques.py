@@ -5,15 +5,18 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog.hardware import carrier, started_with, tier
 from commtax.catalog.loader import version_parts
+from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import who_has
 from commtax.catalog.techniques import technique
 from commtax.cost.placement import expert_ranks
 from commtax.cost.traffic import BACKENDS, GATHERING, Backend, backend_called, default_backend
 from commtax.question import Question
 from commtax.rules import Broken, check, refusal
-from commtax.spec import Cluster, Engine, Techniques
-from commtax.statement import OTHER_CHIPS, Refusal
+from commtax.spec import Cluster, Engine, Number, Techniques
+from commtax.spec.hardware import CacheCarrier
+from commtax.statement import OTHER_CHIPS, OTHER_ENGINES, Refusal
 
 HOST_TIMES = ("host_s", "host_s_per_doubling", "host_s_per_seq")
 FUSED = "fused-allreduce"
@@ -234,3 +237,38 @@ def check_experts_techniques(q: Question) -> None:
         check_spread(q, "eplb")
     if q.techniques.dispatch_dtype:
         check("dispatch", DISPATCH, q)
+
+
+def carrier_of(q: Question) -> CacheCarrier:
+    """Return what carries caches from prompt workers to those that decode: as requested, else what the engine is started with."""
+    return carrier(q.techniques.kv_transfer or started_with(program_of(q.engine).key))
+
+
+def check_motion(q: Question) -> None:
+    """Refuse a carrier that the engine does not have on these chips, and an unknown tier."""
+    if q.techniques.kv_tier:
+        tier(q.techniques.kv_tier)
+    if not q.techniques.kv_transfer:
+        return
+    name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
+    requested = carrier_of(q)
+    if engine.key not in requested.connectors:
+        raise Refusal(f"{q.engine.name} does not have it", "technique", kind=OTHER_ENGINES, subject=name)
+    if requested.vendors and any(place.chip.vendor not in requested.vendors for place in q.places):
+        rule = f"runs only on chips of {', '.join(requested.vendors).upper()}"
+        raise Refusal(rule, "technique", kind=OTHER_CHIPS, subject=name)
+
+
+def check_moving(q: Question) -> None:
+    """Refuse a carrier where no cache moves."""
+    if q.techniques.kv_transfer and not q.requests.disaggregated:
+        rule = "KV caches are sent only in disaggregated serving (simulate or plan --disaggregated)"
+        raise Refusal(rule, "technique", subject=f"kv-transfer={q.techniques.kv_transfer}")
+
+
+def check_sides(q: Question, ahead_tp: Number) -> None:
+    """Refuse workers whose ranks hold different heads on both sides, where their carrier cuts none out."""
+    used = carrier_of(q)
+    if not used.cuts_heads and np.any(np.asarray(ahead_tp != q.plan.tp)):
+        rule = f"{used.connectors[program_of(q.engine).key]} needs the same tp on both sides"
+        raise Refusal(f"{rule}, not {ahead_tp} and {q.plan.tp}", "technique", subject=f"kv-transfer={used.key}")

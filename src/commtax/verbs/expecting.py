@@ -35,7 +35,7 @@ NORM_PASSES = 4  # a norm by itself reads the sum and the residual, and writes b
 
 @dataclass(frozen=True, slots=True)
 class Expectation(Answer):
-    """Seconds with an 80 % range; bandwidths as nccl-tests defines them.
+    """Seconds with an 80 % range, and bandwidths as nccl-tests defines them.
 
     >>> import commtax
     >>> one = commtax.expect("all-gather", "8xh100-sxm", nbytes=2**20)
@@ -223,8 +223,7 @@ def billed_library(profile: Profile | None = None) -> str:
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:
-    """Return the least seconds over the link: a reducing switch takes each byte once and a share twice; between hosts all NICs
-    carry."""
+    """Return the least seconds over the link. A reducing switch takes each byte once and a share twice. All NICs carry."""
     if not where.crosses:
         least = ring_factor(op, where.ranks)
         least = min(least, 1 + 1 / where.ranks) if place.intra.switched else least

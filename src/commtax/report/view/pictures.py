@@ -17,9 +17,8 @@ from commtax.judgement.confidence import percent
 from commtax.launch.deployment import start_commands
 from commtax.planner import ranking
 from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainColumns, TrainPlans
-from commtax.planner.deploying import PlannedServers, fleet_servers, servers_of
 from commtax.planner.fleet_trials import Trial
-from commtax.planner.fleets import FleetPlans, obstacle
+from commtax.planner.fleets import FleetPlans, PlannedServers, fleet_servers, obstacle, servers_of
 from commtax.planner.layouts import limit_parts
 from commtax.planner.ranking import FAMILY
 from commtax.planner.reasons import passed_over_words
