@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 from unicodedata import normalize
 
 import click
 
 from commtax import __version__
-from commtax.cli.help import HelpContext, Verb, helps, write_overview, write_start
+from commtax.cli.help import HelpContext, helps, write_overview, write_start
 from commtax.shipped_tables import table
 from commtax.spelling import escape_controls, normalise
 from commtax.statement import Refusal
@@ -28,7 +27,6 @@ VERBS: dict[str, str] = table("cli/commands.toml")
 """Each verb and its module, with its command in it."""
 LABORATORY = ("claims", "catalog constants", "measure", "validate")
 """Commands of the laboratory, which is a package of its own."""
-SHELLS = ("bash", "zsh", "fish")
 READABLE = "commtax-readable"  # the name of the error handler of encoders
 
 
@@ -67,15 +65,6 @@ class Commands(click.Group):
 @click.option("--debug", is_flag=True, expose_value=False, help="Anywhere on the line: show where an error came from.")
 def app() -> None:
     """Price every collective of a distributed LLM and say what fits: arithmetic you can check."""
-
-
-@app.command("completion", cls=Verb)
-@click.argument("shell")
-def completion_command(shell: str) -> None:
-    """Print what a shell has to load for the Tab key to complete commtax."""
-    if shell not in SHELLS:
-        raise Refusal.of(f"one of {', '.join(SHELLS)}", SHELLS, shell=shell)
-    click.echo(Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8"), nl=False)
 
 
 def commands(arguments: list[str]) -> click.Group:
