@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,32 @@ COMPOSER = """[batch=1/20]:
 \t Train throughput/batches_per_sec: 0.5
 \t Train throughput/tokens_per_sec: 16384.0
 """
+LLAMA_CPP = """load_tensors:        CUDA0 model buffer size =  4403.49 MiB
+llama_kv_cache:      CUDA0 KV buffer size =   512.00 MiB
+llama_perf_context_print: prompt eval time =     120.00 ms /   512 tokens (    0.23 ms per token,  4266.67 tokens per second)
+llama_perf_context_print:        eval time =    2400.00 ms /   127 runs   (   18.90 ms per token,    52.92 tokens per second)
+"""
+TGI = """2025-07-08T00:21:20Z  INFO text_generation_launcher: Args { num_shard: Some(2) }
+2025-07-08T00:21:21Z  INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank=0
+2025-07-08T00:21:21Z  INFO shard-manager: text_generation_launcher: Waiting for shard to be ready... rank=1
+2025-07-08T00:21:30Z  INFO text_generation_router::server: router/src/server.rs:2402: Connected
+"""
+NCCL_JSON = {
+    "args": ["./build/alltoall_perf"],
+    "config": {"ngpus": 2, "devices": [{"rank": rank, "hostname": "n", "device_info": "NVIDIA H100"} for rank in (0, 1)]},
+    "results": [
+        {"size": 8 << 20, "type": "float", "redop": "none", "root": "-1"}
+        | {way: {"time": 60.5, "alg_bw": 138.6, "bus_bw": 69.3, "nwrong": 0} for way in ("out_of_place", "in_place")}
+    ],
+    "average_bus_bandwidth": {"bandwidth": 69.3},
+}
+RCCL_JSON = [{"name": "AllReduce", "gpus": 4, "size": 1024, "inPlace": 0, "time": 19.2, "algBw": 50, "busBw": 75, "#wrong": "0"}]
+EXCERPTS = {  # by kind: the table of a test, and which of its texts are such files
+    "GPU states": ("machines/test_gpu_tables", ("nvidia", "amd_smi", "xml", "excerpt", "concise", "csv")),
+    "GPU topology": ("machines/test_gpu_states", ("amd",)),
+    "flight recorder, analysis": ("logs/test_log_shapes", ("table", "block")),
+    "log of a crash": ("logs/test_crashes", ("torchrun", "summary", "chain", "caused", "nccl_below")),
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +80,7 @@ def seeds() -> dict[str, list[Seed]]:
     """Seeds by kind."""
     found: dict[str, list[Seed]] = {}
     of_data = (_traces, _databases, _rocprof, _own, _flight)
-    for kind, seed in (pair for made in (*of_data, _benches, _logs, _training, _refused) for pair in made()):
+    for kind, seed in (pair for made in (*of_data, _benches, _logs, _training, _excerpts, _refused) for pair in made()):
         found.setdefault(kind, []).append(seed)
     return found
 
@@ -198,6 +225,18 @@ def _training() -> Iterator[tuple[str, Seed]]:
         yield kinds.get(entry["kind"], f"{tool}-tests"), Seed(f"{entry['name']}.log", _text(entry))
     yield "training log, composer", Seed("composer.log", COMPOSER.encode())
     yield "nvidia-smi dmon", Seed("h200-dmon.txt", (FIXTURES / "audit" / "h200-dmon.txt").read_bytes())
+
+
+def _excerpts() -> Iterator[tuple[str, Seed]]:
+    for kind, (table, names) in EXCERPTS.items():
+        texts = tomllib.loads((TESTS / f"{table}.toml").read_text(encoding="utf-8"))
+        for name in names:
+            yield kind, Seed(f"{name}.txt", texts[name].encode())
+    yield "GPU topology", Seed("topo.txt", (FIXTURES / "topo-4x3090.txt").read_bytes())
+    yield "llama.cpp log", Seed("llama.log", LLAMA_CPP.encode())
+    yield "TGI log", Seed("tgi.log", TGI.encode())
+    for name, document in (("nccl", NCCL_JSON), ("rccl", RCCL_JSON)):
+        yield "collectives, JSON", Seed(f"{name}.json", json.dumps(document).encode())
 
 
 def _refused() -> Iterator[tuple[str, Seed]]:

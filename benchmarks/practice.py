@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commtax.planner import StandingPlan, plan, plan_training, rank_own_plan, training_standing
+from commtax.planner import StandingPlan, plan, plan_training, serving_standing, training_standing
 from commtax.planner.columns import ServingPlans, TrainPlans, objective_value
 from commtax.question import Question
 from commtax.spec import SIZES, Cluster, Plan
@@ -146,10 +146,10 @@ def _published(answer: Answer, row: Row) -> tuple[float, str]:
 def _published_serving(answer: ServingPlans, ran: Mapping[str, Any]) -> StandingPlan:
     """A published plan at its best load; tokens reach experts by the exchange that suits it best."""
     if "decode" not in ran:
-        return rank_own_plan(answer, _sizes(ran), ran.get("replicas", 1), tuned=True)
+        return serving_standing(answer, _sizes(ran), ran.get("replicas", 1), tuned=True)
     prefill, decode = ran["prefill"], ran["decode"]
     prompts = Plan(**_sizes(prefill), replicas=prefill["workers"])
-    return rank_own_plan(answer, _sizes(decode), decode["workers"], prompts=prompts, tuned=True)
+    return serving_standing(answer, _sizes(decode), decode["workers"], prompts=prompts, tuned=True)
 
 
 def _sizes(ran: Mapping[str, int]) -> dict[str, int]:

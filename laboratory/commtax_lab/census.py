@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 import commtax
-from commtax.catalog.effects import mechanism
 from commtax.catalog.loader import Table
+from commtax.catalog.programs import mechanism
 from commtax.records import dataclass
 from commtax_lab import lab_table
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from importlib import import_module
 
 from commtax.answer import register
-from commtax.homes import HOMES, fetch
 
 TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this
 if TYPE_CHECKING:
@@ -41,8 +40,36 @@ if TYPE_CHECKING:
     from commtax.verbs.worth import Worth, worth
 
 __version__ = "0.1.0"
+HOMES = {
+    "options": ("keywords",),
+    "planner": ("plan", "plan_training"),
+    "planner.columns": ("ServingPlans", "TrainPlans"),
+    "planner.fleets": ("FleetPlans", "plan_fleet"),
+    "planner.several_clusters": ("SeveralPlans", "plan_several"),
+    "sim.pipeline": ("PipelineRun",),
+    "verbs.billing": ("StepBill", "Traffic", "bill", "traffic", "train_bill"),
+    "verbs.pipelining": ("pipeline",),
+    "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
+    "verbs.expecting": ("Expectation", "expect"),
+    "verbs.fit_advice": ("fit",),
+    "verbs.fitting": ("Fit",),
+    "verbs.train_fitting": ("TrainFit", "train_fit"),
+    "verbs.requests": ("RequestsInTime", "serve"),
+    "verbs.closed_loop": ("ClosedLoop", "simulate"),
+    "verbs.why": ("Why", "why"),
+    "verbs.worth": ("Worth", "worth"),
+    "runs.evidence.finding": ("Audit",),
+    "runs.audit.claimed_run": ("audit_run",),
+}
+"""Where each public name lives."""
 __all__ = ["napkin", *(name for names in HOMES.values() for name in names)]
-register(lambda: import_module("commtax.report.answers"), {"Audit": lambda: import_module("commtax.runs.report.answers").manner()})
+register(lambda: import_module("commtax.report.answers"), {"Audit": lambda: import_module("commtax.runs.report.auditing").manner()})
+
+
+def fetch(name: str) -> Any:
+    """Import what a public name stands for when somebody uses it: the package itself imports quickly, and whole."""
+    home = next(home for home, names in HOMES.items() if name in names)
+    return getattr(import_module(f"commtax.{home}"), name)
 
 
 def __getattr__(name: str) -> Any:

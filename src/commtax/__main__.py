@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _import_numpy() -> None:
-    """Without the threads of a linear algebra that no verb needs: they spin at the start longer than many answers take."""
+    """Import NumPy without the threads of its linear algebra, which no verb needs and whose start outlasts many answers."""
     unset = "OPENBLAS_NUM_THREADS" not in os.environ
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import numpy  # noqa: F401
@@ -48,7 +48,7 @@ def _leave(*_: object) -> None:
 
 
 def _open_streams() -> None:
-    """A closed standard stream leads nowhere: its number must not go to the next file that is opened."""
+    """Open closed standard streams to nowhere: their numbers must not go to the next file that is opened."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)

@@ -40,25 +40,25 @@ class Answer:
         setattr(cls, "__repr__", Answer.__repr__)  # noqa: B010 (before a data class writes its own)
 
     def __repr__(self) -> str:
-        """At most one screen of what the command prints."""
+        """Return at most one screen of what the command prints."""
         text: str = _teller().to_text(self)
         return text
 
     def _repr_html_(self) -> str:
-        """The same with a picture, as notebooks show it: no scripts, nothing fetched, on light and on dark."""
+        """Return the same with a picture, as notebooks show it: no scripts, nothing fetched, on light and on dark."""
         page: str = _teller().to_html(self)
         return page
 
     def to_dict(self) -> dict[str, Any]:
-        """The document that the command prints with ``--json``: plain numbers, texts, lists and dictionaries."""
+        """Return the document that the command prints with ``--json``: plain numbers, texts, lists and dictionaries."""
         return dict(_teller().to_dict(self))
 
     def to_frame(self, library: str = "") -> DataFrame:
-        """A table of its rows, in words and numbers, of ``"pandas"`` or ``"polars"``: the first of them that is installed."""
+        """Return a table of its rows, in words and numbers, of ``"pandas"`` or ``"polars"``: the first that is installed."""
         table: DataFrame = _teller().to_frame(self, library)
         return table
 
     def plot(self, path: str = "") -> Figure:
-        """A figure of Matplotlib (``pip install 'commtax[plot]'``), written to a file where ``path`` names one."""
+        """Return a figure of Matplotlib (``pip install 'commtax[plot]'``), written to a file where ``path`` names one."""
         figure: Figure = _teller().to_figure(self, path)
         return figure

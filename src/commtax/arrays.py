@@ -14,13 +14,13 @@ from commtax.records import Condition, Number
 Array = np.ndarray
 PLAIN = (int, float, np.generic)
 MANY = 4096  # elements from which it pays to look for equal ones …
-SEEN = 4  # … and of which so many must be alike, on average
+SEEN = 4  # … and how many of them must be alike, on average
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def holds_anywhere(condition: Condition) -> bool:
-    """Whether a condition holds anywhere; quick for one.
+    """Return whether a condition holds anywhere, quickly for a single one.
 
     >>> holds_anywhere(np.bool_(True)), holds_anywhere(np.array([False, True])), holds_anywhere(False)
     (True, True, False)
@@ -29,16 +29,16 @@ def holds_anywhere(condition: Condition) -> bool:
 
 
 def cache_answers(make: Callable[P, T], most: int = 1024) -> Callable[P, T]:
-    """Return a pure function that keeps its last answers; where an argument holds arrays, it makes each anew."""
+    """Return a pure function that keeps its last answers. Where an argument holds arrays, it computes each anew."""
     kept = cast(Callable[P, T], lru_cache(maxsize=most)(make))
 
     @wraps(make)
-    def answer(*args: P.args, **given: P.kwargs) -> T:
+    def answer(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            hash((args, *given.values()))
+            hash((args, *kwargs.values()))
         except TypeError:
-            return make(*args, **given)
-        return kept(*args, **given)
+            return make(*args, **kwargs)
+        return kept(*args, **kwargs)
 
     return answer
 
@@ -58,7 +58,7 @@ def unique_values(values: Array | Sequence[float], axis: int | None = None) -> A
 
 
 def pick(condition: Condition, yes: Number, no: Number) -> Number:
-    """Return ``yes`` where the condition holds, else ``no``; a plain number where all three are.
+    """Return ``yes`` where the condition holds, else ``no``, as a plain number where all three are.
 
     >>> pick(True, 1, 2), pick(np.array([True, False]), 1, 2).tolist()
     (1, [1, 2])
@@ -80,31 +80,31 @@ def unique_with_places(*values: Number) -> tuple[tuple[Number, ...], Array] | No
     arrays = [x for x in values if isinstance(x, np.ndarray)]
     if len({x.shape for x in arrays}) != 1 or arrays[0].size < MANY:
         return None
-    size, codes, found = 1, np.zeros((), dtype=np.intp), []
+    size, codes, distinct = 1, np.zeros((), dtype=np.intp), []
     for values_of in map(_levels, arrays):
         if values_of is None or size * len(values_of[0]) * SEEN > arrays[0].size:
             return None
         levels, at = values_of
-        found.append(levels)
+        distinct.append(levels)
         codes, size = codes * len(levels) + at, size * len(levels)
     here = np.zeros(size, dtype=bool)
     here[codes] = True
-    kept = np.flatnonzero(here)
-    few = iter([x[i] for x, i in zip(found, np.unravel_index(kept, [len(x) for x in found]), strict=True)])
+    places = np.unravel_index(np.flatnonzero(here), [len(levels) for levels in distinct])
+    few = iter([levels[i] for levels, i in zip(distinct, places, strict=True)])
     return tuple(next(few) if isinstance(x, np.ndarray) else x for x in values), (np.cumsum(here) - 1)[codes]
 
 
 def _levels(values: Array) -> tuple[Array, Array] | None:
-    """The different numbers of an array, sorted, and which of them each is: those of a sample, as long as that has all."""
-    known = unique_values(values.ravel()[:: max(1, values.size // MANY)])
-    if len(known) * SEEN > MANY:
+    """Return the distinct numbers of an array, sorted, and the index of each element's, as long as a sample has them all."""
+    levels = unique_values(values.ravel()[:: max(1, values.size // MANY)])
+    if len(levels) * SEEN > MANY:
         return None
     for _ in range(2):
-        at = np.minimum(np.searchsorted(known, values), len(known) - 1)
-        others = values[known[at] != values]
+        at = np.minimum(np.searchsorted(levels, values), len(levels) - 1)
+        others = values[levels[at] != values]
         if not others.size:
-            return known, at
-        known = unique_values(np.concatenate([known, others[: SEEN * MANY]]))
+            return levels, at
+        levels = unique_values(np.concatenate([levels, others[: SEEN * MANY]]))
     return None
 
 

@@ -38,14 +38,14 @@ _CONNECTED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}  # as ``ls -l`` marks them
 ELSEWHERE = ("/", ".", "~", "$")  # what the name of a place begins with, and no name that others know
 Named = str | os.PathLike[str]
-Watch = Callable[[int], None]  # whoever wants to know how many more bytes on the disk have been read
+Watch = Callable[[int], None]  # hears how many more bytes on the disk have been read
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-"""A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
+"""A parsed document of others: any key may be missing and any value of another type, so that its reader checks both."""
 JsonObject = dict[str, Json]
 
 
 def expand_home(name: Named) -> Path:
-    """A path with ``~`` for a home; a name that no user has stays as it is.
+    """Return a path with ``~`` for a home. The name of no user stays as it is.
 
     >>> str(expand_home("~no-such-user/x"))
     '~no-such-user/x'
@@ -54,17 +54,17 @@ def expand_home(name: Named) -> Path:
 
 
 def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> bytes:
-    """A regular file's bytes, unpacked where they are gzip, and never more than ``most``."""
+    """Read a regular file's bytes, unpacked where they are gzip, and never more than ``most``."""
     with open_stream(path, what, most=most) as stream:
         return stream.whole(most)
 
 
 class FileStream:
-    """An open file from its beginning, unpacked where it is gzip, as often as it is asked for."""
+    """An open file from its beginning, unpacked where it is gzip, as often as it is read."""
 
     def __init__(self, file: IO[bytes], path: Named, what: str, watch: Watch | None = None) -> None:
         self._file, self.path, self.what = file, Path(path), what
-        self._watch, self._told = watch, 0
+        self._watch, self._reported = watch, 0
         self.size = os.fstat(file.fileno()).st_size
         """Bytes on the disk, as packed as they are."""
 
@@ -79,13 +79,13 @@ class FileStream:
         return self._file.tell()
 
     def pieces(self, size: int = _CHUNK) -> Iterator[bytes]:
-        """All of it, in pieces of at most so many bytes. A damaged gzip file ends with a refusal, after what is readable."""
+        """Yield all of it, in pieces of at most ``size`` bytes. A damaged gzip file ends with a refusal, after what is readable."""
         packed = self.packed
         self._file.seek(0)
         try:
             for piece in _unpack_gzip(self._file, size) if packed else iter(lambda: _read_available(self._file, size), b""):
-                if self._watch and (further := self.done - self._told) > 0:
-                    self._told += further
+                if self._watch and (further := self.done - self._reported) > 0:
+                    self._reported += further
                     self._watch(further)
                 yield piece
         except (zlib.error, EOFError) as error:
@@ -96,7 +96,7 @@ class FileStream:
         _check_size(size, most, self.path, self.what)
 
     def head(self, size: int) -> bytes:
-        """Its first bytes, as many as are readable."""
+        """Return its first bytes, as many as are readable."""
         taken = b""
         with suppress(Refusal):
             for piece in self.pieces(size):
@@ -106,7 +106,7 @@ class FileStream:
         return taken[:size]
 
     def whole(self, most: int) -> bytes:
-        """All of it, and never more than so many bytes: a small file may unpack to a very large one."""
+        """Return all of it, and never more than ``most`` bytes: a small file may unpack to a very large one."""
         if not self.packed:
             _check_size(self.size, most, self.path, self.what)
         elif self.size * _GZIP_MOST > most:  # count before anything is kept
@@ -124,13 +124,13 @@ class FileStream:
 
 @contextmanager
 def open_stream(path: Named, what: str = "file", *, most: int = PIPE_BYTES, watch: Watch | None = None) -> Iterator[FileStream]:
-    """A regular file, or what a pipe that the shell connected holds; ``watch`` is told of every further byte that is read."""
+    """Open a regular file, or a pipe that the shell connected, and report every further byte that is read to ``watch``."""
     with _open_regular(path, what, most) as file:
         yield FileStream(file, path, what, watch)
 
 
 def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> str:
-    """A file's text; bytes that are no UTF-8 become replacement signs."""
+    """Read a file's text. Bytes that are no UTF-8 become replacement signs."""
     return decode_text(read_bytes(path, what, most=most))
 
 
@@ -139,7 +139,7 @@ def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memo
 
 
 def decode_text(raw: bytes) -> str:
-    """Text from bytes, whatever they are: UTF-8, or UTF-16 where its mark says so (PowerShell's ``>`` writes that).
+    """Decode any bytes: UTF-8, or UTF-16 where its mark says so (PowerShell's ``>`` writes that).
 
     >>> decode_text("tp 8".encode("utf-16")), decode_text(b"tp \\xff")
     ('tp 8', 'tp \N{REPLACEMENT CHARACTER}')
@@ -179,7 +179,7 @@ def parse_json(text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES,
 
 
 def parse_documents(text: str, name: str) -> list[Json]:
-    """All documents of a text: one, a list of them, or one a line.
+    """Parse all documents of a text: one, a list of them, or one a line.
 
     >>> parse_documents('{"tp": 1}\\n{"tp": 2}', "x"), parse_documents("[1, 2]", "x")
     ([{'tp': 1}, {'tp': 2}], [1, 2])
@@ -193,7 +193,7 @@ def parse_documents(text: str, name: str) -> list[Json]:
 
 
 def object_of(value: Json) -> JsonObject:
-    """What is an object; an empty one in the place of anything else.
+    """Return an object as it is, and an empty one in the place of anything else.
 
     >>> object_of({"tp": 8}), object_of([8]), list_of([8]), list_of(None), text_of("tp"), text_of(8)
     ({'tp': 8}, {}, [8], [], 'tp', '')
@@ -202,17 +202,17 @@ def object_of(value: Json) -> JsonObject:
 
 
 def list_of(value: Json) -> list[Json]:
-    """What is a list; an empty one in the place of anything else."""
+    """Return a list as it is, and an empty one in the place of anything else."""
     return value if isinstance(value, list) else []
 
 
 def text_of(value: Json) -> str:
-    """What is text; none in the place of anything else."""
+    """Return a text as it is, and "" in the place of anything else."""
     return value if isinstance(value, str) else ""
 
 
 def need_object(value: Json) -> JsonObject:
-    """What is an object; anything else is a ``TypeError``, for whoever reads a document as a whole or not at all."""
+    """Return an object, or raise a ``TypeError`` for readers that take a document as a whole or not at all."""
     if not isinstance(value, dict):
         raise TypeError(f"'{type(value).__name__}' object has no keys")
     return value
@@ -225,21 +225,17 @@ def need_list(value: Json) -> list[Json]:
 
 
 def need_number(value: Json) -> float:
-    """What is a number, or the text of one."""
-    if value is None or isinstance(value, dict | list):
-        raise TypeError(f"float() argument must be a string or a real number, not '{type(value).__name__}'")
-    return float(value)
+    """Return a number, or the number that a text spells, or raise a ``TypeError``."""
+    return float(value)  # type: ignore[arg-type]
 
 
 def need_whole(value: Json) -> int:
-    """What is a whole number, or the text of one; of any other number its whole part."""
-    if value is None or isinstance(value, dict | list):
-        raise TypeError(f"int() argument must be a string, a bytes-like object or a real number, not '{type(value).__name__}'")
-    return int(value)
+    """Return a whole number, the one that a text spells, or the whole part of any other number, or raise a ``TypeError``."""
+    return int(value)  # type: ignore[arg-type]
 
 
 def memory_of(text: bytes | str) -> int:
-    """The most bytes that a JSON text can take as objects: its signs count lists, objects, keys and values.
+    """Return the most bytes that a JSON text can take as objects: its signs count lists, objects, keys and values.
 
     >>> memory_of("[1, 2]")
     174
@@ -256,7 +252,8 @@ def _judge_memory(text: bytes | str, name: str, memory: int) -> None:
 def _judge_depth(parsed: Json, name: str, depth: int) -> None:
     level = [parsed]
     for _ in range(depth):
-        level = [x for held in level if isinstance(held, dict | list) for x in (held.values() if isinstance(held, dict) else held)]
+        inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+        level = [x for values in inner for x in values]
         if not level:
             return
     if any(isinstance(x, dict | list) for x in level):
@@ -271,7 +268,7 @@ def write_text(path: Named, text: str, what: str = "out") -> None:
 
 @contextmanager
 def replace_when_written(path: Named, what: str = "out") -> Iterator[Path]:
-    """A place to write to that becomes ``path`` when all went well; until then a file that was there stays as it was.
+    """Yield a place to write to that becomes ``path`` when all went well. Until then an old file stays as it was.
 
     Its mode stays in any case. Pipes and devices are written as they are. The place has the same ending: some writers look at it.
     """
@@ -289,10 +286,10 @@ def replace_when_written(path: Named, what: str = "out") -> Iterator[Path]:
 
 
 def refuse_overwriting(output: Named, inputs: Iterable[Named], what: str = "out") -> None:
-    """An output that is also an input would be lost before it was read."""
-    for given in inputs:
+    """Refuse an output that is also an input: it would be lost before it was read."""
+    for name in inputs:
         with suppress(OSError, ValueError):
-            if os.path.samefile(output, given):
+            if os.path.samefile(output, name):
                 break
     else:
         return
@@ -309,13 +306,13 @@ def check_writable(path: Named, what: str = "out") -> None:
 
 
 def _refuse_link(path: Named, what: str) -> None:
-    """A link may lead to a file that nobody meant to replace: what it names must be named itself."""
+    """Refuse a symbolic link, which may lead to a file that nobody meant to replace."""
     if os.path.islink(path) and not os.path.abspath(path).startswith(_STREAMS):
         raise Refusal(f"{what} '{path}': is a symbolic link, and what it leads to would be replaced; name that file itself", what)
 
 
 def _target(path: Named) -> Path:
-    """The file itself, in its real folder; one that is protected is not replaced."""
+    """Return the file itself, in its real folder, and refuse to replace one that is protected."""
     target = Path(os.path.realpath(path))
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "it is write-protected")
@@ -323,7 +320,7 @@ def _target(path: Named) -> Path:
 
 
 def _is_stream(path: Named) -> bool:
-    """What must be written in place: no regular file, a name for an open one (/dev/stdout), one whose folder takes no other."""
+    """Return whether a path must be written in place: no regular file, an open one (/dev/stdout), or in a locked folder."""
     if os.path.abspath(path).startswith(_STREAMS):
         return True
     with suppress(OSError):
@@ -333,7 +330,7 @@ def _is_stream(path: Named) -> bool:
 
 @contextmanager
 def _new_file_beside(target: Path) -> Iterator[Path]:
-    """A new empty file in the same folder, with the mode that a plain new file would have; gone afterwards unless it was renamed.
+    """Yield a new empty file in the same folder, with a plain new file's mode. It is gone afterwards unless it was renamed.
 
     It is named before it is made, so that an interrupt in between leaves nothing behind.
     """
@@ -361,7 +358,7 @@ def _named_failure(path: Named, what: str) -> Iterator[None]:
 
 @contextmanager
 def _open_regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
-    """An open regular file; nothing waits on opening, so that a pipe without a writer does not hold us.
+    """Open a regular file. Nothing waits on opening, so that a pipe without a writer does not block us.
 
     A pipe that the shell connected (``/dev/stdin``, ``<(command)``) has one: its bytes are kept in a file, as many as are read.
     """
@@ -387,12 +384,12 @@ def _open_regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
 
 
 def _read_available(file: IO[bytes], size: int) -> bytes:
-    """What can be read without waiting: a file that the kernel makes up (``/proc/kmsg``) may have nothing yet."""
+    """Read what is there without waiting: a file that the kernel makes up (``/proc/kmsg``) may have nothing yet."""
     return file.read(size) or b""
 
 
 def _spool_pipe(pipe: int, most: int) -> int:
-    """What comes through a pipe, a little more than ``most`` bytes of it, as an open file that has no name."""
+    """Keep what comes through a pipe, a little more than ``most`` bytes of it, in an open file that has no name."""
     import tempfile  # half of what this file costs to import, for a pipe
 
     os.set_blocking(pipe, True)
@@ -404,7 +401,7 @@ def _spool_pipe(pipe: int, most: int) -> int:
 
 
 def _unpack_gzip(file: IO[bytes], size: int = _CHUNK) -> Iterator[bytes]:
-    """Pieces of at most so many bytes."""
+    """Yield the unpacked bytes in pieces of at most ``size``."""
     engine, packed = zlib.decompressobj(_GZIP_WINDOW), file.read(_PACKED)
     while packed:
         if piece := engine.decompress(packed, size):

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
-from operator import attrgetter
 from typing import Literal, get_args
 
 import numpy as np
 
 from commtax.arrays import holds_anywhere
-from commtax.records import dataclass
+from commtax.records import dataclass, replace
 from commtax.spec import Experts, Number
 from commtax.statement import Note, Source
 
@@ -88,7 +87,7 @@ class Item:
 
     @property
     def sees(self) -> Place:
-        """Return whose earlier tokens its time grows with: of sequences that decode, or of prompts; "": none."""
+        """Whose earlier tokens its time grows with: those of sequences that decode, those of prompts, or ("") none."""
         return self.place if self.part == "attention" and self.place in ("decode", "prefill") else ""
 
     @property
@@ -135,7 +134,7 @@ class Line:
     launch_s: Number = 0.0  # that each launch of a collective comes late without graphs, for which the host's line counts
     sigma: Number = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
     peak_flops_per_s: float = math.inf  # the datasheet's rate of the arithmetic that a kernel runs in
-    priced_from: object = None  # a kernel's record (``cost.kernel``), or the field of an engine that says the host's seconds
+    priced_from: object = None  # a kernel's record (``cost.kernel``), or the field of an engine that has the host's seconds
 
     @property
     def each_s(self) -> Number:
@@ -158,6 +157,17 @@ class Line:
         """Return the line with its window and what hides in it (written out: a copy by name takes four times as long)."""
         same = (self.link, self.algorithm, self.names, self.why, self.source, self.via, self.flops)
         return Line(self.kind, self.item, self.fixed_s, self.moving_s, hidden, *same, window_s, self.launch_s, sigma)
+
+    def at(self, index: int) -> Line:
+        """Return the line of one element of an array bill."""
+        counts = {name: _item_at(getattr(self.item, name), index) for name in ("nbytes", "ranks", "count")}
+        figures = {name: _item_at(getattr(self, name), index) for name in FIGURES}
+        link, algorithm = (x if isinstance(x, str) else self.names[int(_item_at(x, index))] for x in (self.link, self.algorithm))
+        return replace(self, item=replace(self.item, **counts), link=link, algorithm=algorithm, **figures)
+
+
+FIGURES = ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")
+"""Fields of a line that are arrays in an array bill."""
 
 
 class Windows:
@@ -195,7 +205,7 @@ def hidden_s(comm_s: Number, window_s: Number, efficiency: float) -> Number:
     return efficiency * np.minimum(comm_s, window_s)
 
 
-@dataclass(frozen=True)  # without slots: sums are asked for often and kept
+@dataclass(frozen=True)  # without slots: sums are read often and kept
 class Bill:
     """The lines of one step. Every figure is a sum over them, so they cannot disagree."""
 
@@ -232,13 +242,13 @@ class Bill:
         for x in self.lines:
             key = (x.kind, x.source.basis)
             parts[key] = parts.get(key, 0.0) + x.exposed_s * x.sigma
-        own = _root_sum_square(parts.values()) / self.step_s
+        of_lines = _root_sum_square(parts.values()) / self.step_s
         if not np.ndim(self.known_sigma) and math.isinf(self.known_sigma):
-            return own
+            return of_lines
         assumed = {(x.kind, x.source.basis) for x in self.lines if x.source.kind == "assumed"}
         guessed = _root_sum_square(part for key, part in parts.items() if key in assumed) / self.step_s
         whole = np.hypot(self.known_sigma, guessed)
-        return whole if self.measured else np.maximum(own, whole)
+        return whole if self.measured else np.maximum(of_lines, whole)
 
     def least_s(self, memory_Bps: float) -> Number:
         """Return what bytes over bandwidth and FLOPs over the datasheet's peak allow its kernels at the least."""
@@ -248,7 +258,7 @@ class Bill:
 
     @property
     def low_s(self) -> Number:
-        """Return the lower end of the range that holds four of five steps like this one; ``high_s`` is the upper."""
+        """The lower end of the range that holds four of five steps like this one. ``high_s`` is the upper."""
         return self.step_s * np.exp(-Z80 * self.sigma)
 
     @property
@@ -282,7 +292,7 @@ class Bill:
 
     def at(self, index: int) -> Bill:
         """Return the scalar bill of one element of an array bill, codes turned into names."""
-        lines = tuple(_line_at(line, index) for line in self.lines)
+        lines = tuple(line.at(index) for line in self.lines)
         return Bill(lines, _item_at(self.tokens, index), known_sigma=_item_at(self.known_sigma, index), measured=self.measured)
 
 
@@ -293,15 +303,3 @@ def _root_sum_square(parts: Iterable[Number]) -> Number:
 
 def _item_at(value: Number, index: int) -> Number:
     return np.asarray(value).ravel()[index].item() if np.ndim(value) else value
-
-
-def _line_at(line: Line, index: int) -> Line:
-    i = line.item
-    item = replace(i, nbytes=_item_at(i.nbytes, index), ranks=_item_at(i.ranks, index), count=_item_at(i.count, index))
-    fixed, moving, hidden, flops, window, sigma, late = (_item_at(x, index) for x in _seconds_and_flops(line))
-    link, algorithm = (x if isinstance(x, str) else line.names[int(_item_at(x, index))] for x in (line.link, line.algorithm))
-    timed = replace(line, item=item, fixed_s=fixed, moving_s=moving, hidden_s=hidden, flops=flops, window_s=window, sigma=sigma)
-    return replace(timed, launch_s=late, link=link, algorithm=algorithm)
-
-
-_seconds_and_flops = attrgetter("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma", "launch_s")

@@ -42,18 +42,18 @@ def _rate(value: object, name: str) -> float:
 
 
 def _int_if_whole(value: float) -> float:
-    """An int where the value is one, as byte counts are."""
+    """Return an int where the value is a whole number, as byte counts are."""
     return int(value) if value == int(value) else value
 
 
 def allreduce_payload_bytes(batch_tokens: float, hidden: float, dtype_bytes: float = 2) -> float:
-    """Bytes of one activation tensor: tokens x hidden x bytes an element."""
+    """Return the bytes of one activation tensor: tokens x hidden x bytes an element."""
     size = _count(batch_tokens, "batch_tokens") * _count(hidden, "hidden") * _number(dtype_bytes, "dtype_bytes")
     return _int_if_whole(size)
 
 
 def ring_allreduce_traffic_per_rank(payload_bytes: float, num_ranks: float) -> float:
-    """Bytes each rank sends: 2 (N-1)/N x payload, 0 at N = 1.
+    """Return the bytes that each rank sends: 2 (N-1)/N x payload, 0 at N = 1.
 
     A reduce-scatter and an all-gather of (N-1)/N each (Patarasuk and Yuan 2009): bandwidth-optimal.
 
@@ -84,26 +84,26 @@ def tp_comm_time_per_step(
     dtype_bytes: float = 2,
     allreduces_per_layer: float = 2,
 ) -> float:
-    """All the all-reduces of one step of a tensor-parallel model."""
+    """Return the seconds of all all-reduces in one step of a tensor-parallel model."""
     payload = allreduce_payload_bytes(batch_tokens, hidden, dtype_bytes)
     layers, often = _count(num_layers, "num_layers"), _count(allreduces_per_layer, "allreduces_per_layer")
     return layers * often * allreduce_time_s(payload, num_ranks, bandwidth_Bps, latency_s)
 
 
 def comm_fraction(comm_s: float, compute_s: float) -> float:
-    """Communication's share of a step in which nothing overlaps; 0 for an empty step."""
+    """Return communication's share of a step in which nothing overlaps, 0 for an empty step."""
     comm, compute = _number(comm_s, "comm_s"), _number(compute_s, "compute_s")
     return comm / (comm + compute) if comm + compute else 0.0
 
 
 def crossover_payload_bytes(num_ranks: float, bandwidth_Bps: float, latency_s: float) -> float:
-    """The payload at which latency and bandwidth cost the same: N x latency x bandwidth."""
+    """Return the payload at which latency and bandwidth cost the same: N x latency x bandwidth."""
     ranks, bandwidth = _count(num_ranks, "num_ranks", 1), _rate(bandwidth_Bps, "bandwidth_Bps")
     return ranks * _number(latency_s, "latency_s") * bandwidth
 
 
 def breakeven_overlap(slow_s: float, fast_s: float) -> float:
-    """The share of the slow link's exposed communication that must be hidden for its step to take as long as on the fast one.
+    """Return the share of a slow link's exposed communication to hide for its step to take as long as on the fast one.
 
     >>> breakeven_overlap(1.14e-3, 0.29e-3) > 0.74, breakeven_overlap(1.0, 2.0)
     (True, 0.0)
@@ -119,7 +119,7 @@ def breakeven_overlap_fraction(
     num_layers: float,
     num_ranks: float,
 ) -> float:
-    """The break-even overlap of two links whose all-reduces are rings: ``latency_s`` is that of a hop, and there are 2 (N-1)."""
+    """Return the break-even overlap of two links whose all-reduces are rings of 2 (N-1) hops, ``latency_s`` each."""
     shape = (batch_tokens, hidden, num_layers, num_ranks)
     slow_s, fast_s = (tp_comm_time_per_step(*shape, **_link(link, name)) for link, name in ((slow, "slow"), (fast, "fast")))
     return breakeven_overlap(slow_s, fast_s)
@@ -143,7 +143,7 @@ def ep_alltoall_bytes_per_rank(
     dtype_bytes: float = 2,
     alltoalls_per_layer: float = 2,
 ) -> float:
-    """Bytes each rank sends in one step's dispatches and combines."""
+    """Return the bytes that each rank sends in one step's dispatches and combines."""
     payload = allreduce_payload_bytes(_count(tokens_per_rank, "tokens_per_rank"), hidden, dtype_bytes) * _count(top_k, "top_k")
     times = _count(num_moe_layers, "num_moe_layers") * _count(alltoalls_per_layer, "alltoalls_per_layer")
     ranks = _count(num_ranks, "num_ranks", 1)
@@ -151,13 +151,13 @@ def ep_alltoall_bytes_per_rank(
 
 
 def bubble_fraction(num_stages: float, num_microbatches: float) -> float:
-    """Idle share of a fill-drain pipeline with equal stages: (p-1)/(p+m-1) (Huang et al. 2019, GPipe)."""
+    """Return the idle share of a fill-drain pipeline with equal stages: (p-1)/(p+m-1) (Huang et al. 2019, GPipe)."""
     stages, microbatches = _count(num_stages, "num_stages", 1), _count(num_microbatches, "num_microbatches", 1)
     return (stages - 1) / (stages + microbatches - 1)
 
 
 def min_microbatches_for_bubble(num_stages: float, max_bubble: float) -> int:
-    """The smallest number of microbatches whose bubble is within the budget, free of rounding: naive ceil gives 13 for (4, 0.2).
+    """Return the fewest microbatches with a bubble within the budget, free of rounding: naive ceil gives 13 for (4, 0.2).
 
     >>> min_microbatches_for_bubble(4, 0.2), min_microbatches_for_bubble(8, 0.1)
     (12, 63)
@@ -180,13 +180,13 @@ def min_microbatches_for_bubble(num_stages: float, max_bubble: float) -> int:
 
 
 def dp_local_token_threshold(peak_flops_per_s: float, mfu: float, bandwidth_Bps: float) -> float:
-    """Local tokens from which the gradient all-reduce hides: peak x MFU / bandwidth."""
+    """Return the local tokens from which the gradient all-reduce hides: peak x MFU / bandwidth."""
     achieved = _rate(peak_flops_per_s, "peak_flops_per_s") * _number(mfu, "mfu", above=True, most=1.0)
     return float(training.dp_token_threshold(achieved, _rate(bandwidth_Bps, "bandwidth_Bps")))
 
 
 def tp_tax(peak_flops_per_s: float, bandwidth_Bps: float, hidden: float, tp: float = 2) -> float:
-    """(tp-1)/3 x peak / (bandwidth x hidden): forward communication over compute."""
+    """Return forward communication over compute: (tp-1)/3 x peak / (bandwidth x hidden)."""
     peak, bandwidth = _rate(peak_flops_per_s, "peak_flops_per_s"), _rate(bandwidth_Bps, "bandwidth_Bps")
     return float(training.tp_tax(peak, bandwidth, _count(hidden, "hidden", 1), _count(tp, "tp", 1)))
 
@@ -206,7 +206,7 @@ def overlap_calculator(
     threshold_mfu: float = 0.4,
     num_microbatches: float = 32,
 ) -> dict[str, float | bool]:
-    """The lesson's widget, number for number, with its flaw: the tax of TP 2 for every degree (see ``commtax claims``)."""
+    """Return what the lesson's widget shows, with its flaw: the tax of TP 2 for every degree (see ``commtax claims``)."""
     _count(num_layers, "num_layers")
     degree, tokens = _count(tp, "tp", 1), _count(local_tokens, "local_tokens")
     in_node = degree <= _count(gpus_per_node, "gpus_per_node", 1)
@@ -220,34 +220,34 @@ def overlap_calculator(
 
 
 def dp_allreduce_time_s(params: float, bandwidth_Bps: float) -> float:
-    """4N / bandwidth: bf16 gradients, ring of 2S."""
+    """Return the seconds of a gradient all-reduce, 4N / bandwidth: bf16 gradients, ring of 2S."""
     return 4 * _number(params, "params") / _rate(bandwidth_Bps, "bandwidth_Bps")
 
 
 def backward_time_s(params: float, local_tokens: float, peak_flops_per_s: float, mfu: float) -> float:
-    """4N x tokens / (peak x MFU)."""
+    """Return the seconds of a backward pass: 4N x tokens / (peak x MFU)."""
     achieved = _rate(peak_flops_per_s, "peak_flops_per_s") * _number(mfu, "mfu", above=True, most=1.0)
     return 4 * _number(params, "params") * _count(local_tokens, "local_tokens") / achieved
 
 
 def decode_step_floor_s(weight_bytes: float, memory_Bps: float) -> float:
-    """A decode step reads every weight once: no step is faster."""
+    """Return the least seconds of a decode step, which reads every weight once."""
     return _number(weight_bytes, "weight_bytes") / _rate(memory_Bps, "memory_Bps")
 
 
 def ridge_point(peak_flops_per_s: float, memory_Bps: float) -> float:
-    """FLOPs a byte at which compute and memory take as long."""
+    """Return the FLOPs a byte at which compute and memory take as long."""
     return _rate(peak_flops_per_s, "peak_flops_per_s") / _rate(memory_Bps, "memory_Bps")
 
 
 def kv_bytes_per_token(num_layers: float, num_kv_heads: float, head_dim: float, dtype_bytes: float) -> float:
-    """Keys and values of one token in all layers."""
+    """Return the bytes of keys and values of one token in all layers."""
     heads = _count(num_kv_heads, "num_kv_heads") * _count(head_dim, "head_dim")
     return _int_if_whole(2 * _count(num_layers, "num_layers") * heads * _number(dtype_bytes, "dtype_bytes"))
 
 
 def kv_transfer_time_s(nbytes: float, bandwidth_Bps: float) -> float:
-    """Seconds to move a KV cache over a link."""
+    """Return the seconds to move a KV cache over a link."""
     return _number(nbytes, "nbytes") / _rate(bandwidth_Bps, "bandwidth_Bps")
 
 
@@ -261,7 +261,7 @@ def tensor_parallel_allreduce_cost(
     bandwidth_gb_per_sec: float = 300.0,
     allreduces_per_layer: float = 2,
 ) -> dict[str, float]:
-    """Message size, ring volume a GPU, volume and milliseconds of all layers; no latency term; GB = 1e9."""
+    """Return message size, ring volume a GPU, volume and milliseconds of all layers, without latency. GB = 1e9."""
     tokens = _count(sequence_length, "sequence_length") * _count(batch_size, "batch_size")
     size = tokens * _count(hidden_size, "hidden_size") * _number(bytes_per_element, "bytes_per_element")
     volume = float(ring_factor("all-reduce", _count(num_gpus, "num_gpus", 1)) * size)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from commtax.homes import HOMES, fetch
+from commtax import HOMES, fetch
 from commtax.records import dataclass
 from commtax.shipped_tables import table
 from commtax.statement import Refusal
@@ -33,13 +33,13 @@ class Option:
     spelled: tuple[str, ...] = ()  # flags of engines that mean it
     multiple: bool = False
     required: bool = False
-    metavar: str | None = None  # where its kind's own name says too little
+    metavar: str | None = None  # where the name of its kind is too vague
     verbs: tuple[str, ...] = ()
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # why a command has no use for it
     serving: bool | tuple[str, ...] = False  # belongs to serving alone; of some commands, where not of all
     beside: str = ""  # the kind of question that it belongs to alone
     otherwise: str = ""  # the option that a pasted value becomes in verbs that have no such one
-    drawn: bool = False  # says which requests come: a trace says that itself
+    drawn: bool = False  # sets which requests come, as a trace does
     least: float | None = None
     above: float | None = None
     most: float | None = None
@@ -50,7 +50,7 @@ class Option:
 
     @property
     def part(self) -> str:
-        """Of the question; "" for a field of its own."""
+        """The part of the question that holds it, "" for a field of its own."""
         return self.field.rpartition(".")[0]
 
     @property
@@ -65,17 +65,17 @@ class Option:
 
     @property
     def bounded(self) -> bool:
-        """Whether the table says what its values are held to."""
+        """Whether the table bounds its values."""
         return bool(self.rule or self.words) or self.least is not None or self.above is not None
 
     def serves(self, command: str) -> bool:
-        """Whether a command refuses it in training."""
+        """Return whether a command refuses it in training."""
         return self.serving if isinstance(self.serving, bool) else command in self.serving
 
     def but(self, entry: Mapping[str, object]) -> "Option":
-        """The same option with what is otherwise for a verb."""
-        said: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-        return dataclasses.replace(self, **(said | {"default": None} if said.pop("optional", False) else said))
+        """Return the same option with what is otherwise for a verb."""
+        changes: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        return dataclasses.replace(self, **(changes | {"default": None} if changes.pop("optional", False) else changes))
 
 
 @cache
@@ -95,7 +95,7 @@ def options() -> Mapping[str, Option]:
 
 @cache
 def taken_by(verb: str) -> Mapping[str, Option]:
-    """The options of a verb, as it has them; those that it alone has say their kind."""
+    """Return the options of a verb, as it has them. Those that it alone has say their kind."""
     taken = {name: option for name, option in options().items() if verb in option.verbs}
     for name, entry in _tables()["verb"].get(verb, {}).items():
         taken[name] = (Option(name) if "kind" in entry and name not in taken else options()[name]).but(entry)
@@ -103,44 +103,44 @@ def taken_by(verb: str) -> Mapping[str, Option]:
 
 
 def refused_by(command: str) -> Mapping[str, str]:
-    """Options that a command has no use for, and why."""
+    """Return the options that a command has no use for, and why."""
     return {name: option.refused[command] for name, option in options().items() if command in option.refused}
 
 
-def check_taken(function: str, given: Mapping[str, object]) -> Mapping[str, object]:
-    """The options, where the function has them all: what it has no use for is refused, with the reason, and never ignored."""
-    for name in given:
+def check_taken(function: str, chosen: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the options where the function takes them all, and refuse with its reason any that it has no use for."""
+    for name in chosen:
         if name not in taken_by(f"{function}()"):
             reason = refused_by(_tables()["commands"].get(function, function)).get(name)
             right, others = _right_keyword(function, name)
             text = f"{function} has no such keyword{others}" if reason is None else reason
             raise Refusal(f"{name}: {text}", name, right)
-    return given
+    return chosen
 
 
 def _right_keyword(function: str, name: str) -> tuple[list[str], str]:
-    """What somebody may have meant, and how that is said: the name in Python, another function that has it, or a name like it."""
+    """Return what somebody may have meant, and how to say it: the name in Python, another function that has it, or a near name."""
     from difflib import get_close_matches
 
-    known, other = keywords_of(function), _spelled_otherwise().get(name, name)
+    taken, other = keywords_of(function), _spelled_otherwise().get(name, name)
     named = f'{other}={{"{name}": "50ms"}}' if other == "slo" else other
-    if other in known:
+    if other in taken:
         return [other], f"; it is called {named}"
     takers = [taker for taker in _functions() if other in keywords_of(taker)]
     takers = [taker for taker in takers if taker.startswith(function) or function.startswith(taker)] or takers
     if takers:
         return [], f"; {', '.join(f'commtax.{taker}' for taker in takers[:MOST_NAMED])} would take {named}"
-    nearest = get_close_matches(name, known, 1)
-    return nearest, f"{f'; the nearest is {nearest[0]}' if nearest else ''}; there are {', '.join(known)}"
+    nearest = get_close_matches(name, taken, 1)
+    return nearest, f"{f'; the nearest is {nearest[0]}' if nearest else ''}; there are {', '.join(taken)}"
 
 
 def _functions() -> Mapping[str, Callable[..., object]]:
-    """The public functions by name, asked for only where something has to be refused."""
+    """Return the public functions by name, which only refusals need."""
     return {name: fetch(name) for names in HOMES.values() for name in names if name.islower()}
 
 
 def keywords(function: str) -> dict[str, str]:
-    """What each option of a public function means, by its keyword; what else it takes is in its ``help()``.
+    """Return what each option of a public function means, by its keyword. What else it takes is in its ``help()``.
 
     >>> keywords("bill")["tp"]
     'Tensor-parallel size (also -tp).'
@@ -151,27 +151,27 @@ def keywords(function: str) -> dict[str, str]:
 
 
 def keywords_of(function: str) -> list[str]:
-    """All keywords of a public function: those that it writes down, and the options that it takes."""
+    """Return all keywords of a public function: those that it writes down, and the options that it takes."""
     from inspect import Parameter, signature
 
     written = signature(_functions()[function]).parameters.values()
-    own = [one.name for one in written if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
-    return [*own, *(name for name in taken_by(f"{function}()") if name not in own)]
+    named = [one.name for one in written if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    return list(dict.fromkeys([*named, *taken_by(f"{function}()")]))
 
 
 def _spelled_otherwise() -> Mapping[str, str]:
-    """Keywords by the names that commands and engines have for them: ``tensor_parallel_size`` is ``tp``."""
+    """Return keywords by their names in commands and engines: ``tensor_parallel_size`` is ``tp``."""
     flags = {flag: name for name, option in options().items() for flag in (*option.flags, *option.spelled)}
     limits = {name: "slo" for name, option in taken_by("plan").items() if option.group == "Limits"}
     return {flag.lstrip("-").replace("-", "_"): name for flag, name in flags.items()} | limits | dict(_tables()["keywords"])
 
 
 def option_called(name: str) -> Option | None:
-    """The option of a name, or of the name that commands and engines have for it."""
+    """Return the option of a name, or of the name that commands and engines have for it."""
     key = name.replace("-", "_")
     return options().get(key) or options().get(_spelled_otherwise().get(key, ""))
 
 
 def page_keys() -> Mapping[str, Entry]:
-    """Keys of the page's links, in their order."""
+    """Return the keys of the page's links, in their order."""
     return dict(_tables()["page"])

@@ -40,7 +40,7 @@ Program = list[PatternStep]
 
 @lru_cache(maxsize=256)
 def modules(names: tuple[str, ...]) -> Modules:
-    """The modules that a checkpoint names: ``re:…``, wildcards, a dotted name, or one component of it.
+    """Return the modules that a checkpoint names: by ``re:…``, by wildcards, by a dotted name, or by one component of it.
 
     >>> modules((r"re:model\\.layers\\.\\d+\\.mlp", "lm_head")).hold("model.layers.12.mlp.gate")
     True
@@ -68,9 +68,9 @@ class Modules:
     looking: tuple[LookaheadPattern, ...] = ()
 
     def hold(self, *spellings: str) -> bool:
-        """Whether this tensor is named, or a module that it lies in, by any way of spelling it.
+        """Return whether this tensor is named, or a module that it lies in, by any way of spelling it.
 
-        A pattern that looks ahead says what a name is not, so that it must agree with every spelling.
+        A pattern that looks ahead excludes names, so that it must agree with every spelling.
         """
         looking = self.looking and all(any(pattern.match(name) for pattern in self.looking) for name in spellings)
         return bool(looking) or any(map(self._names, spellings))
@@ -93,15 +93,15 @@ class LookaheadPattern:
 
 
 def _wildcards_to_regex(name: str) -> str:
-    """A shell's wildcards as an expression.
+    """Return a shell's wildcards as an expression.
 
     >>> _wildcards_to_regex("layers.[!0]*")
     'layers\\\\.[^0].*$'
     """
-    known = {"*": ".*", "?": "."}
+    jokers = {"*": ".*", "?": "."}
     pieces = re.split(r"(\*|\?|\[!?[^\]]+\])", name[: MAX_SIGNS + 1])
     signs = [p.replace("\\", r"\\").replace("[!", "[^") if p[:1] == "[" and len(p) > 1 else re.escape(p) for p in pieces]
-    return "".join(known.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
+    return "".join(jokers.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
 
 
 class PrefixPatterns:
@@ -138,7 +138,7 @@ class PrefixPatterns:
         return self._after[key]
 
     def _reached(self, places: Sequence[int] | frozenset[int], *, begin: bool = False, end: bool = False) -> frozenset[int]:
-        """All places that can be reached without passing a sign; one that waits for the end stays."""
+        """Return all places that can be reached without passing a sign. A place that waits for the end stays."""
         left, seen = list(places), set()
         while left:
             at = left.pop()
@@ -256,7 +256,7 @@ class PatternParser:
             self.refuse(f"nothing before {sign}")
         if sign == ".":
             return [PatternStep("sign", lambda other: other != "\n")]
-        return [PatternStep("sign", self.escaped() if sign == "\\" else self.set() if sign == "[" else _equal_test(sign))]
+        return [PatternStep("sign", self.escaped() if sign == "\\" else self.set() if sign == "[" else _between(sign, sign))]
 
     def group(self) -> Program:
         self.depth += 1
@@ -283,10 +283,10 @@ class PatternParser:
             test = _SHORT[sign.lower()]
             return test if sign.islower() else lambda other: not test(other)
         if sign in _CONTROL:
-            return _equal_test(_CONTROL[sign])
+            return _between(_CONTROL[sign], _CONTROL[sign])
         if sign.isascii() and sign.isalnum():
             self.refuse(f"\\{sign} is not supported")
-        return _equal_test(sign)
+        return _between(sign, sign)
 
     def set(self) -> Test:
         refused = self.peek("^")
@@ -301,16 +301,12 @@ class PatternParser:
                 last = self.take()
                 if last == "\\" or last < sign:
                     self.refuse(f"{sign}-{last} is no range")
-                tests.append(_range_test(sign, last))
+                tests.append(_between(sign, last))
             else:
-                tests.append(_equal_test(sign))
+                tests.append(_between(sign, sign))
         self.take()
         return lambda other: any(test(other) for test in tests) != refused
 
 
-def _equal_test(wanted: str) -> Test:
-    return lambda sign: sign == wanted
-
-
-def _range_test(first: str, last: str) -> Test:
+def _between(first: str, last: str) -> Test:
     return lambda sign: first <= sign <= last

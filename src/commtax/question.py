@@ -1,4 +1,4 @@
-"""The question: what is asked, as one frozen record that every verb takes.
+"""The question, as one frozen record that every verb takes.
 
 Command line, page, pasted command, planner, audit and what-ifs all build a ``Question``; ``question.but(tp=4)`` is the same one
 with something changed. Sizes, batch and lengths may be NumPy arrays, and then every figure of the answer is one.
@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import fields, is_dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from commtax.records import dataclass, replace
 from commtax.spec import Cluster, Condition, Engine, Model, Number, Plan, Profile, TrainStep, Workload
+from commtax.spec.plan import NO_TECHNIQUES, Techniques
 from commtax.spec.stream import Lengths, RequestStream
-from commtax.spec.technique import NO_TECHNIQUES, Techniques
 from commtax.statement import Note
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
 MAX_CONCURRENCY = 1024  # clients of a copy, or of a rank of its attention data parallelism, that a search goes up to
-CONFIDENCE = 0.65  # probability with which a search keeps limits, where nobody says (benchmarks/decisions.py)
+CONFIDENCE = 0.65  # probability with which a search keeps limits by default (benchmarks/decisions.py)
 AUTO = "auto"
 STEP_AXES = ("batch", "context")  # what a step grows with, whatever its plan
 EVEN = 0.5  # … and the one that goes by the central prediction
@@ -31,7 +31,7 @@ EVEN = 0.5  # … and the one that goes by the central prediction
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A kind of step, and what it is asked with where nobody says."""
+    """A kind of step, and its defaults."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class Phase:
 
 
 INPUT_LEN, OUTPUT_LEN, SEQUENCE_LEN = 1024, 128, 4096
-"""Tokens where nobody says any, for every verb: of a prompt or a cache, of an answer, of a sequence in training."""
+"""Default tokens of every verb: of a prompt or a cache, of an answer, of a sequence in training."""
 PHASES: Mapping[str, Phase] = {
     phase.name: phase
     for phase in (
@@ -88,7 +88,7 @@ AS_IT_IS = WhatIf()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a launch command limits; 0 leaves it to the engine."""
+    """What a launch command limits, 0 where it leaves that to the engine."""
 
     max_model_len: int = 0
     max_num_seqs: int = 0
@@ -115,7 +115,7 @@ class Requests:
     prefill_dp: int | None = None  # ranks of attention data parallelism of a prompt worker
     decode_workers: int | None = None
     prefill_cluster: Cluster | None = None  # where prompt workers are; None: beside those that decode
-    kv_tokens: Number | None = None  # room of a replica's cache, where it is known; None: judged
+    kv_tokens: Number | None = None  # free tokens of a replica's cache, where they are measured; None: predicted
 
     @property
     def tokens(self) -> Number:
@@ -127,15 +127,15 @@ class Requests:
 class OfferedRequests:
     """Requests in time: when they come, how long they are, which of them share text, and how replicas share them."""
 
-    request_rate: float = 0.0  # requests/s over all replicas; 0: nobody asked for one
+    request_rate: float = 0.0  # requests/s over all replicas; 0: there is none
     burstiness: float = 1.0  # shape of the gaps' gamma distribution: 1 Poisson, less in bursts, infinite a constant rate
-    duration_s: float = math.inf  # requests that arrive within it; infinite: as many as ``num_prompts`` says
-    inputs: Lengths | None = None  # None: all as ``requests.input_len`` says, give or take its spread
+    duration_s: float = math.inf  # requests that arrive within it; infinite: ``num_prompts`` of them
+    inputs: Lengths | None = None  # None: ``requests.input_len``, give or take its spread
     outputs: Lengths | None = None
-    trace: RequestStream | None = None  # requests as they came; the fields above are not asked then
-    unique_prompts: int = 0  # so many distinct prompts come again and again; 0: none comes twice
+    trace: RequestStream | None = None  # requests as they came; the fields above do not count then
+    unique_prompts: int = 0  # distinct prompts that come again and again; 0: none comes twice
     shared_prefix: int = 0  # tokens that all prompts begin with
-    prefix_hit_rate: float = 0.0  # share of a prompt that is in the cache, where it is known
+    prefix_hit_rate: float = 0.0  # share of a prompt that is in the cache, where it is measured
     max_in_flight: float = math.inf  # clients have no more requests in flight
     ramp_up_s: float = 0.0  # the first requests of a closed loop are spread over this long
     warmup: int = 0  # requests that no figure counts
@@ -143,7 +143,7 @@ class OfferedRequests:
     seed: int = 0
 
     def cached_tokens(self, input_len: Number) -> Number:
-        """Return the tokens of a prompt that are in the cache: a share that is known, or the text that all prompts begin with."""
+        """Return the tokens of a prompt that are in the cache: a measured share, or the text that all prompts begin with."""
         return np.maximum(self.prefix_hit_rate * input_len, np.minimum(self.shared_prefix, input_len))
 
 
@@ -156,19 +156,18 @@ class Goal:
     objective: str = "throughput"
     dtypes: tuple[str, ...] = ("",)  # types of weights that are tried
     max_concurrency: int | None = None  # clients of all copies together; None: as many as copies take
-    usd_per_gpu_hour: float = 0.0  # 0: not known
+    usd_per_gpu_hour: float = 0.0  # 0: none is stated
     prefill_usd_per_gpu_hour: float = 0.0  # of GPUs for prompts that are others
     cost_of: str = "output"  # tokens that dollars are spread over: those of outputs, or ``total``, those of prompts too
     global_batch: int = 0  # training: sequences of a step over all replicas …
     train_tokens: float = 1e12  # … and tokens of a whole run
     slo: tuple[tuple[str, float], ...] = ()  # requests in time: statistics (``ttft_p95``) and the seconds that they may have
-    growth: float = 0.0  # … and the share by which the rate may grow with the limits still held
+    growth: float = 0.0  # … and the share by which the rate may grow with the limits still kept
     confidence: float = CONFIDENCE  # probability with which each limit is kept, by the ranges of the times
-    technique_sets: tuple[
-        str, ...
-    ] = ()  # sets of techniques that are tried beside none, or ``AUTO``: those that gain on good plans …
+    # Sets of techniques that are tried beside none, or ``AUTO``: those that gain on good plans …
+    technique_sets: tuple[str, ...] = ()
     technique_layouts: tuple[tuple[int, ...], ...] = ()  # … on these layouts (exchange, mode, tp, pp, dp, ep)
-    workload: str = ""  # what is served, by name: of a ``batch`` nobody waits for first tokens
+    workload: str = ""  # what is served, by name: in a ``batch`` first tokens may wait
     margin: float | None = None  # by which the best may beat a simpler plan that is recommended; None: the range of their ratio
 
     @property
@@ -184,7 +183,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures that every prompt has; their tokens are part of its length."""
+    """Pictures that every prompt has. Their tokens are part of its length."""
 
     images: int = 0
     image_size: tuple[int, int] = (1024, 1024)  # pixels, width and height
@@ -205,12 +204,12 @@ Changes = Mapping[str, object]  # fields of a question, and what they become
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, names resolved. ``notes`` and ``codes`` say what the rules think of its plan."""
+    """A question with its names resolved. ``notes`` and ``codes`` are what the rules find in its plan."""
 
     model: Model
     cluster: Cluster
     engine: Engine
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan = Plan()
     phase: str = "decode"
     batch: Number = 1  # sequences a replica and step
     context: Number = INPUT_LEN  # cached tokens a sequence in decode, prompt length in prefill, sequence length in training
@@ -281,9 +280,8 @@ class Question:
     def but(self, **changes: Any) -> Question:
         """Return the same question with something changed, whichever of its parts that belongs to."""
         for part, names in PARTS.items():
-            own = {name: changes.pop(name) for name in names if name in changes}
-            if own:
-                changes[part] = replace(changes.get(part, getattr(self, part)), **own)
+            if inner := {name: changes.pop(name) for name in names if name in changes}:
+                changes[part] = replace(changes.get(part, getattr(self, part)), **inner)
         return replace(self, **changes)
 
     def normal(self) -> Self:
@@ -291,15 +289,6 @@ class Question:
         return replace(self, limits=Limits(), requests=Requests(), offered=OfferedRequests(), goal=Goal(), notes=(), codes=0)
 
 
-_KINDS = {
-    "plan": Plan,
-    "what_if": WhatIf,
-    "techniques": Techniques,
-    "limits": Limits,
-    "requests": Requests,
-    "offered": OfferedRequests,
-    "goal": Goal,
-}
 PARTS: Mapping[str, tuple[str, ...]] = {
-    part: tuple(f.name for f in fields(kind)) for part, kind in (_KINDS | {"pictures": Pictures}).items()
+    part.name: tuple(f.name for f in fields(part.default)) for part in fields(Question) if is_dataclass(part.default)
 }

@@ -1,4 +1,4 @@
-"""Data classes that write their methods when somebody calls them.
+"""Data classes whose methods are compiled when they are first called.
 
 ``dataclasses`` compiles six methods of every class when its module is imported, a millisecond each: most of what a command
 would spend before its first figure. Here they are compiled at the first call, and most never are. Fields, slots, ``fields``
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     Number = float | np.ndarray  # what fields hold: the same formula serves both
     Condition = bool | np.bool | np.ndarray  # whether something holds, for one or for each
 else:
-    Number, Condition = int | float, bool | int  # no reason to import NumPy; other than float and bool, as fields are told by them
+    Number, Condition = int | float, bool | int  # no reason to import NumPy; other than float and bool, which tell fields apart
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False):
-        """As ``dataclasses.dataclass``, of which these options are used here."""
+        """Make a data class as ``dataclasses.dataclass`` does, with those of its options that are used here."""
 
         def wrap(cls):
             cls.__doc__ = cls.__doc__ or cls.__name__  # else its signature is looked for
-            own = set(cls.__dict__)
+            written = set(cls.__dict__)
             cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
             for name, method in _methods(cls, frozen, slots, eq).items():
-                if name not in own or (name == "__hash__" and cls.__dict__.get(name) is None):
+                if name not in written or (name == "__hash__" and cls.__dict__.get(name) is None):
                     setattr(cls, name, method)
             return cls
 
@@ -45,11 +45,11 @@ else:
 
 
 def _methods(cls: type, frozen: bool, slots: bool, eq: bool) -> dict[str, Method | None]:
-    """The methods that a class gets unless it has its own."""
+    """Return the methods that a class gets unless it defines them itself."""
     write = _init_frozen if frozen else _init
     methods: dict[str, Method | None] = {
         "__init__": _compile_on_call(cls, "__init__", write),
-        "__repr__": _compile_on_call(cls, "__repr__", _repr),
+        "__repr__": _repr,
     }
     if eq:
         methods["__eq__"] = _compile_on_call(cls, "__eq__", _eq)
@@ -62,15 +62,15 @@ def _methods(cls: type, frozen: bool, slots: bool, eq: bool) -> dict[str, Method
 
 
 def _compile_on_call(cls: type, name: str, write: Callable[[type], str]) -> Method:
-    """A method that is compiled, and takes its own place, when it is called."""
+    """Return a method that is compiled, and takes its own place, when it is called."""
 
-    def method(self: object, *args: object, **given: object) -> object:
+    def method(self: object, *args: object, **kwargs: object) -> object:
         made = dict[str, Method]()
         slots = {f"set_{f.name}": getattr(cls, f.name).__set__ for f in _fields(cls) if _is_slot(cls, f.name)}
         exec(write(cls), _IN | ({f"default_{f.name}": _default(f) for f in _fields(cls)} | slots), made)
         made[name].__qualname__, made[name].__module__ = f"{cls.__qualname__}.{name}", cls.__module__
         setattr(cls, name, made[name])
-        return made[name](self, *args, **given)
+        return made[name](self, *args, **kwargs)
 
     method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
     return method
@@ -88,7 +88,7 @@ def _default(f: dataclasses.Field[object]) -> object:
 
 
 def _init(cls: type, assign: Callable[[str, str], str] = "self.{} = {}".format) -> str:
-    """Arguments in the order of the fields, those by keyword alone last."""
+    """Write ``__init__`` with its arguments in the order of the fields, those by keyword alone last."""
     parts = [f for f in _fields(cls) if f.init]
     named = [_argument(f) for f in parts if f.kw_only]
     arguments = ", ".join(["self", *(_argument(f) for f in parts if not f.kw_only), *(["*"] if named else []), *named])
@@ -116,9 +116,9 @@ def _value(f: dataclasses.Field[object]) -> str:
     return f"default_{f.name}() if {f.name} is FACTORY else {f.name}" if f.init else f"default_{f.name}()"
 
 
-def _repr(cls: type) -> str:
-    parts = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in _fields(cls) if f.repr)
-    return f"def __repr__(self):\n return f'{{self.__class__.__qualname__}}({parts})'"
+def _repr(self: object) -> str:
+    parts = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in _fields(type(self)) if f.repr)
+    return f"{type(self).__qualname__}({parts})"
 
 
 def _eq(cls: type) -> str:
@@ -149,16 +149,16 @@ def _restore(self: object, state: list[object]) -> None:
 
 
 def record_from(record: type[T], values: Mapping[str, object]) -> T:
-    """A record with those of the values that are its fields; the others keep what the record has for them."""
+    """Return a record with those of the values that are its fields, and its defaults for the others."""
     return record(**{f.name: values[f.name] for f in _fields(record) if f.name in values})
 
 
 def replace(record: T, /, **values: object) -> T:
-    """As ``dataclasses.replace``, in half the time: steps make thousands."""
+    """Copy a record with some fields changed, as ``dataclasses.replace`` does, in half the time: steps make thousands."""
     cls: type = type(record)
     make: Callable[..., T] = type(record)
     place_of, read = _arguments(cls)
-    if not place_of or not values.keys() <= place_of.keys():  # by keyword alone, or nobody's: then it says so
+    if not place_of or not values.keys() <= place_of.keys():  # by keyword alone, or no field: then ``make`` says so
         return make(**({f.name: getattr(record, f.name) for f in _fields(cls) if f.init} | values))
     arguments = list(read(record))
     for name, value in values.items():
@@ -167,14 +167,14 @@ def replace(record: T, /, **values: object) -> T:
 
 
 def recast(record: object, kind: Callable[..., T]) -> T:
-    """A record of another class with the same fields."""
+    """Return a record of another class with the same fields."""
     cls: type = type(record)
     return kind(*_arguments(cls)[1](record))
 
 
 @cache
 def _arguments(cls: type) -> tuple[dict[str, int], Callable[[object], tuple[object, ...]]]:
-    """The places of a record's arguments, and what reads them all; none where some are given by keyword alone."""
+    """Return the places of a record's arguments and a reader of them all, none where some are passed by keyword alone."""
     parts = [f for f in _fields(cls) if f.init]
     names = [] if any(f.kw_only for f in parts) else [f.name for f in parts]
     one_by_one = lambda record: tuple(getattr(record, name) for name in names)  # noqa: E731
@@ -182,5 +182,5 @@ def _arguments(cls: type) -> tuple[dict[str, int], Callable[[object], tuple[obje
 
 
 def with_fields(record: T, values: Mapping[str, object]) -> T:
-    """The same record with some of its fields, by name, otherwise."""
+    """Return the same record with some of its fields, by name, otherwise."""
     return record_from(type(record), {**{f.name: getattr(record, f.name) for f in _fields(type(record))}, **values})

@@ -54,8 +54,8 @@ def _pattern() -> re.Pattern[str]:
     )
     forms = "|".join(_FORMS)
     values = (r"[^\s/@\"']{1,200}(?=@)", *[_VALUE] * (len(before) - 1))
-    told = "|".join(f"{name}{value}" for name, value in zip(before, values, strict=True))
-    return re.compile(rf"(?<![A-Za-z0-9])(?-i:{forms})|{told}", re.I)
+    named = "|".join(f"{name}{value}" for name, value in zip(before, values, strict=True))
+    return re.compile(rf"(?<![A-Za-z0-9])(?-i:{forms})|{named}", re.I)
 
 
 def redact(text: str) -> str:
@@ -68,4 +68,4 @@ def redact(text: str) -> str:
     """
     if not _MAY.search(text):
         return text
-    return _pattern().sub(lambda found: f"{found[found.lastgroup] if found.lastgroup else ''}{REDACTED}", text)
+    return _pattern().sub(lambda secret: f"{secret[secret.lastgroup] if secret.lastgroup else ''}{REDACTED}", text)

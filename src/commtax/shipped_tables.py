@@ -24,12 +24,12 @@ _new: Shelf = {}
 
 
 def table(path: str) -> dict[str, Any]:
-    """A table by its path in the package; one that lies elsewhere is not kept."""
+    """Return a table by its path in the package. One that lies elsewhere is not kept."""
     where = os.path.join(PACKAGE, path)
     seen = os.stat(where)  # before it is read: what changes meanwhile has another stamp
     stamp = [seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size]
-    known, text = _new.get(path) or _shelf().get(path, ([], b""))
-    if known == stamp:
+    kept_stamp, text = _new.get(path) or _shelf().get(path, ([], b""))
+    if kept_stamp == stamp:
         with suppress(ValueError):
             kept: dict[str, Any] = json.loads(text)
             return kept
@@ -48,15 +48,15 @@ def table(path: str) -> dict[str, Any]:
 
 def room_table(module: str, name: str) -> Any:
     """Return what a module has in the table of that name that its room, the nearest folder above it with one, keeps."""
-    *rooms, own = module.removeprefix("commtax.").split(".")
+    *rooms, section = module.removeprefix("commtax.").split(".")
     while rooms and not os.path.exists(os.path.join(PACKAGE, *rooms, name)):
         rooms.pop()
-    return table("/".join([*rooms, name]))[own]
+    return table("/".join([*rooms, name]))[section]
 
 
 @lru_cache(maxsize=1)
 def _shelf() -> Shelf:
-    """All that is kept, from the first place that has any."""
+    """Read all kept tables from the first place that has any."""
     for place in _places():
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError), open(os.path.join(place, NAME), "rb") as file:
             if not (place.startswith(PACKAGE) or not hasattr(os, "getuid") or os.fstat(file.fileno()).st_uid == os.getuid()):
@@ -69,21 +69,21 @@ def _shelf() -> Shelf:
 
 
 def _places() -> list[str]:
-    """Folders to keep tables in, best first."""
+    """Return the folders to keep tables in, best first."""
     beside = [] if sys.dont_write_bytecode else [os.path.join(PACKAGE, "__pycache__")]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return [*beside, os.path.join(home, "commtax")] if os.path.isabs(home) else beside
 
 
 def _save() -> None:
-    """All that is known, to the first place that takes it."""
+    """Write all parsed tables to the first place that takes them."""
     tables, begin = {}, 0
-    known = {**_shelf(), **_new}
-    for path, (stamp, text) in known.items():
+    shelf = {**_shelf(), **_new}
+    for path, (stamp, text) in shelf.items():
         tables[path] = [*stamp, begin, begin + len(text)]
         begin += len(text)
     head = json.dumps({"package": PACKAGE, "tables": tables}).encode()
-    whole = b"\n".join([head, b"".join(text for _, text in known.values())])
+    whole = b"\n".join([head, b"".join(text for _, text in shelf.values())])
     for place in _places():
         with suppress(OSError):
             if not place.startswith(PACKAGE):

@@ -16,7 +16,7 @@ ALIASES = {
 
 
 def normalise(argv: list[str]) -> list[str]:
-    """Underscores to dashes, engine spellings to ours, and a bare ``-ep`` to ``--ep auto`` (tp x dp, as in vLLM).
+    """Turn underscores to dashes, engine spellings to ours, and a bare ``-ep`` to ``--ep auto`` (tp x dp, as in vLLM).
 
     >>> normalise(["fit", "mixtral-8x7b", "--tensor_parallel_size=8", "-ep"])
     ['fit', 'mixtral-8x7b', '--tp=8', '--ep', 'auto']
@@ -43,8 +43,9 @@ def normalise(argv: list[str]) -> list[str]:
 
 
 def escape_controls(text: str) -> str:
-    """Text for people, without secrets, whose signs cannot command a terminal: controls, marks that turn the reading direction and
-    broken bytes are written out.
+    """Return text for people without secrets, in which no sign can command a terminal.
+
+    Controls, marks that turn the reading direction and broken bytes are written out.
 
     >>> escape_controls("a\\x1b[31mb\\tc")
     'a\\\\x1b[31mb\\tc'

@@ -26,9 +26,9 @@ class Refusal(ValueError):  # noqa: N818
         self.argument, self.nearest, self.kind, self.subject = argument, tuple(nearest), kind, subject
 
     @classmethod
-    def of(cls, rule: str, nearest: Sequence[float | str] = (), **given: object) -> Self:
+    def of(cls, rule: str, nearest: Sequence[float | str] = (), **option: object) -> Self:
         """Return a refusal of an option by its name and its value: ``chunks=0: rule``, or ``dtype 'x': rule`` of a text."""
-        ((name, value),) = given.items()
+        ((name, value),) = option.items()
         return cls(rule, name, nearest, subject=f"{name} '{value}'" if isinstance(value, str) else f"{name}={value}")
 
     @classmethod
@@ -97,7 +97,7 @@ KINDS = ("datasheet", "by definition", "measured", "calibrated", "transferred", 
 
 
 class Source(str):
-    """Where a price comes from. Lines of one ``basis`` err together; their sentences may differ."""
+    """Where a price comes from. Lines of one ``basis`` err together, while their sentences may differ."""
 
     __slots__ = ("basis", "kind")
     kind: str

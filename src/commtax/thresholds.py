@@ -29,13 +29,13 @@ def _module_rows(module: str) -> Mapping[str, Mapping[str, object]]:
 
 @cache
 def counts(module: str) -> Thresholds[int]:
-    """Whole numbers of a module: counts, bytes, signs."""
+    """Return the whole numbers of a module: counts, bytes, signs."""
     return Thresholds({name: row["value"] for name, row in _module_rows(module).items() if isinstance(row["value"], int)})
 
 
 @cache
 def levels(module: str) -> Thresholds[float]:
-    """Shares, ratios and seconds of a module."""
+    """Return the shares, ratios and seconds of a module."""
     return Thresholds({name: row["value"] for name, row in _module_rows(module).items() if isinstance(row["value"], float)})
 
 

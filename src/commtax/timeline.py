@@ -13,7 +13,7 @@ import numpy as np
 
 Column = np.ndarray[Any, Any]
 Event = dict[str, object]  # of a trace, as browsers read it
-PRODUCER = "commtax"  # by which a trace of ours is known
+PRODUCER = "commtax"  # marks a trace of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Intervals: lane and kind are codes into ``lanes`` and ``kinds``; ``name`` labels each interval."""
+    """Intervals, whose lane and kind are codes into ``lanes`` and ``kinds`` and whose ``name`` labels each."""
 
     lane: Column
     start_s: Column
@@ -59,22 +59,22 @@ class Timeline:
         return self.finish_s - self.begin_s
 
     def busy_s(self, kinds: Sequence[str] = ()) -> Column:
-        """Busy seconds of each lane, of all kinds or of some."""
+        """Return the busy seconds of each lane, of all kinds or of some."""
         wanted = [self.kinds.index(k) for k in kinds]
         mask = np.isin(self.kind, wanted) if wanted else np.ones(len(self.lane), dtype=bool)
         return np.bincount(self.lane[mask], weights=(self.end_s - self.start_s)[mask], minlength=len(self.lanes))
 
     def idle_s(self) -> Column:
-        """Seconds of the whole span in which a lane does nothing."""
+        """Return the seconds of the whole span in which a lane does nothing."""
         return self.span_s - self.busy_s()
 
     def covered(self, *kinds: str) -> list[tuple[float, float]]:
-        """When something of any of these kinds runs, on any lane, in order."""
+        """Return when something of any of these kinds runs, on any lane, in order."""
         mask = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
         return pairs(merge_spans(self.start_s[mask], self.end_s[mask]))
 
     def to_chrome(self) -> str:
-        """The trace-event JSON that Perfetto and chrome://tracing open; microseconds."""
+        """Write the trace-event JSON that Perfetto and chrome://tracing open, in microseconds."""
         named = [{"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": n}} for i, n in enumerate(self.lanes)]
         columns = zip(self.lane.tolist(), self.start_s.tolist(), self.end_s.tolist(), self.kind.tolist(), self.name, strict=True)
         slices: list[Event] = [
@@ -96,7 +96,7 @@ def pairs(spans: Column) -> list[tuple[float, float]]:
 
 
 def merge_spans(start_s: Column, end_s: Column) -> Column:
-    """Spans in any order as those that nothing overlaps or touches, in order.
+    """Merge spans in any order into those that nothing overlaps or touches, in order.
 
     >>> merge_spans(np.array([3.0, 0.0, 1.0]), np.array([4.0, 2.0, 1.5])).tolist()
     [[0.0, 2.0], [3.0, 4.0]]

@@ -19,7 +19,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def write_toml(document: Tree, comments: Iterable[str] = ()) -> str:
-    """The whole text, under lines of comment.
+    """Write the whole text, under lines of comment.
 
     >>> print(write_toml({"name": "box", "chip": {"key": "cpu", "rates": {"fp32": 3.5e12}}, "run": [{"clients": 8.0}]}), end="")
     name = "box"
@@ -37,7 +37,7 @@ def write_toml(document: Tree, comments: Iterable[str] = ()) -> str:
 
 
 def shorten(value: float) -> float:
-    """A number as it is written: whole ones as they are, others with a few digits.
+    """Return a number as it is written: whole ones as they are, others with a few digits.
 
     >>> shorten(0.123456789), shorten(64.0), shorten(2**33), shorten(1234567.8)
     (0.123457, 64, 8589934592, 1234570)
@@ -50,18 +50,18 @@ def shorten(value: float) -> float:
 
 
 def shorten_all(value: object) -> object:
-    """A document with all of its numbers as they are written."""
+    """Return a document with all of its numbers as they are written."""
     if isinstance(value, Mapping):
-        return {key: shorten_all(held) for key, held in value.items()}
+        return {key: shorten_all(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shorten_all(held) for held in value]
+        return [shorten_all(inner) for inner in value]
     if isinstance(value, (bool, str)) or not isinstance(value, Real):
         return value
     return shorten(float(value))
 
 
 def _table(table: Tree, way: tuple[str, ...], depth: int = 0) -> Iterator[str]:
-    """Values, then tables, then lists of tables: TOML has no way back from a header. What is inside a header is indented."""
+    """Yield values, then tables, then lists of tables: TOML has no way back from a header, below which lines are indented."""
     inner = {key: value for key, value in table.items() if not _on_a_line(key, value, way)}
     indent = "  " * max(0, depth - 1)
     yield from (f"{indent}{_key(key)} = {_value(value)}" for key, value in table.items() if key not in inner)
@@ -71,20 +71,20 @@ def _table(table: Tree, way: tuple[str, ...], depth: int = 0) -> Iterator[str]:
         for one in value if isinstance(value, (list, tuple)) else ():
             yield from ("", f"{indent}[[{name}]]", *_table(one, here, depth + 1))
         if isinstance(value, Mapping):
-            alone = value and all(isinstance(held, Mapping) and not _on_a_line(k, held, here) for k, held in value.items())
+            alone = value and all(isinstance(part, Mapping) and not _on_a_line(k, part, here) for k, part in value.items())
             yield from _table(value, here, depth) if alone else ("", f"{indent}[{name}]", *_table(value, here, depth + 1))
 
 
 def _on_a_line(key: str, value: object, way: Sequence[str]) -> bool:
-    """Whether it is a value, or a table of values that may stand as one."""
+    """Return whether a value stands on one line: no table, or a table of values that is short enough."""
     if isinstance(value, Mapping):
-        plain = way and not any(isinstance(held, Mapping) or _holds_tables(held) for held in value.values())
+        plain = way and not any(isinstance(inner, Mapping) or _holds_tables(inner) for inner in value.values())
         return bool(plain) and len(f"{key} = {_value(value)}") <= WIDTH
     return not _holds_tables(value)
 
 
 def _holds_tables(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and any(isinstance(held, Mapping) for held in value)
+    return isinstance(value, (list, tuple)) and any(isinstance(inner, Mapping) for inner in value)
 
 
 def _key(name: str) -> str:
@@ -103,12 +103,12 @@ def _value(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{_key(key)} = {_value(held)}" for key, held in value.items())
+        pairs = ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     return _text(str(value))
 
 
 def _text(text: str) -> str:
-    """As JSON writes it, which TOML reads; signs that are none stand as a question mark."""
+    """Quote a text as JSON does, which TOML reads. Half of a surrogate pair becomes a question mark."""
     whole = json.dumps(re.sub("[\ud800-\udfff]", "?", text), ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029]", lambda sign: f"\\u{ord(sign[0]):04x}", whole)

@@ -21,7 +21,7 @@ _NUMBER = r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 
 
 def parse_count(text: str | int | float, name: str) -> int:
-    """A whole number as vLLM reads it: ``128k`` is 128,000 and ``128K`` is 131,072.
+    """Read a whole number as vLLM does: ``128k`` is 128,000 and ``128K`` is 131,072.
 
     >>> parse_count("128k", "max_model_len"), parse_count("128K", "max_model_len")
     (128000, 131072)
@@ -39,7 +39,7 @@ def parse_count(text: str | int | float, name: str) -> int:
 
 
 def parse_tokens(text: str, name: str) -> float:
-    """Many tokens: ``15T``, ``300B``, ``1.4e12``.
+    """Read a large number of tokens: ``15T``, ``300B``, ``1.4e12``.
 
     >>> parse_tokens("15T", "tokens"), parse_tokens("1.4e12", "tokens")
     (15000000000000.0, 1400000000000.0)
@@ -53,7 +53,7 @@ def parse_tokens(text: str, name: str) -> float:
 
 
 def parse_bytes(text: str | int | float, name: str = "size") -> float:
-    """Bytes from ``16KiB``, ``80 GB``, ``1G`` (1e9) or a plain number.
+    """Read bytes from ``16KiB``, ``80 GB``, ``1G`` (1e9) or a plain number.
 
     >>> parse_bytes("16 KiB"), parse_bytes("80GB")
     (16384.0, 80000000000.0)
@@ -68,7 +68,7 @@ def parse_bytes(text: str | int | float, name: str = "size") -> float:
 
 
 def parse_fraction(text: str | float, name: str) -> float:
-    """A share from ``0.92`` or ``92%``.
+    """Read a share from ``0.92`` or ``92%``.
 
     >>> parse_fraction("92%", "utilisation")
     0.92
@@ -81,7 +81,7 @@ def parse_fraction(text: str | float, name: str) -> float:
 
 
 def parse_seconds(text: str, name: str) -> float:
-    """Seconds from ``25us``, ``30 ms`` or ``1.5s``.
+    """Read seconds from ``25us``, ``30 ms`` or ``1.5s``.
 
     >>> parse_seconds("30 ms", "time"), parse_seconds("1.5s", "time")
     (0.03, 1.5)
@@ -93,7 +93,6 @@ def parse_seconds(text: str, name: str) -> float:
 
 
 def _parse_with_unit(text: str, name: str, factors: Mapping[str, float], wanted: str, number: str = _NUMBER) -> float:
-    """A number with one of these units behind it."""
     units = "|".join(sorted(factors, key=len, reverse=True))
     match = re.fullmatch(rf"{number}\s*({units})", text.strip()) if len(text) <= 40 else None
     if not match:
@@ -102,7 +101,7 @@ def _parse_with_unit(text: str, name: str, factors: Mapping[str, float], wanted:
 
 
 def format_bytes(nbytes: Number) -> str:
-    """Bytes as memory is counted, in powers of 1024.
+    """Write bytes as memory is counted, in powers of 1024.
 
     >>> format_bytes(8192), format_bytes(15.6 * GiB), format_bytes(0)
     ('8 KiB', '15.60 GiB', '0 B')
@@ -116,7 +115,7 @@ def format_bytes(nbytes: Number) -> str:
 
 
 def format_rate(bytes_per_s: Number) -> str:
-    """A bandwidth in SI units.
+    """Write a bandwidth in SI units.
 
     >>> format_rate(450e9), format_rate(3.35e12)
     ('450 GB/s', '3.35 TB/s')
@@ -125,7 +124,7 @@ def format_rate(bytes_per_s: Number) -> str:
 
 
 def format_si(value: Number, unit: str) -> str:
-    """A number with an SI prefix and at most four digits.
+    """Write a number with an SI prefix and at most four digits.
 
     >>> format_si(989.4e12, "FLOP/s"), format_si(1.25e9, "B/s")
     ('989.4 TFLOP/s', '1.25 GB/s')
@@ -137,7 +136,7 @@ def format_si(value: Number, unit: str) -> str:
 
 
 def format_seconds(seconds: Number) -> str:
-    """A duration in the unit that keeps it between 1 and 1,000; above, as people say it.
+    """Write a duration in the unit that keeps it between 1 and 1,000, or above that as people say it.
 
     >>> format_seconds(5.3e-6), format_seconds(0.00494), format_seconds(12), format_seconds(0.9996e-3), format_seconds(6120)
     ('5.3 µs', '4.94 ms', '12 s', '1 ms', '1.7 hours')
@@ -151,7 +150,7 @@ def format_seconds(seconds: Number) -> str:
 
 
 def round_up_seconds(seconds: float) -> float:
-    """Not less, and no finer than ``format_seconds`` tells it: a limit that may be typed as it is read.
+    """Round a limit up to the digits that ``format_seconds`` shows, so that it may be typed as it is read.
 
     >>> format_seconds(0.10941), format_seconds(round_up_seconds(0.10941)), format_seconds(round_up_seconds(0.11))
     ('109 ms', '110 ms', '110 ms')
@@ -168,7 +167,7 @@ SEVERAL = 1.5  # of a unit, from which on it is used: 80 minutes, but 1.7 hours
 
 
 def format_duration(seconds: Number) -> str:
-    """A long time as people say it.
+    """Write a long time as people say it.
 
     >>> format_duration(85), format_duration(6120), format_duration(3.2 * 86400), format_duration(185 * 86400)
     ('85 seconds', '1.7 hours', '3.2 days', '185 days')
@@ -182,7 +181,7 @@ def format_duration(seconds: Number) -> str:
 
 
 def plural_figure(value: float, noun: str) -> str:
-    """Two digits or all whole ones, with the noun.
+    """Write two digits or all whole ones, with the noun.
 
     >>> plural_figure(9.42, "year"), plural_figure(1.04, "day"), plural_figure(12345.6, "year")
     ('9.4 years', '1 day', '12,346 years')
@@ -195,7 +194,7 @@ TEN = 9.95  # printed as ten
 
 
 def format_tokens(tokens: Number) -> str:
-    """Many tokens, as ``parse_tokens`` reads them.
+    """Write a large number of tokens as ``parse_tokens`` reads it.
 
     >>> format_tokens(15e12), format_tokens(1.4e12), format_tokens(300e9), format_tokens(1024)
     ('15T', '1.4T', '300B', '1,024')
@@ -208,7 +207,7 @@ def format_tokens(tokens: Number) -> str:
 
 
 def format_money(usd: Number) -> str:
-    """Dollars as people say them.
+    """Write dollars as people say them.
 
     >>> format_money(1_234_567), format_money(45_300.4), format_money(98.325), format_money(0.0123), format_money(2.5e9)
     ('$1.23 million', '$45,300', '$98.33', '$0.0123', '$2.5 billion')
@@ -222,7 +221,7 @@ def format_money(usd: Number) -> str:
 
 
 def format_figure(value: Number) -> str:
-    """A figure in three digits, or all whole ones.
+    """Write a figure in three digits, or all whole ones.
 
     >>> format_figure(0.4267), format_figure(1.7), format_figure(999.96), format_figure(12345.6)
     ('0.427', '1.7', '1,000', '12,346')
@@ -231,7 +230,7 @@ def format_figure(value: Number) -> str:
 
 
 def format_mean(value: Number) -> str:
-    """A mean of counts: one digit behind the point where it is not whole.
+    """Write a mean of counts, with one digit behind the point where it is not whole.
 
     >>> format_mean(2.5), format_mean(12345)
     ('2.5', '12,345')
@@ -240,7 +239,8 @@ def format_mean(value: Number) -> str:
 
 
 def format_spread(share: Number) -> str:
-    """
+    """Write a share to either side.
+
     >>> format_spread(0.5), format_spread(0.0054)
     ('±50%', '±0.54%')
     """
@@ -263,7 +263,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def plural(count: Number, noun: str) -> str:
-    """A count with its noun.
+    """Write a count with its noun.
 
     >>> plural(1, "GPU"), plural(16, "GPU")
     ('1 GPU', '16 GPUs')

@@ -10,7 +10,7 @@ _ENDED = re.compile(r"[^\r\n]*+(?:\r\n?|\n)|[^\r\n]++\Z")
 
 
 def short_lines(text: str, most: int) -> Iterator[str]:
-    """The beginnings of all lines that are not empty, no more of each than is looked at.
+    """Yield the beginnings of all lines that are not empty, at most ``most`` signs of each.
 
     >>> list(short_lines("a\\n\\nlonger", 4))
     ['a', 'long']
@@ -19,14 +19,14 @@ def short_lines(text: str, most: int) -> Iterator[str]:
 
 
 def lines_with(mark: re.Pattern[str], text: str, most: int) -> Iterator[str]:
-    """The beginnings of those lines in which a mark stands; the others cost next to nothing.
+    """Yield the beginnings of those lines in which a mark stands. The others cost next to nothing.
 
     >>> list(lines_with(re.compile("step|loss"), "a\\nstep 1\\n\\nno\\na loss", 5))
     ['step ', 'a los']
     """
     at = 0
-    while found := mark.search(text, at):
-        begin, end = max(at, text.rfind("\n", at, found.start()) + 1), text.find("\n", found.end())
+    while match := mark.search(text, at):
+        begin, end = max(at, text.rfind("\n", at, match.start()) + 1), text.find("\n", match.end())
         yield text[begin : min(end, begin + most) if end >= 0 else begin + most]
         if end < 0:
             return
@@ -34,7 +34,7 @@ def lines_with(mark: re.Pattern[str], text: str, most: int) -> Iterator[str]:
 
 
 def split_lines(text: str) -> Iterator[str]:
-    """All lines, whichever way they end.
+    """Yield all lines, whichever way they end.
 
     >>> list(split_lines("a\\r\\n\\nb\\rc")), list(split_lines(""))
     (['a', '', 'b', 'c'], [])
@@ -43,7 +43,7 @@ def split_lines(text: str) -> Iterator[str]:
 
 
 class ModulePatterns:
-    """The expressions of one module as attributes, each compiled when it is first asked for: most files need few of them.
+    """The expressions of one module as attributes, each compiled when it is first used: most files need few of them.
 
     A list is of alternatives.
     """
@@ -62,5 +62,5 @@ class ModulePatterns:
 
 
 def patterns(module: str) -> ModulePatterns:
-    """Those of a module, by its dotted name."""
+    """Return the patterns of a module, by its dotted name."""
     return ModulePatterns(room_table(module, "wordings.toml"))

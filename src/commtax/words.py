@@ -1,4 +1,4 @@
-"""The words of notes, reasons and remedies: ``words.toml`` has each once, and every surface spells the options in it its own way.
+"""The words of notes, reasons and remedies: ``words.toml`` has each once, and every surface spells its options in a way of its own.
 
 A note carries its code and its figures. Nothing is read back from a sentence: a surface that words a note otherwise than a terminal
 does formats the same entry of the table with the same figures.
@@ -38,7 +38,7 @@ def words(code: str, /, **figures: object) -> Note:
 
 
 def spelled(text: str, spell: Spell) -> str:
-    """Return a text in the words of another surface; one that the table does not have stays as it is.
+    """Return a text in the words of another surface. One that the table does not have stays as it is.
 
     >>> spelled(words("first-token-wait", wait_s=1.5), lambda option, value: "")
     'requests spend most of their time waiting for the first token (1.5 s): set a limit on that'
@@ -98,19 +98,17 @@ def inside(text: str) -> Iterator[str]:
 
 @cache
 def _pieces(code: str) -> Sequence[str]:
-    """Return an entry's pieces."""
     entry = table("words.toml")[code]
     return [entry] if isinstance(entry, str) else list(entry)
 
 
 def _worded(code: str, figures: Figures, spell: Spell) -> str:
-    """Return an entry with its figures filled in."""
     pieces = _pieces(code)
     return "".join(_filled(piece, figures, spell, optional=len(pieces) > 1) for piece in pieces)
 
 
 def _filled(piece: str, figures: Figures, spell: Spell, optional: bool) -> str:
-    """Return a piece with its figures; "" where it is ``optional`` and names an option that the surface does not have."""
+    """Return a piece with its figures, "" where it is ``optional`` and names an option that the surface does not have."""
     parts = list[str]()
     for literal, field, spec, _ in Formatter().parse(piece):
         parts.append(literal)
@@ -126,17 +124,12 @@ def _filled(piece: str, figures: Figures, spell: Spell, optional: bool) -> str:
     return "".join(parts)
 
 
-def _setting(setting: OptionValue, spell: Spell) -> str:
-    """Return an option as a surface spells it, else by its plain name."""
-    return spell(*setting) or " ".join(filter(None, (setting.option.replace("-", " "), setting.value)))
-
-
 def _figure(value: object, spec: str, spell: Spell) -> str:
-    """Return a figure in a format; ``n GPU`` counts GPUs."""
+    """Return a figure in a format. ``n GPU`` counts GPUs."""
     if isinstance(value, str):
         return spelled(value, spell)
     if isinstance(value, OptionValue):
-        return _setting(value, spell)
+        return spell(*value) or f"{value.option.replace('-', ' ')} {value.value}".rstrip()
     if isinstance(value, Sequence):
         return spec.join(_figure(one, "", spell) for one in value)
     assert isinstance(value, int | float)

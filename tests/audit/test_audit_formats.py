@@ -243,7 +243,7 @@ def test_the_model_is_the_one_that_is_served_and_not_its_drafter():
         "(EngineCore pid=2) INFO [x.py:1] Loading weights took 100.5 seconds\n"
         "(EngineCore pid=2) INFO [x.py:1] Loading weights took 7.5 seconds\n"
     )
-    assert (log.model, log.said("architecture"), log.max_num_seqs, log.figures["loading_s"]) == (
+    assert (log.model, log.setting("architecture"), log.max_num_seqs, log.figures["loading_s"]) == (
         "me/Target",
         "TargetForCausalLM",
         8,
@@ -259,7 +259,7 @@ def test_sglang_loads_its_model_before_a_drafter_and_says_what_is_left():
         "[10:00:03] Load weight end. elapsed=2.50 s, type=DrafterForCausalLM, avail mem=48.00 GB, mem usage=2.00 GB.\n"
         "[10:00:04] max_total_num_tokens=1000, max_running_requests=8, context_len=2048, available_gpu_mem=19.50 GB\n"
     )
-    assert (log.said("architecture"), log.figures["loading_s"], log.weights_bytes) == (
+    assert (log.setting("architecture"), log.figures["loading_s"], log.weights_bytes) == (
         "TargetForCausalLM",
         60.5,
         (("rank 0", 40 * GIB),),

@@ -23,8 +23,16 @@ from cli_run import run_here
 from commtax.runs.audit import scraping
 from commtax.runs.doors.server_metrics import MetricsExporter, ServerWatch
 from commtax.runs.evidence.finding import Claim
-from commtax.runs.report.predicted_band import FAMILIES, exposition
-from commtax.runs.report.server_words import DashboardLine, answer_sentence, dashboard, load_sentence, next_lines, state_of
+from commtax.runs.report.server_words import (
+    FAMILIES,
+    DashboardLine,
+    answer_sentence,
+    dashboard,
+    exposition,
+    load_sentence,
+    next_lines,
+    state_of,
+)
 from commtax.runs.results.exposition import LookAtServer, read_exposition
 from commtax.runs.results.live import LooksAtServer, audit_server
 from commtax.statement import Refusal

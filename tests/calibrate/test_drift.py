@@ -120,14 +120,14 @@ def test_a_check_that_could_not_see_anything_says_so():
 def test_one_run_that_is_off_by_more_than_its_range_is_never_the_same(times, verdict):
     """The examples that ship: 10% is too little for one run to be sure of, and too much to be no change."""
     own = load_profile((EXAMPLES / "my-box.toml",))
-    run, *_ = read_runs([EXAMPLES / "today.json"], catalog.cluster("8xh100-sxm"), known=own)
+    run, *_ = read_runs([EXAMPLES / "today.json"], catalog.cluster("8xh100-sxm"), profile=own)
     found = check_drift([replace(run, measured={metric: times * s for metric, s in run.measured.items()})], own)
     outside = [one.metric for one in found.latencies if not one.low_s <= one.measured_s <= one.high_s]
     assert (found.verdict, bool(outside)) == (verdict, times != 1)
     if verdict == "unknown":
         assert f"these runs are 10% {'slower' if times > 1 else 'faster'}, which chance" in found.reason
         assert "concurrency 128 at 1024/128, 32 at 4096/1024 and 8 at 1024/512" in found.reason  # where they can be seen:
-        again, _ = observe(read_runs([EXAMPLES / "three-runs"], catalog.cluster("8xh100-sxm"), known=own), own)
+        again, _ = observe(read_runs([EXAMPLES / "three-runs"], catalog.cluster("8xh100-sxm"), profile=own), own)
         moved = [replace(x, residual=x.residual + float(np.log(times))) for x in again]
         assert judge(moved, own.lessons).verdict == "drifted"
 

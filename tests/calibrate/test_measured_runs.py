@@ -18,7 +18,7 @@ from commtax import catalog
 from commtax.catalog.posterior import Posterior
 from commtax.catalog.profile_files import parse, profile_text
 from commtax.launch.launch_options import read_pasted
-from commtax.runs.audit.reported_deployments import KnownLoad, ReportedDeployment, from_launch, from_result, joined
+from commtax.runs.audit.reported_deployments import ReportedDeployment, StatedLoad, from_launch, from_result, joined
 from commtax.runs.calibrate.calibration import calibrate, read_runs
 from commtax.runs.calibrate.drift import check_drift
 from commtax.runs.calibrate.engine_runs import LabelledResult, measured_runs
@@ -40,7 +40,7 @@ DATA = tables(__file__)
 
 REAL = {real["name"]: real["text"] for real in json.loads((FIXTURES / "audit" / "benches.json").read_text())}
 
-NO_LOAD = KnownLoad()
+NO_LOAD = StatedLoad()
 
 TINY = str(FIXTURES / "tiny-llama")
 
@@ -104,13 +104,13 @@ FORMATS = {
         *(("vllm", 16, 3761, 544, 96), {"tpot": 0.01184734, "ttft": 0.23013715}),
     ),
     "AIPerf's table": (
-        *(REAL["aiperf-csv"], {"model": "qwen3-8b", "load": KnownLoad(concurrency=16)}),
+        *(REAL["aiperf-csv"], {"model": "qwen3-8b", "load": StatedLoad(concurrency=16)}),
         *(("vllm", 16, 3761, 544, 96), {"tpot": 0.01185, "ttft": 0.23014}),
     ),
     "vllm bench latency": (
         *(
             {"avg_latency": 0.9, "latencies": [0.9]},
-            {"model": "llama-3.1-8b", "load": KnownLoad(input_len=32, output_len=128, batch=8)},
+            {"model": "llama-3.1-8b", "load": StatedLoad(input_len=32, output_len=128, batch=8)},
         ),
         *(("vllm", 8, 32, 128, 8), {"e2e": 0.9}),
     ),
@@ -367,7 +367,7 @@ def test_a_damaged_result_is_read_or_refused(tmp_path, name, changes):
         text = text[: at % len(text)] + put + text[at % len(text) + cut :]
     path = file(tmp_path, "damaged", text)
     with suppress(Refusal):
-        for run in found(path, model="llama-3.1-8b", load=KnownLoad(2, 0.0, 8, 8, batch=2)).runs:
+        for run in found(path, model="llama-3.1-8b", load=StatedLoad(2, 0.0, 8, 8, batch=2)).runs:
             assert all(0 < seconds < 1e6 for seconds in run.measured.values())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli_run import run_here, told_here
-from commtax.catalog.effects import mechanisms
+from commtax.catalog.programs import mechanisms
 from commtax.shipped_tables import table
 from commtax_lab import lab_table
 from commtax_lab.census import KINDS, PACKAGE, CensusEntry, Owner, breakers, census, earlier_counts, totals, unclassified_numbers

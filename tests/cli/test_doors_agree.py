@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax.planner.alternatives import best_of_types
-from commtax.planner.deploying import fleet_servers, servers_of
-from commtax.planner.reasons import with_names_of_their_own
+from commtax.planner.fleets import fleet_servers, servers_of
+from commtax.planner.reasons import with_unique_names
 from commtax.report.answer_changes import (
     AnswerSide,
     compare_answers,
@@ -127,7 +127,7 @@ def test_each_type_has_its_line():
     assert none.startswith("none in bf16: ")
     assert "accuracy is not predicted" in accuracy
     assert not list(best_of_types(commtax.plan("llama-3.2-1b", "1xh100-sxm")))
-    assert with_names_of_their_own(found.rejected) == found.rejected
+    assert with_unique_names(found.rejected) == found.rejected
 
 
 def test_a_limit_that_is_advised_holds():
@@ -599,7 +599,7 @@ def test_an_audit_is_told_as_markdown():
 def test_every_figure_has_a_place_and_ranges_in_step(figure):
     assert figure.at
     assert len(figure.ends("low")) == len(figure.ends("high")) == len(figure.at)
-    assert figure.told.unit in UNITS
+    assert figure.described.unit in UNITS
     assert bool(figure.rule) <= figure.judged
     assert bool(figure.line) == bool(figure.brief)
     assert look_up({}, figure.at[0]) is None

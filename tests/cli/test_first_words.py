@@ -25,7 +25,7 @@ from commtax.planner.columns import ServingColumns
 from commtax.planner.ranking import family
 from commtax.shipped_tables import table
 from commtax.statement import Refusal
-from commtax.verbs import fit_advice, fitting
+from commtax.verbs import fit_advice, fitting, kv_caches
 from commtax.verbs.comparing import parse_plan
 from commtax.verbs.expecting import OPS
 from commtax.verbs.settling import resolve_question, settle
@@ -186,7 +186,7 @@ def test_what_is_ruled_out_at_a_look_does_not_fit(model, place, limits):
     """Every plan that the screen leaves out, judged: none fits."""
     put = resolve_question(model, place, limits)
     asked = settle(put)
-    asked = asked.but(limits=fitting.limits_of(asked))
+    asked = asked.but(limits=kv_caches.limits_of(asked))
     may = fitting.screen(asked, auto_ep=False)
     out = [c for c in fitting.candidates(put) if not may(int(c.plan.tp), int(c.plan.pp))]
     for candidate in out[:: max(1, len(out) // 12)]:

@@ -6,6 +6,7 @@ import signal
 import string
 import subprocess
 import sys
+from contextlib import suppress
 from random import Random
 
 import click
@@ -15,7 +16,10 @@ from hypothesis import strategies as st
 
 from cli_run import run_here, told_here
 from commtax import cli
+from commtax.files import open_stream
 from commtax.redaction import redact
+from commtax.runs.audit import formats
+from commtax.statement import Refusal
 from each import each
 from paths import BENCHMARKS, ROOT
 from web_client import ask
@@ -285,6 +289,21 @@ def test_a_case_depends_on_its_seed_and_number_alone(monkeypatch, tmp_path):
         assert hostile_files.case(1, number, samples) == hostile_files.case(1, number, samples)
         assert hostile_requests.request(1, number, schema) == hostile_requests.request(1, number, schema)
     assert len({hostile_commands.case(1, n) for n in range(50)}) > 45
+
+
+def test_every_format_has_a_seed(monkeypatch, tmp_path):
+    """A format that is new in the registry is damaged like all others."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import hostile_seeds
+
+    seeded = set()
+    for number, seed in enumerate(seed for of_kind in hostile_seeds.seeds().values() for seed in of_kind):
+        path = tmp_path / str(number) / seed.name
+        path.parent.mkdir()
+        path.write_bytes(seed.raw)
+        with open_stream(path) as stream, suppress(Refusal):
+            seeded |= {fitting.described for fitting in formats.formats_of(formats.FileToRead(stream))}
+    assert {fitting.described for fitting in (*formats.DATA, *formats.TEXTS)} == seeded
 
 
 def test_a_breach_is_seen(monkeypatch):

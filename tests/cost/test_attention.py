@@ -24,7 +24,7 @@ from commtax.cost.attention_kinds import (
 )
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_layer
 from commtax.cost.compute import encoder_attention, layer_kernels, step_kernels
-from commtax.cost.context_parallel import own_prompts
+from commtax.cost.context_parallel import prompts_of_rank
 from commtax.cost.forms import from_memory, norm
 from commtax.cost.inventory import inventory
 from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, seconds
@@ -470,7 +470,7 @@ def test_split_prompts_by_hand():
 
 @given(st.integers(1, 16), st.integers(1, 50_000), st.integers(0, 200_000))
 def test_ranks_share_all_pairs(cp, new, past):
-    own = own_prompts(Workload(prefill_seqs=1, prefill_tokens=new * cp, past_tokens=past), cp)
+    own = prompts_of_rank(Workload(prefill_seqs=1, prefill_tokens=new * cp, past_tokens=past), cp)
     assert own.prefill_tokens == new
     assert cp * causal_pairs(own.prefill_tokens, own.past_tokens) == pytest.approx(causal_pairs(new * cp, past), rel=1e-12)
 

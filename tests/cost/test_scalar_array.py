@@ -22,14 +22,14 @@ from commtax import catalog
 from commtax.arrays import pick
 from commtax.catalog.drafters import drafter
 from commtax.catalog.fabric import fabric
+from commtax.catalog.hardware import carrier
 from commtax.catalog.kernel_constants import kernel_constants
-from commtax.catalog.motion import carrier
 from commtax.cost.attention import prefill_attention
 from commtax.cost.closed_form import ClosedLoopLoad, ClosedLoopMeans, Steps
 from commtax.cost.collectives import Crossing, PathChoice
 from commtax.cost.compute import Placing, step_kernels
 from commtax.cost.forms import Table, _tile_pairs
-from commtax.cost.inventory import HeldTensor, Tensor, inventory
+from commtax.cost.inventory import RankTensor, Tensor, inventory
 from commtax.cost.kernel import Kernel, KernelContext, KernelStep, PricingTerms
 from commtax.cost.kernels import KernelFactors, least_s, seconds
 from commtax.cost.network import CacheWire, DecodeStation, Flow, PromptStation, flow, nodes_to
@@ -139,7 +139,7 @@ SAMPLES = {
     Quant | None: None,
     Mixer | None: Mamba2(16, 64, 4, 128),
     Tensor: inventory(MODEL)[-5],
-    list[HeldTensor]: [HeldTensor(inventory(MODEL)[-5], 3, NUMBERS * 1.0, NUMBERS * 1.0)],
+    list[RankTensor]: [RankTensor(inventory(MODEL)[-5], 3, NUMBERS * 1.0, NUMBERS * 1.0)],
     DeltaNet: DeltaNet(16, 32, 128, 128, decay_rank=64),
     Mamba2: Mamba2(16, 64, 4, 128),
     Drafter: drafter("eagle3", MODEL, 3),
@@ -168,8 +168,8 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
     ("wide_twin", "k"): replace(KERNEL, form="gemm", dtype="fp8", weight_bytes=1.0),
     ("quantised_before", "product"): replace(KERNEL, static_scales=True),
-    ("held_tensors", "stage"): 0,
-    ("held_tensors", "pp"): 1,
+    ("rank_tensors", "stage"): 0,
+    ("rank_tensors", "pp"): 1,
     ("weights", "stage"): 0,
     ("weights", "pp"): 1,
     ("draft_step", "t"): replace(TERMS, drafter=drafter("eagle3", MODEL, 3)),
@@ -204,7 +204,7 @@ SCALAR = {
         "exposed",
         "either",
         "both_halves",
-        "beside_own",
+        "beside_same_batch",
         "beside_routed",
         "in_tiles",
         "in_flight",
@@ -225,7 +225,7 @@ SCALAR = {
         "all_reduce_share",
         "charged_as",
         "selective_attention",
-        "own_part",
+        "part_of_kind",
         "backend_called",
         "default_backend",
         "bulk_backend",

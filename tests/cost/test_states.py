@@ -22,7 +22,7 @@ from commtax.cost.caches import (
 from commtax.cost.traffic import inference
 from commtax.launch.read_command import parse
 from commtax.sim.serving.book import Rules, book_of
-from commtax.sim.serving.pool import BlockPool
+from commtax.sim.serving.lane import BlockPool
 from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Hyper, Indexer, Mamba2, Mlp, Model, Plan, Workload
 from commtax.spec.stream import RequestStream
 from commtax.statement import Refusal

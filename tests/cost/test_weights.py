@@ -14,9 +14,9 @@ from commtax.catalog.quantisation import quant_from
 from commtax.cost.inventory import (
     FIRST,
     copies,
-    held_tensors,
     inventory,
     num_params,
+    rank_tensors,
     share,
     stage_layers,
     total_bytes,
@@ -54,7 +54,7 @@ def test_ranks_sum_to_the_model_plus_named_replication(question):
 def test_what_is_replicated_is_named_by_its_split(model, tp):
     """Without padding a rank holds more than 1/tp of a tensor only if the tensor is not split that far."""
     plan = Plan(tp=tp)
-    for row in held_tensors(model, plan, TORCH, 0, 1):
+    for row in rank_tensors(model, plan, TORCH, 0, 1):
         more = row.bytes_per_rank > row.ideal_bytes * (1 + 1e-12)
         split = row.tensor.split
         assert not more or split in ("full", "expert_bias", "vocab") or (split == "kv" and tp > row.tensor.units)
@@ -73,9 +73,9 @@ def test_experts_are_held_once_by_the_group(question):
 @given(models, powers)
 def test_scalar_equals_array(model, tp):
     tps = np.array([1, tp, 2 * tp])
-    rows = held_tensors(model, Plan(tp=tps), TORCH, 0, 1)
+    rows = rank_tensors(model, Plan(tp=tps), TORCH, 0, 1)
     for i, degree in enumerate(tps):
-        alone = held_tensors(model, Plan(tp=int(degree)), TORCH, 0, 1)
+        alone = rank_tensors(model, Plan(tp=int(degree)), TORCH, 0, 1)
         for many, one in zip(rows, alone, strict=True):
             assert np.broadcast_to(many.bytes_per_rank, 3)[i] == one.bytes_per_rank
 

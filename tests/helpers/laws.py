@@ -428,7 +428,7 @@ def _differs(found: Any, i: int, goal: Question) -> str:
         words |= {"disaggregated": True, **{name: int(column[i]) for name, column in workers.items()}}
     one = commtax.simulate(
         asked.model, asked.cluster, engine=asked.engine, input_len=goal["input_len"], output_len=goal["output_len"],
-        concurrency=int(rows.concurrency[i]) // (1 if apart else copies), **words, **found.exchanges[int(rows.exchange[i])].asked,
+        concurrency=int(rows.concurrency[i]) // (1 if apart else copies), **words, **found.exchanges[int(rows.exchange[i])].changes,
     )  # fmt: skip
     again = (float(one.ttft_s), float(one.tpot_s), float(one.tokens_per_s) * (1 if apart else copies))
     listed = (float(rows.ttft_s[i]), float(rows.tpot_s[i]), float(rows.tokens_per_s[i]))

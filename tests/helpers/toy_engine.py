@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules, book_of
-from commtax.sim.serving.pool import BlockPool
+from commtax.sim.serving.lane import BlockPool
 from commtax.sim.serving.replica import Replica
 from commtax.sim.serving.running import Clients, run_alone
 from commtax.spec.stream import RequestStream

@@ -16,7 +16,7 @@ from commtax.catalog.programs import programs
 from commtax.launch.deployment import FORMS as EMITTED_FORMS
 from commtax.launch.deployment import written
 from commtax.launch.read_command import parse
-from commtax.launch.unread import nearest_flags
+from commtax.launch.read_techniques import nearest_flags
 from commtax.launch.yaml_text import yaml_text
 from commtax.statement import Refusal
 from commtax.verbs.settling import resolve_question

@@ -14,7 +14,7 @@ from commtax.catalog.techniques import changes_of, technique, techniques
 from commtax.launch.flags import TORCHRUN, flags_of
 from commtax.launch.launch_options import options_of
 from commtax.launch.read_command import parse
-from commtax.launch.unread import TABLE, unread_remarks
+from commtax.launch.read_techniques import TABLE, unread_remarks
 from commtax.launch.writing import apart_command, launch_command
 from commtax.options import options
 from commtax.question import Question
@@ -243,7 +243,7 @@ def names_in(tree):
     """Names that a source reads off what flags say, and those that it sets."""
     reads, sets = set(), set()
     for node in tree:
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "SaidValues":
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "FlagValues":
             sets |= {word.arg for word in node.keywords}
         elif isinstance(node, ast.Attribute) and (getattr(node.value, "attr", "") or getattr(node.value, "id", "")) in HOLDERS:
             (reads if isinstance(node.ctx, ast.Load) else sets).add(node.attr)

@@ -65,10 +65,10 @@ def test_figures_of_real_starts(row):
     for key in ("version", "pp", "max_model_len", "block_size", "kv_tokens", "world_size"):
         assert key not in wanted or getattr(log, key) == wanted[key]
     for key in ("dtype", "attention_backend", "all2all", "kv_cache_dtype"):
-        assert key not in wanted or log.said(key) == wanted[key]
+        assert key not in wanted or log.setting(key) == wanted[key]
     assert "tp" not in wanted or logged_options(log)["tp"] == wanted["tp"]
     assert "model" not in wanted or logged_options(log)["model"] == wanted["model"]
-    assert log.said("nccl_version") == wanted.get("nccl", "")
+    assert log.setting("nccl_version") == wanted.get("nccl", "")
     assert wanted.get("disabled", "") in log.custom_allreduce_disabled
     assert [round(b / GIB, 2) for _, b in log.weights_bytes] == wanted.get("weights_gib", [])
     assert "kv_gib" not in wanted or log.available_kv_bytes / GIB == pytest.approx(wanted["kv_gib"])

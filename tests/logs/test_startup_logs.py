@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from commtax.runs.audit import audit, audit_read, formats
 from commtax.runs.audit.read_files import ReadFiles
-from commtax.runs.logs import crashes, flight, llamacpp_log, nccl_log
+from commtax.runs.logs import crashes, flight, nccl_log
 from commtax.runs.logs.engine_logs import Moment, Rank, StartupLog, sglang_log, tgi_log, vllm_log
-from commtax.runs.logs.flight_audit import audit_flight
+from commtax.runs.logs.flight import audit_flight
 from commtax.runs.logs.nccl_audit import causes as nccl_causes
-from commtax.runs.logs.startup_audit import audit_log
+from commtax.runs.logs.startup_audit import audit_log, parse_timings
 from commtax.runs.report.audit_words import headline
 from commtax.statement import Refusal
 from each import each
@@ -38,7 +38,7 @@ def test_line_variants(line, field, value):
         "tokens": log.kv_tokens,
         "concurrency": log.max_concurrency,
         "blocks": log.kv_blocks,
-        "nccl_version": log.said("nccl_version"),
+        "nccl_version": log.setting("nccl_version"),
         "backends": log.allreduce_backends,
     }
     if field == "disabled":
@@ -78,7 +78,7 @@ def test_configuration_as_each_version_writes_it():
         "max_seq_len=20000, tensor_parallel_size=2, quantization=None, enforce_eager=False, kv_cache_dtype=fp8"
     )
     log = vllm_log.parse(old)
-    assert (log.version, log.tp, log.max_model_len, log.said("kv_cache_dtype"), log.said("quantization")) == (
+    assert (log.version, log.tp, log.max_model_len, log.setting("kv_cache_dtype"), log.setting("quantization")) == (
         "0.6.4",
         2,
         20000,
@@ -192,7 +192,7 @@ def test_the_traceback_of_a_launcher_is_not_that_of_its_process():
         "    sys.exit(main())",
     ]
     said = "local rank 0 exited with 1 (failed (exitcode: 1) local_rank: 0), and its own error is not in this text"
-    assert crashes.find(lines).said == said
+    assert crashes.find(lines).sentence == said
     assert crashes.find([*lines[:1], *(f"step {i}" for i in range(40))]) is None  # it was started again
 
 
@@ -472,7 +472,7 @@ def test_timings_of_llamacpp(tmp_path):
         "srv-1  |        eval time =    5045.68 ms /   127 tokens (   39.73 ms per token,    25.17 tokens per second)\n"
         "srv-1  | load_tensors:        CUDA0 model buffer size =  4095.05 MiB\n"
     )
-    found = llamacpp_log.parse(text)
+    found = parse_timings(text)
     assert (found.reads, found.writes, found.buffers) == ([34.75], [49.32, 25.17], {"model": {"CUDA0": 4095.05}})
     assert "nothing in it is off" in head(text, tmp_path)
     (tmp_path / "y.log").write_text(text)

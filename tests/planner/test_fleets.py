@@ -17,14 +17,11 @@ import brute_fleets
 import commtax
 from cli_run import run_here
 from commtax.planner.columns import Rejected
-from commtax.planner.deploying import fleet_servers
 from commtax.planner.fleet_search import burden
-from commtax.planner.fleet_sizes import first_pair, largest_size
 from commtax.planner.fleet_trials import (
     SURE,
     _capacity_of_kinds,
     _trial,
-    all_requests,
     capacity,
     longest_step,
     rate_of,
@@ -32,8 +29,8 @@ from commtax.planner.fleet_trials import (
     too_slow,
     worst,
 )
-from commtax.planner.fleets import best_fleets, plan_fleet
-from commtax.planner.layouts import candidates
+from commtax.planner.fleets import best_fleets, fleet_servers, plan_fleet
+from commtax.planner.layouts import all_requests, candidates, first_pair, largest_size
 from commtax.report.fleets import fleet_reasons, fleet_sentence, gpu_words
 from commtax.report.planning import shorten_rejected
 from commtax.report.view.state import on_page
@@ -154,7 +151,7 @@ def test_pools_that_a_closed_loop_finds_are_tried_at_a_rate():
 
 def test_what_the_closed_form_thinks_too_small_is_tried_before_it_is_refused(monkeypatch):
     wanted = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
-    monkeypatch.setattr("commtax.planner.fleet_sizes.SLACK", 0.01)
+    monkeypatch.setattr("commtax.planner.layouts.SLACK", 0.01)
     found = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
     assert rows(found) == rows(wanted)
     assert found.plans[0].growth > 0

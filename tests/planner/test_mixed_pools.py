@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.motion import carrier
+from commtax.catalog.hardware import carrier
 from commtax.cost.caches import kv_bytes_per_token
 from commtax.judgement.margins import margin
 from commtax.launch.writing import apart_command
-from commtax.planner import plan, rank_own_plan
+from commtax.planner import plan, serving_standing
 from commtax.planner.alternatives import alone_words
 from commtax.planner.columns import power, request_s
-from commtax.planner.deploying import servers_of
-from commtax.planner.pool_use import pool_use, pool_words
+from commtax.planner.fleets import servers_of
 from commtax.planner.ranking import effort
+from commtax.planner.reasons import pool_use, pool_words
 from commtax.spec import Plan
 from commtax.units import format_seconds
 from commtax.verbs.fit_advice import changed_limits
@@ -128,7 +128,7 @@ def test_ranges_are_those_of_the_less_sure_chip(name):
         commtax.simulate("llama-3.1-8b", own, prefill_cluster=own, concurrency=8, **SPLIT) for own in ("8xh100-sxm", "8xl40s")
     )
     mixed = commtax.simulate("llama-3.1-8b", "8xh100-sxm", prefill_cluster="8xl40s", concurrency=8, **SPLIT)
-    assert mixed.sigma_of("tpot_s") >= max(known.sigma_of("tpot_s"), strange._own_sigma("tpot")[0]) - 1e-12
+    assert mixed.sigma_of("tpot_s") >= max(known.sigma_of("tpot_s"), strange._run_sigma("tpot")[0]) - 1e-12
     assert mixed.sigma_of(name) > known.sigma_of(name)
 
 
@@ -202,11 +202,11 @@ def test_a_cluster_that_holds_no_prompts_is_named():
 def test_a_pasted_plan_stands_on_both():
     a = plan("llama-3.1-70b", "8xh200-sxm", prefill_cluster="8xh100-sxm", **LENGTHS)
     alone = {"pp": 1, "dp": 1, "ep": 1}
-    good = rank_own_plan(a, {"tp": 4, **alone}, 2, prompts=Plan(2, replicas=4))
+    good = serving_standing(a, {"tp": 4, **alone}, 2, prompts=Plan(2, replicas=4))
     assert good.rank >= 1
     assert good.plan == "16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 2 x TP 4 on 8xh200-sxm for decoding"
-    assert rank_own_plan(a, {"tp": 4, **alone}, 1, prompts=Plan(2, replicas=5)).reason == "needs 10 GPUs, but 8xh100-sxm has 8"
-    assert "no separate prompt workers" in rank_own_plan(a, {"tp": 8, **alone}, 1).reason
+    assert serving_standing(a, {"tp": 4, **alone}, 1, prompts=Plan(2, replicas=5)).reason == "needs 10 GPUs, but 8xh100-sxm has 8"
+    assert "no separate prompt workers" in serving_standing(a, {"tp": 8, **alone}, 1).reason
 
 
 def test_servers_are_launched_on_the_hosts_of_their_own_cluster():

@@ -17,7 +17,7 @@ from commtax.cost.closed_form import fullest_batch
 from commtax.cost.schedules import most_chunks
 from commtax.judgement.margins import margin
 from commtax.launch.read_command import parse
-from commtax.planner import plan, plan_training, rank_own_plan
+from commtax.planner import plan, plan_training, serving_standing
 from commtax.planner.columns import SIZED, ServingColumns, ServingPlans, objective_value
 from commtax.planner.exchanges import exchanges
 from commtax.planner.ranking import complexity, share_hosts
@@ -58,7 +58,7 @@ def test_a_plan_is_what_simulate_says(question):
             asked.model, asked.cluster, engine=asked.engine, input_len=question["input_len"], output_len=question["output_len"],
             concurrency=int(rows.concurrency[i]) // (1 if apart else copies), disaggregated=apart,
             **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}, **(workers if apart else {}),
-            **a.exchanges[int(rows.exchange[i])].asked,
+            **a.exchanges[int(rows.exchange[i])].changes,
         )  # fmt: skip
         assert float(rows.ttft_s[i]) == pytest.approx(float(one.ttft_s))
         assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
@@ -177,7 +177,7 @@ def _split(a, i, workers):
         input_len=asked.requests.input_len, output_len=asked.requests.output_len, prefill_workers=workers,
         disaggregated=True, prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]),
         **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "dp", "ep")}, decode_workers=int(rows.replicas[i]),
-        **a.exchanges[int(rows.exchange[i])].asked,
+        **a.exchanges[int(rows.exchange[i])].changes,
     )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def test_a_pasted_plan_at_its_own_load():
         assert code == 0, error
         assert json.loads(out)["pasted"]["concurrency"] == clients
     found = plan("llama-3.1-8b", "2xh100-sxm", max_concurrency=8)
-    assert int(rank_own_plan(found, {"tp": 1, "pp": 1, "dp": 1, "ep": 1}, 2).rows.concurrency[0]) == 8, (
+    assert int(serving_standing(found, {"tp": 1, "pp": 1, "dp": 1, "ep": 1}, 2).rows.concurrency[0]) == 8, (
         "of both copies, as was asked"
     )
 
@@ -277,7 +277,7 @@ def test_two_pools_are_named_and_priced_as_they_run(tuned, experts, way):
     """A plan of somebody's own has no exchange and no copies that nobody asked for; what it has, both pools have by name."""
     sizes, lengths = {"tp": 1, "pp": 1, "dp": 8, "ep": 8}, {"input_len": 1024, "output_len": 128}
     asked = resolve_question("deepseek-v3", "2x8xh200-sxm", {"disaggregated": True, **lengths})
-    stood = rank_own_plan(ServingPlans(asked), sizes, 1, clients=448, prompts=Plan(1, dp=8), tuned=tuned)
+    stood = serving_standing(ServingPlans(asked), sizes, 1, clients=448, prompts=Plan(1, dp=8), tuned=tuned)
     assert stood.plan == f"16 GPUs = 1 x DP 8 x TP 1 for prompts + 1 x DP 8 x TP 1 for decoding, {experts}"
     pools = {"disaggregated": True, "prefill_tp": 1, "prefill_dp": 8, "prefill_workers": 1, "decode_workers": 1}
     simulated = commtax.simulate("deepseek-v3", "2x8xh200-sxm", **sizes, **pools, **way, concurrency=448, **lengths)

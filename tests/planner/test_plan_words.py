@@ -21,12 +21,11 @@ from commtax.planner import plan, plan_training, serving_search
 from commtax.planner.columns import objective_value
 from commtax.planner.deciding import LEVEL, settle_decision
 from commtax.planner.exchanges import exchanges
-from commtax.planner.lost_ground import TELLING, telling_reasons
-from commtax.planner.reasons import against_words
+from commtax.planner.reasons import TELLING, against_words, telling_reasons
 from commtax.planner.serving_search import grounded, having_room, search, search_beside
 from commtax.planner.several_clusters import plan_several
 from commtax.planner.space import Roomy, space
-from commtax.planner.technique_reasons import untried_techniques
+from commtax.planner.technique_sets import untried_techniques
 from commtax.records import replace
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -223,8 +222,8 @@ def test_loads_that_are_left_out_beat_nothing():
     plain, drafted = roomy(q, 0), roomy(q, 1)
     known, counted = search(plain), np.array([1.0, 0.9])
     found = best_each(drafted, serving_search.ServingColumns.joined(list(search_beside([drafted], known, counted))))
-    rows = np.repeat(np.arange(len(drafted.plans)), drafted.held)
-    loads = np.concatenate([np.arange(1, most + 1) for most in drafted.held.tolist()])
+    rows = np.repeat(np.arange(len(drafted.plans)), drafted.most_clients)
+    loads = np.concatenate([np.arange(1, most + 1) for most in drafted.most_clients.tolist()])
     every, bar = best_each(drafted, drafted.at(rows, loads)), best_each(plain, known)
     beaten = {key: value for key, value in every.items() if 0.9 * value > bar.get(key, 0.0)}
     assert beaten
@@ -255,7 +254,7 @@ def test_each_technique_that_is_turned_on_adds_to_the_plan_at_its_own_load():
             rest = {"technique": ",".join(other for other in on if other != one)} if on[1:] else {}
             assert whole.tokens_per_s > 1.01 * commtax.simulate("llama-3.3-70b", "4xh100-sxm", **rest, **run).tokens_per_s, on
         weighed = commtax.worth("llama-3.3-70b", "4xh100-sxm", tp=tp, concurrency=clients, context=1024, output_len=128)
-        (row,) = (row for row in weighed.rows if row.own == on[0])
+        (row,) = (row for row in weighed.rows if row.single == on[0])
         low, high = found.range_of(point.plans, point.recommended, "tokens_per_s")
         assert 0.7 < np.log(high / low) / np.log(row.high / row.low) < 1.3
 
@@ -543,7 +542,7 @@ def test_throughput_is_said_to_peak_only_where_more_clients_get_no_more(asked):
             asked["model"],
             asked["cluster"],
             **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")},
-            **answer.exchanges[int(rows.exchange[i])].asked,
+            **answer.exchanges[int(rows.exchange[i])].changes,
             concurrency=each * np.array([2, 4, 8]),
         )
         grows = bool(np.any(busy.tokens_per_s * copies > 1.01 * rows.tokens_per_s[i]))

@@ -12,7 +12,7 @@ import brute
 import commtax
 from commtax import catalog
 from commtax.judgement.leading import training_leads
-from commtax.planner import plan, plan_training, rank_own_plan, serving_search
+from commtax.planner import plan, plan_training, serving_search, serving_standing
 from commtax.report.planning import beside_recommended
 from commtax.spec import SERVING_AXES, Plan
 from commtax.verbs.fitting import fits
@@ -249,7 +249,7 @@ def test_a_pasted_plan_beside_the_recommended_one():
             sizes = {axis: int(getattr(rows, axis)[at]) for axis in SERVING_AXES}
             ahead = {"tp": rows.prefill_tp[at], "replicas": rows.prefill_replicas[at]}
             prompts = Plan(**{name: int(size) for name, size in ahead.items()}) if rows.mode[at] else None
-            own = rank_own_plan(a, sizes, int(rows.replicas[at]), prompts=prompts)
+            own = serving_standing(a, sizes, int(rows.replicas[at]), prompts=prompts)
             rate, words = float(own.rows.tokens_per_s[0]), beside_recommended(a, own)
             other = at != a.recommended
             expected = {"it is the recommended plan": not other, "keep it": other and rate > 1.005 * best}

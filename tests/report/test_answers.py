@@ -21,7 +21,7 @@ import commtax
 from cli_run import run_here
 from commtax import web
 from commtax.answer import Answer, manners
-from commtax.cli.signs import READABLE as READABLE_SIGNS
+from commtax.cli.app import READABLE as READABLE_SIGNS
 from commtax.files import table
 from commtax.report import documents
 from commtax.report.answers import HEIGHT, HOMES, WIDTH, to_rows

@@ -17,7 +17,7 @@ from commtax.runs.traces.accounts import TracedJob
 from commtax.runs.traces.causes import microbatches
 from commtax.runs.traces.claim_check import both_means
 from commtax.runs.traces.meeting import coinciding_offset
-from commtax.runs.traces.profilers import chrome, kineto
+from commtax.runs.traces.profilers import kineto
 from commtax.runs.traces.run_differences import difference
 from commtax.runs.traces.trace import EVER, TraceStep, extend_steps
 from commtax.runs.traces.trace_audit import audit_traces
@@ -579,7 +579,7 @@ def test_damaged_traces_of_ours_are_refused_in_one_line(tmp_path_factory, data):
     event[data.draw(st.sampled_from([*event]))] = data.draw(st.none() | st.text(max_size=3) | st.floats() | st.builds(list))
     path = tmp_path_factory.mktemp("damaged") / "x.json"
     path.write_text(json.dumps(made))
-    assert chrome.is_own(path.read_bytes()[:999])
+    assert kineto.is_ours(path.read_bytes()[:999])
     try:
         formats.read(path)
     except ValueError as error:

@@ -109,7 +109,7 @@ def test_offset_and_drift_are_found(offset, drift, seed):
     drifts = abs(drift * 20) > 1e-4
     assert np.abs(clock.job_s(own) - ours).max() < (1e-5 if drifts else 1.2e-4)
     assert not drifts or apart < 3e-6
-    assert np.allclose(clock.own_s(clock.job_s(own)), own)
+    assert np.allclose(clock.local_s(clock.job_s(own)), own)
 
 
 @given(st.floats(-0.05, 0.05), st.integers(0, 2**32 - 1))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from commtax.cli import progress
 from commtax.files import open_stream
 from commtax.runs.audit import formats, read_files
-from commtax.runs.traces.profilers import chrome, kineto
+from commtax.runs.traces.profilers import kineto
 from commtax.runs.traces.trace import distinct
 from commtax.timeline import merge_spans
 from each import each
@@ -208,7 +208,7 @@ def test_names_as_writers_leave_them(written, read):
 def test_a_trace_in_utf_16():
     text = json.dumps(document(SOUND)).encode("utf-16")
     assert told(kineto.from_pieces(pieces(text, [33]))) == told(kineto.parse(document(SOUND)))
-    assert chrome.looks_like(text)
+    assert kineto.looks_like(text)
 
 
 def test_what_stands_around_the_events():
@@ -220,7 +220,7 @@ def test_what_stands_around_the_events():
     head = {"note": '"traceEvents": [', "distributedInfo": {"rank": 29, "world_size": 12000, "pg_config": groups}}
     made = {**head, "traceEvents": [*SOUND, kernel(REDUCE, 90, 5, 9, **meta)], "baseTimeNanoseconds": 10**18}
     text = json.dumps(made).encode()
-    assert chrome.looks_like(text[:65536])
+    assert kineto.looks_like(text[:65536])
     trace = kineto.from_pieces(pieces(text, [4096]))
     assert (trace.rank, trace.world, trace.origin_ns) == (29, 12000, 10**18)
     last = trace.collectives[-1]

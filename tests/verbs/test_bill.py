@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.effects import KINDS, engine_number, mechanism, mechanisms
+from commtax.catalog.programs import KINDS, engine_number, mechanism, mechanisms
 from commtax.cost.compute import step_kernels
 from commtax.cost.forms import DAMPED, RATES, SECONDS
 from commtax.cost.inventory import inventory, num_active_params

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.catalog.motion import TIERS, carrier, tier
+from commtax.catalog.hardware import TIERS, carrier, tier
 from commtax.catalog.techniques import technique
 from commtax.cost.caches import hidden_s, kv_bytes_per_token, loading_s, pieces_sent
 from commtax.cost.network import STATIONS, CacheWire, DecodeStation, PromptStation, QueueNetwork, flow, nodes_to

@@ -8,7 +8,7 @@ from statistics import median
 from commtax.catalog import profile as overlay
 from commtax.cost.caches import kv_bytes_per_token
 from commtax.cost.compute import step_kernels
-from commtax.cost.inventory import held_tensors
+from commtax.cost.inventory import rank_tensors
 from commtax.question import Question, workload
 from commtax.verbs.billing import StepBill, price, question_traffic, with_link
 from commtax.verbs.settling import settle
@@ -34,7 +34,7 @@ def document(job: LiveJob, seen: MeasuredJob) -> live_documents.TpDocument:
     """Return the document of ``measure tp --json``."""
     question = job.plan(job.arch())
     all_turns = turns(seen.ranks)
-    tensors = held_tensors(question.model, question.plan, question.engine, 0, 1)
+    tensors = rank_tensors(question.model, question.plan, question.engine, 0, 1)
     rank_bytes = round(sum(float(h.bytes_per_rank) for h in tensors))
     whole_bytes = seen.tp1_bytes or round(sum(float(h.ideal_bytes) * job.tp for h in tensors))
     tp: live_documents.StepTimes = {**_times(all_turns, _measured_lines(all_turns, job.slow)), **_wire(all_turns)}

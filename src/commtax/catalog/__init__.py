@@ -4,26 +4,26 @@
 ``lengths("sharegpt")``.
 """
 
+import os
 import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from commtax.catalog.clusters import cluster, is_file, whole_host, whole_unit, with_hosts
 from commtax.catalog.fabric import fabric, fusion, library
 from commtax.catalog.hardware import chip, is_like, link, recognise
-from commtax.catalog.hosts import with_between, with_inside_link
+from commtax.catalog.hosts import MAX_GPUS, catalogued_hosts, parse_counts, unit_hosts, with_between, with_inside_link
 from commtax.catalog.kernel_constants import kernel_constants, with_shared_latents
-from commtax.catalog.loader import key_of, nearest_version, record, stems, table, version_parts
+from commtax.catalog.loader import find, key_of, nearest_version, normal, record, stems, table, version_parts
 from commtax.catalog.models import config, model
 from commtax.catalog.programs import APART
-from commtax.spec import ENGINE_PARTS, Engine
+from commtax.spec import ENGINE_PARTS, Cluster, Engine
 from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
 
 
 def lengths(text: str | float, side: Literal["inputs", "outputs"] = "inputs", argument: str = "lengths") -> Lengths:
-    """Lengths of requests as they are spelled: ``512``, ``uniform:256-1024``, ``sharegpt``."""
+    """Read lengths of requests as users spell them: ``512``, ``uniform:256-1024``, ``sharegpt``."""
     from commtax.catalog.distributions import lengths as read  # not for those who price a step
 
     return read(text, side, argument)
@@ -36,29 +36,112 @@ def keys(kind: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def engine(name: str) -> Engine:
-    """An engine by key or alias, ``vllm`` or ``vllm@0.12``; a version without constants of its own has its neighbour's, aloud."""
+    """Return an engine by key or alias, ``vllm`` or ``vllm@0.12``, noting where a version has its neighbour's constants."""
     base, _, version = name.partition("@")
     stem = key_of("engines", base)
     facts = {name: part for name, part in table("engines", stem).items() if name not in APART}
-    known = record(Engine, facts, f"engines/{stem}", ENGINE_PARTS)
-    _check_tiered(known)
+    newest = record(Engine, facts, f"engines/{stem}", ENGINE_PARTS)
+    _check_tiered(newest)
     if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
-        raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{known.version})", "engine")
-    if not version or version == known.version:
-        return replace(known, note="")
-    near = nearest_version(version, [*known.versions, known.version])
-    told = known.versions.get(near, {})
-    constants = {name: value for name, value in told.items() if name not in ("since", "alike")}
-    near = known.version if told.get("alike") else near  # all but some constants are the newest version's
+        raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{newest.version})", "engine")
+    if not version or version == newest.version:
+        return replace(newest, note="")
+    near = nearest_version(version, [*newest.versions, newest.version])
+    changed = newest.versions.get(near, {})
+    constants = {name: value for name, value in changed.items() if name not in ("since", "alike")}
+    near = newest.version if changed.get("alike") else near  # all but some constants are the newest version's
     same = version_parts(version)[: len(version_parts(near))] == version_parts(near)
     note = "" if same else f"constants of {stem} {near} are used for {version}: that version is not calibrated"
-    return known.but(version=version, note=note, **constants)
+    return newest.but(version=version, note=note, **constants)
 
 
-def _check_tiered(known: Engine) -> None:
-    """Tiers are laid over an engine last: a version changes what they set in tiers of its own, or it would change nothing."""
-    for version, constants in known.versions.items():
-        tiers = (*known.serves.tiers.values(), *constants.get("tiers", {}).values())
+def _check_tiered(newest: Engine) -> None:
+    """Refuse a version that sets a tiered constant outside tiers of its own, which would be laid over it without effect."""
+    for version, constants in newest.versions.items():
+        tiers = (*newest.serves.tiers.values(), *constants.get("tiers", {}).values())
         if flat := next((name for name in constants if any(name in tier for tier in tiers)), ""):
             where = f'[versions."{version}"]'
-            raise Refusal(f"engines/{known.key}: {flat} of {where} is set by tiers; write it in {where[:-1]}.tiers.*]")
+            raise Refusal(f"engines/{newest.key}: {flat} of {where} is set by tiers; write it in {where[:-1]}.tiers.*]")
+
+
+def is_file(text: str) -> bool:
+    """Return whether a cluster's name is a file's: it ends in ``.toml``, or has a folder in it.
+
+    >>> is_file("my-hosts.toml"), is_file("2x8xh100-sxm")
+    (True, False)
+    """
+    return text.strip().lower().endswith(".toml") or "/" in text or os.sep in text
+
+
+def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
+    """Return a cluster from a name (``dgx-h100``, ``4xdgx-h100``), from counts (``8xh100-sxm``, ``2x8xh100-sxm``) or from a file of
+    one's own (``my-hosts.toml``, ``4xmy-hosts.toml``).
+
+    ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU
+    on InfiniBand and its like, one a host on Ethernet, and as many cards of EFA as the chip's instances have for each GPU,
+    unless ``nics`` says otherwise. More GPUs than a host of that chip holds are several hosts. Cards that bridges join in pairs
+    are so in larger hosts too, unless ``intra`` gives all GPUs of a host one link.
+
+    >>> c = cluster("2x8xh100-sxm")
+    >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
+    (2, 8, 'nvlink4', 'ib-ndr', 8)
+    """
+    if is_file(text):
+        from commtax.catalog.described_clusters import read_cluster  # not for those whose cluster has a name
+
+        place = read_cluster(text)
+    else:
+        place = catalogued_hosts(text) or parse_counts(text)
+    if place.num_gpus > MAX_GPUS:
+        raise Refusal(f"cluster '{text}': {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
+    if intra:
+        inside = link(intra)
+        if inside.scope != "intra":
+            instead = f"8x1x{place.chip.key} --inter {inside.key}"
+            raise Refusal(f"intra '{intra}': runs between hosts; write one GPU per host, such as {instead}", "intra")
+        place = with_inside_link(place, inside)
+    if inter:
+        between = link(inter)
+        if between.scope != "inter":
+            raise Refusal(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts", "inter")
+        place = with_between(place, between)
+    if nics is not None:
+        if not 1 <= nics <= 1024:
+            raise Refusal(f"nics={nics}: a host has 1 to 1,024 NICs", "nics")
+        place = replace(place, nics_per_host=nics)
+    return place
+
+
+def with_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
+    """Return ``hosts`` of the same kind under the name that a user would type, or of a chip in counts, with ``gpus`` each.
+
+    Of racks so many as have these hosts, where those are whole racks.
+    """
+    if is_file(place.key):
+        from commtax.catalog.described_clusters import split_count
+
+        _, path = split_count(place.key)
+        return replace(place, key=path if hosts == place.num_hosts == 1 else f"{hosts}x{path}", num_hosts=hosts)
+    entry = _entry(place)
+    if entry and hosts % unit_hosts(entry) == 0:
+        units = hosts // unit_hosts(entry)
+        return cluster(entry if units == 1 else f"{units}x{entry}")
+    key = f"{hosts}x{gpus}x{place.chip.key}" if hosts > 1 else f"{gpus}x{place.chip.key}"
+    return replace(place, key=key, num_hosts=hosts, gpus_per_host=gpus, typed="")
+
+
+def _entry(place: Cluster) -> str:
+    """Return the key of the catalogued host or rack that it is made of, or "" where it was counted or described."""
+    return next((stem for name in (place.key, normal(place.key).partition("x")[2]) if (stem := find("clusters", name))), "")
+
+
+def whole_host(place: Cluster) -> int:
+    """Return the GPUs of one whole host, as catalogued or described, else no fewer than its chips usually have."""
+    fixed = is_file(place.key) or _entry(place)
+    return place.gpus_per_host if fixed else max(place.gpus_per_host, place.chip.gpus_per_host)
+
+
+def whole_unit(place: Cluster) -> int:
+    """Return the hosts by which it grows: a rack's where it is whole racks, by whatever name, else one."""
+    racks = place.nvlink_domain > place.gpus_per_host and place.num_gpus % place.nvlink_domain == 0
+    return place.nvlink_domain // place.gpus_per_host if racks else 1

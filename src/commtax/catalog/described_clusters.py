@@ -15,7 +15,7 @@ from pathlib import Path
 from commtax.catalog import physics
 from commtax.catalog.hardware import chip, link
 from commtax.catalog.hosts import usual_hosts, with_between, with_inside_link
-from commtax.catalog.loader import find, stems, suggest
+from commtax.catalog.loader import find, parse_toml, stems, suggest
 from commtax.catalog.physics import TableView
 from commtax.files import MiB, decode_text, expand_home, read_bytes
 from commtax.records import record_from, with_fields
@@ -50,12 +50,12 @@ LONGEST = 200  # signs of a name or a note that are kept
 Sources = dict[str, Citation]
 
 
-def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: str) -> tuple[Chip, str]:
-    """A chip of a table, and what is assumed of it; ``links`` are its usual ones by the catalogue's names, ``name`` its own where
-    the table has none."""
+def described_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: str) -> tuple[Chip, str]:
+    """Return a chip of a table, and what is assumed of it. ``links`` are its usual ones by the catalogue's names, ``name`` its own
+    where the table has none."""
     check_keys(part, CHIP_FIELDS)
     texts = {key: line(part, key) for key in CHIP_TEXTS}
-    makers = {"generic": "generic"} | {known.family: known.vendor for known in map(chip, stems("chips"))}
+    makers = {"generic": "generic"} | {one.family: one.vendor for one in map(chip, stems("chips"))}
     family = check_one_of(texts["family"] or "generic", makers, part.named("family"))
     vendor = check_one_of(texts["vendor"] or makers[family], set(makers.values()), part.named("vendor"))
     facts, sources = numbers(part, physics.DESCRIBED_CHIP, cited, needed=("memory_bytes", "memory_Bps"))
@@ -66,10 +66,10 @@ def own_chip(part: TableView, links: Mapping[str, str], cited: Sources, name: st
         rule = f"missing bf16 or fp16, dense FLOP/s as in {arithmetic.named('bf16')} = 989.4e12"
         raise Refusal(f"{arithmetic.where}: {rule}", arithmetic.where)
     sources |= {f"flops_per_s.{dtype}": source for dtype, source in their.items()}
-    said: dict[str, object] = {**texts, **links, "key": texts["key"] or name, "name": texts["name"] or texts["key"] or name}
-    said |= {"family": family, "vendor": vendor, "flops_per_s": peaks, "sources": sources}
-    said |= {"visible_bytes": facts["memory_bytes"], "gpus_per_host": 1, **facts}
-    made = record_from(Chip, said)
+    values: dict[str, object] = {**texts, **links, "key": texts["key"] or name, "name": texts["name"] or texts["key"] or name}
+    values |= {"family": family, "vendor": vendor, "flops_per_s": peaks, "sources": sources}
+    values |= {"visible_bytes": facts["memory_bytes"], "gpus_per_host": 1, **facts}
+    made = record_from(Chip, values)
     catalogued = made.key in stems("chips") and all(getattr(chip(made.key), fact) == getattr(made, fact) for fact in RATES)
     if not catalogued and (find("chips", made.key) or made.key in stems("kernels")):  # another chip's name, or a family's
         made = replace(made, key=f"{made.key} of {name}")
@@ -81,56 +81,56 @@ def assumed_words(name: str, where: str, what: Collection[str]) -> str:
     return f"assumed of {name}, as [{where}] does not say: {', '.join(what)}" if what else ""
 
 
-def own_link(part: TableView, scope: str, cited: Sources, name: str) -> tuple[Link, str]:
-    """A link of a table, and what is assumed of it: what it does not say is as in the catalogued link of its kind whose rate is
-    nearest. A network inside a host is laid out as switches or a mesh are, and is as late as the network."""
+def described_link(part: TableView, scope: str, cited: Sources, name: str) -> tuple[Link, str]:
+    """Return a link of a table, and what is assumed of it: what is missing is as in the catalogued link of its kind with the
+    nearest rate. A network inside a host is laid out as switches or a mesh are, and is as late as the network."""
     check_keys(part, LINK_FIELDS)
     texts = {key: line(part, key) for key in LINK_TEXTS}
     if texts["scope"] not in ("", scope):
         raise Refusal(f"{part.named('scope')}='{texts['scope']}': {scope} is needed here", part.named("scope"))
     facts, sources = numbers(part, physics.DESCRIBED_LINK, cited, needed=("bandwidth_Bps",))
-    given = {**facts, **{key: part.switch(key) for key in LINK_FLAGS if key in part.table}}
+    stated = {**facts, **{key: part.switch(key) for key in LINK_FLAGS if key in part.table}}
     rate, where = facts["bandwidth_Bps"], part.named("kind")
-    kind = _layout(texts["kind"], given, where) if scope == "intra" else texts["kind"]
+    kind = _layout(texts["kind"], stated, where) if scope == "intra" else texts["kind"]
     near = nearest_links(kind, scope, rate, where)
-    for known in near if kind == texts["kind"] else ():
-        if texts["key"] in ("", known.key) and all(getattr(known, fact) == value for fact, value in given.items()):
-            return known, ""
+    for one in near if kind == texts["kind"] else ():
+        if texts["key"] in ("", one.key) and all(getattr(one, fact) == value for fact, value in stated.items()):
+            return one, ""
     key = texts["key"] if texts["key"] and not find("links", texts["key"]) else name
     made = replace(near[0], key=key, name=texts["name"] or key, note=texts["note"], aliases=(), sources=sources, num_links=0)
     lent = dict.fromkeys(UNSAID_OF_LINK, near[0])
     if kind != texts["kind"]:
         lent["latency_s"] = nearest_links(texts["kind"], "inter", rate, where)[0]
-    told = {fact: words(getattr(lent[fact], fact)) for fact, words in UNSAID_OF_LINK.items() if fact not in given}
-    unsaid = [f"{fact} {value} (as {lent[fact].key})" for fact, value in told.items() if value]
-    return with_fields(made, {"latency_s": lent["latency_s"].latency_s, **given}), assumed_words(key, part.where, unsaid)
+    lent_words = {fact: words(getattr(lent[fact], fact)) for fact, words in UNSAID_OF_LINK.items() if fact not in stated}
+    unsaid = [f"{fact} {value} (as {lent[fact].key})" for fact, value in lent_words.items() if value]
+    return with_fields(made, {"latency_s": lent["latency_s"].latency_s, **stated}), assumed_words(key, part.where, unsaid)
 
 
-def _layout(kind: str, given: Mapping[str, object], name: str) -> str:
-    """The kind of link inside a host that a network between hosts is laid out as, if it is run there; else the kind itself."""
-    if kind not in {known.kind for known in map(link, stems("links")) if known.scope == "inter"}:
+def _layout(kind: str, stated: Mapping[str, object], name: str) -> str:
+    """Return the kind of link inside a host that a network between hosts is laid out as when run there, else the kind itself."""
+    if kind not in {one.kind for one in map(link, stems("links")) if one.scope == "inter"}:
         return kind
-    if "switched" not in given:
+    if "switched" not in stated:
         rule = "inside a host, switched = true (through switches) or false (from chip to chip) is needed beside it"
         raise Refusal(f"{name}='{kind}': {rule}", name)
-    return "nvlink" if given["switched"] else "xgmi"
+    return "nvlink" if stated["switched"] else "xgmi"
 
 
 def nearest_links(kind: str, scope: str, bandwidth_Bps: float, name: str) -> list[Link]:
-    """Catalogued links of a kind, the nearest rate first; of equal ones that which joins all, before a bridge."""
-    inside = [known for known in map(link, stems("links")) if known.scope == scope]
-    kinds = sorted({known.kind for known in inside})
+    """List catalogued links of a kind, the nearest rate first, and of equal ones that which joins all, before a bridge."""
+    inside = [one for one in map(link, stems("links")) if one.scope == scope]
+    kinds = sorted({one.kind for one in inside})
     if scope == "intra" and kind not in kinds:  # the nearest spelling is rarely the nearest link
         raise Refusal(f"{name}='{kind}': one of {', '.join(kinds)}; {OTHER_KINDS}", name)
     check_one_of(kind, kinds, name)
-    alike = [known for known in inside if known.kind == kind]
-    return sorted(alike, key=lambda known: (abs(math.log(known.bandwidth_Bps / bandwidth_Bps)), not known.switched))
+    alike = [one for one in inside if one.kind == kind]
+    return sorted(alike, key=lambda one: (abs(math.log(one.bandwidth_Bps / bandwidth_Bps)), not one.switched))
 
 
 def numbers(
     part: TableView, ranges: Mapping[str, physics.PhysicalRange], cited: Sources, needed: Collection[str] = ()
 ) -> tuple[dict[str, float], Sources]:
-    """Return the numbers of these names, and where each is from; a number is plain, or ``[number, "source"]``."""
+    """Return the numbers of these names and their sources, where a number is plain, or ``[number, "source"]``."""
     missing = [key for key in needed if key not in part.table]
     if missing:
         raise Refusal(f"{part.named(missing[0])}: missing; {ranges[missing[0]].kind} are needed", part.named(missing[0]))
@@ -146,22 +146,22 @@ def numbers(
     return values, sources
 
 
-def check_keys(part: TableView, known: Collection[str], homes: Mapping[str, Collection[str]] | None = None) -> None:
-    """A key that no such table takes is refused with those that it does, or with the table (of ``homes``) where it belongs."""
-    for key in sorted(set(part.table) - set(known)):
+def check_keys(part: TableView, allowed: Collection[str], homes: Mapping[str, Collection[str]] | None = None) -> None:
+    """Refuse a key that no such table takes, with those that it does, or with the table (of ``homes``) where it belongs."""
+    for key in sorted(set(part.table) - set(allowed)):
         home = next((home for home, keys in (homes or {}).items() if key in keys), "")
-        takes = f"[{part.where}] takes {', '.join(sorted(known))}" if part.where else f"a file takes {', '.join(sorted(known))}"
-        says = f": it belongs in {home}" if home else f"{suggest(key, known)}; {takes}".replace("?;", "?")
+        takes = f"[{part.where}] takes {', '.join(sorted(allowed))}" if part.where else f"a file takes {', '.join(sorted(allowed))}"
+        says = f": it belongs in {home}" if home else f"{suggest(key, allowed)}; {takes}".replace("?;", "?")
         raise Refusal(f"unknown key '{part.named(key)}'{says}", part.named(key))
 
 
 def citations(part: TableView) -> Sources:
-    """Sources that a table names, each with a title, an address and a date as far as it has them."""
+    """Return the sources that a table names, each with a title, an address and a date as far as it has them."""
     named = part.part("sources")
-    told = {key: named.part(key) for key in named.table}
-    for source in told.values():
-        source.check_known(("title", "url", "date"))
-    return {key: Citation(*(line(source, fact) for fact in ("title", "url", "date"))) for key, source in told.items()}
+    tables = {key: named.part(key) for key in named.table}
+    for source in tables.values():
+        source.check_allowed(("title", "url", "date"))
+    return {key: Citation(*(line(source, fact) for fact in ("title", "url", "date"))) for key, source in tables.items()}
 
 
 def line(part: TableView, key: str) -> str:
@@ -169,10 +169,10 @@ def line(part: TableView, key: str) -> str:
     return "".join(sign if sign.isprintable() else " " for sign in part.text(key)[:LONGEST]).strip()
 
 
-def check_one_of(text: str, known: Collection[str], name: str) -> str:
-    """Return a word of a few; another one is refused with them."""
-    if text not in known:
-        raise Refusal(f"{name}='{text}': one of {', '.join(sorted(known))}{suggest(text, known)}", name)
+def check_one_of(text: str, allowed: Collection[str], name: str) -> str:
+    """Return one of the allowed words, or refuse another with them."""
+    if text not in allowed:
+        raise Refusal(f"{name}='{text}': one of {', '.join(sorted(allowed))}{suggest(text, allowed)}", name)
     return text
 
 
@@ -184,7 +184,7 @@ UNUSED = "100gbe"  # stands between hosts where there is one
 
 
 def read_cluster(text: str) -> Cluster:
-    """Return the cluster of a file; ``2xFILE.toml`` are two such hosts, however many the file says."""
+    """Return the cluster of a file, where ``2xFILE.toml`` is two such hosts, however many the file says."""
     text = text.strip()
     count, path = split_count(text)
     hosts = {} if count is None else {"num_hosts": count}
@@ -203,42 +203,38 @@ def read_cluster(text: str) -> Cluster:
         place = with_inside_link(place, links["intra"]) if "intra" in links else place
         place = with_between(place, links["inter"]) if "inter" in links else place
         called = line(whole, "name") or line(whole, "key") or f"hosts of {place.gpus_per_host} {kind.name}"
-        said = replace(
+        described = replace(
             place, name=called, note=line(whole, "note"), sources=sources, bridge=links.get("bridge", place.bridge), remark=remark
         )
-        return replace(with_fields(said, counts), key=text)
+        return replace(with_fields(described, counts), key=text)
     except ValueError as error:
         raise Refusal(f"cluster '{text}': {error}", "cluster", getattr(error, "nearest", ())) from None
 
 
 def split_count(text: str) -> tuple[int | None, str]:
-    """Hosts and file; a file that has such a name is itself."""
+    """Split a text into hosts and file, unless a file has that whole name."""
     match = re.fullmatch(r"(\d{1,15})x(.+)", text, re.DOTALL)
     return (int(match[1]), match[2]) if match and not os.path.exists(expand_home(text)) else (None, text)
 
 
 def _document(path: str) -> dict[str, object]:
-    import tomllib  # not for those who describe none
-
     try:
-        return tomllib.loads(decode_text(read_bytes(expand_home(path), "cluster", most=MOST_BYTES)))
+        text = decode_text(read_bytes(expand_home(path), "cluster", most=MOST_BYTES))
     except Refusal as error:
         raise Refusal(str(error), "cluster") from None
-    except RecursionError:
-        raise Refusal(f"cluster '{path}': not valid TOML (lists or tables too deep in each other)", "cluster") from None
-    except ValueError as error:  # also a whole number with more digits than Python reads
-        raise Refusal(f"cluster '{path}': not valid TOML ({str(error)[:120]})", "cluster") from None
+    return parse_toml(text, f"cluster '{path}'", "cluster")
 
 
 def _chip(whole: TableView, links: dict[str, Link], cited: Sources, stem: str) -> tuple[Chip, str]:
-    """Return a chip of the catalogue, or one of its own with the links that it names, else those that the cluster has; and what is
-    assumed of it."""
+    """Return a chip of the catalogue, or a described one with its links, else the cluster's, and what is assumed of it."""
     if "chip" not in whole.table:
         raise Refusal("chip: missing; name one of the catalogue, such as h100-sxm, or describe it in [chip]", "chip")
     if isinstance(named := whole.table["chip"], str):
         return chip(named), ""
     part = TableView.of(named, "chip", "a name, or a table as in catalog/chips,")
-    return own_chip(part, {name: _usual_link(part, name, links) for name in ("intra", "inter")}, cited | citations(part), stem)
+    return described_chip(
+        part, {name: _usual_link(part, name, links) for name in ("intra", "inter")}, cited | citations(part), stem
+    )
 
 
 def _usual_link(part: TableView, name: str, links: dict[str, Link]) -> str:
@@ -247,8 +243,12 @@ def _usual_link(part: TableView, name: str, links: dict[str, Link]) -> str:
         return _check_scope(link(part.text(name)), name, part.text(name)).key
     if name not in links:
         raise Refusal(f"{name}: missing, and a described chip has no usual one; name a link, or describe it in [{name}]", name)
-    own = links[name]
-    return own.key if find("links", own.key) == own.key else nearest_links(own.kind, name, own.bandwidth_Bps, name)[0].key
+    linked = links[name]
+    return (
+        linked.key
+        if find("links", linked.key) == linked.key
+        else nearest_links(linked.kind, name, linked.bandwidth_Bps, name)[0].key
+    )
 
 
 def _link(whole: TableView, name: str, cited: Sources, key: str) -> tuple[Link, str]:
@@ -257,11 +257,11 @@ def _link(whole: TableView, name: str, cited: Sources, key: str) -> tuple[Link, 
     if isinstance(entry, str):
         return _check_scope(link(entry), SCOPES[name], entry), ""
     part = TableView.of(entry, name, "a name, or a table as in catalog/links,")
-    return own_link(part, SCOPES[name], cited | citations(part), key)
+    return described_link(part, SCOPES[name], cited | citations(part), key)
 
 
-def _check_scope(known: Link, scope: str, text: str) -> Link:
-    if known.scope != scope:
+def _check_scope(one: Link, scope: str, text: str) -> Link:
+    if one.scope != scope:
         where = {"intra": "between hosts; inside run nvlink4, pcie5 …", "inter": "inside a host; between hosts run ib-ndr, 10gbe …"}
         raise Refusal(f"{scope} '{text}': runs {where[scope]}", scope)
-    return known
+    return one

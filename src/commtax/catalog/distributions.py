@@ -48,7 +48,7 @@ def data_set(stem: str) -> DataSet:
 
 
 def lengths(text: str | float, side: Side = "inputs", argument: str = "lengths") -> Lengths:
-    """Return a distribution as users spell it; a data set has one for prompts and one for answers.
+    """Return a distribution as users spell it, where a data set has one for prompts and one for answers.
 
     >>> lengths("512").mean, lengths("uniform:256-1024").mean, lengths("sharegpt", "outputs").mean
     (512.0, 640.0, 198.343)
@@ -86,20 +86,20 @@ def _tokens(text: str, argument: str) -> float:
     return value
 
 
-def _options(rest: str, known: tuple[str, ...], argument: str, kind: str) -> dict[str, float]:
-    """``mean=512,p90=1200`` as numbers."""
-    given = {}
+def _options(rest: str, allowed: tuple[str, ...], argument: str, kind: str) -> dict[str, float]:
+    """Return ``mean=512,p90=1200`` as numbers."""
+    values = {}
     for part in rest.split(","):
         name, equals, value = part.strip().partition("=")
-        if name not in known or not equals:
-            hint = suggest(name, known) or f"; it takes {', '.join(f'{n}=' for n in known)}"
-            raise Refusal(f"{argument} '{kind}:{rest[:60]}': unknown part '{part[:20]}'{hint}", argument, known)
-        given[name] = _sigma(value, argument) if name == "sigma" else _tokens(value, argument)
-    return given
+        if name not in allowed or not equals:
+            hint = suggest(name, allowed) or f"; it takes {', '.join(f'{n}=' for n in allowed)}"
+            raise Refusal(f"{argument} '{kind}:{rest[:60]}': unknown part '{part[:20]}'{hint}", argument, allowed)
+        values[name] = _sigma(value, argument) if name == "sigma" else _tokens(value, argument)
+    return values
 
 
 def _number(text: str) -> float:
-    """Return a plain number; -1 for what is none."""
+    """Return a plain number, or -1 for what is none."""
     try:
         return float(text)
     except ValueError:
@@ -115,8 +115,8 @@ def _sigma(text: str, argument: str) -> float:
 
 
 def _lognormal(rest: str, argument: str) -> Lengths:
-    given = _options(rest, ("mean", "p50", "p90", "sigma", "max"), argument, "lognormal")
-    shape = {name: value for name, value in given.items() if name != "max"}
+    options = _options(rest, ("mean", "p50", "p90", "sigma", "max"), argument, "lognormal")
+    shape = {name: value for name, value in options.items() if name != "max"}
     _check_shape(shape, rest, argument)
     if "sigma" in shape:
         mean = shape.get("mean") or shape["p50"] * float(np.exp(shape["sigma"] ** 2 / 2))
@@ -125,11 +125,11 @@ def _lognormal(rest: str, argument: str) -> Lengths:
         fitted = lognormal_with_mean(**shape)
     else:
         fitted = lognormal_of_quantiles(**shape)
-    return replace(fitted, high=given["max"]) if "max" in given else fitted
+    return replace(fitted, high=options["max"]) if "max" in options else fitted
 
 
 def _check_shape(shape: Mapping[str, float], rest: str, argument: str) -> None:
-    """Two figures make a lognormal (mean, p50 and p90 may be three); some pairs have none."""
+    """Refuse figures that make no lognormal: two do (mean, p50 and p90 may be three), but some pairs have none."""
     where, names = f"{argument} 'lognormal:{rest}'", set(shape)
     if len(names) < 2 or ("sigma" in names and (len(names) > 2 or "p90" in names)):
         raise Refusal(f"{where}: give two of mean, p50 and p90, or sigma with mean or p50; such as mean=512,p90=1200", argument)
@@ -150,13 +150,13 @@ def _data_set_lengths(word: str, side: Side, argument: str) -> Lengths:
     if not match or not stem:
         near = did_you_mean(match[1] if match else word[:40], "lengths")
         raise Refusal(f"{argument} '{word[:60]}': no distribution{near or '; write ' + FORMS}", argument, stems("lengths"))
-    known = data_set(stem)
-    column = known.inputs if side == "inputs" else known.outputs
+    data = data_set(stem)
+    column = data.inputs if side == "inputs" else data.outputs
     if not column:
         rule = f"its {side} are not published; name another data set or a length, such as 1024"
-        raise Refusal(f"{argument} '{known.key}': {rule}", argument)
+        raise Refusal(f"{argument} '{data.key}': {rule}", argument)
     points = tuple(float(q) for q in column["quantiles"])
-    plain_lengths = Lengths("quantiles", float(column["mean"]), quantiles=points, source=known.key, correlation=known.correlation)
+    plain_lengths = Lengths("quantiles", float(column["mean"]), quantiles=points, source=data.key, correlation=data.correlation)
     options = _options(match[3], ("mean", "max"), argument, word.partition(":")[0]) if match[3] is not None else {}
     text = match[2]
     value = _number(text or "1")
@@ -168,7 +168,7 @@ def _data_set_lengths(word: str, side: Side, argument: str) -> Lengths:
 
 
 def _from_file(path: str, side: Side, argument: str) -> Lengths:
-    """Lengths of a user's file: one column of numbers, or a CSV with ``input_tokens`` and ``output_tokens``."""
+    """Return the lengths of a user's file: one column of numbers, or a CSV with ``input_tokens`` and ``output_tokens``."""
     import csv
 
     lines = csv.reader(StringIO(read_text(expand_home(path), argument, most=TABLE_BYTES), newline=""))
@@ -205,7 +205,8 @@ def _column(rows: list[tuple[int, list[str]]], place: int, path: str, argument: 
 
 
 def quantile_lengths(values: Array, points: int = POINTS) -> Lengths:
-    """A sample as evenly spaced quantiles, the highest of which are moved so that the mean of what is drawn stays the sample's.
+    """Return a sample as evenly spaced quantiles, the highest of which are moved so that the mean of what is drawn stays the
+    sample's.
 
     A straight line from the last but one to the longest of all would draw far too many long ones: a data set's longest request
     stands alone.
@@ -228,7 +229,7 @@ def quantile_lengths(values: Array, points: int = POINTS) -> Lengths:
 
 
 def rank_correlation(first: Array, second: Array) -> float:
-    """Spearman's: the correlation of ranks, equal values sharing theirs; 0 where one side does not vary.
+    """Return Spearman's correlation of ranks, equal values sharing theirs, or 0 where one side does not vary.
 
     >>> rank_correlation(np.array([1, 2, 3]), np.array([9, 7, 5])), rank_correlation(np.array([1, 1]), np.array([2, 3]))
     (-1.0, 0.0)

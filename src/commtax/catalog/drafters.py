@@ -27,16 +27,16 @@ class MeasuredAcceptance:
     model: str = ""  # whose runs they were
     on: str = ""  # of which benchmark
 
-    def told_of(self, model: str) -> str:
-        """Return what is taken for granted where it answers for a model: ``with llama-3.1-8b on MT-Bench``; "" where nothing is."""
+    def borrowed_from(self, model: str) -> str:
+        """Return what is assumed where it answers for a model: ``with llama-3.1-8b on MT-Bench``, or "" where nothing is."""
         borrowed = [f"with {self.model}"] if self.model and self.model != model else []
         return " ".join([*borrowed, *([f"on {self.on}"] if self.on else [])])
 
 
-def accepted_spread(known: MeasuredAcceptance | None, model: str) -> float:
-    """By what share drafts that are accepted may differ from measured ones: the text does, and the model where it is another."""
+def accepted_spread(measured: MeasuredAcceptance | None, model: str) -> float:
+    """Return by what share accepted drafts may differ from measured ones: the text differs, and the model where it is another."""
     spread = table("catalog/acceptance.toml")["spread"]
-    other = known is not None and known.model != model
+    other = measured is not None and measured.model != model
     return math.hypot(float(spread["text"]), float(spread["model"]) if other else 0.0)
 
 
@@ -46,7 +46,8 @@ def measured_acceptances() -> Sequence[MeasuredAcceptance]:
 
 
 def measured_acceptance(method: str, architecture: str, drafts: int, text: str = "") -> MeasuredAcceptance | None:
-    """What comes nearest: of this architecture before any, of as many drafts or the next fewer; None where nobody measured any.
+    """Return the nearest measurement: of this architecture before any, of as many drafts or the next fewer, or None where there is
+    none.
 
     Where no text is asked for it is chat; but an architecture's own figures on other text come before another one's on chat.
 
@@ -55,11 +56,11 @@ def measured_acceptance(method: str, architecture: str, drafts: int, text: str =
     >>> measured_acceptance("dspark", "DeepseekV4ForCausalLM", 5).text
     'code'
     """
-    known = [row for row in measured_acceptances() if row.method == method]
-    own = [row for row in known if row.architecture == architecture]
-    others = {text} if text else {USUAL_TEXT, *(row.text for row in own[:1])}
+    rows_of_method = [row for row in measured_acceptances() if row.method == method]
+    same = [row for row in rows_of_method if row.architecture == architecture]
+    others = {text} if text else {USUAL_TEXT, *(row.text for row in same[:1])}
     texts = sorted(others, key=lambda one: one != (text or USUAL_TEXT))
-    tries = [(rows, one) for rows in (own, [row for row in known if not row.architecture]) for one in texts]
+    tries = [(rows, one) for rows in (same, [row for row in rows_of_method if not row.architecture]) for one in texts]
     for rows, one in tries:
         fitting = sorted((row for row in rows if row.text == one), key=lambda row: row.drafts)
         if fitting:
@@ -93,13 +94,13 @@ class DrafterKind:
 
 @lru_cache(maxsize=1)
 def drafter_kinds() -> Mapping[str, DrafterKind]:
-    found = table("catalog/drafters.toml").items()
-    return {key: plain_record(DrafterKind, {"key": key, **entry}, "drafters.toml") for key, entry in found}
+    entries = table("catalog/drafters.toml").items()
+    return {key: plain_record(DrafterKind, {"key": key, **entry}, "drafters.toml") for key, entry in entries}
 
 
 @lru_cache(maxsize=64)
 def drafter(name: str, model: Model, drafts: int, other: Model | None = None) -> Drafter:
-    """Return a drafter beside a model; ``other`` is the model that drafts, where the kind is one."""
+    """Return a drafter beside a model, where ``other`` is the model that drafts if the kind is one."""
     kind = drafter_kinds()[name]
     ways = kind.joined, kind.rejoined, kind.doubled, kind.parallel, kind.context_only, kind.markov
     plain = Drafter(name, None, 1, *ways, own_head=kind.vocab > 0)
@@ -119,7 +120,7 @@ def drafter(name: str, model: Model, drafts: int, other: Model | None = None) ->
 
 
 def _as_model(model: Model, kind: DrafterKind, blocks: tuple[Block, ...], like: Model | None) -> Model:
-    """Layers and head of a drafter as a model: of the target's formats where they are its own layers, else in 16 bits."""
+    """Return a drafter's layers and head as a model: of the target's formats where they are its own layers, else in 16 bits."""
     shared = tuple(dict.fromkeys(blocks))
     extras = () if kind.layers == "mtp" and like else (Extra("fc.weight", (model.hidden, kind.joined * model.hidden), part="mtp"),)
     return replace(
@@ -142,16 +143,16 @@ def _as_model(model: Model, kind: DrafterKind, blocks: tuple[Block, ...], like: 
 
 
 def _dense_blocks(model: Model, kind: DrafterKind, count: int) -> tuple[Block, ...]:
-    """Plain decoder layers of the model's width: its heads where they are plain, its dense feed-forward where it has one."""
+    """Return plain decoder layers of the model's width: its heads where they are plain, its dense feed-forward where it has one."""
     a = model.attention
     if a.latent or a.compressed or a.indexer:
         heads = model.hidden // HEAD_DIM
-        own = Attention(heads, min(KV_HEADS, heads), HEAD_DIM, HEAD_DIM)
+        attention = Attention(heads, min(KV_HEADS, heads), HEAD_DIM, HEAD_DIM)
     else:
-        own = Attention(a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim)
+        attention = Attention(a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim)
     dense = (block.ffn.intermediate for block in model.blocks if isinstance(block.ffn, Mlp))
-    plain = Block(own, Mlp(next(dense, int(kind.width * model.hidden))))
+    plain = Block(attention, Mlp(next(dense, int(kind.width * model.hidden))))
     # The other half of the first layer's queries, keys and values.
-    width = own.num_heads * own.head_dim + own.num_kv_heads * (own.head_dim + own.v_head_dim)
+    width = attention.num_heads * attention.head_dim + attention.num_kv_heads * (attention.head_dim + attention.v_head_dim)
     half = Extra("self_attn.embedding_qkv.weight", (width, model.hidden), "heads", "attention")
     return (replace(plain, extras=(half,)) if kind.doubled else plain, *(plain,) * (count - 1))

@@ -117,9 +117,9 @@ class Library:
         return (self, *(library(self.fallback).chain if self.fallback else ()))
 
     def eager_floor(self, chip: Chip) -> float:
-        """Return the least time of a collective that is launched from Python; of an unmeasured generation the longest."""
-        known = self.eager_floor_s
-        return known.get(chip.key, known.get(chip.family, max(known.values(), default=0.0)))
+        """Return the least time of a collective that is launched from Python, of an unmeasured generation the longest."""
+        floors = self.eager_floor_s
+        return floors.get(chip.key, floors.get(chip.family, max(floors.values(), default=0.0)))
 
     def rows(self, family: str, kind: str, version: str = "") -> tuple[PathRow, ...]:
         """Return what was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all.
@@ -127,10 +127,10 @@ class Library:
         Of several versions the one that is asked for, or the nearest; the newest where none is asked for.
         """
         for who in (family, self.kin.get(family), self.kin.get(kind)):
-            if own := tuple(r for r in self.path if who in r.families and kind in r.links):
-                known = {r.version for r in own if r.version}
-                wanted = nearest_version(version or max(known, key=version_parts), known) if known else ""
-                return tuple(r for r in own if r.version in ("", wanted))
+            if rows := tuple(r for r in self.path if who in r.families and kind in r.links):
+                versions = {r.version for r in rows if r.version}
+                wanted = nearest_version(version or max(versions, key=version_parts), versions) if versions else ""
+                return tuple(r for r in rows if r.version in ("", wanted))
         return ()
 
 
@@ -139,8 +139,8 @@ def library(name: str) -> Library:
     """Return a library by key or alias, whatever version is named behind it."""
     if key := find("libraries", name.partition("@")[0]):
         return read_library("libraries", key)
-    known = stems("libraries")
-    raise Refusal(f"unknown library '{name}'{suggest(name, known)} (one of {', '.join(known)})", "library")
+    keys = stems("libraries")
+    raise Refusal(f"unknown library '{name}'{suggest(name, keys)} (one of {', '.join(keys)})", "library")
 
 
 @lru_cache(maxsize=64)
@@ -164,7 +164,7 @@ def _network(row: Table, where: str) -> Network:
 
 
 def _path_row(row: Table, where: str) -> PathRow:
-    """Return what a row serves, and its constants as a path of no collective yet; sizes by group are pairs there."""
+    """Return what a row serves, and its constants as a path of no collective yet, with sizes by group as pairs."""
     served = {f.name for f in fields(PathRow)}
     facts = {"op": "", **{key: value for key, value in row.items() if key not in served}}
     facts |= {key: _by_world(facts[key]) for key in BY_WORLD if key in facts}
@@ -177,33 +177,33 @@ def _by_world(numbers: Mapping[str, float]) -> list[tuple[int, float]]:
     return sorted((int(n), float(x)) for n, x in numbers.items())
 
 
-def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({}), behind: str = "") -> Fabric:
-    """Return the paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud.
+def fabric(name: str, cluster: Cluster, measured: Measured = MappingProxyType({}), behind: str = "") -> Fabric:
+    """Return the paths that a library has on a cluster's chips and inside link, noting what was never calibrated and is assumed.
 
     ``own`` are a profile's paths by library: for the collectives that they tell of, they stand in for the library's. They
     were measured on the inside link; bridged pairs keep the library's. ``behind`` is an engine's library, which takes over what
     kernels of one kind leave to it.
     """
     if cluster.bridge:
-        return with_pairs(fabric(name, cluster.without_pairs, own, behind), fabric(name, cluster.as_pairs, behind=behind))
-    version, asked = name.partition("@")[2], library(name)
-    if behind and asked.alone and library(behind).fallback:
-        asked = replace(asked, fallback=library(behind).key)
-    return _make(asked, cluster, own, version) if own else _made(asked, cluster, version)
+        return with_pairs(fabric(name, cluster.without_pairs, measured, behind), fabric(name, cluster.as_pairs, behind=behind))
+    version, wanted = name.partition("@")[2], library(name)
+    if behind and wanted.alone and library(behind).fallback:
+        wanted = replace(wanted, fallback=library(behind).key)
+    return _make(wanted, cluster, measured, version) if measured else _made(wanted, cluster, version)
 
 
-def _made(asked: Library, cluster: Cluster, version: str = "") -> Fabric:
+def _made(wanted: Library, cluster: Cluster, version: str = "") -> Fabric:
     """Return what ``_make`` makes, once for all clusters that it makes the same for."""
     links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
     chip = (cluster.chip.key, cluster.chip.family, cluster.chip.memory_Bps)
-    key = (asked.key, asked.ops, version, asked.fallback, *chip, cluster.gpus_per_host, cluster.domain, *links)
+    key = (wanted.key, wanted.ops, version, wanted.fallback, *chip, cluster.gpus_per_host, cluster.domain, *links)
     if key not in _MADE:
-        _MADE[key] = _make(asked, cluster, version=version)
+        _MADE[key] = _make(wanted, cluster, version=version)
     return _MADE[key]
 
 
 def source_title(name: str, source: str) -> str:
-    """Return what a source of a library's constants is, or of an exchange's; "" where it has none of that name."""
+    """Return what a source of a library's or exchange's constants is, or "" where it has none of that name."""
     key = name.partition("@")[0]
     apart = next((kind for kind in ("exchanges", "fusions") if key in stems(kind)), "")
     files = (read_library(apart, key),) if apart else library(key).chain
@@ -216,19 +216,20 @@ def exchange(key: str, cluster: Cluster) -> Fabric:
 
 
 def fusion(cluster: Cluster, name: str = "") -> Fabric | None:
-    """The paths of a kernel that all-reduces, adds the residual and norms (``FUSED``), as its own file tells them for these chips.
+    """Return the paths of a kernel that all-reduces, adds the residual and norms (``FUSED``), as its own file lists them for these
+    chips.
 
     A kernel that was measured on this very chip goes before one of its family; a ``name`` asks for one of them, in a version.
     """
     key, _, version = name.partition("@")
     chip, kind = cluster.chip, cluster.intra.kind
-    found = [
+    matches = [
         (bool(row.measured_on), one)
         for one in (read_library("fusions", stem) for stem in stems("fusions") if key in ("", stem))
         for row in one.path
         if chip.family in row.families and kind in row.links and row.of_chip(chip.key)
     ]
-    return _made(max(found, key=lambda pair: pair[0])[1], cluster, version) if found else None
+    return _made(max(matches, key=lambda pair: pair[0])[1], cluster, version) if matches else None
 
 
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
@@ -240,55 +241,59 @@ def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
     def spared(path: Path) -> Path:
         return path if path.own else replace(path, contention=tuple((2 * n, slower) for n, slower in path.contention))
 
-    paths, beyond = ({op: tuple(map(spared, some)) for op, some in found.items()} for found in (host.paths, host.network_paths))
+    paths, beyond = ({op: tuple(map(spared, some)) for op, some in one.items()} for one in (host.paths, host.network_paths))
     notes = [note for note in (host.note, pairs.note) if note]
-    said = Note("assumed links", "; ".join(notes)) if notes else ""
-    return replace(host, paths=paths, network_paths=beyond, pairs=pairs, note=said)
+    both = Note("assumed links", "; ".join(notes)) if notes else ""
+    return replace(host, paths=paths, network_paths=beyond, pairs=pairs, note=both)
 
 
-def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyType({}), version: str = "") -> Fabric:
-    if asked.key == "textbook":
+def _make(wanted: Library, cluster: Cluster, measured: Measured = MappingProxyType({}), version: str = "") -> Fabric:
+    if wanted.key == "textbook":
         return _textbook(cluster)
-    last = asked.chain[-1]
-    own = _all_paths(asked, cluster, measured, version)
-    missing = [op for op in asked.ops if not any(p.op == op for p in own)]
+    last = wanted.chain[-1]
+    paths = _all_paths(wanted, cluster, measured, version)
+    missing = [op for op in wanted.ops if not any(p.op == op for p in paths)]
     made = tuple(_bound_latencies(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
-    inside = _paths(last, cluster, measured, version if last is asked else "") + made  # an engine's own kernels do not leave a host
+    inside = (
+        _paths(last, cluster, measured, version if last is wanted else "") + made
+    )  # an engine's own kernels do not leave a host
     chip = cluster.chip
-    network = last.networks.get(chip.family, last.network)
-    network = replace(network, label=_source_between(last.key, network, cluster.inter))
-    spreads = tuple(s for one in (asked, last) for s in _spreads(one, cluster))
+    network, between = last.networks.get(chip.family, last.network), cluster.inter.key
+    if network.links and between not in network.links:  # unmeasured networks have the constants of measured ones
+        where = f"transferred from {last.key} across hosts over {', '.join(network.links)}"
+        network = replace(network, label=Source("transferred", where, f"{last.key} over {between}"))
+    spreads = tuple(s for one in (wanted, last) for s in _spreads(one, cluster))
     where = f"{cluster.intra.key} with {chip.key} are assumed"
-    own_chip = next((r for r in last.path if chip.key in r.measured_on and cluster.intra.kind in r.links), None)
-    never = f"{asked.key} was never measured on {chip.key} with {cluster.intra.key}"
-    if own_chip:
+    same_chip = next((r for r in last.path if chip.key in r.measured_on and cluster.intra.kind in r.links), None)
+    never = f"{wanted.key} was never measured on {chip.key} with {cluster.intra.key}"
+    if same_chip:
         hosts = f"hosts on {cluster.intra.kind} differ 2 to 8 times"
-        never = f"one host of {chip.key} was measured ({own_chip.reference}); {hosts}"
-    never_basis = f"{asked.key} {chip.key} {cluster.intra.key}"
-    said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
+        never = f"one host of {chip.key} was measured ({same_chip.reference}); {hosts}"
+    never_basis = f"{wanted.key} {chip.key} {cluster.intra.key}"
+    is_measured = any(p.op == "all-reduce" for one in wanted.chain for p in measured.get(one.key, ()))
     return Fabric(
-        name=f"{asked.key}@{asked.version}",
-        label=_source_inside(asked, cluster, version) if calibrated else Source("assumed", f"assumed: {never}", never_basis),
-        paths={op: tuple(p for p in (*own, *made) if p.op == op) for op in asked.ops},
-        network_paths={op: tuple(p for p in inside if p.op == op) for op in asked.ops},
+        name=f"{wanted.key}@{wanted.version}",
+        label=_source_inside(wanted, cluster, version) if calibrated else Source("assumed", f"assumed: {never}", never_basis),
+        paths={op: tuple(p for p in (*paths, *made) if p.op == op) for op in wanted.ops},
+        network_paths={op: tuple(p for p in inside if p.op == op) for op in wanted.ops},
         network=replace(network, spread=_widest(spreads, "across", network.spread)),
-        exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if asked.ops == OPS else {},
-        kernels=_of_any_size(own, len(_paths(asked, cluster, measured, version))) if asked.alone else {},
-        fused=fusion(cluster) if asked.ops == OPS else None,
-        eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip),
-        busy_s=asked.busy_s,
-        busy_Bps=asked.busy_Bps,
-        kept_sms=asked.kept_sms,
+        exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if wanted.ops == OPS else {},
+        kernels=_of_any_size(paths, len(_paths(wanted, cluster, measured, version))) if wanted.alone else {},
+        fused=fusion(cluster) if wanted.ops == OPS else None,
+        eager_floor_s=(wanted if wanted.eager_floor_s else last).eager_floor(chip),
+        busy_s=wanted.busy_s,
+        busy_Bps=wanted.busy_Bps,
+        kept_sms=wanted.kept_sms,
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
         spreads=spreads,
-        copying_sms=asked.copying_sms,
-        note="" if calibrated or said else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
+        copying_sms=wanted.copying_sms,
+        note="" if calibrated or is_measured else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
     )
 
 
 def _spreads(one: Library, cluster: Cluster) -> tuple[Spread, ...]:
-    """Widths of a library on a chip and link; in hosts that it was not measured on those of pairs that were left out."""
+    """Return the widths of a library on a chip and link, or in unmeasured hosts those of pairs that were left out."""
     chip, rate = cluster.chip, cluster.intra.bandwidth_Bps
     mine = [s for s in one.spread if (not s.families or chip.family in s.families) and rate <= s.most_Bps]
     moved = tuple(replace(s, where=s.where.removeprefix(MOVED)) for s in mine if s.where.startswith(MOVED))
@@ -296,44 +301,36 @@ def _spreads(one: Library, cluster: Cluster) -> tuple[Spread, ...]:
     return moved + usual if chip.key in one.elsewhere else usual
 
 
-def _source_inside(asked: Library, cluster: Cluster, version: str) -> Source:
-    """Calibrated with the version that is asked for, or transferred from the nearest that was measured."""
-    known = {r.version for r in asked.rows(cluster.chip.family, cluster.intra.kind, version) if r.version}
-    if cluster.chip.key in asked.elsewhere:
+def _source_inside(wanted: Library, cluster: Cluster, version: str) -> Source:
+    """Return "calibrated" for the requested version, or "transferred" from the nearest that was measured."""
+    versions = {r.version for r in wanted.rows(cluster.chip.family, cluster.intra.kind, version) if r.version}
+    if cluster.chip.key in wanted.elsewhere:
         chip = cluster.chip
-        return Source("transferred", f"transferred from {asked.key} on {chip.family} in other hosts", f"{asked.key} {chip.key}")
-    if not version or not known or any(is_same_version(version, one) for one in known):
+        return Source("transferred", f"transferred from {wanted.key} on {chip.family} in other hosts", f"{wanted.key} {chip.key}")
+    if not version or not versions or any(is_same_version(version, one) for one in versions):
         return CALIBRATED
-    newest = max(known, key=version_parts)
-    return Source("transferred", f"transferred from {asked.key} {newest} to {version}", f"{asked.key} {version}")
+    newest = max(versions, key=version_parts)
+    return Source("transferred", f"transferred from {wanted.key} {newest} to {version}", f"{wanted.key} {version}")
 
 
-def _source_between(key: str, network: Network, link: Link) -> Source:
-    """What a library's price across hosts rests on: networks that were not measured have the constants of those that were."""
-    if not network.links or link.key in network.links:
-        return network.label
-    where = ", ".join(network.links)
-    return Source("transferred", f"transferred from {key} across hosts over {where}", f"{key} over {link.key}")
-
-
-def _all_paths(asked: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
-    """Return a library's paths, then in later turns those of the libraries that it falls back on; ``version`` is its own."""
+def _all_paths(wanted: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
+    """Return a library's paths, then in later turns those of its fallbacks, where ``version`` is its own."""
     chained: tuple[Path, ...] = ()
     turn = 0
-    for one in asked.chain:
-        paths = _paths(one, cluster, measured, version if one is asked else "")
-        if one is asked and asked.fallback:  # an engine's own kernels serve the GPUs of one host, or of a rack
-            most = cluster.domain if asked.leaves_hosts else cluster.gpus_per_host
+    for one in wanted.chain:
+        paths = _paths(one, cluster, measured, version if one is wanted else "")
+        if one is wanted and wanted.fallback:  # an engine's own kernels serve the GPUs of one host, or of a rack
+            most = cluster.domain if wanted.leaves_hosts else cluster.gpus_per_host
             paths = tuple(replace(p, max_ranks=most) for p in paths)
         chained += tuple(replace(p, turn=p.turn + turn) for p in paths)
         turn += max((p.turn for p in paths), default=-1) + 1
     return chained
 
 
-def _of_any_size(paths: tuple[Path, ...], own: int) -> Mapping[str, tuple[Path, ...]]:
-    """Paths of the collectives that the first ``own`` of them are for, small tensors too, which an engine gives to others."""
-    free = (*(replace(path, min_bytes=()) for path in paths[:own]), *paths[own:])
-    return {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:own])}
+def _of_any_size(paths: tuple[Path, ...], count: int) -> Mapping[str, tuple[Path, ...]]:
+    """Return paths of the collectives that the first ``count`` of them serve, without their least sizes."""
+    free = (*(replace(path, min_bytes=()) for path in paths[:count]), *paths[count:])
+    return {op: tuple(path for path in free if path.op == op) for op in dict.fromkeys(path.op for path in free[:count])}
 
 
 def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
@@ -343,13 +340,13 @@ def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
 
 def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
     """Return the paths of one library on this cluster: as measured there, else as calibrated for its family and link."""
-    own = measured.get(one.key, ())
-    return (*own, *(p for p in _usual_paths(one, cluster, version) if p.op not in {o.op for o in own}))
+    here = measured.get(one.key, ())
+    return (*here, *(p for p in _usual_paths(one, cluster, version) if p.op not in {o.op for o in here}))
 
 
 def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ...]:
-    """The paths of one library for this family of chips on this kind of link, scaled to the link's rate. A link of another rate
-    than the measured one keeps the latencies, so that a faster link is never slower; another generation has its own."""
+    """Return the paths of one library for this family of chips on this kind of link, scaled to the link's rate. A link of another
+    rate than the measured one keeps the latencies, so that a faster link is never slower; another generation has its own."""
     family = cluster.chip.family
     measured = one.rows(family, cluster.intra.kind, version)
     rows = [r for r in measured if r.path.algorithm != "in-switch" or cluster.intra.switched]
@@ -362,22 +359,21 @@ def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ..
 
 
 def _moved_waits(path: Path, row: PathRow, cluster: Cluster, kin: Mapping[str, str]) -> Path:
-    """Return an exchange's constants of another generation: what waits for other ranks goes as an all-reduce of a few bytes does.
+    """Move an exchange's constants to another generation: what waits for other ranks goes as an all-reduce of a few bytes does.
 
     That does little but write to all others and wait for them. The times of Hopper's exchanges, whose bytes under way return sooner
     too, follow from Blackwell's within 14 % so, and within 23 % unmoved (benchmarks/fit_exchanges.py).
     """
     if not isinstance(path, ExchangePath) or "waits" not in kin:
         return path
-    here, there = (_smallest_s(library(kin["waits"]), family) for family in (cluster.chip.family, row.families[0]))
+
+    def smallest_s(family: str) -> float:  # of a custom all-reduce of nothing among eight over NVLink; 0: nobody measured it
+        served = [r.path for r in library(kin["waits"]).path if family in r.families and "nvlink" in r.links]
+        return next((one.launch_s + 7 * one.hop_s for one in served if one.algorithm == "one-shot"), 0.0)
+
+    here, there = smallest_s(cluster.chip.family), smallest_s(row.families[0])
     waits = here / there if here and there else 1.0
     return replace(path, launch_s=path.launch_s * waits, expert_s=path.expert_s * waits, sm_Bps=path.sm_Bps / waits)
-
-
-def _smallest_s(one: Library, family: str) -> float:
-    """Seconds of a custom all-reduce of nothing among eight over NVLink, as measured with a generation; 0: nobody did."""
-    served = [r.path for r in one.path if family in r.families and "nvlink" in r.links]
-    return next((path.launch_s + 7 * path.hop_s for path in served if path.algorithm == "one-shot"), 0.0)
 
 
 def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float], ...]) -> Path:
@@ -395,7 +391,7 @@ def _path(row: PathRow, op: str, cluster: Cluster, hosts: tuple[tuple[int, float
 
 
 def _bound_latencies(path: Path, one: Library, cluster: Cluster) -> Path:
-    """Constants of other chips, held to what this generation has on the link that it was measured on. Starting a collective is the
+    """Hold constants of other chips to what this generation has on the link that it was measured on. Starting a collective is the
     chip's work: its latencies are not less on a slower link, nor more on a faster one."""
     for home, link in _home(path, one, cluster.chip.family):
         bound = max if cluster.intra.bandwidth_Bps < link.bandwidth_Bps else min
@@ -404,8 +400,8 @@ def _bound_latencies(path: Path, one: Library, cluster: Cluster) -> Path:
 
 
 def _home(path: Path, one: Library, family: str) -> list[tuple[Path, Link]]:
-    """Latencies of the path's algorithm as measured with this generation, or its kin, by a library and those that it falls back on,
-    and the link that they were measured on; where its collective was not, the plain ring's."""
+    """Return latencies of the path's algorithm as measured with this generation, or its kin, by a library and its fallbacks, and
+    the link that they were measured on. Where its collective was not measured, the plain ring's are returned."""
     for who in (family, *(other.kin[family] for other in one.chain if family in other.kin)):
         rows = [r for other in one.chain for r in other.path if who in r.families]
         same = [r for r in rows if path.op in r.ops]
@@ -431,5 +427,5 @@ def _textbook(cluster: Cluster) -> Fabric:
         hops = 2.0 if op == "all-reduce" else 1.0
         return Path(op, "ring", link.bandwidth_Bps, hop_s=hops * link.latency_s, mesh=link.mesh, source=BY_DEFINITION)
 
-    own, slow = ({op: (path(op, link),) for op in OPS} for link in (cluster.intra, cluster.inter))
-    return Fabric("textbook", BY_DEFINITION, own, network_paths=slow, flat=True, spread=0.0, network=Network(spread=0.0))
+    inside, slow = ({op: (path(op, link),) for op in OPS} for link in (cluster.intra, cluster.inter))
+    return Fabric("textbook", BY_DEFINITION, inside, network_paths=slow, flat=True, spread=0.0, network=Network(spread=0.0))

@@ -21,7 +21,7 @@ BARE_MEMORY = re.compile(r"(?<=[a-z0-9])[- ](\d{2,3})(?=[- ]|$)(?! ?(?:gpu|card|
 
 @lru_cache(maxsize=4096)
 def find_chip_name(text: str) -> str:
-    """Return the catalogue's key of the chip that a text names; "" where none is.
+    """Return the catalogue's key of the chip that a text names, or "" where it names none.
 
     >>> [find_chip_name(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
     ['gb200', 'b200-sxm', 'h100-sxm', 'gb10', 'rtx-pro-6000-server']
@@ -29,13 +29,13 @@ def find_chip_name(text: str) -> str:
     ['a100-40-pcie', 'rtx-pro-6000-server', 'mi300x']
     """
     plain, patterns = text.lower().replace("_", " "), _spellings()["chips"]  # words which are no name of it in the catalogue
-    told = next((key for pattern, key in patterns if re.search(f"(?<![a-wyz0-9])(?:{pattern})", plain)), "")
-    return told or _by_words(text)
+    match = next((key for pattern, key in patterns if re.search(f"(?<![a-wyz0-9])(?:{pattern})", plain)), "")
+    return match or _by_words(text)
 
 
 @lru_cache(maxsize=4096)
 def find_device_chip(text: str) -> str:
-    """Return the catalogue's key of the chip that a driver calls so; "" where one word of the name is of no chip that is known.
+    """Return the catalogue's key of the chip that a driver calls so, or "" where a word of the name fits no chip.
 
     Tables are read more freely (``find_chip_name``), and let a chip stand for another of its generation.
 
@@ -45,12 +45,12 @@ def find_device_chip(text: str) -> str:
     key = _by_words(text)
     if not key:
         return ""
-    known = {_without_socket(word) for name in (key, chip(key).name, *chip(key).aliases) for word in _words(name)}
-    return key if {_without_socket(word) for word in _words(text)} <= known | set(_spellings()["device_words"]) else ""
+    allowed = {_without_socket(word) for name in (key, chip(key).name, *chip(key).aliases) for word in _words(name)}
+    return key if {_without_socket(word) for word in _words(text)} <= allowed | set(_spellings()["device_words"]) else ""
 
 
 def _without_socket(word: str) -> str:
-    """``sxm`` of any generation.
+    """Return ``sxm`` for any generation of it.
 
     >>> _without_socket("sxm4"), _without_socket("pcie")
     ('sxm', 'pcie')
@@ -63,9 +63,9 @@ def _by_words(text: str) -> str:
     words = _words(text)
     if spelled := _squeezed_chips().get(letters_and_digits(COUNT.sub("", text.lower()))):
         return spelled
-    found = [(name, key) for name, key in _chips_by_words() if set(name) <= set(words)]
+    matches = [(name, key) for name, key in _chips_by_words() if set(name) <= set(words)]
     # The name of most words is the nearest one; of two chips the one that is told first.
-    best = min(found, key=lambda one: (-len(one[0]), min(map(words.index, one[0]))), default=((), ""))
+    best = min(matches, key=lambda one: (-len(one[0]), min(map(words.index, one[0]))), default=((), ""))
     return best[1]
 
 
@@ -76,7 +76,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _chip_names() -> Iterator[tuple[str, str]]:
-    """Every name of every chip; a host without any is no chip of a table."""
+    """Yield every name of every chip, without hosts that have none, which are no chips of a table."""
     yield from ((name, key) for key in stems("chips") if chip(key).vendor != "generic" for name in (key, *chip(key).aliases))
 
 
@@ -96,16 +96,16 @@ def letters_and_digits(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def model_key(name: str) -> str:
-    """Return the catalogue's key of a model; "" where none has that name, or several begin with it.
+    """Return the catalogue's key of a model, or "" where none has that name, or several begin with it.
 
     >>> [model_key(name) for name in ("LLAMA3_70B", "DeepSeekV3 (w/o MTP)", "Qwen3_30B_a3B", "GPT OSS 120B", "Nemotron_3_Nano")]
     ['llama-3.1-70b', 'deepseek-v3', 'qwen3-30b-a3b', 'gpt-oss-120b', 'nemotron-3-nano-30b-a3b']
     """
     plain = letters_and_digits(re.sub(r"\(.*?\)", "", name.lower()))
-    known = {letters_and_digits(key): key for key in stems("models")}
-    if key := _spellings()["models"].get(plain) or known.get(plain):
+    by_letters = {letters_and_digits(key): key for key in stems("models")}
+    if key := _spellings()["models"].get(plain) or by_letters.get(plain):
         return str(key)
-    begun = [key for letters, key in known.items() if letters.startswith(plain)]
+    begun = [key for letters, key in by_letters.items() if letters.startswith(plain)]
     return begun[0] if len(begun) == 1 and any(c.isdigit() for c in plain) else ""
 
 
@@ -127,7 +127,7 @@ LONGEST = 100  # signs of a text that may mean something
 
 
 def usual_spellings(text: str) -> list[str]:
-    """What a text may mean, in counts and a name of the catalogue: several where it is in doubt, none where nothing is known.
+    """List what a text may mean, in counts and a name of the catalogue: several where in doubt, none where nothing matches.
 
     >>> [usual_spellings(text) for text in ("16 h100", "H100 x16", "2 nodes of 8 H200 SXM", "2x dgx-h100", "2x1xdgx-spark")]
     [['16xh100'], ['16xh100'], ['2x8xh200-sxm'], ['2xdgx-h100'], ['2xdgx-spark']]
@@ -136,26 +136,26 @@ def usual_spellings(text: str) -> list[str]:
     """
     written = re.sub("[×*]", "x", text.lower().replace("_", "-"))
     plain = " ".join(FILLERS.sub(" ", written).split()) if len(text) < LONGEST and written.isascii() else ""
-    told, each = HOSTS.search(plain), EACH.search(plain)
+    hosts, each = HOSTS.search(plain), EACH.search(plain)
     rest = " ".join(EACH.sub(" ", HOSTS.sub(" ", plain)).split())
     for form in COUNTED:
         if match := form.fullmatch(re.sub(rf" {HOST}$", "", rest)):
             first, second, name, behind = match.groups()
-            counts = [int(count.strip("x: ")) for count in (told[2] if told else "", first, second, behind) if count]
-            joined = not told or len(counts) < 2 or bool(each or told[1] or told[3])
+            counts = [int(count.strip("x: ")) for count in (hosts[2] if hosts else "", first, second, behind) if count]
+            joined = not hosts or len(counts) < 2 or bool(each or hosts[1] or hosts[3])
             if joined and all(counts) and (meant := _meant(counts, name, bool(behind), rest != match.string)):
                 return meant
     return []
 
 
 def _meant(counts: list[int], name: str, behind: bool, hosts: bool) -> list[str]:
-    """Hosts of a name of their own, or GPUs: two counts are hosts and GPUs, one is of whatever has the name."""
+    """Return hosts of a catalogued name, or GPUs: two counts are hosts and GPUs, one is of whatever has the name."""
     if stem := find("clusters", name):
         host = loader.table("clusters", stem)
-        own, whole = host["gpus_per_host"][0], f"{counts[0]}x{stem}" if counts else stem
-        if len(counts) == 1 and behind and counts[0] == own > 1:
+        per_host, whole = host["gpus_per_host"][0], f"{counts[0]}x{stem}" if counts else stem
+        if len(counts) == 1 and behind and counts[0] == per_host > 1:
             return [whole, stem]
-        return [whole] if len(counts) < 2 or counts[1:] == [own] else [whole, f"{counts[0]}x{counts[1]}x{host['chip']}"]
+        return [whole] if len(counts) < 2 or counts[1:] == [per_host] else [whole, f"{counts[0]}x{counts[1]}x{host['chip']}"]
     key = next((n for n in (normal(name), normal(name.removesuffix("s"))) if find("chips", n)), "") or find_device_chip(name)
     if not key or len(counts) > 2:
         return []

@@ -54,7 +54,7 @@ def _configs_of_same_sizes(text: Config) -> Iterator[tuple[str, Config]]:
             yield key, theirs
 
 
-FAMILIES = ("deepseek", "gemma", "kimi", "llama", "minimax", "nemotron", "others", "qwen")
+FAMILIES = ("plain", "deepseek", "gemma", "nemotron", "others", "qwen")
 """Modules that fill the register, imported when it is looked into."""
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
 NOTHING = Model("", "", 1, 1, (), (), 1)  # what is read of a config that cannot be
@@ -66,15 +66,15 @@ NEUTRAL = re.compile(
 
 
 def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Model:
-    """Return the model that a ``config.json`` describes; ``Refusal`` names the architecture or the fields at fault.
+    """Return the model that a ``config.json`` describes, or refuse it by the architecture or the fields at fault.
 
     ``read_as``: the family whose fields they are taken for, whatever architecture the config names.
     """
-    names = config.get("architectures")
-    own = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    name = find_family(read_as, config) if read_as else own
+    listed = config.get("architectures")
+    stated = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], str) else ""
+    name = find_family(read_as, config) if read_as else stated
     if not _is_registered(name):
-        raise Refusal(f"model {key}: architecture {own or 'missing'} is not supported{_nearest(config, own)}", "model")
+        raise Refusal(f"model {key}: architecture {stated or 'missing'} is not supported{_nearest(config, stated)}", "model")
     whole, notes = complete_config(config, ARCHITECTURES[name].shared)
     model, fields = _read(name, whole)
     if fields.bad:
@@ -82,11 +82,10 @@ def from_config(config: Mapping[str, object], key: str, read_as: str = "") -> Mo
     if model.tower is None and config.get("vision_config"):
         notes.append(Note("no-tower", f"the vision tower is left out: {name} is read without one"))
     if read_as:
-        notes.append(
-            Note(
-                "read-as", f"assumed: {own or 'a config without an architecture'} is read as {name}{_unused_fields(config, fields)}"
-            )
-        )
+        names = dict.fromkeys((*config, *text_section(config)))
+        left = [one for one in names if one not in fields.names_read and not NEUTRAL.search(one)]
+        unused = f"; ignored: {', '.join(left)}" if left else "; no field is ignored"
+        notes.append(Note("read-as", f"assumed: {stated or 'a config without an architecture'} is read as {name}{unused}"))
     return replace(
         model,
         key=key,
@@ -115,18 +114,18 @@ def _read(name: str, config: Mapping[str, object]) -> tuple[Model, Fields]:
 
 
 def find_family(name: str, config: Mapping[str, object]) -> str:
-    """The architecture that ``--as`` names: itself, or by its family's name; with a vision tower where the config has sections."""
+    """Return the architecture that ``--as`` names, by itself or its family, with a vision tower where the config has sections."""
     wanted = _letters_and_digits(name)
-    known = [a for a in architectures() if wanted in (_letters_and_digits(a), _letters_and_digits(family_name(a)))]
-    if not known:
+    matches = [a for a in architectures() if wanted in (_letters_and_digits(a), _letters_and_digits(family_name(a)))]
+    if not matches:
         families = sorted({family_name(a) for a in architectures()})
         raise Refusal(f"as '{name}': no such family{suggest(name, families)} ({', '.join(families)})", "as", families)
     nested = isinstance(config.get("text_config"), Mapping)
-    return max(known, key=lambda a: a.endswith("ForConditionalGeneration") == nested)
+    return max(matches, key=lambda a: a.endswith("ForConditionalGeneration") == nested)
 
 
 def _is_registered(name: str) -> bool:
-    """Return whether a family reads it; a family whose name is in the architecture's is looked into first."""
+    """Check whether a family reads it, looking first into a family whose name is in the architecture's."""
     for family in sorted(FAMILIES, key=lambda family: family not in name.lower()):
         if name in ARCHITECTURES:
             return True
@@ -153,29 +152,22 @@ SIMILAR = 0.6  # names of two families of one maker are at least so much alike
 USUAL = "LlamaForCausalLM"  # whose layers most others follow
 
 
-def _nearest(config: Mapping[str, object], own: str) -> str:
-    """Return the family that can read the config and knows most of its fields; of equals one of a similar name, else Llama."""
+def _nearest(config: Mapping[str, object], stated: str) -> str:
+    """Return the family that can read the config and knows most of its fields, and of equals one of a similar name, else Llama."""
 
     def fit(name: str) -> tuple[int, float, bool]:
         whole, _ = complete_config(config, ARCHITECTURES[name].shared)
         fields = _read(name, whole)[1]
-        used = len(fields.asked & {*config, *text_section(config)})
+        used = len(fields.names_read & {*config, *text_section(config)})
         import difflib
 
-        alike = difflib.SequenceMatcher(None, family_name(own), family_name(name)).ratio()
+        alike = difflib.SequenceMatcher(None, family_name(stated), family_name(name)).ratio()
         return (-1 if fields.bad else used), alike if alike > SIMILAR else 0.0, name == USUAL
 
     name = max(architectures(), key=fit)
     if fit(name)[0] < 0:
         return f", and no family has the fields that it needs; the nearest by name is {family_name(name)}"
     return f"; nearest family: {family_name(name)} (--as {family_name(name)} reads it so, labelled as assumed)"
-
-
-def _unused_fields(config: Mapping[str, object], fields: Fields) -> str:
-    """Return what that family has no use for, but for what never changes a size or a cost."""
-    names = dict.fromkeys((*config, *text_section(config)))
-    left = [name for name in names if name not in fields.asked and not NEUTRAL.search(name)]
-    return f"; ignored: {', '.join(left)}" if left else "; no field is ignored"
 
 
 def _dtype(fields: Fields, key: str) -> str:

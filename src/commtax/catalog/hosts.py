@@ -16,18 +16,8 @@ _MAKERS = {kind: maker for maker, row in _ROWS.items() for kind in row["links"]}
 SLOTS = 8  # GPUs that a usual server holds on PCIe
 
 
-def _usual_nics(between: Link, place: Cluster) -> int:
-    """NICs of a host for a fabric between hosts; EFA's cards by what the instances with this chip offer in sum."""
-    if between.kind == "efa" and not between.nic_per_gpu:
-        hosts = [table("clusters", key) for key in stems("clusters")]
-        for host in (h for h in hosts if h["chip"] == place.chip.key and link(h["inter"]).kind == "efa"):
-            per_gpu: float = host["nics_per_host"][0] * link(host["inter"]).bandwidth_Bps / host["gpus_per_host"][0]
-            return max(1, round(per_gpu * place.gpus_per_host / between.bandwidth_Bps))
-    return place.gpus_per_host if between.nic_per_gpu else 1
-
-
 def with_inside_link(place: Cluster, inside: Link) -> Cluster:
-    """The same hosts with another link between all of their GPUs, of those that its maker's chips can have."""
+    """Return the same hosts with another link between all of their GPUs, one that its maker's chips can have."""
     maker = _MAKERS.get(inside.kind, place.chip.vendor)
     if place.chip.vendor not in (maker, "generic"):
         none = f"{place.chip.key} is none; nearest: {place.chip.intra}"
@@ -37,8 +27,14 @@ def with_inside_link(place: Cluster, inside: Link) -> Cluster:
 
 
 def with_between(place: Cluster, between: Link) -> Cluster:
-    """The same hosts with another network between them, and its usual number of NICs."""
-    return replace(place, inter=between, nics_per_host=_usual_nics(between, place))
+    """Return the same hosts with another network between them, and its usual number of NICs."""
+    nics = place.gpus_per_host if between.nic_per_gpu else 1
+    if between.kind == "efa" and not between.nic_per_gpu:  # cards by what the instances with this chip offer in sum
+        hosts = (host for host in (table("clusters", key) for key in stems("clusters")) if host["chip"] == place.chip.key)
+        if host := next((host for host in hosts if link(host["inter"]).kind == "efa"), None):
+            per_gpu: float = host["nics_per_host"][0] * link(host["inter"]).bandwidth_Bps / host["gpus_per_host"][0]
+            nics = max(1, round(per_gpu * place.gpus_per_host / between.bandwidth_Bps))
+    return replace(place, inter=between, nics_per_host=nics)
 
 
 def usual_library(made: Chip) -> str:
@@ -47,7 +43,7 @@ def usual_library(made: Chip) -> str:
 
 
 def catalogued_hosts(text: str) -> Cluster | None:
-    """A catalogued host, or ``Nx`` of them; a rack is so many hosts as its file says."""
+    """Return a catalogued host, or ``Nx`` of them, where a rack is as many hosts as its file says."""
     match = re.fullmatch(r"(?:(\d{1,15})x)?(.+)", normal(text))
     tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
     for hosts, name in tries:
@@ -56,18 +52,18 @@ def catalogued_hosts(text: str) -> Cluster | None:
             host = {name: entry for name, entry in table("clusters", stem).items() if name != "aliases"}
             parts = {"chip": chip(host["chip"]), "intra": link(host["intra"]), "inter": link(host["inter"])}
             alone = {} if "num_hosts" in host else {"num_hosts": 1}
-            unit = record(Cluster, host, f"clusters/{stem}", given={**parts, **alone, "key": stem})
+            unit = record(Cluster, host, f"clusters/{stem}", fixed={**parts, **alone, "key": stem})
             return unit if hosts == 1 else replace(unit, key=f"{hosts}x{stem}", num_hosts=hosts * unit.num_hosts)
     return None
 
 
 def unit_hosts(stem: str) -> int:
-    """Hosts of one catalogued entry: 18 trays of a rack, else one."""
+    """Return the hosts of one catalogued entry: 18 trays of a rack, else one."""
     return int(table("clusters", stem).get("num_hosts", [1])[0])
 
 
 def parse_counts(text: str) -> Cluster:
-    """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``, in whatever words; a chip alone is one GPU.
+    """Read ``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``, in whatever words, where a chip alone is one GPU.
 
     Chips that NVLink joins across hosts come in trays, however they are counted: 72xgb200 and 1x72xgb200 are 18x4xgb200.
     """
@@ -84,13 +80,13 @@ def parse_counts(text: str) -> Cluster:
         hosts, gpus, remark = _split_into_hosts(hosts * gpus, kind)
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
-    known = catalogued_hosts(f"{hosts}x{gpus}x{kind.key}") if remark and not second else None
-    place = known or usual_hosts(kind, hosts, gpus)
+    catalogued = catalogued_hosts(f"{hosts}x{gpus}x{kind.key}") if remark and not second else None
+    place = catalogued or usual_hosts(kind, hosts, gpus)
     return replace(place, remark=remark, typed=text.strip() if remark and not second else "")
 
 
 def _read_spelling(text: str, name: str) -> Cluster:
-    """The hosts that people mean who write something else than counts and a known ``name``; refused where that is in doubt."""
+    """Return the hosts that people mean who write neither counts nor a catalogued ``name``, or refuse where in doubt."""
     from commtax.catalog.foreign_names import usual_spellings  # names of the catalogue need no second reading
 
     meant = usual_spellings(text)
@@ -109,7 +105,7 @@ def _read_spelling(text: str, name: str) -> Cluster:
 
 
 def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
-    """Hosts as such chips usually come: their links, one NIC for each GPU where the network has it, cards in bridged pairs."""
+    """Return hosts as such chips usually come: their links, one NIC for each GPU if the network has it, bridged card pairs."""
     inside, between, bridge = link(kind.intra), link(kind.inter), None
     beside = _BRIDGES["beside"]
     if inside.key in _BRIDGES["links"] and gpus > 2:  # a bridge joins two cards
@@ -134,14 +130,14 @@ def usual_hosts(kind: Chip, hosts: int, gpus: int) -> Cluster:
 
 
 def _largest_host(kind: Chip) -> int:
-    """GPUs of such a chip that one host holds at most: a baseboard's, the slots of a PCIe server, one beside its own CPU."""
+    """Return the most GPUs of such a chip in one host: a baseboard's, the slots of a PCIe server, one beside its own CPU."""
     inside = link(kind.intra)
     cards = kind.gpus_per_host > 1 and (inside.kind == "pcie" or inside.key in _BRIDGES["links"])
     return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, SLOTS if cards else 0)
 
 
 def _split_into_hosts(gpus: int, kind: Chip) -> tuple[int, int, str]:
-    """A number of GPUs as hosts of equal size, and what to say of it: 16 of a chip whose hosts hold 8 are two hosts."""
+    """Split a number of GPUs into hosts of equal size, with a remark: 16 of a chip whose hosts hold 8 are two hosts."""
     if gpus <= _largest_host(kind) or gpus > MAX_GPUS:
         return 1, gpus, ""
     most = _largest_host(kind)

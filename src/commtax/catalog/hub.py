@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 def contents(name: str, file_name: str = "config.json") -> bytes:
-    """Return a file of a repository; ``LookupError`` says why there is none, and what to do."""
+    """Return a file of a repository, or raise ``LookupError`` with why there is none, and what to do."""
     if not ID.fullmatch(name):
         raise LookupError("not an id of the Hub, which is OWNER/NAME")
     return _remember_failure(f"{name}/{file_name}", LookupError, lambda: _fetch_file(name, file_name))
 
 
 def optional_file(name: str, file_name: str) -> bytes:
-    """Return a file that a repository may have; nothing where it has none."""
+    """Return a file that a repository may have, or nothing where it has none."""
     try:
         return contents(name, file_name)
     except LookupError:
@@ -48,7 +48,7 @@ def optional_file(name: str, file_name: str) -> bytes:
 
 
 def is_cached(name: str) -> bool:
-    """Return whether a repository's config is kept on this machine; never a look at the network."""
+    """Return whether a repository's config is kept on this machine, without a look at the network."""
     return bool(ID.fullmatch(name)) and _cached_file(name, "config.json") is not None
 
 
@@ -63,8 +63,8 @@ def _remember_failure(what: str, failure: type[Exception], work: Callable[[], T]
 
 
 def _reason(error: Exception) -> str:
-    said = str(error.reason if isinstance(error, URLError) else error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    text = str(error.reason if isinstance(error, URLError) else error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _fetch_file(name: str, file_name: str) -> bytes:
@@ -119,7 +119,7 @@ def _cached_file(name: str, file_name: str) -> Path | None:
 
 
 def _keep(name: str, file_name: str, body: bytes, commit: str) -> None:
-    """Into the cache as the client lays it out; a repository of which it has another commit is left alone."""
+    """Store a file in the cache as the client lays it out, but leave a repository alone of which it has another commit."""
     folder = _repository(name)
     with suppress(OSError, ValueError):
         main = folder / "refs" / "main"
@@ -132,7 +132,7 @@ def _keep(name: str, file_name: str, body: bytes, commit: str) -> None:
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Another address of the same kind; the token comes along to the endpoint's own host only."""
+    """Redirects to another address of the same kind, where the token comes along to the endpoint's own host only."""
 
     max_redirections = 5
 
@@ -159,12 +159,12 @@ def _authorise(request: Request, token: str) -> None:
 
 def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     """Return a file's bytes and its commit, where the Hub tells it. ``OSError``: nobody answered."""
-    told = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
-    if not told and not _set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+    secret = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or ""
+    if not secret and not _set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         with suppress(OSError, ValueError):
-            told = Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text(encoding="ascii")[:1024]
-    told = told.strip()
-    token = told if told.isascii() and told.isprintable() else ""
+            secret = Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text(encoding="ascii")[:1024]
+    secret = secret.strip()
+    token = secret if secret.isascii() and secret.isprintable() else ""
     request = Request(f"{place}/{name}/resolve/main/{file_name}", headers={"User-Agent": "commtax"})
     _authorise(request, token)
     try:
@@ -173,12 +173,12 @@ def _get(place: str, name: str, file_name: str) -> tuple[bytes, str]:
     except HTTPError as error:
         with error:
             which = "this HF_TOKEN may not read it" if token else "set HF_TOKEN to one that may read it"
-            said = f"{place} answers with {error.code}; try again later"
+            why = f"{place} answers with {error.code}; try again later"
             if error.code in DENIED:
-                said = f"{place} refuses it with {error.code}: {DENIED[error.code]}; {which}"
+                why = f"{place} refuses it with {error.code}: {DENIED[error.code]}; {which}"
             elif error.code == 404:
-                said = f"{place} has no such model, or it has no {file_name}"
-            raise LookupError(said) from None
+                why = f"{place} has no such model, or it has no {file_name}"
+            raise LookupError(why) from None
     except (HTTPException, ValueError) as error:  # ValueError: an address that nobody can have
         raise LookupError(f"{place} answers no HTTP ({type(error).__name__})") from None
     if len(body) > CONFIG_BYTES:

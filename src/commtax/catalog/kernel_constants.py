@@ -37,7 +37,8 @@ Ratio = tuple[float, float]  # how many times longer a cycle is, and a cycle of 
 
 
 def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
-    """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate.
+    """Return kernel constants of the chip's family, or the generic ones, while ``textbook`` runs every kernel at the datasheet's
+    rate.
 
     ``timed``: of kernels as tables have them and no step does: launched by a host, without an engine's tuner, in an engine's other
     setting.
@@ -45,10 +46,11 @@ def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelC
     return _kernel_constants(engine.key, chip.key, chip.family, _pace(chip), timed)
 
 
-def with_shared_latents(own: KernelConstants, chip: Chip) -> KernelConstants:
+def with_shared_latents(constants: KernelConstants, chip: Chip) -> KernelConstants:
     """Return an engine's constants with the kernels over latents that engines have in common."""
     shared = _kernel_constants("", chip.key, chip.family, _pace(chip), False).tables
-    return replace(own, tables={**own.tables, **{name: c for name, c in shared.items() if name.startswith("latent-decode.")}})
+    latent = {name: c for name, c in shared.items() if name.startswith("latent-decode.")}
+    return replace(constants, tables={**constants.tables, **latent})
 
 
 @lru_cache(maxsize=256)
@@ -64,10 +66,10 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
         ratio = _pace_ratio(layer, chip, pace)
         of_engine = (layer.get(kind, {}).get(engine, {}) for kind in ("engine", "timed"))
-        usual, own, alone = (_rescale_tables(_tables(part), ratio) for part in (layer, *of_engine))
+        usual, engines, alone = (_rescale_tables(_tables(part), ratio) for part in (layer, *of_engine))
         # An engine with attention of its own runs no other's for other number formats.
-        attending = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
-        tables = {name: c for name, c in (tables | usual).items() if not name.startswith(attending)} | own
+        attending = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in engines)
+        tables = {name: c for name, c in (tables | usual).items() if not name.startswith(attending)} | engines
         tables |= alone if timed else {}
     elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
     assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
@@ -79,12 +81,12 @@ def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bo
 
 
 def _widen_spread(name: str, c: Mapping[str, float]) -> Mapping[str, float]:
-    """Constants of other families, as far off as they were where whole families were left out."""
+    """Widen constants of other families to how far off they were where whole families were left out."""
     form, _, kind = name.partition(".")
     first = form.partition("-")[0]  # latent-decode: of latent attention; experts_triton: of experts
     kin = (name, f"{form.partition('_')[0]}.{kind}", "streams" if first in STREAMS else first)
-    known = next((found for one in kin if (found := LEFT_OUT["unmeasured"].get(one))), None)
-    return {**c, "sigma": max(c.get("sigma", 0.0), known["sigma"])} if known else c
+    left_out = next((row for one in kin if (row := LEFT_OUT["unmeasured"].get(one))), None)
+    return {**c, "sigma": max(c.get("sigma", 0.0), left_out["sigma"])} if left_out else c
 
 
 def _pace(chip: Chip) -> Pace:
@@ -92,8 +94,8 @@ def _pace(chip: Chip) -> Pace:
 
 
 def _pace_ratio(layer: Table, chip: str, pace: Pace) -> Ratio:
-    """How many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all multiprocessors. 1
-    on the chips that were fitted, on those of one clock and number, and where a datasheet tells neither."""
+    """Return how many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all
+    multiprocessors. 1 on the chips that were fitted, on those of one clock and number, and where a datasheet states neither."""
     measured: list[str] = layer.get("measured_on", [])
     home = layer.get("paced_as") or next(iter(measured), "")
     if not home or chip in (home, *measured, *layer.get("fitted_on", ()), *_sisters()):
@@ -113,19 +115,18 @@ def reference() -> Chip:
 
 
 def rescale_to_chip(constants: Mapping[str, float], home: Chip, chip: Chip) -> dict[str, float]:
-    """Constants of one table that were fitted on a chip, on another one."""
+    """Rescale one table's constants that were fitted on a chip to another one."""
     return dict(_rescale_table(constants, _ratio(_pace(home), _pace(chip))))
 
 
 @lru_cache(maxsize=1)
 def _sisters() -> tuple[str, ...]:
-    """Chips that have the same multiprocessors as one that was measured: GB200's datasheet has a faster clock than B200's, its
-    kernels don't."""
+    """List chips with a measured chip's multiprocessors: GB200's datasheet has a faster clock than B200's, its kernels don't."""
     return tuple(sister for name in stems("kernels") for sister in table("kernels", name).get("sisters", ()))
 
 
 def _rescale_tables(tables: Tables, ratio: Ratio) -> Tables:
-    """Tables with their seconds at another chip's pace."""
+    """Return tables with their seconds at another chip's pace."""
     return {name: c if OF_THE_HOST.match(name) else _rescale_table(c, ratio) for name, c in tables.items()}
 
 
@@ -138,11 +139,11 @@ def _rescale_table(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
 
 
 def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> Source:
-    """Calibrated on a chip that was measured; on others of its family the constants are transferred to the chip's datasheet."""
-    home, own = _home(layers), layers[-1]
+    """Return "calibrated" on a measured chip, or on others of its family "transferred" to the chip's datasheet."""
+    home, last = _home(layers), layers[-1]
     # A chip's file has matrix products, of every engine or of this one, or its family's were tested there.
-    products = "gemm" in own or "gemm" in own.get("engine", {}).get(engine, {}) or own["key"] in layers[0].get("fitted_on", ())
-    if chip in home or (own["key"] == chip != wanted and products):
+    products = "gemm" in last or "gemm" in last.get("engine", {}).get(engine, {}) or last["key"] in layers[0].get("fitted_on", ())
+    if chip in home or (last["key"] == chip != wanted and products):
         return CALIBRATED
     if not home:
         kin = "" if layers[0]["key"] in ("generic", wanted) else f", these are {layers[0]['key']}'s at its datasheet"
@@ -151,7 +152,7 @@ def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> S
 
 
 def _home(layers: list[Table]) -> list[str]:
-    """Chips that a family was measured on; none where it only has another family's constants."""
+    """Return the chips that a family was measured on, or none where it only has another family's constants."""
     return list([layer for layer in layers if "measured_on" in layer][-1]["measured_on"])
 
 
@@ -161,37 +162,37 @@ def _transfer_source(family: str, home: list[str], chip: str) -> Source:
 
 
 def _transfer_sources(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, float]]) -> dict[str, Source]:
-    """Tables of a chip that has some constants of its own, but of these kinds its family's, which were fitted elsewhere.
-    ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention."""
+    """Return the sources of a chip's tables that are its family's, fitted elsewhere, beside constants of its own. ``fitted_on``:
+    the chips of a family whose tables decided forms beyond products and plain attention."""
     home: list[str] = layers[0].get("fitted_on") or layers[0]["measured_on"]
     if chip in home or not home or not _home(layers):
         return {}
-    own = {name for layer in layers if layer["key"] == chip for name in _tables(layer)}
-    names = (name for name in tables if name.partition(".")[0] not in PLAIN and name not in own)
+    chip_names = {name for layer in layers if layer["key"] == chip for name in _tables(layer)}
+    names = (name for name in tables if name.partition(".")[0] not in PLAIN and name not in chip_names)
     return dict.fromkeys(names, _transfer_source(layers[0]["key"], home, chip))
 
 
 @lru_cache(maxsize=256)
 def _chip_tables(chip: str) -> list[Table]:
-    """Constants of one chip, or of a sister that has the same multiprocessors."""
+    """List the constants of one chip, or of a sister that has the same multiprocessors."""
     files = [table("kernels", name) for name in stems("kernels") if name not in ("generic", "roofline")]
     return [layer for layer in files if chip == layer["key"] or chip in layer.get("sisters", ())]
 
 
 def _other_forms(family: Table, engine: str, pace: Pace) -> Tables:
-    """Constants of other chips for the forms that nobody measured on this family."""
+    """Return constants of other chips for the forms that nobody measured on this family."""
     other = table("kernels", "generic")
     tables = _tables(other) | _tables(other.get("engine", {}).get(engine, {}))
     if family["key"] in other["fallback"]["families"]:  # no engine's own kernels run there
         instead = _tables({form: c for form, c in other["fallback"].items() if form != "families"})
         replaced = tuple(f"{name.partition('.')[0]}." for name in instead)
         tables = {name: c for name, c in tables.items() if not name.startswith(replaced)} | instead
-    known = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
-    unknown = {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in known}
+    measured_forms = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
+    unknown = {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in measured_forms}
     return _rescale_tables(unknown, _pace_ratio(other, "", pace))
 
 
 def _tables(layer: Table) -> Tables:
-    """Tables by form and dtype; what else stands in a file is no table of constants."""
+    """Return tables by form and dtype, without what else stands in a file."""
     forms = (form for form in layer if form not in NO_FORMS)
     return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}

@@ -19,12 +19,8 @@ Row = tuple[Table, str, str, Json, list[Json], list[str]]
 UNITS = {"B": 1e9, "M": 1e6}
 
 
-def rows(path: str) -> dict[str, Row]:
-    return {r[0]: (family, r[0], r[1], r[2], r[3], r[4]) for family in kept(path)["family"] for r in family["rows"]}
-
-
 def _published_totals(counts: Json, url: str) -> Iterator[JsonObject]:
-    """Totals of tensors are whole numbers; cards print them rounded. A second one is of those that a token uses."""
+    """Yield totals of tensors, whole numbers that cards print rounded, a second one for those that a token uses."""
     for kind, count in zip(("total", "active"), counts if isinstance(counts, list) else [counts], strict=False):
         exact = isinstance(count, int)
         title = "tensor total of the checkpoint on the Hugging Face Hub" if exact else "as the model's card prints it"
@@ -48,20 +44,20 @@ NOTHING: Mapping[str, type] = {}
 FACTS = Path(__file__).parent
 
 
-def record(cls: type[T], table: Facts, where: str, parts: Mapping[str, type] = NOTHING, given: Facts = NOTHING) -> T:
-    """Build a record from a table whose numbers are ``[value, source]`` pairs; fields of its ``parts`` stand beside its own.
+def record(cls: type[T], table: Facts, where: str, parts: Mapping[str, type] = NOTHING, fixed: Facts = NOTHING) -> T:
+    """Build a record from a table whose numbers are ``[value, source]`` pairs, with fields of its ``parts`` beside its own.
 
     ``given`` are values that the file does not hold, or only names.
     """
-    facts = {**table, **given}
+    facts = {**table, **fixed}
     cited = facts.pop("sources", None)  # ``chips``, on which a source's numbers were fitted, are read by the census alone
     sourced = cited.items() if isinstance(cited, Mapping) else ()
     named = {key: Citation(**{k: value for k, value in source.items() if k != "chips"}) for key, source in sourced}
-    known = {f.name: f for kind in (cls, *parts.values()) for f in _fields(kind) if f.name not in parts}
-    _check_keys(facts, known, where)
+    by_name = {f.name: f for kind in (cls, *parts.values()) for f in _fields(kind) if f.name not in parts}
+    _check_keys(facts, by_name, where)
     sources: dict[str, Citation] = {}
-    values = {**{key: _value(entry, key, named, sources, where) for key, entry in facts.items() if key not in given}, **given}
-    if "sources" in known:
+    values = {**{key: _value(entry, key, named, sources, where) for key, entry in facts.items() if key not in fixed}, **fixed}
+    if "sources" in by_name:
         values["sources"] = sources
     for part, kind in parts.items():
         values[part] = kind(**{f.name: values.pop(f.name) for f in _fields(kind) if f.name in values})
@@ -78,11 +74,11 @@ def _fields(kind: type) -> tuple[Field[object], ...]:
     return fields(kind)
 
 
-def _check_keys(table: Facts, known: Mapping[str, Field[object]], where: str) -> None:
-    unknown = [key for key in table if key not in known]
+def _check_keys(table: Facts, by_name: Mapping[str, Field[object]], where: str) -> None:
+    unknown = [key for key in table if key not in by_name]
     if unknown:
-        raise Refusal(f"{where}: unknown key {unknown[0]!r}{suggest(unknown[0], known)}")
-    missing = [n for n, f in known.items() if n not in table and f.default is MISSING and f.default_factory is MISSING]
+        raise Refusal(f"{where}: unknown key {unknown[0]!r}{suggest(unknown[0], by_name)}")
+    missing = [n for n, f in by_name.items() if n not in table and f.default is MISSING and f.default_factory is MISSING]
     if missing:
         raise Refusal(f"{where}: missing {', '.join(missing)}")
 
@@ -103,27 +99,28 @@ def _value(entry: object, key: str, named: Mapping[str, Citation], sources: dict
 
 @lru_cache(maxsize=8)
 def stems(kind: str) -> tuple[str, ...]:
-    """Return the keys of one kind: its files' names, sorted; behind those of models the rows of the Hub's."""
+    """Return the keys of one kind: its files' names, sorted, and behind those of models the rows of the Hub's."""
     files = sorted(f.stem for f in (FACTS / kind).iterdir() if f.suffix in (".toml", ".json"))
     return (*files, *sorted(_rows())) if kind == "models" else tuple(files)
 
 
 @lru_cache(maxsize=1)
 def _rows() -> dict[str, Row]:
-    return rows(str(FACTS / "hub_models.toml"))
+    families = kept(str(FACTS / "hub_models.toml"))["family"]
+    return {r[0]: (family, r[0], r[1], r[2], r[3], r[4]) for family in families for r in family["rows"]}
 
 
 @lru_cache(maxsize=512)
 def table(kind: str, stem: str) -> Table:
-    """Return the file of one key: a ``config.json`` keeps its format, all others are TOML; or its row."""
+    """Return the file of one key, where a ``config.json`` keeps its format and all others are TOML, or its row."""
     if kind != "models":
         return kept(str(FACTS / kind / f"{stem}.toml"))
     if row := _rows().get(stem):
         family, key, name, counts, values, others = row
         url, title = f"https://huggingface.co/{name}", f"config.json of {name} on the Hugging Face Hub"
-        rest, own = family["rest"], dict(zip(family["fields"], values, strict=True))
+        rest, sizes_of_row = family["rest"], dict(zip(family["fields"], values, strict=True))
         section = family.get("section", "")
-        sizes: JsonObject = {section: {**rest[section], **own}} if section else own
+        sizes: JsonObject = {section: {**rest[section], **sizes_of_row}} if section else sizes_of_row
         return {
             "key": key,
             "aliases": [name, *others],
@@ -141,7 +138,7 @@ def aliases(kind: str) -> dict[str, str]:
 
 
 def find(kind: str, name: str) -> str:
-    """Return the key by itself or an alias; "" where there is none.
+    """Return the key by itself or an alias, or "" where there is none.
 
     >>> find("models", "Qwen3-235B"), find("models", "llama3.1 70b"), find("models", "qwen3")
     ('qwen3-235b-a22b', 'llama-3.1-70b', '')
@@ -149,35 +146,33 @@ def find(kind: str, name: str) -> str:
     wanted = normal(name)
     if wanted in stems(kind):
         return wanted
-    return aliases(kind).get(wanted, "") or (_find_loosely(wanted) if kind == "models" else "")
-
-
-def _find_loosely(wanted: str) -> str:
-    """Return the one model whose key differs by dashes alone, or names its active parameters too (``-a22b``)."""
-    known = _loose_names().get(wanted.replace("-", ""), set())
-    return next(iter(known)) if len(known) == 1 else ""
+    if kind != "models" or wanted in aliases(kind):
+        return aliases(kind).get(wanted, "")
+    # The one model whose key differs by dashes alone, or names its active parameters too (``-a22b``).
+    keys = _loose_names().get(wanted.replace("-", ""), set())
+    return next(iter(keys)) if len(keys) == 1 else ""
 
 
 @lru_cache(maxsize=1)
 def _loose_names() -> dict[str, set[str]]:
-    """Keys of models by what is left of them without dashes, and without the count of active parameters."""
-    found: dict[str, set[str]] = {}
+    """Return keys of models by their names without dashes and without the count of active parameters."""
+    names: dict[str, set[str]] = {}
     for stem in stems("models"):
         for short in {stem, re.sub(r"-a\d+(?:\.\d+)?b$", "", stem)}:
-            found.setdefault(short.replace("-", ""), set()).add(stem)
-    return found
+            names.setdefault(short.replace("-", ""), set()).add(stem)
+    return names
 
 
 def key_of(kind: str, name: str) -> str:
-    """Return the key by itself or an alias; a name that nothing has is refused with what is near."""
+    """Return the key by itself or an alias, or refuse an unused name with what is near."""
     if stem := find(kind, name):
         return stem
     raise Refusal(f"unknown {kind[:-1]} '{name}'{did_you_mean(name, kind)}", kind[:-1])
 
 
 def did_you_mean(name: str, *kinds: str) -> str:
-    """'; did you mean …?' with what these kinds hold."""
-    return suggest(name, [known for kind in kinds for known in (*stems(kind), *aliases(kind))])
+    """Suggest the nearest names that these kinds hold, as 'did you mean …?'."""
+    return suggest(name, [name_of_kind for kind in kinds for name_of_kind in (*stems(kind), *aliases(kind))])
 
 
 def normal(name: str) -> str:
@@ -186,14 +181,14 @@ def normal(name: str) -> str:
 
 
 def suggest(name: str, choices: Iterable[str]) -> str:
-    """'; did you mean …?', or nothing where nothing is near."""
+    """Suggest the nearest choices, as 'did you mean …?', or nothing where nothing is near."""
     import difflib  # not for those who spell names right
 
-    wanted, known = normal(name), sorted(set(choices))
+    wanted, names = normal(name), sorted(set(choices))
     alike = 0.8 if "/" in wanted else 0.5  # ids of the Hub have owners and endings in common
-    longer = [c for c in known if len(wanted) > 1 and _abbreviates(wanted, c) and ("/" in wanted or "/" not in c)]
+    longer = [c for c in names if len(wanted) > 1 and _abbreviates(wanted, c) and ("/" in wanted or "/" not in c)]
     by_likeness = sorted(longer, key=lambda choice: difflib.SequenceMatcher(None, wanted, choice).ratio(), reverse=True)
-    likely = list(dict.fromkeys([*by_likeness, *difflib.get_close_matches(wanted, known, n=3, cutoff=alike)]))[:3]
+    likely = list(dict.fromkeys([*by_likeness, *difflib.get_close_matches(wanted, names, n=3, cutoff=alike)]))[:3]
     return f"; did you mean {', '.join(likely[:-1])}{' or ' if likely[1:] else ''}{likely[-1]}?" if likely else ""
 
 
@@ -219,18 +214,30 @@ def check_measured(text: str, argument: str) -> None:
         raise Refusal(f"{argument} '{text[:60]}': {what}, {INSTEAD}", argument)
 
 
+def parse_toml(text: str, what: str, argument: str) -> dict[str, object]:
+    """Parse what a user wrote as TOML, or refuse it by ``what``, which names the file."""
+    import tomllib  # not for those who have none
+
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise Refusal(f"{what}: not valid TOML (lists or tables too deep in each other)", argument) from None
+    except ValueError as error:  # also a whole number with more digits than Python reads
+        raise Refusal(f"{what}: not valid TOML ({str(error)[:120]})", argument) from None
+
+
 def version_parts(version: str) -> tuple[int, ...]:
     """Return the numbers of a version: ``1.0.0rc3`` is 1, 0, 0."""
     return tuple(int(number[0]) for part in version.removeprefix("v").split(".") if (number := re.match(r"\d{1,9}", part)))
 
 
-def nearest_version(version: str, known: Iterable[str]) -> str:
+def nearest_version(version: str, versions: Iterable[str]) -> str:
     """Return the newest known version that is not newer, else the oldest.
 
     >>> nearest_version("0.5.12", ["0.5.10", "0.5.14"]), nearest_version("0.4", ["0.5.10", "0.5.14"])
     ('0.5.10', '0.5.10')
     """
-    wanted, measured = version_parts(version), sorted(known, key=version_parts)
+    wanted, measured = version_parts(version), sorted(versions, key=version_parts)
     older = [v for v in measured if version_parts(v) <= wanted]
     return older[-1] if older else measured[0]
 

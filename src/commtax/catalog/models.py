@@ -10,7 +10,7 @@ from pathlib import Path
 
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import did_you_mean, find, normal, plain_record, table
-from commtax.catalog.quantisation import KnownModel, StorageRule, base_key, made_of, release_of, taken_as
+from commtax.catalog.quantisation import NameMatch, StorageRule, base_key, made_of, release_of, taken_as
 from commtax.files import Json, JsonObject, expand_home, parse_json, read_json
 from commtax.records import dataclass
 from commtax.spec import Citation, Model
@@ -55,7 +55,7 @@ def published_counts(key: str) -> list[PublishedCount]:
 
 
 def bundled_model(name: str) -> Model | None:
-    """Return a bundled model by key or alias; never a look at the disk or the network. What it was called is its first alias.
+    """Return a bundled model by key or alias, without a look at disk or network. The name that was used is its first alias.
 
     >>> bundled_model("meta-llama/Llama-3.1-8B-Instruct").aliases[0]
     'meta-llama/Llama-3.1-8B-Instruct'
@@ -64,7 +64,8 @@ def bundled_model(name: str) -> Model | None:
 
 
 def model(name: str, read_as: str = "") -> Model:
-    """A model by key, alias or Hub id; or a folder (or file) with its ``config.json``, ``read_as`` a family's where one is named.
+    """Return a model by key, alias or Hub id, or of a folder (or file) with its ``config.json``, ``read_as`` a family's where one
+    is named.
 
     >>> model("meta-llama/Llama-3.1-8B").key
     'llama-3.1-8b'
@@ -98,58 +99,59 @@ def model(name: str, read_as: str = "") -> Model:
 
 @lru_cache(maxsize=128)
 def variant(name: str) -> Model | None:
-    """A bundled model's release, or how it is stored, as a checkpoint's name tells; unless its own config is kept on this machine.
+    """Return a bundled model's release, or how it is stored, as a checkpoint's name says, unless its own config is kept on this
+    machine.
 
     >>> str(variant("nvidia/Llama-3.1-8B-Instruct-FP8").notes[0])
     'nvidia/Llama-3.1-8B-Instruct-FP8 is taken as llama-3.1-8b with modelopt fp8: its config is not at hand'
     """
-    told = _read_name(name)
-    if told is None:
+    reading = _read_name(name)
+    if reading is None:
         return None
-    rule, known = told
-    if known.by != "release" and not (rule and rule.knows(name)):
+    rule, meaning = reading
+    if meaning.by != "release" and not (rule and rule.knows(name)):
         from commtax.catalog import hub
 
         if hub.is_cached(name):
             return _from_hub(name, "")
-    return _as_told(name, rule, known)
+    return _as_named(name, rule, meaning)
 
 
 def known_model(name: str) -> Model | None:
-    """Return a bundled model by key or alias, or as a checkpoint's name alone tells; never a look at the disk or the network."""
-    told = _read_name(name)
-    return _as_told(name, *told) if told else bundled_model(name)
+    """Return a bundled model by key or alias, or as a checkpoint's name alone says, without a look at disk or network."""
+    reading = _read_name(name)
+    return _as_named(name, *reading) if reading else bundled_model(name)
 
 
-def _as_told(name: str, rule: StorageRule | None, known: KnownModel) -> Model:
-    """Return the model that a name tells; an alias without its organisation is the same model as with it."""
+def _as_named(name: str, rule: StorageRule | None, meaning: NameMatch) -> Model:
+    """Return the model that a name means, where an alias without its organisation is the same model as with it."""
     if not rule and base_key(normal(name)):
-        return _load_called(known.key, name)
-    return taken_as(name, _load_bundled(known.key), known, rule)
+        return _load_called(meaning.key, name)
+    return taken_as(name, _load_bundled(meaning.key), meaning, rule)
 
 
-def _read_name(name: str) -> tuple[StorageRule | None, KnownModel] | None:
+def _read_name(name: str) -> tuple[StorageRule | None, NameMatch] | None:
     """Return what a name that is not in the catalogue tells: a format's rule, where it ends in one, and the model."""
     if find("models", name):
         return None
-    for rule, known in made_of(name):
-        if rule.suits(_load_bundled(known.key)):
-            return rule, known
+    for rule, meaning in made_of(name):
+        if rule.suits(_load_bundled(meaning.key)):
+            return rule, meaning
     plain = release_of(name)
     return (None, plain) if plain else None
 
 
 def origin(name: str) -> str:
-    """Return the bundled model that a name means, as it is or stored in another way; "" where it means none."""
-    told = _read_name(name)
-    return told[1].key if told else find("models", name)
+    """Return the bundled model that a name means, as it is or stored in another way, or "" where it means none."""
+    reading = _read_name(name)
+    return reading[1].key if reading else find("models", name)
 
 
 @lru_cache(maxsize=256)
 def _load_called(key: str, name: str) -> Model:
-    """A bundled model whose first alias is the checkpoint that was named, so that this one is what engines are told to load."""
+    """Return a bundled model whose first alias is the named checkpoint, so that this one is what engines load."""
     made, wanted = _load_bundled(key), normal(name)
-    spelled = (alias for alias in made.aliases if wanted in (own := normal(alias), own.rpartition("/")[2]))
+    spelled = (alias for alias in made.aliases if wanted in (plain := normal(alias), plain.rpartition("/")[2]))
     called = next(spelled, name if "/" in name else "") if wanted != key else ""
     return replace(made, aliases=tuple(dict.fromkeys((called, *made.aliases)))) if called else made
 
@@ -158,13 +160,13 @@ def _load_called(key: str, name: str) -> Model:
 def _load_bundled(key: str) -> Model:
     file = _file(key)
     made = from_config(file.config, key)
-    said = f"{key}: its longest context, {made.max_len:,} tokens, is assumed: no public copy of its config was found"
-    notes = (*made.notes, Note("assumed-length", said)) if file.assumed_length else made.notes
+    why = f"{key}: its longest context, {made.max_len:,} tokens, is assumed: no public copy of its config was found"
+    notes = (*made.notes, Note("assumed-length", why)) if file.assumed_length else made.notes
     return replace(made, aliases=file.aliases, source=Citation(**file.source), notes=notes)
 
 
 def _load_folder(path: Path, read_as: str) -> Model:
-    """Return a folder's model. Its safetensors headers, where there are any, tell the exact bytes."""
+    """Return a folder's model, with the exact bytes from its safetensors headers, where there are any."""
     file = path / "config.json" if path.is_dir() else path
     folder = file.parent
     if not os.path.exists(file):
@@ -192,7 +194,7 @@ def _object(table: Json, name: str) -> Config:
 
 
 def _stored_bytes(decoder: Model, shards: list[Path]) -> int:
-    """Bytes of the decoder's tensors in the files; heads for multi-token prediction and beyond-last layers left out."""
+    """Sum the decoder's tensor bytes in the files, without heads for multi-token prediction and layers beyond the last."""
     total = 0
     for shard in shards:
         for name, entry in safetensors_header(shard)[0].items():

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import TypeVar
 
-from commtax.catalog import physics
 from commtax.catalog.loader import Facts, suggest
 from commtax.files import table
 from commtax.records import dataclass
 from commtax.spec import Chip, ChipFacts, Link, Path
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_rate, format_si
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class TableView:
     @classmethod
     def of(cls, value: object, where: str, what: str = "a table of names and values") -> TableView:
         if not isinstance(value, dict):
-            raise Refusal(f"{where}={physics.short_repr(value)}: {what} is needed", where)
+            raise Refusal(f"{where}={short_repr(value)}: {what} is needed", where)
         return cls(value, where)
 
     def named(self, key: str) -> str:
@@ -36,47 +38,44 @@ class TableView:
     def part(self, key: str) -> TableView:
         return TableView.of(self.table.get(key, {}), self.named(key))
 
-    def check_known(self, known: Collection[str]) -> None:
-        unknown = sorted(set(self.table) - set(known))
+    def check_allowed(self, allowed: Collection[str]) -> None:
+        unknown = sorted(set(self.table) - set(allowed))
         if unknown:
-            raise Refusal(f"unknown key '{self.named(unknown[0])}'{suggest(unknown[0], known)}", self.named(unknown[0]))
+            raise Refusal(f"unknown key '{self.named(unknown[0])}'{suggest(unknown[0], allowed)}", self.named(unknown[0]))
+
+    def _typed(self, key: str, usual: T, what: str) -> T:
+        """Return the value of a key, of the type of its usual one, which it has where it is not there."""
+        value = self.table.get(key, usual)
+        if not isinstance(value, type(usual)):
+            raise Refusal(f"{self.named(key)}={short_repr(value)}: {what} is needed", self.named(key))
+        return value
 
     def text(self, key: str, usual: str = "") -> str:
-        text = self.table.get(key, usual)
-        if not isinstance(text, str):
-            raise Refusal(f"{self.named(key)}={physics.short_repr(text)}: a text is needed", self.named(key))
-        return text
+        return self._typed(key, usual, "a text")
 
     def switch(self, key: str) -> bool:
-        value = self.table.get(key, False)
-        if not isinstance(value, bool):
-            raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: true or false is needed", self.named(key))
-        return value
+        return self._typed(key, False, "true or false")
 
     def rows(self, key: str) -> list[object]:
-        """Return a list; one that is not there is empty."""
-        value = self.table.get(key, [])
-        if not isinstance(value, list):
-            raise Refusal(f"{self.named(key)}={physics.short_repr(value)}: a list is needed", self.named(key))
-        return value
+        return self._typed(key, list[object](), "a list")
 
     def texts(self) -> dict[str, str]:
         return {key: self.text(key) for key in self.table}
 
-    def some(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+    def some(self, ranges: Mapping[str, PhysicalRange]) -> dict[str, float]:
         """Return the numbers of these names that are given."""
         return {key: rule.read(self.table[key], self.named(key)) for key, rule in ranges.items() if key in self.table}
 
-    def all_of(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+    def all_of(self, ranges: Mapping[str, PhysicalRange]) -> dict[str, float]:
         """Return the numbers of these names, each of which is needed."""
         missing = [key for key in ranges if key not in self.table]
         if missing:
             raise Refusal(f"{self.where} lacks {', '.join(missing)}", self.named(missing[0]))
         return self.some(ranges)
 
-    def numbers(self, ranges: Mapping[str, physics.PhysicalRange]) -> dict[str, float]:
+    def numbers(self, ranges: Mapping[str, PhysicalRange]) -> dict[str, float]:
         """Return all that is in it, as numbers of these names."""
-        self.check_known(ranges)
+        self.check_allowed(ranges)
         return {key: ranges[key].read(value, self.named(key)) for key, value in self.table.items()}
 
 
@@ -90,13 +89,13 @@ class PhysicalRange:
     whole: bool = False
 
     def read(self, value: object, name: str) -> float:
-        """Return the value as a number of the range; anything else is refused with the nearest that would do."""
+        """Return the value as a number of the range, or refuse it with the nearest that would do."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise Refusal(f"{name}={short_repr(value)}: {self.kind} from {self.low:g} to {self.high:g} is needed", name)
         if not self.low <= value <= self.high:
             near = self.low if value < self.low else self.high
-            given = f"{value:g}" if abs(value) < 1e300 else str(value)[:12]
-            raise Refusal(f"{name}={given}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {near:g}", name)
+            text = f"{value:g}" if abs(value) < 1e300 else str(value)[:12]
+            raise Refusal(f"{name}={text}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {near:g}", name)
         if self.whole and value != math.floor(value):
             raise Refusal(f"{name}={value:g}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {round(value)}", name)
         return float(value)
@@ -122,24 +121,24 @@ MOST_OF_A_LINK = 4.0  # a path may count both directions, and bytes that a switc
 WRITTEN = 1e-5  # numbers are written with six digits, and rounding must not lift one over its ceiling
 
 
-def check_chip(given: ChipFacts, chip: Chip) -> None:
-    """No measurement beats the chip's datasheet. A CPU has none: what was measured is all that is known of it."""
+def check_chip(measured: ChipFacts, chip: Chip) -> None:
+    """Refuse a measurement that beats the chip's datasheet. A CPU has none: what was measured is all there is."""
     if chip.family == "cpu":
         return
     holds = max(chip.memory_bytes, chip.visible_bytes)
     _check_at_most(
-        "chip.memory_Bps", given.get("memory_Bps", 0.0), chip.memory_Bps, format_rate(chip.memory_Bps), chip, "memory_Bps"
+        "chip.memory_Bps", measured.get("memory_Bps", 0.0), chip.memory_Bps, format_rate(chip.memory_Bps), chip, "memory_Bps"
     )
-    for key, size in (("memory_bytes", given.get("memory_bytes")), ("visible_bytes", given.get("visible_bytes"))):
+    for key, size in (("memory_bytes", measured.get("memory_bytes")), ("visible_bytes", measured.get("visible_bytes"))):
         _check_at_most(f"chip.{key}", size or 0.0, holds, format_bytes(holds), chip, key)
-    for dtype, rate in given.get("flops_per_s", {}).items():
-        known = dtype if dtype in chip.flops_per_s else max(chip.flops_per_s, key=lambda d: chip.flops_per_s[d])
-        most = chip.flops_per_s[known]
-        _check_at_most(f"chip.flops_per_s.{dtype}", rate, most, format_si(most, "FLOP/s"), chip, f"flops_per_s.{known}")
+    for dtype, rate in measured.get("flops_per_s", {}).items():
+        listed = dtype if dtype in chip.flops_per_s else max(chip.flops_per_s, key=lambda d: chip.flops_per_s[d])
+        most = chip.flops_per_s[listed]
+        _check_at_most(f"chip.flops_per_s.{dtype}", rate, most, format_si(most, "FLOP/s"), chip, f"flops_per_s.{listed}")
 
 
 def check_path(path: Path, link: Link, name: str) -> None:
-    """No path moves bytes faster than the link can, in whatever way it counts them."""
+    """Refuse a path that moves bytes faster than the link can, in whatever way it counts them."""
     if link.kind == "memory":  # as fast as the machine is: what was measured is all that is known
         return
     most = MOST_OF_A_LINK * link.bandwidth_Bps

@@ -60,22 +60,22 @@ class Beliefs:
 
 @lru_cache(maxsize=1)
 def beliefs() -> Beliefs:
-    """Those of the catalogue."""
-    said = table("catalog/posterior.toml")
-    told = {**said["smooth"], **table("catalog/step_parts.toml")}
-    smooth = {name: record_from(Smooth, {**one, "doublings": tuple(one["doublings"])}) for name, one in told.items()}
-    return record_from(Beliefs, {**said, "smooth": smooth})
+    """Return those of the catalogue."""
+    stated = table("catalog/posterior.toml")
+    kinds = {**stated["smooth"], **table("catalog/step_parts.toml")}
+    smooth = {name: record_from(Smooth, {**one, "doublings": tuple(one["doublings"])}) for name, one in kinds.items()}
+    return record_from(Beliefs, {**stated, "smooth": smooth})
 
 
 def deployment_of(engine: Engine, chip: Chip, model: Model, plan: Plan, disaggregated: bool = False) -> Deployment:
-    """Of a question; sizes may be arrays there."""
+    """Return a question's deployment, whose sizes may be arrays there."""
     at = Setting.of(engine, chip, model, plan.weights_dtype)
     sizes = (plan.tp, plan.pp, plan.dp * plan.replicas, plan.ep)
     return Deployment(at.engine, engine.version, at.chip, at.family, model.key, at.dtype, *sizes, disaggregated)
 
 
 class LoadPoint(NamedTuple):
-    """Where a latency is asked for; arrays of one shape."""
+    """The load at which a latency is predicted, in arrays of one shape."""
 
     clients: Number
     input_len: Number
@@ -93,22 +93,24 @@ class Change(NamedTuple):
 class Posterior:
     """Lessons, taken together."""
 
-    def __init__(self, lessons: Sequence[RunLesson], known: Beliefs | None = None) -> None:
-        self.lessons, self.known = tuple(lessons), known or beliefs()
-        self.names = tuple(self.known.constants)
-        self.spread = np.array([self.known.constants[name] for name in self.names])
+    def __init__(self, lessons: Sequence[RunLesson], prior: Beliefs | None = None) -> None:
+        self.lessons, self.beliefs = tuple(lessons), prior or beliefs()
+        self.names = tuple(self.beliefs.constants)
+        self.spread = np.array([self.beliefs.constants[name] for name in self.names])
         self._slopes = np.array([[x.slopes.get(name, 0.0) for name in self.names] for x in lessons]).reshape(-1, len(self.names))
         self._places = np.array([_place(LoadPoint(x.clients, x.input_len, x.output_len)) for x in lessons]).reshape(-1, 3)
         self._metrics = np.array([MEASURED.index(x.metric) for x in lessons], int)
         self.residuals = np.array([x.residual for x in lessons])
-        usual = np.array([self.known.smooth[x.metric].noise for x in lessons])
-        self.noise = np.array([x.noise for x in lessons]) * np.hypot(usual, [_own_scatter(x) for x in lessons])
+        usual = np.array([self.beliefs.smooth[x.metric].noise for x in lessons])
+        # What repeats leave of a figure: of the mean of two, or of the median of more.
+        left = [float(x.scatter * np.sqrt((pi / 2 if x.repeats > 2 else 1.0) / x.repeats)) for x in lessons]
+        self.noise = np.array([x.noise for x in lessons]) * np.hypot(usual, left)
 
     @cached_property
     def covariance(self) -> Array:
         """Of what the lessons say, without scatter."""
-        known = {one: self.shares(one) for one in dict.fromkeys(x.deployment for x in self.lessons)}
-        alike = [known[x.deployment] for x in self.lessons]
+        shares = {one: self.shares(one) for one in dict.fromkeys(x.deployment for x in self.lessons)}
+        alike = [shares[x.deployment] for x in self.lessons]
         of_constants, rest = (np.array([one[i] for one in alike]) for i in (0, 1))
         shared: Array = of_constants * ((self._slopes * self.spread**2) @ self._slopes.T)
         smooth = [self._beside(which, place[None])[0] for which, place in zip(self._metrics, self._places, strict=True)]
@@ -126,35 +128,36 @@ class Posterior:
         """Return what deviations of a latency are over the usual ones: as the errors of each run by the others tell."""
         mine = self._metrics == MEASURED.index(metric)
         squares = self._pull[mine] ** 2 / np.diag(self._inverse)[mine] if mine.any() else mine
-        return self.known.width * float(np.sqrt((self.known.freedom + squares.sum()) / self.freedom(metric)))
+        return self.beliefs.width * float(np.sqrt((self.beliefs.freedom + squares.sum()) / self.freedom(metric)))
 
     def freedom(self, metric: str) -> float:
-        """Degrees of freedom of that scale."""
-        return self.known.freedom + sum(x.metric == metric for x in self.lessons)
+        """Return the degrees of freedom of that scale."""
+        return self.beliefs.freedom + sum(x.metric == metric for x in self.lessons)
 
-    def shares(self, asked: Deployment) -> tuple[Array, Array]:
-        """Correlation of a deployment with that of each lesson: of constants, and of the rest (a row for each layout asked)."""
-        known: dict[Deployment, tuple[float, Number]] = {}
+    def shares(self, deployment: Deployment) -> tuple[Array, Array]:
+        """Return a deployment's correlation with that of each lesson: of constants, and of the rest (a row for each layout)."""
+        correlations: dict[Deployment, tuple[float, Number]] = {}
         for one in dict.fromkeys(x.deployment for x in self.lessons):
-            differ = [level for level in LEVELS if getattr(one, level) != getattr(asked, level)]
-            layout = np.logical_or.reduce(np.broadcast_arrays(*(getattr(one, x) != np.asarray(getattr(asked, x)) for x in LAYOUT)))
-            rest = np.prod([self.known.shared_rest[level] for level in differ])
-            known[one] = (
-                float(np.prod([self.known.shared[level] for level in differ])),
-                np.where(layout, rest * self.known.shared_rest["layout"], rest),
+            differ = [level for level in LEVELS if getattr(one, level) != getattr(deployment, level)]
+            unlike = (getattr(one, x) != np.asarray(getattr(deployment, x)) for x in LAYOUT)
+            layout = np.logical_or.reduce(np.broadcast_arrays(*unlike))
+            rest = np.prod([self.beliefs.shared_rest[level] for level in differ])
+            correlations[one] = (
+                float(np.prod([self.beliefs.shared[level] for level in differ])),
+                np.where(layout, rest * self.beliefs.shared_rest["layout"], rest),
             )
-        ours = [known[x.deployment] for x in self.lessons]
+        ours = [correlations[x.deployment] for x in self.lessons]
         return np.array([a for a, _ in ours]), np.stack([b for _, b in ours], axis=-1)
 
-    def scatter(self, asked: Deployment, metric: str) -> Number:
-        """Standard deviation of one run's logarithm beyond the usual noise: as lessons say it, most of all those that are alike."""
-        alike = self.shares(asked)[1] * (self._metrics == MEASURED.index(metric))
-        said = np.array([x.scatter for x in self.lessons]) ** 2
-        return np.asarray(np.sqrt(alike @ said / np.maximum(alike.sum(-1), np.finfo(float).tiny)))
+    def scatter(self, deployment: Deployment, metric: str) -> Number:
+        """Return one run's deviation beyond the usual noise, as lessons measured it, most of all those that are alike."""
+        alike = self.shares(deployment)[1] * (self._metrics == MEASURED.index(metric))
+        squares = np.array([x.scatter for x in self.lessons]) ** 2
+        return np.asarray(np.sqrt(alike @ squares / np.maximum(alike.sum(-1), np.finfo(float).tiny)))
 
-    def changes(self, asked: Deployment) -> dict[str, Change]:
+    def changes(self, deployment: Deployment) -> dict[str, Change]:
         """Return how the constants of a deployment move."""
-        weights = self.shares(asked)[0][:, None] * self._slopes * self.spread**2
+        weights = self.shares(deployment)[0][:, None] * self._slopes * self.spread**2
         means = self._pull @ weights
         left = self.spread**2 - np.einsum("ip,ij,jp->p", weights, self._inverse, weights)
         after = np.sqrt(np.maximum(0.0, left))
@@ -163,38 +166,38 @@ class Posterior:
             for name, mean, before, now in zip(self.names, means, self.spread, after, strict=True)
         }
 
-    def rest(self, asked: Deployment, metric: str, at: LoadPoint, slopes: Mapping[str, Number]) -> tuple[Number, Number]:
-        """What no constant explains of a latency, and the standard deviation of its logarithm: constants, rest and scatter."""
+    def rest(self, deployment: Deployment, metric: str, at: LoadPoint, slopes: Mapping[str, Number]) -> tuple[Number, Number]:
+        """Return what no constant explains of a latency, and the deviation of its logarithm: constants, rest and scatter."""
         place = np.stack([np.asarray(x, float) for x in np.broadcast_arrays(*_place(at))], axis=-1)
         shape, which = place.shape[:-1], MEASURED.index(metric)
         mine = np.stack([np.broadcast_to(np.asarray(slopes.get(n, 0.0), float), shape) for n in self.names], axis=-1).reshape(
             -1, len(self.names)
         )
-        constants, rest = self.shares(asked)
+        constants, rest = self.shares(deployment)
         place = place.reshape(-1, 3)
         rest = np.broadcast_to(rest, (*shape, len(self.lessons))).reshape(len(place), -1) * self._beside(which, place)
         mean = rest @ self._pull
         cross = constants * ((mine * self.spread**2) @ self._slopes.T) + rest
-        one = self.known.smooth[metric]
+        one = self.beliefs.smooth[metric]
         before = (mine**2) @ self.spread**2 + one.offset**2 + one.local**2
         left = np.maximum(0.0, before - np.einsum("ij,jk,ik->i", cross, self._inverse, cross)) + one.noise**2
         wider = self.scale(metric) * student_over_normal(self.freedom(metric))
-        scatter = np.broadcast_to(self.scatter(asked, metric), shape).reshape(-1)
+        scatter = np.broadcast_to(self.scatter(deployment, metric), shape).reshape(-1)
         sigma = np.hypot(wider * np.sqrt(left), scatter)  # of which no agreement of other loads takes anything
         return mean.reshape(shape)[()], sigma.reshape(shape)[()]
 
     def left_out(self) -> tuple[Array, Array]:
-        """Each lesson by the others: what it is off by, and the standard deviation of that without its own scatter."""
-        own = np.diag(self._inverse)
-        return self._pull / own, np.sqrt(np.maximum(0.0, 1 / own - self.noise**2))
+        """Predict each lesson by the others: what it is off by, and the standard deviation of that without its own scatter."""
+        precision = np.diag(self._inverse)
+        return self._pull / precision, np.sqrt(np.maximum(0.0, 1 / precision - self.noise**2))
 
     def left_over(self) -> Array:
-        """Of each lesson what all of them together leave of it: its scatter."""
+        """Return what all lessons together leave of each: its scatter."""
         return np.asarray(self.noise**2 * self._pull)
 
     def _beside(self, which: int, place: Array) -> Array:
-        """Covariance of the rest of a latency at some loads with that of each lesson."""
-        one = self.known.smooth[MEASURED[which]]
+        """Return the covariance of the rest of a latency at some loads with that of each lesson."""
+        one = self.beliefs.smooth[MEASURED[which]]
         far = (((place[:, None] - self._places[None]) / np.array(one.doublings)) ** 2).sum(-1)
         return np.where(self._metrics == which, one.offset**2 + one.local**2 * np.exp(-far / 2), 0.0)
 
@@ -218,25 +221,20 @@ def metric_words(metric: str) -> str:
     return metric.upper() if metric in METRICS else metric
 
 
-def _own_scatter(lesson: RunLesson) -> float:
-    """Standard deviation that its repeats leave of a figure: of the mean of two, or of the median of more."""
-    return float(lesson.scatter * np.sqrt((pi / 2 if lesson.repeats > 2 else 1.0) / lesson.repeats))
-
-
 def _place(at: LoadPoint) -> tuple[Number, ...]:
     return tuple(np.log2(np.maximum(1.0, x)) for x in at)
 
 
 @lru_cache(maxsize=64)
-def posterior_of(own: Profile) -> Posterior:
-    """Of a profile; asked for with every question."""
-    return Posterior(own.lessons)
+def posterior_of(profile: Profile) -> Posterior:
+    """Return a profile's posterior, which every question needs."""
+    return Posterior(profile.lessons)
 
 
-def moves_of(own: Profile) -> Iterator[tuple[Deployment, dict[str, Change]]]:
-    """Each deployment with the constants that its runs tell something of: those that are surer than before any run."""
-    for deployment in dict.fromkeys(lesson.deployment for lesson in own.lessons):
-        changes = posterior_of(own).changes(deployment)
+def moves_of(profile: Profile) -> Iterator[tuple[Deployment, dict[str, Change]]]:
+    """Yield each deployment with the constants that its runs sharpen: those that are surer than before any run."""
+    for deployment in dict.fromkeys(lesson.deployment for lesson in profile.lessons):
+        changes = posterior_of(profile).changes(deployment)
         yield deployment, {name: x for name, x in changes.items() if range_words(x.after) != range_words(x.before)}
 
 

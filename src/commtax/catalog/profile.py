@@ -25,30 +25,32 @@ _UNMEASURED = Spread("across", 0.6, "sizes that nobody measured")
 _SPREAD = 0.25  # half-width of the range around a machine's own fit that does not say its own
 
 
-def measured_chip(own: Profile) -> str:
-    """Return the chip that it was measured on, as it says or as all of its runs do; "" where that is not one."""
-    chips = {lesson.deployment.chip for lesson in own.lessons}
-    return own.chip.get("key", "") or (chips.pop() if len(chips) == 1 else "")
+def measured_chip(profile: Profile) -> str:
+    """Return the chip that it was measured on, as it says or as all of its runs do, or "" where that is not one."""
+    chips = {lesson.deployment.chip for lesson in profile.lessons}
+    return profile.chip.get("key", "") or (chips.pop() if len(chips) == 1 else "")
 
 
-def other_chip(own: Profile, chip: Chip) -> str:
+def other_chip(profile: Profile, chip: Chip) -> str:
     """Return the chip that it was measured on, where that is another one."""
-    key = own.chip.get("key", chip.key)
+    key = profile.chip.get("key", chip.key)
     return key if key != chip.key else ""
 
 
-def measured_cluster(own: Profile, cluster: Cluster) -> Cluster:
+def measured_cluster(profile: Profile, cluster: Cluster) -> Cluster:
     """Return the cluster with its chip as it was measured.
 
     Another chip's facts are refused; kernels, lessons and collectives of the same links are used there, aloud.
     """
-    measured_on = other_chip(own, cluster.chip)
-    parts = {"intra": own.libraries, "inter": own.network}
-    used = own.lessons or own.tables or any(part and same_link(own, which, cluster) for which, part in parts.items())
-    if measured_on and (tells_chip(own) or not used):
-        raise Refusal(f"profile '{own.name}': it was measured on {measured_on}, and the cluster has {cluster.chip.key}", "profile")
-    facts, chip = own.chip, cluster.chip
-    if other_chip(own, chip):
+    measured_on = other_chip(profile, cluster.chip)
+    parts = {"intra": profile.libraries, "inter": profile.network}
+    used = profile.lessons or profile.tables or any(part and same_link(profile, which, cluster) for which, part in parts.items())
+    if measured_on and (tells_chip(profile) or not used):
+        raise Refusal(
+            f"profile '{profile.name}': it was measured on {measured_on}, and the cluster has {cluster.chip.key}", "profile"
+        )
+    facts, chip = profile.chip, cluster.chip
+    if other_chip(profile, chip):
         return cluster
     physics.check_chip(facts, chip)
     measured: dict[str, object] = {**facts, "num_sms": int(facts.get("num_sms", chip.num_sms))}
@@ -58,16 +60,16 @@ def measured_cluster(own: Profile, cluster: Cluster) -> Cluster:
     return replace(cluster, chip=with_fields(chip, measured))
 
 
-def measured_engine(own: Profile, engine: Engine, chip: Chip) -> Engine:
+def measured_engine(profile: Profile, engine: Engine, chip: Chip) -> Engine:
     """Return the engine with the host's times as measured, where that engine was measured on this chip."""
-    if not own.host or not tells_of(own, engine) or other_chip(own, chip):
+    if not profile.host or not tells_of(profile, engine) or other_chip(profile, chip):
         return engine
-    return engine.but(**own.host, calibrated=True, host_label=own.label)
+    return engine.but(**profile.host, calibrated=True, host_label=profile.label)
 
 
-def learnt_engine(own: Profile, engine: Engine, chip: Chip, model: Model, plan: Plan) -> Engine:
-    """The engine with its constants moved by what runs taught of this deployment; what was moved before is moved back first."""
-    changes = posterior_of(own).changes(deployment_of(engine, chip, model, plan))
+def learnt_engine(profile: Profile, engine: Engine, chip: Chip, model: Model, plan: Plan) -> Engine:
+    """Return the engine with its constants moved by what this deployment's runs taught, after undoing earlier moves."""
+    changes = posterior_of(profile).changes(deployment_of(engine, chip, model, plan))
     before = dict(engine.paces.learnt)
     logs = {name: change.log for name, change in changes.items()}
     if logs == before:
@@ -76,89 +78,87 @@ def learnt_engine(own: Profile, engine: Engine, chip: Chip, model: Model, plan: 
         name: getattr(engine.paces if name.startswith("pace_") else engine.host, name) * math.exp(log - before.get(name, 0.0))
         for name, log in logs.items()
     }
-    return engine.but(**values, learnt=tuple(logs.items()), calibrated=True, host_label=own.label)
+    return engine.but(**values, learnt=tuple(logs.items()), calibrated=True, host_label=profile.label)
 
 
-def tells_of(own: Profile, engine: Engine) -> bool:
+def tells_of(profile: Profile, engine: Engine) -> bool:
     """Return whether the host's times are this engine's."""
-    return not own.engine or own.engine.partition("@")[0] == engine.key
+    return not profile.engine or profile.engine.partition("@")[0] == engine.key
 
 
-def constants(own: Profile, engine: Engine, chip: Chip) -> KernelConstants:
+def constants(profile: Profile, engine: Engine, chip: Chip) -> KernelConstants:
     """Return the family's kernel constants with the measured ones in their place."""
     usual = kernel_constants(engine, chip)
-    other = {"decode.single"} if "decode.bf16" in own.tables else set()  # attention as measured here, whatever the heads
-    tables = {**{name: c for name, c in usual.tables.items() if name not in other}, **own.tables}
-    measured_on = other_chip(own, chip)
-    label = Source("transferred", f"transferred: {own.name}, measured on {measured_on}") if measured_on else own.label
-    return replace(usual, tables=tables, own={**usual.own, **dict.fromkeys(own.tables, label)})
+    other = {"decode.single"} if "decode.bf16" in profile.tables else set()  # attention as measured here, whatever the heads
+    tables = {**{name: c for name, c in usual.tables.items() if name not in other}, **profile.tables}
+    measured_on = other_chip(profile, chip)
+    label = Source("transferred", f"transferred: {profile.name}, measured on {measured_on}") if measured_on else profile.label
+    return replace(usual, tables=tables, own={**usual.own, **dict.fromkeys(profile.tables, label)})
 
 
-def same_link(own: Profile, which: str, cluster: Cluster) -> bool:
-    """Whether its collectives were measured on this link of the cluster; on which, a profile of the same chip need not say."""
+def same_link(profile: Profile, which: str, cluster: Cluster) -> bool:
+    """Check whether its collectives were measured on this link of the cluster, which a profile of the same chip need not name."""
     link = cluster.intra if which == "intra" else cluster.inter
-    return own.links.get(which, "" if other_chip(own, cluster.chip) else link.key) == link.key
+    return profile.links.get(which, "" if other_chip(profile, cluster.chip) else link.key) == link.key
 
 
-def usual_library(own: Profile, engine: Engine) -> str:
-    """Return the library that the engine calls; the profile's first where that tells nothing of the engine's."""
-    shared = set(own.libraries) & {one.key for one in library(engine.library).chain}
-    return engine.library if shared or not own.libraries else next(iter(own.libraries))
+def usual_library(profile: Profile, engine: Engine) -> str:
+    """Return the library that the engine calls, or the profile's first where that has none of the engine's."""
+    shared = set(profile.libraries) & {one.key for one in library(engine.library).chain}
+    return engine.library if shared or not profile.libraries else next(iter(profile.libraries))
 
 
-def paths(own: Profile, library: str, cluster: Cluster) -> Fabric:
-    """Return the library's paths as measured here; operations and links that were not measured keep the catalogue's."""
+def paths(profile: Profile, library: str, cluster: Cluster) -> Fabric:
+    """Return the library's paths as measured here, where operations and links that were not measured keep the catalogue's."""
     if cluster.bridge:
-        return with_pairs(paths(own, library, cluster.without_pairs), paths(own, library, cluster.as_pairs))
-    here = own.libraries if same_link(own, "intra", cluster) else {}
+        return with_pairs(paths(profile, library, cluster.without_pairs), paths(profile, library, cluster.as_pairs))
+    here = profile.libraries if same_link(profile, "intra", cluster) else {}
     if here:
-        check_paths(own, cluster.intra)
+        check_paths(profile, cluster.intra)
     # Paths have the profile's name and a range of their own.
     owned = {
-        name: [replace(p, source=own.label, own=True, spread=p.spread or _SPREAD) for p in some] for name, some in here.items()
+        name: [replace(p, source=profile.label, own=True, spread=p.spread or _SPREAD) for p in some] for name, some in here.items()
     }
     made = fabric(library, cluster, {name: tuple(some) for name, some in owned.items()})
-    return _with_measured_network(own, made) if own.network and same_link(own, "inter", cluster) and not made.flat else made
-
-
-def _with_measured_network(own: Profile, made: Fabric) -> Fabric:
-    network = dict(own.network)
+    if not profile.network or not same_link(profile, "inter", cluster) or made.flat:
+        return made
+    network = dict(profile.network)
     small = [replace(_UNMEASURED, max_bytes=network.pop("least_bytes"))] if "least_bytes" in network else []
     ranks = (int(network.pop("least_ranks", 0)), int(network.pop("most_ranks", 0)))
-    measured: dict[str, object] = {"ranks": ranks if all(ranks) else made.network.ranks, "label": own.label, "spread": _SPREAD}
-    measured["curves"] = own.curves
+    measured: dict[str, object] = {"ranks": ranks if all(ranks) else made.network.ranks, "label": profile.label}
+    measured |= {"spread": _SPREAD, "curves": profile.curves, **network}
     others = tuple(s for s in made.spreads if s.where != "across")
-    return replace(made, network=with_fields(made.network, {**measured, **network}), spreads=(*small, *others))
+    return replace(made, network=with_fields(made.network, measured), spreads=(*small, *others))
 
 
-def remarks(own: Profile, cluster: Cluster, engine: Engine, model: str = "", tp: int = 0) -> list[Note]:
-    """Return what a profile does not tell of this cluster, engine, model and tensor-parallel size, in words; no name: not asked."""
+def remarks(profile: Profile, cluster: Cluster, engine: Engine, model: str = "", tp: int = 0) -> list[Note]:
+    """Return what a profile lacks for this cluster, engine, model and tensor-parallel size, in words, without what has no name."""
     wanted = {"engine": engine.key, "chip": cluster.chip.key, "model": model, "tp": str(tp or "")}
-    unseen = [topic.unseen for topic in run_topics(own.lessons, wanted) if not topic.told]
+    unseen = [topic.unseen for topic in run_topics(profile.lessons, wanted) if not topic.is_seen]
     outside = [f"its runs did not see {', '.join(unseen)}: the ranges of what they taught are widened"] if unseen else []
-    said = (f"profile {own.name}: {', '.join(parts_of(own))}", *_left_out(own, cluster, engine), *outside)
-    return [Note("profile", text) for text in said]
+    texts = (f"profile {profile.name}: {', '.join(parts_of(profile))}", *_left_out(profile, cluster, engine), *outside)
+    return [Note("profile", text) for text in texts]
 
 
-def _left_out(own: Profile, cluster: Cluster, engine: Engine) -> Iterator[str]:
+def _left_out(profile: Profile, cluster: Cluster, engine: Engine) -> Iterator[str]:
     """Yield what of it is not used here, or less surely."""
-    measured_on = other_chip(own, cluster.chip)
-    for part, which, what in ((own.libraries, "intra", "collectives were"), (own.network, "inter", "network was")):
-        if part and not same_link(own, which, cluster):
+    measured_on = other_chip(profile, cluster.chip)
+    for part, which, what in ((profile.libraries, "intra", "collectives were"), (profile.network, "inter", "network was")):
+        if part and not same_link(profile, which, cluster):
             link = cluster.intra if which == "intra" else cluster.inter
-            yield f"its {what} measured on {own.links.get(which, measured_on)}: {link.key} keeps the catalogue's"
-    if own.tables and measured_on:
+            yield f"its {what} measured on {profile.links.get(which, measured_on)}: {link.key} keeps the catalogue's"
+    if profile.tables and measured_on:
         yield f"its kernels were measured on {measured_on}: on {cluster.chip.key} their ranges are widened"
-    if own.host and not tells_of(own, engine):
-        yield f"its host times are {own.engine}'s: {engine.key} keeps the catalogue's"
-    elif own.host and measured_on:
+    if profile.host and not tells_of(profile, engine):
+        yield f"its host times are {profile.engine}'s: {engine.key} keeps the catalogue's"
+    elif profile.host and measured_on:
         yield f"its host times were measured on {measured_on}: {cluster.chip.key} keeps the catalogue's"
 
 
-def parts_of(own: Profile) -> list[str]:
-    ops = [f"{name} {op}" for name, paths in own.libraries.items() for op in dict.fromkeys(p.op for p in paths)]
-    kernels = [f"kernels {name}" for name in own.tables]
-    times = [key for key in own.host if not key.startswith("sigma")]
-    rates = [key for key in own.chip if key not in NO_FACTS]
-    runs = [plural(len(runs_of(own.lessons)), "run")] if own.lessons else []
-    return [*ops, *(["network"] if own.network else []), *kernels, *times, *rates, *runs] or ["nothing"]
+def parts_of(profile: Profile) -> list[str]:
+    ops = [f"{name} {op}" for name, paths in profile.libraries.items() for op in dict.fromkeys(p.op for p in paths)]
+    kernels = [f"kernels {name}" for name in profile.tables]
+    times = [key for key in profile.host if not key.startswith("sigma")]
+    rates = [key for key in profile.chip if key not in NO_FACTS]
+    runs = [plural(len(runs_of(profile.lessons)), "run")] if profile.lessons else []
+    return [*ops, *(["network"] if profile.network else []), *kernels, *times, *rates, *runs] or ["nothing"]

@@ -27,7 +27,7 @@ from typing import cast, get_args
 from commtax import catalog
 from commtax.catalog import physics
 from commtax.catalog.fabric import OPS
-from commtax.catalog.loader import suggest
+from commtax.catalog.loader import parse_toml, suggest
 from commtax.catalog.physics import TableView
 from commtax.catalog.posterior import move_words, moves_of
 from commtax.files import MiB, decode_text, expand_home, parse_json, read_bytes, write_text
@@ -62,17 +62,17 @@ class TaughtRun:
 
 
 def read_lessons(rows: Iterable[object]) -> tuple[RunLesson, ...]:
-    """Lessons of a document's deployments; what cannot be is refused by key and rule."""
-    found = tuple(islice(_read_deployments(rows), MOST + 1))
-    if len(found) > MOST:
+    """Return the lessons of a document's deployments, or refuse what cannot be by key and rule."""
+    lessons = tuple(islice(_read_deployments(rows), MOST + 1))
+    if len(lessons) > MOST:
         raise Refusal(f"deployment: more than the {MOST:,} latencies that are learnt from; leave some out", "deployment")
-    return found
+    return lessons
 
 
 def _read_deployments(rows: Iterable[object]) -> Iterator[RunLesson]:
     for index, row in enumerate(rows):
         part = TableView.of(row, f"deployment[{index}]", "a table of a deployment")
-        part.check_known({*(f.name for f in fields(Deployment)), "run"})
+        part.check_allowed({*(f.name for f in fields(Deployment)), "run"})
         facts: dict[str, object] = {key: part.text(key) for key in _TEXTS}
         facts |= {key: int(size) for key, size in part.some(physics.DEPLOYMENT).items()}
         facts |= {key: part.switch(key) for key in _SWITCHES if key in part.table}
@@ -84,39 +84,44 @@ def _read_deployments(rows: Iterable[object]) -> Iterator[RunLesson]:
 
 
 def _read_run(part: TableView, deployment: Deployment) -> Iterator[RunLesson]:
-    part.check_known({"label", *physics.RUN, *MEASURED})
-    asked = part.all_of(physics.RUN)
+    part.check_allowed({"label", *physics.RUN, *MEASURED})
+    load = part.all_of(physics.RUN)
     if not any(metric in part.table for metric in MEASURED):
         raise Refusal(f"{part.where} lacks {' or '.join(LATENCIES)}", part.where)
     for metric in MEASURED:
         if metric in part.table:
-            told = part.part(metric)
-            told.check_known({*physics.LATENCY, "slopes"})
+            latency = part.part(metric)
+            latency.check_allowed({*physics.LATENCY, "slopes"})
             needed = {key: rule for key, rule in physics.LATENCY.items() if key not in _UNSAID}
-            facts: dict[str, object] = {**asked, **told.all_of(needed), **told.some(physics.LATENCY), "label": part.text("label")}
-            slopes = told.part("slopes")
+            facts: dict[str, object] = {
+                **load,
+                **latency.all_of(needed),
+                **latency.some(physics.LATENCY),
+                "label": part.text("label"),
+            }
+            slopes = latency.part("slopes")
             if unknown := next((key for key in slopes.table if key not in SLOPES), ""):
                 raise Refusal(f"unknown key '{slopes.named(unknown)}'{suggest(unknown, SLOPES)}", slopes.named(unknown))
-            facts |= {"deployment": deployment, "metric": metric}
+            facts |= {"label": part.text("label"), "deployment": deployment, "metric": metric}
             yield record_from(RunLesson, {**facts, "slopes": slopes.numbers(dict.fromkeys(slopes.table, physics.SLOPE))})
 
 
 def runs_of(lessons: Iterable[RunLesson]) -> list[TaughtRun]:
-    """Lessons of one run together: of one deployment, label and load. A run has one latency of each metric."""
-    found: dict[tuple[object, ...], list[dict[str, RunLesson]]] = {}
+    """Group lessons by run: of one deployment, label and load. A run has one latency of each metric."""
+    groups: dict[tuple[object, ...], list[dict[str, RunLesson]]] = {}
     for lesson in lessons:
         load = (shorten(getattr(lesson, key)) for key in physics.RUN)
-        runs = found.setdefault((lesson.deployment, lesson.label, *load), [])
+        runs = groups.setdefault((lesson.deployment, lesson.label, *load), [])
         run = next((run for run in runs if lesson.metric not in run), None)
         if run is None:
             runs.append(run := {})
         run[lesson.metric] = lesson
-    every = [{metric: run[metric] for metric in MEASURED if metric in run} for runs in found.values() for run in runs]
+    every = [{metric: run[metric] for metric in MEASURED if metric in run} for runs in groups.values() for run in runs]
     return [TaughtRun(next(iter(run.values())).deployment, run) for run in every]
 
 
 def deployment_rows(lessons: Iterable[RunLesson]) -> list[dict[str, object]]:
-    """Deployments as they are written, each with its runs; sizes of 1 go without saying."""
+    """List deployments as they are written, each with its runs, without sizes of 1."""
     by: dict[Deployment, list[dict[str, object]]] = {}
     for run in runs_of(lessons):
         first = run.first
@@ -134,30 +139,30 @@ def deployment_rows(lessons: Iterable[RunLesson]) -> list[dict[str, object]]:
 
 def _latency_row(lesson: RunLesson) -> dict[str, object]:
     every = {key: getattr(lesson, key) for key in physics.LATENCY}
-    told = {key: value for key, value in every.items() if key not in _UNSAID or shorten(value) != _UNSAID[key]}
-    return {**told, **({"slopes": dict(lesson.slopes)} if lesson.slopes else {})}
+    kept = {key: value for key, value in every.items() if key not in _UNSAID or shorten(value) != _UNSAID[key]}
+    return {**kept, **({"slopes": dict(lesson.slopes)} if lesson.slopes else {})}
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One thing that is asked, and what was measured of its kind."""
+    """A requested fact of a deployment, with what was measured of its kind."""
 
     name: str
-    asked: str
+    wanted: str
     seen: tuple[str, ...]
 
     @property
-    def told(self) -> bool:
-        return self.asked in self.seen
+    def is_seen(self) -> bool:
+        return self.wanted in self.seen
 
     @property
     def unseen(self) -> str:
-        """Return what was asked and not seen, in words: ``tp 8 (seen 2 and 4)``."""
-        return f"{self.name} {self.asked}" + (f" (seen {listed(self.seen)})" if self.seen else "")
+        """The requested value that was not seen, in words: ``tp 8 (seen 2 and 4)``."""
+        return f"{self.name} {self.wanted}" + (f" (seen {listed(self.seen)})" if self.seen else "")
 
 
 def run_topics(lessons: Iterable[RunLesson], wanted: Mapping[str, str]) -> Iterator[Topic]:
-    """Facts of a deployment that are asked for, beside what its runs had: those that are alike in all facts before."""
+    """Yield requested facts of a deployment beside what its runs had, among runs that are alike in all facts before."""
     runs = list(dict.fromkeys(lesson.deployment for lesson in lessons))
     for name, value in wanted.items():
         if value and runs:
@@ -173,9 +178,9 @@ def join(profiles: Sequence[Profile]) -> Profile:
     return reduce(lay_over, profiles)
 
 
-def tells_chip(own: Profile) -> bool:
+def tells_chip(profile: Profile) -> bool:
     """Return whether it holds facts of a chip, which hold of no other."""
-    return bool(set(own.chip) - set(NO_FACTS))
+    return bool(set(profile.chip) - set(NO_FACTS))
 
 
 def lay_over(first: Profile, second: Profile) -> Profile:
@@ -184,38 +189,43 @@ def lay_over(first: Profile, second: Profile) -> Profile:
     inside = second if second.libraries or not first.libraries else first
     across = second if second.network or not first.network else first
     both = {**first.links, **second.links}
-    told = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
+    links = {"intra": inside.links.get("intra", ""), "inter": across.links.get("inter", "")}
     # Host times with the engine that they are of, and the lessons of both.
     kept, other = (second, first) if second.host else (first, second)
     engine = kept.engine if kept.host else second.engine or first.engine
     host = kept.host or other.host
-    joined_runs = replace(
-        first, host=host, engine=engine, dtype=second.dtype or first.dtype, lessons=distinct([*first.lessons, *second.lessons])
-    )
+    # Collectives by library, the later profile's first, or its alone where they were measured on two links.
+    measured_on = {one.links["intra"] for one in (first, second) if one.libraries and "intra" in one.links}
+    earlier = {name: paths for name, paths in first.libraries.items() if name not in second.libraries}
+    libraries = second.libraries or first.libraries
     return replace(
-        joined_runs,
+        first,
         name=f"{first.name} + {second.name}",
+        host=host,
+        engine=engine,
+        dtype=second.dtype or first.dtype,
+        lessons=distinct([*first.lessons, *second.lessons]),
         chip=_joined_chip(first, second),
         tables={**first.tables, **second.tables},
-        libraries=_joined_libraries(first, second),
+        libraries=libraries if len(measured_on) > 1 else {**second.libraries, **earlier},
         network=second.network or first.network,
         curves=second.curves if second.network else first.curves,
-        links={which: told[which] or link for which, link in both.items()},
+        links={which: links[which] or link for which, link in both.items()},
         sources={**first.sources, **second.sources},
         written=max(first.written, second.written),
     )
 
 
 def distinct(lessons: Sequence[RunLesson]) -> tuple[RunLesson, ...]:
-    """Lessons in their order, equal ones once."""
+    """Return lessons in their order, equal ones once."""
     by = {(replace(x, slopes={}).__repr__(), tuple(sorted(x.slopes.items()))): x for x in reversed(lessons)}
     return tuple(reversed(by.values()))
 
 
 def _joined_chip(first: Profile, second: Profile) -> ChipFacts:
-    """Facts of one chip; where only one of them tells some, the chip is that one's."""
-    keys = [own.chip.get("key", "") for own in (first, second)]
-    telling = [own for own in (first, second) if tells_chip(own) or own.tables]
+    """Join facts of one chip, which is that of the only profile that has some."""
+    keys = [profile.chip.get("key", "") for profile in (first, second)]
+    telling = [profile for profile in (first, second) if tells_chip(profile) or profile.tables]
     if all(keys) and keys[0] != keys[1]:
         if len(telling) == 2:
             raise Refusal(f"profiles '{first.name}' and '{second.name}' tell of two chips, {keys[0]} and {keys[1]}", "profile")
@@ -224,17 +234,9 @@ def _joined_chip(first: Profile, second: Profile) -> ChipFacts:
     return cast(ChipFacts, {**first.chip, **second.chip, **({"flops_per_s": rates} if rates else {})})
 
 
-def _joined_libraries(first: Profile, second: Profile) -> Mapping[str, tuple[Path, ...]]:
-    """Collectives of both by library, the later one's first; where they were measured on two links, the later one's alone."""
-    told = {own.links["intra"] for own in (first, second) if own.libraries and "intra" in own.links}
-    if len(told) > 1:
-        return second.libraries or first.libraries
-    return {**second.libraries, **{name: paths for name, paths in first.libraries.items() if name not in second.libraries}}
-
-
 def _curve(row: object, where: str) -> NetworkCurve:
     part = TableView.of(row, where, "a table of a curve")
-    part.check_known({f.name for f in fields(NetworkCurve)})
+    part.check_allowed({f.name for f in fields(NetworkCurve)})
     if part.text("op") not in OPS:
         raise Refusal(f"{where}.op={physics.short_repr(part.table.get('op'))}: one of {', '.join(OPS)}", "op", OPS)
     ranks, nbytes = (_numbers(part, part.table.get(key), key) for key in ("ranks", "nbytes"))
@@ -272,24 +274,30 @@ MOST_TOML = 4 * MiB  # signs of a file that is TOML
 LATER_PARTS = ("written", "network_curves", "deployment")  # what version 1 had not
 _NAMES = ("op", "algorithm", "name")  # facts of a path that are words
 _WHOLE = tuple(key for key, rule in physics.PATH.items() if rule.whole)
-GivenProfile = str | os.PathLike[str] | Profile
-GivenProfiles = GivenProfile | Sequence[GivenProfile]  # as Python callers name them
+ProfileLike = str | os.PathLike[str] | Profile
+ProfilesLike = ProfileLike | Sequence[ProfileLike]  # as Python callers name them
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
-    """Read a profile; what is not one is refused by file, key and rule."""
+    """Read a profile, or refuse what is not one by file, key and rule."""
     file = expand_home(path)
     if not os.path.exists(file):
         raise Refusal(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)", "profile")
-    table = _read_document(file, path)
+    text, what = decode_text(read_bytes(file, "profile")), f"profile '{path}'"
+    table: object
+    if file.suffix == ".json" or text.lstrip()[:1] == "{":
+        table = parse_json(text, what)
+    else:
+        _check_length(text, what)
+        table = parse_toml(text, what, "profile")
     try:
         return parse(table, File(path).stem)
     except ValueError as error:
         raise Refusal(f"{path}: {error}", "profile") from None
 
 
-def load_profile(profile: GivenProfiles | None) -> Profile | None:
-    """A profile as Python callers name it: a file, one that is read already, or several that are laid over each other in order."""
+def load_profile(profile: ProfilesLike | None) -> Profile | None:
+    """Return a profile as Python callers name it: a file, one that is read already, or several laid over each other in order."""
     if profile is None or isinstance(profile, Profile):
         return profile
     if isinstance(profile, (str, os.PathLike)):
@@ -297,29 +305,12 @@ def load_profile(profile: GivenProfiles | None) -> Profile | None:
     if isinstance(profile, (list, tuple)):
         read = [one for one in map(load_profile, profile) if one is not None]
         return join(read) if read else None
-    raise Refusal(
-        f"profile={physics.short_repr(profile)}: the name of a file is needed, or a Profile, or a list of them", "profile"
-    )
-
-
-def _read_document(file: File, path: str | os.PathLike[str]) -> object:
-    """JSON where the name or the first sign says so, else TOML."""
-    text = decode_text(read_bytes(file, "profile"))
-    if file.suffix == ".json" or text.lstrip()[:1] == "{":
-        return parse_json(text, f"profile '{path}'")
-    _check_length(text, f"profile '{path}'")
-    import tomllib  # not for those who have none
-
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise Refusal(f"profile '{path}': not valid TOML (lists or tables too deep in each other)", "profile") from None
-    except ValueError as error:  # also a whole number with more digits than Python reads
-        raise Refusal(f"profile '{path}': not valid TOML ({str(error)[:120]})", "profile") from None
+    rule = "the name of a file is needed, or a Profile, or a list of them"
+    raise Refusal(f"profile={physics.short_repr(profile)}: {rule}", "profile")
 
 
 def write_profile(path: str | File, profile: Profile, comments: Sequence[str] | None = None, what: str = "out") -> None:
-    """Write TOML, or JSON where the file's name ends so; ``comments`` stand above TOML in the place of the usual ones."""
+    """Write TOML, or JSON where the file's name ends so, with ``comments`` above TOML in the place of the usual ones."""
     write_text(path, profile_text(profile, comments, as_json=File(path).suffix == ".json"), what)
 
 
@@ -335,30 +326,25 @@ def profile_text(profile: Profile, comments: Sequence[str] | None = None, *, as_
 
 
 def _check_length(text: str, name: str) -> None:
-    """TOML is read slowly: what would take seconds is neither written nor read."""
+    """Refuse long TOML, which is read slowly: what would take seconds is neither written nor read."""
     if len(text) > MOST_TOML:
         raise Refusal(f"{name}: longer than {MOST_TOML // MiB} Mi signs of TOML, thousands of runs; make several of it", "profile")
 
 
 def profile_comment(profile: Profile) -> list[str]:
     """Return what stands above a written profile, for whoever opens the file: what it is, and what its runs moved."""
-    return [
+    lines = [
         "What was measured on one machine, laid over commtax's catalogue: commtax bill MODEL --profile THIS-FILE",
         "commtax profile show THIS-FILE says it in words. Numbers are seconds (_s), bytes (_bytes) and bytes a second (_Bps).",
-        *_moved_lines(profile),
     ]
-
-
-def _moved_lines(profile: Profile) -> Iterator[str]:
-    """Yield each deployment's constants with how far they moved, their 80% range, and what that was before any run."""
     for d, changes in moves_of(profile):
-        runs = sum(run.deployment == d for run in runs_of(profile.lessons))
-        served = f"{d.engine} {d.version}".strip()
-        yield ""
-        yield f"{served}, {d.model} on {d.chip}, TP {d.tp}: what {plural(runs, 'run')} taught (80% range; before any run)"
+        runs, served = sum(run.deployment == d for run in runs_of(profile.lessons)), f"{d.engine} {d.version}".strip()
+        taught = f"what {plural(runs, 'run')} taught (80% range; before any run)"
+        lines += ["", f"{served}, {d.model} on {d.chip}, TP {d.tp}: {taught}"]
         for name, change in changes.items():
             moved, after, before = move_words(change)
-            yield f"  {name:20} {moved:>5}  {after:>5}  ({before})"
+            lines.append(f"  {name:20} {moved:>5}  {after:>5}  ({before})")
+    return lines
 
 
 def document(profile: Profile) -> dict[str, object]:
@@ -377,8 +363,8 @@ def document(profile: Profile) -> dict[str, object]:
         "libraries": [{"name": name, "paths": path_rows(paths)} for name, paths in profile.libraries.items()],
         "deployment": deployment_rows(profile.lessons),
     }
-    held = {key: value for key, value in parts.items() if value not in ({}, [], "")}
-    return cast(dict[str, object], shorten_all({"commtax_profile": VERSION, "name": profile.name, **held}))
+    filled = {key: value for key, value in parts.items() if value not in ({}, [], "")}
+    return cast(dict[str, object], shorten_all({"commtax_profile": VERSION, "name": profile.name, **filled}))
 
 
 def _in_order(table: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
@@ -387,7 +373,7 @@ def _in_order(table: Mapping[str, object], names: Iterable[str]) -> dict[str, ob
 
 
 def path_rows(paths: Sequence[Path]) -> list[dict[str, object]]:
-    """Paths as they are written: only what differs from a plain one, as far as it is written, and not whose they are."""
+    """List paths as they are written: only what differs from a plain one, as far as it is written, and not whose they are."""
     plain = cast(dict[str, object], shorten_all(asdict(Path("", "ring", 1.0))))
     needed = ("op", "algorithm", "bandwidth_Bps")
     rows = (cast(dict[str, object], shorten_all(asdict(path))) for path in paths)
@@ -395,14 +381,14 @@ def path_rows(paths: Sequence[Path]) -> list[dict[str, object]]:
 
 
 def parse(document: object, name: str = "") -> Profile:
-    """Return a profile from its document; what cannot be is refused by key and rule."""
+    """Return a profile from its document, or refuse what cannot be by key and rule."""
     whole = TableView(_checked_version(document))
     older = whole.table["commtax_profile"] == OLDER
-    whole.check_known({"commtax_profile", *PARTS, *physics.HOST, *(() if older else LATER_PARTS)})
+    whole.check_allowed({"commtax_profile", *PARTS, *physics.HOST, *(() if older else LATER_PARTS)})
     network = whole.part("network").numbers(physics.NETWORK)
     if network.get("least_ranks", 1) > network.get("most_ranks", 2**31):
         raise Refusal(f"network.least_ranks={network['least_ranks']:g}: at most most_ranks, {network['most_ranks']:g}")
-    whole.part("kernels").check_known({"tables"})
+    whole.part("kernels").check_allowed({"tables"})
     rows = whole.table.get("network_curves", [])
     made = tuple(_curve(row, f"network_curves[{i}]") for i, row in enumerate(_sequence(rows, "network_curves")))
     if len({curve.op for curve in made}) < len(made):
@@ -422,7 +408,7 @@ def parse(document: object, name: str = "") -> Profile:
         lessons=read_lessons(whole.rows("deployment")),
         written=_day(whole),
     )
-    whole.part("links").check_known({"intra", "inter"})
+    whole.part("links").check_allowed({"intra", "inter"})
     # Ceilings of the chip and the link that it names; what names none is held against the cluster that it is used on.
     if (key := profile.chip.get("key", "")) in catalog.keys("chips"):
         physics.check_chip(profile.chip, catalog.chip(key))
@@ -447,8 +433,8 @@ def _day(whole: TableView) -> str:
     """Return the day it was written, as text or as TOML's own kind."""
     from datetime import date
 
-    given = whole.table.get("written", "")
-    text = given.isoformat()[:10] if isinstance(given, date) else whole.text("written")
+    day = whole.table.get("written", "")
+    text = day.isoformat()[:10] if isinstance(day, date) else whole.text("written")
     try:
         if text and date.fromisoformat(text).isoformat() != text:
             raise ValueError
@@ -464,7 +450,7 @@ def check_paths(profile: Profile, link: Link) -> None:
 
 
 def _chip(part: TableView) -> ChipFacts:
-    part.check_known({"key", "name", "flops_per_s", *physics.CHIP})
+    part.check_allowed({"key", "name", "flops_per_s", *physics.CHIP})
     facts: dict[str, object] = {key: part.text(key) for key in ("key", "name") if key in part.table}
     facts |= part.some(physics.CHIP)
     rates = part.part("flops_per_s")
@@ -476,7 +462,7 @@ def _chip(part: TableView) -> ChipFacts:
 
 
 def _tables(part: TableView) -> Iterator[tuple[str, dict[str, float]]]:
-    """Kernel constants: of known forms, complete, because each table stands in for a whole one."""
+    """Yield kernel constants of listed forms, complete, because each table stands in for a whole one."""
     for name in part.table:
         form, constants = name.partition(".")[0], part.part(name)
         if form not in physics.NEEDED:
@@ -495,7 +481,7 @@ def _libraries(whole: TableView) -> Iterator[tuple[str, tuple[Path, ...]]]:
     seen = set[str]()
     for index, entry in enumerate(entries or ([one] if one else [])):
         part = TableView.of(entry, f"libraries[{index}]", "a table with a name and paths")
-        part.check_known({"name", "paths"})
+        part.check_allowed({"name", "paths"})
         rows = _sequence(part.table.get("paths"), part.named("paths"))
         name = part.text("name", "nccl")
         if name in seen:
@@ -506,19 +492,19 @@ def _libraries(whole: TableView) -> Iterator[tuple[str, tuple[Path, ...]]]:
 
 def _path(row: object, where: str) -> Path:
     part = TableView.of(row, where, "a table of a path's constants")
-    part.check_known({*_NAMES, "source", *physics.PATH, *physics.GROUPS, *physics.BY_SIZE})
-    given = part.table
-    facts: dict[str, object] = {key: part.text(key) for key in _NAMES if key in given}
-    if "source" in given:
+    part.check_allowed({*_NAMES, "source", *physics.PATH, *physics.GROUPS, *physics.BY_SIZE})
+    entries = part.table
+    facts: dict[str, object] = {key: part.text(key) for key in _NAMES if key in entries}
+    if "source" in entries:
         facts["source"] = Source("calibrated", part.text("source"))
-    for key, known in (("op", OPS), ("algorithm", get_args(Algorithm))):
-        if facts.get(key) not in known:
-            raise Refusal(f"{where}.{key}={physics.short_repr(facts.get(key))}: one of {', '.join(known)}", key, known)
-    physics.PATH["bandwidth_Bps"].read(given.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")
+    for key, allowed in (("op", OPS), ("algorithm", get_args(Algorithm))):
+        if facts.get(key) not in allowed:
+            raise Refusal(f"{where}.{key}={physics.short_repr(facts.get(key))}: one of {', '.join(allowed)}", key, allowed)
+    physics.PATH["bandwidth_Bps"].read(entries.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")
     numbers = part.some(physics.PATH)
     facts |= numbers | {key: int(numbers[key]) for key in _WHOLE if key in numbers}
-    facts |= {key: _sizes(given[key], f"{where}.{key}") for key in physics.GROUPS if key in given}
-    facts |= {key: _by_size(given[key], rule, f"{where}.{key}") for key, rule in physics.BY_SIZE.items() if key in given}
+    facts |= {key: _sizes(entries[key], f"{where}.{key}") for key in physics.GROUPS if key in entries}
+    facts |= {key: _by_size(entries[key], rule, f"{where}.{key}") for key, rule in physics.BY_SIZE.items() if key in entries}
     least, most = numbers.get("min_ranks", 1), numbers.get("max_ranks", 2**31)
     if least > most:
         raise Refusal(f"{where}.min_ranks={int(least)}: at most max_ranks, {int(most)}")
@@ -530,7 +516,7 @@ def _sizes(value: object, name: str) -> tuple[int, ...]:
 
 
 def _by_size(value: object, rule: physics.PhysicalRange, name: str) -> tuple[tuple[int, float], ...]:
-    """Pairs of a group size and its value, smaller groups first."""
+    """Return pairs of a group size and its value, smaller groups first."""
     rows = _sequence(value, name)
     pairs = [pair for pair in rows if isinstance(pair, list) and len(pair) == 2]
     if len(pairs) < len(rows):

@@ -39,23 +39,24 @@ Spelling = TypedDict("Spelling", {"names": list[tuple[str, str]], "plain": list[
 
 @lru_cache(maxsize=1)
 def _spellings() -> dict[str, Spelling]:
-    """By architecture, where it is not as our inventory has it: ``names``, our fragments and theirs, replaced one after the other,
-    ``plain``, modules that stay as they are, and the ``expert_dtype`` of experts where a config does not say it."""
+    """Return spellings by architecture, where it is not as our inventory has it: ``names``, our fragments and theirs, replaced one
+    after the other, ``plain``, modules that stay as they are, and the ``expert_dtype`` of experts where a config does not say it.
+    """
     return {name: one for one in table("catalog/spellings.toml")["family"] for name in one["architectures"]}
 
 
 def quantisation_of_config(config: Config, architecture: str, key: str) -> Quant | None:
-    """How a model's ``config.json`` says that its weights are stored; None: as they are. ``hf_quant_config`` may stand inside."""
+    """Return how a model's ``config.json`` stores its weights, or None for as they are. ``hf_quant_config`` may stand inside."""
     inner, beside = config.get("text_config"), config.get("hf_quant_config")
     places = [place for place in (config, inner) if isinstance(place, Mapping)]
-    asked = next((q for place in places if (q := place.get("quantization_config"))), None)
-    if isinstance(asked, Mapping) and isinstance(inside := asked.get("quantization"), Mapping):  # ModelOpt's own form, inside
-        asked = {**asked, **inside}
+    stated = next((q for place in places if (q := place.get("quantization_config"))), None)
+    if isinstance(stated, Mapping) and isinstance(inside := stated.get("quantization"), Mapping):  # ModelOpt's own form, inside
+        stated = {**stated, **inside}
     extra = beside.get("quantization") if isinstance(beside, Mapping) else None
-    if not asked and not extra:
+    if not stated and not extra:
         return None
-    quant = quant_from(asked or extra, key, architecture)
-    if asked and extra and not quant.kv_dtype:
+    quant = quant_from(stated or extra, key, architecture)
+    if stated and extra and not quant.kv_dtype:
         quant = replace(quant, kv_dtype=_kv_dtype(extra))
     usual = _spellings().get(architecture, {}).get("expert_dtype", "")
     kind = next((kind for place in places if (kind := place.get("expert_dtype"))), usual)
@@ -67,7 +68,7 @@ def quantisation_of_config(config: Config, architecture: str, key: str) -> Quant
 
 
 def quant_from(config: object, key: str, architecture: str = "") -> Quant:
-    """Return the storage that a config asks for; an unknown method is refused, never guessed."""
+    """Return the storage that a config describes, or refuse an unsupported method, which is never guessed."""
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
@@ -87,7 +88,7 @@ def quant_from(config: object, key: str, architecture: str = "") -> Quant:
 
 
 def _complete_format(quant: Quant, config: Config, family: Spelling) -> Quant:
-    """What all methods have: the family's spelling and what it never quantises, counts of folded lists, the cache's format."""
+    """Add what all methods have: the family's spelling and exceptions, counts of folded lists, the cache's format."""
     folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
     stand_for = {str(name): int(count) for patterns in folded for name, count in patterns.items()}
     counted = tuple({**stand_for, **dict(quant.counted)}.items())
@@ -97,7 +98,7 @@ def _complete_format(quant: Quant, config: Config, family: Spelling) -> Quant:
 
 
 def _module_names(value: object) -> tuple[str, ...]:
-    """Names of modules from a list or from a folded one; of experts, which are stored alike, the first stands for all."""
+    """Return names of modules from a list or from a folded one, where the first expert stands for all, which are stored alike."""
     names = value[FOLDED] if isinstance(value, Mapping) and FOLDED in value else value or ()
     if not isinstance(names, Iterable):
         raise TypeError(f"'{type(names).__name__}' object is not iterable")
@@ -111,7 +112,7 @@ def _first_expert(name: str) -> str:
 
 
 def _kv_dtype(config: Config) -> str:
-    """The KV cache's format, where the checkpoint brings scales for one: fp8 is the only one that engines take by themselves."""
+    """Return the KV cache's format, where the checkpoint has scales for it: engines take only fp8 by themselves."""
     scheme = config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo") or ""
     if isinstance(scheme, Mapping):
         return "fp8" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else ""
@@ -138,10 +139,10 @@ def _whole(value: object) -> int:
     raise TypeError(f"int() argument must be a string, a bytes-like object or a real number, not '{type(value).__name__}'")
 
 
-def _table(value: object, asked: str = "get") -> Config:
+def _table(value: object, method: str = "get") -> Config:
     if isinstance(value, Mapping):
         return value
-    raise AttributeError(f"'{type(value).__name__}' object has no attribute '{asked}'")
+    raise AttributeError(f"'{type(value).__name__}' object has no attribute '{method}'")
 
 
 def _tile(value: object) -> tuple[int, int]:
@@ -151,7 +152,7 @@ def _tile(value: object) -> tuple[int, int]:
 
 
 def _fp8(config: Config, key: str) -> Quant:
-    """Without tiles one scale a tensor. Where modules were made narrower afterwards, only that step ignored the others."""
+    """Read fp8, with one scale a tensor without tiles. Where modules were narrowed later, only that step lists the others."""
     tile = config.get("weight_block_size")
     block = _tile(tile) if tile else (0, 0)
     parts = _layer_formats(config, key) if config.get("quantized_layers") else ()
@@ -190,12 +191,12 @@ def _modelopt(config: Config, key: str) -> Quant:
 
 def _algorithm(config: Config, key: str) -> Quant:
     name = str(config.get("quant_algo") or "").upper()
-    known = ALGORITHMS.get(name)
-    if known is None:
+    quant = ALGORITHMS.get(name)
+    if quant is None:
         listed = ", ".join(ALGORITHMS)
         raise Refusal(f"model {key}: modelopt quant_algo {name or 'missing'!r} is not supported ({listed})", "model")
     group = _whole(config.get("group_size") or 0)
-    return replace(known, block=(1, group)) if group and known.block[1] and known.block[0] == 1 else known
+    return replace(quant, block=(1, group)) if group and quant.block[1] and quant.block[0] == 1 else quant
 
 
 def _layer_formats(config: Config, key: str) -> tuple[Quant, ...]:
@@ -208,7 +209,7 @@ def _layer_formats(config: Config, key: str) -> tuple[Quant, ...]:
 
 
 def _settings(layers: Config) -> list[tuple[str, int, Config]]:
-    """Modules (or patterns with their counts) and how each is quantised; folded, the settings stand behind the name."""
+    """List modules (or patterns with their counts) and how each is quantised, with folded settings behind the name."""
     if FOLDED not in layers:
         return [(str(name), 0, _table(settings)) for name, settings in layers.items()]
     split = [(*str(text).partition(" = "), _whole(count)) for text, count in _table(layers[FOLDED], "items").items()]
@@ -216,7 +217,7 @@ def _settings(layers: Config) -> list[tuple[str, int, Config]]:
 
 
 def _mix_formats(parts: tuple[Quant, ...]) -> Quant:
-    """Formats of listed modules alone: the narrowest, which most weights have, with the others as its parts."""
+    """Combine formats of listed modules: the narrowest, which most weights have, with the others as its parts."""
     order = sorted(parts, key=lambda q: (DTYPE_BYTES[q.dtype], -len(q.only)))
     return replace(order[0], parts=tuple(order[1:]))
 
@@ -233,7 +234,7 @@ def _compressed_tensors_format(config: Config, key: str) -> Quant:
 
 
 def _group(group: Config, key: str) -> Quant:
-    """One group of llm-compressor's: numbers of so many bits, and which of them share a scale."""
+    """Read one group of llm-compressor's: numbers of so many bits, and which of them share a scale."""
     weights = _table(group.get("weights") or {})
     usual = "group" if weights.get("group_size") else "tensor"  # ModelOpt leaves it out
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or usual
@@ -265,14 +266,14 @@ def _block(weights: Config, strategy: object, size: int, key: str) -> tuple[int,
 
 
 def _quark(config: Config, key: str) -> Quant:
-    """AMD's: one setting for all, and names that are left out."""
+    """Read AMD's format: one setting for all, and names that are left out."""
     listed = _table(config.get("global_quant_config") or {}).get("weight") or {}
     weights = _table(listed[0] if isinstance(listed, list) else listed)
     dtype, scheme = str(weights.get("dtype")), str(weights.get("qscheme"))
-    known = _TABLE["quark"].get(f"{dtype} {scheme}")
-    if known is None:
+    algorithm = _TABLE["quark"].get(f"{dtype} {scheme}")
+    if algorithm is None:
         raise Refusal(f"model {key}: quark weights of {dtype!r} with {scheme!r} scales are not supported", "model")
-    return replace(ALGORITHMS[known], ignored=_ignored_modules(config))
+    return replace(ALGORITHMS[algorithm], ignored=_ignored_modules(config))
 
 
 READERS: Mapping[str, FormatReader] = {
@@ -308,7 +309,7 @@ class StorageRule:
     longest: int = 0  # tokens, where its config says other than the bundled model's
 
     def base(self, name: str) -> str:
-        """Return the name of the model that a checkpoint of this rule is made from; "" where it is none."""
+        """Return the name of the model that a checkpoint of this rule is made from, or "" where it is none."""
         organisation, _, last = name.rpartition("/")
         if self.knows(name):
             return self.of or next((last.removesuffix(end) for end in _endings() if last.endswith(end)), last)
@@ -342,7 +343,7 @@ def _endings() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownModel:
+class NameMatch:
     """The bundled model that a name means, how many tokens it takes where that is known to differ (0: as many), and by what."""
 
     key: str
@@ -351,103 +352,99 @@ class KnownModel:
 
 
 @lru_cache(maxsize=1)
-def _releases() -> dict[str, KnownModel]:
-    """Ids whose configs are known, or assumed, to have a bundled model's layers."""
+def _releases() -> dict[str, NameMatch]:
+    """Return the ids whose configs have, or are assumed to have, a bundled model's layers."""
     kinds = {True: "ending", False: "release"}
-    made = ((x["ids"], KnownModel(x["of"], x.get("longest", 0), kinds[bool(x.get("assumed"))])) for x in _file()["releases"])
+    made = ((x["ids"], NameMatch(x["of"], x.get("longest", 0), kinds[bool(x.get("assumed"))])) for x in _file()["releases"])
     return {normal(name): meaning for ids, meaning in made for name in ids}
 
 
 @lru_cache(maxsize=1)
-def _models_by_ending() -> dict[str, KnownModel]:
-    """Bundled models and their releases by what their names end in, with and without the type that it says."""
+def _models_by_ending() -> dict[str, NameMatch]:
+    """Return bundled models and their releases by what their names end in, with and without the type that it says."""
     names = {**{alias.rpartition("/")[2]: key for alias, key in aliases("models").items()}, **{key: key for key in stems("models")}}
     usual = {**{name.removesuffix("-bf16"): key for name, key in names.items()}, **names}
-    released = {name.rpartition("/")[2]: known for name, known in _releases().items()}
-    return {**released, **{name: KnownModel(key) for name, key in usual.items()}}
+    released = {name.rpartition("/")[2]: meaning for name, meaning in _releases().items()}
+    return {**released, **{name: NameMatch(key) for name, key in usual.items()}}
 
 
 @lru_cache(maxsize=1)
 def _roots() -> dict[str, frozenset[str]]:
-    """Models that names mean, by each name and by what is left of it as endings are taken off."""
-    found: dict[str, set[str]] = {}
+    """Return the models that names mean, by each name and by what is left of it as endings are taken off."""
+    keys_of: dict[str, set[str]] = {}
     for name, meaning in _models_by_ending().items():
         for root in _shortened_names(name):
-            found.setdefault(root, set()).add(meaning.key)
-    return {root: frozenset(keys) for root, keys in found.items()}
+            keys_of.setdefault(root, set()).add(meaning.key)
+    return {root: frozenset(keys) for root, keys in keys_of.items()}
 
 
 def _shortened_names(name: str) -> list[str]:
     """Return a name, and what is left of it as endings are taken off one by one."""
     names, ending = [name], f"{_file()['endings']}$"
-    while (found := re.search(ending, names[-1])) and found.start() > 0:
-        names.append(names[-1][: found.start()])
+    while (match := re.search(ending, names[-1])) and match.start() > 0:
+        names.append(names[-1][: match.start()])
     return names
 
 
 @lru_cache(maxsize=1024)
-def meaning(name: str) -> KnownModel | None:
-    """Return what a name without organisation and format means; None where it is no bundled model's, or might be one of several.
+def meaning(name: str) -> NameMatch | None:
+    """Return what a name without organisation and format means, or None where it is no bundled model's, or might be one of several.
 
     >>> meaning("qwen3-4b-thinking-2507"), meaning("qwen3-5b"), meaning("mistral-7b-v0.9")
-    (KnownModel(key='qwen3-4b', longest=262144, by='release'), None, None)
+    (NameMatch(key='qwen3-4b', longest=262144, by='release'), None, None)
     """
     for short in _shortened_names(name) if len(name) <= LONGEST_NAME else ():
-        if (known := _models_by_ending().get(short)) and short == name:
-            return known
-        if known:
-            return replace(known, by="ending") if len(_roots()[short]) == 1 else None
+        if (match := _models_by_ending().get(short)) and short == name:
+            return match
+        if match:
+            return replace(match, by="ending") if len(_roots()[short]) == 1 else None
     return None
 
 
 def base_key(name: str) -> str:
-    """Return the bundled model whose name this is, without organisation; "" where it is none's."""
-    known = _models_by_ending().get(name)
-    return known.key if known and known.by == "name" else ""
+    """Return the bundled model whose name this is, without organisation, or "" where it is none's."""
+    match = _models_by_ending().get(name)
+    return match.key if match and match.by == "name" else ""
 
 
-def made_of(name: str) -> list[tuple[StorageRule, KnownModel]]:
-    """Rules that a checkpoint's name keeps to, each with the bundled model that it is made of."""
+def made_of(name: str) -> list[tuple[StorageRule, NameMatch]]:
+    """List the rules that a checkpoint's name keeps to, each with the bundled model that it is made of."""
     wanted = normal(name.rstrip("/"))
-    found = [(rule, meaning(base)) for rule in rules() if (base := rule.base(wanted))]
-    return [(rule, known) for rule, known in found if known]
+    pairs = [(rule, meaning(base)) for rule in rules() if (base := rule.base(wanted))]
+    return [(rule, match) for rule, match in pairs if match]
 
 
-def release_of(name: str) -> KnownModel | None:
-    """Return the bundled model that a name means whose format is not told: it is stored as that one.
+def release_of(name: str) -> NameMatch | None:
+    """Return the bundled model that a name without a stated format means: it is stored as that one.
 
     A copy that somebody else keeps has a release's name, and a config that is not known.
     """
     wanted = normal(name.rstrip("/"))
-    if known := _releases().get(wanted):
-        return known
-    known = meaning(wanted.rpartition("/")[2])
-    return replace(known, by="name") if known and known.by == "release" else known
+    if match := _releases().get(wanted):
+        return match
+    match = meaning(wanted.rpartition("/")[2])
+    return replace(match, by="name") if match and match.by == "release" else match
 
 
-def taken_as(name: str, base: Model, known: KnownModel, rule: StorageRule | None = None) -> Model:
-    """Return the base model as its release has it, stored as the rule says, with a note that this is what it was taken for."""
+def taken_as(name: str, base: Model, match: NameMatch, rule: StorageRule | None = None) -> Model:
+    """Return the base model as its release has it, stored as the rule says, with a note on what it was taken for."""
     quant = None if rule else base.quant
     if rule and rule.config:
-        quant = quantisation_of_config(
-            {"quantization_config": rule.config, "expert_dtype": rule.expert_dtype}, base.architecture, base.key
-        )
+        config: Config = {"quantization_config": rule.config, "expert_dtype": rule.expert_dtype}
+        quant = quantisation_of_config(config, base.architecture, base.key)
     sure = bool(rule and rule.knows(name))
-    longest = (rule.longest if rule and sure else 0) or known.longest or base.max_len
-    how = f" with {quant.told if quant else 'plain weights'}" if rule else ""
+    longest = (rule.longest if rule and sure else 0) or match.longest or base.max_len
+    how = f" with {quant.title if quant else 'plain weights'}" if rule else ""
     length = f", {longest:,} tokens long" if longest != base.max_len else ""
-    note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{_reason_taken(known, rule, sure)}")
+    if match.by == "ending" and not sure:
+        reason = ": same architecture by its name; its config is not at hand, and length and vocabulary may differ"
+    elif rule:
+        reason = "" if sure else ": its config is not at hand"
+    else:
+        reason = ": same architecture" if match.by == "release" else ": the same name; its config is not at hand"
+    note = Note("taken-as", f"{name} is taken as {base.key}{how}{length}{reason}")
     source = Citation(rule.source, "", "") if rule else Citation(f"config.json of {base.key}, whose layers it has", "", "")
     key = normal(name.rstrip("/")).rpartition("/")[2]
     called = name if "/" in name else next((alias for alias in base.aliases if normal(alias).endswith(f"/{key}")), name)
-    own = replace(base, key=key, quant=quant, max_len=longest, aliases=(called,), source=source, stored_bytes=0)
-    return replace(own, notes=(*base.notes, note))
-
-
-def _reason_taken(known: KnownModel, rule: StorageRule | None, sure: bool) -> str:
-    """By what it was taken for that, and what may differ."""
-    if known.by == "ending" and not sure:
-        return ": same architecture by its name; its config is not at hand, and length and vocabulary may differ"
-    if rule:
-        return "" if sure else ": its config is not at hand"
-    return ": same architecture" if known.by == "release" else ": the same name; its config is not at hand"
+    release = replace(base, key=key, quant=quant, max_len=longest, aliases=(called,), source=source, stored_bytes=0)
+    return replace(release, notes=(*base.notes, note))

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from commtax.catalog.programs import flag_table, program
 from commtax.catalog.techniques import field_value, is_default
-from commtax.files import Json, JsonObject
+from commtax.files import JsonObject
 from commtax.question import Question
 from commtax.records import dataclass
 from commtax.spec import Engine, Technique
@@ -30,7 +30,7 @@ OF_REQUESTS = ("acceptance", "accepted_length")  # fields of techniques that tex
 
 @dataclass(frozen=True, slots=True)
 class FlagWord:
-    """One thing that a program is told: a flag, a variable or a key of its settings, by its path."""
+    """One setting of a program: a flag, a variable or a key of its settings, by its path."""
 
     kind: str  # flag | variable | setting
     path: tuple[str, ...]  # a flag's name and, where its value is JSON, the keys below it
@@ -39,14 +39,14 @@ class FlagWord:
 
     @property
     def key(self) -> str:
-        """Return the path as flags are compared: underscores as dashes; variables as they are."""
+        """The path as flags are compared: underscores as dashes, and variables as they are."""
         return "$" + self.path[0] if self.kind == "variable" else ".".join(self.path).replace("_", "-")
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Return the field that stands here, and what is added to it."""
-        found = PLACE.fullmatch(self.value)
-        return (found[1], int(found[2] or 0)) if found else None
+        """The field that stands here, and what is added to it."""
+        match = PLACE.fullmatch(self.value)
+        return (match[1], int(match[2] or 0)) if match else None
 
 
 @lru_cache(maxsize=256)
@@ -81,7 +81,7 @@ def _is_value(word: str) -> bool:
 
 
 def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Return what stands at the ends of a value's JSON, by path; a plain value stands for itself.
+    """Return what stands at the ends of a value's JSON, by path, where a plain value stands for itself.
 
     >>> list(leaves('{"a": {"b": true}, "c": 3}')), list(leaves("fp8"))
     ([(('a', 'b'), 'true'), (('c',), '3')], [((), 'fp8')])
@@ -97,7 +97,7 @@ def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def json_fault(value: str) -> str:
-    """Return what is wrong with a value that begins as JSON does, and where; "" where nothing is.
+    """Return what is wrong with a value that begins as JSON does, and where, or "" where nothing is.
 
     >>> print(json_fault('{"a": 1'), json_fault("{'a': True}"), json_fault("fp8"), sep="|")
     not JSON: expecting ',' delimiter at character 8, after '{"a": 1'||
@@ -116,7 +116,7 @@ def json_fault(value: str) -> str:
 
 
 def _python(value: str) -> object:
-    """Return a dictionary of Python, as calls and logs have it; else the text."""
+    """Return a dictionary of Python, as calls and logs have it, else the text."""
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -161,31 +161,37 @@ def _flow(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def flag_text(asked: Sequence[Technique], engine: str, question: Question) -> str:
-    """What turns techniques on in an engine, all that is set together in one line; "" where it has no flag for one of them."""
-    spoken = engine if engine in asked[0].flags else question.engine.launched_as or engine
-    return written_flags(asked, spoken, question, whole=True).text if all(one.flags.get(spoken) for one in asked) else ""
+def flag_text(techniques: Sequence[Technique], engine: str, question: Question) -> str:
+    """Return what turns techniques on in an engine, in one line, or "" where it has no flag for one of them."""
+    spoken = engine if engine in techniques[0].flags else question.engine.launched_as or engine
+    return written_flags(techniques, spoken, question, whole=True).text if all(one.flags.get(spoken) for one in techniques) else ""
 
 
-def written_flags(asked: Iterable[Technique], engine: str, question: Question, whole: bool = False) -> WrittenFlags:
-    """Return the flags of techniques, as the question sets them; ``whole``: with those of its plan that change along."""
+def written_flags(techniques: Iterable[Technique], engine: str, question: Question, whole: bool = False) -> WrittenFlags:
+    """Return the flags of techniques, as the question sets them, with ``whole`` also those of its plan that change along."""
     trees: dict[str, JsonObject] = {"flag": {}, "variable": {}, "setting": {}}
     unsaid: list[str] = []
-    for one in asked:
+    for one in techniques:
         along = flag_words(one.along.get(engine, "")) if whole else ()
         for word in (*along, *flag_words(one.flags.get(engine, ""))):
             place, value = word.place, word.value
             if place:
-                known = _spoken(place[0], place_value(question, place[0]))
-                if known in (None, ""):
+                spoken = _spoken(place[0], place_value(question, place[0]))
+                if spoken in (None, ""):
                     value = place[0].upper()
                     unsaid.append(value)
-                elif word.optional and (is_default(place[0], known) or known == one.sets.get(place[0])):
+                elif word.optional and (is_default(place[0], spoken) or spoken == one.sets.get(place[0])):
                     continue  # it goes without saying
                 else:
-                    value = _theirs(one, engine, word.key, known, place[1])
+                    value = _theirs(one, engine, word.key, spoken, place[1])
             typed = {"true": True, "false": False}.get(value, int(value) if re.fullmatch(r"-?\d{1,15}", value) else value)
-            _put(trees[word.kind], word.path, typed)
+            tree = trees[word.kind]
+            for key in word.path[:-1]:
+                below = tree.get(key)
+                if not isinstance(below, dict):
+                    below = tree[key] = {}
+                tree = below
+            tree[word.path[-1]] = typed
     variables = {name: _flow(value) for name, value in trees["variable"].items()}
     return WrittenFlags(trees["flag"], variables, trees["setting"], tuple(dict.fromkeys(unsaid)))
 
@@ -199,17 +205,8 @@ def _spoken(name: str, value: object) -> object:
     return next((alias for alias in model(str(value)).aliases if "/" in alias), None)
 
 
-def _put(tree: JsonObject, path: tuple[str, ...], value: Json) -> None:
-    for key in path[:-1]:
-        below = tree.get(key)
-        if not isinstance(below, dict):
-            below = tree[key] = {}
-        tree = below
-    tree[path[-1]] = value
-
-
 def place_value(question: Question, name: str) -> object:
-    """What stands in a place: a field of the question, the experts of all ranks, copies among them, or ranks as engines count."""
+    """Return what stands in a place: a field of the question, all ranks' experts with copies, or ranks as engines count."""
     experts, plan = question.model.experts, question.plan
     sharing = max(1, int(plan.ep) // int(plan.tp))  # groups of one server
     match name:
@@ -223,7 +220,7 @@ def place_value(question: Question, name: str) -> object:
 
 
 def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> str:
-    """Their word for a value of ours."""
+    """Return the engine's word for a value of ours."""
     if isinstance(value, str):
         ours = next((word for word, becomes in one.words.items() if becomes == value), value)
         words = words_of(engine).get(key, {})
@@ -234,20 +231,20 @@ def _theirs(one: Technique, engine: str, key: str, value: object, more: int) -> 
 @lru_cache(maxsize=8)
 def words_of(engine: str) -> Mapping[str, Mapping[str, str]]:
     """Return an engine's words for values, by the path of a flag or the name of a variable, and ours."""
-    own = flag_table(engine)
-    return {**{f"${name}": words for name, words in own.get("libraries", {}).items()}, **own.get("words", {})}
+    table = flag_table(engine)
+    return {**{f"${name}": words for name, words in table.get("libraries", {}).items()}, **table.get("words", {})}
 
 
 def untold_fields(one: Technique, engine: str, question: Question) -> list[tuple[str, object]]:
     """Return what a question sets of a technique and an engine has no flag for, beside what its requests decide."""
-    told = {word.place[0] for word in flag_words(one.flags.get(engine, "")) if word.place}
-    own = [name.strip("?") for name in one.takes if name.strip("?") not in (*told, *OF_REQUESTS)]
-    values = [(name, field_value(question, name)) for name in own]
+    placed = {word.place[0] for word in flag_words(one.flags.get(engine, "")) if word.place}
+    names = [name.strip("?") for name in one.takes if name.strip("?") not in (*placed, *OF_REQUESTS)]
+    values = [(name, field_value(question, name)) for name in names]
     return [(name, value) for name, value in values if not is_default(name, value) and one.sets.get(name) != value]
 
 
 def who_has(one: Technique, engine: Engine) -> str:
-    """That an engine cannot be told to use a technique, and which others can."""
+    """Explain that an engine has no setting for a technique, and which others do."""
     if engine.key in one.flags:
         return f"{engine.name} decides this by itself; there is nothing to set"
     able = [program(name).title for name in one.flags]

@@ -14,37 +14,16 @@ from commtax.spec import Plan, Technique
 from commtax.statement import UNSAID, Refusal
 from commtax.units import listed
 
-BOUNDS: Mapping[str, tuple[float, float, bool]] = {
-    "speculative": (0, 64, True),
-    "acceptance": (0, 1, False),
-    "two_batches_from": (1, 2**20, True),
-    "sequence_tokens": (1, 2**20, True),
-    "dcp": (1, 1024, True),
-    "cp": (1, 1024, True),
-}
-"""Numbers that stand behind techniques: least, most, and whether they are whole; of others that are counted, from 0 to …"""
-MOST = 2**16
-WORDS = {
-    "draft_model": "MODEL",
-    "speculative": "DRAFTS",
-    "acceptance": "ACCEPTANCE",
-    "dcp": "RANKS",
-    "cp": "RANKS",
-    "two_batches_from": "TOKENS",
-    "sequence_tokens": "TOKENS",
-    "redundant_experts": "COPIES",
-}
-"""What values that stand behind techniques are called."""
+VALUES = table("catalog/technique_values.toml")
+COUNTED = {"least": 0, "most": 2**16, "whole": True}  # bounds of counts that have none there
 NONE = "none"  # what asks for no technique, among several that are compared
 
 
 @lru_cache(maxsize=1)
 def techniques() -> Mapping[str, Technique]:
     """Return all of them by key, in the order of the file."""
-    return {
-        key: plain_record(Technique, {"key": key, **entry}, "techniques.toml")
-        for key, entry in table("catalog/techniques.toml").items()
-    }
+    entries = table("catalog/techniques.toml").items()
+    return {key: plain_record(Technique, {"key": key, **entry}, "techniques.toml") for key, entry in entries}
 
 
 @lru_cache(maxsize=1)
@@ -54,67 +33,68 @@ def _by_name() -> Mapping[str, Technique]:
 
 def technique(name: str) -> Technique:
     """Return a technique by key or other name, underscores as dashes."""
-    known, asked = _by_name(), name.strip().lower().replace("_", "-")
-    if asked not in known:
-        option, rule = option_called(asked), f"one of {', '.join(techniques())}{suggest(asked, known)}"
+    by_name, key = _by_name(), name.strip().lower().replace("_", "-")
+    if key not in by_name:
+        option, rule = option_called(key), f"one of {', '.join(techniques())}{suggest(key, by_name)}"
         if option and (takers := [verb for verb in option.verbs if "(" not in verb]):
             rule = f"no technique, but an option of {listed(takers)}: {option.spellings[0]}"
         raise Refusal(f"technique '{name[:40]}': {rule}", "technique", tuple(techniques()))
-    return known[asked]
+    return by_name[key]
 
 
-def asked_techniques(text: str) -> Iterator[tuple[Technique, tuple[str, ...]]]:
-    """Yield the techniques that a text asks for, each with its values: ``dbo,dcp=2,mtp=3:0.8``."""
+def parse_techniques(text: str) -> Iterator[tuple[Technique, tuple[str, ...]]]:
+    """Yield the techniques that a text names, each with its values: ``dbo,dcp=2,mtp=3:0.8``."""
     for word in text.split(","):
         name, equals, values = word.partition("=")
         if name.strip() == NONE and not equals:
             continue
         one = technique(name)
-        told = values if equals else (one.usual.split() or [""])[0]
-        given = tuple(value.strip() for value in told.split(":")) if equals or told else ()
-        _check_values(one, given)
-        yield one, given
+        text_values = values if equals else (one.usual.split() or [""])[0]
+        parts = tuple(value.strip() for value in text_values.split(":")) if equals or text_values else ()
+        _check_values(one, parts)
+        yield one, parts
 
 
-def _check_values(one: Technique, given: tuple[str, ...]) -> None:
+def _check_values(one: Technique, values: tuple[str, ...]) -> None:
     needed = sum(not name.endswith("?") for name in one.takes)
-    if len(given) > len(one.takes) or len(given) < needed or "" in given:
-        words = [WORDS.get(name.strip("?"), "VALUE") for name in one.takes]
-        told = ":".join(words[: needed or None]) + "".join(f"[:{word}]" for word in words[needed:] if needed)
-        rule = f"write {one.key}={told}{'' if needed else f' or {one.key}'}" if words else "takes no value"
-        rule = rule if given else f"needs a value; {rule}"
-        text = f"{one.key}{'=' * bool(given)}{':'.join(given)}"
+    if len(values) > len(one.takes) or len(values) < needed or "" in values:
+        words = [VALUES.get(name.strip("?"), {}).get("word", "VALUE") for name in one.takes]
+        form = ":".join(words[: needed or None]) + "".join(f"[:{word}]" for word in words[needed:] if needed)
+        rule = f"write {one.key}={form}{'' if needed else f' or {one.key}'}" if words else "takes no value"
+        rule = rule if values else f"needs a value; {rule}"
+        text = f"{one.key}{'=' * bool(values)}{':'.join(values)}"
         raise Refusal(rule, "technique", kind=UNSAID, subject=f"technique '{text}'")
 
 
 def changes_of(text: str) -> dict[str, object]:
-    """Fields of the question that techniques change, and what they become.
+    """Return the fields of the question that techniques change, and what they become.
 
     >>> changes_of("dbo,mtp=3:0.8")
     {'two_batches': True, 'drafter': 'mtp', 'speculative': 3, 'acceptance': 0.8}
     """
     changes: dict[str, object] = {}
-    for one, given in asked_techniques(text):
-        values = {name.strip("?"): _value(one, name.strip("?"), value) for name, value in zip(one.takes, given, strict=False)}
-        own = {**one.sets, **values}
-        if twice := [name for name, value in own.items() if changes.get(name, value) != value]:
+    for one, parts in parse_techniques(text):
+        values = {name.strip("?"): _value(one, name.strip("?"), value) for name, value in zip(one.takes, parts, strict=False)}
+        fields = {**one.sets, **values}
+        if twice := [name for name, value in fields.items() if changes.get(name, value) != value]:
             rule = f"{one.key} and one before it both set {twice[0]}; name one of them"
             raise Refusal(f"technique '{text[:60]}': {rule}", "technique")
-        changes |= own
+        changes |= fields
     return changes
 
 
 def techniques_on(q: Question) -> Iterator[tuple[Technique, str]]:
-    """The techniques that are on in a question, each as ``--technique`` takes it; what a plan says by itself is among them."""
+    """Yield the techniques that are on in a question, each as ``--technique`` takes it, with those that a plan implies."""
     on = [] if q.trains else [one for one in techniques().values() if is_on(one, q)]
     for one in on:
         if not any(one.sets and one.sets.items() < other.sets.items() for other in on):  # which another one includes
-            values = [_own_value(q, one, name.strip("?")) for name in one.takes]
+            taken = [(name.strip("?"), field_value(q, name.strip("?"))) for name in one.takes]
+            values = [None if is_default(name, value) or value == one.sets.get(name) else value for name, value in taken]
             words = {ours: word for word, ours in reversed(list(one.words.items()))}
-            said = [str(words.get(str(value), value)) if value else "" for value in values]
-            while said and not said[-1]:
-                said.pop()
-            yield one, f"{one.key}={':'.join(said)}" if said else one.key
+            written = [str(words.get(str(value), value)) if value else "" for value in values]
+            while written and not written[-1]:
+                written.pop()
+            yield one, f"{one.key}={':'.join(written)}" if written else one.key
 
 
 def is_on(one: Technique, q: Question) -> bool:
@@ -132,7 +112,7 @@ def has_changes(q: Question, changes: Mapping[str, object]) -> bool:
 
 
 def field_value(q: Question, name: str) -> object:
-    """Return a field of the question, whichever of its parts it belongs to; None: there is no such field, or several values."""
+    """Return a field of the question, whichever of its parts it belongs to, or None for no such field, or several values."""
     part = _part_of(name)
     value = getattr(getattr(q, part) if part else q, name, None)
     return None if isinstance(value, np.ndarray) else value
@@ -153,22 +133,17 @@ def _part_of(name: str) -> str:
     return next((part for part, names in PARTS.items() if name in names), "")
 
 
-def _own_value(q: Question, one: Technique, name: str) -> object:
-    """Return what a question says of a field that a technique takes; None where that goes without saying."""
-    value = field_value(q, name)
-    return None if is_default(name, value) or value == one.sets.get(name) else value
-
-
 def _value(one: Technique, name: str, text: str) -> object:
-    """A value as it was typed: a number within its bounds where its field is one, else a word, in ours where there are such."""
+    """Read a typed value: a number within its bounds where its field is one, else a word, in ours where there are such."""
     if one.words:
         if text not in one.words:
             raise Refusal(f"technique '{one.key}={text[:40]}': one of {', '.join(one.words)}", "technique", tuple(one.words))
         return one.words[text]
     counted = name in options() and options()[name].type == "int"
-    if name not in BOUNDS and not counted:
+    bounds = VALUES.get(name, {})
+    if "most" not in bounds and not counted:
         return text
-    low, high, whole = BOUNDS.get(name, (0, MOST, True))
+    low, high, whole = (bounds.get(key, usual) for key, usual in COUNTED.items())
     try:
         value = int(text) if whole else float(text)
     except ValueError:

@@ -74,16 +74,16 @@ def is_measured(setting: Setting) -> bool:
 
 @lru_cache(maxsize=1024)
 def unseen_levels(setting: Setting) -> tuple[str, ...]:
-    """Of engine, chip, number format, family and publisher those that no run had: with this engine where it ran."""
+    """Return those of engine, chip, number format, family and publisher that no run had: with this engine where it ran."""
     runs = fitted_runs()
-    own = [run for run in runs if run["engine"] == setting.engine]
-    strange = tuple(level for level in BESIDE if not any(_shares(run, setting, level) for run in own or runs))
-    return strange if own else ("engine", *strange)
+    same_engine = [run for run in runs if run["engine"] == setting.engine]
+    strange = tuple(level for level in BESIDE if not any(_shares(run, setting, level) for run in same_engine or runs))
+    return strange if same_engine else ("engine", *strange)
 
 
 @lru_cache(maxsize=1024)
 def sigma(setting: Setting, metric: str, mixture: bool) -> float:
-    """Standard deviation of the logarithm of ``tpot`` or ``ttft``, wider for each level that no run had.
+    """Return the standard deviation of the logarithm of ``tpot`` or ``ttft``, wider for each level that no run had.
 
     s^2 = seen^2 + sum over unseen levels of (left out^2 - seen^2)
     """

@@ -8,7 +8,7 @@ _FRAME = ("VERBS", "app", "commands", "main")
 
 
 def __getattr__(name: str) -> object:
-    """Names of the frame, fetched when they are asked for: a shell that completes a line needs none of them."""
+    """Fetch a name of the frame when it is first used: a shell that completes a line needs none of them."""
     if name not in _FRAME:
         raise AttributeError(name)
     from importlib import import_module

@@ -1,5 +1,6 @@
 """The command line's frame: which verbs there are, and how a mistake becomes one line and an exit code."""
 
+import codecs
 import io
 import os
 import sys
@@ -7,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
+from unicodedata import normalize
 
 import click
 
 from commtax import __version__
 from commtax.cli.help import HelpContext, helps, write_overview, write_start
-from commtax.cli.signs import READABLE
 from commtax.shipped_tables import table
 from commtax.spelling import escape_controls, normalise
 from commtax.statement import Refusal
@@ -26,10 +27,24 @@ VERBS: dict[str, str] = table("cli/commands.toml")
 """Each verb and its module, with its command in it."""
 LABORATORY = ("claims", "catalog constants", "measure", "validate")
 """Commands of the laboratory, which is a package of its own."""
+READABLE = "commtax-readable"  # the name of the error handler of encoders
+
+
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """Write signs that a terminal's encoding lacks as ASCII that reads alike, or as a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs: dict[str, str] = table("cli/signs.toml")["signs"]
+    alike = {sign: text for text, some in signs.items() for sign in some}
+    lost = error.object[error.start : error.end]
+    return "".join(alike.get(sign) or normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?" for sign in lost), error.end
+
+
+codecs.register_error(READABLE, _replace_unencodable)
 
 
 class Commands(click.Group):
-    """All verbs, each imported when it is named; help and lists need none of them."""
+    """All verbs, each imported when it is named."""
 
     context_class = HelpContext
 
@@ -49,11 +64,11 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="commtax")
 @click.option("--debug", is_flag=True, expose_value=False, help="Anywhere on the line: show where an error came from.")
 def app() -> None:
-    """What every collective of a distributed LLM costs, and what fits: arithmetic you can check."""
+    """Price every collective of a distributed LLM and say what fits: arithmetic you can check."""
 
 
 def commands(arguments: list[str]) -> click.Group:
-    """The command line with the command that this line names, or with all where it names none."""
+    """Return the command line with the command that this line names, or with all where it names none."""
     context = click.Context(app)
     for name in arguments[:1] or VERBS:
         app.get_command(context, name)
@@ -69,27 +84,27 @@ def _laboratory() -> "dict[str, EntryPoint]":
 
 
 def add_laboratory(arguments: list[str]) -> None:
-    """The commands that the laboratory brings along; one that is not there is refused by name. Two words of one become one."""
-    found = _laboratory()
-    asked = f"{' '.join(arguments[:2])} "
-    meant = next((name for name in LABORATORY if asked.startswith(f"{name} ")), "")
-    if meant and meant not in found:
+    """Add the commands that the laboratory brings along, or refuse one that is not installed. A name of two words becomes one."""
+    present = _laboratory()
+    typed = f"{' '.join(arguments[:2])} "
+    meant = next((name for name in LABORATORY if typed.startswith(f"{name} ")), "")
+    if meant and meant not in present:
         raise Refusal(f"{meant}: belongs to the laboratory, which is not installed (pip install 'commtax[lab]')")
-    for name in [meant] if meant else [] if arguments else found:
+    for name in [meant] if meant else [] if arguments else present:
         if meant or " " not in name:
-            app.add_command(found[name].load(), name)
+            app.add_command(present[name].load(), name)
     arguments[: len(meant.split())] = [meant] if meant else []
 
 
 def start_page() -> str:
-    """What ``commtax`` alone prints: what it is for, and the questions that people bring."""
+    """Return what ``commtax`` alone prints: what it is for, and the questions that people bring."""
     formatter = HelpContext(app, **app.context_settings).make_formatter()
     write_start(formatter)
     return formatter.getvalue().rstrip("\n")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command; a mistake becomes one line on standard error and exit code 2, a fault of ours one line and 70."""
+    """Run a command. A mistake becomes one line on standard error and exit code 2, a fault of ours one line and 70."""
     typed = list(sys.argv[1:] if argv is None else argv)
     end = typed.index("--") if "--" in typed else len(typed)
     debug = "--debug" in typed[:end]
@@ -101,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
         if not arguments:
             return click.echo(start_page())
         frame = commands(arguments)
-        with _watched(arguments[0]):
+        with _progress_of(arguments[0]):
             frame.main(arguments, prog_name="commtax", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as usage:  # of a command that has commands of its own
@@ -129,8 +144,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(code)
 
 
-def _watched(verb: str) -> AbstractContextManager[None]:
-    """Where somebody looks: how far a command is, unless it shows that itself."""
+def _progress_of(verb: str) -> AbstractContextManager[None]:
+    """Show how far a command is on a terminal, unless it does so itself."""
     if not sys.stderr.isatty() and "COMMTAX_PROGRESS" not in os.environ:
         return nullcontext()
     from commtax.cli.progress import watched
@@ -139,7 +154,7 @@ def _watched(verb: str) -> AbstractContextManager[None]:
 
 
 def error_line(error: Exception, arguments: Sequence[str] = ()) -> tuple[str, int]:
-    """An exception in one line that any terminal bears, and the exit code: 2 for bad input, 70 for a fault of ours."""
+    """Return an exception as one line that any terminal can show, and its exit code: 2 for bad input, 70 for a fault of ours."""
     if isinstance(error, click.UsageError):
         from commtax.cli.mistakes import what_to_type
 
@@ -161,6 +176,6 @@ def error_line(error: Exception, arguments: Sequence[str] = ()) -> tuple[str, in
 
 
 def _forget(stream: TextIO) -> None:
-    """What could not be written must not be tried again when Python ends."""
+    """Lead a stream that cannot be written nowhere, so that Python does not try again at its end."""
     if stream in (sys.__stdout__, sys.__stderr__):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,4 @@
-"""``commtax catalog``: what is known."""
+"""``commtax catalog``: facts with their sources."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from commtax.cost.memory import check_stored
 from commtax.spec import Chip, Cluster, Engine, Link
 from commtax.statement import Refusal
 
-THINGS: dict[str, Callable[[str], Chip | Link | Cluster | Engine]] = {
+HARDWARE: dict[str, Callable[[str], Chip | Link | Cluster | Engine]] = {
     "chips": catalog.chip,
     "links": catalog.link,
     "clusters": catalog.cluster,
@@ -27,7 +27,7 @@ KINDS = ("chips", "links", "clusters", "models", "engines")
 @click.argument("name", required=False)
 @add_verb_options("catalog")
 def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: bool) -> None:
-    """Chips, links, clusters, models and engines, each number with its source; constants: every number that was fitted."""
+    """Show chips, links, clusters, models and engines, each number with its source, and constants: every number that was fitted."""
     from commtax.report import catalog as report
 
     output = Output(as_json)
@@ -35,12 +35,12 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
         kind, name = _kind_of(kind, name), kind
     if kind is None or name is None:
         kinds = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
-        every = {key: [THINGS.get(key, catalog.model)(one) for one in names] for key, names in kinds.items()}
+        every = {key: [HARDWARE.get(key, catalog.model)(one) for one in names] for key, names in kinds.items()}
         output.answer(lambda _: {"schema": "commtax.catalog/1", **kinds}, report.show_catalog, every)
     if read_as and kind != "models":
         raise Refusal(f"as '{read_as}': belongs to models, not to {kind}", "as")
     if kind != "models":
-        output.answer(report.thing_document, report.show_thing, THINGS[kind](name))
+        output.answer(report.entry_document, report.show_entry, HARDWARE[kind](name))
     model = catalog.model(name, read_as)
     check_stored(model)
     counts = published_counts(model.key) if model.key in catalog.keys("models") else []
@@ -48,12 +48,12 @@ def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: b
 
 
 def _kind_of(name: str, beside: str | None) -> str:
-    """The kind of something that was named without it."""
-    known = (*KINDS, "constants")
-    own = next((kind for kind in KINDS if find(kind, name)), "")
-    if own and beside:
-        raise Refusal.of(f"one of {own}; they are shown one by one: commtax catalog {own} {name}", known, catalog=name)
-    if not own:
-        near = suggest(name, known) or did_you_mean(name, *KINDS)
-        raise Refusal.of(f"one of {', '.join(known)}, or what one of them is called{near}", known, catalog=name)
-    return own
+    """Return the kind of an entry that was named without it."""
+    kinds = (*KINDS, "constants")
+    kind = next((kind for kind in KINDS if find(kind, name)), "")
+    if kind and beside:
+        raise Refusal.of(f"one of {kind}; they are shown one by one: commtax catalog {kind} {name}", kinds, catalog=name)
+    if not kind:
+        near = suggest(name, kinds) or did_you_mean(name, *KINDS)
+        raise Refusal.of(f"one of {', '.join(kinds)}, or what one of them is called{near}", kinds, catalog=name)
+    return kind

@@ -9,7 +9,7 @@ import click
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import placement_by_topology
-from commtax.judgement.starting import LENGTH
+from commtax.judgement.engine_limits import LENGTH
 from commtax.question import OUTPUT_LEN
 from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
@@ -20,66 +20,61 @@ from commtax.verbs.comparing import compare_question, compared_plans, replicas_i
 @click.command("compare", cls=Verb)
 @verb_command("compare", VerbSubject.STEPS)
 def compare_command(order: Order) -> None:
-    """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips."""
-    given = order.given
+    """Compare a step over a range of batches, lengths, degrees or links, or plans side by side, and where their order flips."""
+    options = order.options
     order.output.read(order.question.cluster)
-    if bool(given.plans) == bool(given.over):
+    if bool(options.plans) == bool(options.over):
         raise Refusal.about(over="give --over AXIS=VALUES or --plans tp1,tp2 …, one of them")
-    if given.over:
-        refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
-        refuse(given, ("clients", "answer_len"), "belongs to --plans")
-    refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
-    if not (given.clients or order.launch):  # a pasted command says it of its server
-        refuse(given, (LENGTH,), "belongs to whole requests of --plans; give their clients with --concurrency")
-    if given.plans:
-        _plans(order)
-    _compare_over(order)
-
-
-def _compare_over(order: Order) -> NoReturn:
+    if options.over:
+        refuse(options, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
+        refuse(options, ("clients", "answer_len"), "belongs to --plans")
+    refuse(options, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
+    if not (options.clients or order.launch):  # a pasted command says it of its server
+        refuse(options, (LENGTH,), "belongs to whole requests of --plans; give their clients with --concurrency")
+    if options.plans:
+        _compare_plans(order)
     from commtax.report import comparisons
 
-    given, q = order.given, order.question
-    comparison = compare_question(q, list(given.over), global_batch=given.global_batch)
+    comparison = compare_question(order.question, list(options.over), global_batch=options.global_batch)
     if all(row.bill is None for row in comparison.rows):
         raise Refusal.about(over=f"nothing on this range is legal; first: {comparison.rows[0].refused}")
-    if given.plot:
-        comparisons.plot_comparison(comparison, Path(given.plot))
+    if options.plot:
+        comparisons.plot_comparison(comparison, Path(options.plot))
     document, rows = comparisons.comparison_document, comparisons.comparison_rows
     order.output.answer(document, comparisons.show_comparison, comparison, rows=rows)
 
 
-def _plans(order: Order) -> NoReturn:
+def _compare_plans(order: Order) -> NoReturn:
     from commtax.report import comparisons
 
-    given, q = order.given, order.question
-    refuse(given, SIZES, "the plans say it; leave it out beside --plans")
-    if given.global_batch and given.batches:
+    options, q = order.options, order.question
+    refuse(options, SIZES, "the plans say it; leave it out beside --plans")
+    if options.global_batch and options.batches:
         raise Refusal.about(batches="give them or global_batch, not both")
-    usual = [int(given.global_batch or _sequences(order))]
-    batches = [parse_count(b, "batches") for b in given.batches.split(",")] if given.batches else usual
+    usual = [int(options.global_batch or _sequences(order))]
+    batches = [parse_count(b, "batches") for b in options.batches.split(",")] if options.batches else usual
     remarks: list[str] = []
-    placed = placement_by_topology(given.topo, q.cluster, remarks) if given.topo else None
+    placed = placement_by_topology(options.topo, q.cluster, remarks) if options.topo else None
     where = (lambda sizes: placed(Plan(**sizes)).cluster) if placed else None
-    links = [name for name in given.links.split(",") if name]
-    clients = given.clients or []
-    if given.answer_len and not clients:
+    links = [name for name in options.links.split(",") if name]
+    clients = options.clients or []
+    if options.answer_len and not clients:
         raise Refusal.about(output_len="belongs to whole requests; give their clients with --concurrency")
-    q = q.but(input_len=int(q.context), output_len=given.answer_len or OUTPUT_LEN)
-    table = compared_plans(q, given.plans.split(","), links, batches, where, clients)
+    q = q.but(input_len=int(q.context), output_len=options.answer_len or OUTPUT_LEN)
+    table = compared_plans(q, options.plans.split(","), links, batches, where, clients)
     if all(row.bill is None for row in table.rows):
         raise Refusal.about(plans=f"none of them is legal; first: {table.rows[0].refused}")
     table = replace(table, notes=tuple(dict.fromkeys(remarks)))
-    if given.plot:
-        comparisons.plot_plans(table, Path(given.plot))
+    if options.plot:
+        comparisons.plot_plans(table, Path(options.plot))
     order.output.answer(comparisons.plans_document, comparisons.show_plans, table, rows=comparisons.plan_rows)
 
 
 def _sequences(order: Order) -> int:
-    """The sequences over all replicas of plans that have as many: a batch is of one replica, in every verb."""
-    if order.given.batch is None:
+    """Return the sequences of a step over all replicas: a batch counts those of one replica, in every verb."""
+    if order.options.batch is None:
         return 1
-    batch, plans = int(order.given.batch), order.given.plans.split(",")
+    batch, plans = int(order.options.batch), order.options.plans.split(",")
     copies = {name: replicas_in(name) for name in plans}
     if len(set(copies.values())) > 1:
         have = ", ".join(f"{name} {count}" for name, count in copies.items())

@@ -12,13 +12,15 @@ from typing import TypedDict, cast
 from commtax.options import Option, taken_by
 from commtax.shipped_tables import PACKAGE, table
 
-ASKED = "_COMMTAX_COMPLETE"  # the variable that names the shell that asks
+SHELL = "_COMMTAX_COMPLETE"  # the variable that names the shell
 FILES = ":files"  # an answer that stands for files, which shells know better
 GROUPS = ("profile", "measure")
 Offers = dict[str, str]  # what may be typed, each with what it is
 
 
 class CatalogueFacts(TypedDict, total=False):
+    """What is offered of a file of the catalogue."""
+
     name: str
     aliases: list[str]
     gpus_per_host: list[int]
@@ -27,10 +29,11 @@ class CatalogueFacts(TypedDict, total=False):
 
 
 def answer(shell: str, words: Sequence[str]) -> str:
-    """Lines for a shell: each offer as it wants them, and ``:files`` where files go too."""
-    offers = offered(list(words) or [""])
+    """Return the lines for a shell: each offer as it wants them, and ``:files`` where it is to offer files too."""
+    words = list(words) or [""]
+    offers = offered(words)
     if shell == "bash":  # which breaks words at "=" itself
-        typed = _joined(list(words) or [""])[-1]
+        typed = _join_at_equals(words)[-1]
         lines = [value.rpartition("=")[2] if "=" in typed and value != FILES else value for value in offers]
     elif shell == "zsh":
         escaped = {value if value == FILES else value.replace(":", "\\:"): what for value, what in offers.items()}
@@ -41,33 +44,33 @@ def answer(shell: str, words: Sequence[str]) -> str:
 
 
 def offered(words: list[str]) -> Offers:
-    """What the last word, which is being typed, may become."""
-    words = _joined(words)
-    *before, typed = words
-    verb, rest = _verb_of(before)
-    if not verb:
+    """Return what the last word, which is being typed, may become."""
+    *before, typed = _join_at_equals(words)
+    deep = 2 if before and before[0] in GROUPS else 1
+    verb, rest = " ".join(before[:deep]), before[deep:]
+    if len(before) < deep:
         pages = table(os.path.join("cli", "helps.toml"))["command"]
         inside = f"{before[0]} " if before else ""
         names = [name for name in pages if name.startswith(inside) and " " not in name[len(inside) :]]
         others = {"--help": "All commands.", "--version": "The version."} if not before else {}
         return _starting({name[len(inside) :]: pages[name]["asks"] for name in names} | others, typed)
-    known = _flags_of(verb)
+    flags = _flags_of(verb)
     flag, equals, value = typed.partition("=")
-    if equals and flag in known:
-        return {f"{flag}={one}" if one != FILES else one: what for one, what in _values(verb, known[flag], value).items()}
-    if rest and rest[-1] in known and known[rest[-1]].kind != "flag":
-        return _values(verb, known[rest[-1]], typed)
+    if equals and flag in flags:
+        return {f"{flag}={one}" if one != FILES else one: what for one, what in _values(verb, flags[flag], value).items()}
+    if rest and rest[-1] in flags and flags[rest[-1]].kind != "flag":
+        return _values(verb, flags[rest[-1]], typed)
     if typed.startswith("-"):
-        return _starting({flag: option.help for flag, option in known.items()} | HELP, typed)
-    position = sum(1 for i, w in enumerate(rest) if not w.startswith("-") and not _is_value(rest, i, known))
+        return _starting({flag: option.help for flag, option in flags.items()} | HELP, typed)
+    position = sum(1 for i, w in enumerate(rest) if not w.startswith("-") and not _is_value(rest, i, flags))
     return _starting(_argument(verb, rest, position, typed), typed)
 
 
 HELP = {"--help": "Show what it answers, and its options.", "--help-all": "Explain all options."}
 
 
-def _joined(words: list[str]) -> list[str]:
-    """Words that bash broke at ``=`` as they were typed."""
+def _join_at_equals(words: list[str]) -> list[str]:
+    """Join the words that bash broke at ``=``."""
     whole: list[str] = []
     for word in words:
         if whole and (word == "=" or whole[-1].endswith("=")) and whole[-1].startswith("--"):
@@ -77,16 +80,8 @@ def _joined(words: list[str]) -> list[str]:
     return whole
 
 
-def _verb_of(before: list[str]) -> tuple[str, list[str]]:
-    """The verb that the words name, and the words behind it; "" where it is still to be named."""
-    if not before:
-        return "", []
-    deep = 2 if before[0] in GROUPS else 1
-    return (" ".join(before[:deep]), before[deep:]) if len(before) >= deep else ("", [])
-
-
 def _flags_of(verb: str) -> Mapping[str, Option]:
-    """Options of a verb by each spelling that it prefers."""
+    """Return the options of a verb by each spelling that it prefers."""
     flags: dict[str, Option] = {}
     also = table(os.path.join("cli", "completion.toml"))["also"].get(verb, "")
     for name, option in {**taken_by(also), **taken_by(verb.replace(" ", "-"))}.items():
@@ -95,14 +90,13 @@ def _flags_of(verb: str) -> Mapping[str, Option]:
     return flags
 
 
-def _is_value(rest: list[str], position: int, known: Mapping[str, Option]) -> bool:
+def _is_value(rest: list[str], position: int, flags: Mapping[str, Option]) -> bool:
     before = rest[position - 1] if position else ""
-    option = known.get(before) or known.get(f"-{before}")  # -tp is --tp
+    option = flags.get(before) or flags.get(f"-{before}")  # -tp is --tp
     return option is not None and option.kind != "flag"
 
 
 def _values(verb: str, option: Option, typed: str) -> Offers:
-    """What an option takes."""
     tables = table(os.path.join("cli", "completion.toml"))
     takes = tables["verbs"].get(verb, {}).get(option.name, tables["options"].get(option.name, option.words))
     if not takes and option.kind in ("path", "FILE", "DIR", "FOLDER"):
@@ -111,7 +105,7 @@ def _values(verb: str, option: Option, typed: str) -> Offers:
 
 
 def _argument(verb: str, rest: list[str], position: int, typed: str) -> Offers:
-    """What stands at a place of a command line that no option claims."""
+    """Return what may stand at a place of a command line that no option claims."""
     places = table(os.path.join("cli", "completion.toml"))["arguments"].get(verb, ())
     if not places:
         return {}
@@ -124,7 +118,7 @@ def _argument(verb: str, rest: list[str], position: int, typed: str) -> Offers:
 
 
 def _named(takes: str | Iterable[str], typed: str) -> Offers:
-    """The names of a kind, or the words themselves; behind a comma the next of several."""
+    """Return the names of a kind, or the words themselves, and behind a comma the next of several."""
     if takes == "files":
         return {FILES: ""}
     if not isinstance(takes, str):
@@ -141,7 +135,6 @@ def _starting(offers: Offers, typed: str) -> Offers:
 
 
 def _stems(kind: str) -> list[str]:
-    """Names of the catalogue's files of one kind."""
     return sorted(name.rpartition(".")[0] for name in os.listdir(os.path.join(PACKAGE, "catalog", kind)) if "." in name)
 
 
@@ -150,22 +143,22 @@ def _facts(kind: str, key: str) -> CatalogueFacts:
 
 
 def _models(typed: str) -> Offers:
-    """Keys; behind an owner's slash ids of the Hub; folders too."""
+    """Return the keys of models, with files, or behind an owner's slash ids of the Hub."""
     rows = [row for family in table(os.path.join("catalog", "hub_models.toml"))["family"] for row in family["rows"]]
     if "/" in typed:
         ids = {name: row[0] for row in rows for name in (row[1], *row[4])}
-        own = {name: key for key in _stems("models") for name in _own_model(key).get("aliases", ()) if "/" in name}
-        return ids | own | {FILES: ""}
+        bundled = {name: key for key in _stems("models") for name in _bundled(key).get("aliases", ()) if "/" in name}
+        return ids | bundled | {FILES: ""}
     return dict.fromkeys(sorted({*_stems("models"), *(row[0] for row in rows)}), "") | {FILES: ""}
 
 
-def _own_model(key: str) -> CatalogueFacts:
+def _bundled(key: str) -> CatalogueFacts:
     with open(os.path.join(PACKAGE, "catalog", "models", f"{key}.json"), encoding="utf-8") as file:
         return cast(CatalogueFacts, json.load(file))
 
 
 def _clusters(typed: str) -> Offers:
-    """Hosts by name, and GPUs with as many before them as were typed, or as a host has."""
+    """Return hosts by name, and GPUs with as many before them as were typed, or as a host has."""
     counts, times, _ = typed.rpartition("x")
     chips = _stems("chips")
     if times and all(part.isdigit() for part in counts.split("x")):
@@ -178,7 +171,7 @@ def _clusters(typed: str) -> Offers:
 
 
 def _engines(typed: str) -> Offers:
-    """Keys, and versions behind an ``@``."""
+    """Return the keys of engines, and behind an ``@`` the versions of one."""
     name, at, _ = typed.partition("@")
     if at and name in _stems("engines"):
         facts = _facts("engines", name)
@@ -196,10 +189,10 @@ KINDS: Mapping[str, Callable[[str], Offers]] = {
     "lengths": lambda _: dict.fromkeys(_stems("lengths"), ""),
     "techniques": lambda _: {key: fact["title"] for key, fact in table(os.path.join("catalog", "techniques.toml")).items()},
 }
-"""What there are of each kind of names, the typed ones known."""
+"""The names of each kind, from what is typed of one."""
 
 
 def main() -> None:
     words = sys.argv[1:]
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
-    sys.stdout.write(answer(os.environ[ASKED], words or [""]))
+    sys.stdout.write(answer(os.environ[SHELL], words))

@@ -46,30 +46,31 @@ class PassingVerb(Verb):
 def diff_command(
     before: str, after: str, price: float | None, fail_on: str, markdown: bool, as_json: bool, **_options: object
 ) -> None:
-    """What a change of a launch does to latency, throughput, cost and memory."""
+    """Compare two launches: what a change does to latency, throughput, cost and memory."""
     rules = answer_changes.rules_of(fail_on)
     typed = [(p, value) for p, value in click.get_current_context().meta[TYPED] if p.name not in OWN]
     for option, value in typed:
         if option.name == "concurrency" and "," in str(value):
             raise Refusal.of("one load at a time is compared; give one number, such as 64", (64,), concurrency=value)
     sides = [_side(side, text, typed, price) for side, text in (("before", before), ("after", after))]
-    found = answer_changes.compare_answers(sides[0], sides[1], rules)
+    difference = answer_changes.compare_answers(sides[0], sides[1], rules)
+    code = 1 if difference.broken else 0
     if markdown:
         from commtax.report.markdown import difference_markdown
 
-        click.echo(difference_markdown(found), nl=False)
-        raise SystemExit(1 if found.broken else 0)
-    Output(as_json).answer(answer_changes.difference_document, _show, found, code=1 if found.broken else 0)
+        click.echo(difference_markdown(difference), nl=False)
+        raise SystemExit(code)
+    Output(as_json).answer(answer_changes.difference_document, _show, difference, code=code)
 
 
-def _show(console: Console, found: answer_changes.AnswerDifference) -> None:
-    first, *others = answer_changes.summary(found)
-    say(console, first, "bold red" if found.broken else "bold")
+def _show(console: Console, difference: answer_changes.AnswerDifference) -> None:
+    first, *others = answer_changes.summary(difference)
+    say(console, first, "bold red" if difference.broken else "bold")
     for other in others:
         say(console, other)
-    if not found.is_same:
-        show_table(console, answer_changes.COLUMNS, answer_changes.difference_rows(found))
-    sides = {"before": found.before, "after": found.after}
+    if not difference.is_same:
+        show_table(console, answer_changes.COLUMNS, answer_changes.difference_rows(difference))
+    sides = {"before": difference.before, "after": difference.after}
     unread = [f"{name}: {remark}" for name, side in sides.items() for remark in side.unread]
     notes(console, [*(f"{name}: {side.name}" for name, side in sides.items()), *unread])
 
@@ -78,20 +79,20 @@ Typed = Sequence[tuple[click.Option, object]]  # options with their values as th
 
 
 def _side(side: str, text: str, typed: Typed, price: float | None) -> answer_changes.AnswerSide:
-    """What is compared, as documents; before a file is added there is nothing, which is called as git calls it."""
+    """Return the documents of one side. A file that is not there yet is empty, and is called as git calls it."""
     if text == os.devnull and side == "before":
         return answer_changes.AnswerSide(text, ({},))
     try:
         documents, unread = _documents(text, typed)
     except (ValueError, click.ClickException, OSError) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        raise Refusal(f"{side}: {said}", side) from None
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise Refusal(f"{side}: {message}", side) from None
     name = text if len(text) < 80 and "\n" not in text else f"{' '.join(text.split())[:77]}…"
     return answer_changes.AnswerSide(name, tuple(answer_changes.with_money(document, price) for document in documents), unread)
 
 
 def _documents(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ...]]:
-    """The answers, and what is said of words of a pasted command that are not in them."""
+    """Return the answers, and remarks on words of a pasted command that they leave out."""
     is_file = "\n" not in text and os.path.isfile(text)
     content = read_text(text, "file") if is_file else text
     if is_file and content.lstrip().startswith("{"):
@@ -108,7 +109,7 @@ def _documents(text: str, typed: Typed) -> tuple[list[JsonObject], tuple[str, ..
             raise Refusal(f"commtax {words[0]}: answers of {', '.join(COMPARED)} are compared")
         return [_answer(words)], ()
     from commtax.launch.launch_options import read_pasted
-    from commtax.launch.unread import unread_remarks
+    from commtax.launch.read_techniques import unread_remarks
 
     launch = read_pasted(text)
     unread = tuple(unread_remarks(launch.engine, launch.unread))
@@ -126,12 +127,12 @@ def _refuse_options(typed: Typed, why: str) -> None:
 
 
 def _spelled(typed: Typed, verb: str, strict: bool = False) -> list[str]:
-    """Options as words again, those that a verb has; ``strict``: all."""
+    """Write options as words again, those that a verb has, or all of them if ``strict``."""
     command = commands([verb]).get_command(click.get_current_context(), verb)
-    known = {option.name for option in command.params} if command else set()
+    taken = {option.name for option in command.params} if command else set()
     words = []
     for option, value in typed:
-        if option.name not in known:
+        if option.name not in taken:
             if strict:
                 raise Refusal(f"{option.name}: {verb} has no such option", option.name or "")
             continue
@@ -144,7 +145,6 @@ def _spelled(typed: Typed, verb: str, strict: bool = False) -> list[str]:
 
 
 def _answer(words: Sequence[str]) -> JsonObject:
-    """The document that a command line prints."""
     arguments, printed = normalise([word for word in words if word != "--json"] + ["--json"]), io.StringIO()
     try:
         with redirect_stdout(printed):

@@ -8,7 +8,7 @@ from commtax.catalog.loader import suggest
 from commtax.cli.options import Verb, VerbSubject
 from commtax.cli.order import Order, refuse, verb_command
 from commtax.cli.pasting import LOOKED_AT, prompt_sizes
-from commtax.judgement.starting import LENGTH
+from commtax.judgement.engine_limits import LENGTH
 from commtax.statement import Note, Refusal
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import add_advice
@@ -20,28 +20,27 @@ from commtax.verbs.train_fitting import TrainFit, train_holds
 @click.command("fit", cls=Verb)
 @verb_command("fit", VerbSubject.SERVER)
 def fit_command(order: Order) -> None:
-    """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits."""
+    """Check whether it fits, and how much KV cache is left. Without -tp: the smallest TP (x PP) that fits."""
     from commtax.report.exact_bytes import fit_document, show_fit
 
-    if order.given.phase not in ("serve", "train"):
-        raise Refusal.of(f"serve or train{suggest(order.given.phase, ('serve', 'train'))}", phase=order.given.phase)
+    if order.options.phase not in ("serve", "train"):
+        raise Refusal.of(f"serve or train{suggest(order.options.phase, ('serve', 'train'))}", phase=order.options.phase)
     judged = train_holds(settle(order.question)) if order.question.trains else _serving_fit(order)
     order.output.answer(fit_document, show_fit, judged, code=0 if judged.fits else 1)
 
 
 def _serving_fit(order: Order) -> Fit | TrainFit:
-    given, q = order.given, order.question
-    refuse(given, ["batch"], "belongs to --phase train; serving takes --max-num-seqs")
-    if given.context is not None:  # of a server, the longest request
-        refuse(given, [LENGTH], "give it or --context, not both")
-        q = q.but(max_model_len=int(given.context))
-    refuse(given, ["sequence_parallel"], "changes nothing that is held while serving")
-    judged = add_advice(holds(q, chosen=given.tp is not None, stages=given.pp))
+    options, q = order.options, order.question
+    refuse(options, ["batch"], "belongs to --phase train; serving takes --max-num-seqs")
+    if options.context is not None:  # of a server, the longest request
+        refuse(options, [LENGTH], "give it or --context, not both")
+        q = q.but(max_model_len=int(options.context))
+    refuse(options, ["sequence_parallel"], "changes nothing that is held while serving")
+    judged = add_advice(holds(q, chosen=options.tp is not None, stages=options.pp))
     servers = order.launch.servers if order.launch else None
     if not servers or not servers.prefill_workers or not judged.fits:
         return judged
-    asked = q.but(prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp)
-    theirs = add_advice(holds(prompter(asked)))
+    theirs = add_advice(holds(prompter(q.but(prefill_tp=servers.prefill_tp, prefill_dp=servers.prefill_dp))))
     remarks, sizes = order.output.remarks, prompt_sizes(servers)
     if theirs.fits:
         remarks.append(f"servers for prompts, {sizes}: fit too")

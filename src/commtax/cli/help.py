@@ -6,7 +6,7 @@ The words are in ``helps.toml``. Long lists of rarely used options are folded to
 import os
 import shlex
 from collections.abc import Iterable
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import click
 
@@ -18,56 +18,25 @@ FEW = 14  # options that are explained without being asked for, beside the usual
 INDENT = 2
 LEAST = 40  # columns of the narrowest terminal that help is folded for
 ALL = "Explain all options."
-Records = list[tuple[str, str]]
-
-
-class HelpExample(TypedDict, total=False):
-    what: str
-    run: str
+TABLE = os.path.join("cli", "helps.toml")
 
 
 class HelpPage(TypedDict, total=False):
+    """The page of one command."""
+
     asks: str
     works: str
     says: list[str]
     first: list[str]
-    examples: list[HelpExample]
+    examples: list[dict[str, str]]
 
 
-class StartQuestion(TypedDict):
-    ask: str
-    run: str
-
-
-class StartPage(TypedDict):
-    says: str
-    ends: str
-    questions: list[StartQuestion]
-
-
-class OverviewSection(TypedDict):
-    title: str
-    commands: list[str]
-
-
-class OverviewPage(TypedDict):
-    says: str
-    ends: list[str]
-    sections: list[OverviewSection]
-
-
-class HelpTexts(TypedDict):
-    start: StartPage
-    overview: OverviewPage
-    command: dict[str, HelpPage]
-
-
-def helps() -> HelpTexts:
-    return cast(HelpTexts, shipped_table(os.path.join("cli", "helps.toml")))
+def helps() -> dict[str, dict[str, HelpPage]]:
+    return shipped_table(TABLE)
 
 
 def page_of(ctx: click.Context) -> HelpPage:
-    """The page of the command at hand; none for one that the table does not know."""
+    """Return the page of the command at hand, or one made from its docstring where the table has none."""
     return helps()["command"].get(_key(ctx), HelpPage(asks=ctx.command.help or ""))
 
 
@@ -76,20 +45,20 @@ def _key(ctx: click.Context) -> str:
 
 
 def question_of(key: str) -> str:
-    """What a command answers, in one line."""
+    """Return the question that a command answers, in one line."""
     return helps()["command"].get(key, HelpPage(asks=""))["asks"]
 
 
 def broken(command: str, width: int) -> list[str]:
-    """A command in lines that a shell reads as one, where it is longer than the width.
+    """Break a command that is longer than the width into lines that a shell reads as one.
 
     >>> broken("commtax fit llama-3.1-8b --cluster 8xh100-sxm", 36)
     ['commtax fit llama-3.1-8b \\\\', '    --cluster 8xh100-sxm']
     """
     if len(command) <= width:
         return [command]
-    lines, words = [""], _pairs(command)
-    for word in words:
+    lines = [""]
+    for word in _pairs(command):
         longer = f"{lines[-1]} {word}".strip() if len(lines) == 1 else f"{lines[-1]} {word}"
         if lines[-1].strip() and len(longer) > width - 2:
             lines[-1] += " \\"
@@ -100,12 +69,10 @@ def broken(command: str, width: int) -> list[str]:
 
 
 def _pairs(command: str) -> list[str]:
-    """The words as they are written, options with the value that belongs to them."""
-    written = shlex.split(command, posix=False)
+    """Return the words as they are written, each option with its value."""
     pairs: list[str] = []
-    for word in written:
-        value = pairs and not word.startswith("-") and pairs[-1].startswith("-") and " " not in pairs[-1]
-        if value:
+    for word in shlex.split(command, posix=False):
+        if pairs and not word.startswith("-") and pairs[-1].startswith("-") and " " not in pairs[-1]:
             pairs[-1] = f"{pairs[-1]} {word}"
         else:
             pairs.append(word)
@@ -147,15 +114,23 @@ class HelpContext(click.Context):
 
 
 def write_page(formatter: click.HelpFormatter, page: HelpPage) -> None:
-    """The question, what there is to know, and examples."""
+    """Write the question, examples, and what else there is to know."""
     formatter.write_text(page["asks"])
-    for example in page.get("examples", ()):
+    _write_examples(formatter, page.get("examples", ()), "what")
+    _write_paragraphs(formatter, page.get("says", ()))
+
+
+def _write_examples(formatter: click.HelpFormatter, examples: Iterable[dict[str, str]], title: str) -> None:
+    for example in examples:
         formatter.write_paragraph()
-        if "what" in example:
-            formatter.write_text(example["what"])
+        if title in example:
+            formatter.write_text(example[title])
         for line in broken(example["run"], formatter.width - 2 * INDENT):
             formatter.write(f"{'':{INDENT}}{line}\n")
-    for paragraph in page.get("says", ()):
+
+
+def _write_paragraphs(formatter: click.HelpFormatter, paragraphs: Iterable[str]) -> None:
+    for paragraph in paragraphs:
         formatter.write_paragraph()
         formatter.write_text(paragraph)
 
@@ -190,32 +165,28 @@ class Verb(click.Command):
         self.format_options(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The usual ones, then the others: explained where they are few or all are asked for, else named."""
+        """Write the usual options, then the others: with their help where they are few or ``--help-all`` is set, else by name."""
         about = [option for option in (self.get_help_option(ctx), EVERY) if option]  # help itself
         shown = {p.name: p for p in self.params if isinstance(p, click.Option) and not p.hidden}
         first = [shown.pop(name) for name in page_of(ctx).get("first", ()) if name in shown]
         folds = bool(first) and len(shown) > FEW and not ctx.meta.get(EXPLAINED)
         about = about if folds else about[:1]
-        known = {**table.options(), **table.taken_by(_key(ctx).replace(" ", "-"))}
+        entries = {**table.options(), **table.taken_by(_key(ctx).replace(" ", "-"))}
         groups = {group: list[click.Option]() for group in GROUPS}
         for param in [*shown.values(), *([] if first else about)]:
-            groups[known[param.name].group if param.name in known else "Output"].append(param)
+            groups[entries[param.name].group if param.name in entries else "Output"].append(param)
         rest = {group: some for group, some in groups.items() if some}
         if first:
-            _write_records(formatter, "The options most people need", _records([*first, *about], ctx))
+            _write_records(formatter, "The options most people need", [_record(p, ctx) for p in (*first, *about)])
         for group, some in {} if folds else rest.items():
-            _write_records(formatter, group if len(rest) > 1 or first else "Options", _records(some, ctx))
+            _write_records(formatter, group if len(rest) > 1 or first else "Options", [_record(p, ctx) for p in some])
         if folds:
             names = [(group, "  ".join(_flag(p) for p in some)) for group, some in rest.items()]
             _write_records(formatter, f"More options ({ctx.command_path} --help-all explains them)", names)
 
 
-def _records(params: Iterable[click.Option], ctx: click.Context) -> Records:
-    """How each is written and what it does; its other spellings only where all is explained."""
-    return [_record(param, ctx) for param in params]
-
-
 def _record(param: click.Option, ctx: click.Context) -> tuple[str, str]:
+    """Return how an option is written and what it does, and its other spellings where all options are explained."""
     written, text = param.get_help_record(ctx) or ("", "")
     others = [flag for flag in param.opts if flag.startswith("--") and flag != _flag(param)]
     for flag in others:
@@ -225,11 +196,11 @@ def _record(param: click.Option, ctx: click.Context) -> tuple[str, str]:
 
 
 def _flag(param: click.Option) -> str:
-    """The one spelling that stands for an option in a list of names."""
+    """Return the one spelling that stands for an option in a list of names."""
     return next((flag for flag in param.opts if flag.startswith("--")), param.opts[0])
 
 
-def _write_records(formatter: click.HelpFormatter, title: str, records: Records) -> None:
+def _write_records(formatter: click.HelpFormatter, title: str, records: list[tuple[str, str]]) -> None:
     if records:
         with formatter.section(title):
             formatter.write_dl(records)
@@ -255,25 +226,18 @@ class VerbGroup(click.Group):
 
 
 def write_start(formatter: click.HelpFormatter) -> None:
-    """What somebody sees who types ``commtax`` alone: what it is for, and the questions that people bring."""
-    start = helps()["start"]
+    """Write what ``commtax`` alone prints: what it is for, and the questions that people bring."""
+    start = shipped_table(TABLE)["start"]
     formatter.write_text(start["says"])
-    for question in start["questions"]:
-        formatter.write_paragraph()
-        formatter.write_text(question["ask"])
-        for line in broken(question["run"], formatter.width - 2 * INDENT):
-            formatter.write(f"{'':{INDENT}}{line}\n")
-    formatter.write_paragraph()
-    formatter.write_text(start["ends"])
+    _write_examples(formatter, start["questions"], "ask")
+    _write_paragraphs(formatter, [start["ends"]])
 
 
 def write_overview(formatter: click.HelpFormatter, present: Iterable[str]) -> None:
-    """All commands by what they are for, with the question that each answers."""
-    present = set(present)
-    formatter.write_text(helps()["overview"]["says"])
-    for section in helps()["overview"]["sections"]:
+    """Write all commands by what they are for, with the question that each answers."""
+    overview = shipped_table(TABLE)["overview"]
+    formatter.write_text(overview["says"])
+    for section in overview["sections"]:
         rows = [(name, question_of(name)) for name in section["commands"] if name in present]
         _write_records(formatter, section["title"], rows)
-    for paragraph in helps()["overview"]["ends"]:
-        formatter.write_paragraph()
-        formatter.write_text(paragraph)
+    _write_paragraphs(formatter, overview["ends"])

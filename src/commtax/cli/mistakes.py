@@ -22,7 +22,7 @@ MOST_NAMED = 4  # commands that an answer names
 
 
 def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
-    """The answer to a mistake that is known; "" for others."""
+    """Return the answer to a common mistake, or "" for others."""
     verb = arguments[0] if arguments else ""
     if isinstance(error, click.NoSuchOption):
         return _of_option(error, verb, arguments)
@@ -34,7 +34,7 @@ def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
             return f"'{verb}' is a model; ask something about it: {ask} (all commands: commtax --help)"
         if _is_cluster(verb):
             return f"'{verb}' is a cluster; ask what runs on it: commtax fit llama-3.1-70b --cluster {verb}"
-        near = get_close_matches(verb, [known for known in helps()["command"] if " " not in known], 1)
+        near = get_close_matches(verb, [name for name in helps()["command"] if " " not in name], 1)
         return f"'{verb}' is no command; {f'did you mean {near[0]}? ' if near else ''}commtax --help lists all"
     if error.message.endswith("requires an argument."):
         flag = error.message.split("'")[1]
@@ -44,18 +44,19 @@ def what_to_type(error: click.UsageError, arguments: list[str]) -> str:
 
 
 def of_value(error: ValueError, arguments: list[str]) -> str:
-    """Where a share or a technique was given for a count, the option that takes it; "" for other errors."""
+    """Return the option that takes a share or a technique, where one stands in the place of a count, or "" for other errors."""
     name = error.argument if isinstance(error, Refusal) else ""
     flag = table(os.path.join("cli", "mistakes.toml"))["shares"].get(name, "")
-    given = _value_of(f"--{name.replace('_', '-')}", arguments)
-    if "technique" not in name and given.partition("=")[0] in techniques():
-        return f"{name}: '{given[:40]}' is a technique: write --technique {given[:40]}"
-    share = float(given.removesuffix("%")) / (100 if given.endswith("%") else 1) if _is_number(given.removesuffix("%")) else 0
+    value = _value_of(f"--{name.replace('_', '-')}", arguments)
+    if "technique" not in name and value.partition("=")[0] in techniques():
+        return f"{name}: '{value[:40]}' is a technique: write --technique {value[:40]}"
+    number = value.removesuffix("%")
+    share = float(number) / (100 if value.endswith("%") else 1) if _is_number(number) else 0
     return f"{error}; a share is {flag} {share:.0%}" if flag and 0 < share < 1 else ""
 
 
 def _of_option(error: click.NoSuchOption, verb: str, arguments: list[str]) -> str:
-    """A name that the option has here, or who takes it."""
+    """Return the name that an option has here, or which commands take it."""
     flag = error.option_name
     name, value = flag.lstrip("-"), _value_of(flag, arguments)
     if text := next((row["says"] for row in table(os.path.join("cli", "mistakes.toml"))["instead"] if name in row["options"]), ""):
@@ -64,8 +65,8 @@ def _of_option(error: click.NoSuchOption, verb: str, arguments: list[str]) -> st
     if takers:
         return f"{flag}: {verb} has no such option; {listed(takers[:MOST_NAMED])} {'take' if len(takers) > 1 else 'takes'} it"
     if technique := next((one for one in techniques().values() if name in (one.key, *one.also)), None):
-        told = value if value and (value in technique.words or not technique.words) else next(iter(technique.words), "")
-        return f"{flag}: a technique: write --technique {'='.join(filter(None, (technique.key, told)))}"
+        word = value if value and (value in technique.words or not technique.words) else next(iter(technique.words), "")
+        return f"{flag}: a technique: write --technique {'='.join(filter(None, (technique.key, word)))}"
     near = get_close_matches(name, [one.lstrip("-") for one in error.possibilities or ()], 1, NEAR)
     return f"No such option '{flag}'{f'. Did you mean --{near[0]}?' if near else f'; commtax {verb} --help lists all'}"
 
@@ -80,18 +81,18 @@ def _value_of(flag: str, arguments: list[str]) -> str:
 
 
 def _likely_cluster(value: str) -> str:
-    """As a cluster would be written: 8 are eight of the usual GPUs, h100 is a host of them."""
+    """Write a value as a cluster: 8 are eight of the usual GPUs, h100 is a host of them."""
     if value.isdigit():
         return f"{value}x{USUAL.partition('x')[2]}"
     try:
-        known = catalog.chip(value)
+        chip = catalog.chip(value)
     except ValueError:
         return USUAL
-    return f"{known.gpus_per_host}x{known.key}"
+    return f"{chip.gpus_per_host}x{chip.key}"
 
 
 def _of_words(words: list[str], verb: str, arguments: list[str]) -> str:
-    """Words too many: a unit behind a space, a cluster or a technique without its option, a second model."""
+    """Return what words too many mean: a unit behind a space, a cluster or a technique without its option, a second model."""
     if not words:
         return ""
     first = words[0]

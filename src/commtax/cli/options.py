@@ -28,8 +28,8 @@ _PER_HOUR = re.compile(r"^\s*(?:\$|USD)|(?:\$|USD)?\s*(?:/\s*h|/\s*hr|/\s*hour|p
 MAX_VALUES = 1_024  # values of one option that are shown
 
 
-class GivenOptions(dict[str, Any]):
-    """Options of a command line by name, as click has read them; each is an attribute too."""
+class CommandOptions(dict[str, Any]):
+    """Options of a command line by name, as click has read them, each of them an attribute too."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -73,20 +73,15 @@ class Kind(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 def _positive_count(value: Written, name: str, other: str = "") -> int:
-    """A whole number that is at least 1 where somebody gives it."""
+    """Read a whole number, which is at least 1 where somebody gives it."""
     count = parse_count(value, name)
     if count < 1 and isinstance(value, str):
         raise Refusal(f"{name}={count}: a whole number of at least 1 is needed{other}")
     return count
 
 
-def _ep(value: Written, name: str) -> int:
-    """With ``auto`` the engine's own choice."""
-    return AUTO_EP if value == "auto" else _positive_count(value, name, ", or auto")
-
-
 def _binary(value: Written, name: str) -> float:
-    """A bare K, M or G is a power of two, as nccl-tests reads it."""
+    """Read a size, in which a bare K, M or G is a power of two, as nccl-tests has it."""
     return parse_bytes(f"{value}iB" if isinstance(value, str) and value[-1:] in "KMGT" else value, name)
 
 
@@ -95,7 +90,6 @@ def _counts(value: Written, name: str) -> list[int]:
 
 
 def _rates(value: Written, name: str) -> tuple[float, ...]:
-    """Requests a second, several by commas; none where nothing is said."""
     try:
         return tuple(float(_PER_SECOND.sub("", part)) for part in str(value).split(",") if value)
     except ValueError:
@@ -103,7 +97,7 @@ def _rates(value: Written, name: str) -> tuple[float, ...]:
 
 
 def _count_or_counts(value: Written, name: str) -> int | np.ndarray:
-    """A whole number, or several: ``1,8,64``."""
+    """Read a whole number, or several: ``1,8,64``."""
     num_values = str(value).count(",") + 1
     if num_values > MAX_VALUES:
         raise Refusal(f"{name}: {num_values:,} values, more than the {MAX_VALUES:,} that are shown", name)
@@ -112,13 +106,12 @@ def _count_or_counts(value: Written, name: str) -> int | np.ndarray:
 
 
 def _length(value: Written, name: str) -> int | str:
-    """A whole number, or a distribution, which is read where it is drawn from."""
+    """Read a whole number, or leave a distribution to whoever draws from it."""
     text = str(value).strip()
     return parse_count(value, name) if text[:1].isdigit() or text[:1] in "+-." else text
 
 
 def _number(value: Written, name: str) -> float:
-    """A number; ``inf`` is one."""
     try:
         return float(value)
     except ValueError:
@@ -127,7 +120,7 @@ def _number(value: Written, name: str) -> float:
 
 
 def _prices(value: object, name: str) -> float | list[float | None]:
-    """A price of a GPU-hour, or one a cluster, the catalogue's where there is none: ``2.5``, ``2.5,4`` or ``2.5,``."""
+    """Read the price of a GPU-hour, or one for each cluster, None for the catalogue's: ``2.5``, ``2.5,4`` or ``2.5,``."""
     try:
         parts = [_PER_HOUR.sub("", part) for part in str(value).split(",")]
         if len(parts) == 1:
@@ -145,7 +138,7 @@ KINDS: Mapping[str, Kind | click.Path | type] = {
     "counts": Kind("N,N", _counts),
     "several": Kind("N[,N…]", _count_or_counts),
     "some": Kind("N", _positive_count),
-    "experts": Kind("N", _ep),
+    "experts": Kind("N", lambda value, name: AUTO_EP if value == "auto" else _positive_count(value, name, ", or auto")),
     "length": Kind("N|DIST", _length),
     "integer": int,
     "number": Kind("X", _number),
@@ -167,7 +160,7 @@ KINDS: Mapping[str, Kind | click.Path | type] = {
 
 
 def add_verb_options(verb: str, left_out: Container[str] = (), **others: Mapping[str, object]) -> Callable[[Command], Command]:
-    """The flags of a verb, and those that it refuses with a reason; ``others`` says what only code knows of some of them."""
+    """Add the flags of a verb, and those that it refuses with a reason. ``others`` has what only code knows of some of them."""
 
     def add(command: Command) -> Command:
         for name, reason in table.refused_by(verb).items():
@@ -181,23 +174,20 @@ def add_verb_options(verb: str, left_out: Container[str] = (), **others: Mapping
 
 
 def _flag(option: Option) -> Callable[[Command], Command]:
-    """The option as click has it."""
     if option.name == DETAILS:
         return click.option(*option.spellings, is_flag=True, expose_value=False, callback=_keep_details, help=option.help)
     if option.kind == "flag":
-        shown = bool(option.default)
-        return click.option(*option.spellings, option.name, is_flag=True, default=shown, help=option.help)
+        return click.option(*option.spellings, option.name, is_flag=True, default=bool(option.default), help=option.help)
     kind = KINDS.get(option.kind)
-    metavar = option.metavar if kind else option.kind
+    rest = CommandOptions(type=kind, metavar=option.metavar if kind else option.kind, help=option.help)
     if option.kind == JOINED:
-        given = GivenOptions(
-            multiple=True, default=(), callback=lambda _context, _param, values: ",".join(dict.fromkeys(values)) or option.default
-        )
+        rest |= {"multiple": True, "default": ()}
+        rest.callback = lambda _context, _param, values: ",".join(dict.fromkeys(values)) or option.default
     elif option.required:
-        given = GivenOptions(required=True)
+        rest.required = True
     else:
-        given = GivenOptions(default=option.default, multiple=option.multiple)
-    return click.option(*option.spellings, option.name, type=kind, metavar=metavar, help=option.help, **given)
+        rest |= {"default": option.default, "multiple": option.multiple}
+    return click.option(*option.spellings, option.name, **rest)
 
 
 def _keep_details(context: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -205,11 +195,11 @@ def _keep_details(context: click.Context, _param: click.Parameter, value: bool) 
 
 
 def _refused_option(option: Option, reason: str) -> Callable[[Command], Command]:
-    """A flag that help does not list and that is refused with its reason."""
+    """Return a flag that help does not list and that is refused with its reason."""
 
     def refuse(_context: click.Context, _param: click.Parameter, value: object) -> None:
         if value:
             raise Refusal(f"{option.name}: {reason}", option.name)
 
-    how = GivenOptions(is_flag=True) if option.kind == "flag" else GivenOptions(type=str)
-    return click.option(*option.spellings, option.name, hidden=True, expose_value=False, callback=refuse, **how)
+    is_flag = option.kind == "flag"
+    return click.option(*option.spellings, option.name, is_flag=is_flag, hidden=True, expose_value=False, callback=refuse)

@@ -11,42 +11,36 @@ import click
 
 from commtax import catalog
 from commtax.catalog.loader import normal
-from commtax.catalog.profile import load_profile, measured_chip
-from commtax.cli.options import Command, GivenOptions, VerbSubject, add_verb_options
+from commtax.cli.options import Command, CommandOptions, VerbSubject, add_verb_options
 from commtax.cli.output import Output
 from commtax.cli.pasting import apply_topology, fill_from_command
 from commtax.options import taken_by
 from commtax.question import Limits, Question
 from commtax.records import dataclass, record_from
-from commtax.rules.questions import share_of
 from commtax.spec import Cluster, Model, Profile
 from commtax.statement import COSTLY, STRANGE, Refusal
 from commtax.units import plural
-from commtax.verbs.billing import StepBill
-from commtax.verbs.loads import offered_options, split
-from commtax.verbs.settling import resolve_question
 
 if TYPE_CHECKING:
-    from commtax.launch.launch_record import Launch
-
-"""Options that may be distributions: those are not the question's until it is known what they are drawn for."""
+    from commtax.launch.flags import Launch
+    from commtax.verbs.billing import StepBill
 
 
 @dataclass
 class Order:
-    """What one run of a command is asked, and how it is to answer."""
+    """The question of one run of a command, and the form of its answer."""
 
     model: str  # as it was named
     question: Question
     output: Output
-    given: GivenOptions  # the whole command line, what was pasted filled in
+    options: CommandOptions  # the whole command line, what was pasted filled in
     launch: Launch | None = None
     devices: str = ""  # GPUs that were chosen from a topology
     others: tuple[Cluster, ...] = ()  # clusters beside the question's own
     engines: tuple[Question, ...] = ()  # the same question to other engines, beside its own
 
     def commands(self, priced: StepBill) -> dict[str, str]:
-        """The launch of a step and what checks it, for the engine or the place that ``--emit`` names."""
+        """Return the launch of a step and what checks it, for the engine or the place that ``--emit`` names."""
         from commtax.launch.writing import nccl_command
         from commtax.verbs.fit_advice import length_to_start_with, startable
 
@@ -61,21 +55,21 @@ class Order:
         return {name: text for name, text in commands.items() if text}
 
     def launched(self, q: Question, copies: int = 1, prompts: int = 0) -> dict[str, str]:
-        """What starts a plan, all of its servers, and the benchmark that would check it."""
+        """Return what starts a plan on all of its servers, and the benchmark that would check it."""
         from commtax.launch.deployment import start_commands
 
-        return start_commands(q, self.given.emit, copies, prompts, self.devices)
+        return start_commands(q, self.options.emit, copies, prompts, self.devices)
 
 
 def verb_command(verb: str, about: VerbSubject) -> Callable[[Callable[[Order], None]], Command]:
-    """A command with the flags of a verb, run with its order instead of the options that make one."""
+    """Return a command with the flags of a verb, run with its order instead of the options that make one."""
 
     def decorate(body: Callable[[Order], None]) -> Command:
         @functools.wraps(body)
         def run(model: str | None = None, model_option: str = "", **options: object) -> None:
             if model and model_option:
                 raise Refusal.of(f"the model is named already: {model}", model=model_option)
-            body(read(model or model_option, GivenOptions(options), verb, about))
+            body(read(model or model_option, CommandOptions(options), verb, about))
 
         spelled = click.option("--model", "-m", "model_option", default="", hidden=True)  # as engines have it
         return click.argument("model", required=False)(spelled(add_verb_options(verb)(run)))
@@ -83,122 +77,133 @@ def verb_command(verb: str, about: VerbSubject) -> Callable[[Callable[[Order], N
     return decorate
 
 
-def read(model: str, given: GivenOptions, verb: str, about: VerbSubject) -> Order:
-    """The order of a command line: what was pasted is filled in first, options that were given win."""
-    output = Output(given.pop("as_json", False), given.pop("as_csv", False), emit_file=given.pop("emit_file", "") or "")
+def read(model: str, options: CommandOptions, verb: str, about: VerbSubject) -> Order:
+    """Read the order of a command line: what was pasted is filled in first, and options that stand on the line win."""
+    output = Output(options.pop("as_json", False), options.pop("as_csv", False), emit_file=options.pop("emit_file", "") or "")
     output.leading = (STRANGE, COSTLY) if verb in WEIGHING else output.leading
-    if output.emit_file and not given.emit:
+    if output.emit_file and not options.emit:
         raise Refusal.about(emit_file="name what to write with --emit, such as --emit kubernetes")
-    _pools(given)
-    others = _other_clusters(given)
-    text = given.pop("pasted", "")
-    launch, name = fill_from_command(text, model, given, output.remarks, about) if text else (None, model)
+    _pools(options)
+    others = _other_clusters(options)
+    text = options.pop("pasted", "")
+    launch, name = fill_from_command(text, model, options, output.remarks, about) if text else (None, model)
     if not name:
         raise Refusal(f"MODEL: name one, such as commtax {verb} llama-3.1-8b, or paste a launch command with --from")
-    devices = "" if given.plans else apply_topology(given, output.remarks)
-    own = profile_of(given)
-    place = cluster_of(given, "name where decoding runs" if given.prefill_cluster else "name one", launch.num_gpus if launch else 0)
-    family = given.pop("read_as", "")
-    phase = given.phase or "decode"
+    devices = "" if options.plans else apply_topology(options, output.remarks)
+    profile = profile_of(options)
+    place = cluster_of(
+        options, "name where decoding runs" if options.prefill_cluster else "name one", launch.num_gpus if launch else 0
+    )
+    family = options.pop("read_as", "")
+    phase = options.phase or "decode"
     if launch and about is VerbSubject.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
         raise Refusal.of(f"the pasted command is one to {launch.phase}", phase=phase)
     taken = taken_by(verb)
     if phase == "train":
         serving = [name for name, option in taken.items() if option.serves(verb)]
-        refuse(given, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
+        refuse(options, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
     else:
         trained = [name for name, option in taken.items() if option.group == "Training"]
-        refuse(given, trained, "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}"))
-    engines = list(dict.fromkeys(str(given.engine or "").split(",")))
+        refuse(options, trained, "belongs to --phase train" + ("" if about is VerbSubject.SEARCH else f", not to {phase}"))
+    engines = list(dict.fromkeys(str(options.engine or "").split(",")))
     if len(engines) > 1 and "" in engines:
-        raise Refusal.of("a name is missing between the commas", engine=given.engine)
-    if len(engines) > 1 and not (about is VerbSubject.SEARCH and given.phase == "train"):
+        raise Refusal.of("a name is missing between the commas", engine=options.engine)
+    if len(engines) > 1 and not (about is VerbSubject.SEARCH and options.phase == "train"):
         rule = f"several are compared by commtax plan with --phase train; name one here, such as --engine {engines[0]}"
-        raise Refusal.of(rule, (engines[0],), engine=given.engine)
-    known = _called_as_pasted(catalog.model(name, family), launch, model)
-    asked = [question_from_options(known, place, own, GivenOptions(given | {"engine": one}), about) for one in engines]
-    given.engine = engines[0]
+        raise Refusal.of(rule, (engines[0],), engine=options.engine)
+    checkpoint = _with_pasted_name(catalog.model(name, family), launch, model)
+    questions = [question_from_options(checkpoint, place, profile, CommandOptions(options | {"engine": x}), about) for x in engines]
+    options.engine = engines[0]
     if launch and launch.phase == "serve" and verb not in WEIGHING:
         from commtax.verbs.worth import questioned_flags  # not for those who paste nothing
 
-        if flags := questioned_flags(asked[0], launch.options):
+        if flags := questioned_flags(questions[0], launch.options):
             asks = "diff with and without, --concurrency N" if launch.servers.prefill_workers else "worth --from … --concurrency N"
             costs = f"cost{'s' * (len(flags) == 1)} whole requests: commtax {asks}"
             output.remarks.append(f"what {' and '.join(flags)} {costs}")
-    return Order(name, asked[0], output, given, launch, devices, others, tuple(asked[1:]))
+    return Order(name, questions[0], output, options, launch, devices, others, tuple(questions[1:]))
 
 
-def _called_as_pasted(known: Model, launch: Launch | None, named: str) -> Model:
-    """The model with the pasted name of its checkpoint, an id of the Hub or a path, which a command that is written loads too."""
-    own = launch.model if launch and "/" not in named else ""
-    alike = (alias for alias in known.aliases if own and f"/{normal(alias)}".endswith(f"/{normal(own)}"))
-    called = next(alike, own if "/" in own else "")
-    if not called or "$" in called:
-        return known
-    return replace(known, aliases=tuple(dict.fromkeys((called, *known.aliases))))
+def _with_pasted_name(model: Model, launch: Launch | None, named: str) -> Model:
+    """Put the pasted name of the checkpoint (an id of the Hub, or a path) first: commands that are written load it too."""
+    pasted = launch.model if launch and "/" not in named else ""
+    alike = (alias for alias in model.aliases if pasted and f"/{normal(alias)}".endswith(f"/{normal(pasted)}"))
+    checkpoint = next(alike, pasted if "/" in pasted else "")
+    if not checkpoint or "$" in checkpoint:
+        return model
+    return replace(model, aliases=tuple(dict.fromkeys((checkpoint, *model.aliases))))
 
 
 def options_beside(verb: str, what: str) -> list[str]:
-    """Options of a verb that belong to a kind of question alone."""
+    """Return the options of a verb that belong to one kind of question alone."""
     return [name for name, option in taken_by(verb).items() if option.beside == what]
 
 
-def _pools(given: GivenOptions) -> None:
-    """Where prompts run, with the links that were given; where decoding runs is the cluster, in either spelling."""
-    here = given.cluster
-    own, named = given.pop("decode_cluster", ""), here if isinstance(here, tuple) else (here,) if here else ()
-    if own and any(name != own for name in named):
-        raise Refusal.of(f"another spelling of --cluster, which is {', '.join(named)}", decode_cluster=own)
-    if own:
-        given.cluster = (own,) if isinstance(here, tuple) else own
-    ahead = given.pop("prefill_cluster", "")
+def _pools(options: CommandOptions) -> None:
+    """Settle where prompts run, and where decoding does, which is the cluster in either spelling."""
+    here = options.cluster
+    decoding, named = options.pop("decode_cluster", ""), here if isinstance(here, tuple) else (here,) if here else ()
+    if decoding and any(name != decoding for name in named):
+        raise Refusal.of(f"another spelling of --cluster, which is {', '.join(named)}", decode_cluster=decoding)
+    if decoding:
+        options.cluster = (decoding,) if isinstance(here, tuple) else decoding
+    ahead = options.pop("prefill_cluster", "")
     if ahead and len(named) > 1:
         raise Refusal.about(cluster=f"one is needed beside --prefill-cluster, not {len(named)}")
     if ahead:
-        given.prefill_cluster = catalog.cluster(ahead, **{key: given[key] for key in ("intra", "inter", "nics")})
+        options.prefill_cluster = catalog.cluster(ahead, **{key: options[key] for key in ("intra", "inter", "nics")})
 
 
-def _other_clusters(given: GivenOptions) -> tuple[Cluster, ...]:
-    """Where several clusters are named: all but the first, which the question is about."""
-    if not isinstance(given.cluster, tuple):
+def _other_clusters(options: CommandOptions) -> tuple[Cluster, ...]:
+    """Return all clusters but the first, which the question is about."""
+    if not isinstance(options.cluster, tuple):
         return ()
-    names, links = given.cluster, {key: given[key] for key in ("intra", "inter", "nics")}
-    given.cluster = names[0] if names else ""
+    names, links = options.cluster, {key: options[key] for key in ("intra", "inter", "nics")}
+    options.cluster = names[0] if names else ""
     return tuple(catalog.cluster(name, **links) for name in names[1:])
 
 
-def question_from_options(model: Model, place: Cluster, own: Profile | None, given: GivenOptions, about: VerbSubject) -> Question:
+def question_from_options(
+    model: Model, place: Cluster, profile: Profile | None, options: CommandOptions, about: VerbSubject
+) -> Question:
+    from commtax.verbs.loads import offered_options, split  # not for those who audit a run by itself
+    from commtax.verbs.settling import resolve_question
+
     askable = [name for verb in ("compare()", "fit()", "simulate()") for name in taken_by(verb)]
-    options = GivenOptions({name: given[name] for name in askable if name in given})
-    options.profile, options.sequence_parallel = own, given.sequence_parallel or None
-    options.phase = "decode" if about.whole and given.phase != "train" else given.phase or "decode"
+    keywords = CommandOptions({name: options[name] for name in askable if name in options})
+    keywords |= {"profile": profile, "sequence_parallel": options.sequence_parallel or None}
+    keywords.phase = "decode" if about.whole and options.phase != "train" else options.phase or "decode"
     if about is VerbSubject.SEARCH:  # which may try several types
-        options.dtype = given.dtype.split(",")[0]
-        lengths = (options.input_len, options.output_len)
-        options.input_len, options.output_len = (None if isinstance(length, str) else length for length in lengths)
-    if isinstance(axes := given.async_axes, str):
-        options.async_axes = () if axes == "none" else tuple(axes.split(","))
-    each, over_all, options.global_batch = given.batch, options.global_batch, None
+        keywords.dtype = options.dtype.split(",")[0]
+        lengths = (keywords.input_len, keywords.output_len)
+        keywords.input_len, keywords.output_len = (None if isinstance(length, str) else length for length in lengths)
+    if isinstance(axes := options.async_axes, str):
+        keywords.async_axes = () if axes == "none" else tuple(axes.split(","))
+    each, over_all, keywords.global_batch = options.batch, keywords.global_batch, None
     if each is not None and over_all is not None:
         raise Refusal.about(global_batch="give it or batch, not both")
     if about in (VerbSubject.STEP, VerbSubject.SERVER):
-        options.batch = share_of(over_all, given.dp) if over_all is not None else 1 if each is None else each
+        from commtax.rules.questions import share_of
+
+        keywords.batch = share_of(over_all, options.dp) if over_all is not None else 1 if each is None else each
     if about is VerbSubject.LOOP:
-        options |= {name: given[name] for name in offered_options() if given.get(name) is not None}
-        if options.concurrency is not None and (given.request_rate is not None or given.trace is not None):
-            options.max_concurrency, options.concurrency = options.concurrency, None
-        plain, offered = split(options)
+        keywords |= {name: options[name] for name in offered_options() if options.get(name) is not None}
+        if keywords.concurrency is not None and (options.request_rate is not None or options.trace is not None):
+            keywords.max_concurrency, keywords.concurrency = keywords.concurrency, None
+        plain, offered = split(keywords)
         return resolve_question(model, place, plain).but(offered=offered)
-    return resolve_question(model, place, options)
+    return resolve_question(model, place, keywords)
 
 
-def profile_of(given: GivenOptions) -> Profile | None:
-    """A profile, or several as one; it also says which chip and how many, where no cluster is named."""
-    own = load_profile(given.pop("profile", ()))
-    if own and not given.cluster and (chip := measured_chip(own)):
-        laid = (run.deployment for run in own.lessons)
-        given.cluster = f"{max(2, given.tp or max((int(d.tp * d.pp * d.dp) for d in laid), default=2))}x{chip}"
-    return own
+def profile_of(options: CommandOptions) -> Profile | None:
+    """Return the profile, several as one. It also names the chip, and how many, where no cluster is named."""
+    from commtax.catalog.profile import load_profile, measured_chip  # not for those who have none
+
+    profile = load_profile(options.pop("profile", ()))
+    if profile and not options.cluster and (chip := measured_chip(profile)):
+        laid = (run.deployment for run in profile.lessons)
+        options.cluster = f"{max(2, options.tp or max((int(d.tp * d.pp * d.dp) for d in laid), default=2))}x{chip}"
+    return profile
 
 
 WEIGHING = ("plan", "worth")
@@ -207,9 +212,9 @@ PLACE = ("cluster", "intra", "inter", "nics")
 """Options that say where: hosts, and the links that they have instead of their own."""
 
 
-def cluster_of(given: GivenOptions, wish: str = "name one", pasted: int = 0) -> Cluster:
-    """The cluster with the links that were given for it; a launch that was ``pasted`` tells how many GPUs it needs."""
-    name, links = given.pop(PLACE[0]), {key: given.pop(key) for key in PLACE[1:]}
+def cluster_of(options: CommandOptions, wish: str = "name one", pasted: int = 0) -> Cluster:
+    """Return the cluster with the links that were given for it. A launch that was ``pasted`` tells how many GPUs it needs."""
+    name, links = options.pop(PLACE[0]), {key: options.pop(key) for key in PLACE[1:]}
     if not name and pasted:
         needs = f"what was pasted needs {plural(pasted, 'GPU')} and does not say which"
         raise Refusal.about(cluster=f"{needs}; name them, such as --cluster {pasted}xh100-sxm (commtax catalog clusters)")
@@ -218,9 +223,9 @@ def cluster_of(given: GivenOptions, wish: str = "name one", pasted: int = 0) -> 
     return catalog.cluster(name, **links)
 
 
-def refuse(given: GivenOptions, names: Sequence[str], why: str) -> None:
-    """Options are honoured or refused, never ignored: these must be what they are when nobody gives them."""
+def refuse(options: CommandOptions, names: Sequence[str], why: str) -> None:
+    """Refuse options that differ from their defaults: what is given is honoured or refused, never ignored."""
     usual = {p.name: p.default for p in click.get_current_context().command.params}
     for name in names:
-        if name in given and given[name] not in (usual.get(name), None, "", ()) and given[name] is not False:
+        if name in options and options[name] not in (usual.get(name), None, "", ()) and options[name] is not False:
             raise Refusal(f"{name}: {why}", name)

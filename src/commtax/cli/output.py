@@ -34,7 +34,7 @@ Shown = TypeVar("Shown")
 
 @dataclass
 class Output:
-    """How an answer is told; ``remarks`` on how things were read join its own notes."""
+    """The form of an answer. Its ``remarks`` on how the question was read join the answer's notes."""
 
     as_json: bool = False
     as_csv: bool = False
@@ -80,7 +80,7 @@ class Output:
         sys.exit(code)
 
     def _commands(self) -> Iterator[str]:
-        """The commands under their titles; what goes to a file is written there instead."""
+        """Yield the commands under their titles, and write to a file what goes there instead."""
         for name, command in (self.emitted or {}).items():
             if self.emit_file and name == "launch":
                 write_text(self.emit_file, command + "\n", "emit_file")
@@ -89,43 +89,39 @@ class Output:
                 yield from (f"# {EMITTED[name]}", command)
 
     def read(self, place: Cluster) -> Cluster:
-        """The cluster; how an unusual name of it was read joins the remarks."""
+        """Return the cluster, after a remark on how an unusual name of it was read."""
         if place.remark:
             self.remarks.append(place.remark)
         return place
 
     def _print_json(self, document: object) -> None:
-        """A document of plain values, or of records that become such."""
-        from commtax.report.documents import to_object
+        """Print a document of plain values, or of records that become such."""
+        from commtax.report.documents import add_notes, to_object
 
         answer = to_object(document) | ({} if self.emitted is None else {"emit": self.emitted})
-        if self.remarks:
-            said = answer.get("notes")
-            answer["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), *map(redact, self.remarks)]))
+        add_notes(answer, list(map(redact, self.remarks)))
         text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
         click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
 def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown, page: str = "page") -> None:
-    """A page's pictures of an answer, under the command as it was typed but for this file."""
+    """Write a page's pictures of an answer, under the command as it was typed but for this file."""
+    import shlex
+
     from commtax.web.assets import offline
 
     typed = click.get_current_context().obj
     kept = [w for before, w in zip(["", *typed], typed, strict=False) if before != "--html" and not w.startswith("--html")]
-    import shlex
-
     write_text(path, offline(draw(shown, shlex.join(["commtax", *kept])), page), "html")
 
 
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS", "DATABRICKS_RUNTIME_VERSION")
 """What makes Rich take a pipe for a terminal."""
-
-
 LEAST, PIPED = 40, 160  # columns
 
 
 def terminal() -> Console:
-    """Where answers are printed: as wide as it is, but at least 40 columns; a pipe has 160 unless COLUMNS says otherwise."""
+    """Return the console of answers: as wide as the terminal, at least 40 columns, and 160 in a pipe without COLUMNS."""
     columns = os.environ.get("COLUMNS", str(PIPED))
     if sys.stdout.isatty() or not columns.isdigit() or any(name in os.environ for name in COLOURED):
         return _rich()
@@ -133,7 +129,6 @@ def terminal() -> Console:
 
 
 def _telling() -> Telling:
-    """As the command line asks for it."""
     context = click.get_current_context(silent=True)
     return replace(COMMAND, details=bool(context and context.meta.get(DETAILS)))
 

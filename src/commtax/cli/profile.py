@@ -1,4 +1,4 @@
-"""``commtax profile``: what a profile holds, what changed, and what it tells of a question."""
+"""``commtax profile``: its measurements, what changed between two, and what it tells of a question."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import click
 from commtax import catalog
 from commtax.catalog.profile_files import load, load_profile
 from commtax.cli.help import VerbGroup
-from commtax.cli.options import GivenOptions, Verb, add_verb_options
+from commtax.cli.options import CommandOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of
 from commtax.cli.output import Output
 from commtax.report import profiles
@@ -21,7 +21,7 @@ TELLS_NOTHING = 1  # the exit code of a profile that tells nothing of what is as
 
 @click.group("profile", cls=VerbGroup)
 def profile_command() -> None:
-    """What a profile holds, what changed between two, what one tells of a question: show, diff, check."""
+    """Show what a profile holds, what changed between two, and what one tells of a question: show, diff, check."""
 
 
 def _files(command: click.decorators.FC) -> click.decorators.FC:
@@ -32,7 +32,7 @@ def _files(command: click.decorators.FC) -> click.decorators.FC:
 @_files
 @add_verb_options("profile-show")
 def show_command(files: tuple[Path, ...], as_json: bool) -> None:
-    """What a profile holds: when and where it was measured, its runs, collectives, kernels and sources."""
+    """Show what a profile holds: when and where it was measured, its runs, collectives, kernels and sources."""
     Output(as_json).answer(profiles.profile_document, profiles.show_profile, _joined(files))
 
 
@@ -41,37 +41,33 @@ def show_command(files: tuple[Path, ...], as_json: bool) -> None:
 @click.argument("second", metavar="B", type=click.Path(path_type=Path))
 @add_verb_options("profile-diff")
 def diff_command(first: Path, second: Path, as_json: bool) -> None:
-    """What changed from A to B: constants and runs in per cent, and what only one of them holds."""
-    found = difference(load(first), load(second))
-    Output(as_json).answer(profiles.difference_document, profiles.show_difference, found)
+    """Show what changed from A to B: constants and runs in per cent, and what only one of them holds."""
+    Output(as_json).answer(profiles.difference_document, profiles.show_difference, difference(load(first), load(second)))
 
 
 @profile_command.command("check", cls=Verb)
 @_files
 @add_verb_options("profile-check")
 def check_command(files: tuple[Path, ...], as_json: bool, **options: object) -> None:
-    """Can it be read, does it hold physics, and what does it tell of a question? Exit 1: nothing of it, 2: not readable."""
-    output, own = Output(as_json), _joined(files)
-    found = coverage(own, _asked(GivenOptions(options), output))
-    output.answer(profiles.coverage_document, profiles.show_coverage, found, code=0 if found.used else TELLS_NOTHING)
+    """Check that it can be read and holds physics, and what it tells of a question. Exit 1: nothing of it, 2: not readable."""
+    output, profile = Output(as_json), _joined(files)
+    covered = coverage(profile, _request(CommandOptions(options), output))
+    output.answer(profiles.coverage_document, profiles.show_coverage, covered, code=0 if covered.used else TELLS_NOTHING)
 
 
 def _joined(files: tuple[Path, ...]) -> Profile:
-    own = load_profile(files)
-    if own is None:
+    profile = load_profile(files)
+    if profile is None:
         raise Refusal("file: at least one profile is needed")
-    return own
+    return profile
 
 
-def _asked(given: GivenOptions, output: Output) -> ProfileRequest:
-    """What is asked of it: what was given, and nothing else."""
-    named = given.engine
-    version = named.partition("@")[2]
+def _request(options: CommandOptions, output: Output) -> ProfileRequest:
     return ProfileRequest(
-        cluster=output.read(cluster_of(given)) if given.cluster else None,
-        engine=catalog.engine(named) if named else None,
-        version=version,
-        model=catalog.model(given.model) if given.model else None,
-        dtype=dtype_of(given.dtype),
-        sizes={axis: given[axis] for axis in ("tp", "pp", "dp", "ep") if given[axis] is not None},
+        cluster=output.read(cluster_of(options)) if options.cluster else None,
+        engine=catalog.engine(options.engine) if options.engine else None,
+        version=options.engine.partition("@")[2],
+        model=catalog.model(options.model) if options.model else None,
+        dtype=dtype_of(options.dtype),
+        sizes={axis: options[axis] for axis in ("tp", "pp", "dp", "ep") if options[axis] is not None},
     )

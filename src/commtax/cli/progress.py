@@ -27,13 +27,13 @@ Done = Callable[[], tuple[float, str]]  # the share that is done, and what that 
 
 
 def tell(text: str = "") -> None:
-    """One line that the next takes the place of."""
+    """Write one line, which the next takes the place of."""
     sys.stderr.write(f"\r{text}\x1b[K")
     sys.stderr.flush()
 
 
 def progress_line(what: str, share: float, elapsed_s: float, done: str = "", left_s: float | None = None) -> str:
-    """What is shown: how much is done and about how long the rest takes, or how long it has taken where that is not known.
+    """Return how much is done and about how long the rest takes, or how long it has taken where that is unclear.
 
     >>> progress_line("searching plans", 0.25, 4.0)
     'searching plans: 25%, about 12 s left'
@@ -47,7 +47,7 @@ def progress_line(what: str, share: float, elapsed_s: float, done: str = "", lef
 
 
 class Meter:
-    """What is being done, how much of it is, and since when."""
+    """The work at hand, how much of it is done, and since when."""
 
     def __init__(self) -> None:
         self.what, self.ends, self.began, self.share, self.on = "", "", 0.0, 0.0, False
@@ -64,7 +64,7 @@ class Meter:
         self.share = max(self.share, share)
 
     def line(self, width: int) -> str:
-        """As it stands now, within so many columns: what Ctrl-C does is left out first.
+        """Return the line as it stands now, within so many columns: what Ctrl-C does is left out first.
 
         Between two counts the seconds that are left pass, but for a part of them, for what is counted next may take longer.
         """
@@ -77,7 +77,7 @@ class Meter:
         return f"{line}{self.ends}" if len(line + self.ends) <= width else line[:width]
 
     def clear(self) -> None:
-        """Nothing is told any more: the answer comes."""
+        """Clear the line: the answer comes."""
         if self.on:
             self.on = False
             tell()
@@ -121,7 +121,7 @@ def _draw(over: Event) -> None:
 
 @contextmanager
 def watch_reading(files: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
-    """Who is told of bytes as they are read; None where nobody looks or little is to be read."""
+    """Yield what counts bytes as they are read, or None where nobody looks or little is to be read."""
     whole = 0
     for path in files:
         with suppress(OSError, ValueError):

@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from commtax import counting
-from commtax.cli.options import GivenOptions, Verb, VerbSubject
+from commtax.cli.options import CommandOptions, Verb, VerbSubject
 from commtax.cli.order import Order, options_beside, refuse, verb_command
 from commtax.cli.progress import METER, STOP
 from commtax.files import check_writable, write_text
@@ -38,17 +38,17 @@ from commtax.words import flag, settings_in, spelled
 @click.command("simulate", cls=Verb)
 @verb_command("simulate", VerbSubject.LOOP)
 def simulate_command(order: Order) -> None:
-    """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: overloaded, an SLO missed, or no start."""
-    given, q = order.given, order.question
-    if given.num_prompts is not None and given.prompts_per_client is not None:
+    """Simulate serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: overloaded, an SLO missed, or no start."""
+    options, q = order.options, order.question
+    if options.num_prompts is not None and options.prompts_per_client is not None:
         raise Refusal.about(prompts_per_client="give it or num_prompts, not both")
-    counted = given.num_prompts, given.prompts_per_client, given.duration
-    if any(x is not None for x in (given.request_rate, given.trace, *counted, given.sweep)):
-        refuse(given, ("images",), "priced in steps and in the steady state of a closed loop, not for requests in time")
-        _in_time(order, _with_prompts_per_client(q, given))
+    counted = options.num_prompts, options.prompts_per_client, options.duration
+    if any(x is not None for x in (options.request_rate, options.trace, *counted, options.sweep)):
+        refuse(options, ("images",), "priced in steps and in the steady state of a closed loop, not for requests in time")
+        _in_time(order, _with_prompts_per_client(q, options))
     rule = "belongs to requests in time: --request-rate, --trace, or --concurrency with --num-prompts"
-    refuse(given, [name for name in options_beside("simulate", "time") if name not in SPELLED], rule)
-    slo = _slo(given)
+    refuse(options, [name for name in options_beside("simulate", "time") if name not in SPELLED], rule)
+    slo = _slo(options)
     if q.offered.inputs or q.offered.outputs:
         raise Refusal.about(input_len="the steady state has one mean length; add --num-prompts to draw from a distribution")
     simulated = price_closed_loop(settle(check_lengths(q)))
@@ -59,29 +59,29 @@ def simulate_command(order: Order) -> None:
         order.output.answer(
             closed_loop.simulation_document, lambda console, s: closed_loop.show_unfit(console, s, advice), simulated, code=1
         )
-    if q.offered.prefix_hit_rate and not np.ndim(q.requests.concurrency):
-        simulated = replace(simulated, given_notes=(_worth_of_prefixes(simulated), *simulated.notes))
-    if given.concurrency is None and np.all(q.requests.concurrency == 1):
+    several = bool(np.ndim(q.requests.concurrency))
+    above, below = [_worth_of_prefixes(simulated)] if q.offered.prefix_hit_rate and not several else [], list[Note]()
+    if options.concurrency is None and np.all(q.requests.concurrency == 1):
         order.output.remarks.append(ONE_CLIENT)
-    elif not np.ndim(q.requests.concurrency) and not order.output.as_json:  # another question's answer: none of the document
-        simulated = replace(simulated, given_notes=(*simulated.notes, *_beginning(simulated)))
-    if not np.ndim(q.requests.concurrency) and not q.requests.disaggregated and not order.output.as_json:
-        simulated = replace(simulated, given_notes=(*simulated.notes, *_other_layout(simulated)))
+    elif not several and not order.output.as_json:  # another question's answer: none of the document
+        below += _beginning(simulated)
+    if not several and not q.requests.disaggregated and not order.output.as_json:
+        below += _other_layout(simulated)
     judged = list(_judged(simulated, slo))
-    told = [_limit_note(x, simulated) for x in judged]
-    simulated = replace(simulated, given_notes=(*told, *simulated.notes))
-    show = closed_loop.show_simulations if np.ndim(q.requests.concurrency) else closed_loop.show_simulation
+    limit_notes = [_limit_note(x, simulated) for x in judged]
+    simulated = replace(simulated, explicit_notes=(*limit_notes, *above, *simulated.notes, *below))
+    show = closed_loop.show_simulations if several else closed_loop.show_simulation
     document = partial(closed_loop.simulation_document, judged=judged)
     order.output.answer(document, show, simulated, code=0 if all(x.kept for x in judged) and _starts(order, simulated) else 1)
 
 
-def _starts(order: Order, told: ClosedLoop | RequestsInTime) -> bool:
-    """Whether servers that were pasted start as they are, as ``fit`` judges it."""
-    return not order.launch or all(note.code != tables.OWN_LIMITS for note in told.notes)
+def _starts(order: Order, answer: ClosedLoop | RequestsInTime) -> bool:
+    """Return whether servers that were pasted start as they are, as ``fit`` judges it."""
+    return not order.launch or all(note.code != tables.OWN_LIMITS for note in answer.notes)
 
 
 def _judged(simulated: ClosedLoop, slo: Slo) -> Iterator[JudgedLimit]:
-    """Limits on the means: of several numbers of clients, the one that comes nearest to breaking each counts."""
+    """Judge limits on the means: of several numbers of clients, the one that comes nearest to breaking each counts."""
     names = [name for name in slo.limits if name != "tpot_s" or np.all(np.asarray(simulated.requests.output_len) > 1)]
     worst = {name: int(np.argmax(np.atleast_1d(getattr(simulated, name)))) for name in names}
     ends = {name: (getattr(simulated, name), *simulated.range_of(name)) for name in names}
@@ -99,11 +99,11 @@ def _limit_note(judged: JudgedLimit, simulated: ClosedLoop) -> Note:
 
 
 def _remedies(simulated: ClosedLoop) -> Sequence[str]:
-    """What would make room for a request: of the workers that have none, by options of ``simulate``."""
+    """Return what would make room for a request: of the workers that have none, by options of ``simulate``."""
     q, r = simulated.question, simulated.requests
     ahead = simulated.apart is not None and bool(np.all(np.asarray(simulated.kv_tokens) >= np.asarray(r.tokens)))
-    asked, longest = (prompter(q), int(r.input_len)) if ahead else (q.plain(), int(r.tokens))
-    judged = add_advice(holds(asked.but(max_model_len=longest, disaggregated=False, **dict.fromkeys(WORKERS))))
+    workers, longest = (prompter(q), int(r.input_len)) if ahead else (q.plain(), int(r.tokens))
+    judged = add_advice(holds(workers.but(max_model_len=longest, disaggregated=False, **dict.fromkeys(WORKERS))))
     if not ahead:
         return judged.advice
     whole = [one for one in judged.advice if CACHE_SPLIT not in {option for option, _ in settings_in(one)}]
@@ -111,17 +111,13 @@ def _remedies(simulated: ClosedLoop) -> Sequence[str]:
 
 
 PREFILL = {"tp": "prefill-tp"}  # options of prompt workers, which split no caches
-
-
 ONE_CLIENT = Note("load", "this is one client, because no load was given: --concurrency N or --request-rate N gives it")
-
-
 LONGER = 1.2  # a first token than in the steady state: what is less is not worth a word
 USUAL_ROUNDS = 10  # requests of each client of a benchmark
 
 
 def _beginning(simulated: ClosedLoop) -> list[Note]:
-    """What first tokens of a benchmark are, whose clients all start at once, where that differs."""
+    """Say how first tokens of a benchmark differ, whose clients all start at once."""
     run = price_closed_loop(simulated.question.but(num_prompts=USUAL_ROUNDS * simulated.requests.concurrency))
     if float(run.ttft_s) < LONGER * float(simulated.ttft_s):
         return []
@@ -130,7 +126,7 @@ def _beginning(simulated: ClosedLoop) -> list[Note]:
 
 
 def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
-    """What the same clients get with attention shared out the other way, where tokens come much sooner and requests no later."""
+    """Yield what the same clients get with attention shared out the other way, if tokens come much sooner and requests no later."""
     q = simulated.question
     for tried in attention_layouts(q.vary(batch=int(q.plan.tp))):  # a step's batch, which clients do not have
         sizes = {name: value for name, value in tried.changes.items() if name != "batch"}
@@ -145,28 +141,25 @@ def _other_layout(simulated: ClosedLoop) -> Iterator[Note]:
 
 
 def _means(o: RequestsInTime) -> list[Note]:
-    """The closed form's means of a benchmark of clients: what audits compare with a result, calibrated on published runs."""
+    """Return the closed form's means of a benchmark of clients, which audits compare with a result."""
     q = o.question
     offered = q.offered
     drawn = offered.trace is not None or offered.inputs or offered.outputs
     if offered.request_rate or drawn or offered.shared_prefix or offered.unique_prompts or q.requests.disaggregated:
         return []
-    loop, names = (
-        price_closed_loop(q),
-        ("TTFT", "TPOT") if q.requests.output_len > 1 else ("TTFT",),
-    )  # one token has no time between tokens
+    loop, names = price_closed_loop(q), ("TTFT", "TPOT")[: int(q.requests.output_len)]  # one token has no time between tokens
     fields = {name: f"{name.lower()}_s" for name in names}
-    told = [f"{name} {format_seconds(getattr(loop, f))} ({closed_loop.ends_words(loop, f)})" for name, f in fields.items()]
+    means = [f"{name} {format_seconds(getattr(loop, f))} ({closed_loop.ends_words(loop, f)})" for name, f in fields.items()]
     basis = "by the closed form, which published runs calibrated: a benchmark's means are judged by it"
     order = "requests of equal lengths in exact lockstep, which servers leave: ranges hold both"
     below = order if o.out_of_lockstep else "one order of requests in time, for tails and queues"
-    return [Note(MEANS, f"Mean {', '.join(told)} {basis}; below, {below}")]
+    return [Note(MEANS, f"Mean {', '.join(means)} {basis}; below, {below}")]
 
 
-def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
-    """As many prompts for each client, where that was said."""
-    each, clients = given.prompts_per_client, q.requests.concurrency
-    if each is None or np.ndim(clients) or given.sweep is not None:
+def _with_prompts_per_client(q: Question, options: CommandOptions) -> Question:
+    """Set as many prompts for each client, where that many were named."""
+    each, clients = options.prompts_per_client, q.requests.concurrency
+    if each is None or np.ndim(clients) or options.sweep is not None:
         return q
     if q.offered.request_rate or q.offered.trace is not None:
         raise Refusal.about(prompts_per_client="belongs to the clients of a closed loop")
@@ -174,7 +167,6 @@ def _with_prompts_per_client(q: Question, given: GivenOptions) -> Question:
 
 
 def _worth_of_prefixes(simulated: ClosedLoop) -> Note:
-    """What the same requests are without prefixes in the cache."""
     plain = price_closed_loop(simulated.question.but(prefix_hit_rate=0.0))
     times = {key.upper(): (float(getattr(simulated, f"{key}_s")), float(getattr(plain, f"{key}_s"))) for key in ("ttft", "tpot")}
     rates = float(simulated.tokens_per_s), float(plain.tokens_per_s)
@@ -182,32 +174,32 @@ def _worth_of_prefixes(simulated: ClosedLoop) -> Note:
 
 
 def _check_gpus(simulated: ClosedLoop) -> None:
-    """Workers that were asked for, and at least one of each kind, must be there; "enough" of both is a what-if."""
+    """Refuse workers that are more than the GPUs or the load, of either kind. As many as are "enough" is a what-if."""
     plan, apart = simulated.question.plan, simulated.apart
-    given = simulated.requests.prefill_workers, simulated.requests.decode_workers
-    if apart is None or given == (None, None):
+    counts = simulated.requests.prefill_workers, simulated.requests.decode_workers
+    if apart is None or counts == (None, None):
         return
     clients = int(np.min(simulated.requests.concurrency))
-    if given[1] and given[1] * plan.dp > clients:
-        least = int(given[1] * plan.dp)
-        raise Refusal.of(f"the load is {plural(clients, 'client')}; give --concurrency {least} or more", decode_workers=given[1])
-    check_pools(simulated.question, apart.plan, given)
+    if counts[1] and counts[1] * plan.dp > clients:
+        least = int(counts[1] * plan.dp)
+        raise Refusal.of(f"the load is {plural(clients, 'client')}; give --concurrency {least} or more", decode_workers=counts[1])
+    check_pools(simulated.question, apart.plan, counts)
 
 
 FILES = ("plot", "timeline", "save")
 
 
 def _in_time(order: Order, q: Question) -> NoReturn:
-    given = order.given
-    slo = _slo(given)
+    options = order.options
+    slo = _slo(options)
     for name in FILES:
-        if given[name]:
-            check_writable(given[name], name)
-    if given.plot:
+        if options[name]:
+            check_writable(options[name], name)
+    if options.plot:
         from commtax.report.plots import check_plot
 
-        check_plot(Path(given.plot))
-    swept = _swept(given, q)
+        check_plot(Path(options.plot))
+    swept = _swept(options, q)
     if swept:
         _sweep(order, q, slo, *swept)
     if not q.offered.request_rate and q.offered.trace is None and np.isinf(q.requests.num_prompts):
@@ -216,25 +208,24 @@ def _in_time(order: Order, q: Question) -> NoReturn:
 
     o = requests.run_requests(settle(check_single_load(q)), _follow)
     _write(order, o)
-    told, kept = replace(o, notes=(*([] if order.output.as_json else _means(o)), *o.notes)), slo.kept(o) and not o.overloaded
-    order.output.answer(outcome_document, show_outcome, told, slo, code=0 if kept and _starts(order, o) else 1)
+    shown, kept = replace(o, notes=(*([] if order.output.as_json else _means(o)), *o.notes)), slo.kept(o) and not o.overloaded
+    order.output.answer(outcome_document, show_outcome, shown, slo, code=0 if kept and _starts(order, o) else 1)
 
 
-def _slo(given: GivenOptions) -> Slo:
-    """Limits in either spelling."""
+def _slo(options: CommandOptions) -> Slo:
     limits = {}
     for name in ("ttft", "tpot"):
-        if given[name]:
-            limits[SPELLED[name]] = number(parse_seconds(given[name], name), name, 0, 1e6, " s")
-    words = [word for text in given.goodput for word in text.replace(",", " ").split()]
+        if options[name]:
+            limits[SPELLED[name]] = number(parse_seconds(options[name], name), name, 0, 1e6, " s")
+    words = [word for text in options.goodput for word in text.replace(",", " ").split()]
     return slo_of(words, Slo(**limits))
 
 
-def _swept(given: GivenOptions, q: Question) -> tuple[str, tuple[float, ...]] | None:
-    """What is swept: as was said, or several numbers of clients."""
-    if given.sweep is not None:
-        name, values = points(given.sweep)
-        if given[name] is not None or q.offered.trace is not None:
+def _swept(options: CommandOptions, q: Question) -> tuple[str, tuple[float, ...]] | None:
+    """Return what is swept, by ``--sweep`` or by several numbers of clients."""
+    if options.sweep is not None:
+        name, values = points(options.sweep)
+        if options[name] is not None or q.offered.trace is not None:
             swept = name.replace("_", "-")
             raise Refusal.about(sweep=f"goes over {swept}; give it or --{swept} or --trace, not both")
         return name, values
@@ -256,32 +247,32 @@ def _follow(ran: ServingRun) -> None:
 
 
 def _write(order: Order, o: RequestsInTime) -> None:
-    given = order.given
-    if given.save:
-        arrivals.write(o.as_sent, given.save, o.results, "save")
-    if given.timeline:
+    options = order.options
+    if options.save:
+        arrivals.write(o.as_sent, options.save, o.results, "save")
+    if options.timeline:
         from commtax.verbs.examining import timeline_of
 
         shown, left_out = timeline_of(o)
-        write_text(given.timeline, shown.to_chrome(), "timeline")
+        write_text(options.timeline, shown.to_chrome(), "timeline")
         if left_out:
-            text = f"{given.timeline}: the first {len(shown.lane):,} slices; {left_out:,} later ones are left out"
+            text = f"{options.timeline}: the first {len(shown.lane):,} slices; {left_out:,} later ones are left out"
             order.output.remarks.append(Note("timeline", text))
-    if given.plot:
+    if options.plot:
         from commtax.report.requests import plot_outcome
 
-        plot_outcome(o, Path(given.plot))
+        plot_outcome(o, Path(options.plot))
 
 
 def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, ...]) -> NoReturn:
     from commtax.report.requests import plot_sweep, show_sweep, sweep_document
 
-    given = order.given
+    options = order.options
     for file in ("timeline", "save"):
-        if given[file]:
+        if options[file]:
             raise Refusal(f"{file}: is of one run, and a sweep has several", file)
-    questions = [question_at(q, name, value, given.prompts_per_client) for value in values]
+    questions = [question_at(q, name, value, options.prompts_per_client) for value in values]
     swept = sweep(name, values, counting.counted(questions))
-    if given.plot:
-        plot_sweep(swept, Path(given.plot))
+    if options.plot:
+        plot_sweep(swept, Path(options.plot))
     order.output.answer(sweep_document, show_sweep, swept, slo, code=1 if swept.most(slo) is None else 0)

@@ -11,7 +11,7 @@ from commtax.statement import Refusal
 @click.command("web", cls=Verb)
 @add_verb_options("web")
 def web_command(port: int, host: str) -> None:
-    """The communication tax on a page that you can move (needs the extra [web])."""
+    """Serve the communication tax on a page that you can move (needs the extra [web])."""
     if not hasattr(os, "fork"):
         raise Refusal("web: needs a system that forks processes, such as Linux or macOS (on Windows: WSL)")
     try:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.inventory import HeldTensor, Tensor, fullest_of, inventory, share, stage_params
+from commtax.cost.inventory import RankTensor, Tensor, fullest_of, inventory, share, stage_params
 from commtax.cost.kernel import Kernel, KernelStep
 from commtax.cost.placement import expert_ranks
 from commtax.records import dataclass
@@ -39,7 +39,7 @@ class AdapterPair:
 
 
 def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> AdapterPair:
-    """The pair of a linear tensor as one rank holds it.
+    """Return the pair of a linear tensor as one rank holds it.
 
     >>> from commtax.catalog import engine, model
     >>> m = model("llama-3.1-8b")
@@ -49,24 +49,21 @@ def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> AdapterPai
     """
     *stack, outputs, inputs = tensor.shape
     matrices = stack[0] / plan.ep if stack else 1
-    part = (
-        1 / expert_ranks(plan, engine).inside
-        if tensor.split == "expert"
-        else share(tensor.split, model, plan, engine, tensor.units)
-    )
+    split = tensor.split
+    part = 1 / expert_ranks(plan, engine).inside if split == "expert" else share(split, model, plan, engine, tensor.units)
     if tensor.name.removesuffix(".weight").endswith(SPLIT_INPUT):
         return AdapterPair(inputs * part, outputs, matrices)
     return AdapterPair(inputs, outputs * part, matrices)
 
 
-def adapter_bytes(model: Model, plan: Plan, engine: Engine, rows: list[HeldTensor]) -> Number:
-    """Bytes of all slots on a rank that holds these tensors: rank x max_loras x the sum over its modules of (in + out)."""
+def adapter_bytes(model: Model, plan: Plan, engine: Engine, rows: list[RankTensor]) -> Number:
+    """Return the bytes of all slots on a rank that holds these tensors: rank x max_loras x sum of (in + out) over modules."""
     each = sum((pair(r.tensor, model, plan, engine).size * r.copies for r in rows if r.tensor.linear), start=0.0)
     return each * plan.lora_rank * plan.max_loras * DTYPE_BYTES[plan.activations_dtype]
 
 
 def trained_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
-    """Parameters of the fullest stage that one rank trains, grouped as ``stage_params``: all of them, or those of adapters.
+    """Count the parameters of the fullest stage that one rank trains, grouped as ``stage_params``: all, or those of adapters.
 
     Adapters of experts belong to the ranks that hold the experts.
     """
@@ -83,7 +80,7 @@ def trained_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number
 
 
 def adapter_kernels(s: KernelStep) -> list[Kernel]:
-    """Two products more for each packed module: to the adapters' rank, and back onto the module's output."""
+    """List two more products for each packed module: down to the adapters' rank, and back up to the module's output."""
     packed: dict[tuple[int, str], list[Tensor]] = {}
     for tensor in inventory(s.model):
         if tensor.linear and tensor.where >= 0:
@@ -94,10 +91,13 @@ def adapter_kernels(s: KernelStep) -> list[Kernel]:
 
 
 def _pair_kernels(s: KernelStep, group: str, tensors: list[Tensor], count: int) -> Iterator[Kernel]:
-    """Tokens of several adapters share a launch: each token reads its own, so that up to one an active sequence is read."""
+    """Yield the two products of a packed module, which read up to one adapter per active sequence."""
     pairs = [pair(t, s.model, s.plan, s.engine) for t in tensors]
     rank, size, first = s.plan.lora_rank, DTYPE_BYTES[s.plan.activations_dtype], tensors[0]
-    rows, matrices = _routed_rows(s, first) if first.split == "expert" else (s.rows, 1)
+    rows, matrices, ffn = s.rows, pick(True, 1, 1), s.model.blocks[first.where].ffn
+    if first.split == "expert" and isinstance(ffn, Experts):
+        rows = s.rows * ffn.top_k / s.plan.ep
+        matrices = np.minimum(ffn.num_experts / s.plan.ep, rows)  # experts on a rank that have any
     adapters = np.minimum(s.plan.max_loras, np.maximum(1, s.work.decode_seqs + s.work.prefill_seqs))
     slices, inputs, outputs = len(pairs), pairs[0].inputs, sum((p.outputs for p in pairs), start=0.0)
     shrunk = rows * rank * slices * SHRUNK_BYTES
@@ -109,11 +109,3 @@ def _pair_kernels(s: KernelStep, group: str, tensors: list[Tensor], count: int) 
         flops = 2 * rows * n * k
         shape = (rows, n, k, s.plan.activations_dtype, size)
         yield Kernel(f"adapters of {group}, {what}", "gemm", runs, flops, nbytes, *shape, stored="adapters", part="adapters")
-
-
-def _routed_rows(s: KernelStep, tensor: Tensor) -> tuple[Number, Number]:
-    """Rows of routed experts on a rank, and how many of their experts have any."""
-    ffn = s.model.blocks[tensor.where].ffn
-    assert isinstance(ffn, Experts)
-    rows = s.rows * ffn.top_k / s.plan.ep
-    return rows, np.minimum(ffn.num_experts / s.plan.ep, rows)

@@ -18,15 +18,7 @@ from commtax.arrays import holds_anywhere, pick
 from commtax.cost.caches import SCALE_BYTES, kv_bytes_per_token_layer
 from commtax.cost.context_parallel import joining_kernels
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, KernelStep
-from commtax.cost.layer_forms import (
-    Choosing,
-    HeadProduct,
-    MemoryPass,
-    ModuleSizes,
-    Prompts,
-    Reading,
-    SelectorScan,
-)
+from commtax.cost.layer_forms import Choosing, HeadProduct, MemoryPass, ModuleSizes, Prompts, Reading, SelectorScan
 from commtax.ledger import Place
 from commtax.records import dataclass, replace
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, Indexer, Latent, Number
@@ -61,18 +53,18 @@ def projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
 
 def visible_tokens(s: KernelStep) -> Number:
     """Return the tokens that a decoding query can see: those cached, and the new ones."""
-    return _per_sequence(s.work.cached_tokens, s.work.decode_seqs) + s.work.rows_per_seq
+    return s.work.cached_tokens / _whole(s.work.decode_seqs) + s.work.rows_per_seq
 
 
 def prompt_sizes(s: KernelStep) -> tuple[Number, Number, Number]:
     """Return the prompts of a step, and of each the new and the cached tokens."""
     seqs = s.work.prefill_seqs
-    return seqs, _per_sequence(s.work.prefill_tokens, seqs), _per_sequence(s.work.past_tokens, seqs)
+    return seqs, s.work.prefill_tokens / _whole(seqs), s.work.past_tokens / _whole(seqs)
 
 
-def _per_sequence(tokens: Number, seqs: Number) -> Number:
-    """Return the tokens of a whole sequence: half of one (``overlap.half_of``) has half of its pairs, and both halves have all."""
-    return tokens / pick(np.asarray(seqs) > 0, seqs, 1)
+def _whole(seqs: Number) -> Number:
+    """Return what tokens are divided by to be a whole sequence's: half of one (``overlap.half_of``) has half of its pairs."""
+    return pick(np.asarray(seqs) > 0, seqs, 1)
 
 
 def causal_pairs(new: Number, past: Number) -> Number:
@@ -98,8 +90,8 @@ def _attend(
     stored: float,
     window: int,
 ) -> Kernel:
-    """Plain attention of so many tokens; without any there is none. Prompts over a narrow cache have kernels of their own in some
-    libraries, and so have decoding heads with keys of their own."""
+    """Build plain attention over this many tokens, or none without tokens. Some libraries run other kernels for prompts over a
+    narrow cache, and for decoding heads that each have their own keys."""
     narrow = form == "prefill" and s.plan.kv_dtype == "fp8"
     low = narrow and s.engine.kernels.prefill_fp8
     kind = NARROW_PROMPTS if low else NARROW_CACHE if narrow else ""
@@ -184,7 +176,7 @@ class KernelMakers:
 
 
 def selective_attention(projections: Maker, selector: Maker, decode: Maker, prefill: Maker) -> KernelMakers:
-    """Attention that a selector chooses for; in training its matrices are met as all others are."""
+    """Combine the makers of attention over selected tokens, whose selector trains its matrices like any others."""
 
     def attention(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
         for make in (selector, decode, prefill):
@@ -197,14 +189,14 @@ def selective_attention(projections: Maker, selector: Maker, decode: Maker, pref
     return KernelMakers(projections, attention, trained)
 
 
-def own_part(part: T | None) -> T:
-    """The part that makes attention of its kind: whoever asks has looked at the kind."""
+def part_of_kind(part: T | None) -> T:
+    """Return the part that defines this kind of attention, which the caller has already checked to be there."""
     assert part is not None
     return part
 
 
 def read(s: KernelStep, form: str, count: int, shape: Reading, entry_bytes: Number, kv_dtype: str) -> Kernel:
-    """Decode attention over entries of so many bytes."""
+    """Build decode attention over entries of ``entry_bytes`` each."""
     runs = pick(np.asarray(shape.groups) > 0, count, 0)
     flops = 2.0 * shape.groups * shape.heads * shape.entries * shape.width
     dtype = "fp8" if kv_dtype == "fp8" else s.plan.activations_dtype
@@ -223,7 +215,8 @@ def choose(
     group: Number | None = None,
     low: bool = True,
 ) -> Kernel:
-    """Prefill over entries of the tokens' own choice: pairs of all, entries of one. ``group``: heads that choose together.
+    """Build prefill over the entries that each token selects: pairs in total, entries for one. ``group``: heads that select
+    together.
 
     ``low``: a narrow cache is multiplied as it is.
     """
@@ -238,7 +231,7 @@ def choose(
 
 
 def scans(s: KernelStep, x: Indexer, count: int, ratio: int, form: str = "selector", size: float = 0.0) -> Iterator[Kernel]:
-    """Scores of decoding tokens and of prompts over keys of the selector: fp8 with a scale, or ``size`` bytes a key.
+    """Yield the scores of decoding tokens and of prompts over the selector's keys: fp8 with a scale, or ``size`` bytes a key.
 
     Rows of one sequence that are checked together read its keys once (``next_n`` of DeepGEMM's paged logits); each has scores of
     its own. What a key takes beyond its bytes was measured with one row, and so is the keys'.
@@ -257,7 +250,7 @@ def scans(s: KernelStep, x: Indexer, count: int, ratio: int, form: str = "select
 def _scan(
     s: KernelStep, x: Indexer, form: str, count: int, heads: Number, pairs: tuple[Number, Number], length: Number, nbytes: Number
 ) -> Kernel:
-    """``pairs`` of a query and a key: those that are multiplied, and those whose choice is timed."""
+    """Build one scan, where ``pairs`` of query and key are those that are multiplied and those whose selection is timed."""
     made, chosen = pairs
     runs, flops = pick(np.asarray(made) > 0, count, 0), 2.0 * made * heads * x.head_dim
     dtype = "fp8" if x.block == 1 else s.plan.activations_dtype
@@ -271,8 +264,8 @@ CHAINED = 0.6
 
 
 def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool | None = None) -> Iterator[Kernel]:
-    """Down-projections are whole on every rank. ``absorbed``: prompts are, too; None: where their tokens choose."""
-    m = own_part(a.latent)
+    """Yield projections over latents. ``absorbed``: for prompts too, or where their tokens select (None)."""
+    m = part_of_kind(a.latent)
     h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
     low, width = m.q_rank + m.kv_rank + m.rope_dim, made_queries(s, a) * (m.nope_dim + m.rope_dim)
     yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "self_attn.q_a_proj")
@@ -289,20 +282,17 @@ def latent_projections(s: KernelStep, a: Attention, count: int, absorbed: bool |
 
 
 def head_products(s: KernelStep, a: Attention, m: Latent, count: int, rows: Number) -> Iterator[Kernel]:
-    """Queries into the latents' space and outputs out of it, a matrix a head."""
-    runs, own = pick(np.asarray(rows) > 0, count, 0), a.num_heads / s.plan.tp
-    each: tuple[tuple[str, Place, int, Number], ...] = (
-        ("key", "key", m.nope_dim, made_queries(s, a)),
-        ("value", "value", a.v_head_dim, own),
-    )
-    for what, place, dim, heads in each:
-        yield replace(
-            head_product(rows, heads, dim, m.kv_rank), what=f"absorbed {what} projection", count=runs, place=place, fused=CHAINED
-        )
+    """Yield the products that map queries into the latent space and outputs out of it, one matrix per head."""
+    places: tuple[Place, Place] = ("key", "value")
+    sizes = (m.nope_dim, made_queries(s, a)), (a.v_head_dim, a.num_heads / s.plan.tp)
+    runs = pick(np.asarray(rows) > 0, count, 0)
+    for place, (dim, heads) in zip(places, sizes, strict=True):
+        product = head_product(rows, heads, dim, m.kv_rank)
+        yield replace(product, what=f"absorbed {place} projection", count=runs, place=place, fused=CHAINED)
 
 
 def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float = 2.0, hot: bool = False) -> Kernel:
-    """``rows`` x dim times dim x rank for each head. ``hot``: repeated, so that the chip's cache may hold all of it."""
+    """Build ``rows`` x dim times dim x rank for each head. ``hot``: repeated, so that the chip's cache may hold all of it."""
     flops, moved = 2.0 * rows * heads * dim * rank, heads * (dim * rank * stored + rows * (dim + rank) * 2.0)
     shape = HeadProduct(rows, heads, moved if hot else 0.0)
     plain = Kernel("absorbed projection", "head-product", 1, flops, moved * (not hot), shape=shape, part="projections")
@@ -310,17 +300,17 @@ def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float
 
 
 def latent_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """The selector's own queries, keys and weights, and its scores over all cached tokens; every rank has it whole."""
+    """Yield the selector's queries, keys and weights, and its scores over all cached tokens, all of it on every rank."""
     if (x := a.indexer) and x.own:
-        h, rows, rank = s.model.hidden, s.rows, own_part(a.latent).q_rank or s.model.hidden
+        h, rows, rank = s.model.hidden, s.rows, part_of_kind(a.latent).q_rank or s.model.hidden
         yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, rank, "self_attn.indexer.wq_b")
         yield s.gemm("selector keys and weights", "projections", "", count, rows, x.head_dim + x.num_heads, h)
         yield from scans(s, x, count, 1)
 
 
 def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Latents of all cached tokens, or of those that the selector chose."""
-    heads, m = a.num_heads / s.plan.tp * s.plan.dcp * s.work.rows_per_seq, own_part(a.latent)
+    """Yield decode attention over the latents of all cached tokens, or of those that the selector picked."""
+    heads, m = a.num_heads / s.plan.tp * s.plan.dcp * s.work.rows_per_seq, part_of_kind(a.latent)
     entries = visible_tokens(s) / s.plan.dcp
     if a.indexer:
         entries = np.minimum(entries, a.indexer.top_k)
@@ -338,8 +328,8 @@ def latent_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
 
 
 def latent_prefill(s: KernelStep, a: Attention, count: int, absorbed: bool = False) -> Iterator[Kernel]:
-    """Whole prompts, or the tokens that the selector chose for each."""
-    m, (seqs, new, past) = own_part(a.latent), prompt_sizes(s)
+    """Yield attention of whole prompts, or over the tokens that the selector picked for each."""
+    m, (seqs, new, past) = part_of_kind(a.latent), prompt_sizes(s)
     if a.indexer:
         chosen = (seqs * chosen_pairs(new, past, a.indexer.top_k), np.minimum(new + past, a.indexer.top_k))
         yield choose(s, "sparse-prefill", count, a, chosen, 2 * m.kv_rank + m.rope_dim, _latent_bytes(s, a))
@@ -353,13 +343,13 @@ def latent_prefill(s: KernelStep, a: Attention, count: int, absorbed: bool = Fal
 
 
 def _latent_bytes(s: KernelStep, a: Attention) -> Number:
-    """Bytes of one token's latent (a selector's keys are read beside it)."""
+    """Return the bytes of one token's latent, without the selector's keys beside it."""
     beside = a.indexer.head_dim + SCALE_BYTES if a.indexer and a.indexer.own else 0
     return kv_bytes_per_token_layer(a, s.plan.tp, s.plan.kv_dtype) - beside
 
 
 def latent_training(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Nothing is absorbed, nothing small fused; a selector's matrices are met as all others are."""
+    """Yield projections with nothing absorbed and no small kernels fused, while the selector keeps its matrix products."""
     for k in latent_projections(s, a, count, absorbed=False):
         if k.form == "small":
             yield replace(k, count=3 * k.count, nbytes=k.nbytes / 3)

@@ -21,7 +21,7 @@ from commtax.cost.attention import (
     choose,
     chosen_pairs,
     compressed_pairs,
-    own_part,
+    part_of_kind,
     projections,
     prompt_sizes,
     read,
@@ -31,20 +31,15 @@ from commtax.cost.attention import (
 )
 from commtax.cost.caches import entry_bytes
 from commtax.cost.kernel import Kernel, KernelStep
-from commtax.cost.layer_forms import (
-    ChunkedScan,
-    Convolution,
-    MemoryPass,
-    Reading,
-)
+from commtax.cost.layer_forms import ChunkedScan, Convolution, MemoryPass, Reading
 from commtax.ledger import Place
 from commtax.records import replace
 from commtax.spec import DTYPE_BYTES, Attention, Compressed, DeltaNet, Mamba2, Number
 
 
 def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Queries through a latent, one latent for keys and values, the compressor's values and gates, outputs by groups of heads."""
-    m, h, heads, rows = own_part(a.compressed), s.model.hidden, a.num_heads / s.plan.tp, s.rows
+    """Yield query, latent and compressor projections, and outputs through groups of heads."""
+    m, h, heads, rows = part_of_kind(a.compressed), s.model.hidden, a.num_heads / s.plan.tp, s.rows
     low = m.q_rank + a.head_dim
     yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "attn.wq_a")
     yield s.gemm("query up-projection", "projections", "query", count, rows, heads * a.head_dim, m.q_rank, "attn.wq_b")
@@ -58,23 +53,23 @@ def _compressed_projections(s: KernelStep, a: Attention, count: int) -> Iterator
 
 
 def _compressed_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """A selector over compressed entries, with a compressor of its own."""
+    """Yield the kernels of a selector over compressed entries, which has a compressor of its own."""
     if (x := a.indexer) and x.own:
-        m, h, rows = own_part(a.compressed), s.model.hidden, s.rows
+        m, h, rows = part_of_kind(a.compressed), s.model.hidden, s.rows
         yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, m.q_rank, "attn.indexer.wq_b")
         yield s.gemm("selector keys and weights", "projections", "", count, rows, x.num_heads + 2 * m.overlap * x.head_dim, h)
         yield from scans(s, x, count, m.ratio, "compressed-selector")
 
 
 def _compressed_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """The last tokens, and entries of the older ones."""
-    m, heads, seen = own_part(a.compressed), a.num_heads / s.plan.tp * s.work.rows_per_seq, visible_tokens(s)
+    """Yield decode attention over the latest tokens and over entries of the older ones."""
+    m, heads, seen = part_of_kind(a.compressed), a.num_heads / s.plan.tp * s.work.rows_per_seq, visible_tokens(s)
     shape = Reading(s.work.decode_seqs, heads, _entries(seen, a, m), 2 * a.head_dim)
     yield read(s, "compressed-decode", count, shape, entry_bytes(a, m, s.plan.kv_dtype), s.plan.activations_dtype)
 
 
 def _compressed_prefill(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    m, (seqs, new, past) = own_part(a.compressed), prompt_sizes(s)
+    m, (seqs, new, past) = part_of_kind(a.compressed), prompt_sizes(s)
     chosen = (seqs * compressed_pairs(new, past, a, m), _entries(new + past, a, m))
     yield choose(s, "compressed-prefill", count, a, chosen, 2 * a.head_dim, entry_bytes(a, m, s.plan.kv_dtype), low=False)
 
@@ -88,25 +83,25 @@ COMPRESSED = selective_attention(_compressed_projections, _compressed_selector, 
 
 
 def _block_selector(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Index queries of a rank's KV heads and one index key, and their scores; index keys stay in the activations' format."""
-    x = own_part(a.indexer)
+    """Yield index queries for a rank's KV heads, one index key, and their scores, with keys in the activations' format."""
+    x = part_of_kind(a.indexer)
     width = (x.num_heads / np.minimum(s.plan.tp, x.num_heads) + 1) * x.head_dim
     yield s.gemm("selector", "projections", "", count, s.rows, width, s.model.hidden)
     yield from scans(s, x, count, 1, "block-selector", x.head_dim * DTYPE_BYTES[s.plan.activations_dtype])
 
 
 def _block_decode(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
-    """Keys and values of the chosen blocks, for each KV head its own."""
+    """Yield decode attention over the selected blocks of each KV head."""
     kv_heads, width = _kv_heads(s, a), a.head_dim + a.v_head_dim
     heads = a.num_heads / s.plan.tp / kv_heads * s.work.rows_per_seq
-    entries = np.minimum(visible_tokens(s), own_part(a.indexer).top_k)
+    entries = np.minimum(visible_tokens(s), part_of_kind(a.indexer).top_k)
     shape = Reading(s.work.decode_seqs * kv_heads, heads, entries, width)
     yield read(s, "block-decode", count, shape, width * DTYPE_BYTES[s.plan.kv_dtype], s.plan.kv_dtype)
 
 
 def _block_prefill(s: KernelStep, a: Attention, count: int) -> Iterator[Kernel]:
     seqs, new, past = prompt_sizes(s)
-    most, width = own_part(a.indexer).top_k, a.head_dim + a.v_head_dim
+    most, width = part_of_kind(a.indexer).top_k, a.head_dim + a.v_head_dim
     chosen = (seqs * chosen_pairs(new, past, most), np.minimum(new + past, most))
     group = a.num_heads / s.plan.tp / _kv_heads(s, a)
     yield choose(s, "block-prefill", count, a, chosen, width, width * DTYPE_BYTES[s.plan.kv_dtype], group)
@@ -120,7 +115,7 @@ BLOCKS = selective_attention(projections, _block_selector, _block_decode, _block
 
 
 def streams_read(tokens: Number, streams: Number, hidden: Number) -> Kernel:
-    """What a hyper-connection does before a layer: n streams mixed into the layer's input (Xie et al. 2025, 2512.24880).
+    """Build the read of n residual streams into a layer's input (hyper-connections, Xie et al. 2025, 2512.24880).
 
     Their n h values a token give, by one product, the 2 n + n^2 weights of reading, writing and mixing, which Sinkhorn
     iterations balance; n + 1 vectors of h move.
@@ -131,7 +126,7 @@ def streams_read(tokens: Number, streams: Number, hidden: Number) -> Kernel:
 
 
 def streams_written(tokens: Number, streams: Number, hidden: Number) -> Kernel:
-    """What a hyper-connection does behind a layer: its output added to n streams, mixed with each other: 2 n + 1 vectors."""
+    """Build the write-back of a layer's output to n residual streams, which mixes them: 2 n + 1 vectors move."""
     flops = 2.0 * tokens * streams * hidden * (streams + 1)
     nbytes = ACTIVATION_BYTES * tokens * hidden * (2 * streams + 1)
     return Kernel("streams written", "mhc-post", 1, flops, nbytes, dtype="fp32", shape=MemoryPass(hidden, tokens))
@@ -143,14 +138,14 @@ UPDATE_FLOPS = 6.0  # an element of state and token: decay, correction, key time
 
 
 def convolved(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number) -> Kernel:
-    """A causal convolution of whole prompts: 2 taps FLOPs and an activation in and out for each token and channel."""
+    """Build a causal convolution of whole prompts: 2 taps FLOPs and an activation in and out per token and channel."""
     elements = sequences * tokens * channels
     shape = Convolution(sequences, tokens, channels)
     return Kernel("convolution", form, 1, 2.0 * taps * elements, 2 * ACTIVATION_BYTES * elements, dtype="fp32", shape=shape)
 
 
 def convolved_further(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number, cold: bool = True) -> Kernel:
-    """The convolution of a few new tokens: the last activations of each sequence are read and written beside."""
+    """Build the convolution of a few new tokens, which also reads and writes each sequence's last activations."""
     elements, kept = sequences * tokens * channels, 2 * ACTIVATION_BYTES * sequences * channels * (taps - 1)
     nbytes = 2 * ACTIVATION_BYTES * elements + kept
     shape = MemoryPass(tokens, sequences, kept if cold else 0.0)
@@ -160,7 +155,7 @@ def convolved_further(form: str, sequences: Number, tokens: Number, channels: Nu
 def delta_scanned(
     form: str, sequences: Number, tokens: Number, key_heads: Number, heads: Number, key_dim: Number, dim: Number
 ) -> Kernel:
-    """A delta rule over whole prompts in chunks of C tokens, ``heads`` states of K x V each (Yang et al. 2024, 2412.06464).
+    """Build a delta rule over whole prompts in chunks of C tokens, ``heads`` states of K x V each (Yang et al. 2024, 2412.06464).
 
     A token and head cost 2 C (3 K + 2 V) FLOPs inside its chunk (two triangles of keys and queries, their products with keys and
     values) and 6 K V with the state.
@@ -172,13 +167,13 @@ def delta_scanned(
 def space_scanned(
     form: str, sequences: Number, tokens: Number, groups: Number, heads: Number, state: Number, dim: Number
 ) -> Kernel:
-    """A state space over whole prompts in chunks (Dao and Gu 2024, 2405.21060): 2 C (N + P) FLOPs inside, 4 N P with the state."""
+    """Build a chunked state-space scan (Dao and Gu 2024, 2405.21060): 2 C (N + P) FLOPs inside, 4 N P with the state."""
     each = 2 * CHUNK * (state + dim) + 4 * state * dim
     return _scanned(form, each, (sequences, tokens, groups, heads, state, dim))
 
 
 def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number, Number, Number, Number]) -> Kernel:
-    """Keys and queries, values and output move once, states in and out; a chain of kernels hands on two of each beside states."""
+    """Build a scan that moves inputs and output once and states in and out, and whose chain hands on two of each beside states."""
     sequences, tokens, key_heads, heads, key_dim, dim = sizes
     rows = sequences * tokens
     state_bytes = 2 * STATE_BYTES * sequences * heads * key_dim * dim
@@ -190,7 +185,7 @@ def _scanned(form: str, each_flops: Number, sizes: tuple[Number, Number, Number,
 
 
 def updated(form: str, sequences: Number, tokens: Number, elements: Number, moved_bytes: Number, cold: bool = True) -> Kernel:
-    """States of ``elements`` each moved on by a few tokens; an element moves so many bytes, read and written."""
+    """Build the update of states of ``elements`` by a few tokens, where an element moves ``moved_bytes``, read and written."""
     nbytes = sequences * elements * moved_bytes
     shape = MemoryPass(tokens, sequences, nbytes if cold else 0.0)
     return Kernel("state update", form, 1, UPDATE_FLOPS * sequences * tokens * elements, nbytes, dtype="fp32", shape=shape)
@@ -200,7 +195,7 @@ QKV_STREAMS = 3  # Kimi's queries, keys and values are convolved each by itself
 
 
 def delta_kernels(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
-    """Gated delta net, or Kimi's, whose decay (one a channel) and gate come from matrices of low rank."""
+    """Yield a gated delta net's kernels, or those of Kimi's, whose decay (one per channel) and gate use low-rank matrices."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     keys, values = m.num_k_heads * m.k_dim / tp, m.num_v_heads * m.v_dim / tp
     wide = 2 * keys + values + (0 if m.gate_rank else values)
@@ -219,24 +214,24 @@ def delta_kernels(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
 
 
 def _delta_rule(s: KernelStep, m: DeltaNet, count: int) -> Iterator[Kernel]:
-    """Convolution and state: of the prompts, and of sequences that decode."""
-    tp, own = s.plan.tp, "kda" if m.decay_rank else "gdn"
+    """Yield the convolution and state kernels of prompts and of decoding sequences."""
+    tp, kind = s.plan.tp, "kda" if m.decay_rank else "gdn"
     channels, heads = m.channels / tp, m.num_v_heads / tp
     seqs, new = _prompts(s)
     apart = QKV_STREAMS if m.decay_rank else 1
     convolution = replace(convolved("conv", seqs, new, channels / apart, m.conv), count=apart)
-    scan = delta_scanned(f"{own}-scan", seqs, new, m.num_k_heads / tp, heads, m.k_dim, m.v_dim)
+    scan = delta_scanned(f"{kind}-scan", seqs, new, m.num_k_heads / tp, heads, m.k_dim, m.v_dim)
     yield from _placed("prefill", s.work.prefill_tokens, count, convolution, scan)
     drafts = s.work.rows_per_seq
     further = "conv-update" if not m.decay_rank else "kda-conv-verify" if drafts > 1 else "kda-conv-update"
-    update = f"{own}-{'verify' if m.decay_rank and drafts > 1 else 'update'}"
+    update = f"{kind}-{'verify' if m.decay_rank and drafts > 1 else 'update'}"
     decoding = s.work.decode_seqs
     state = updated(update, decoding, drafts, heads * m.k_dim * m.v_dim, _moved_bytes(s, m))
     yield from _placed("decode", decoding, count, convolved_further(further, decoding, drafts, channels, m.conv), state)
 
 
 def mamba_kernels(s: KernelStep, m: Mamba2, count: int) -> Iterator[Kernel]:
-    """Mamba-2: one projection for gate, input, B, C and time step. Groups of B and C are copied beyond as many ranks."""
+    """Yield Mamba-2's kernels, with one projection for gate, input, B, C and time step, and groups of B and C copied."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     inner, heads, groups = m.inner / tp, m.num_heads / tp, m.num_groups / np.minimum(tp, m.num_groups)
     both = 2 * groups * m.state
@@ -255,18 +250,18 @@ def mamba_kernels(s: KernelStep, m: Mamba2, count: int) -> Iterator[Kernel]:
 
 
 def _moved_bytes(s: KernelStep, m: DeltaNet | Mamba2) -> float:
-    """Of an element of state: read once, and written for each drafted token, whose state is kept until it is accepted."""
+    """Return the bytes that a state element moves: one read, and one write per drafted token, kept until it is accepted."""
     return (1 + s.work.rows_per_seq) * DTYPE_BYTES[m.state_dtype or s.plan.state_dtype]
 
 
 def _prompts(s: KernelStep) -> tuple[Number, Number]:
-    """Prompts of the step and new tokens of each; one of one token where there is none, which no kernel counts."""
+    """Return the prompts of a step and the new tokens of each, or one token that no kernel counts."""
     seqs = np.maximum(1, s.work.prefill_seqs)
     return seqs, np.maximum(1, s.work.prefill_tokens / seqs)
 
 
 def _placed(place: Place, tokens: Number, count: int, *kernels: Kernel) -> Iterator[Kernel]:
-    """Kernels of so many tokens in so many layers; without any tokens there are none."""
+    """Yield the kernels with their place, counted for ``count`` layers, or for none without tokens."""
     runs = pick(np.asarray(tokens) > 0, count, 0)
     for kernel in kernels:
         yield replace(kernel, count=kernel.count * runs, part="attention", place=place)

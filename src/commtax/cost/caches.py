@@ -28,7 +28,7 @@ COMPRESSOR_BYTES = 4  # of a value of an unfinished entry: fp32
 
 
 def kv_bytes_per_token_layer(mixer: Mixer | None, tp: Number, kv_dtype: str) -> Number:
-    """Bytes that one rank keeps of one token in one layer, however many follow.
+    """Return the bytes that one rank keeps of one token in one layer, however many follow.
 
     Grouped-query heads are split over tp until each rank has one, then copied. A latent is kept whole on every rank;
     a token selector adds its keys. Of compressed tokens ``ratio`` share an entry. Recurrent layers keep nothing.
@@ -54,7 +54,7 @@ def kv_bytes_per_token_layer(mixer: Mixer | None, tp: Number, kv_dtype: str) -> 
 
 
 def entry_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:
-    """One latent that is key and value: in fp8 with a scale of a byte for each 64, its rotary part in bf16."""
+    """Return the bytes of one latent that is key and value: in fp8 one scale byte per 64, its rotary part in bf16."""
     if kv_dtype != "fp8":
         return a.head_dim * DTYPE_BYTES[kv_dtype]
     plain = a.head_dim - m.rope_dim
@@ -62,7 +62,7 @@ def entry_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:
 
 
 def state_bytes_per_layer(mixer: Mixer | None, tp: Number, plan: Plan) -> Number:
-    """Bytes that one rank keeps of one sequence in one layer, whatever its length.
+    """Return the bytes that one rank keeps of one sequence in one layer, whatever its length.
 
     Recurrent layers: the last inputs of the convolution and the recurrent state. Compressed attention: the entries of its
     window, and what the compressors have not finished, values and scores.
@@ -87,14 +87,14 @@ def state_bytes_per_layer(mixer: Mixer | None, tp: Number, plan: Plan) -> Number
 
 
 def compressed_widths(a: Attention) -> tuple[int, ...]:
-    """Of what compressors make entries: of the latent, and of the selector's keys."""
+    """Return the widths that compressors make entries of: the latent's, and that of the selector's keys."""
     if not a.compressed or not a.compressed.ratio:
         return ()
     return (a.head_dim, a.indexer.head_dim) if a.indexer else (a.head_dim,)
 
 
 def unfinished_bytes(m: Compressed, width: int) -> int:
-    """Of one token in an unfinished entry: a value and a score for each window that the entry is made of."""
+    """Return the bytes of one token in an unfinished entry: a value and a score for each window in the entry."""
     return 2 * m.overlap * width * COMPRESSOR_BYTES
 
 
@@ -104,15 +104,14 @@ def with_states(model: Model, dtype: str) -> Model:
 
 
 def kv_bytes_per_token(model: Model, plan: Plan) -> Number:
-    """… of all layers together, while every layer keeps the token: of ranks that share a sequence's cache each keeps its part."""
-    mixers = (model.blocks[i].mixer for i in model.layers)
-    return sum((kv_bytes_per_token_layer(mixer, plan.tp, plan.kv_dtype) for mixer in mixers), start=plan.tp * 0.0) / plan.dcp
+    """Return the bytes of one token over all layers, while every layer keeps it, divided among ranks that share a cache."""
+    each = (kv_bytes_per_token_layer(model.blocks[i].mixer, plan.tp, plan.kv_dtype) for i in model.layers)
+    return sum(each, start=plan.tp * 0.0) / plan.dcp
 
 
 def state_bytes_per_sequence(model: Model, plan: Plan) -> Number:
-    """… of all layers together."""
-    mixers = (model.blocks[i].mixer for i in model.layers)
-    return sum((state_bytes_per_layer(mixer, plan.tp, plan) for mixer in mixers), start=plan.tp * 0.0)
+    """Return the state bytes of one sequence over all layers."""
+    return sum((state_bytes_per_layer(model.blocks[i].mixer, plan.tp, plan) for i in model.layers), start=plan.tp * 0.0)
 
 
 SHARED_LAYERS = 1.5  # kinds that differ by less than this are padded to the larger one instead of cut to the smaller
@@ -128,8 +127,8 @@ class CacheGroup:
     states: Number = 0  # blocks that a request holds whatever its length; 0: as its tokens need
 
     def blocks(self, length: int, in_flight_tokens: int) -> Number:
-        """That a request of ``length`` tokens takes at most: a window lies across blocks, and frees what it has passed when
-        the steps that are in flight have ended."""
+        """Return the most blocks that a request of ``length`` tokens takes: a window straddles blocks, and frees what it has passed
+        once the steps in flight end."""
         if self.window:
             return 1 + -(-min(self.window - 1 + in_flight_tokens, length) // self.tokens)
         return pick(self.states > 0, self.states, -(-length // self.tokens))
@@ -160,19 +159,19 @@ class KvPool:
         return sum(g.states for g in self.groups) / self.num_growing * self.block_size
 
     def tokens(self, blocks: Number) -> Number:
-        """Tokens that so many blocks hold where no state is in them."""
+        """Return the tokens that this many blocks hold without any states."""
         return blocks // self.num_growing * self.block_size
 
     def shared_tokens(self, blocks: Number) -> Number:
-        """Tokens that so many blocks hold were they dealt to all groups alike."""
+        """Return the tokens that this many blocks would hold if dealt to all groups alike."""
         return blocks // len(self.groups) * self.block_size
 
     def blocks_per_request(self, length: int, in_flight_tokens: int) -> Number:
-        """Blocks that one request of ``length`` tokens occupies."""
+        """Count the blocks that one request of ``length`` tokens occupies."""
         return np.maximum(1, sum(g.blocks(length, in_flight_tokens) for g in self.groups))
 
     def places(self, tokens: Number) -> Number:
-        """Requests whose states have a place beside blocks of so many tokens; no limit where states lie in the blocks."""
+        """Count the requests whose states fit beside blocks for ``tokens``, without limit where states lie in the blocks."""
         if self.window_share:
             return tokens * self.window_share // self.window_tokens
         if not self.share or not np.any(self.state_bytes):
@@ -181,7 +180,7 @@ class KvPool:
 
 
 def kv_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: StateHabits = PLAIN) -> KvPool:
-    """What a stage of these layers keeps its caches in, by the engine's habits.
+    """Return the pool in which a stage of these layers keeps its caches, by the engine's habits.
 
     Where ranks share the cache of a sequence, a block is as large as before and holds the tokens of all of them, each its part
     (vLLM: a virtual block of dcp blocks).
@@ -216,14 +215,14 @@ Kind = tuple[int, int, int, int, bool]
 
 
 def _kind(a: Attention) -> Kind:
-    """Layers that can share a table: of one window and one width of cache."""
+    """Return what layers must have in common to share a table: window and width of cache."""
     return a.window, a.num_kv_heads, a.head_dim, a.v_head_dim, a.latent is not None
 
 
 def _grouped_pool(
     cached: Sequence[Attention], states: Sequence[DeltaNet | Mamba2], plan: Plan, size: int, habits: StateHabits, nbytes: Number
 ) -> KvPool:
-    """Groups of equal numbers of layers, whose blocks are as large as the widest kind's; all in one where one kind is all."""
+    """Build a pool of equally large groups of layers, with blocks as large as the widest kind's, or one group of a single kind."""
     per_layer = {a: kv_bytes_per_token_layer(a, plan.tp, plan.kv_dtype) for a in dict.fromkeys(cached)}
     if not states and len({a.window for a in cached}) == 1:
         each = sum(per_layer[a] for a in cached)
@@ -235,28 +234,23 @@ def _grouped_pool(
     counts.update(states)
     smallest, largest = min(counts.values()), max(counts.values())
     each = largest if largest < SHARED_LAYERS * smallest else smallest
-    held = {_kind(a): nbytes_ for a, nbytes_ in per_layer.items()}
-    groups = tuple(
-        CacheGroup(block, states=habits.state_slots)
-        if isinstance(kind, RECURRENT)
-        else CacheGroup(_tokens_in_block(block, page, held[kind]), kind[0])
-        for kind, count in counts.items()
-        for _ in range(math.ceil(count / each))
-    )
+    widths = {_kind(a): nbytes_ for a, nbytes_ in per_layer.items()}
+    groups: list[CacheGroup] = []
+    for kind, count in counts.items():
+        if isinstance(kind, RECURRENT):
+            group = CacheGroup(block, states=habits.state_slots)
+        else:  # tokens of a narrower layer in a block of the widest: whole multiples of the usual, where they fill it
+            times = page / np.maximum(widths[kind] * block, 1e-9)
+            group = CacheGroup(block * np.where(times == np.floor(times), times, 1)[()], kind[0])
+        groups += [group] * math.ceil(count / each)
     growing = sum(page * each / g.tokens for g in groups if not g.states)
-    return KvPool(growing, page * each, block, groups, nbytes)
-
-
-def _tokens_in_block(block: Number, page: Number, per_token: Number) -> Number:
-    """Tokens of a narrower layer in a block of the widest: whole multiples of the usual, where they fill it."""
-    times = page / np.maximum(per_token * block, 1e-9)
-    return block * np.where(times == np.floor(times), times, 1)[()]
+    return KvPool(growing, page * each, block, tuple(groups), nbytes)
 
 
 def _raised_block(
     cached: Sequence[Attention], states: Sequence[DeltaNet | Mamba2], plan: Plan, size: int, habits: StateHabits, per_token: Number
 ) -> Number:
-    """Tokens of a block: as many as make it hold the largest state, in whole multiples of what kernels take."""
+    """Return the tokens of a block that holds the largest state, in whole multiples of what kernels take."""
     if not states:
         return size
     latent = any(a.latent for a in cached)
@@ -266,15 +260,18 @@ def _raised_block(
 
 
 def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
-    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them. A
-    stage of windows alone has pages of their size."""
+    """Build a pool with entries of all lengths in one group and windows and unfinished entries in others, as many layers of each
+    page in all of them. A stage of windows alone has pages of their size."""
     plain = [habits.window_block * entry_bytes(a, a.compressed, plan.kv_dtype) for a in cached if a.compressed]
     pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(
         _page_bytes(n, habits) for n in plain
     )
-    kept = [(a.compressed.window, habits.window_block) for a in cached if a.compressed]
-    for ratio in dict.fromkeys(a.compressed.ratio for a in cached if a.compressed and a.compressed.ratio):
-        kept += [_compressor_window(a.compressed, a, max(pages)) for a in cached if a.compressed and a.compressed.ratio == ratio]
+    kinds = [(a, a.compressed) for a in cached if a.compressed]
+    kept = [(m.window, habits.window_block) for _, m in kinds]
+    for ratio in dict.fromkeys(m.ratio for _, m in kinds if m.ratio):
+        for a, m in (pair for pair in kinds if pair[1].ratio == ratio):
+            each_token = unfinished_bytes(m, max(compressed_widths(a)))  # a block has the most tokens, of a power of two, in a page
+            kept.append((m.overlap * m.ratio, 2 ** math.floor(math.log2(max(pages) / each_token))))
     counts, most = Counter(kept), max(pages.values())
     groups = [most, *counts.values()]
     # Layers of a group, at least those of the most pages, with the fewest padded in all groups; of equals the most.
@@ -291,8 +288,8 @@ def _compressed_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabit
 
 
 def _separate_window_pool(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
-    """Entries for all tokens, windows for a share of them (SGLang's DSV4PoolConfigurator). Entries that overlap are unfinished
-    beside their window's tokens; of others a request has room for one."""
+    """Build a pool with entries for all tokens and windows for a share of them (SGLang's DSV4PoolConfigurator). Entries that
+    overlap are unfinished beside their window's tokens; of others a request has room for one."""
     size, entries = habits.compressed_block, sum(kv_bytes_per_token_layer(a, plan.tp, plan.kv_dtype) for a in cached)
     kinds = [(a, a.compressed) for a in cached if a.compressed]
     windows = 0.0
@@ -308,7 +305,7 @@ def _separate_window_pool(cached: Sequence[Attention], plan: Plan, habits: State
 
 
 def _entry_pages(a: Attention, plan: Plan, habits: StateHabits) -> Iterator[int]:
-    """A layer's parts of a block: entries of the latent, and keys of the selector."""
+    """Yield the bytes of a layer's parts of a block: latent entries, and the selector's keys."""
     m = a.compressed
     if m and m.ratio:
         entries = habits.compressed_block / m.ratio
@@ -321,56 +318,35 @@ def _page_bytes(nbytes: float, habits: StateHabits) -> int:
     return math.ceil(nbytes / habits.page_multiple) * habits.page_multiple
 
 
-def _compressor_window(m: Compressed, a: Attention, page: int) -> tuple[int, int]:
-    """The window of a compressor, and its tokens in a block: the largest power of two that the largest page holds."""
-    widest = max(compressed_widths(a))
-    return m.overlap * m.ratio, 2 ** math.floor(math.log2(page / unfinished_bytes(m, widest)))
-
-
-@dataclass(frozen=True, slots=True)
-class CachePieces:
-    """How many stretches of memory a rank's cache of a request lies in."""
-
-    of_tokens: Number  # for each block: keys and values of a layer, or its latent; keys of a selector
-    of_states: Number  # whatever the length
-
-
-def cache_pieces(model: Model) -> CachePieces:
-    """Of one block of tokens, and of the states of a sequence.
-
-    Engines keep keys and values of a layer apart; a latent is both.
-    """
-    mixers = [model.blocks[i].mixer for i in model.layers]
-    cached = [m for m in mixers if isinstance(m, Attention) and m.own_cache]
-    tokens = sum((1 if m.latent or m.compressed else 2) + bool(m.indexer and m.indexer.own) for m in cached)
-    return CachePieces(tokens, sum(isinstance(m, RECURRENT) for m in mixers))
-
-
 def pieces_sent(
     model: Model, carrier: CacheCarrier, engine: str, tokens: Number, page: Number, tp: Number, ahead_tp: Number
 ) -> Number:  # fmt: skip
-    """Pieces that one rank takes of a request's cache.
+    """Count the pieces that one rank takes of a request's cache.
 
     Where both sides have the same heads on a rank, whole blocks go, or all blocks of a layer at once. Else heads are cut out of
     each block, or of each token, and a rank that has more heads than those who send takes them from several.
     """
+    mixers = [model.blocks[i].mixer for i in model.layers]
+    cached = [m for m in mixers if isinstance(m, Attention) and m.own_cache]
+    # Of each block: keys and values of a layer apart, or its latent, which is both, and keys of a selector.
+    of_tokens = sum((1 if m.latent or m.compressed else 2) + bool(m.indexer and m.indexer.own) for m in cached)
     latents = any(m.latent for m in model.attentions)
-    each, blocks = cache_pieces(model), np.ceil(tokens / np.maximum(page, carrier.latent_page if latents else 1))
+    blocks = np.ceil(tokens / np.maximum(page, carrier.latent_page if latents else 1))
     heads = max((m.num_kv_heads for m in model.attentions if not m.latent), default=1)
     before, after = np.minimum(ahead_tp, heads), np.minimum(tp, heads)
     cut = tokens if carrier.cuts_heads == "token" else blocks
     whole = np.minimum(1, blocks) if engine in carrier.gathers else blocks
     copies = pick(before == after, whole, cut * np.maximum(1, before / after))
-    return each.of_tokens * copies + each.of_states
+    return of_tokens * copies + sum(isinstance(m, RECURRENT) for m in mixers)
 
 
 def posted_pieces(carrier: CacheCarrier, pieces: Number, tp: Number, ahead_tp: Number) -> Number:
-    """Pieces that one rank has to post: its own where it fetches, those for all whom it serves where it sends."""
+    """Count the pieces that one rank posts: its own where it fetches, those of all its receivers where it sends."""
     return pieces * tp / np.minimum(tp, ahead_tp) if carrier.pushes else pieces * 1.0
 
 
 def hidden_s(moving_s: Number, computing_s: Number, stages: Number) -> Number:
-    """What of a transfer runs beside the computing of a prompt, where each of its equal stages leaves when it is computed.
+    """Return the transfer seconds hidden behind computing a prompt, when each of its equal stages leaves once computed.
 
     The first stage's computing and the last one's transfer overlap with nothing: of m stages, m - 1 hide the shorter of both.
 
@@ -381,7 +357,7 @@ def hidden_s(moving_s: Number, computing_s: Number, stages: Number) -> Number:
 
 
 def loading_s(nbytes: Number, blocks: Number, Bps: Number, piece_s: float, transfer_s: float) -> Number:
-    """Of a prefix from another tier, in so many blocks: nothing where there is none.
+    """Return the seconds to load a prefix of this many blocks from another tier, or 0 without blocks.
 
     >>> round(float(loading_s(1e9, 100, 50e9, 2.6e-6, 0.0)) * 1e3, 2)
     20.26

@@ -44,7 +44,7 @@ class ClosedLoopLoad:
     loading_s: Number = 0.0  # … which has to be loaded first, where it is not the GPU's
     per_step: float = 1.0  # tokens that a decode step yields per request: its own, and drafts that are accepted …
     rows: int = 1  # … and rows that it has of each
-    held_back: Number = 0.0  # decode steps that a request waits until other ranks have prompts, too
+    rank_wait: Number = 0.0  # decode steps that a request waits until other ranks have prompts, too
 
     @property
     def computed(self) -> Number:
@@ -99,14 +99,14 @@ class ClosedLoopMeans:
 
 
 def scaled(means: ClosedLoopMeans, per_token: Number, first: Number) -> ClosedLoopMeans:
-    """Means whose times per token and to the first token are such factors of these, in all their parts alike."""
+    """Scale all parts of the means by a factor per token and one to the first token."""
     waits = ("request_s", "boundary_s", "prefill_s", "ahead_s", "slot_s", "frontend_s", "moved_s")
     tokens = {name: getattr(means, name) * per_token for name in ("tpot_s", "stretch_s")}
     return replace(means, **tokens, **{name: getattr(means, name) * first for name in waits})
 
 
 def _room(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number) -> tuple[Number, Number]:
-    """Requests that the cache has room for: their mean number, and how widely it varies (as of a logistic distribution).
+    """Return how many requests the cache has room for on average, and how widely that varies (as of a logistic distribution).
 
     A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states. Long
     answers stay longer, so that of those inside O is larger, by 1 + spread^2 / 3.
@@ -120,7 +120,7 @@ def _room(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number) -> tuple[Numb
 
 
 def running_requests(load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, max_seqs: Number, fed: Number = np.inf) -> Number:
-    """Requests that are not kept waiting for a slot: what clients send, unless the engine's limit or the cache allows fewer.
+    """Count the requests with a slot: what clients send, unless the engine's limit or the cache allows fewer.
 
     The mean of min(clients, X), where X have room. Where prompts let in no more than ``fed`` at once and these have room, nobody
     waits for a slot: all wait for their prompts.
@@ -143,7 +143,7 @@ class Pressure:
 def pressure(
     load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf, fed: Number = np.inf
 ) -> Pressure:
-    """A cache on demand admits whoever's prompt fits, and throws the youngest out when the others outgrow it.
+    """Return what an on-demand cache does that admits any prompt that fits, and evicts the youngest when the others outgrow it.
 
     That happens where more are wanted than have room: what clients send, but no more than the engine's limit, or than their
     prompts let in (``fed``), since who still waits for its prompt holds nothing. Each request that ends inside grows by O, and
@@ -165,7 +165,7 @@ ROOM = Pressure()
 
 
 def arrivals_per_step(load: ClosedLoopLoad, seqs: Number) -> Number:
-    """Other requests that arrive in the step in which one arrives.
+    """Count the other requests that arrive in the same step as one request.
 
     Each of the others arrives once in a life of O + 1 steps. Requests of equal length that started together end one a step;
     lengths that vary thin this out over a window of ``2 spread`` lives.
@@ -176,26 +176,26 @@ def arrivals_per_step(load: ClosedLoopLoad, seqs: Number) -> Number:
 
 
 def _lockstep(load: ClosedLoopLoad) -> Number:
-    """Share of the others that end in the same step: all where lengths are equal, else those within a window of 2 spread lives."""
+    """Return the share of the others that end in the same step: all at equal lengths, else those within 2 spread lives."""
     return 1 / np.maximum(1.0, 2 * load.spread * _life(load))
 
 
 def _arrivals_per_batch(load: ClosedLoopLoad, seqs: Number, stages: Number) -> Number:
-    """Of those that arrive in a step, who comes to the same of the batches in flight: all where all ended together."""
+    """Count the arrivals of a step that join the same batch in flight: all of them where all ended together."""
     return arrivals_per_step(load, seqs) * np.maximum(1 / stages, _lockstep(load))
 
 
 def _arrivals_per_decision(load: ClosedLoopLoad, seqs: Number, stages: Number, engine: Engine) -> Number:
-    """Of an engine that looks at waiting requests only every few steps, all that came meanwhile."""
-    gathered = engine.serves.steps_per_decision + engine.serves.batch_wait + load.held_back
+    """Count the arrivals between two decisions of an engine that looks at waiting requests only every few steps."""
+    gathered = engine.serves.steps_per_decision + engine.serves.batch_wait + load.rank_wait
     return np.minimum(seqs - 1, gathered * _arrivals_per_batch(load, seqs, stages))
 
 
 def with_patience(load: ClosedLoopLoad, ranks: Number, seqs: Number, engine: Engine) -> ClosedLoopLoad:
-    """A load whose prompts wait for other ranks': not where requests wait for slots, or a rank decodes nothing meanwhile."""
+    """Return the load with prompts that wait for other ranks': not while requests wait for slots or a rank decodes nothing."""
     steps = patience_steps(ranks, seqs / _life(load), engine.serves.rank_patience)
     waits = np.clip(np.minimum(seqs - 1, 1 - (load.concurrency - seqs)), 0, 1) * (load.decodes > 0)
-    return replace(load, held_back=steps * waits)
+    return replace(load, rank_wait=steps * waits)
 
 
 def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
@@ -209,7 +209,7 @@ def prompt_tokens(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engi
 
 
 def _prompts_let_in(load: ClosedLoopLoad, room: Number, engine: Engine) -> Number:
-    """Prompts that a step with room for so many of their tokens lets in; where none is cut, only whole ones, one at least."""
+    """Count the prompts that fit in a step with room for ``room`` prompt tokens: only whole ones, at least one, without chunks."""
     prompts = room / load.computed
     if engine.serves.chunked:
         return prompts
@@ -219,14 +219,14 @@ def _prompts_let_in(load: ClosedLoopLoad, room: Number, engine: Engine) -> Numbe
 
 
 def fed_requests(load: ClosedLoopLoad, budget: Number, stages: Number, engine: Engine) -> Number:
-    """Requests that decode where prompts cannot keep up: as many as steps let in during a life."""
+    """Count the requests that decode where prompts cannot keep up: as many as steps admit in one life."""
     if engine.serves.prefill_first:
         return np.inf
     return 1 + _life(load) * _prompts_let_in(load, budget, engine) * stages
 
 
 def _queued_prompts(load: ClosedLoopLoad, seqs: Number, fed: Number) -> Number:
-    """Requests that wait for steps to let their prompts in, where steps let in ``fed`` in a life.
+    """Count the requests that wait for steps to admit their prompts, where steps admit ``fed`` in one life.
 
     With rho the share of what steps can let in, rho fed requests are past the queue, and seqs - rho fed are in it. A queue of
     requests that come at random has rho^2 / 2 (1 - rho) (M/D/1), less of those that come in turn, as clients with answers of
@@ -242,7 +242,7 @@ def _queued_prompts(load: ClosedLoopLoad, seqs: Number, fed: Number) -> Number:
 
 
 def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
-    """Running requests that decode: the others still wait for their first token. None decodes where that is the last."""
+    """Count the running requests that decode, while the others await their first token. None decodes where that is the last."""
     if engine.serves.prefill_first:
         return seqs
     queued = _queued_prompts(load, seqs, fed_requests(load, budget, stages, engine))
@@ -251,14 +251,14 @@ def decoding_seqs(load: ClosedLoopLoad, seqs: Number, budget: Number, stages: Nu
 
 
 def _life(load: ClosedLoopLoad) -> Number:
-    """Steps of a request: one that is in progress when it comes, its prompt's, and those of its other tokens."""
+    """Return the steps of a request: one in progress when it arrives, its prompt's, and those of its other tokens."""
     return load.output_len + 1 - (load.output_len - 1) * (1 - 1 / load.per_step)
 
 
 def prompts_ahead(
     load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine, stages: Number = 1, queued: Number = 0.0
 ) -> Number:
-    """Mean number of other requests' prompts that are computed before a request's first token.
+    """Return the mean number of other requests' prompts that are computed before a request's first token.
 
     Those in the step in progress, those that share the own step, and ``queued`` ones that wait for room in a step. Where prompts
     run before decoding: those that ended with the one before it, and half of those that ended a step earlier, whose prompts are
@@ -297,7 +297,7 @@ def gathered_prompts(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: E
 
 
 def burst_prompts(load: ClosedLoopLoad, seqs: Number, room: Number, engine: Engine) -> Number:
-    """Prompts that share a step when a benchmark begins and all clients send at once."""
+    """Count the prompts that share a step when a benchmark begins and all clients send at once."""
     return np.clip(np.minimum(_prompts_let_in(load, room, engine), engine.serves.prompts_per_step), 1, seqs)
 
 
@@ -310,7 +310,7 @@ class Beginning:
     steady: Number  # prompts ahead of a later request's
 
     def wait_s(self, seqs: Number, stages: Number) -> Number:
-        """Mean time until a first request's prompt is done: its own step, and half of the others', on all stages at once."""
+        """Return the mean time to a first request's prompt: its own step, and half of the others', on all stages at once."""
         return self.full_s * (1 + (np.maximum(1.0, seqs / self.most) - 1) / 2 / stages)
 
 
@@ -323,7 +323,7 @@ def closed_loop(
     full: Pressure = ROOM,
     begin: Beginning | None = None,
 ) -> ClosedLoopMeans:
-    """Mean TPOT and TTFT from priced steps; ``seqs`` requests run, ``ahead`` prompts of others come first."""
+    """Compute mean TPOT and TTFT from priced steps: ``seqs`` requests run, ``ahead`` prompts of others come first."""
     others = seqs - 1
     decodes, each = load.decodes, load.steps_per_token
     beside = 0.0 if engine.serves.prefill_first else steps.decode_s
@@ -332,43 +332,45 @@ def closed_loop(
     prompts = np.minimum(arrivals_per_step(load, seqs), steps.together)  # of a rank: all wait for the one with the most
     waited_for = 1.0 if engine.serves.rank_patience else 1 + (1 - steps.spread) * (largest(steps.ranks, prompts) - 1)
     extra = extra * waited_for
-    held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks  # prompts beside one token
+    at_once = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks  # prompts beside one token
     together = steps.ranks * np.minimum(seqs, load.concurrency) - 1  # others of all ranks, which step together
     way, recomputed = engine.host.request_s + load.loading_s, 1 + full.recomputed
     boundary = _boundary_s(load, steps, seqs, way, engine) * np.minimum(1.0, np.maximum(others, together))  # if others are in it
-    own = (steps.prompt_s - (steps.prompt_s - beside) * idle) * prompt_passes(steps.chunks, steps.stages, engine)
+    prefill = (steps.prompt_s - (steps.prompt_s - beside) * idle) * prompt_passes(steps.chunks, steps.stages, engine)
     everywhere = np.maximum(0.0, np.minimum(seqs, load.concurrency) - (1 - idle) / waited_for)  # all ranks' prompts but the own one
     beside_way = way * (1 - _gathering(load, steps, seqs, engine))  # in which others' prompts are computed
-    present = _present(load, seqs, beside_way, boundary + own + decodes * steps.decode_s, everywhere * recomputed * extra)
+    present = _present(load, seqs, beside_way, boundary + prefill + decodes * steps.decode_s, everywhere * recomputed * extra)
     others, everywhere = others * present, everywhere * present
-    ahead = np.maximum(np.minimum(ahead, others), least := np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
+    least = np.where(decodes > 0, others - np.maximum(1.0, decodes) * at_once, others)
+    ahead = np.maximum(np.minimum(ahead, others), least)
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     stretch = np.maximum(0.0, everywhere * recomputed - ahead) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
-    own = own + (np.ceil(steps.chunks) - steps.chunks) * beside
+    prefill = prefill + (np.ceil(steps.chunks) - steps.chunks) * beside
     if begin:
         steady = np.maximum(0.0, np.maximum(begin.steady, least) - (steps.together - 1)) * extra
         # Prompts that all begin at once wait for whole steps, if those take less: of one stage clearly
-        whole = steady + np.minimum(1.0, seqs / load.num_prompts) * np.maximum(0.0, begin.wait_s(seqs, steps.stages) - own - steady)
+        longer = np.maximum(0.0, begin.wait_s(seqs, steps.stages) - prefill - steady)
+        whole = steady + np.minimum(1.0, seqs / load.num_prompts) * longer
         before = np.where(whole < np.where(steps.stages > 1, 1.0, CHEAPER) * before, whole, before)[()]
     # Whole steps pass for those who wait to be let in: the others' decodes in them, too.
-    before = before + np.where((decodes > 0) & (steps.decoding > 0), np.maximum(0.0, seqs - steps.decoding), 0.0) / held * beside
-    life = way + boundary + own + before + decodes * tpot
+    before = before + np.where((decodes > 0) & (steps.decoding > 0), np.maximum(0.0, seqs - steps.decoding), 0.0) / at_once * beside
+    life = way + boundary + prefill + before + decodes * tpot
     slot = np.maximum(0.0, _slot_wait(load, seqs) * (life - way) - way)
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
     frontend = _frontend_wait_s(load, engine, life + slot)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     tpot = (tpot + (after + inside) / np.maximum(1.0, decodes)) * each
-    waits = {"request_s": way + seqs * 0, "boundary_s": boundary, "prefill_s": own, "ahead_s": before, "slot_s": slot - inside}
+    waits = {"request_s": way + seqs * 0, "boundary_s": boundary, "prefill_s": prefill, "ahead_s": before, "slot_s": slot - inside}
     return ClosedLoopMeans(tpot_s=tpot, **waits, frontend_s=frontend - after, ahead=ahead, stretch_s=stretch * each)
 
 
 def _boundary_s(load: ClosedLoopLoad, steps: Steps, seqs: Number, way: Number, engine: Engine) -> Number:
     """Return the wait for the step in progress. The next began as the last request ended, whose way is beside it."""
     came = engine.serves.batch_wait * _arrivals_per_batch(load, seqs, steps.stages)
-    held_back = engine.serves.batch_wait * (1 + came / 2) / (1 + came) + load.held_back
-    waited = steps.decode_s * boundary_turns(engine, steps.stages, held_back)
+    wait = engine.serves.batch_wait * (1 + came / 2) / (1 + came) + load.rank_wait
+    waited = steps.decode_s * boundary_turns(engine, steps.stages, wait)
     return (waited - np.minimum(way, steps.decode_s / 2 / steps.stages)) * (load.decodes > 0)
 
 
@@ -383,14 +385,14 @@ def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, oth
 
 
 def _slot_wait(load: ClosedLoopLoad, seqs: Number) -> Number:
-    """Lives that a request waits for a slot: the first R never do, and those sent with them half as long as later ones."""
+    """Return how many lives a request waits for a slot: none for the first R, half as long for those sent with them."""
     waiting = np.maximum(0.0, load.concurrency - seqs)
     late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
     return waiting / seqs * late
 
 
 def _frontend_wait_s(load: ClosedLoopLoad, engine: Engine, life: Number) -> Number:
-    """Seconds that a request of so long a life waits for the front end, which passes all of them one after the other."""
+    """Return the wait of a request with this life for the front end, which passes all of them in turn."""
     passing = np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
     least_s = load.concurrency * np.maximum(passing, load.loading_s)  # prefixes are loaded one after the other, too
     return knee(np.maximum(LEAST_S, life), least_s)
@@ -407,7 +409,7 @@ def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:
 
 
 def _lost_share(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine) -> Number:
-    """Part of a prompt's seconds that a request loses to it: 1/stages where all batches have equally many, else up to all of it.
+    """Return the part of a prompt's seconds that a request loses to it: 1/stages with even batches, else up to all of it.
 
     The batch with the most holds up the others. Chunks that follow each other lie in as many batches, and do so once for all.
     """
@@ -418,25 +420,25 @@ def _lost_share(load: ClosedLoopLoad, steps: Steps, seqs: Number, engine: Engine
 
 
 def _idle(load: ClosedLoopLoad, steps: Steps, seqs: Number) -> Number:
-    """Share of the ranks that have no prompt in a step in which one has; whose requests are prompts alone have one in each step."""
+    """Return the share of ranks without a prompt in a step in which one has (none where requests are prompts alone)."""
     each = (steps.ranks * np.minimum(seqs, load.concurrency) - 1) / np.maximum(1, steps.ranks - 1)  # clients of another rank
     came = np.where(load.decodes > 0, arrivals_per_step(load, 1 + np.clip(each, 0, seqs)), each)
     return (1 - 1 / steps.ranks) * (1 - np.clip(came, 0.0, 1.0))
 
 
 def knee(alone_s: Number, least_s: Number) -> Number:
-    """What a front end adds to requests that take ``alone_s`` without it: queues form before it is fully busy."""
+    """Return what a front end adds to requests that take ``alone_s`` without it: queues form before it is fully busy."""
     return alone_s * ((1 + (least_s / alone_s) ** KNEE) ** (1 / KNEE) - 1)
 
 
-def boundary_turns(engine: Engine, stages: Number, held_back: Number = 0.0) -> Number:
-    """Steps that pass before a request joins a batch: the one in the first stage, and the next where that is decided by then."""
-    looked = (engine.serves.steps_per_decision + 1) / 2 + held_back
+def boundary_turns(engine: Engine, stages: Number, wait: Number = 0.0) -> Number:
+    """Return the steps before a request joins a batch: the one in the first stage, and the next if already decided."""
+    looked = (engine.serves.steps_per_decision + 1) / 2 + wait
     return (looked + engine.serves.ahead * (stages == 1)) / stages
 
 
 def largest(count: Number, mean: Number) -> Number:
-    """Mean of the largest of so many Poisson numbers, over their mean.
+    """Return the mean of the largest of ``count`` Poisson numbers, over their mean.
 
     >>> f"{largest(2, 4.0):.2f}"
     '1.28'
@@ -445,13 +447,13 @@ def largest(count: Number, mean: Number) -> Number:
 
 
 def fullest_batch(seqs: Number, stages: Number) -> Number:
-    """Requests of the fullest of a pipeline's batches, which all wait for: who comes joins an empty one, else one by chance."""
+    """Count the requests of a pipeline's fullest batch, which all wait for: an arrival joins an empty one, else any."""
     more = np.maximum(1.0, seqs / stages) - 1
     return 1 + more * largest(stages, more)
 
 
 def patience_steps(ranks: Number, came: Number, most: int) -> Number:
-    """Steps that a prompt waits until each rank has one, of which so many come in a step, or until ``most`` have passed.
+    """Return the steps that a prompt waits until each rank has one, ``came`` arriving per step, or ``most`` have passed.
 
     The last rank has its first after 1 + 1/2 + … + 1/ranks times the time between a rank's prompts; a prompt waits half of that.
     """

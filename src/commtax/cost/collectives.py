@@ -69,7 +69,7 @@ def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Price two steps: each rank reduces its share, then reads the others' results; the ring's bytes (fewer if quantised).
+    """Price two steps: each rank reduces its share, then reads the others' results, with the ring's bytes (fewer if quantised).
 
     t = launch + extra + hop (N - 1) + [ beside^2 + (2 (N - 1)/N bytes wire_share / bandwidth)^2 ]^(1/2) seconds.
     """
@@ -156,7 +156,7 @@ class PathChoice:
 
 
 def applies(path: Path, nbytes: Number, ranks: Number) -> Condition:
-    """Whether a library takes this path for a group of this size and a tensor of this size."""
+    """Check whether a library takes this path for a group of this size and a tensor of this size."""
     ok = np.logical_and(ranks >= path.min_ranks, ranks <= path.max_ranks)
     if path.worlds:
         ok = ok & np.logical_or.reduce([np.asarray(ranks) == world for world in path.worlds])
@@ -176,8 +176,8 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice
     few = unique_with_places(nbytes, ranks)
     if few is None:
         return _choose_path(paths, nbytes, ranks)
-    found = _choose_path(paths, *few[0])
-    return PathChoice(*(spread(x, few[1]) for x in (found.latency_s, found.wire_s, found.path)))
+    choice = _choose_path(paths, *few[0])
+    return PathChoice(*(spread(x, few[1]) for x in (choice.latency_s, choice.wire_s, choice.path)))
 
 
 def _choose_path(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> PathChoice:
@@ -193,14 +193,14 @@ def _choose_path(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Path
 
 
 def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
-    """Return the largest (or smallest) tensor of a path; a group between two listed sizes has the limit of the larger."""
+    """Return the largest (or smallest) tensor of a path, where a group between two listed sizes has the limit of the larger."""
     worlds, limits = (np.asarray(x) for x in zip(*by_world, strict=True))
     return limits[np.minimum(np.searchsorted(worlds, ranks), len(worlds) - 1)]
 
 
 def _first_applicable(paths: tuple[Path, ...], nbytes: Array, ranks: Number) -> tuple[Array, Array, Array]:
-    """Seconds and place of the first path that applies; paths of one ``turn`` compete on price, as NCCL's algorithms do. In groups
-    larger than a path's limits were seen in, it competes with those after it."""
+    """Return the seconds and index of the first path that applies, where paths of one ``turn`` compete on price, as NCCL's
+    algorithms do. In groups larger than a path's limits were seen in, it competes with those after it."""
     shape = np.broadcast(nbytes, ranks).shape
     latency, taken, done = np.full(shape, np.inf), np.full(shape, -1), np.zeros(shape, dtype=bool)
     wire, firm = latency, done
@@ -301,7 +301,11 @@ def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoic
 
 def _by_protocol(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path, ...], network: Network) -> PathChoice:
     """Price one protocol. Latency: the stage inside, network hops, filling the pipeline. Bytes: both stages side by side."""
-    index, (latency, moving) = _inside_path(p, c, inside, paths)
+    index, latency, moving = inside.path, inside.latency_s, inside.wire_s
+    ring = next((i for i, path in enumerate(paths) if path.algorithm == "ring"), None) if p.ring else None
+    if ring is not None:  # the protocol rides the plain ring, whatever path was chosen
+        latency, moving = path_parts(paths[ring], c.nbytes, stage_ranks(c.op, c.ranks, c.inside))
+        index = ring + 0 * inside.path
     hop = c.passes * (network.hops * c.link.latency_s)
     wire = c.leaving * c.nbytes / np.minimum(c.nics_Bps * p.share * network.efficiency * c.link.efficiency, p.most_Bps)
     loss = p.pair_loss if c.op in PAIRS else p.loss
@@ -311,18 +315,10 @@ def _by_protocol(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path
 
 
 def _fill(p: Protocol, c: Crossing) -> Number:
-    """Return the seconds until a pipeline runs: longer over more levels of hosts; some networks take a time of their own for it."""
+    """Return the seconds until a pipeline runs, longer over more levels of hosts or as the link's own fill time."""
     if not p.fill_s or c.op in PAIRS:
         return 0.0
     return c.passes * np.minimum(1, c.levels) * (c.link.fill_s or p.fill_s + p.level_s * c.levels)
-
-
-def _inside_path(p: Protocol, c: Crossing, inside: PathChoice, paths: tuple[Path, ...]) -> tuple[Number, Parts]:
-    """Return the path inside the domains that a protocol rides: the one chosen, or the plain ring."""
-    ring = next((i for i, path in enumerate(paths) if path.algorithm == "ring"), None) if p.ring else None
-    if ring is None:
-        return inside.path, (inside.latency_s, inside.wire_s)
-    return ring + 0 * inside.path, path_parts(paths[ring], c.nbytes, stage_ranks(c.op, c.ranks, c.inside))
 
 
 def stage_ranks(op: str, ranks: Number, inside: Number) -> Number:
@@ -366,12 +362,10 @@ def _across(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluste
     domains = np.maximum(1, where.domains)
     crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
     across = cross_domains(crossing, inside, paths, fabric.network)
-    return _as_measured(across, factor_over(fabric.network, op, nbytes, ranks)) if fabric.network.curves else across
-
-
-def _as_measured(priced: PathChoice, factor: Number) -> PathChoice:
-    """A price as much longer or shorter as this machine's own times were."""
-    return replace(priced, latency_s=priced.latency_s * factor, wire_s=priced.wire_s * factor, inside=priced.inside / factor)
+    if not fabric.network.curves:
+        return across
+    factor = factor_over(fabric.network, op, nbytes, ranks)  # this machine's own times over the constants'
+    return replace(across, latency_s=across.latency_s * factor, wire_s=across.wire_s * factor, inside=across.inside / factor)
 
 
 def _choice_where(condition: Condition, yes: PathChoice, no: PathChoice) -> PathChoice:
@@ -400,7 +394,7 @@ def curve_of(network: Network, op: str) -> NetworkCurve | None:
 
 
 def factor_over(network: Network, op: str, nbytes: Number, ranks: Number) -> Number:
-    """Return how many times as long as the constants say a collective takes; 1 where it was not measured."""
+    """Return how many times as long a collective takes as the constants say, or 1 where it was not measured."""
     curve = curve_of(network, op)
     return np.exp(_between(np.log(curve.factor), curve, nbytes, ranks)) if curve else 1.0
 

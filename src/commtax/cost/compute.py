@@ -37,8 +37,8 @@ def step_kernels(
     balanced: bool = False,
     copied_tokens: Number = 0.0,
 ) -> list[Kernel]:
-    """Every kernel of one step, all pipeline stages in sequence; ``exchange``, ``imbalance``, ``balanced`` and
-    ``copied_tokens`` as in ``KernelStep``.
+    """List every kernel of one step, all pipeline stages in sequence. ``exchange``, ``imbalance``, ``balanced`` and
+    ``copied_tokens`` are as in ``KernelStep``.
 
     ``sorts``: tokens are drawn from the most likely ones.
     """
@@ -61,7 +61,7 @@ def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine
 
 
 def _layers(step: KernelStep, training: bool = False) -> list[Kernel]:
-    layers = (kernel for make, thing, count in _parts(step.model, training) for kernel in make(step, thing, count))
+    layers = (kernel for make, part, count in _parts(step.model, training) for kernel in make(step, part, count))
     return [*layers, *(adapter_kernels(step) if step.plan.lora_rank else ())]
 
 
@@ -87,7 +87,7 @@ def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...
             keys.append((_mixture, replace(block.ffn, hashed=0, correction_bias=False)))
         for key in (*keys, (_norms, block.num_norms), (stream_kernels, halves)):
             groups[key] = groups.get(key, 0) + model.layers.count(index)
-    return tuple((make, thing, count) for (make, thing), count in groups.items())
+    return tuple((make, part, count) for (make, part), count in groups.items())
 
 
 def _mixer_makers(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object]]:
@@ -160,7 +160,7 @@ ACTIVATION_BYTES = 2.0  # bf16
 
 
 def encoder_attention(batch: Number, length: Number, heads: Number, head_dim: Number) -> Kernel:
-    """Return attention of ``length`` tokens over each other: 4 length^2 FLOPs per element of each head; four tensors move."""
+    """Return attention of ``length`` tokens over each other: 4 length^2 FLOPs per element of each head, and four tensors move."""
     flops, nbytes = 4.0 * batch * heads * length**2 * head_dim, 4 * ACTIVATION_BYTES * batch * length * heads * head_dim
     plain = Kernel("encoder attention", "encoder", 1, flops, nbytes, batch=batch, heads=heads, kv_heads=heads)
     return replace(plain, length=length, head_dim=head_dim)
@@ -241,7 +241,7 @@ def _fused_experts(s: KernelStep, r: RoutedSizes, count: Number, backend: str) -
     """Yield kernels made for experts: their constants are of the whole routed part (``layer_forms.py``)."""
     like = s.gemm("", "experts", "gate", 1, r.copies, r.inner, r.hidden, GATE)
     kind = "fp8-static" if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16"
-    stored = like.stored or ("fp8-loaded" if kind == "fp8" and s.scales_found else kind)
+    stored = like.stored or ("fp8-loaded" if kind == "fp8" and s.finds_scales else kind)
     cut = backend or s.engine.kernels.experts_backend(s.model.architecture, stored)
     whole = cut or s.engine.kernels.spread_backend(stored)  # on ranks
     spread = (np.asarray(s.plan.ep) > 1) & (whole != cut)
@@ -258,11 +258,11 @@ def _plain_experts(s: KernelStep, r: RoutedSizes, count: int, biased: bool) -> I
     up = s.gemm("experts gate and up", "experts", "gate", count, each, both * r.active, r.hidden, GATE)
     yield replace(up, grouped=True, batch=r.active)
     # Tokens are read and written once; a copy is written, read by the activation, written and read back.
-    own, sends = r.tokens, s.engine.sends
+    tokens, sends = r.tokens, s.engine.sends
     passed = r.copies + r.elsewhere
     if sends.experts_keep_tp or sends.experts_whole:  # by all-to-all: a rank sees its own tokens and those for its experts
-        own, passed = r.tokens / s.plan.ep, r.copies
-    moved = 2 * own * r.hidden + r.copies * 2 * r.hidden + runs.routing_passes * passed * r.hidden
+        tokens, passed = r.tokens / s.plan.ep, r.copies
+    moved = 2 * tokens * r.hidden + r.copies * 2 * r.hidden + runs.routing_passes * passed * r.hidden
     inside = s.plan.weights_dtype in s.engine.mixes.graphed_experts
     if not inside:
         moved = moved + r.copies * (both + r.inner)
@@ -360,8 +360,8 @@ def laid_out(num_experts: int, ep: Number, popularity: float, redundant: int) ->
     """
     if np.ndim(ep):
         sizes, at = np.unique(ep, return_inverse=True)
-        found = np.array([_mean_layout(num_experts, int(n), popularity, redundant) for n in sizes]).reshape(-1, 2)
-        return found[:, 0][at].reshape(np.shape(ep)), found[:, 1][at].reshape(np.shape(ep))
+        means = np.array([_mean_layout(num_experts, int(n), popularity, redundant) for n in sizes]).reshape(-1, 2)
+        return means[:, 0][at].reshape(np.shape(ep)), means[:, 1][at].reshape(np.shape(ep))
     return _mean_layout(num_experts, int(ep), popularity, redundant)
 
 

@@ -26,58 +26,48 @@ JOINED_BY_SUMS = "ag_rs"
 
 
 def attentions(model: Model) -> Mapping[Attention, int]:
-    """Layers with attention, those alike but for their window counted together."""
+    """Count the layers with attention by kind, ignoring differences in their window."""
     layers = (model.blocks[i].attention for i in model.layers)
     return Counter(replace(a, window=0) for a in layers if a)
 
 
 def whole_rows(work: Workload, rows: Number, latent: bool) -> Number:
-    """Rows whose attention is split: of decodes, padded where they are alone; over plain keys those of prompts too."""
+    """Return the rows whose attention is split: of decodes, padded where alone, and over plain keys of prompts too."""
     prompts = np.asarray(work.prefill_tokens) > 0
     return pick(prompts, work.decode_seqs * work.rows_per_seq, rows) if latent else rows
 
 
 def joined_widths(a: Attention) -> tuple[int, int]:
-    """Values of a query, and of an output, of one head as they are sent: of a latent those in its space."""
+    """Return the values of one head's query and output as they are sent, which of a latent are those in its space."""
     return (a.latent.kv_rank + a.latent.rope_dim, a.latent.kv_rank) if a.latent else (a.head_dim, a.v_head_dim)
 
 
 def split_cache_items(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> Iterator[Item]:
-    """What ranks send that share the cache of a sequence; nothing where none do."""
+    """Yield what ranks send that share a sequence's cache, or nothing where none do."""
     if not holds_anywhere(np.asarray(plan.dcp) > 1):
         return
+    act = DTYPE_BYTES[plan.activations_dtype]
     for a, layers in attentions(model).items():
-        yield from _joining_items(a, layers, plan, whole_rows(work, rows, a.latent is not None), engine)
+        (query, output), ours = joined_widths(a), whole_rows(work, rows, a.latent is not None)
+        heads, some = a.num_heads * plan.dcp / plan.tp, pick(np.asarray(ours) > 0, layers, 0)
+        if not engine.contexts.queries_remade:
+            yield _among("dcp", "queries", "all-gather", ours * heads * query * act, some, plan, "query")
+        if engine.contexts.cache_join == JOINED_BY_SUMS:
+            sums = plan.dcp * ours * heads * LOG_SUM_BYTES
+            yield _among("dcp", "log-sums", "all-gather", sums, some, plan, "value", "fp32, of each rank's keys")
+            yield _among("dcp", "partial outputs", "reduce-scatter", ours * heads * output * act, some, plan, "value")
+        else:
+            sent = ours * heads * (output * act + LOG_SUM_BYTES)
+            yield _among("dcp", "partial outputs", "all-to-all", sent, some, plan, "value", "with their log-sums, fp32")
         if a.latent:
-            cached = work.past_tokens * joined_widths(a)[0] * DTYPE_BYTES[plan.kv_dtype]
+            cached = work.past_tokens * query * DTYPE_BYTES[plan.kv_dtype]
             some = pick(np.asarray(work.past_tokens) > 0, layers, 0)
             note = "latents of a prompt's earlier tokens"
-            yield _among_neighbours("cached latents", "all-gather", cached, some, plan, "prefill", note)
-
-
-def _joining_items(a: Attention, layers: int, plan: Plan, rows: Number, engine: Engine) -> Iterator[Item]:
-    """Queries to all ranks that share a cache, and their outputs home."""
-    (query, output), act = joined_widths(a), DTYPE_BYTES[plan.activations_dtype]
-    some = pick(np.asarray(rows) > 0, layers, 0)
-    heads = a.num_heads * plan.dcp / plan.tp
-    if not engine.contexts.queries_remade:
-        yield _among_neighbours("queries", "all-gather", rows * heads * query * act, some, plan, "query")
-    if engine.contexts.cache_join == JOINED_BY_SUMS:
-        sums = plan.dcp * rows * heads * LOG_SUM_BYTES
-        yield _among_neighbours("log-sums", "all-gather", sums, some, plan, "value", "fp32, of each rank's keys")
-        yield _among_neighbours("partial outputs", "reduce-scatter", rows * heads * output * act, some, plan, "value")
-        return
-    sent = rows * heads * (output * act + LOG_SUM_BYTES)
-    yield _among_neighbours("partial outputs", "all-to-all", sent, some, plan, "value", "with their log-sums, fp32")
-
-
-def _among_neighbours(what: str, op: str, nbytes: Number, count: Number, plan: Plan, place: Place, note: str = "") -> Item:
-    sent = pick(np.asarray(plan.dcp) > 1, count, 0)
-    return Item(what, "dcp", op, nbytes, plan.dcp, sent, note, part="attention", place=place)
+            yield _among("dcp", "cached latents", "all-gather", cached, some, plan, "prefill", note)
 
 
 def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel]:
-    """What is launched around that: copies into the order that collectives want and back, and the correction of outputs.
+    """Yield the launches around that: copies into the order that collectives need and back, and output correction.
 
     Queries are joined and put in order, outputs read, corrected, put in order and, at home, in order again. Over plain keys the
     new tokens are seen in an attention of their own, which is merged with the other.
@@ -94,19 +84,19 @@ def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel
     yield s.small("outputs of split caches", "attention", "value", runs, moved / launches, fusable=False)
 
 
-def own_prompts(work: Workload, cp: Number) -> Workload:
-    """The step of one of cp ranks that split prompts: its tokens, and behind them what they see on average.
+def prompts_of_rank(work: Workload, cp: Number) -> Workload:
+    """Return the step of one of cp ranks that split prompts: its tokens, and behind them what they see on average.
 
     Every cp-th of n new tokens sees as many keys as n/cp tokens in a row do that follow (n - n/cp)/2 others.
     """
     if not holds_anywhere(np.asarray(cp) > 1):
         return work
-    own = work.prefill_tokens / cp
-    return replace(work, prefill_tokens=own, past_tokens=work.past_tokens + (work.prefill_tokens - own) / 2)
+    tokens = work.prefill_tokens / cp
+    return replace(work, prefill_tokens=tokens, past_tokens=work.past_tokens + (work.prefill_tokens - tokens) / 2)
 
 
 def key_values(a: Attention) -> Number:
-    """Values of one token that the others need to see it: keys and values of a rank's heads are counted by ``split_prompt_items``.
+    """Count the values of one token that others need to see it, of each KV head.
 
     Of a latent the latent; of compressed attention its latent, and what compressors make entries of, values and gates.
     """
@@ -121,26 +111,28 @@ def key_values(a: Attention) -> Number:
 
 
 def split_prompt_items(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> Iterator[Item]:
-    """What cp ranks send of a step whose prompts they split: keys of each layer, and once the last hidden states.
+    """Yield what cp ranks send in a step whose prompts they split: each layer's keys, and the last hidden states once.
 
     Where they share experts too, the ``rows`` of each go to all of them, those of decodes once for each rank that has them.
     """
     if not holds_anywhere(np.asarray(plan.cp) > 1):
         return
     act, tokens = DTYPE_BYTES[plan.activations_dtype], work.prefill_tokens
+    some, any_rows = pick(np.asarray(tokens) > 0, 1, 0), pick(np.asarray(rows) > 0, 1, 0)
     for a, layers in attentions(model).items():
         heads = 1 if a.latent or a.compressed else a.num_kv_heads / np.minimum(plan.tp, a.num_kv_heads)
         keys = tokens * heads * key_values(a) * act
-        yield _among_splitters("keys of split prompts", "all-gather", keys, tokens, layers, plan, "key")
+        yield _among("cp", "keys of split prompts", "all-gather", keys, layers * some, plan, "key")
     mixtures = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     if mixtures and engine.contexts.prompt_experts == "cut":
         hidden = rows * plan.cp * model.hidden * act
-        yield _among_splitters("tokens for shared experts", "all-gather", hidden, rows, mixtures, plan, "dispatch")
-        yield _among_splitters("tokens for shared experts", "reduce-scatter", hidden, rows, mixtures, plan, "combine")
-    yield _among_splitters("rows of split prompts", "all-gather", tokens * model.hidden * act, tokens, 1, plan, "")
+        yield _among("cp", "tokens for shared experts", "all-gather", hidden, mixtures * any_rows, plan, "dispatch")
+        yield _among("cp", "tokens for shared experts", "reduce-scatter", hidden, mixtures * any_rows, plan, "combine")
+    yield _among("cp", "rows of split prompts", "all-gather", tokens * model.hidden * act, some, plan, "")
 
 
-def _among_splitters(what: str, op: str, nbytes: Number, tokens: Number, count: int, plan: Plan, place: Place) -> Item:
-    sent = pick((np.asarray(plan.cp) > 1) & (np.asarray(tokens) > 0), count, 0)
-    part: Part = "attention" if place == "key" else "experts" if place else "head"
-    return Item(what, "cp", op, nbytes, plan.cp, sent, part=part, place=place)
+def _among(axis: str, what: str, op: str, nbytes: Number, count: Number, plan: Plan, place: Place, note: str = "") -> Item:
+    """Return a collective among the ranks that split caches (``dcp``) or prompts (``cp``)."""
+    ranks: Number = getattr(plan, axis)
+    part: Part = "experts" if place in ("dispatch", "combine") else "attention" if place else "head"
+    return Item(what, axis, op, nbytes, ranks, pick(np.asarray(ranks) > 1, count, 0), note, part=part, place=place)

@@ -15,7 +15,7 @@ from commtax.cost.placement import padded_vocab
 from commtax.cost.traffic import backend_called, default_backend, inference, padded_rows
 from commtax.ledger import Item
 from commtax.records import dataclass, replace
-from commtax.spec import DTYPE_BYTES, Attention, Drafter, Engine, Model, Number, Plan, Workload
+from commtax.spec import DTYPE_BYTES, Drafter, Engine, Model, Number, Plan, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DraftPass:
 
 
 def tokens_per_step(drafts: int, acceptance: float) -> float:
-    """Mean tokens that a step yields per sequence: the model's own, and drafts as long as all before them were accepted.
+    """Return the mean tokens that a step yields per sequence: its own, and drafts until the first rejection.
 
     >>> tokens_per_step(3, 0.5), tokens_per_step(3, 0.0), tokens_per_step(0, 0.9)
     (1.875, 1.0, 1.0)
@@ -38,7 +38,7 @@ def tokens_per_step(drafts: int, acceptance: float) -> float:
 
 
 def acceptance_of(drafts: int, length: float) -> float:
-    """The acceptance that makes steps yield ``length`` tokens, by bisection: ``tokens_per_step`` the other way round.
+    """Find by bisection the acceptance that makes steps yield ``length`` tokens, the inverse of ``tokens_per_step``.
 
     >>> round(acceptance_of(3, 1.875), 6)
     0.5
@@ -51,7 +51,7 @@ def acceptance_of(drafts: int, length: float) -> float:
 
 
 def draft_passes(d: Drafter, work: Workload) -> Iterator[DraftPass]:
-    """The forward passes that make the next drafts of all sequences of a step, prompts that end in it included."""
+    """Yield the forward passes that make the next drafts of all sequences of a step, prompts that end in it included."""
     drafts, seqs = work.rows_per_seq - 1, work.decode_seqs + work.prefill_seqs
     plain = replace(work, pictures=0, patches=0)
     if d.context_only:
@@ -67,7 +67,7 @@ def draft_passes(d: Drafter, work: Workload) -> Iterator[DraftPass]:
 
 
 def draft_step(t: PricingTerms, work: Workload) -> tuple[list[Kernel], list[Item]]:
-    """Kernels and collectives of the drafter in one step; none where nothing is drafted or drafts are only looked up."""
+    """List the drafter's kernels and collectives in one step, or none where nothing is drafted or drafts are only looked up."""
     d = t.drafter
     if d is None or d.model is None or work.rows_per_seq == 1:
         return [], []
@@ -80,7 +80,7 @@ def draft_step(t: PricingTerms, work: Workload) -> tuple[list[Kernel], list[Item
 def draft_items(
     d: Drafter | None, plan: Plan, work: Workload, engine: Engine, ep_backend: str = "", eager: bool = False
 ) -> list[Item]:
-    """What a drafter's ranks send: what its model's do, with logits of the rows that are drafts alone. It lies on one stage."""
+    """List what a drafter's ranks send: as its model's do, with logits for draft rows only, on a single stage."""
     if d is None or d.model is None or work.rows_per_seq == 1:
         return []
     items: list[Item] = []
@@ -95,7 +95,7 @@ def draft_items(
 
 
 def _pass_kernels(t: PricingTerms, d: Drafter, model: Model, p: DraftPass) -> Iterator[Kernel]:
-    """One forward pass: the drafter's layers, its input, and logits of the rows that are drafts."""
+    """Yield one forward pass: the drafter's layers, its input, and the logits of rows that are drafts."""
     ran, plan, engine = t.settings, t.plan, t.engine
     rows = padded_rows(p.work.rows, p.work, engine, plan.tp, ran.eager)
     exchange = backend_called(ran.ep_backend or default_backend(engine)).experts
@@ -111,13 +111,15 @@ def _pass_kernels(t: PricingTerms, d: Drafter, model: Model, p: DraftPass) -> It
 
 
 def _input_kernels(s: KernelStep, d: Drafter, p: DraftPass) -> Iterator[Kernel]:
-    """Matrices before its first layer, whole on every rank; keys and values of verified tokens where only those enter it."""
+    """Yield the matrices before its first layer, whole on every rank, and verified tokens' keys and values if only those enter."""
     hidden, fresh = s.model.hidden, np.any(np.asarray(p.verified) > 0)
     if d.joined and (d.rejoined or fresh):
         rows = p.verified if d.context_only else s.rows
         yield s.gemm("input", "embedding", "", 1, rows, hidden, d.joined * hidden)
     a = s.model.attention
-    keys = _key_width(a, s.plan)
+    keys: Number = a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads) * (a.head_dim + a.v_head_dim)
+    if a.latent or a.compressed:  # a latent is made whole by every rank
+        keys = a.latent.kv_rank + a.latent.rope_dim if a.latent else a.head_dim
     if d.doubled:
         width = a.num_heads * a.head_dim / s.plan.tp + keys
         yield s.gemm("embedding's queries, keys and values", "projections", "qkv", 1, s.rows, width, hidden)
@@ -125,17 +127,8 @@ def _input_kernels(s: KernelStep, d: Drafter, p: DraftPass) -> Iterator[Kernel]:
         yield s.gemm("verified keys and values", "projections", "key", s.model.num_mixers, p.verified, keys, hidden)
 
 
-def _key_width(a: Attention, plan: Plan) -> Number:
-    """Columns of keys and values that a rank makes; a latent is made whole by every rank."""
-    if a.latent:
-        return a.latent.kv_rank + a.latent.rope_dim
-    if a.compressed:
-        return a.head_dim
-    return a.num_kv_heads / np.minimum(plan.tp, a.num_kv_heads) * (a.head_dim + a.v_head_dim)
-
-
 def draft_host_s(t: PricingTerms, work: Workload) -> Number:
-    """Seconds that the GPU waits longer for the host because of drafts: once a step, and in each pass that no graph holds whole."""
+    """Return the extra seconds that the GPU waits for the host with drafts: once a step, and in each pass without a whole graph."""
     habits, d = t.engine.drafts, t.drafter
     if d is None or work.rows_per_seq == 1:
         return 0.0

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from commtax.cost.kernel import Kernel, KernelContext
+from commtax.shipped_tables import table
 from commtax.spec import Chip, Number
 
 Parts = tuple[Number, Number]  # fixed and moving seconds of one launch
@@ -21,23 +22,7 @@ Form = Callable[[Kernel, Table, float, float], Parts]  # (kernel, constants, ban
 ChipForm = Callable[[Kernel, Table, Chip, float], Parts]
 """(kernel, constants, chip, arithmetic over that of the constants) -> seconds, where two rates of a chip are not enough."""
 TINY = 1e-300  # keeps the root of 0 defined
-SECONDS = {
-    "t0": "launch and other fixed work",
-    "te": "bookkeeping for each expert",
-    "host": "the host, before the kernel may run",
-    "tl": "the longest loop, in turn",
-    "kl": "the serial loop, in turn",
-    "kb": "batched products, one launch",
-    "tb": "blocks, in turn",
-    "tc": "blocks of KV heads, in turn",
-    "tm": "bytes through the multiprocessors",
-    "tq": "queries, in turn",
-    "tr": "rows, in turn",
-    "ts": "candidates' scores",
-    "token": "small kernels, by token",
-    "head": "small kernels, by token and head",
-    "q": "quantising activations",
-}
+SECONDS: Mapping[str, str] = table("cost/forms.toml")["seconds"]
 """Constants that are seconds, of a launch or of a piece of work, and what they pay for."""
 RATES = {"link_Bps": "the link", "sm_Bps": "multiprocessors that copy"}  # constants that are rates: a time goes with their inverse
 DAMPED = ("tau",)  # seconds after which arithmetic slows down: they go with the arithmetic's own
@@ -74,8 +59,8 @@ def vector_flops_per_s(chip: Chip) -> float:
 def equation_of(function: Callable[..., object]) -> str:
     """Return the sentence of a docstring that begins with "t =", in one line: equations stand there and nowhere else."""
     words = " ".join((function.__doc__ or "").split())
-    found = re.search(r"\bt = .*?(?=\.(?:\s|$))", words)
-    return found[0].replace("``", "") if found else ""
+    match = re.search(r"\bt = .*?(?=\.(?:\s|$))", words)
+    return match[0].replace("``", "") if match else ""
 
 
 GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
@@ -86,7 +71,8 @@ QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many colu
 
 
 def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """C = A B with cold weights: memory and the serial loop over k feed the tensor cores; both compete with arithmetic.
+    """Price C = A B with cold weights, where memory and the serial loop over k feed the tensor cores and both compete with
+    arithmetic.
 
     t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
     (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8). Where it
@@ -115,15 +101,15 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
 
 def _laid_out(rows: Number, c: Table) -> Number:
     """Return how often more than once a matrix is moved: CPU libraries read it for every few rows, or lay it out anew first."""
-    told = [(log, c[name]) for name, log in PACKED_LOGS.items() if name in c]
-    if not told:
+    listed = [(log, c[name]) for name, log in PACKED_LOGS.items() if name in c]
+    if not listed:
         return np.where(np.asarray(rows) > 1, c.get("pack", 0.0), 0.0)
-    logs, times = zip((0.0, 0.0), *told, strict=True)
+    logs, times = zip((0.0, 0.0), *listed, strict=True)
     return np.asarray(np.interp(np.log(np.maximum(1.0, rows)), logs, times))
 
 
 def small(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """An element-wise kernel, a fixed time and its bytes: t = t0 + bytes / (eb bandwidth) seconds."""
+    """Price an element-wise kernel, a fixed time and its bytes: t = t0 + bytes / (eb bandwidth) seconds."""
     return c["t0"], k.nbytes / (c["eb"] * bandwidth_Bps)
 
 
@@ -135,7 +121,7 @@ HEAD_SIZES = {size: math.log2(size) for size in (64, 128, 192, 256, 512)}
 
 
 def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """One new token a sequence over its cached keys: bytes of the cache, blocks in turn, and the loop over the length.
+    """Price one new token per sequence over its cached keys: bytes of the cache, blocks in turn, the loop over the length.
 
     t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + d0)/(128 + d0), d0 =
     150 where none was fitted, and serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels (``catalog/kernels``).
@@ -153,7 +139,7 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
 
 
 def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """Causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block.
+    """Price causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block.
 
     t = t0 + [ (compute + moved)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256, of a window no more
     than that and the block's own queries. Queries, keys and
@@ -171,8 +157,8 @@ def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: fl
 
 
 def tiled_prefill(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """The same with whole tiles of queries, where that was fitted: a block computes all of its tile, against every key that any of
-    its queries sees.
+    """Price the same with whole tiles of queries, where that was fitted: a block computes its whole tile against every key that any
+    of its queries sees.
 
     t = t0 + [ (compute + tb blocks)^p + moved^p + longest^p ]^(1/p) seconds.
     """
@@ -186,8 +172,8 @@ def tiled_prefill(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float)
 
 
 def _tiles(k: Kernel, c: Table) -> tuple[Number, Number]:
-    """Tokens of a tile, and blocks of a sequence; ``pack``: query heads that share keys lie in one tile, of 16, 64 or ``tile_q``
-    rows by how many there are (FlashInfer)."""
+    """Return the tokens of a tile and the blocks of a sequence. ``pack``: query heads that share keys lie in one tile, of 16, 64 or
+    ``tile_q`` rows by how many there are (FlashInfer)."""
     if not c.get("pack"):
         return c["tile_q"], np.ceil(k.length / c["tile_q"]) * k.heads
     group = k.heads / np.maximum(k.kv_heads, TINY)
@@ -221,10 +207,10 @@ def _context_of(k: Kernel) -> KernelContext:
 
 def _by_head_dim(head_dim: Number, c: Table, name: str) -> float:
     """Return a constant listed at some head sizes: linear in the logarithm between, flat outside."""
-    if (given := c.get(f"{name}{head_dim}")) is not None:
-        return given
-    known = {at: c[key] for size, at in HEAD_SIZES.items() if (key := f"{name}{size}") in c}
-    return float(np.interp(math.log2(head_dim), list(known), list(known.values())))
+    if (exact := c.get(f"{name}{head_dim}")) is not None:
+        return exact
+    listed = {at: c[key] for size, at in HEAD_SIZES.items() if (key := f"{name}{size}") in c}
+    return float(np.interp(math.log2(head_dim), list(listed), list(listed.values())))
 
 
 PLAIN_FORMS: dict[str, Form] = {

@@ -62,7 +62,7 @@ class Tensor:
 
 @lru_cache(maxsize=256)
 def inventory(model: Model) -> tuple[Tensor, ...]:
-    """Every tensor of the decoder once; a layer's tensors stand once for each kind of layer."""
+    """List every tensor of the decoder once, a layer's tensors once for each kind of layer."""
     tensors: list[Tensor] = [Tensor("model.embed_tokens.weight", (model.vocab, model.hidden), "vocab", "embedding")]
     if model.positions:
         tensors.append(Tensor("model.embed_positions.weight", (model.positions, model.hidden), "full", "embedding"))
@@ -123,7 +123,7 @@ def _layer(model: Model, block: Block) -> Iterator[Tensor]:
 
 
 def _linear(name: str, out: int, into: int, split: str, part: str, bias: str = "", units: int = 0) -> Iterator[Tensor]:
-    """A matrix and, if ``bias`` names a split, its bias (row-parallel layers keep the whole bias on every rank)."""
+    """Yield a matrix and, if ``bias`` names a split, its bias (row-parallel layers keep the whole bias on every rank)."""
     yield Tensor(f"{name}.weight", (out, into), split, part, True, units)
     if bias:
         yield Tensor(f"{name}.bias", (out,), bias, part, False, units)
@@ -136,7 +136,7 @@ def _norm(name: str, width: int, bias: bool, part: str = "norm", split: str = "f
 
 
 def _hyper(name: str, streams: int, hidden: int, head: bool = False) -> Iterator[Tensor]:
-    """What mixes the residual streams around one half of a layer: into it, out of it and among themselves; or before the head."""
+    """Yield what mixes the residual streams around one half of a layer (into it, out of it, among them) or before the head."""
     mixes = streams if head else (2 + streams) * streams
     yield Tensor(f"{name}_fn", (mixes, streams * hidden), "full", "hyper-connections")
     yield Tensor(f"{name}_base", (mixes,), "full", "hyper-connections")
@@ -177,7 +177,7 @@ def _grouped_query(hidden: int, a: Attention) -> Iterator[Tensor]:
 
 
 def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[Tensor]:
-    """The down-projections (and so the latent KV) are whole on every rank; the up-projections split by heads."""
+    """Yield a latent's tensors: down-projections (and so the latent KV) whole on every rank, up-projections split by heads."""
     q, bias = a.num_heads * (m.nope_dim + m.rope_dim), "full" if a.qkv_bias else ""
     if m.q_rank:
         yield from _linear("self_attn.q_a_proj", m.q_rank, hidden, "full", "attention", bias)
@@ -194,7 +194,7 @@ def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[Tensor]:
 
 
 def _compressed_latent(hidden: int, a: Attention, m: Compressed) -> Iterator[Tensor]:
-    """Queries through a latent; keys and values are one latent of one head; the output through groups of low rank."""
+    """Yield queries through a latent, one latent of one head for keys and values, and the output through low-rank groups."""
     yield from _linear("self_attn.wq_a", m.q_rank, hidden, "full", "attention")
     yield from _norm("self_attn.q_norm", m.q_rank, False)
     yield from _linear("self_attn.wq_b", a.num_heads * a.head_dim, m.q_rank, "heads", "attention")
@@ -207,7 +207,7 @@ def _compressed_latent(hidden: int, a: Attention, m: Compressed) -> Iterator[Ten
 
 
 def _compressor(name: str, hidden: int, width: int, m: Compressed) -> Iterator[Tensor]:
-    """What makes one entry of ``ratio`` tokens: values, gates, a place of each token inside, a norm. Never quantised."""
+    """Yield what makes one entry of ``ratio`` tokens: values, gates, a place of each token inside, a norm. Never quantised."""
     if m.ratio:
         wide = m.overlap * width
         yield Tensor(f"{name}.ape", (m.ratio, wide), "full", "compressor")
@@ -217,7 +217,7 @@ def _compressor(name: str, hidden: int, width: int, m: Compressed) -> Iterator[T
 
 
 def _indexer(hidden: int, a: Attention, x: Indexer) -> Iterator[Tensor]:
-    """Queries from the latent that attention's come from, keys from the hidden state, or from entries of their own compressor."""
+    """Yield queries from attention's latent, and keys from the hidden state or from entries of their own compressor."""
     if m := a.latent or a.compressed:
         yield from _linear("self_attn.indexer.wq_b", x.num_heads * x.head_dim, m.q_rank or hidden, "full", "indexer")
         if a.compressed:
@@ -249,7 +249,7 @@ def _delta_net(hidden: int, m: DeltaNet) -> Iterator[Tensor]:
 
 
 def _low_rank(name: str, out: int, rank: int, into: int, part: str) -> Iterator[Tensor]:
-    """A matrix split by heads, or one of low rank: whole into the rank, split out of it."""
+    """Yield a matrix split by heads, or one of low rank: whole into the rank, split out of it."""
     if rank:
         yield from _linear(f"{name}.a_proj", rank, into, "full", part)
     yield from _linear(f"{name}.b_proj" if rank else name, out, rank or into, "heads", part)
@@ -287,22 +287,22 @@ def _mlp(name: str, hidden: int, width: int, gated: bool, bias: bool, split: str
 
 
 def copies(model: Model, tensor: Tensor) -> int:
-    """How many layers carry this tensor."""
+    """Count the layers that carry this tensor."""
     return model.layers.count(tensor.where) if tensor.where >= 0 else 1
 
 
 def num_params(model: Model) -> int:
-    """All parameters, tied embeddings once; layers for multi-token prediction are not part of the model proper."""
+    """Count all parameters, tied embeddings once, without layers for multi-token prediction."""
     return sum(t.size * copies(model, t) for t in inventory(model))
 
 
 def mtp_params(model: Model) -> int:
-    """Parameters of the layers that guess further tokens; embedding and head are the model's own."""
+    """Count the parameters of the layers that guess further tokens, whose embedding and head are the model's own."""
     return sum(math.prod(row.shape) for block in model.mtp for row in _layer(model, block))
 
 
 def num_active_params(model: Model, embedding: bool = True) -> int:
-    """Parameters one token of text uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
+    """Count the parameters one text token uses: ``top_k`` experts of each mixture, and the input table if ``embedding``."""
     parts = ("tower",) if embedding or model.tied else ("tower", "embedding")
     used = (t for t in inventory(model) if t.active and t.part not in parts)
     total = 0
@@ -322,7 +322,7 @@ Formats = tuple[tuple[Quant, float], ...]  # formats with the share of a tensor'
 
 @lru_cache(maxsize=4096)
 def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
-    """The formats of a tensor: of each layer the first that holds it. What is left of 1 stays as it is."""
+    """Return the formats of a tensor: of each layer the first that holds it. What is left of 1 stays as it is."""
     if not tensor.linear and tensor.part not in EXPLICIT:
         return ()
     candidates = [q for q in quant.formats if tensor.linear or q.only]
@@ -331,16 +331,16 @@ def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
     layers, shares = _layers(model, tensor), dict.fromkeys(candidates, 0.0)
     left, roots = set(layers), _roots(tuple(candidates))
     for q in candidates:
-        held = _layers_named(model, tensor, q.only, q, roots) & left if q.only else set(left)
-        held -= _layers_named(model, tensor, q.ignored, q, roots)
-        left -= held
-        shares[q] = len(held) / len(layers)
+        taken = _layers_named(model, tensor, q.only, q, roots) & left if q.only else set(left)
+        taken -= _layers_named(model, tensor, q.ignored, q, roots)
+        left -= taken
+        shares[q] = len(taken) / len(layers)
     return tuple((q, share) for q, share in shares.items() if share)
 
 
 @lru_cache(maxsize=4096)
 def format_of(model: Model, module: str, quant: Quant | None) -> Quant | None:
-    """The format of most layers that have a module; None: they keep it as it is.
+    """Return the format of most layers that have a module, or None where they keep it as it is.
 
     A name that the inventory does not have (products that engines fuse) is looked at as one of the first kind of layers.
     """
@@ -358,7 +358,7 @@ def format_of(model: Model, module: str, quant: Quant | None) -> Quant | None:
 
 
 def spellings(name: str, spelled: tuple[tuple[str, str], ...], roots: tuple[str, ...] = ROOTS) -> tuple[str, ...]:
-    """A tensor's name as checkpoints may have it: the family's words, every usual root, a first expert's number.
+    """List the names that checkpoints may have for a tensor: the family's words, every usual root, a first expert's number.
 
     >>> spellings("model.layers.3.mlp.experts.up_proj.weight", (("mlp.", "mixer."),))[-1]
     'backbone.layers.3.mixer.experts.0.up_proj.weight'
@@ -374,18 +374,18 @@ def spellings(name: str, spelled: tuple[tuple[str, str], ...], roots: tuple[str,
 
 @lru_cache(maxsize=256)
 def _roots(formats: tuple[Quant, ...]) -> tuple[str, ...]:
-    """Roots that any pattern speaks of, and the usual one."""
-    said = "\n".join(p for q in formats for p in (*q.ignored, *q.only)).replace("\\", "")
-    return tuple(root for root in ROOTS if root == ROOTS[0] or root in said)
+    """Return the usual root, and those that any pattern mentions."""
+    patterns = "\n".join(p for q in formats for p in (*q.ignored, *q.only)).replace("\\", "")
+    return tuple(root for root in ROOTS if root == ROOTS[0] or root in patterns)
 
 
 def _layers(model: Model, tensor: Tensor) -> list[int]:
-    """Layers that have a tensor; one of no layer counts as a single one."""
+    """List the layers that have a tensor, which counts as a single one."""
     return [i for i, kind in enumerate(model.layers) if kind == tensor.where] or [0]
 
 
 def _layers_named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant: Quant, roots: tuple[str, ...]) -> set[int]:
-    """Layers of a tensor that any of the patterns holds: in all or none of them where it has no number of a layer."""
+    """Return the layers in which any of the patterns holds: all or none for a tensor without a layer number."""
     layers, counted = _layers(model, tensor), dict(quant.counted)
 
     def holds(some: tuple[str, ...], layer: int) -> bool:
@@ -395,16 +395,16 @@ def _layers_named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant
     if holds(tuple(p for p in patterns if p not in counted and not _tells_layers(p)), layers[0]):
         return set(layers)
     numbered = tuple(p for p in patterns if _tells_layers(p))
-    known = [p for p in patterns if p in counted and not _tells_layers(p) and holds((p,), layers[0])]
+    folded = [p for p in patterns if p in counted and not _tells_layers(p) and holds((p,), layers[0])]
     if tensor.where < 0:
-        return set(layers) if known or holds(numbered, layers[0]) else set()
-    held = {layer for layer in range(model.num_layers) if holds(numbered, layer)}
-    for pattern in sorted(known, key=lambda p: counted[p]):
+        return set(layers) if folded or holds(numbered, layers[0]) else set()
+    named = {layer for layer in range(model.num_layers) if holds(numbered, layer)}
+    for pattern in sorted(folded, key=lambda p: counted[p]):
         count = counted[pattern]
         each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
-        free = [layer for layer in _layers_matching(model, pattern, quant.spelled) if layer not in held]
-        held |= set(free[: -(-count // each)])
-    return held & set(layers)
+        free = [layer for layer in _layers_matching(model, pattern, quant.spelled) if layer not in named]
+        named |= set(free[: -(-count // each)])
+    return named & set(layers)
 
 
 def _tells_layers(pattern: str) -> bool:
@@ -434,7 +434,7 @@ SCALES: dict[str, tuple[tuple[int, int], float]] = {
 
 
 def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) -> Number:
-    """The part of a tensor that one rank holds, by its split.
+    """Return the part of a tensor that one rank holds, by its split.
 
     heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one of ``units`` heads, then copies. expert: 1/ep of the experts and of
     their copies, each split over the ranks that share it. vocab: 1/tp of the table padded to the engine's multiple.
@@ -458,7 +458,7 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
 
 
 def _replication_factor(model: Model, plan: Plan) -> Number:
-    """Experts that all ranks hold together, copies of popular ones among them, over the model's own."""
+    """Return the experts that all ranks hold together, copies of popular ones included, over the model's own."""
     return 1.0 + plan.redundant / model.experts.num_experts if model.experts and plan.redundant_experts else 1.0
 
 
@@ -478,7 +478,7 @@ def total_bytes(model: Model, plan: Plan) -> float:
 
 
 def quantisation(model: Model, plan: Plan) -> Quant | None:
-    """The checkpoint's own, unless the plan asks for other weights."""
+    """Return the checkpoint's own format, unless the plan asks for other weights."""
     if not plan.weights_dtype:
         return model.quant
     if DTYPE_BYTES[plan.weights_dtype] >= 2:
@@ -500,8 +500,8 @@ def _quantised_bytes(tensor: Tensor, quant: Quant) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTensor:
-    """A tensor as one rank of one stage holds it. ``ideal_bytes`` is an equal share; the rest is replication."""
+class RankTensor:
+    """A tensor as one rank of one stage holds it. ``ideal_bytes`` is an equal share, and the rest is replication."""
 
     tensor: Tensor
     copies: int
@@ -510,7 +510,7 @@ class HeldTensor:
 
 
 def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]:
-    """Layers of each pipeline stage; an uneven split gives the odd layers to the stages that ``odd`` names.
+    """Divide layers over pipeline stages, where an uneven split gives the odd layers to the stages that ``odd`` names.
 
     vLLM: those before the last. SGLang: the last ones. TensorRT-LLM: the first ones.
 
@@ -527,8 +527,8 @@ def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]
     return [range(int(end) - size, int(end)) for size, end in zip(sizes, ends, strict=True)]
 
 
-def held_tensors(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[HeldTensor]:
-    """What one rank of ``stage`` (of ``pp``) holds. The last stage of a tied model keeps its own copy of the table."""
+def rank_tensors(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[RankTensor]:
+    """List what one rank of ``stage`` (of ``pp``) holds. The last stage of a tied model keeps its own copy of the table."""
     layers = stage_layers(model, pp, engine.sends.odd_layers)[stage]
     rows = []
     for tensor in inventory(model):
@@ -540,7 +540,7 @@ def held_tensors(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) 
             count = int(stage == home or tied_copy)
         if count:
             whole = weight_bytes(model, tensor, plan) * count
-            rows.append(HeldTensor(tensor, count, whole * share(tensor.split, model, plan, engine, tensor.units), whole / plan.tp))
+            rows.append(RankTensor(tensor, count, whole * share(tensor.split, model, plan, engine, tensor.units), whole / plan.tp))
     return rows
 
 
@@ -554,19 +554,19 @@ def by_pp(pp: Number, one: Callable[[int], float]) -> Number:
 
 
 def fullest_layers(model: Model, plan: Plan) -> Number:
-    """Layers of the stage that has most."""
+    """Count the layers of the stage that has most."""
     return by_pp(plan.pp, lambda pp: sum(_fullest_stage_layers(model, pp)))
 
 
 @lru_cache(maxsize=1024)
 def _fullest_stage_layers(model: Model, pp: int) -> tuple[int, ...]:
-    """Layers of each kind on the first of the stages with the most layers."""
+    """Count the layers of each kind on the first of the stages with the most layers."""
     stage = max(stage_layers(model, pp), key=len)
     return tuple(sum(model.layers[i] == where for i in stage) for where in range(len(model.blocks)))
 
 
 def num_moe_layers(model: Model, plan: Plan) -> Number:
-    """Layers with experts on the stage that has most of them."""
+    """Count the layers with experts on the stage that has most of them."""
     return by_pp(plan.pp, partial(_most_moe_layers, model)) if model.experts else 0.0 * plan.pp
 
 
@@ -576,7 +576,7 @@ def _most_moe_layers(model: Model, pp: int) -> int:
 
 
 def fullest_of(model: Model, plan: Plan) -> list[Number]:
-    """Layers of each kind that a rank of the fullest stage holds: of two stages where microbatches enter at both ends."""
+    """Count the layers of each kind on a rank of the fullest stage, or of two stages where microbatches enter at both ends."""
     both = pick(np.asarray(plan.pp) > 1, SCHEDULES[plan.schedule].directions, 1)
 
     def times(where: int) -> Number:
@@ -586,7 +586,7 @@ def fullest_of(model: Model, plan: Plan) -> list[Number]:
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
-    """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head.
+    """Count the parameters one rank of the fullest stage holds: of its layers, their experts, and embedding and head.
 
     Where microbatches enter at both ends a rank holds two stages: the first one's has the last beside it, head and all.
     """
@@ -595,18 +595,18 @@ def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
     alone = (np.asarray(plan.pp) == 1) | (directions > 1)
     layers = fullest_of(model, plan)
     for (split, units, group, where), size in _sizes(model).items():
-        held = share(split, model, plan, engine, units) * size
+        count = share(split, model, plan, engine, units) * size
         if where >= 0:
-            held = held * layers[where]
+            count = count * layers[where]
         elif where != FIRST:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
-            held = pick(alone, held, 0)
-        total[group] = total[group] + held
+            count = pick(alone, count, 0)
+        total[group] = total[group] + count
     return total
 
 
 @lru_cache(maxsize=256)
 def _sizes(model: Model) -> dict[tuple[str, int, str, int], int]:
-    """Elements of all tensors that are split alike and lie alike: (split, units, whose, where)."""
+    """Sum the elements of tensors by how they are split and where they lie: (split, units, whose, where)."""
     sizes: dict[tuple[str, int, str, int], int] = {}
     for t in inventory(model):
         group = "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers"

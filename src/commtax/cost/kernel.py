@@ -107,12 +107,12 @@ class KernelStep:
     copied_tokens: Number = 0.0  # room of a cache that each layer of latent attention copies before it decodes; 0: none does
 
     @property
-    def scales_found(self) -> bool:
+    def finds_scales(self) -> bool:
         """Whether the engine makes fp8 of plain weights as it loads them, and finds scales of activations in every step."""
         return self.engine.kernels.quantises and self.model.quant is None
 
     def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
-        """Return a matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4.
+        """Return a matrix product with the weight as stored, quantising activations where the arithmetic is fp8 or fp4.
 
         ``name`` is the weight's in the checkpoint; "": one that stays in 16 bits whatever the model's quantisation.
         """
@@ -126,7 +126,7 @@ class KernelStep:
             kind = quant.activations or quant.dtype
             dtype = kind if kind in LOW_ARITHMETIC and not quant.weight_only else dtype
             # One scale a tensor is known ahead where the checkpoint brings it; tiles and rows need theirs.
-            static = dtype == "fp8" and quant.block == (0, 0) and not self.scales_found
+            static = dtype == "fp8" and quant.block == (0, 0) and not self.finds_scales
         nbytes = m * k * input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
         shape = (m, n, k, dtype, stored)
         kernel = Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)
@@ -140,7 +140,7 @@ class KernelStep:
 
 
 def _unusual_format(quant: Quant) -> str:
-    """The format of weights that are unpacked for 16-bit products, or scaled in groups that fp8's usual products have not. 4-bit
+    """Return the format of weights that are unpacked for 16-bit products, or scaled in groups unlike fp8's usual ones. 4-bit
     weights alone are unpacked by one kind of kernel, floats as integers."""
     if quant.activations:
         return f"{quant.dtype}-{quant.activations}"
@@ -168,7 +168,7 @@ class PricingTerms:
     constants: KernelConstants
     settings: WhatIf = AS_IT_IS
     techniques: Techniques = NO_TECHNIQUES
-    known_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
+    whole_sigma: float = math.inf  # of whole decode steps in runs like this one; inf: there are none
     measured: bool = False  # runs had this engine, chip and number format
     drafter: Drafter | None = None  # what drafts the tokens that steps of several rows per sequence check; None: it costs nothing
     copied_tokens: Number = 0.0  # as in ``KernelStep``

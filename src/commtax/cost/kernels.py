@@ -29,6 +29,7 @@ from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES
 from commtax.cost.layer_forms import CHIP_FORMS, FORMS, ROUTED
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
 from commtax.records import dataclass, replace
+from commtax.shipped_tables import table
 from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Note, Source
 
@@ -36,19 +37,7 @@ ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
 LIKE_FP8 = {"mxfp8": "MXFP8", **dict.fromkeys(("mxfp4-fp8", "int4-fp8"), "4-bit weights and fp8 activations")}
 """Products that fp8's constants price where they have none of their own."""
-STAND_INS = {
-    "fp8-static": ("fp8",),
-    "fp8": ("fp8-static",),
-    "fp8-block": ("fp8", "fp8-static"),
-    "fp8-loaded": ("fp8-static", "fp8"),
-    "mxfp8": ("fp8", "fp8-static"),
-    "int8": ("fp8-static", "fp8"),
-    "nvfp4": ("mxfp4", "int4"),
-    "mxfp4-fp8": ("nvfp4", "mxfp4", "int4"),
-    "int4-fp8": ("int4", "mxfp4"),
-    "mxfp4": ("int4",),
-    "int4": ("mxfp4",),
-}
+STAND_INS: Mapping[str, list[str]] = table("cost/forms.toml")["stand_ins"]
 """Number formats whose constants serve one that was not measured, nearest first."""
 TIMED = ("calibrated", "transferred")  # where a price comes from whose kernel somebody timed, on this chip or another of its family
 NARROW_ROUNDING = 1e-3  # times that differ by less are equal
@@ -113,8 +102,8 @@ def form_parts(kernel: Kernel, table: Table, chip: Chip, constants: KernelConsta
 
 
 def _warm(kernel: Kernel, table: Table, chip: Chip) -> Kernel:
-    """What was just made or is read next stays in the chip's cache, where that was measured (``el``): a product's activations, a
-    prompt's queries, keys and outputs."""
+    """Credit the chip's cache, where that was measured (``el``), with what was just made or is read next: a product's activations,
+    a prompt's queries, keys and outputs."""
     fresh_bytes = FRESH.get(kernel.form)
     if "el" not in table or fresh_bytes is None or kernel.grouped or kernel.stage:
         return kernel
@@ -156,13 +145,13 @@ def narrow_note(kernel: Kernel, took: Parts, chip: Chip, constants: KernelConsta
     if stored == "fp8-loaded":  # where that was not timed and has another's constants, the table is that one's
         alike = (f"{form}.{other}" for other in STAND_INS[stored])
         name = next((other for other in alike if constants.tables.get(other) == constants.tables[name]), name)
-    told = f"{kernel.what} takes {times:.2f} times as long in fp8 as in 16 bits"
+    statement = f"{kernel.what} takes {times:.2f} times as long in fp8 as in 16 bits"
     kind = kernel_source(kernel, constants).kind
-    return Note("narrow-slower", f"{told}: measured so, {name} of {constants.family} kernels ({kind})")
+    return Note("narrow-slower", f"{statement}: measured so, {name} of {constants.family} kernels ({kind})")
 
 
 def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
-    """Return what bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
+    """Return what bandwidth and peak allow at the least, where streams may find what was just written in the chip's cache."""
     kernel = _warm(kernel, constants_of(kernel, constants), chip)
     moved = kernel.nbytes - (kernel.shape.kept if isinstance(kernel.shape, KernelContext) else 0.0)
     if kernel.form in CHIP_FORMS:
@@ -199,9 +188,9 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
         for kind, one in product(kinds, (form, form.partition("_")[0])):
             if (name := f"{one}.{kind}") in constants.tables:
                 return name
-    own = f"{kernel.form}.{kernel.stored}"
-    if kernel.stored and own in constants.tables:
-        return own
+    exact = f"{kernel.form}.{kernel.stored}"
+    if kernel.stored and exact in constants.tables:
+        return exact
     if kernel.stored == NARROW_PROMPTS and (wide := f"{kernel.form}.{NARROW_CACHE}") in constants.tables:
         return wide  # an engine that attends in fp8 on other chips
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
@@ -215,7 +204,7 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
 
 
 def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
-    """Return the source of a kernel's price; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
+    """Return the source of a kernel's price. Narrower numbers at bf16's constants only count fewer bytes, which is assumed."""
     name = table_of(kernel, constants)
     family = f"were not measured on {constants.family} chips"
     if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
@@ -233,8 +222,8 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
 def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
     """Return the standard deviation of the logarithm of a kernel's time inside a step."""
     source = kernel_source(kernel, constants)
-    own = widen_sigma(max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0)), source)
-    return max(own, UNMEASURED_SIGMA) if source.kind == "assumed" and own else own
+    sigma = widen_sigma(max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0)), source)
+    return max(sigma, UNMEASURED_SIGMA) if source.kind == "assumed" and sigma else sigma
 
 
 def widen_sigma(sigma: float, source: Source) -> float:
@@ -243,7 +232,7 @@ def widen_sigma(sigma: float, source: Source) -> float:
 
 
 def power_clock(chip: Chip, table: Table) -> float:
-    """Return the clock of a part with fewer watts for its arithmetic than the chip that was measured, over that chip's; at most 1.
+    """Return the clock that a part's watts per arithmetic allow, over the measured chip's, at most 1.
 
     Watts a FLOP/s decide, not watts: a part with few multipliers (H20) holds its clock with less. 1 where a table names none.
     """
@@ -259,7 +248,7 @@ ATTENDING = ("decode", "prefill")  # … and end with; a selector's keys are nar
 
 
 def wide_twin(k: Kernel) -> Kernel | None:
-    """Return the same kernel on weights or a cache of 16 bits; None where it is of 16 bits, or neither is fp8."""
+    """Return the same kernel on weights or a cache of 16 bits, or None where it is of 16 bits, or neither is fp8."""
     first, _, last = k.form.partition("-")
     if k.form == "decode" and k.weight_bytes == 1:
         kind = SINGLE if np.all(k.heads == k.kv_heads) else k.stored
@@ -286,7 +275,7 @@ Factor = tuple[str, float]  # its name and its value
 
 @dataclass(frozen=True, slots=True)
 class KernelFactors:
-    """Factors on one kernel: on the arithmetic's rate, and on its seconds; and the least that its launch takes."""
+    """Factors on one kernel's arithmetic rate and on its seconds, with the least that its launch takes."""
 
     rates: tuple[Factor, ...] = ()
     slow_rank: float = 1.0  # all wait for the slowest rank's
@@ -317,32 +306,28 @@ def fused_by(kernel: Kernel) -> str:
 def kernel_line(
     kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: PricingTerms, stage: Stage = ""
 ) -> Line:
-    form = kernel.form
+    form, flops = kernel.form, kernel.flops
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
-    flops = kernel.flops
     return Line("compute", item, *times, source=source, flops=flops, sigma=sigma, peak_flops_per_s=rate, priced_from=kernel)
 
 
 def served_lines(kernels: list[Kernel], t: PricingTerms) -> list[Line]:
     """Return the kernels of a served step as lines, once all of them are priced."""
-    return [_served_line(*priced, t) for priced in [(kernel, *_served_s(kernel, t)) for kernel in kernels]]
-
-
-def _served_s(kernel: Kernel, t: PricingTerms) -> tuple[KernelFactors, Parts]:
-    """Return what a served step multiplies onto a kernel, and its seconds; one that is never launched takes none."""
-    applied = applied_in_serving(kernel, t)
-    idle = np.ndim(kernel.count) == 0 and kernel.count == 0
-    return applied, (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)
-
-
-def _served_line(kernel: Kernel, applied: KernelFactors, times: Parts, t: PricingTerms) -> Line:
-    line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t, kernel.stage)
-    slower = applied.slow_rank * applied.pace[1]
-    alone = times[0] / slower, times[1] / slower
-    why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
-    return replace(line, why=why) if why else line
+    priced: list[tuple[Kernel, KernelFactors, Parts]] = []
+    for kernel in kernels:
+        applied = applied_in_serving(kernel, t)
+        idle = np.ndim(kernel.count) == 0 and kernel.count == 0  # never launched
+        priced.append((kernel, applied, (0.0, 0.0) if idle else applied_s(kernel, t.cluster.chip, t.constants, applied)))
+    lines: list[Line] = []
+    for kernel, applied, times in priced:
+        line = kernel_line(kernel, kernel.count, times, kernel_sigma(kernel, t.constants), t, kernel.stage)
+        slower = applied.slow_rank * applied.pace[1]
+        alone = times[0] / slower, times[1] / slower
+        why = narrow_note(kernel, alone, t.cluster.chip, t.constants, applied.rate)
+        lines.append(replace(line, why=why) if why else line)
+    return lines
 
 
 def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
@@ -351,11 +336,11 @@ def applied_in_serving(kernel: Kernel, t: PricingTerms) -> KernelFactors:
     In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone. In narrow formats
     an engine's own differs from that of the tables which constants were fitted on.
     """
-    table, own = t.constants.tables["step.bf16"], {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype)
-    rates: tuple[Factor, ...] = (("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table)))
-    pace = pace_of(kernel)
-    paced = pace, getattr(t.engine.paces, pace)
-    return KernelFactors((*rates, (own, getattr(t.engine.kernels, own))) if own else rates, t.settings.slow_rank, paced)
+    table, pace = t.constants.tables["step.bf16"], pace_of(kernel)
+    rates: list[Factor] = [("step.clock", table["clock"]), ("power_clock", power_clock(t.cluster.chip, table))]
+    if rate := {"fp8": "fp8_rate", "nvfp4": "fp4_rate"}.get(kernel.dtype):
+        rates.append((rate, getattr(t.engine.kernels, rate)))
+    return KernelFactors(tuple(rates), t.settings.slow_rank, (pace, getattr(t.engine.paces, pace)))
 
 
 def pace_of(kernel: Kernel) -> str:
@@ -385,7 +370,7 @@ class Term:
 
 
 def terms(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -> tuple[Term, ...]:
-    """Return what a form's seconds are made of, before step factors are multiplied onto them; they sum to the form's."""
+    """Return what a form's seconds are made of before step factors apply, so that they sum to the form's."""
     table = constants_of(kernel, constants)
 
     def priced(factors: Mapping[str, float]) -> Parts:
@@ -401,10 +386,10 @@ def terms(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float) -
 
     carriers = [name for name in CARRIERS if name in (MEMORY, ARITHMETIC) or table.get(name)]
     total = float(sum(priced({})))
-    found = []
+    split = []
     for name in carriers:
         fixed, moving = (complex(x).imag / TINY_STEP for x in priced({name: cast(float, 1 + 1j * TINY_STEP)}))
         if abs(fixed + moving) > NOTHING * total:
             others = {other: ALONE for other in carriers if other != name}
-            found.append(Term(name, fixed, moving, float(sum(priced(others)))))
-    return tuple(found)
+            split.append(Term(name, fixed, moving, float(sum(priced(others)))))
+    return tuple(split)

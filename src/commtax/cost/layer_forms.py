@@ -66,7 +66,7 @@ class RoutedSizes:
 
 
 def routed_kernels(r: RoutedSizes, dtype: str, stored: str, weight_bytes: float, backend: str = "") -> tuple[Kernel, Kernel]:
-    """A layer's routed part: what is done around the experts' products, and these.
+    """Return a layer's routed part as two kernels: the work around the experts' products, and those products.
 
     2 FLOPs for each copy and weight; memory moves the tokens in and out, and the weights of the experts that some token chose.
     ``stored``: number format of the weights and how they are scaled, which names the table of constants.
@@ -80,7 +80,7 @@ def routed_kernels(r: RoutedSizes, dtype: str, stored: str, weight_bytes: float,
 
 
 def routing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """t = t0 + te E + moved / bandwidth seconds: choose, sort, permute, activate and combine.
+    """Price the work around experts: t = t0 + te E + moved / bandwidth seconds, to choose, sort, permute, activate and combine.
 
     Moved are tokens (in and out) and copies: ``local`` passes over hidden and inner for those computed here, ``remote`` ones for
     those of other ranks that the kernels step over: Triton's writes zeros for them, which are then activated and summed as all
@@ -92,7 +92,7 @@ def routing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
 
 
 def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """t = [ weights^p + compute^p + longest^p ]^(1/p) seconds, of both grouped products.
+    """Price both grouped products: t = [ weights^p + compute^p + longest^p ]^(1/p) seconds.
 
     They are padded to tiles: of columns ``tile_n``, of rows as many as an expert would get if all copies were for this rank, up to
     ``tile_m``: kernels choose by the tokens that they see. ``longest`` is one block's loop over both products, however few blocks
@@ -113,7 +113,7 @@ def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
 
 
 def _tile_rows(r: RoutedSizes, c: Table) -> Number:
-    """Rows of a tile: the power of two that holds an expert's share of all copies; ``jump``: few up to a token an expert."""
+    """Return the rows of a tile: the power of two that holds an expert's share of copies. ``jump``: few up to a token an expert."""
     most = c["tile_m"]
     if c.get("jump"):
         return np.where(np.asarray(r.tokens) <= r.owned, np.minimum(FEW_TILE, most), most)
@@ -134,7 +134,7 @@ ROUTED: dict[str, Form] = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``groups`` caches of which ``entries`` are read by the queries of ``heads`` heads; ``width``: of a query and an output."""
+    """``groups`` caches of which ``entries`` are read by the queries of ``heads`` heads, with queries and outputs of ``width``."""
 
     groups: Number
     heads: Number
@@ -144,7 +144,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """``seqs`` prompts of ``new`` tokens behind ``past`` cached ones; ``width``: of a head's key and value."""
+    """``seqs`` prompts of ``new`` tokens behind ``past`` cached ones, with a head's key and value of ``width``."""
 
     seqs: Number
     heads: Number
@@ -155,7 +155,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """``tokens`` of ``seqs`` prompts that each see ``entries`` at most; all that they see, as bytes, is ``gathered``."""
+    """``tokens`` of ``seqs`` prompts that each see ``entries`` at most, which are ``gathered`` bytes over all tokens."""
 
     seqs: Number
     tokens: Number
@@ -174,7 +174,7 @@ class SelectorScan:
 
 @dataclass(frozen=True, slots=True)
 class HeadProduct:
-    """One small matrix a head times ``rows`` rows; ``kept``: bytes that a repeated measurement finds in the chip's cache."""
+    """One small matrix a head times ``rows`` rows, of which a repeated measurement finds ``kept`` bytes in the chip's cache."""
 
     rows: Number
     heads: Number
@@ -182,7 +182,7 @@ class HeadProduct:
 
 
 def latent_reading(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """Queries of decode over shared entries: bytes of the cache or arithmetic on padded heads, beside what each launch does.
+    """Price queries of decode over shared entries: cache bytes or arithmetic on padded heads, beside each launch's own work.
 
     t = t0 + [ (tb groups + queries)^p + [memory^both + compute^both]^(p/both) + serial^p + (tl entries)^p ]^(1/p) seconds, with
     serial = kl ln(1 + entries/kc) (1 + heads/hs): splits of a cache are joined, the more heads the later. ``tl`` is what a
@@ -199,7 +199,7 @@ def latent_reading(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float
 
 
 def latent_prompts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """Causal attention of whole prompts with keys and values of their own width.
+    """Price causal attention of whole prompts with keys and values of their own width.
 
     t = t0 + [ (compute + memory + tb blocks + tr tokens)^p + (tl length)^p + (kl ln(1 + new/kc))^p ]^(1/p) seconds. Queries,
     keys, values and outputs were just made or are read next: of them only what ``kept`` bytes of cache don't hold moves.
@@ -215,7 +215,7 @@ def latent_prompts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float
 
 
 def latent_choosing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """Prompts whose tokens each see entries of their own choice: arithmetic on padded heads, or gathering the entries.
+    """Price prompts whose tokens each see entries of their own choice: arithmetic on padded heads, or gathering the entries.
 
     t = t0 + [compute^p + gather^p]^(1/p) + tq tokens + tb seqs + tl entries seconds. Neighbours choose alike, so that most of
     what is gathered comes from the chip's cache: at ``reuse`` times the memory's rate, never faster than each byte once.
@@ -228,7 +228,7 @@ def latent_choosing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: floa
 
 
 def selector_scan(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """A selector's scores over all that is cached, and the best of them.
+    """Price a selector's scores over all that is cached, and the selection of the best.
 
     t = t0 + [ (memory + ts candidates)^2 + compute^2 + (kl ln(1 + length/kc))^2 ]^(1/2) seconds.
     """
@@ -239,7 +239,8 @@ def selector_scan(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float)
 
 
 def head_product(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """The absorbed products of latent attention, one matrix a head: t = t0 + tr rows heads + [memory^p + compute^p]^(1/p) seconds.
+    """Price the absorbed products of latent attention, one matrix a head: t = t0 + tr rows heads + [memory^p + compute^p]^(1/p)
+    seconds.
 
     What a repeated measurement finds in the chip's cache moves at ``el`` times the memory's rate, up to ``kept`` bytes.
     """
@@ -252,7 +253,7 @@ def head_product(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) 
 
 
 def _padding_factor(heads: Number, tile: float) -> Number:
-    """How many times the arithmetic grows when heads fill whole tiles: a smooth maximum of both."""
+    """Return how many times the arithmetic grows when heads fill whole tiles: a smooth maximum of both."""
     return (1 + (tile / np.maximum(heads, 1e-9)) ** 4) ** 0.25
 
 
@@ -300,9 +301,8 @@ class ChunkedScan:
 
 
 def stream(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
-    """t = t0 + [ memory^p + vector^p + serial^p + starts^p ]^(1/p) seconds, with vector = operations / (ep fp32 rate),
-    serial = tl steps and starts = ``ob`` operations a block.
-    """
+    """Price a pass over activations: t = t0 + [ memory^p + vector^p + serial^p + starts^p ]^(1/p) seconds, with vector = operations
+    / (ep fp32 rate), serial = tl steps and starts = ``ob`` operations a block."""
     shape: MemoryPass = k.shape
     vector_Fps = vector_flops_per_s(chip) * rate
     memory = _memory_s(k.nbytes, shape.cold_bytes, c, chip)
@@ -311,7 +311,7 @@ def stream(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 
 
 def convolution(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
-    """t = t0 (1 + tv if vectorised) + [ memory^p + vector^p + starts^p ]^(1/p) seconds.
+    """Price a short convolution: t = t0 (1 + tv if vectorised) + [ memory^p + vector^p + starts^p ]^(1/p) seconds.
 
     Kernels with a block for each channel of each sequence (``s0`` above 0) spend on each as much as on ``s0`` tokens, and
     1 + ``few`` as much where a sequence is too short for vector loads.
@@ -325,7 +325,8 @@ def convolution(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 
 
 def chunked_scan(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
-    """t = t0 + [ memory^p + work^p + tensor^p + serial^p ]^(1/p) seconds; serial = tl chunks of a sequence.
+    """Price a scan in chunks: t = t0 + [ memory^p + work^p + tensor^p + serial^p ]^(1/p) seconds, with serial = tl chunks of a
+    sequence.
 
     Memory moves the inputs, ``between`` of what a chain of kernels hands on, and ``states`` times the states. A sequence costs
     as much work as ``s0`` further tokens; work / (es fp32 rate), which tensor cores lift above 1.
@@ -338,7 +339,7 @@ def chunked_scan(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 
 
 def encoder_attention(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
-    """Bidirectional attention of images or frames: t = t0 + [ compute^p + memory^p + longest^p ]^(1/p) seconds.
+    """Price bidirectional attention of images or frames: t = t0 + [ compute^p + memory^p + longest^p ]^(1/p) seconds.
 
     Queries come in tiles of 128 (``tile``), keys cost ``s0`` more than there are, heads are padded to whole multiples of ``pad``,
     and tensor cores attain ``ep64`` with heads of 64 and ``ep`` with larger ones; longest = tl keys.
@@ -385,13 +386,13 @@ class ModuleSizes:
 
 
 def rest(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """Element-wise kernels of a module, or a copy of cached latents: t = t0 + tokens (token + head heads) seconds."""
+    """Price a module's element-wise kernels, or a copy of cached latents: t = t0 + tokens (token + head heads) seconds."""
     s: ModuleSizes = k.shape
     return c["t0"], s.tokens * (c["token"] + c["head"] * s.heads)
 
 
 def eager_module(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """The host's time for all launches of a module that no graph holds, t = t0: the device waits for it, or it for the device."""
+    """Price the host's launches of a module that no graph holds, t = t0: the device waits for it, or it for the device."""
     return c["t0"], 0.0
 
 
@@ -405,7 +406,7 @@ class MaskedPairs:
 
 
 def masked_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """Whole matrices of scores, written and read again: t = t0 + tokens heads head + pairs (wp + wh heads) / bandwidth seconds."""
+    """Price whole score matrices, written and reread: t = t0 + tokens heads head + pairs (wp + wh heads) / bandwidth seconds."""
     s: MaskedPairs = k.shape
     return c["t0"], s.tokens * s.heads * c["head"] + s.pairs * (c["wp"] + c["wh"] * s.heads) / bandwidth_Bps
 
@@ -429,7 +430,7 @@ class Exchange:
 
 
 def sms_by_expert(experts: Number, num_sms: float) -> Number:
-    """Multiprocessors that copy where each has the same number of experts: all experts at once, or in as few turns as they need.
+    """Return the multiprocessors that copy, each for equally many experts: all at once, or in as few turns as they need.
 
     >>> float(sms_by_expert(256, 132)), float(sms_by_expert(8, 132))
     (128.0, 8.0)
@@ -438,18 +439,18 @@ def sms_by_expert(experts: Number, num_sms: float) -> Number:
 
 
 def copying_slowness(link_Bps: Number, sm_Bps: float, sms: Number) -> Number:
-    """Seconds per byte: the link's, or those of multiprocessors where few of them copy, and a little more near the turn."""
+    """Return the seconds per byte: the link's, or those of few copying multiprocessors, and a little more near the turn."""
     slowness: Number = ((sm_Bps * sms) ** -COPY_SHARPNESS + link_Bps**-COPY_SHARPNESS) ** (1 / COPY_SHARPNESS)
     return slowness
 
 
 def exchanged_kernel(what: str, form: str, sent_bytes: Number, ranks: Number, sms: Number, experts: Number) -> Kernel:
-    """One way of an exchange: ``sent_bytes`` of one rank, of which 1/ranks stay where they are."""
+    """Return one way of an exchange: ``sent_bytes`` of one rank, of which 1/ranks stay where they are."""
     return Kernel(what, form, 1, 0.0, sent_bytes * (1 - 1 / ranks), stored=what, shape=Exchange(ranks, sms, experts))
 
 
 def exchange(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """The kernel, or the host that launches it and waits for counts, whichever takes longer.
+    """Price the kernel, or the host that launches it and waits for counts, whichever takes longer.
 
     t = [ (t0 + te experts + bytes slowness)^4 + host^4 ]^(1/4) seconds.
     """

@@ -12,12 +12,12 @@ from commtax.arrays import holds_anywhere, pick
 from commtax.cost.adapters import adapter_bytes, trained_params
 from commtax.cost.inventory import (
     EXPERTS,
-    HeldTensor,
+    RankTensor,
     by_pp,
     format_of,
     fullest_layers,
-    held_tensors,
     quantisation,
+    rank_tensors,
     share,
     stage_params,
     total_bytes,
@@ -62,9 +62,9 @@ class WeightLine:
 
 
 def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[WeightLine]:
-    """Weights of one rank of one stage, by part. A local checkpoint's own size, where known, scales them."""
+    """List the weights of one rank of one stage by part, scaled to a local checkpoint's size where that is read."""
     scale = model.stored_bytes / total_bytes(model, plan) if model.stored_bytes and not plan.weights_dtype else 1.0
-    rows = held_tensors(model, plan, engine, stage, pp)
+    rows = rank_tensors(model, plan, engine, stage, pp)
     lines: dict[str, tuple[Number, Number]] = {}
     for row in rows:
         nbytes, copied = lines.get(row.tensor.part, (0.0, 0.0))
@@ -73,8 +73,8 @@ def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> li
     return [*(WeightLine(part, *sums) for part, sums in lines.items()), *_beside(model, plan, engine, rows)]
 
 
-def _beside(model: Model, plan: Plan, engine: Engine, rows: list[HeldTensor]) -> Iterator[WeightLine]:
-    """What an engine loads beyond the checkpoint's tensors."""
+def _beside(model: Model, plan: Plan, engine: Engine, rows: list[RankTensor]) -> Iterator[WeightLine]:
+    """Yield what an engine loads beyond the checkpoint's tensors."""
     a = model.attention
     if engine.memory.latent_absorbed and a.latent:
         up = sum((r.tensor.size * r.copies for r in rows if r.tensor.name.endswith("kv_b_proj.weight")), start=0)
@@ -98,18 +98,18 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[HeldTensor]) ->
 
 
 def drafter_weights(d: Drafter | None, plan: Plan, engine: Engine) -> list[WeightLine]:
-    """What a rank of the last stage holds of a drafter; embedding and head are the model's own unless it brings them."""
+    """List what a rank of the last stage holds of a drafter, which shares embedding and head unless it brings its own."""
     if d is None or d.model is None:
         return []
-    shared = {part for part, own in (("embedding", d.own_embedding), ("head", d.own_head)) if not own}
-    rows = [r for r in held_tensors(d.model, plan, engine, 0, 1) if r.tensor.part not in shared]
+    shared = {part for part, brought in (("embedding", d.own_embedding), ("head", d.own_head)) if not brought}
+    rows = [r for r in rank_tensors(d.model, plan, engine, 0, 1) if r.tensor.part not in shared]
     nbytes = d.modules * sum((r.bytes_per_rank for r in rows), start=plan.tp * 0.0)
     ideal = d.modules * sum((r.ideal_bytes for r in rows), start=plan.tp * 0.0)
     return [WeightLine("drafter", nbytes, np.maximum(0.0, nbytes - ideal))]
 
 
 def with_draft_layers(model: Model, d: Drafter | None) -> Model:
-    """The model with a drafter's layers behind its own, whose caches lie beside theirs."""
+    """Append a drafter's layers to the model, whose caches lie beside its own."""
     if d is None or d.model is None:
         return model
     first = len(model.blocks)
@@ -118,7 +118,7 @@ def with_draft_layers(model: Model, d: Drafter | None) -> Model:
 
 
 def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, seqs: Number, last_stage: bool = True) -> Number:
-    """The peak while ``tokens`` rows run, or while ``seqs`` rows of logits are sampled, whichever is larger.
+    """Return the peak while ``tokens`` rows run, or while ``seqs`` rows of logits are sampled, whichever is larger.
 
     A layer's peak holds three copies of the hidden state beside the widest feed-forward (gate, up and their product;
     for experts the larger of both halves for each of the top_k, and the product).
@@ -134,7 +134,7 @@ def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, s
 
 
 def _ffn_elements(f: Mlp | Experts, model: Model, plan: Plan, engine: Engine, tokens: Number) -> Number:
-    """Elements alive at the widest point of a feed-forward layer; experts shared by replicas see all their tokens."""
+    """Count the elements alive at the widest point of a feed-forward layer, where shared experts see all replicas' tokens."""
     if isinstance(f, Mlp):
         return tokens * (3 if f.gated else 2) * f.intermediate / plan.tp
     ranks = expert_ranks(plan, engine)
@@ -146,17 +146,17 @@ def _ffn_elements(f: Mlp | Experts, model: Model, plan: Plan, engine: Engine, to
 
 
 def _padded(size: Number, multiple: int) -> Number:
-    """How much larger a side becomes when it is padded to a multiple."""
+    """Return how much larger a side becomes when padded to a multiple."""
     return np.ceil(size / multiple) * multiple / size
 
 
 def other_bytes(plan: Plan, engine: Engine) -> Number:
-    """Communicators and library workspaces, growing with each doubling of tp."""
+    """Return the bytes of communicators and library workspaces, growing with each doubling of tp."""
     return engine.memory.non_torch_bytes + engine.memory.non_torch_bytes_per_doubling * np.log2(plan.tp * 1.0)
 
 
 def on_chip(engine: Engine, chip: Chip) -> Engine:
-    """An engine with the limits that it has on a chip when nobody says others: those of the highest tier that the chip reaches."""
+    """Return the engine with its default limits on a chip: those of the highest tier that the chip reaches."""
     tiers = (t for t in engine.serves.tiers.values() if chip.family not in t.get("not_families", ()))
     reached = [t for t in tiers if chip.visible_bytes >= t["from_bytes"]]
     if not reached:
@@ -167,7 +167,7 @@ def on_chip(engine: Engine, chip: Chip) -> Engine:
 
 
 def default_utilization(chip: Chip, plan: Plan, engine: Engine, tokens: int) -> float:
-    """The share of memory that an engine takes when nobody says: fixed, or what a reserve by its own formula leaves."""
+    """Return the share of memory that an engine takes by default: fixed, or what its reserve formula leaves."""
     r = engine.memory.reserve
     if not r:
         return engine.memory.gpu_memory_utilization
@@ -205,7 +205,8 @@ class TrainMemory:
 
 
 def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> TrainMemory:
-    """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too.
+    """Divide training memory by ZeRO: 1 shares the optimiser state over data-parallel ranks, 2 the gradients too, 3 the parameters
+    too.
 
     With a pipeline the parameters of ZeRO 3 stay gathered while microbatches pass, and gradients of ZeRO 2 and 3 add up whole
     until the last of them has passed a chunk. Frozen parameters (LoRA) have neither gradients nor state nor a master copy.
@@ -213,10 +214,10 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     params = stage_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     ends = _ends(model, plan, params)
-    held = (params["layers"] + ends, params["experts"])
-    experts, piped = held[1], np.asarray(plan.pp) > 1
-    own = trained_params(model, plan, engine)
-    trained = (own["layers"] + own["ends"], own["experts"]) if plan.lora_rank else held
+    shares = (params["layers"] + ends, params["experts"])
+    experts, piped = shares[1], np.asarray(plan.pp) > 1
+    sums = trained_params(model, plan, engine)
+    trained = (sums["layers"] + sums["ends"], sums["experts"]) if plan.lora_rank else shares
 
     def divided(of: tuple[Number, Number], nbytes: float, stage: int) -> Number:
         if plan.zero < stage:
@@ -226,7 +227,7 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     # Where the sharded parameter is the fp32 master copy, no other master is kept.
     whole, grads = DTYPE_BYTES[plan.activations_dtype], DTYPE_BYTES[plan.grads_dtype]
     mastered = engine.trains.master_is_parameter and plan.zero == 3
-    weights = divided(held, 4 if mastered and not plan.lora_rank else whole, 3)
+    weights = divided(shares, 4 if mastered and not plan.lora_rank else whole, 3)
     if plan.lora_rank:
         weights = weights + divided(trained, 4 if mastered else whole, 3)
     if plan.zero == 3:
@@ -235,18 +236,21 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
         weights = weights + some * (_gathered_params(params["layers"], ranks) + _gathered_params(experts, same_experts)) * whole
         weights = weights + pick(piped, _gathered_params(ends, ranks), 0) * whole
     rows = step.micro_batch * plan.share(step.seq)
+    kept = activations(model, plan, step, engine) * microbatches_in_flight(model, plan)
+    if plan.recompute == "full":  # layers are rebuilt one at a time: one's activations exist beside the kept inputs
+        largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
+        kept = kept + rows * _activation_bytes_per_row(largest, model.hidden, plan, step, engine)
     return TrainMemory(
         parameters=weights,
         gradients=np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced_share(plan) * sum(trained) * grads),
         optimizer=divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1),
-        activations=activations(model, plan, step, engine) * microbatches_in_flight(model, plan)
-        + _working_set(model, plan, step, engine),
+        activations=kept,
         logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0),
     )
 
 
 def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
-    """Parameters of embedding (and head) beyond those of the layers that their stage has less than the fullest one."""
+    """Count the parameters of embedding (and head) beyond the layers that their stage lacks against the fullest one."""
     fullest = fullest_layers(model, plan)
     first = by_pp(plan.pp, lambda pp: sum(chunk[0] for chunk in virtual_layers(model.num_layers, pp, plan.chunks)))
     short = fullest - first
@@ -254,8 +258,8 @@ def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
 
 
 def _unreduced_share(plan: Plan) -> Number:
-    """The share of a stage's gradients that microbatches still add to, under ZeRO 2 and 3. With a pipeline all of them; one chunk's
-    where all microbatches pass a chunk before any passes the one before it."""
+    """Return the share of a stage's gradients that microbatches still add to, under ZeRO 2 and 3. With a pipeline all, but one
+    chunk's where all microbatches pass a chunk before any passes the one before it."""
     if plan.zero < 2:
         return 0.0
     one = 1 / passes_of(plan) if plan.schedule == "interleaved" else 1.0
@@ -263,12 +267,12 @@ def _unreduced_share(plan: Plan) -> Number:
 
 
 def _gathered_params(params: Number, ranks: Number) -> Number:
-    """Parameters that exist whole beside their shard: none where one rank has all of them."""
+    """Count the parameters that exist whole beside their shard: none where one rank has all of them."""
     return pick(np.asarray(ranks) > 1, params, 0)
 
 
 def microbatches_in_flight(model: Model, plan: Plan) -> Number:
-    """Microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2.
+    """Count the microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2.
 
     Interleaving v chunks keeps (p - 1)/(p v) more, as Narayanan et al. 2021 count it, where there are as many; where chunks
     have unequal layers it is the rank that keeps most, counted in stages of mean depth.
@@ -279,7 +283,7 @@ def microbatches_in_flight(model: Model, plan: Plan) -> Number:
 
 
 def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:
-    """Activations that one stage keeps for one microbatch: s b h (8 + 24/t) bytes a layer of the GPT shape.
+    """Return the activation bytes that one stage keeps for one microbatch: s b h (8 + 24/t) a layer of the GPT shape.
 
     That is Korthikanti et al. 2022, eq. 2 (s b h (10 + 24/t + 5 a s/(h t))) without dropout masks (2 of the 34); fused
     attention keeps no score matrix, and where it is not fused, selective recomputation drops it. An engine that keeps
@@ -296,14 +300,18 @@ def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Nu
 
 
 def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
-    """Bytes a row keeps in one layer on one rank. The score matrix, where it is kept: softmax output, dropout mask and dropout
+    """Return the bytes a row keeps in one layer on one rank. The score matrix, where kept: softmax output, dropout mask and dropout
     output (2 + 1 + 2 a head and key)."""
     whole, split = _layer_bytes(block, hidden)
     # Of the bytes of a product's input, those that are spared where it is kept as it was multiplied.
     lighter = 1 - min(1.0, DTYPE_BYTES.get(plan.weights_dtype, 2.0) / 2) if engine.trains.keeps_quantised else 0.0
-    norms = 4.0 * hidden if "layernorm" in _remade(plan, engine) else 0.0  # outputs of norms: inputs of a layer's first products
+    # Modules that backward computes again, by name or because the engine's selective recomputation is of them.
+    light = plan.recompute == "selective" and engine.trains.selective == "up-projections"
+    named = ("layernorm", "mla_up_proj", "moe_act") if light else plan.remade
+    norms = 4.0 * hidden if "layernorm" in named else 0.0  # outputs of norms: inputs of a layer's first products
     whole = whole - norms - lighter * (4.0 * hidden - norms)
-    split = split - _remade_bytes(block, hidden, plan, engine) - lighter * _quantised_bytes(block.ffn, hidden, plan, engine)
+    remade, inputs = _remade_bytes(block, hidden, named, engine)
+    split = split - remade - lighter * inputs
     unfused = engine.trains.attention == "unfused" and plan.recompute != "selective"
     scores = 5.0 * block.attention.num_heads * step.seq if unfused and block.attention else 0.0
     gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
@@ -313,14 +321,14 @@ def _activation_bytes_per_row(block: Block, hidden: int, plan: Plan, step: Train
 
 
 def _layer_bytes(block: Block, hidden: int) -> tuple[float, float]:
-    """Bytes a row keeps in one layer: (norm and projection inputs, what tensor parallelism always splits). Fused attention is
-    assumed: queries, keys, values and the output are kept, the score matrix is not."""
+    """Return the bytes a row keeps in one layer: (norm and projection inputs, what tensor parallelism always splits). Fused
+    attention is assumed: queries, keys, values and the output are kept, the score matrix is not."""
     whole = 2 * hidden * (block.num_norms + 2)  # inputs of the norms, of the first attention and the first feed-forward matrix
     return whole, _mixer_bytes(block.mixer) + _ffn_bytes(block.ffn, hidden)
 
 
 def _mixer_bytes(mixer: Mixer | None) -> float:
-    """Queries, keys, values and what comes of them; of recurrent layers the convolved channels, gate and output."""
+    """Return the bytes of queries, keys, values and output, or of recurrent layers the convolved channels, gate and output."""
     if isinstance(mixer, Attention):
         keys = mixer.num_kv_heads * (mixer.head_dim + mixer.v_head_dim)
         return 2 * (mixer.num_heads * mixer.head_dim + keys + mixer.num_heads * mixer.v_head_dim)
@@ -339,43 +347,15 @@ def _ffn_bytes(f: Mlp | Experts | None, hidden: int) -> float:
     return f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
 
 
-def _remade(plan: Plan, engine: Engine) -> tuple[str, ...]:
-    """Modules that backward computes again, by name or because the engine's selective recomputation is of them."""
-    light = plan.recompute == "selective" and engine.trains.selective == "up-projections"
-    return ("layernorm", "mla_up_proj", "moe_act") if light else plan.remade
-
-
-def _remade_bytes(block: Block, hidden: int, plan: Plan, engine: Engine) -> float:
-    """What backward makes again by the module's name, or inside the activation's own kernel."""
-    f, named = block.ffn, _remade(plan, engine)
-    whole = ("moe" if isinstance(f, Experts) else "mlp") in named
+def _remade_bytes(block: Block, hidden: int, named: tuple[str, ...], engine: Engine) -> tuple[float, float]:
+    """Return the bytes that backward makes again by the module's name, or inside the activation's own kernel. Beside them those
+    that it keeps of inputs of experts' products and of those behind an activation."""
+    f, routed = block.ffn, isinstance(block.ffn, Experts)
     up = 0.75 * _mixer_bytes(block.mixer) if block.attention and block.attention.latent and "mla_up_proj" in named else 0.0
-    if whole:
-        return up + _ffn_bytes(f, hidden)
-    once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
-    return up + (_activated_bytes(f) if once else 0.0)
-
-
-def _quantised_bytes(f: Mlp | Experts | None, hidden: int, plan: Plan, engine: Engine) -> float:
-    """Of what backward does not make again, the inputs of experts' products and of those behind an activation."""
-    named = _remade(plan, engine)
-    if f is None or ("moe" if isinstance(f, Experts) else "mlp") in named:
-        return 0.0
+    if ("moe" if routed else "mlp") in named:
+        return up + _ffn_bytes(f, hidden), 0.0
     sent = 2.0 * f.top_k * (f.latent or hidden) if isinstance(f, Experts) else 0.0
-    once = engine.trains.remakes_activation or ("moe_act" in named and isinstance(f, Experts))
-    return sent + (0.0 if once else _activated_bytes(f))
-
-
-def _activated_bytes(f: Mlp | Experts | None) -> float:
-    """What a gated activation writes: kept for the weight gradient of the product behind it, or made again there."""
-    if f is None or not f.gated:
-        return 0.0
-    return 2.0 * f.intermediate * (1 if isinstance(f, Mlp) else f.top_k)
-
-
-def _working_set(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:
-    """Full recomputation rebuilds one layer at a time: its activations exist once beside the kept inputs."""
-    if plan.recompute != "full":
-        return 0.0
-    largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
-    return step.micro_batch * plan.share(step.seq) * _activation_bytes_per_row(largest, model.hidden, plan, step, engine)
+    # What a gated activation writes: kept for the weight gradient of the product behind it, or made again there.
+    active = 2.0 * f.intermediate * (f.top_k if isinstance(f, Experts) else 1) if f and f.gated else 0.0
+    once = engine.trains.remakes_activation or ("moe_act" in named and routed)
+    return (up + active, sent) if once else (up, sent + active)

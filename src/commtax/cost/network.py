@@ -46,7 +46,7 @@ class PromptStation:
     spread: Number = 0.0  # lengths vary by this share of their mean to either side
 
     def step_s(self, prompts: Number) -> Number:
-        """A worker's step of so many prompts: as long as the fullest rank's, but for experts, which all ranks compute."""
+        """Return a worker's step of this many prompts: as long as the fullest rank's, but for experts, which all ranks compute."""
         each = prompts / self.ranks
         if np.all(self.together == 1):  # nobody waits for another rank
             return self.one_s + self.more_s * (np.maximum(1.0, each) - 1)
@@ -74,7 +74,7 @@ class PromptStation:
         return self.one_s, self.more_s, self.most, self.ranks, self.together, self.shared, self.spread
 
     def full(self, clients: Number) -> Number:
-        """Prompts of a worker's largest step, where there are so many clients in all."""
+        """Return the prompts of a worker's largest step with this many clients in all."""
         return np.maximum(1.0, np.minimum(self.most * self.ranks, clients / self.workers))
 
     def most_per_s(self, clients: Number) -> Number:
@@ -92,7 +92,7 @@ class CacheWire:
     hidden_s: Number = 0.0  # of it, that passed while the prompt was computed: left out of ``alone_s``
 
     def most_per_s(self, before: Number, after: Number) -> Number:
-        """Caches that so many workers send and so many take."""
+        """Return the caches per second that this many workers send and take."""
         return np.minimum(before / np.maximum(self.out_s, LEAST_WIRE_S), after / np.maximum(self.in_s, LEAST_WIRE_S))
 
 
@@ -108,28 +108,28 @@ class DecodeStation:
 
     @classmethod
     def of(cls, workers: Number, ranks: Number, most: Number, step_s: Array) -> Self:
-        """From the steps of ``NODES``, priced as far as ``most`` reaches."""
+        """Build a station from the steps of ``NODES``, priced as far as ``most`` reaches."""
         batches = NODES[: len(step_s)].reshape(-1, *(1,) * (np.ndim(step_s) - 1)) * 1.0
         # A larger batch makes more tokens/s, if few: graphs and tiles that are filled up would make it jump.
         rates = batches**RISE * np.maximum.accumulate(batches ** (1 - RISE) / np.maximum.accumulate(step_s, axis=0), axis=0)
         return cls(workers, ranks, most, _with_none(batches), _with_none(rates))
 
     def seqs(self, per_s: Number) -> Number:
-        """Requests at once on a rank that makes so many tokens/s."""
+        """Return the requests at once on a rank that makes this many tokens/s."""
         return _interpolate(per_s, self.per_s, self.nodes)
 
     def most_per_s(self, decodes: Number) -> Number:
-        """Requests/s of all ranks when they are full."""
+        """Return the requests/s of all ranks when they are full."""
         each = _interpolate(self.most, self.nodes, self.per_s)
         return np.where(decodes > 0, self.workers * self.ranks * each / np.maximum(decodes, 1), np.inf)[()]
 
     def step_s(self, seqs: Number, per_s: Number) -> Number:
-        """Of a batch that makes so many tokens/s."""
+        """Return the step of a batch that makes this many tokens/s."""
         return np.where(per_s > 0, seqs / np.maximum(per_s, 1e-300), 1 / self.per_s[1])[()]
 
 
 def nodes_to(most: Number) -> Array:
-    """Batches up to one that holds the most requests that run at once."""
+    """List the batches up to one that holds the most requests that run at once."""
     return NODES[: 1 + int(np.searchsorted(NODES, np.max(most)))]
 
 
@@ -138,7 +138,7 @@ def _with_none(values: Array) -> Array:
 
 
 def _interpolate(x: Number, xs: Array, ys: Array) -> Number:
-    """Of a line through (xs, ys), along the first axis; flat beyond its last point."""
+    """Interpolate along (xs, ys), on the first axis, flat beyond the last point."""
     if np.ndim(xs) == np.ndim(ys) == 1:
         straight: Number = np.interp(x, xs, ys)
         return straight
@@ -161,7 +161,7 @@ class Queue:
     which a worker let them go, but for what their lengths differ: by so many such distances."""
 
     def wait_s(self, load: Number, service_s: Number, regular: Number) -> Number:
-        """Kingman's, of requests that come as unevenly as ``regular`` says."""
+        """Return Kingman's wait for requests that come as unevenly as ``regular`` says."""
         load = np.minimum(1.0, load)
         return self.others * load * service_s * (regular + self.varied) / 2 / np.maximum(1e-9, 1 - self.others * load)
 
@@ -182,7 +182,7 @@ class QueueNetwork:
     steps_per_token: Number = 1.0  # fewer where steps yield accepted drafts too
 
     def queue(self, workers: Number) -> Queue:
-        """What decides how long requests wait for one of so many workers."""
+        """Return what decides how long requests wait for one of this many workers."""
         each = self.clients / np.maximum(1.0, workers)
         varied = np.minimum(1.0, self.spread) ** 2 / 3
         apart = np.sqrt(varied) * each
@@ -218,7 +218,7 @@ class Flow:
 
 
 def load_share(net: QueueNetwork, passed: Flow) -> Number:
-    """What passes, as a share of the most prompts and caches that their workers and the wire would."""
+    """Return the throughput as a share of the most prompts and caches that their workers and the wire would pass."""
     return passed.per_s / np.minimum(net.prompting.most_per_s(np.inf), net.limits[1])
 
 
@@ -227,7 +227,7 @@ def prompt_wait_s(net: QueueNetwork, per_s: Number) -> Number:
 
 
 def flow(net: QueueNetwork) -> Flow:
-    """The requests/s that the clients make, and a request's time at each station."""
+    """Solve for the requests/s that the clients make, and a request's time at each station."""
     limits = np.broadcast_arrays(*net.limits, net.clients)[:3]
     most = np.minimum(np.minimum.reduce(limits), net.clients / (net.request_s + net.prompting.one_s))  # where nobody waits
     times = Times(net)
@@ -248,7 +248,7 @@ def flow(net: QueueNetwork) -> Flow:
 
 
 def _share(times: "Times", most: Number) -> tuple[Number, Condition]:
-    """Of the most that passes, what the clients keep going: all of it where even that leaves some over.
+    """Find the share of the most throughput that the clients keep going: all of it where even that leaves some over.
 
     False position with Illinois' rule, and a halving every fourth time.
     """
@@ -273,7 +273,7 @@ def _share(times: "Times", most: Number) -> tuple[Number, Condition]:
 
 
 class Times:
-    """A network's times at any rate that all its stations pass; what does not depend on the rate is worked out once."""
+    """A network's times at any rate that all its stations pass, with what does not depend on the rate worked out once."""
 
     def __init__(self, net: QueueNetwork) -> None:
         self.net, p = net, net.prompting
@@ -311,7 +311,7 @@ class Times:
         )
 
     def prompts(self, per_s: Number) -> tuple[Number, Number]:
-        """The batch that a prompt finds itself in, and its wait before that.
+        """Return the batch that a prompt joins, and its wait before that.
 
         Who comes during a step is computed in the next, with all others who came (a gated queue): with b its batch, S(b) a step,
         the next has Poisson(rate S) prompts, or one after a pause. Mean and variance of b follow, and of S.
@@ -328,7 +328,7 @@ class Times:
         return batch + self.lockstep * (full - batch), met * longer / 2 + wait
 
     def _decided(self, came: Number, load: Number) -> Number:
-        """Share of the time in which the next step was decided before a prompt came, which waits for that one too.
+        """Return the share of the time in which the next step was decided before a prompt came, which then waits for that one too.
 
         So it is from a step that left prompts over until one in which none comes: then whoever comes next is taken at once.
         """
@@ -336,7 +336,7 @@ class Times:
         return self.net.decided * begins / (begins + np.exp(-came))
 
     def _mean_step(self, came: Number) -> tuple[Number, Number]:
-        """Prompts and seconds of a step, where one alone or as many as came during the one before are computed."""
+        """Return the prompts and seconds of a step that computes one alone, or as many as came during the one before."""
         p, step = self.net.prompting, self.first_s
         grows, (more, root) = came * p.more_s / p.ranks, p.uneven
         left, root = np.maximum(1e-9, 1 - grows), grows * (1 - p.shared) * root
@@ -350,14 +350,14 @@ class Times:
         return mean, step
 
     def _behind_s(self, per_s: Number, load: Number) -> Number:
-        """Waiting behind whole steps of others, which are full then; who is in one of them does not come."""
+        """Return the wait behind whole steps of others, which are full then, and without whoever is in one of them."""
         away = 1 - np.minimum(1.0, per_s * self.full_s / self.net.clients)
         crowded: Number = load**self.crowd / self.full * away
         uneven, others = (self.before.chance + self.before.varied) / 2, self.before.others
         return others * uneven * self.full_s * crowded / np.maximum(1e-9, 1 - others * load)
 
     def _wire_s(self, per_s: Number, batch: Number) -> Number:
-        """Waiting for the sender's links, behind caches of the same step and of those before; and for the receiver's."""
+        """Return the wait for the sender's links, behind caches of the same and earlier steps, and for the receiver's."""
         net, p = self.net, self.net.prompting
         sent, taken = per_s / p.workers, per_s / net.decoding.workers
         steps = np.minimum(1.0, sent * p.step_s(batch) / batch) ** 2
@@ -369,7 +369,7 @@ class Times:
 def disaggregated_means(
     net: QueueNetwork, passed: Flow, engine: Engine, num_prompts: Number = np.inf, loading_s: Number = 0.0
 ) -> ClosedLoopMeans:  # fmt: skip
-    """Means over the requests of a closed loop with prompts on workers of their own (``network``).
+    """Return the means over a closed loop's requests with prompts on workers of their own (``network``).
 
     The first prompts of a benchmark arrive at once: they wait, and share steps that are as full as steps can be; where the wire is
     slower than their workers, their caches wait for it. The front ends of both kinds of workers limit as those of one do.
@@ -378,9 +378,9 @@ def disaggregated_means(
     first, full_s = np.minimum(1.0, net.clients / num_prompts), net.prompting.step_s(full)
     burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * full_s
     wait = passed.ahead_s + first * np.maximum(0.0, burst - passed.ahead_s)
-    own = passed.prefill_s + first * np.maximum(0.0, full_s - passed.prefill_s)
+    prefill = passed.prefill_s + first * np.maximum(0.0, full_s - passed.prefill_s)
     moved = passed.moved_s + first * np.maximum(0.0, net.clients / 2 / net.limits[1] - burst - passed.moved_s)
-    life = passed.life_s(net) + wait - passed.ahead_s + own - passed.prefill_s + moved - passed.moved_s
+    life = passed.life_s(net) + wait - passed.ahead_s + prefill - passed.prefill_s + moved - passed.moved_s
     tokens_s = engine.host.frontend_token_s * (net.decodes / net.steps_per_token + 1) / net.decoding.workers
     least = net.clients * np.maximum(np.maximum(engine.host.frontend_request_s, loading_s) / net.prompting.workers, tokens_s)
     frontend = knee(np.maximum(LEAST_S, life), least)
@@ -389,7 +389,7 @@ def disaggregated_means(
         tpot_s=(passed.step_s + after / np.maximum(1.0, net.decodes)) * net.steps_per_token,
         request_s=net.request_s + passed.per_s * 0,
         boundary_s=passed.boundary_s,
-        prefill_s=own,
+        prefill_s=prefill,
         ahead_s=wait,
         slot_s=passed.slot_s,
         frontend_s=frontend - after,

@@ -17,8 +17,7 @@ launch less for each, and the sum is not written and read again; in turn the ker
 pushes the whole tensor to every other rank. Which tensors it takes are the engine's limits, not what would be cheaper.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from commtax.cost.placement import expert_ranks, span
 from commtax.cost.traffic import backend_called
 from commtax.ledger import Bill, Item, Line, Part, Place, Window, Windows
 from commtax.records import replace
+from commtax.shipped_tables import table
 from commtax.spec import DTYPE_BYTES, Chip, Condition, Engine, Experts, Fabric, Number, Workload
 
 HALVED = ("decode_seqs", "cached_tokens", "prefill_seqs", "prefill_tokens", "past_tokens")
@@ -38,11 +38,8 @@ AFTER: tuple[Place, ...] = ("value", "output projection")  # projections behind 
 OWN_SEQUENCE: tuple[Place, ...] = ("reduced", "output")
 """Where sums over tensor-parallel ranks stand, which sequence parallelism splits in two."""
 TILE = 128  # rows and columns of a product that one multiprocessor finishes together
-IN_TURN: Mapping[str, tuple[Window, ...]] = MappingProxyType(
-    {"dispatch": ("other attention", "other experts"), "combine": ("other experts and shared", "other attention and shared")}
-)
-STAGGERED: Mapping[str, tuple[Window, ...]] = MappingProxyType({"dispatch": ("other projections",), "combine": ("other core",)})
-TURNS = {"in turn": IN_TURN, "staggered": STAGGERED}
+TABLE = table("cost/overlap.toml")
+TURNS: Mapping[str, Mapping[str, list[Window]]] = TABLE["turns"]
 """What exchanges of halves run beside, one after the other: of two windows each serves one half's."""
 
 
@@ -50,21 +47,21 @@ TURNS = {"in turn": IN_TURN, "staggered": STAGGERED}
 
 
 def exchange_of(t: PricingTerms) -> Fabric | None:
-    """The kernels of their own that carry tokens to experts; None: collectives of the library do."""
+    """Return the dedicated kernels that carry tokens to experts, or None where the library's collectives do."""
     return t.fabric.exchanges.get(t.settings.ep_backend.replace("_", "-"))
 
 
 def is_halved(t: PricingTerms, work: Workload) -> Condition:
-    """Whether a step runs as two halves: from the engine's threshold on, where an exchange is there to hide."""
-    asked, engine = t.techniques, t.engine.overlaps
-    if not asked.two_batches or exchange_of(t) is None:
+    """Check whether a step runs as two halves: from the engine's threshold on, where there is an exchange to hide."""
+    wanted, engine = t.techniques, t.engine.overlaps
+    if not wanted.two_batches or exchange_of(t) is None:
         return False
     prompts = np.asarray(work.prefill_tokens) > 0
-    least = asked.two_batches_from or pick(prompts, engine.prompt_halves_rows, engine.halves_rows)
+    least = wanted.two_batches_from or pick(prompts, engine.prompt_halves_rows, engine.halves_rows)
     has = pick(prompts, bool(engine.prompt_halves), bool(engine.halves))
     many = np.asarray(work.rows) >= np.maximum(2, least)
-    held: Condition = np.asarray(expert_ranks(t.plan, t.engine).over_replicas) & has & many
-    return held if np.ndim(held) else bool(held)
+    halved: Condition = np.asarray(expert_ranks(t.plan, t.engine).over_replicas) & has & many
+    return halved if np.ndim(halved) else bool(halved)
 
 
 def half_of(work: Workload) -> Workload:
@@ -72,16 +69,16 @@ def half_of(work: Workload) -> Workload:
 
 
 def keeps_sequences(t: PricingTerms, work: Workload) -> Condition:
-    """Whether a plan with sequence parallelism leaves this step's sequences whole: the pass takes steps of many tokens only."""
-    asked = t.techniques.sequence_tokens
-    if not t.plan.sequence_parallel or not asked:
+    """Check whether sequence parallelism leaves this step's sequences whole, since its pass takes only steps of many tokens."""
+    least = t.techniques.sequence_tokens
+    if not t.plan.sequence_parallel or not least:
         return False
-    few: Condition = np.asarray(work.rows) < (tokens_to_split(t) if asked < 0 else asked)
+    few: Condition = np.asarray(work.rows) < (tokens_to_split(t) if least < 0 else least)
     return few if np.ndim(few) else bool(few)
 
 
 def tokens_to_split(t: PricingTerms) -> Number:
-    """Tokens from which an engine splits sequences by itself."""
+    """Return the tokens from which an engine splits sequences by itself."""
     engine, row = t.engine.overlaps, t.model.hidden * DTYPE_BYTES[t.plan.activations_dtype]
     part = engine.sequence_bytes.get(t.cluster.chip.family)
     return 0.0 if part is None else np.floor(part * t.plan.tp / row)
@@ -91,7 +88,7 @@ def tokens_to_split(t: PricingTerms) -> Number:
 
 
 def either(condition: Condition, yes: Sequence[Line], no: Sequence[Line]) -> list[Line]:
-    """The lines of some steps where a condition holds, and of the others where not: what a step does not run has count 0."""
+    """Join the lines of steps where a condition holds with those of the others, where what a step does not run has count 0."""
     if not np.ndim(condition):
         return [*(yes if condition else no)]
     where = np.asarray(condition)
@@ -103,16 +100,16 @@ def _often(line: Line, times: Number) -> Line:
 
 
 def both_halves(half: Sequence[Line], whole: Sequence[Line], t: PricingTerms, work: Workload) -> list[Line]:
-    """Layers of either half, and once what is no layer; exchanges with what they run beside."""
+    """List the layers of either half, once what is no layer, and exchanges with what they run beside."""
     prompts = np.asarray(work.prefill_tokens) > 0
-    own = t.engine.overlaps
-    if np.all(prompts) or not np.any(prompts) or own.halves == own.prompt_halves:
-        return _in_turns(half, whole, own.prompt_halves if np.any(prompts) else own.halves)
-    return either(prompts, _in_turns(half, whole, own.prompt_halves), _in_turns(half, whole, own.halves))
+    schedules = t.engine.overlaps
+    if np.all(prompts) or not np.any(prompts) or schedules.halves == schedules.prompt_halves:
+        return _in_turns(half, whole, schedules.prompt_halves if np.any(prompts) else schedules.halves)
+    return either(prompts, _in_turns(half, whole, schedules.prompt_halves), _in_turns(half, whole, schedules.halves))
 
 
 def _in_turns(half: Iterable[Line], whole: Iterable[Line], schedule: str) -> list[Line]:
-    turns = TURNS.get(schedule, {})
+    turns: Mapping[str, list[Window]] = TURNS.get(schedule, {})
     lines = [line for line in whole if line.item.part in ONCE and line.kind != "host"]
     for line in half:
         if line.kind == "host" or line.item.part in ONCE:
@@ -133,8 +130,8 @@ def _beside(line: Line, window: Window) -> Line:
     return replace(line, item=replace(line.item, overlaps_with=window))
 
 
-def beside_own(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
-    """Exchanges of one batch beside its own shared expert, or its own down-projections (single-batch overlap)."""
+def beside_same_batch(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
+    """Place exchanges of one batch beside its own shared expert, or its own down-projections (single-batch overlap)."""
     if exchange_of(t) is None or not holds_anywhere(expert_ranks(t.plan, t.engine).over_replicas):
         return beside_routed(lines, t, rows) if t.techniques.shared_stream else lines
     windows: dict[str, Window] = {}
@@ -147,7 +144,7 @@ def beside_own(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
 
 
 def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
-    """A shared expert beside routed ones: both take as long as the longer, and as their bytes and FLOPs together at the least.
+    """Run a shared expert beside routed ones: both take as long as the longer, and at least as their bytes and FLOPs together.
 
     What is left of the shared expert is what both take beyond the routed ones.
     """
@@ -157,11 +154,12 @@ def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line
     left: Number = np.minimum(1.0, (together - routed.step_s) / np.maximum(shared.step_s, 1e-12))
     most = t.engine.overlaps.shared_rows
     left = pick(np.asarray(rows) > most, 1.0, left) if most else left
-    return [_shortened(x, left) if x.item.part == "shared expert" and x.kind == "compute" else x for x in lines]
-
-
-def _shortened(line: Line, left: Number) -> Line:
-    return replace(line, fixed_s=line.fixed_s * left, moving_s=line.moving_s * left)
+    return [
+        replace(x, fixed_s=x.fixed_s * left, moving_s=x.moving_s * left)
+        if x.kind == "compute" and x.item.part == "shared expert"
+        else x
+        for x in lines
+    ]
 
 
 def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
@@ -169,7 +167,7 @@ def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
 
 
 def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
-    """Sums and gathers of tensor parallelism, each beside the one product that it follows or precedes.
+    """Place each sum and gather of tensor parallelism beside the one product that it follows or precedes.
 
     Split sequences: a product runs in as many pieces as there are ranks, each as soon as its rows are here, and what it made
     leaves beside the next; the pieces that arrive are added up by a kernel of its own. Whole ones: each tile of a product is summed
@@ -179,11 +177,16 @@ def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
     if not split:
         return [_beside_product(x, split) for x in lines]
     cut = [_cut(x, t) if x.item.form == "gemm" and x.item.place in PRODUCT_AT else _beside_product(x, split) for x in lines]
-    return [*cut, *served_lines([_added_up(x, t) for x in lines if _is_in_sequence(x) and x.item.op == "reduce-scatter"], t)]
+    # What all ranks sent for a rank's own rows is read once, and the sum written, behind the last piece
+    # (torch.distributed._symmetric_memory, fused_matmul_reduce_scatter: ``stacked_partials.sum``).
+    pieces = (x.item for x in lines if _is_in_sequence(x) and x.item.op == "reduce-scatter")
+    each = 1 + 1 / (t.plan.tp * 1.0)
+    sums = [Kernel("pieces added up", "small", x.count, 0.0, x.nbytes * each, part=x.part, place=x.place) for x in pieces]
+    return [*cut, *served_lines(sums, t)]
 
 
 def _beside_product(line: Line, split: bool) -> Line:
-    """Attention's sum follows the output projection and is gathered for gates; a feed-forward's the down product, for queries."""
+    """Place attention's sum behind the output projection and before gates, a feed-forward's behind down and before queries."""
     item = line.item
     if not _is_in_sequence(line):
         return line
@@ -200,16 +203,8 @@ def _is_in_sequence(line: Line) -> bool:
     return line.kind == "comm" and item.axis == "tp" and item.place in OWN_SEQUENCE and item.part != "experts"
 
 
-def _added_up(line: Line, t: PricingTerms) -> Kernel:
-    """The sum over what all ranks sent for a rank's own rows: read once, the sum written. torch.distributed._symmetric_memory,
-    fused_matmul_reduce_scatter: ``stacked_partials.sum``, behind the last piece."""
-    item = line.item
-    nbytes = item.nbytes * (1 + 1 / (t.plan.tp * 1.0))
-    return Kernel("pieces added up", "small", item.count, 0.0, nbytes, part=item.part, place=item.place)
-
-
 def _cut(line: Line, t: PricingTerms) -> Line:
-    """A product in as many pieces as ranks: each reads all weights."""
+    """Cut a product into as many pieces as ranks, each of which reads all weights."""
     kernel = line.priced_from
     assert isinstance(kernel, Kernel)
     pieces = t.plan.tp
@@ -224,13 +219,13 @@ def _cut(line: Line, t: PricingTerms) -> Line:
 
 
 def exposed(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
-    """Lines with what of them hides in the windows that techniques gave them."""
+    """Return the lines with what of them hides in the windows that techniques gave them."""
     wanted = {x.item.overlaps_with for x in lines if x.kind == "comm"}.intersection(WINDOWS)
     if not wanted:
         return tuple(lines)
     chip, exchange = t.cluster.chip, exchange_of(t)
     sides = _sides(lines, t)
-    free = {name: WINDOWS[name](sides) for name in wanted}
+    free: dict[Window, Number] = {name: sum(share * sides[side] for side, share in WINDOWS[name].items()) for name in wanted}
     kept = kept_sms(exchange, t) / chip.num_sms if chip.num_sms else 0.0
     beside_exchanges, beside_sums = Windows(free, 1 - kept), Windows(free, 1.0)
     done: list[Line] = []
@@ -245,13 +240,13 @@ def exposed(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
 
 
 def kept_sms(exchange: Fabric | None, t: PricingTerms) -> float:
-    """Multiprocessors that exchanges keep from what runs beside them."""
-    own = t.engine.overlaps.combine_sms.get(t.cluster.chip.family, 0.0) if t.techniques.single_batch else 0.0
-    return max(own, exchange.kept_sms if exchange else 0)
+    """Return the multiprocessors that exchanges keep from what runs beside them."""
+    by_engine = t.engine.overlaps.combine_sms.get(t.cluster.chip.family, 0.0) if t.techniques.single_batch else 0.0
+    return max(by_engine, exchange.kept_sms if exchange else 0)
 
 
 def in_flight(line: Line, exchange: Fabric | None) -> Number:
-    """Share of an exchange during which its kernels are not on the chip, or stay beside others."""
+    """Return the share of an exchange during which its kernels are not on the chip, or stay beside others."""
     if exchange is None or exchange.kept_sms:
         return 1.0
     if not exchange.busy_s:  # nobody says that its kernels leave the chip: nothing runs beside them
@@ -261,7 +256,7 @@ def in_flight(line: Line, exchange: Fabric | None) -> Number:
 
 
 def _after_first(t: PricingTerms) -> Number:
-    """Of as many pieces as ranks, the first to come or the last to leave has nothing to run beside."""
+    """Return the share of as many pieces as ranks that can overlap: not the first to come, or the last to leave."""
     return 1 - 1 / (t.plan.tp * 1.0)
 
 
@@ -269,7 +264,7 @@ Sides = Mapping[str, Number]
 
 
 def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
-    """Seconds of layers' kernels by what they belong to, in layers that have experts."""
+    """Sum the seconds of layers' kernels by what they belong to, in layers that have experts."""
     model = t.model
     mixtures = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers) / max(1, model.num_layers)
     down = 1 / (1 + (2 if model.experts and model.experts.gated else 1))
@@ -277,7 +272,8 @@ def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
     for x in lines:
         if x.kind != "compute":
             continue
-        for side, share in _side_of(x.item).items():
+        part = "projections after" if x.item.part == "projections" and x.item.place in AFTER else x.item.part
+        for side, share in TABLE["sides"].get(part, {}).items():
             sides[side] = sides[side] + x.total_s * share * (mixtures if side in ("projections", "core") else 1.0)
         if x.item.part == "experts":
             sides["down"] = sides["down"] + x.total_s * (down if x.item.form != "gemm" else x.item.place == "down")
@@ -293,57 +289,13 @@ def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
 
 
 SIDES = ("projections", "core", "experts", "shared")
-PRODUCT_AT: Mapping[Place, str] = MappingProxyType(
-    {
-        "qkv": "QKV projection",
-        "down-projection": "QKV projection",
-        "output projection": "output projection",
-        "gate": "gate product",
-        "up": "gate product",
-        "down": "down product",
-    }
-)
+PRODUCT_AT: Mapping[str, str] = TABLE["products"]
 """Products of a layer before or behind which sequences are gathered and sums made."""
 PRODUCTS = tuple(dict.fromkeys(PRODUCT_AT.values()))
 
 
-def _side_of(item: Item) -> Mapping[str, float]:
-    """Where in a layer a kernel runs; of its two norms one precedes attention and one the router."""
-    if item.part == "norms":
-        return {"projections": 0.5, "core": 0.5}
-    if item.part == "projections":
-        return {"core" if item.place in AFTER else "projections": 1.0}
-    if item.part in ("attention", "router"):
-        return {"core": 1.0}
-    if item.part in ("experts", "routing"):
-        return {"experts": 1.0}
-    return {"shared": 1.0} if item.part == "shared expert" else {}
-
-
-def _half_attention(s: Sides) -> Number:
-    return (s["projections"] + s["core"]) / 2
-
-
-WINDOWS: Mapping[Window, Callable[[Sides], Number]] = MappingProxyType(
-    {
-        "other attention": _half_attention,
-        "other experts": lambda s: s["experts"] / 2,
-        "other experts and shared": lambda s: (s["experts"] + s["shared"]) / 2,
-        "other attention and shared": lambda s: _half_attention(s) + s["shared"] / 2,
-        "other projections": lambda s: s["projections"] + s["shared"],
-        "other core": lambda s: s["core"],
-        "own shared": lambda s: s["shared"],
-        "own down": lambda s: s["down"],
-        "own down and shared": lambda s: s["down"] + s["shared"],
-        "output projection before": lambda s: s["output projection"],
-        "down product before": lambda s: s["down product"],
-        "QKV projection behind": lambda s: s["QKV projection"],
-        "gate product behind": lambda s: s["gate product"],
-        "tiles of output projection": lambda s: s["tiles of output projection"],
-        "tiles of down product": lambda s: s["tiles of down product"],
-    }
-)
-"""Seconds of compute that a line may run beside."""
+WINDOWS: Mapping[Window, Mapping[str, float]] = TABLE["windows"]
+"""What a line may run beside: shares of sides' seconds."""
 
 
 FUSED_OP = "all-reduce-norm"  # what the kernel's paths are called
@@ -352,7 +304,7 @@ AUTO = "auto"
 
 
 def fused_fabric(fabric: Fabric | None, algorithm: str) -> Fabric | None:
-    """The kernel's paths: those of one algorithm, whatever its size, or all of them as the kernel's own rule chooses (``AUTO``)."""
+    """Return the kernel's paths: those of one algorithm, whatever its size, or all, as the kernel's own rule selects (``AUTO``)."""
     if fabric is None or algorithm == AUTO:
         return fabric
     paths = tuple(replace(p, max_bytes=()) for p in fabric.paths[FUSED_OP] if p.algorithm == algorithm)
@@ -360,7 +312,7 @@ def fused_fabric(fabric: Fabric | None, algorithm: str) -> Fabric | None:
 
 
 def most_fused_bytes(engine: Engine, chip: Chip, ranks: Number) -> Number:
-    """The largest tensor that an engine gives to the kernel on a chip, by group size; without limits all of them."""
+    """Return the largest tensor that an engine gives to the kernel on a chip, by group size, or without limits any."""
     rows = [entry.split() for entry in engine.sends.fused_reduce_most]
     if not rows:
         return np.inf
@@ -372,12 +324,12 @@ def most_fused_bytes(engine: Engine, chip: Chip, ranks: Number) -> Number:
 
 
 def most_fused_tokens(t: PricingTerms) -> Number:
-    """The most tokens of a step whose sums an engine gives to the kernel, by its limits on bytes and rows; inf: it has none."""
+    """Return the most tokens of a step whose sums an engine gives to the kernel, by its byte and row limits, or inf."""
     return np.minimum(most_fused_bytes(t.engine, t.cluster.chip, t.plan.tp) / _row_bytes(t), t.engine.sends.fused_reduce_rows)
 
 
 def runs_fused(item: Item, t: PricingTerms) -> Condition:
-    """Whether an all-reduce of a layer's output runs in the kernel: it has a path for the group, and the engine takes it there."""
+    """Check whether a layer's output all-reduce runs in the kernel: it has a path for the group, and the engine takes it there."""
     fabric = fused_fabric(t.fabric.fused, t.techniques.fused_reduce)
     if fabric is None:
         return np.asarray(item.count) < 0
@@ -399,7 +351,7 @@ OUTPUTS = (("attention", "reduced"), ("feed-forward", "output"))  # part and pla
 
 
 def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[list[Item], list[Kernel]]:
-    """Collectives and kernels of a step, sums and norms run together where the engine does so; each takes one norm's launch."""
+    """Run sums and norms of a step together where the engine does so, which saves each sum one norm's launch."""
     if not t.techniques.fused_reduce:
         return items, kernels
     split = [list(_split(item, t)) for item in items]
@@ -411,7 +363,7 @@ def fuse(items: list[Item], kernels: list[Kernel], t: PricingTerms) -> tuple[lis
 
 
 def _split(item: Item, t: PricingTerms) -> Iterator[Item]:
-    """An item as it is, and what of it runs in the kernel."""
+    """Yield an item as it is, and what of it runs in the kernel."""
     if not (item.op == "all-reduce" and item.axis == "tp" and (item.part, item.place) in OUTPUTS):
         yield item
         return

@@ -28,7 +28,7 @@ class ExpertRanks(NamedTuple):
 
 
 def expert_ranks(plan: Plan, engine: Engine) -> ExpertRanks:
-    """Return how ranks share experts: Megatron keeps tp inside an expert, or none; serving engines divide what ep leaves.
+    """Return how ranks share experts: Megatron keeps tp inside an expert, or none, and serving engines divide what ep leaves.
 
     Without expert parallelism vLLM cuts every expert over tp x dp ranks; other engines then run independent replicas.
     """
@@ -49,7 +49,7 @@ def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
 
 
 def tokens_split(model: Model, plan: Plan, engine: Engine) -> Condition:
-    """Whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
+    """Check whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
     wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)
     return wide & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
 
@@ -90,8 +90,8 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     few = unique_with_places(*_sizes(plan))
     if few is None:
         return _span(axis, plan, cluster, engine)
-    found = _span(axis, with_fields(plan, dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
-    return Span(*(spread(getattr(found, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))
+    spans = _span(axis, with_fields(plan, dict(zip(COUNTED, few[0], strict=True))), cluster, engine)
+    return Span(*(spread(getattr(spans, name), few[1]) for name in ("ranks", "ranks_per_domain", "domains", "paired", "used")))
 
 
 def _span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:

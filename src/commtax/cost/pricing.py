@@ -17,7 +17,7 @@ from commtax.arrays import holds_anywhere, pick
 from commtax.cost import overlap
 from commtax.cost.collectives import Parts, PathChoice, curve_of, for_experts, price, sigma_over
 from commtax.cost.compute import step_kernels
-from commtax.cost.context_parallel import own_prompts
+from commtax.cost.context_parallel import prompts_of_rank
 from commtax.cost.kernel import PricingTerms
 from commtax.cost.kernels import served_lines
 from commtax.cost.layer_forms import AROUND
@@ -39,12 +39,12 @@ MEASURED_RANKS = 8  # the largest group inside one domain that the libraries wer
 
 
 class Pricer:
-    """Prices the collectives of one plan; equal tensors over one axis are priced once."""
+    """The prices of one plan's collectives, where equal tensors over one axis are priced once."""
 
     def __init__(self, terms: PricingTerms) -> None:
         self.terms, self.cluster, self.fabric = terms, terms.cluster, terms.fabric
-        found, experts = self.fabric.exchanges.get(terms.settings.ep_backend.replace("_", "-")), terms.model.experts
-        self.exchange = for_experts(found, experts.num_experts, self.cluster.chip.num_sms) if found and experts else None
+        exchange, experts = self.fabric.exchanges.get(terms.settings.ep_backend.replace("_", "-")), terms.model.experts
+        self.exchange = for_experts(exchange, experts.num_experts, self.cluster.chip.num_sms) if exchange and experts else None
         self.fused = fused_fabric(self.fabric.fused, terms.techniques.fused_reduce) if terms.techniques.fused_reduce else None
         pairs = self.fabric.pairs
         self.pairs = Pricer(replace(terms, cluster=self.cluster.as_pairs, fabric=pairs)) if pairs else None
@@ -100,7 +100,7 @@ class Pricer:
         return self._prices[key][1]
 
     def choices(self, item: Item) -> list[tuple[Pricer, PathChoice]]:
-        """Prices of a collective on the links that its group spans: on bridges, then on others. None where it is not sent."""
+        """Price a collective on the links that its group spans: on bridges, then on others. None where it is not sent."""
         if not holds_anywhere(item.count > 0):
             return []
         if self.pairs is None or not holds_anywhere(paired := self.span(item.axis).paired):
@@ -109,9 +109,9 @@ class Pricer:
 
 
 def comm_lines(items: Sequence[Item], pricer: Pricer, settings: Iterable[WhatIf]) -> list[Line]:
-    """Return collectives as lines, once all of them are priced; those that this plan does not send cost nothing."""
+    """Return collectives as lines, once all of them are priced, where those that this plan does not send cost nothing."""
     priced = [pricer.choices(item) for item in items]
-    return [_line(item, pricer, choices, own) for item, choices, own in zip(items, priced, settings, strict=False)]
+    return [_line(item, pricer, choices, one) for item, choices, one in zip(items, priced, settings, strict=False)]
 
 
 def _line(item: Item, pricer: Pricer, choices: list[tuple[Pricer, PathChoice]], settings: WhatIf) -> Line:
@@ -159,7 +159,7 @@ def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf)
 
 
 def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note:
-    """Say why a library takes this path; ``ranks`` are those inside one host.
+    """Explain why a library takes this path, with ``ranks`` inside one host.
 
     >>> reason(Path("all-reduce", "one-shot", 1e9, name="custom one-shot", max_bytes=((8, 262143.0),)), 16384, 8)
     'custom one-shot: 16 KiB <= 256 KiB on 8 ranks'
@@ -195,7 +195,7 @@ def launched_s(fabric: Fabric, latency: Number, wire: Number, crosses: Condition
 
 
 def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, inside: float = 0.0) -> Source:
-    """Return the source of a collective's price; groups beyond the measured ones are assumed.
+    """Return the source of a collective's price, which is assumed for groups beyond the measured ones.
 
     Across hosts it is the network, unless most of the time (``inside``) goes by inside them, on a link that is assumed.
     """
@@ -260,9 +260,9 @@ def _inside_spread(
     fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster, eager: bool
 ) -> Number:  # fmt: skip
     """Return the width inside a fast domain, by what was measured there and on how many ranks, or a machine's fit."""
-    known = (fabric.label.kind in MEASURED) & (np.asarray(ranks) <= _largest_timed_group(fabric, op))
-    measured = _residual(fabric, op, nbytes, "eager" if eager else cluster.intra.kind, True) if holds_anywhere(known) else 0.0
-    width = pick(known, measured, 0.0 if np.all(known) else _residual(fabric, op, nbytes, cluster.intra.kind, False))
+    timed = (fabric.label.kind in MEASURED) & (np.asarray(ranks) <= _largest_timed_group(fabric, op))
+    measured = _residual(fabric, op, nbytes, "eager" if eager else cluster.intra.kind, True) if holds_anywhere(timed) else 0.0
+    width = pick(timed, measured, 0.0 if np.all(timed) else _residual(fabric, op, nbytes, cluster.intra.kind, False))
     for index, path in enumerate(fabric.paths[op]):
         if path.spread:
             inside = np.logical_and(ranks >= path.ranks[0], ranks <= path.ranks[-1]) if path.ranks else True
@@ -276,7 +276,7 @@ def _largest_timed_group(fabric: Fabric, op: str) -> int:
 
 
 def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: bool) -> Number:
-    """Return the half-width by place, collective and size; on another chip or more ranks it is "assumed", by link."""
+    """Return the half-width by place, collective and size, which on another chip or more ranks is "assumed", by link."""
     place = where if measured or where == "across" else f"assumed {where}"
     if place not in {s.where for s in fabric.spreads}:
         place = "across" if where == "across" else "" if measured else "assumed"
@@ -292,9 +292,9 @@ def inference_bill(t: PricingTerms, work: Workload, tokens: Number) -> Bill:
 
     Decode and prefill collectives sit on the critical path: nothing of them hides unless they or ``settings.overlap`` say so.
     """
-    known = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
+    sigma = math.inf if holds_anywhere(np.asarray(work.prefill_tokens) > 0) else t.whole_sigma
     t = in_step(t, work)
-    return Bill(expose_lines(step_lines(t, work), t), tokens, known_sigma=known, measured=t.measured)
+    return Bill(expose_lines(step_lines(t, work), t), tokens, known_sigma=sigma, measured=t.measured)
 
 
 def backend_of(work: Workload, engine: Engine, backend: str) -> str:
@@ -318,7 +318,7 @@ def expose_lines(lines: Sequence[Line], t: PricingTerms) -> tuple[Line, ...]:
 
 
 def step_lines(t: PricingTerms, work: Workload) -> list[Line]:
-    """Return kernels, the wait for the host, and collectives of one step; ``expose_lines`` says what of them hides."""
+    """Return kernels, the wait for the host, and collectives of one step, before ``expose_lines`` hides any of them."""
     if t.techniques is NO_TECHNIQUES:
         return _plain_lines(t, work)
     lines = _batch_lines(t, work)
@@ -334,29 +334,29 @@ def _batch_lines(t: PricingTerms, work: Workload) -> list[Line]:
     """Return the lines of one batch, with what it runs beside its kernels."""
     whole = overlap.keeps_sequences(t, work)
     if not holds_anywhere(whole):
-        return _own_overlap(_plain_lines(t, work), t, work.rows)
+        return _batch_overlap(_plain_lines(t, work), t, work.rows)
     plain = _plain_lines(replace(t, plan=replace(t.plan, sequence_parallel=False)), work)
-    split = plain if np.all(whole) else _own_overlap(_plain_lines(t, work), t, work.rows)
+    split = plain if np.all(whole) else _batch_overlap(_plain_lines(t, work), t, work.rows)
     return overlap.either(whole, plain, split)
 
 
-def _own_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
-    asked = t.techniques
-    if asked.single_batch or asked.shared_stream:
-        lines = overlap.beside_own(lines, t, rows)
-    return overlap.in_tiles(lines, t) if asked.async_tp else lines
+def _batch_overlap(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
+    wanted = t.techniques
+    if wanted.single_batch or wanted.shared_stream:
+        lines = overlap.beside_same_batch(lines, t, rows)
+    return overlap.in_tiles(lines, t) if wanted.async_tp else lines
 
 
 def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     ran = t.settings
-    own = own_prompts(work, t.plan.cp) if t.plan.splits_sequences else work
-    rows = padded_rows(own.rows, own, t.engine, t.plan.tp, ran.eager)
+    local = prompts_of_rank(work, t.plan.cp) if t.plan.splits_sequences else work
+    rows = padded_rows(local.rows, local, t.engine, t.plan.tp, ran.eager)
     sent_as = t.techniques.dispatch_dtype
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager, dispatch_dtype=sent_as)
     exchange = backend_called(ran.ep_backend or default_backend(t.engine)).experts
     top_p = ran.sampling == "top-p"
     made = step_kernels(
-        t.model, t.plan, own, rows, t.engine, exchange, ran.imbalance, top_p, t.techniques.balanced, t.copied_tokens
+        t.model, t.plan, local, rows, t.engine, exchange, ran.imbalance, top_p, t.techniques.balanced, t.copied_tokens
     )
     if t.techniques.fused_reduce:
         items, made = fuse(items, made, t)
@@ -368,15 +368,12 @@ def _plain_lines(t: PricingTerms, work: Workload) -> list[Line]:
     kernels = served_lines(made, t)
     comm = comm_lines(items, Pricer(t), repeat(ran))
     lines = [*kernels, host_line([*kernels, *comm], work, t), *comm]
-    pace = t.engine.paces.pace_prompt_steps
-    return lines if pace == 1 else _paced_prompts(lines, pace, np.asarray(work.prefill_tokens) > 0, t.cluster.chip.memory_Bps)
-
-
-def _paced_prompts(lines: list[Line], pace: float, prompts: Condition, memory_Bps: float) -> list[Line]:
-    """Return lines of steps with prompts at the pace that runs taught, none below what bytes and FLOPs allow the step."""
-    kernels = Bill(tuple(x for x in lines if x.kind == "compute"), 1)
-    least = np.minimum(1.0, kernels.least_s(memory_Bps) / kernels.step_s)
-    factor = pick(prompts, np.maximum(pace, least), 1.0)
+    if (pace := t.engine.paces.pace_prompt_steps) == 1:
+        return lines
+    # Steps with prompts go at the pace that runs taught, none below what bytes and FLOPs allow the step.
+    whole = Bill(tuple(x for x in lines if x.kind == "compute"), 1)
+    least = np.minimum(1.0, whole.least_s(t.cluster.chip.memory_Bps) / whole.step_s)
+    factor = pick(np.asarray(work.prefill_tokens) > 0, np.maximum(pace, least), 1.0)
     return [replace(x, fixed_s=x.fixed_s * factor, moving_s=x.moving_s * factor) for x in lines]
 
 

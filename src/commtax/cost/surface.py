@@ -63,7 +63,7 @@ class Surface:
     _scaled: dict[float, Self] = field(default_factory=dict)
 
     def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
-        """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds.
+        """Return the seconds of a step of decodes alone, how much longer the next one is, and for how many steps that holds.
 
         Steps are of one token each: where a step yields several, each of them takes its part of the step.
         """
@@ -79,11 +79,11 @@ class Surface:
         return seconds / each, more / each, end - mean
 
     def mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
-        """Seconds of a step of decodes beside prompt tokens whose attention takes ``attention_s``, whatever it yields."""
+        """Return the seconds of decodes beside prompt tokens whose attention takes ``attention_s``, whatever the step yields."""
         return max(self._mixing(seqs, cached, tokens, prompts, attention_s), self.mixed_launch_s)
 
     def prompting(self, seqs: int, cached: float, new: int, past: int) -> tuple[float, float, float]:
-        """The same as ``decoding`` tells, of steps that each compute the next ``new`` tokens of one prompt beside decodes."""
+        """Return the same as ``decoding`` for steps that each compute the next ``new`` tokens of one prompt beside decodes."""
         across, (at, part) = _node_below(self.new, new), _node_below(self.past, past)
         before, after = (_interpolate_in(self.prompt, across, (at, end)) for end in (0.0, 1.0))
         more = (after - before) * new / (self.past[at + 1] - self.past[at])
@@ -111,31 +111,31 @@ class Surface:
         return seconds
 
     def prompts_s(self, chunks: Sequence[tuple[int, int, int]]) -> float:
-        """Attention of a step's prompts: (request, new tokens, tokens cached before them) of each.
+        """Return the attention seconds of a step's prompts: (request, new tokens, tokens cached before them) of each.
 
         The chip has the work of all to do and waits for the longest block of one: [ (sum work)^p + max longest^p ]^(1/p). Of a
         prompt alone that is its price, which says how long its longest block is.
         """
-        known = self._chunks
+        chunks_s = self._chunks
         if len(chunks) == 1:
             _, new, past = chunks[0]
-            return (known.get((new, past)) or self._chunk(new, past))[0]
+            return (chunks_s.get((new, past)) or self._chunk(new, past))[0]
         work = longest = 0.0
         for _, new, past in chunks:
-            _, own, block = known.get((new, past)) or self._chunk(new, past)
-            work += own
+            _, alone, block = chunks_s.get((new, past)) or self._chunk(new, past)
+            work += alone
             longest = max(longest, block)
         blended: float = (work**BLEND + longest) ** (1 / BLEND)
         return blended
 
     def _chunk(self, new: int, past: int) -> tuple[float, float, float]:
-        """Attention of a prompt's tokens alone and among many, and by how much the longest block is longer, to the power."""
+        """Return a prompt's attention alone and among many, and by how much the longest block is longer, to the power."""
         across, down = _node_below(self.new, new), _node_below(self.past, past)
-        one, own = _interpolate_in(self.prompt, across, down), _interpolate_in(self.among, across, down)
+        one, shared = _interpolate_in(self.prompt, across, down), _interpolate_in(self.among, across, down)
         if len(self._chunks) > MOST_KEPT:  # prompts of any length
             self._chunks.clear()
-        self._chunks[new, past] = found = (one, own, one**BLEND - own**BLEND)
-        return found
+        self._chunks[new, past] = times = (one, shared, one**BLEND - shared**BLEND)
+        return times
 
     def scaled(self, factor: float) -> Self:
         if factor in self._scaled:
@@ -161,11 +161,11 @@ class Surface:
         return low[rows] + x * (high[rows] - low[rows])
 
     def _piece(self, seqs: int) -> tuple[list[float], list[float]]:
-        """Decode attention of so many sequences: its value and slope at each node of context."""
+        """Return decode attention of this many sequences: its value and slope at each node of context."""
         if not self._slopes:
             self._slopes.append(np.diff(self.decode) / np.diff(self.contexts))
-        self._pieces[seqs] = found = self.decode[seqs].tolist(), self._slopes[0][seqs].tolist()
-        return found
+        self._pieces[seqs] = piece = self.decode[seqs].tolist(), self._slopes[0][seqs].tolist()
+        return piece
 
 
 SCALED = (
@@ -176,13 +176,13 @@ SCALED = (
 
 
 def _node_below(nodes: Sequence[float], value: float) -> tuple[int, float]:
-    """The node below, and how far it is to the next; beyond the last as far as that goes on."""
+    """Return the node below, and the fraction of the way to the next, extrapolated beyond the last."""
     at = min(max(bisect_right(nodes, value) - 1, 0), len(nodes) - 2)
     return at, (value - nodes[at]) / (nodes[at + 1] - nodes[at])
 
 
 def _interpolate_in(table: list[list[float]], across: tuple[int, float], down: tuple[int, float]) -> float:
-    """Between four neighbours of a table."""
+    """Interpolate between four neighbours of a table."""
     (i, x), (j, y) = across, down
     low, high = table[j], table[j + 1]
     return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
@@ -198,7 +198,7 @@ class _Priced(NamedTuple):
 
 
 def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: int, drafts: int = 0) -> Surface:
-    """The table of a plan's steps: up to so many rows and sequences of up to so many tokens, each with so many drafts."""
+    """Tabulate a plan's steps: up to so many rows and sequences of up to so many tokens, each with so many drafts."""
     host = terms.engine.host
     each_s = host.launch_s if terms.settings.eager or host.launches else 0.0
     # Launches are a floor of the whole step, not of its parts; what each sequence costs the host is linear and needs no table.
@@ -213,9 +213,8 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
 
     def launches(work: Workload) -> float:
         work = replace(work, rows_per_seq=1 + drafts)
-        return float(
-            num_launches((line for line in step_lines(in_step(launched, work), work) if line.kind != "host"), terms.engine)
-        )
+        lines = (line for line in step_lines(in_step(launched, work), work) if line.kind != "host")
+        return float(num_launches(lines, terms.engine))
 
     # Mean contexts that are priced: finer than octaves, and where a window or a selector cuts
     cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
@@ -249,24 +248,24 @@ def surface(terms: PricingTerms, most_rows: int, most_seqs: int, most_tokens: in
 
 
 def _decodes(priced: Callable[[Workload], _Priced], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:
-    """Steps of decodes by sequences: without their attention, of that communication, and attention by node of context, which is
-    linear between nodes of sequences."""
+    """Tabulate decodes by sequences: steps without attention, their communication, and attention by node of context."""
     every = np.arange(most_seqs + 1.0)
     nodes = unique_values(np.round(_geometric(most_seqs)))
     seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
     step = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
     rest, comm, attention = (_broadcast(seconds, every.size + seqs.size) for seconds in step[:3])
-    known = attention[every.size :].reshape(nodes.size, contexts.size)
-    decode = np.stack([np.interp(every, nodes, column) for column in known.T], axis=-1)
+    columns = attention[every.size :].reshape(nodes.size, contexts.size)
+    decode = np.stack([np.interp(every, nodes, column) for column in columns.T], axis=-1)
     return rest[: every.size], comm[: every.size], decode
 
 
 def _mixed_steps(
     priced: Callable[[Workload], _Priced], most_rows: int, most_seqs: int, rows_per_seq: int
 ) -> tuple[list[int], Array, Array]:
-    """Steps with prompt tokens without attention: nodes of sequences that need logits, seconds by these and by rows, and of the
-    first node's communication."""
-    nodes, rows, every = _samples(most_seqs), _rows(most_rows), np.arange(most_rows + 1)
+    """Tabulate steps with prompts without attention: nodes of rows with logits, seconds by these and rows, communication."""
+    # Rows that need logits: one more than the most, so that a prompt has room beside all decodes.
+    nodes = [*(n for n in SAMPLES if n <= most_seqs), most_seqs + 1]
+    rows, every = _rows(most_rows), np.arange(most_rows + 1)
     # Some rows are one prompt's tokens and the others decode, as many as need logits and there are rows for.
     samples, each = np.repeat(nodes, rows.size), np.tile(rows, len(nodes))
     decodes = np.minimum(samples - 1, (each - 1) // rows_per_seq)
@@ -277,7 +276,7 @@ def _mixed_steps(
 
 
 def _prompts(priced: Callable[[Workload], _Priced], new: Array, past: Array) -> tuple[Array, Array, float]:
-    """Attention of a step's only prompt and of one of many, by tokens cached and new, and what it costs once a step at least."""
+    """Tabulate attention of a step's only prompt and of one of many, by cached and new tokens, and its cost once a step."""
     seqs = np.repeat([1.0, MANY], new.size * past.size)
     tokens, before = np.tile(new, 2 * past.size), np.tile(np.repeat(past, new.size), 2)
     step = priced(Workload(0, 0, seqs, seqs * tokens, seqs * before))
@@ -290,19 +289,14 @@ def _broadcast(values: Number, size: int) -> Array:
     return np.broadcast_to(values, (size,)).astype(float)
 
 
-def _samples(most_seqs: int) -> list[int]:
-    """Nodes of rows that need logits: one more than the most, so that a prompt has room beside all decodes."""
-    return [*(n for n in SAMPLES if n <= most_seqs), most_seqs + 1]
-
-
 def _rows(most: int) -> Array:
-    """Numbers of rows that are priced: graphs make small ones step, tiles all."""
+    """List the row counts that are priced: graphs make small ones step, tiles all."""
     tiles = np.arange(FINE, COARSE, TILE)
     parts: Iterable[Array] = (np.arange(1, FINE), tiles, tiles + 1, np.arange(COARSE, most, 256))
     return np.array([*sorted(n for part in parts for n in part if n < most), most], float)
 
 
 def _geometric(most: float) -> Array:
-    """1, 1.4, 2, 2.8 … up to and with ``most``."""
+    """List 1, 1.4, 2, 2.8 … up to and with ``most``."""
     steps = int(np.ceil(np.log(max(most, 2.0)) / np.log(ROOT2)))
     return np.array([*(ROOT2**i for i in range(steps)), max(most, 2.0)])

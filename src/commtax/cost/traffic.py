@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.context_parallel import own_prompts, split_cache_items, split_prompt_items
+from commtax.cost.context_parallel import prompts_of_rank, split_cache_items, split_prompt_items
 from commtax.cost.inventory import EXPERTS, format_of, quantisation
 from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.ledger import Item, Part, Place, Stage, Window
@@ -51,7 +51,7 @@ PLAIN = Backend()
 
 
 def backend_called(name: str) -> Backend:
-    """Return what is known of a backend; of one that has no row, that it sends a copy to each rank."""
+    """Return a backend by name, where one without a row sends a copy to each rank."""
     return BACKENDS.get(name, PLAIN)
 
 
@@ -66,7 +66,7 @@ def bulk_backend(name: str) -> str:
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:
-    """Return the rows of the largest captured graph; 0 where the engine captures none."""
+    """Return the rows of the largest captured graph, or 0 where the engine captures none."""
     most = pick(np.asarray(tp) >= WIDE, engine.sends.graph_rows_wide, engine.sends.graph_rows)
     return np.minimum(most, max(engine.sends.graph_sizes, default=0))
 
@@ -95,7 +95,7 @@ def inference(
     model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False, dispatch_dtype: str = ""
 ) -> list[Item]:
     """List all collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
-    whole, work = work, own_prompts(work, plan.cp) if plan.splits_sequences else work
+    whole, work = work, prompts_of_rank(work, plan.cp) if plan.splits_sequences else work
     act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or default_backend(engine) or GATHERING
     gathers = backend_called(backend).gathers
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
@@ -149,7 +149,7 @@ def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
 def tp_item(
     what: str, op: str, nbytes: Number, count: Number, plan: Plan, part: Part, stage: Stage = "", place: Place = "", note: str = ""
 ) -> Item:
-    """Return a collective of the tensor-parallel ranks; one rank issues none. Products can be cut beside gathers and scatters."""
+    """Return a collective of the tensor-parallel ranks, if several. Products can be cut beside gathers and scatters."""
     sent = pick(np.asarray(plan.tp) > 1, count, 0)
     window: Window = "products" if op in ("all-gather", "reduce-scatter") else ""
     return Item(what, "tp", op, nbytes, plan.tp, sent, note, part=part, place=place, stage=stage, overlaps_with=window)
@@ -162,7 +162,7 @@ def _reduce_output(what: str, payload: Number, count: Number, plan: Plan, part: 
 
 
 def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[Item]:
-    """Hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves.
+    """List hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves.
     Hyper-connections hand all of their streams on, and no residual beside them; attention residuals every block's so far."""
     payload = payload * vectors_handed_on(model, plan.pp)
     alone = model.hyper or model.lookback or not model.residual_stream
@@ -172,15 +172,6 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
     return [
         Item("stage hand-off", "pp", "send-recv", sent, plan.pp * 0 + 2, cuts, part="stages"),
         tp_item("stage hand-off", "all-gather", payload, pick(scattered, cuts, 0), plan, "stages"),
-    ]
-
-
-def _gather_tokens(axis: str, group: Number, count: Number, token: Number, routing: Number, back: Number) -> list[Item]:
-    """List what brings each token to every rank of the group, and its parts back; bytes are of one rank's tokens."""
-    return [
-        exchange_item("dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
-        exchange_item("routing ids", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
-        exchange_item("combine", axis, "reduce-scatter", back * group, group, count),
     ]
 
 
@@ -218,8 +209,15 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
         group = pick(split | (np.asarray(plan.tp) == 1), np.maximum(plan.ep, plan.dp), plan.dp)
         on_ep = np.asarray(group) == plan.ep
         sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
-        sizes = sent * out, sent * moe.top_k * ROUTING_BYTES, sent * back
-        return [x for axis, n in sets if np.any(n) for x in _gather_tokens(axis, group, n, *sizes)] + [regather]
+        token, ids, part = sent * out * group, sent * moe.top_k * ROUTING_BYTES * group, sent * back * group
+        items: list[Item] = []
+        for axis, n in ((axis, n) for axis, n in sets if np.any(n)):
+            items += [
+                exchange_item("dispatch", axis, "all-gather", token, group, n, "every token to every rank"),
+                exchange_item("routing ids", axis, "all-gather", ids, group, n, "ids int32, weights fp32"),
+                exchange_item("combine", axis, "reduce-scatter", part, group, n),
+            ]
+        return [*items, regather]
     copies, routed = (moe.top_k, None) if how_sent.per_expert else (expected_destinations(moe, plan.ep), moe)
     note = "one copy an expert" if how_sent.per_expert else "one copy a destination rank, uniform routing"
     there = exchange_item("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
@@ -232,8 +230,8 @@ def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") 
 
     As asked; else quantised first where the experts' arithmetic is.
     """
-    own = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
-    kind = dispatch_dtype or own
+    dtype = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
+    kind = dispatch_dtype or dtype
     if kind == "fp8":
         return 1 + 4 / FP8_SCALE_GROUP
     if kind == "nvfp4":
@@ -263,8 +261,8 @@ def expected_destinations(moe: Experts, ep: Number) -> Number:
         ways = _choices(mine, chosen) * _choices(moe.groups - mine, moe.top_groups - chosen)
         chance = ways / _choices(moe.groups, moe.top_groups)
         missed = missed + chance * _missed(moe, allowed, chosen * owned)
-    found = ep * (1 - np.where(whole, missed, _missed(moe, moe.num_experts, moe.num_experts / ep)))
-    return found if np.ndim(found) else float(found)
+    mean = ep * (1 - np.where(whole, missed, _missed(moe, moe.num_experts, moe.num_experts / ep)))
+    return mean if np.ndim(mean) else float(mean)
 
 
 def _missed(moe: Experts, experts: Number, owned: Number) -> Number:
@@ -301,7 +299,7 @@ def vectors_handed_on(model: Model, pp: Number) -> Number:
 
 
 def tower_items(model: Model, plan: Plan, work: Workload) -> list[Item]:
-    """List what the ranks of a tower send: two sums per layer where they share its weights; else every rank's tokens to all."""
+    """List what the ranks of a tower send: two sums per layer where they share its weights, else every rank's tokens to all."""
     t = model.tower
     if t is None or not np.any(work.pictures):
         return []

@@ -61,8 +61,8 @@ def forward_kernels(
 def _training_kernels(
     k: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number
 ) -> Iterator[Kernel]:
-    """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused. Element-wise
-    kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence parallelism."""
+    """Yield a serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
+    Element-wise kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence parallelism."""
     if k.form == "small":
         split = plan.tp if plan.sequence_parallel and k.part == "norms" else 1
         yield _elementwise(k, k.what, count, k.nbytes / split * passes * busier)
@@ -99,13 +99,13 @@ def _elementwise(k: Kernel, what: str, count: Number, nbytes: Number, stage: Sta
 def _product(
     k: Kernel, what: str, stage: Stage, count: Number, flops: Number, nbytes: Number, shape: tuple[Number, Number, Number]
 ) -> Kernel:
-    """A product of another one's arithmetic; whatever it casts is cast in kernels of its own."""
+    """Return a product with another one's arithmetic, without the casts, which are kernels of their own."""
     made = Kernel(what, "gemm", count, flops, nbytes, *shape, k.dtype, k.weight_bytes, part=k.part, place=k.place, stage=stage)
     return replace(made, static_scales=k.dtype == "fp8", stored=k.stored) if k.dtype in LOW_ARITHMETIC else made
 
 
 def backward(kernels: list[Kernel], plan: Plan) -> list[Kernel]:
-    """Gradients of every forward kernel: where all but adapters is frozen, of their weights and of every input."""
+    """List the gradients of every forward kernel: of every input, and of the weights unless all but adapters is frozen."""
     return [made for kernel in kernels for made in _gradients(kernel, bool(plan.lora_rank) and kernel.part != "adapters")]
 
 
@@ -129,7 +129,7 @@ def _gradients(k: Kernel, frozen: bool) -> Iterator[Kernel]:
 
 
 def recomputed_kernels(kernels: list[Kernel], model: Model, plan: Plan, engine: Engine) -> list[Kernel]:
-    """What backward runs again: all layers, or what the engine calls selective."""
+    """List what backward runs again: all layers, or what the engine calls selective."""
     if plan.recompute == "none":
         return []
     if plan.remade:
@@ -143,7 +143,7 @@ def recomputed_kernels(kernels: list[Kernel], model: Model, plan: Plan, engine: 
 
 
 def _recomputed_share(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Number:
-    """The share of a forward kernel that backward runs again under full recomputation, or where every other product is kept.
+    """Return the share of a forward kernel that backward runs again under full recomputation, or where every other product is kept.
 
     torch stops a layer's recomputation where nothing more is needed: no gradient asks for the output of its last product. Its
     selective mode keeps the first, third, fifth of a layer's products as the model has them (query, key, value, output; gate, up,
@@ -161,7 +161,7 @@ def _recomputed_share(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Nu
 
 
 def _is_latent_expansion(k: Kernel) -> bool:
-    """Whether a kernel makes queries, keys or values out of latents, or casts what such a product takes."""
+    """Check whether a kernel makes queries, keys or values out of latents, or casts what such a product takes."""
     return k.part == "projections" and k.place in ("query", "key")
 
 
@@ -177,20 +177,19 @@ REMADE: Mapping[str, Callable[[Kernel], bool]] = {
 
 
 def update(params: Number) -> Kernel:
-    """The optimiser's step over this rank's share of the parameters."""
+    """Return the optimiser's step over this rank's share of the parameters."""
     count = pick(np.asarray(params) > 0, 1, 0)
     return Kernel("optimiser update", "elementwise", count, 0.0, UPDATE_BYTES * params, part="update", stage="update")
 
 
 def accumulation_kernel(nbytes: Number) -> Kernel:
-    """Gradients of a microbatch added to the sum, in a pass of its own where no product does it."""
+    """Return the pass that adds a microbatch's gradients to the sum, where no product does it."""
     return Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")
 
 
 def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
-    """FLOPs of one token's forward and backward: three forward passes' worth; without weight gradients where adapters alone are
-    trained (their own few FLOPs are not counted).
-    """
+    """Count the FLOPs of one token's forward and backward: three forward passes' worth, without weight gradients where adapters
+    alone are trained (their own few FLOPs are not counted)."""
     layers, head = forward_flops(model, seq, causal)
     if not plan.lora_rank:
         return 3 * (layers + head)
@@ -199,7 +198,7 @@ def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
 
 
 def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Number]:
-    """FLOPs of one token's forward pass, (all layers, head): 2 a weight it meets, and attention over the sequence.
+    """Count the FLOPs of one token's forward pass, (all layers, head): 2 a weight it meets, and attention over the sequence.
 
     ``causal`` counts the pairs that a query may see (half of them); otherwise all of them, as PaLM and Megatron do.
     Lookups, norms and activations are not counted.
@@ -209,7 +208,7 @@ def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Numb
 
 
 def _counted_kernels(model: Model, seq: Number) -> list[Kernel]:
-    """Products and attention of one whole sequence on one rank."""
+    """List the products and attention of one whole sequence on one rank."""
     plain = Engine("", "", "", (), (), sends=Sending(experts_keep_tp=True))
     work = Workload(prefill_seqs=1, prefill_tokens=seq)
     return [k for k in layer_kernels(model, Plan(), work, seq, plain, training=True) if k.form in ("gemm", "prefill")]
@@ -224,6 +223,6 @@ def _flops(k: Kernel, model: Model, seq: Number, causal: bool) -> Number:
 
 
 def recomputed_flops(model: Model, plan: Plan, step: TrainStep, engine: Engine, causal: bool) -> Number:
-    """FLOPs a token that backward runs again, by the same convention as ``forward_flops``."""
+    """Count the FLOPs a token that backward runs again, by the same convention as ``forward_flops``."""
     again = recomputed_kernels(_counted_kernels(model, step.seq), model, Plan(recompute=plan.recompute), engine)
     return sum((k.count * _flops(k, model, step.seq, causal) for k in again), start=0.0 * step.seq) / step.seq

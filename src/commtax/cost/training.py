@@ -56,7 +56,7 @@ def training_bill(t: PricingTerms, step: TrainStep, tokens: Number) -> Bill:
 
 
 def _host(layers: list[Line], comm: list[Line], t: PricingTerms) -> list[Line]:
-    """The wait for a host that launches layers of experts kernel by kernel.
+    """List the waits for a host that launches layers of experts kernel by kernel.
 
     It takes ``layer_host_s`` for each layer and microbatch, forward and backward, and the GPU waits for what exceeds its own time
     in the layers; and ``sync_s`` always, while the host reads how many tokens each expert has. One graph of the step has neither.
@@ -79,14 +79,14 @@ def _host_line(what: str, waits: Number, field: str, t: PricingTerms) -> Line:
 
 
 def scales(item: Item, settings: WhatIf, engine: Engine) -> WhatIf:
-    """What-ifs of one collective: all links scaled, or one axis' alone; and what an engine's own way to gather leaves of them."""
+    """Return the what-ifs of one collective: all links scaled, or one axis' alone, and by the engine's own way to gather."""
     slow = settings.slow_links if item.whole_axis == settings.slow_axis else 1.0
     slow *= engine.trains.gather_rate if item.whole_axis == "dp" else 1.0
     return WhatIf(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale * slow)
 
 
 def _compute(t: PricingTerms, step: TrainStep) -> tuple[list[Line], list[Line], Number]:
-    """Kernels of the layers; those of the head as far as this stage pays for it, and of the update; and that share of the head."""
+    """Price the kernels of the layers, of the head (as far as this stage pays for it, also returned) and of the update."""
     model, plan, m = t.model, t.plan, t.plan.microbatches
     passes = t.engine.trains.eager_passes if t.settings.eager else t.engine.trains.elementwise_passes
     depth = fullest_layers(model, plan)
@@ -99,46 +99,46 @@ def _compute(t: PricingTerms, step: TrainStep) -> tuple[list[Line], list[Line], 
     share = _head_share(model, plan, t.engine, _total(layers) / depth, m * priced.seconds(both))
     ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
     if t.engine.trains.accumulate_bytes:
-        held = sum(trained_params(model, plan, t.engine).values())
-        ends += priced.lines([train_kernels.accumulation_kernel(held * t.engine.trains.accumulate_bytes)], m)
+        trained = sum(trained_params(model, plan, t.engine).values())
+        ends += priced.lines([train_kernels.accumulation_kernel(trained * t.engine.trains.accumulate_bytes)], m)
     return layers, ends, share
 
 
 def _clock(c: Table, fused: float) -> Factor:
-    """A number format's share of single kernels' rates: of its own runs, or of those whose casts are fused."""
+    """Return a number format's share of single kernels' rates: from its own runs, or from those whose casts are fused."""
     return ("train.share", c["share"] * fused) if "share" in c else ("train.clock", c["clock"])
 
 
 class Kernels:
-    """Kernels to lines; a kernel that runs forward and again in backward is priced once."""
+    """Kernels as lines, where one that runs forward and again in backward is priced once."""
 
     def __init__(self, t: PricingTerms) -> None:
         self.terms, self.chip, self.constants = t, t.cluster.chip, t.constants
         self.table = table = self.constants.tables["train.bf16"]
         self.power: Factor = ("power_clock", power_clock(self.chip, table))
         # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates.
-        found = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
-        self.clocks = {kind: _clock(c, table.get("fused", 1.0)) for kind, c in found if c}
+        tables = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
+        self.clocks = {kind: _clock(c, table.get("fused", 1.0)) for kind, c in tables if c}
         self.clock = self.clocks["bf16"]
         self.least = t.engine.host.launch_s if t.settings.eager else 0.0
         self.sigma = widen_sigma(table["sigma"], self.constants.label)
-        self._known: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
+        self._priced: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
 
     def seconds(self, kernels: list[Kernel]) -> Number:
         return sum((k.count * sum(self._parts(k)) for k in kernels), start=0.0)
 
     def lines(self, kernels: list[Kernel], times: Number, stage: Stage = "") -> list[Line]:
-        """Lines of kernels that each run ``times`` as often, in another ``stage`` than their own where one is named."""
+        """Return lines of kernels that each run ``times`` as often, in another ``stage`` than their own if one is named."""
         return [kernel_line(k, k.count * times, self._parts(k), self.sigma, self.terms, stage or k.stage) for k in kernels]
 
     def applied(self, kernel: Kernel) -> KernelFactors:
-        """What a training step multiplies onto a kernel: fused attention has kernels of its own for either direction."""
+        """Return what a training step multiplies onto a kernel, where fused attention has own kernels for either direction."""
         engine, slow_rank = self.terms.engine, self.terms.settings.slow_rank
         if kernel.form != "prefill":
             products = kernel.form == "gemm"
             clock = self.clocks.get(kernel.number_format, self.clock) if products else self.clock
-            own = (("experts_rate", engine.kernels.experts_rate),) if products and kernel.part == "experts" else ()
-            return KernelFactors((self.power, clock, *own), slow_rank=slow_rank, launch_s=self.least)
+            experts_rate = (("experts_rate", engine.kernels.experts_rate),) if products and kernel.part == "experts" else ()
+            return KernelFactors((self.power, clock, *experts_rate), slow_rank=slow_rank, launch_s=self.least)
         rates = [self.power, (f"train.{engine.trains.attention}", self.table.get(engine.trains.attention, 1.0))]
         if kernel.stage == "backward":
             rates.append(("train.attention_backward", self.table["attention_backward"]))
@@ -146,9 +146,9 @@ class Kernels:
 
     def _parts(self, kernel: Kernel) -> tuple[Number, Number]:
         key = (kernel.form, *map(id, (kernel.flops, kernel.nbytes, kernel.m, kernel.n)))
-        if key not in self._known:  # the kernel is kept so that its numbers, whose identity is the key, live on
-            self._known[key] = kernel, *applied_s(kernel, self.chip, self.constants, self.applied(kernel))
-        return self._known[key][1:]
+        if key not in self._priced:  # the kernel is kept so that its numbers, whose identity is the key, live on
+            self._priced[key] = kernel, *applied_s(kernel, self.chip, self.constants, self.applied(kernel))
+        return self._priced[key][1:]
 
 
 def _total(lines: list[Line]) -> Number:
@@ -156,7 +156,7 @@ def _total(lines: list[Line]) -> Number:
 
 
 def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_s: Number) -> Number:
-    """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers.
+    """Return how much of the head the pace-setting stage pays: all of it, less what the last stage saves with fewer layers.
 
     An engine that is told where layers go moves further layers from the last stage to the others as long as that pays. Where
     microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
@@ -174,8 +174,8 @@ def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_
 
 @lru_cache(maxsize=1024)
 def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> float:
-    """Layers of the last stage; of the mean of both ends where a rank has a stage of either. An engine that is told where layers go
-    leaves the stage of the head as few as the others take without becoming fuller."""
+    """Count the layers of the last stage, or the mean of both ends where a rank has a stage of either. An engine that is told where
+    layers go leaves the stage of the head as few as the others take without becoming fuller."""
     stages = stage_layers(model, pp)
     fullest = max(map(len, stages))
     last = max(0, model.num_layers - (pp - 1) * fullest) if balanced else len(stages[-1])
@@ -183,8 +183,8 @@ def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> flo
 
 
 def _launched_item(item: Item, t: PricingTerms, head_share: Number) -> Item:
-    """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head. Where
-    all products are cut into pieces, gathers and scatters run beside any of them."""
+    """Adapt an item as it is launched: gradients go in buckets, the busiest expert rank sends more, and a stage between the ends
+    has neither embedding nor head. Where all products are cut into pieces, gathers and scatters run beside any of them."""
     plan, trains = t.plan, t.engine.trains
     if item.overlaps_with in GRADIENTS and item.op != "all-reduce" and "tp" in t.settings.beside(t.engine):
         return replace(item, overlaps_with="products")
@@ -202,8 +202,8 @@ def _launched_item(item: Item, t: PricingTerms, head_share: Number) -> Item:
 
 
 def _coverable(item: Item, settings: WhatIf, engine: Engine, plan: Plan) -> Number:
-    """Share of a collective that can run beside compute: the last bucket and the first gather have nothing to run beside. A stage
-    with one chunk has nothing to compute while it waits for its neighbour."""
+    """Return the share of a collective that can run beside compute: the last bucket and the first gather have nothing to run
+    beside. A stage with one chunk has nothing to compute while it waits for its neighbour."""
     if item.overlaps_with in GRADIENTS:
         return float(settings.async_axes != ())
     waits = item.whole_axis == "pp" and settings.async_axes is None and plan.chunks <= 1
@@ -217,18 +217,18 @@ _Passes = tuple[Number, Number, Number]
 
 
 def _seconds(lines: list[Line], m: Number, *stages: Stage) -> Number:
-    """Of one microbatch."""
+    """Return the seconds of one microbatch in these stages."""
     return _total([x for x in lines if x.item.stage in stages]) / m
 
 
 def _columns_s(layers: list[Line], stage: Stage) -> Number:
-    """Seconds of one kind of gradient of products that take whole inputs; experts have their tokens exchanged instead."""
+    """Sum the seconds of one kind of gradient of products with whole inputs, without experts, which exchange their tokens."""
     products = [x for x in layers if x.item.form == "gemm" and x.item.stage == stage and x.item.part != "experts"]
     return _total([x for x in products if x.item.place in COLUMNS])
 
 
 def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: PricingTerms) -> Windows:
-    """What collectives of a training step may run beside."""
+    """Return what collectives of a training step may run beside."""
     m, plan, trains = t.plan.microbatches, t.plan, t.engine.trains
     forward = each[0] + _seconds(ends, m, "forward")
     backward = each[1] + each[2] + _seconds(ends, m, "backward", "weight-gradient")
@@ -251,7 +251,7 @@ def _windows(layers: list[Line], ends: list[Line], each: _Passes, t: PricingTerm
 
 
 def _bubble(comm: list[Line], times: _Passes, model: Model, plan: Plan) -> Line:
-    """Idle time of the schedule: a stage takes as long as its layers and what is exposed in them."""
+    """Return the idle time of the schedule, in which a stage takes as long as its layers and what is exposed in them."""
     layers = [x for x in comm if x.item.whole_axis not in BETWEEN]
     inside = [x for x in layers if x.item.axis != "tp" or x.item.part in ("layers", "experts")]
     exposed = sum((x.exposed_s for x in inside), start=0.0) / plan.microbatches
@@ -264,7 +264,7 @@ def _bubble(comm: list[Line], times: _Passes, model: Model, plan: Plan) -> Line:
 
 
 def dp_token_threshold(flops_per_s: Number, bandwidth_Bps: Number) -> Number:
-    """Local tokens from which the gradient all-reduce hides behind backward: FLOP/s over B/s, whatever the model.
+    """Return the local tokens from which the gradient all-reduce hides behind backward: FLOP/s over B/s, whatever the model.
 
     Follows from 4N/BW <= 4N tokens/(FLOP/s).
     """
@@ -272,7 +272,7 @@ def dp_token_threshold(flops_per_s: Number, bandwidth_Bps: Number) -> Number:
 
 
 def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Number) -> Number:
-    """Forward tensor-parallel all-reduce time over compute time: (T-1)/3 x FLOP/s / (BW h).
+    """Return forward tensor-parallel all-reduce time over compute time: (T-1)/3 x FLOP/s / (BW h).
 
     Per layer and token: two all-reduces of 2h bytes, each 2 (T-1)/T on the wire, against 24 h^2 / T FLOPs. Each rank
     computes 1/T of the layer but reduces the whole activation, so the tax grows with T-1.
@@ -281,26 +281,32 @@ def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Numbe
 
 
 def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep_backend: str = "") -> list[Item]:
-    """All collectives of one optimiser step under tp, sequence parallel, pp, dp/ZeRO, ep and cp."""
+    """List all collectives of one optimiser step under tp, sequence parallel, pp, dp/ZeRO, ep and cp."""
     rows = step.micro_batch * step.seq / plan.cp
     payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
     layers = fullest_layers(model, plan)
     items = _tensor_parallel(model, plan, rows, payload, layers, engine)
-    items += _pipeline(plan, payload, engine)
+    # A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks.
+    sent = payload / (plan.tp if plan.sequence_parallel or engine.sends.pp_scatter else 1)
+    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * passes_of(plan), 0)
+    regathered = 2 * count if engine.sends.pp_scatter and not plan.sequence_parallel else 0
+    on = Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count, part="stages", overlaps_with="every forward")
+    inputs = tp_item("stage inputs", "all-gather", payload, regathered, plan, "stages")
+    items += [on, replace(on, what="gradients back", stage="backward"), replace(inputs, overlaps_with="")]
     items += _context(model, plan, rows, layers, engine)
     items += _trained_experts(model, plan, rows, engine, ep_backend or default_backend(engine))
     items += _data_parallel(model, plan, layers, engine)
     grads = 0.0 if plan.lora_rank else DTYPE_BYTES[plan.grads_dtype]
     table = model.vocab * model.hidden * share("vocab", model, plan, engine) * grads
     apart = SCHEDULES[plan.schedule].directions == 1  # else the first rank has the last stage too
-    own = 0 if plan.lora_rank else 1
-    twice = pick((np.asarray(plan.pp) > 1) & (model.tied and apart), own, 0)
+    trains_ends = 0 if plan.lora_rank else 1
+    twice = pick((np.asarray(plan.pp) > 1) & (model.tied and apart), trains_ends, 0)
     norms = sum(t.size * model.layers.count(t.where) for t in inventory(model) if t.part == "norm" and t.where >= 0)
     per_stage = norms * layers / model.num_layers * grads
     tied = Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage")
     items += [
         replace(tied, part="embedding", stage="once", overlaps_with="every forward"),
-        tp_item("norm gradients", "all-reduce", per_stage, own if plan.sequence_parallel else 0, plan, "norms", "once"),
+        tp_item("norm gradients", "all-reduce", per_stage, trains_ends if plan.sequence_parallel else 0, plan, "norms", "once"),
     ]
     if SCHEDULES[plan.schedule].directions > 1:
         # Rank i and rank p - 1 - i hold the same two stages: they sum what data parallelism left each of them of the gradients.
@@ -311,12 +317,13 @@ def training_items(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep
 
 
 def _passes(plan: Plan) -> int:
-    """Forward passes of a layer in one step: full recomputation runs a second one."""
+    """Count the forward passes of a layer in one step: full recomputation runs a second one."""
     return 2 if plan.recompute == "full" else 1
 
 
 def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
-    """Two sites a layer (attention, feed-forward), each reduced once forward and once backward, again if recomputed; the ends.
+    """List the sums of two sites a layer (attention, feed-forward), once forward and backward, again if recomputed, and of the
+    ends.
 
     torch's selective recomputation keeps what was scattered and gathers again; its full one needs no second sum of the layer's end.
 
@@ -366,22 +373,12 @@ def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, la
 
 
 def _beside(item: Item, window: Window, engine: Engine) -> Item:
-    """A collective of backward with its window, where the engine launches it there."""
+    """Give a collective of backward its window, where the engine launches it there."""
     return replace(item, overlaps_with=window) if engine.overlaps.column_gradients else item
 
 
-def _pipeline(plan: Plan, payload: Number, engine: Engine) -> list[Item]:
-    """A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks."""
-    sent = payload / (plan.tp if plan.sequence_parallel or engine.sends.pp_scatter else 1)
-    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * passes_of(plan), 0)
-    regathered = 2 * count if engine.sends.pp_scatter and not plan.sequence_parallel else 0
-    on = Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count, part="stages", overlaps_with="every forward")
-    inputs = tp_item("stage inputs", "all-gather", payload, regathered, plan, "stages")
-    return [on, replace(on, what="gradients back", stage="backward"), replace(inputs, overlaps_with="")]
-
-
 def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Engine) -> list[Item]:
-    """Keys and values go round the cp ring (Megatron) or are gathered (torch); their gradients follow round the ring.
+    """List the keys and values that go round the cp ring (Megatron) or are gathered (torch), and their gradients round the ring.
 
     torchtitan repeats keys and values for every query head before attention, so all of those travel.
 
@@ -409,15 +406,15 @@ def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Eng
 
 
 def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
-    """Parameters whose state one rank updates: its share where the optimiser is sharded."""
+    """Count the parameters whose state one rank updates: its share where the optimiser is sharded."""
     params = trained_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine) if plan.zero else (1, 1)
     return (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts
 
 
 def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: str) -> list[Item]:
-    """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited). DeepEP and its like
-    send a token once to each rank that has experts for it, and through the NICs once to each host."""
+    """List dispatch and combine, forward and backward, where each rank puts in rows x top_k copies (capacity unlimited). DeepEP and
+    its like send a token once to each rank that has experts for it, and through the NICs once to each host."""
     moe = replace(model.experts or Experts(1, 1, 1), groups=1, top_groups=1)  # frameworks say how many hosts a token goes to
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
@@ -431,8 +428,8 @@ def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, bac
 
 
 def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> list[Item]:
-    """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones. Where all but
-    adapters is frozen, they alone have gradients and are updated; ZeRO 3 gathers the frozen layers all the same."""
+    """List the sums of gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones.
+    Where all but adapters is frozen, they alone have gradients and are updated; ZeRO 3 gathers the frozen layers all the same."""
     params, trained = stage_params(model, plan, engine), trained_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     mixed = num_moe_layers(model, plan)
@@ -458,12 +455,12 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
 
 
 def _rounds(plan: Plan) -> Number:
-    """How often a step gathers and sums under ZeRO 2 and 3: every microbatch, with a pipeline once."""
+    """Return how often a step gathers and sums under ZeRO 2 and 3: every microbatch, or once with a pipeline."""
     return pick(np.asarray(plan.pp) > 1, 1, plan.microbatches)
 
 
 def _copies(plan: Plan, shard: Number, units: Number) -> Item:
-    """HSDP: groups of ranks hold a whole copy each; after each scatter the shards are summed over the groups, unit by unit."""
+    """Sum shards over HSDP groups, which hold a whole copy each: after each scatter, unit by unit."""
     groups = plan.dp / plan.num_shards
     nbytes = shard * DTYPE_BYTES[plan.grads_dtype] / units
     count = pick(np.asarray(groups) > 1, units * _rounds(plan), 0)
@@ -473,13 +470,13 @@ def _copies(plan: Plan, shard: Number, units: Number) -> Item:
 def _gradient_sum(
     what: str, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, part: Part = "", note: str = ""
 ) -> Item:
-    """Gradients over ranks that hold the same parameters."""
+    """Return a sum of gradients over ranks that hold the same parameters."""
     return Item(what, axis, op, nbytes, ranks, count, note, part=part, stage="backward", overlaps_with="backward")
 
 
 def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, engine: Engine) -> list[Item]:
-    """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered. FSDP without resharding after
-    forward, its ZeRO 2, gathers before every microbatch; with a pipeline, as under ZeRO 3, once."""
+    """List the sums of ZeRO 0 (one all-reduce), or of ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered. FSDP
+    without resharding after forward, its ZeRO 2, gathers before every microbatch; with a pipeline, as under ZeRO 3, once."""
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
     axis, whose = ("edp", "expert ") if part == "experts" else ("dp", "")
     grads = params * DTYPE_BYTES[plan.grads_dtype]
@@ -497,12 +494,12 @@ def _replicated_items(plan: Plan, params: Number, ranks: Number, part: Part, eng
 
 
 def _sharded_items(
-    plan: Plan, held: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number
+    plan: Plan, unit: tuple[Number, Number], ranks: Number, units: Number, part: Part, gathers: Number
 ) -> list[Item]:
-    """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered. ``held``:
-    parameters of a unit, and those of it that are trained. The last unit (head and final norm) stays gathered in between."""
-    params, trained = held
-    on, has = ((np.asarray(ranks) > 1) & (np.asarray(some) > 0) for some in held)
+    """List the sums of ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
+    ``unit``: its parameters, and those of it that are trained. The last unit (head and final norm) stays gathered in between."""
+    params, trained = unit
+    on, has = ((np.asarray(ranks) > 1) & (np.asarray(some) > 0) for some in unit)
     axis = "edp" if part == "experts" else "shard"
     whose = {"": "layer", "experts": "expert"}.get(part, part)
     count = pick(on, units * _rounds(plan), 0)

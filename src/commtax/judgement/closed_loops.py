@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from commtax.files import table
 from commtax.records import dataclass
+from commtax.thresholds import levels
 
+LEVEL = levels(__name__)
 LEFT_OUT = {
     "lockstep": "requests of about equal lengths that start together end together: their prompts meet, more than these means say",
     "ranks": "ranks of attention wait for each other's prompts; how unevenly these come is left out of these means",
@@ -48,26 +49,25 @@ def left_out(crowd: Crowd) -> Iterator[str]:
     >>> list(left_out(Crowd(clients=32, room=100, steps=100, spread=0.5)))
     []
     """
-    known = {name: row["value"] for name, row in table("judgement/closed_loops.toml").items()}
-    meet = 2 * crowd.spread * crowd.steps <= known["apart"] or crowd.prompts > 2 * crowd.spread
+    meet = 2 * crowd.spread * crowd.steps <= LEVEL.apart or crowd.prompts > 2 * crowd.spread
     if crowd.clients * crowd.ranks > 1 and meet:
         yield "lockstep"
-    if crowd.ranks > 1 and (crowd.patient or crowd.prompts > known["prompts"]):
+    if crowd.ranks > 1 and (crowd.patient or crowd.prompts > LEVEL.prompts):
         yield "ranks"
-    if crowd.stages > 1 and (crowd.prompts > known["prompts"] or crowd.piled > known["piled"]):
+    if crowd.stages > 1 and (crowd.prompts > LEVEL.prompts or crowd.piled > LEVEL.piled):
         yield "stages"
-    if crowd.prompts > known["prompts"] and crowd.way * (crowd.clients - 1) > crowd.steps:
+    if crowd.prompts > LEVEL.prompts and crowd.way * (crowd.clients - 1) > crowd.steps:
         yield "gathered"
-    if crowd.replicas > 1 and crowd.prompts * (crowd.together / max(1.0, crowd.together - 1) - 1) > known["turns"]:
+    if crowd.replicas > 1 and crowd.prompts * (crowd.together / max(1.0, crowd.together - 1) - 1) > LEVEL.turns:
         yield "turns"
     if crowd.longest > crowd.budget > 0:
         yield "whole-prompts"
-    if min(crowd.clients, crowd.fed) > known["filled"] * crowd.room:
+    if min(crowd.clients, crowd.fed) > LEVEL.filled * crowd.room:
         yield "full-cache"
-    if crowd.load > known["filled"]:
+    if crowd.load > LEVEL.filled:
         yield "near-full"
 
 
 def unlocked_spread() -> float:
     """Return the share by which lengths vary where clients of equal lengths are as far from lockstep as in real servers."""
-    return float(table("judgement/closed_loops.toml")["unlocked"]["value"])
+    return float(LEVEL.unlocked)

@@ -6,10 +6,8 @@ a test has such a time it cannot pass; nor can a test whose every range is assum
 
 from collections.abc import Collection, Sequence
 
-PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
-"""Verdicts on a test."""
-ASSUMED, IMPOSSIBLE = "assumed", "impossible"
-"""Why one time is undecided."""
+PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"  # verdicts on a test
+ASSUMED, IMPOSSIBLE = "assumed", "impossible"  # why one time is undecided
 
 
 def judge_time(measured_s: float, high_s: float, floor_s: float, assumed: bool) -> str:
@@ -25,22 +23,22 @@ def judge_time(measured_s: float, high_s: float, floor_s: float, assumed: bool) 
     return ASSUMED if assumed else PASS
 
 
-def judge_test(found: Collection[str], faulty: bool = False) -> str:
-    """Judge a test by its times; ``faulty``: what was measured is no sound test, however long it took.
+def judge_test(verdicts: Collection[str], faulty: bool = False) -> str:
+    """Judge a test by its times. ``faulty``: what was measured is no sound test, however long it took.
 
     >>> judge_test(["pass", "assumed"]), judge_test(["pass", "impossible"]), judge_test(["assumed"]), judge_test(["pass", "fail"])
     ('pass', 'undecided', 'undecided', 'fail')
     """
-    if faulty or FAIL in found:
+    if faulty or FAIL in verdicts:
         return FAIL
-    return PASS if PASS in found and IMPOSSIBLE not in found else UNDECIDED
+    return PASS if PASS in verdicts and IMPOSSIBLE not in verdicts else UNDECIDED
 
 
-def telling_time(sizes: Sequence[float], found: Sequence[str]) -> int:
+def telling_time(sizes: Sequence[float], verdicts: Sequence[str]) -> int:
     """Return the place of the largest size that fails, else of the largest.
 
     >>> telling_time([8, 64, 512], ["pass", "fail", "pass"]), telling_time([8, 64], ["pass", "assumed"])
     (1, 1)
     """
-    failed = [i for i, verdict in enumerate(found) if verdict == FAIL]
+    failed = [i for i, verdict in enumerate(verdicts) if verdict == FAIL]
     return max(failed or range(len(sizes)), key=lambda i: sizes[i])

@@ -71,7 +71,7 @@ class Estimate:
         return self.value * end**widths
 
     def kept(self, limit: float) -> float:
-        """Return the probability that one figure is at most the limit; without a range, whether it is."""
+        """Return the probability that one figure is at most the limit. Without a range it is 0 or 1."""
         value, low, high = float(self.value), float(self.low), float(self.high)
         if limit == inf or not 0 < low < high:
             return 1.0 if value <= limit else 0.0
@@ -80,7 +80,7 @@ class Estimate:
 
 
 def estimate_through(value: float, surely: float, confidence: float) -> Estimate:
-    """The estimate of a figure that is known at a confidence, instead of at the ends of its range."""
+    """Return the estimate of a figure that is stated at a confidence instead of at the ends of its range."""
     width = (surely / value) ** (1 / deviations(confidence))
     return Estimate(value, value / width, value * width)
 
@@ -134,7 +134,7 @@ def margin_of(value: object, name: str = "margin") -> float | None:
 
 
 def _share_of(value: object, name: str, wanted: str, example: str) -> float:
-    """Return a share; from 1 on a number counts per cent."""
+    """Parse a share. From 1 on a number counts per cent."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | np.number):
         raise Refusal(f"{name}={value!r}: {wanted}", name, (example,))
     share = parse_fraction(value if isinstance(value, str) else float(value), name)

@@ -1,15 +1,37 @@
-"""When memory binds, and which limits of an engine to change then: the mildest that are worth it, those that cost least first."""
+"""Limits of an engine: which stop a server from starting, which to change when memory binds (the mildest that are worth it, those
+that cost least first), and how many sequences to admit: room for the clients' peak, fewer where more would break a promise."""
 
-from collections.abc import Callable, Mapping
-from math import inf
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, inf, sqrt
+
+import numpy as np
 
 from commtax.files import table
-from commtax.judgement.starting import SEQS
 from commtax.question import Limits
+from commtax.spec import Condition, Number
+
+LENGTH, SEQS = "max_model_len", "max_num_seqs"  # the limits that can be too large, as options are named
+
+
+def starts(requests: Number, seqs: Number = 0, most_seqs: Number = np.inf) -> Condition:
+    """Return whether a cache that holds so many ``requests`` of full length, and lets ``most_seqs`` run, is enough."""
+    return (np.asarray(requests) >= 1) & (np.asarray(seqs) <= most_seqs)
+
+
+def stopped_by(requests: float, seqs: float, most_seqs: float) -> str:
+    """Return which limit stops a server from starting: the length of its requests, else their number. "" where it starts.
+
+    >>> stopped_by(0.8, 1024, 600), stopped_by(3.0, 1024, 600), stopped_by(3.0, 512, 600)
+    ('max_model_len', 'max_num_seqs', '')
+    """
+    if starts(requests, seqs, most_seqs):
+        return ""
+    return SEQS if starts(requests) else LENGTH
+
 
 SHARE = "gpu_memory_utilization"
-Changes = Mapping[str, float]
-"""Limits by the names that the options and ``Limits`` have for them."""
+Changes = Mapping[str, float]  # limits by the names that the options and ``Limits`` have for them
 
 
 def memory_binds(free_share: float) -> bool:
@@ -33,11 +55,11 @@ def changes_to_try(now: Limits, utilization_of: str, chunked: bool) -> Mapping[s
     Fewer sequences cost nothing while no more are sent, smaller chunks lengthen TTFT, and a larger share of memory leaves less for
     what the engine does not count.
     """
-    known = table("judgement/engine_limits.toml")
+    tried = table("judgement/engine_limits.toml")
     share = safe_share(utilization_of)
     return {
-        SEQS: tuple(n for n in known[SEQS] if n < now.max_num_seqs),
-        "max_num_batched_tokens": tuple(n for n in known["max_num_batched_tokens"] if chunked and n < now.max_num_batched_tokens),
+        SEQS: tuple(n for n in tried[SEQS] if n < now.max_num_seqs),
+        "max_num_batched_tokens": tuple(n for n in tried["max_num_batched_tokens"] if chunked and n < now.max_num_batched_tokens),
         SHARE: (share,) * (share > now.gpu_memory_utilization),
     }
 
@@ -62,20 +84,50 @@ def best_changes(
     >>> best_changes(lambda on: 9.0 if "seqs" in on else 1.0, lambda on: 1.0 + len(on), seqs, lambda on: on["seqs"] < 512)
     {'seqs': 64}
     """
-    known = table("judgement/engine_limits.toml")
-    kept, now, least = dict[str, float](), worth({}), 1 + known["gain"]
+    level = table("judgement/engine_limits.toml")
+    kept, now, least = dict[str, float](), worth({}), 1 + level["gain"]
     for name, values in tried.items():
-        had, found, most = room(kept), dict[float, float](), inf  # most: what the milder value is worth, for each of its room
+        had, gains, most = room(kept), dict[float, float](), inf  # most: what the milder value is worth, for each of its room
         for value in values:
             size = room(kept | {name: value})
             if size > least * had and most * size > least * now:
-                found[value] = worth(kept | {name: value})
-                most = found[value] / size
-        if found and (best := max(found.values())) > now * least:
-            good = [value for value, one in found.items() if one >= best * known["nearly"]]
+                gains[value] = worth(kept | {name: value})
+                most = gains[value] / size
+        if gains and (best := max(gains.values())) > now * least:
+            good = [value for value, one in gains.items() if one >= best * level["nearly"]]
             kept[name] = next((value for value in good if starts(kept | {name: value})), good[0])
-            now = found[kept[name]]
+            now = gains[kept[name]]
     for name in tuple(kept):
         others = {other: value for other, value in kept.items() if other != name}
-        kept = others if worth(others) >= now * known["nearly"] else kept
+        kept = others if worth(others) >= now * level["nearly"] else kept
     return kept
+
+
+def sequences_to_admit(clients: int, ranks: int, most: int, crowded: bool, graph_sizes: Sequence[int] = ()) -> int:
+    """Return the sequences that each rank may run at once: 0 leaves the engine's own limit, which is ``most``.
+
+    ``crowded``: with as many as the engine would admit, a promised time would be broken. The peak is rounded up to the captured
+    graph that such a step runs in anyway.
+
+    >>> sequences_to_admit(216, 3, 1024, crowded=True, graph_sizes=(64, 80, 96, 104))
+    104
+    >>> sequences_to_admit(216, 3, 1024, crowded=False), sequences_to_admit(216, 1, 128, crowded=True)
+    (0, 0)
+    """
+    peak = peak_sequences(clients, ranks)
+    at = bisect_left(graph_sizes, peak)
+    limit = graph_sizes[at] if at < len(graph_sizes) else peak
+    return limit if crowded and limit < most else 0
+
+
+def peak_sequences(clients: int, ranks: int) -> int:
+    """Return the most of all clients' requests that one of ``ranks`` has at once.
+
+    Requests are dealt to ranks without regard to those that they still run, so their number there varies like a count of
+    independent events, by its square root.
+
+    >>> peak_sequences(8, 1), peak_sequences(8, 4), peak_sequences(216, 3)
+    (8, 7, 98)
+    """
+    mean = clients / ranks
+    return clients if ranks == 1 else min(clients, ceil(mean + table("judgement/engine_limits.toml")["deviations"] * sqrt(mean)))

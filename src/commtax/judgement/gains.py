@@ -29,7 +29,7 @@ def verdict_on_gain(gain: float, low: float, high: float, fits: bool = True) -> 
 
 
 def advice_on_gain(verdict: str, gain: float, full_gain: float) -> str:
-    """Return what to do about a gain: set it, measure it, set it once the cache is full, or leave it; "" where nothing is said.
+    """Return what to do about a gain: set it, measure it, set it once the cache is full, or leave it. "" is no advice.
 
     ``full_gain``: of the largest batches that fit, for what makes room in the cache or takes some. An uncertain loss
     is then no reason to leave it.

@@ -11,8 +11,7 @@ from commtax.spec import Number
 from commtax.thresholds import levels
 
 LEVEL = levels(__name__)
-BATCH = "batch"
-"""The workload without users who wait for first tokens."""
+BATCH = "batch"  # the workload without users who wait for first tokens
 UNCHECKED, LATE, SLOW = "unchecked", "late", "slow"
 """Objections to a plan: predictions of its kind were never compared with runs; its first tokens, or all, come too late."""
 
@@ -26,7 +25,7 @@ def depends_on_who_waits(q: Question) -> bool:
 
 
 def bearable_ttft_s(q: Question) -> float:
-    """Return the mean TTFT that interactive use bears; infinite where a limit is given, or where nobody waits."""
+    """Return the mean TTFT that interactive use bears. It is infinite where a limit is set, or where nobody waits."""
     if q.goal.ttft_s < inf or q.goal.workload == BATCH:
         return inf
     return float(LEVEL.first_token_s + LEVEL.prompt_token_s * q.requests.input_len)
@@ -53,7 +52,7 @@ def against(q: Question, pools: float, ttft_s: float, latest_s: float) -> list[s
 
 
 def bearable_token_s(q: Question) -> float:
-    """Return the mean TPOT that interactive use bears; infinite where a limit is given, or where nobody waits."""
+    """Return the mean TPOT that interactive use bears. It is infinite where a limit is set, or where nobody waits."""
     return inf if q.goal.tpot_s < inf or q.goal.workload == BATCH else float(LEVEL.token_s)
 
 

@@ -23,9 +23,9 @@ def ratio_error(q: Question, pools: bool = False) -> float:
     ``pools``: one of both has two pools and the other has one.
     """
     inside = q.cluster.num_hosts == 1 and not q.requests.prefill_cluster
-    known = table("judgement/margin.toml")
-    errors = known["training" if q.trains else "ratio"]
-    usual = min(known["most"], max(known["least"], errors["dense" if q.model.experts is None else "mixtures"]))
+    level = table("judgement/margin.toml")
+    errors = level["training" if q.trains else "ratio"]
+    usual = min(level["most"], max(level["least"], errors["dense" if q.model.experts is None else "mixtures"]))
     return float(max(usual, errors["pools_in_one_host" if inside else "pools"]) if pools else usual)
 
 

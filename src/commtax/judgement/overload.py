@@ -2,21 +2,24 @@
 
 from math import isfinite
 
-from commtax.files import table
+from commtax.thresholds import levels
 from commtax.units import format_figure
+
+LEVEL = levels(__name__)
 
 
 def overloaded(rate: float, capacity: float, longer: float = 1.0) -> bool:
-    """Return whether requests come faster than servers answer them whose steps take ``longer``; a rate without end has no capacity.
+    """Return whether requests come faster than servers answer whose steps take ``longer``. An unlimited rate overloads nothing.
 
     >>> overloaded(10.1, 10.0), overloaded(10.3, 10.0), overloaded(10.1, 10.0, longer=1.1)
     (False, True, True)
     """
-    return isfinite(rate) and rate * longer >= _thresholds()["sure"]["value"] * capacity
+    return isfinite(rate) and rate * longer >= LEVEL.sure * capacity
 
 
 def load_words(rate: float, capacity: float) -> str:
-    """
+    """Describe a load beside the capacity.
+
     >>> load_words(8.0, 5.641)
     '5.64 requests/s is the capacity, and 8 arrive'
     """
@@ -29,7 +32,7 @@ def longest_steps(rate: float, capacity: float) -> float:
     >>> round(longest_steps(10.0, 20.0), 2)
     2.04
     """
-    return _thresholds()["sure"]["value"] * capacity / rate
+    return LEVEL.sure * capacity / rate
 
 
 def falls_behind(rate: float, answered: float) -> bool:
@@ -38,8 +41,4 @@ def falls_behind(rate: float, answered: float) -> bool:
     >>> falls_behind(10.0, 8.9), falls_behind(10.0, 9.1)
     (True, False)
     """
-    return answered < _thresholds()["kept_up"]["value"] * rate
-
-
-def _thresholds() -> dict[str, dict[str, float]]:
-    return table("judgement/overload.toml")
+    return answered < LEVEL.kept_up * rate

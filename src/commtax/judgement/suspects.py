@@ -20,7 +20,7 @@ def likelihoods(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def suspects(shares: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the likeliest explanation and those that it does not stand out from; one alone is the cause.
+    """Return the likeliest explanation and those that it does not stand out from. One alone is the cause.
 
     >>> suspects({"clock": 0.9, "everything": 0.1}), suspects({"clock": 0.4, "everything": 0.6})
     (('clock',), ('everything', 'clock'))

@@ -1,6 +1,7 @@
 """Docker Compose: one service for each server, on the GPUs of one host, and a router where several are one to clients."""
 
-from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, listening, words_of
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, listening, words_of
+from commtax.launch.jobs import LaunchJob
 from commtax.launch.kubernetes import SCRIPT, router_script
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
@@ -9,10 +10,10 @@ Service = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
-    if wide := next((pool for pool in deployment.pools if pool.hosts > 1), None):
+    if wide := next((pool for pool in deployment.pools if pool.all_hosts > 1), None):
         rule = f"a server of this plan spans {wide.hosts} hosts, and Compose starts containers on one"
         raise Refusal.of(f"{rule}; kubernetes and slurm do more", emit="compose")
-    used, here = sum(pool.servers * pool.job.gpus for pool in deployment.pools), deployment.question.cluster.gpus_per_host
+    used, here = sum(pool.servers * pool.gpus for pool in deployment.pools), deployment.question.cluster.gpus_per_host
     if used > here:
         raise Refusal.of(f"{used} GPUs are more than the {here} of one host; kubernetes and slurm do more", emit="compose")
     services: dict[str, Tree] = {}
@@ -21,12 +22,12 @@ def write(deployment: DeployedPlan) -> str:
     first = 0
     for pool in deployment.pools:
         for number in range(pool.servers):
-            name = f"{pool.role or 'llm'}-{number}" if deployment.apart or pool.servers > 1 else "llm"
+            name = f"{pool.file}-{number}" if deployment.apart or pool.servers > 1 else "llm"
             names.setdefault(pool.role, []).append(name)
-            services[name] = _server(deployment, pool, name, list(range(first, first + pool.job.gpus)), PORT + number)
-            first += pool.job.gpus
+            services[name] = _server(deployment, pool, name, list(range(first, first + pool.gpus)), PORT + number)
+            first += pool.gpus
         if lines := pool.command().settings:
-            files[f"{pool.role or 'llm'}.yaml"] = {"content": "\n".join(lines) + "\n"}
+            files[f"{pool.file}.yaml"] = {"content": "\n".join(lines) + "\n"}
     if deployment.apart:
         prompts, decodes = ([(name, PORT) for name in names[role]] for role in ("prefill", "decode"))
         command = deployment.router(prompts, decodes)
@@ -41,11 +42,14 @@ def write(deployment: DeployedPlan) -> str:
     return "\n".join([*deployment.remarks(), yaml_text([{**tree, **({"configs": files} if files else {})}])])
 
 
-def _server(deployment: DeployedPlan, pool: Pool, name: str, gpus: list[int], port: int) -> Service:
-    command, file = pool.command(host=name), f"{pool.role or 'llm'}.yaml"
+def _server(deployment: DeployedPlan, pool: LaunchJob, name: str, gpus: list[int], port: int) -> Service:
+    command, file = pool.command(host=name), f"{pool.file}.yaml"
     words = [*words_of(command, f"/settings/{file.removesuffix('.yaml')}"), *listening(deployment.program)]
-    own = dict(v.partition("=")[::2] for v in command.variables)
-    environment: Service = {**own, "HF_HOME": FACTS["cache"], "HF_TOKEN": Explained("${HF_TOKEN:-}", "for gated models")}
+    environment: Service = {
+        **dict(v.partition("=")[::2] for v in command.variables),
+        "HF_HOME": FACTS["cache"],
+        "HF_TOKEN": Explained("${HF_TOKEN:-}", "for gated models"),
+    }
     device = {"driver": "nvidia", "device_ids": Explained([str(gpu) for gpu in gpus], WHY["device"]), "capabilities": ["gpu"]}
     every = int(FACTS["probe_s"])
     check: Service = {"test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{deployment.health}"], "interval": f"{every}s"}
@@ -56,7 +60,7 @@ def _server(deployment: DeployedPlan, pool: Pool, name: str, gpus: list[int], po
     service["volumes"] = [f"models:{FACTS['cache']}"]
     if command.settings:
         service["configs"] = [{"source": file, "target": f"/settings/{file}"}]
-    service["shm_size"] = Explained(f"{pool.job.gpus * FACTS['shm_gib_per_gpu']}gb", WHY["shm"])
+    service["shm_size"] = Explained(f"{pool.gpus * FACTS['shm_gib_per_gpu']}gb", WHY["shm"])
     if deployment.vendor == "amd":  # whose containers see GPUs by their device files
         service |= {"devices": ["/dev/kfd", "/dev/dri"], "group_add": ["video"]}
         environment["HIP_VISIBLE_DEVICES"] = ",".join(map(str, gpus))

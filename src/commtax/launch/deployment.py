@@ -1,11 +1,10 @@
-"""A plan as servers to be deployed: pools of equal ones, what each is told, its image, its volume, how long it may take to start.
+"""A plan as servers to be deployed: pools of equal ones, their commands, image and volume, how long they may take to start.
 
 What form that takes (Kubernetes, Dynamo, llm-d, Compose, Slurm) is written by the modules beside this one."""
 
 import math
 import re
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 
@@ -13,12 +12,12 @@ from commtax.catalog.programs import program_of, programs
 from commtax.cost.inventory import total_bytes
 from commtax.files import table
 from commtax.launch.flags import command_of
-from commtax.launch.jobs import MASTER, Address, Command, LaunchJob, checkpoint_remark, model_id, start_s
+from commtax.launch.jobs import MASTER, POD, Address, Command, LaunchJob, checkpoint_remark, start_s
 from commtax.launch.writing import apart_command, benchmark_command, groups_per_server, launch_command
 from commtax.launch.yaml_text import Explained
 from commtax.question import Question
 from commtax.records import dataclass
-from commtax.spec import Chip, Program
+from commtax.spec import Program
 from commtax.statement import Refusal
 from commtax.verbs.disaggregation import prompter
 from commtax.verbs.fit_advice import startable
@@ -27,49 +26,15 @@ FACTS = table("launch/deployments.toml")
 WHY: dict[str, str] = FACTS["why"]
 PORT: int = FACTS["port"]
 GIB = 2**30
-POD = "$(POD_IP)"  # a pod's own address, from the variable beside it
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Equal servers: all of a plan's, or those that have either prompts or decode."""
-
-    role: str  # "", "prefill" or "decode"
-    job: LaunchJob
-
-    @property
-    def servers(self) -> int:
-        return self.job.servers
-
-    @property
-    def hosts(self) -> int:
-        return self.job.all_hosts
-
-    @property
-    def gpus_per_host(self) -> int:
-        return self.job.gpus if self.hosts == 1 else self.job.question.cluster.gpus_per_host
-
-    @property
-    def chip(self) -> Chip:
-        return self.job.question.cluster.chip
-
-    def command(self, number: int = 0, host: str = POD) -> Command:
-        """Return what one server is started by; ``number`` keeps ports apart where servers share a host."""
-        own = command_of(self.job.engine)
-        written: Command = own.write(self.job)
-        return own.join(written, self.role, number, host) if self.role else written
-
-    def named(self, name: str) -> str:
-        return f"{name}-{self.role}" if self.role else name
 
 
 @dataclass(frozen=True, slots=True)
 class DeployedPlan:
-    """A plan's servers, and what they have in common."""
+    """A plan's pools of equal servers (all in one, or those of prompts and of decode), and what they have in common."""
 
     question: Question
     program: Program
-    pools: tuple[Pool, ...]
+    pools: tuple[LaunchJob, ...]
 
     @property
     def name(self) -> str:
@@ -86,19 +51,10 @@ class DeployedPlan:
         return self.question.cluster.chip.vendor.lower()
 
     @property
-    def version(self) -> str:
-        own = self.question.engine.version
-        return str(FACTS["release"].get(self.program.key, {}).get(own, own))
-
-    @property
     def image(self) -> str:
-        images = FACTS["image"]
-        return str(images.get(f"{self.program.key}-{self.vendor}", images[self.program.key])).format(version=self.version)
-
-    @staticmethod
-    def gpu(pool: Pool) -> str:
-        """Return what a device plugin calls the GPUs of a pool."""
-        return str(FACTS["gpu"].get(pool.chip.vendor.lower(), FACTS["gpu"]["nvidia"]))
+        images, version = FACTS["image"], self.question.engine.version
+        release = FACTS["release"].get(self.program.key, {}).get(version, version)
+        return str(images.get(f"{self.program.key}-{self.vendor}", images[self.program.key])).format(version=release)
 
     @property
     def stored_bytes(self) -> float:
@@ -126,7 +82,7 @@ class DeployedPlan:
     def remarks(self) -> list[str]:
         """Return what is left to put in by hand, as comments."""
         left = [line for pool in self.pools for line in pool.command().left]
-        return list(dict.fromkeys([*checkpoint_remark(self.pools[-1].job), *left]))
+        return list(dict.fromkeys([*checkpoint_remark(self.pools[-1]), *left]))
 
     def router(self, prompts: list[Address], decodes: list[Address]) -> Command:
         """Return what clients of servers with two roles talk to."""
@@ -135,19 +91,18 @@ class DeployedPlan:
 
 
 def deployment_of(question: Question, prompts: int, copies: int, placed: bool = False) -> DeployedPlan:
-    """The servers of a plan: ``copies`` of it, and beside those as many for ``prompts`` where these have servers of their own."""
+    """Return a plan as servers: ``copies`` of it, and for ``prompts`` as many servers as stated where they have their own."""
     made_by = program_of(question.engine)
 
-    def job(q: Question, servers: int, apart: bool) -> LaunchJob:
+    def pool(q: Question, servers: int, role: str) -> LaunchJob:
         inner = groups_per_server(q.plan, made_by, q.cluster)
-        inner_copies = 1 if apart else int(q.plan.dp) // inner
-        return LaunchJob(made_by.key, q, inner, servers * inner_copies, apart=apart, placed=placed)
+        inner_copies = 1 if role else int(q.plan.dp) // inner
+        return LaunchJob(made_by.key, q, inner, servers * inner_copies, role=role, placed=placed)
 
     if not prompts:
-        return DeployedPlan(question, made_by, (Pool("", job(question, copies, apart=False)),))
+        return DeployedPlan(question, made_by, (pool(question, copies, ""),))
     ahead = startable(prompter(question))
-    pools = Pool("prefill", job(ahead, prompts, apart=True)), Pool("decode", job(question, copies, apart=True))
-    return DeployedPlan(question, made_by, pools)
+    return DeployedPlan(question, made_by, (pool(ahead, prompts, "prefill"), pool(question, copies, "decode")))
 
 
 def words_of(command: Command, file: str = "") -> list[str]:
@@ -191,22 +146,18 @@ def listening(program: Program, port: int = PORT) -> list[str]:
     return [*["--host=0.0.0.0"] * (not program.listens), f"--port={port}"]
 
 
-def variables(command: Command, pool: Pool) -> list[dict[str, object]]:
-    """A container's environment: the command's own variables, the token of the Hub, where weights are kept, how hosts meet."""
-    told = [v.partition("=") for v in command.variables]
-    own: list[dict[str, object]] = [{"name": name, "value": value} for name, _, value in told]
-    if any(POD in str(v["value"]) for v in own):
-        own.insert(0, {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
-    if pool.hosts > 1:
-        own += [{"name": "NCCL_SOCKET_IFNAME", "value": Explained("eth0", WHY["meets"])}]
-        own += [{"name": "GLOO_SOCKET_IFNAME", "value": "eth0"}]
+def variables(command: Command, pool: LaunchJob) -> list[dict[str, object]]:
+    """Return a container's environment: the command's variables, the Hub's token, where weights lie, which network hosts use."""
+    pairs = [v.partition("=") for v in command.variables]
+    environment: list[dict[str, object]] = [{"name": name, "value": value} for name, _, value in pairs]
+    if any(POD in value for _, _, value in pairs):
+        environment.insert(0, {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+    if pool.all_hosts > 1:
+        environment += [{"name": "NCCL_SOCKET_IFNAME", "value": Explained("eth0", WHY["meets"])}]
+        environment += [{"name": "GLOO_SOCKET_IFNAME", "value": "eth0"}]
     secret = {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}
-    return [*own, {"name": "HF_HOME", "value": FACTS["cache"]}, {"name": "HF_TOKEN", "valueFrom": Explained(secret, WHY["token"])}]
-
-
-def model_name(deployment: DeployedPlan) -> str:
-    """Return the model as the Hub knows it."""
-    return shlex.split(model_id(deployment.question.model))[0]
+    token = {"name": "HF_TOKEN", "valueFrom": Explained(secret, WHY["token"])}
+    return [*environment, {"name": "HF_HOME", "value": FACTS["cache"]}, token]
 
 
 FORMS, TRAINING, ONE_KIND = (tuple(table("launch/deployments.toml")[kind].split()) for kind in ("forms", "training", "one_kind"))
@@ -215,33 +166,32 @@ hosts are all alike."""
 
 
 def emitted_words(trains: bool) -> tuple[str, ...]:
-    """Words that ``--emit`` takes: engines that train or serve, and the forms that start them."""
+    """Return the words that ``--emit`` takes: engines that train or serve, and the forms that start them."""
     return (*(one.emitted_as for one in programs() if one.trains == trains), *(TRAINING if trains else FORMS))
 
 
 def written(question: Question, form: str, copies: int, prompts: int = 0) -> dict[str, str]:
-    """What starts a plan in one of the forms, by what it is for: ``copies`` of it, and servers for ``prompts`` of their own."""
-    own = import_module(f"commtax.launch.{form.replace('-', '_')}")
+    """Write what starts a plan in one of the forms, by purpose: ``copies`` of it, and servers for ``prompts`` alone."""
+    module = import_module(f"commtax.launch.{form.replace('-', '_')}")
     if question.trains:
         if form not in TRAINING:
             raise Refusal.of(f"starts servers alone; training: {', '.join(emitted_words(trains=True))}", emit=form)
-        return {"launch": own.write_training(question, program_of(question.engine))}
+        return {"launch": module.write_training(question, program_of(question.engine))}
     used = int(question.plan.num_gpus) * copies
     if not prompts and used > question.cluster.num_gpus:
         raise Refusal.about(emit=f"the plan has {used} GPUs, but {question.cluster.key} has {question.cluster.num_gpus}")
     deployment = deployment_of(question, prompts, copies, placed=form == "dynamo")
-    chips = dict.fromkeys(pool.chip.key for pool in reversed(deployment.pools))
+    chips = dict.fromkeys(pool.question.cluster.chip.key for pool in reversed(deployment.pools))
     if len(chips) > 1 and form in ONE_KIND:
-        rule = f"pools on {' and '.join(chips)} are two jobs; kubernetes and dynamo start both"
-        raise Refusal.of(rule, emit=form)
-    write: Callable[[DeployedPlan], str] = own.write
+        raise Refusal.of(f"pools on {' and '.join(chips)} are two jobs; kubernetes and dynamo start both", emit=form)
+    launch: dict[str, str] = {"launch": module.write(deployment)}
     if form != "llm-d":
-        return {"launch": write(deployment)}
-    return {"launch": write(deployment), "router": own.scheduler(deployment), "install": own.install(deployment)}
+        return launch
+    return launch | {"router": module.scheduler(deployment), "install": module.install(deployment)}
 
 
 def start_commands(q: Question, word: str, copies: int = 1, prompts: int = 0, devices: str = "") -> dict[str, str]:
-    """Commands by what they are for. ``word`` names the engine or the place; ``prompts`` are servers for prompts alone.
+    """Write the commands that start a plan, by purpose. ``word`` names the engine or the form, ``prompts`` counts their servers.
 
     >>> from commtax.verbs.settling import ask
     >>> start_commands(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm")["launch"]

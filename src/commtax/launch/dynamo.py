@@ -1,54 +1,43 @@
-"""NVIDIA Dynamo: a DynamoGraphDeployment, whose frontend routes requests and whose operator tells servers of their hosts."""
+"""NVIDIA Dynamo: a DynamoGraphDeployment, whose frontend routes requests and whose operator places servers on hosts."""
 
 from dataclasses import replace
 
-from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, variables, words_of
-from commtax.launch.jobs import model_id
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, variables, words_of
+from commtax.launch.jobs import LaunchJob, model_id
 from commtax.launch.kubernetes import claim, mounts, resources, settings_maps, volumes
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 
+GRAPH = FACTS["dynamo"]
 Component = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
     """Return the graph: a frontend, and a component for each pool."""
-    words = ["python3", "-m", "dynamo.frontend"]
-    container = {
-        "name": "main",
-        "image": FACTS["dynamo"][deployment.program.key],
-        "command": words,
-        "args": [f"--http-port={PORT}"],
-    }
-    own = [
-        {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [container]}}},
-        *(_worker(deployment, pool) for pool in deployment.pools),
-    ]
-    graph = {
-        "apiVersion": FACTS["dynamo"]["api"],
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": deployment.name},
-        "spec": {"components": own},
-    }
+    container = {"name": "main", "image": GRAPH[deployment.program.key], "command": ["python3", "-m", "dynamo.frontend"]}
+    template = {"spec": {"containers": [container | {"args": [f"--http-port={PORT}"]}]}}
+    frontend: Component = {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": template}
+    spec = {"components": [frontend, *(_worker(deployment, pool) for pool in deployment.pools)]}
+    graph = {"apiVersion": GRAPH["api"], "kind": "DynamoGraphDeployment", "metadata": {"name": deployment.name}, "spec": spec}
     return "\n".join([*deployment.remarks(), yaml_text([claim(deployment), *settings_maps(deployment), graph])])
 
 
-def _worker(deployment: DeployedPlan, pool: Pool) -> Component:
-    command, key, own = pool.command(), deployment.program.key, FACTS["dynamo"]
-    role = [f"--{own['role'][key]} {pool.role}"] if pool.role and key in own["role"] else []
-    names = own["flags"].get(key, {})
-    head = [f"python3 -m dynamo.{key}", f"--{own['model'].get(key, 'model')} {model_id(deployment.question.model)}"]
+def _worker(deployment: DeployedPlan, pool: LaunchJob) -> Component:
+    command, key = pool.command(), deployment.program.key
+    role = [f"--{GRAPH['role'][key]} {pool.role}"] if pool.role and key in GRAPH["role"] else []
+    names = GRAPH["flags"].get(key, {})
+    head = [f"python3 -m dynamo.{key}", f"--{GRAPH['model'].get(key, 'model')} {model_id(deployment.question.model)}"]
     args = [*head, *(_renamed(arg, names) for arg in command.args[2:]), *role]
-    command = replace(command, args=args, told_by=_renamed(command.told_by, names))
-    container: Component = {"name": "main", "image": FACTS["dynamo"][deployment.program.key]}
-    words = words_of(command, f"/settings/{pool.role or 'llm'}")
+    command = replace(command, args=args, settings_flag=_renamed(command.settings_flag, names))
+    container: Component = {"name": "main", "image": GRAPH[key]}
+    words = words_of(command, f"/settings/{pool.file}")
     container |= {"command": words[:3], "args": words[3:], "env": variables(command, pool)}
     container["resources"] = {"limits": resources(deployment, pool)}
     container["volumeMounts"] = [mount for mount in mounts(command) if mount["name"] != "shm"]
     kept = [volume for volume in volumes(deployment, pool, command) if volume["name"] != "shm"]
     shared = Explained(f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi", WHY["shm"])
     component: Component = {"name": pool.role or "worker", "type": pool.role or "worker", "replicas": pool.servers}
-    if pool.hosts > 1:
-        component["multinode"] = {"nodeCount": Explained(pool.hosts, "hosts of one server")}
+    if pool.all_hosts > 1:
+        component["multinode"] = {"nodeCount": Explained(pool.all_hosts, "hosts of one server")}
     return component | {"sharedMemorySize": shared, "podTemplate": {"spec": {"containers": [container], "volumes": kept}}}
 
 

@@ -1,24 +1,28 @@
-"""The flags of launch commands: one table per engine (``flags`` in its file of the catalogue), by which they are read and written.
+"""The flags of launch commands, by which they are read and written: one table per engine (``flags`` in its file of the catalogue);
+and a command that was read, in our words.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
 ``ratio`` (from 0), ``text``, ``several`` (words, kept with commas), ``name`` (their word, in ``names``), ``on`` (a switch).
-What techniques are asked for by stands in ``catalog/techniques.toml``; such flags are kept as they were said, for
+The flags of techniques stand in ``catalog/techniques.toml``; such flags are kept as they were written, for
 ``read_techniques`` to make sense of, other spellings (``same``) of names and words of values put right.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import takewhile
 from types import ModuleType
 
-from commtax.catalog.programs import flag_table
+from commtax.catalog.programs import flag_table, program
 from commtax.catalog.technique_flags import flag_words, json_fault, leaves, words_of
 from commtax.catalog.techniques import techniques
 from commtax.files import table
+from commtax.options import options
 from commtax.records import dataclass
+from commtax.spec import AXES, SIZES
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
@@ -41,29 +45,29 @@ COMMON = table("launch/common.toml")
 
 @dataclass(frozen=True, slots=True)
 class FlagTable:
-    """How one program is told things."""
+    """The flags of one program."""
 
     flags: Flags
     written: Mapping[str, str]  # the flag of a field
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of a field's values: theirs and ours
     libraries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # variables whose words name other collectives
-    asked: Flags = field(default_factory=dict)  # flags and variables (``$NAME``) that techniques are asked for by
+    technique_flags: Flags = field(default_factory=dict)  # flags and variables (``$NAME``) of techniques
     same: Mapping[str, str] = field(default_factory=dict)  # other spellings of those, and of keys below them
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of their values: other words for those of tables
     usual: Mapping[str, str] = field(default_factory=dict)  # fields that commands have to say, and what leaves them to the engine
 
     def theirs(self, name: str, ours: str) -> str:
-        """Their word for a value; "" where they have none."""
+        """Return the program's word for a value, "" where it has none."""
         return next((word for word, value in self.names[name].items() if value == ours), "")
 
     def spell(self, **facts: Value) -> list[str]:
-        """Return the flags that tell the program these facts, in their order; 0, "" and False are left to it.
+        """Return the flags that set these facts, in their order. 0, "" and False are left to the program.
 
         >>> flags_of("vllm").spell(tp=2, eager=True, max_num_seqs=0, gpu_memory_utilization=0.9)
         ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
         """
-        told = {name: f" {value:g}" if isinstance(value, float) else f" {value}" for name, value in facts.items() if value}
-        return [f"--{self.written[name]}{'' if facts[name] is True else text}" for name, text in told.items()]
+        texts = {name: f" {value:g}" if isinstance(value, float) else f" {value}" for name, value in facts.items() if value}
+        return [f"--{self.written[name]}{'' if facts[name] is True else text}" for name, text in texts.items()]
 
 
 def _flags(rows: Mapping[str, Mapping[str, str]]) -> tuple[Flags, dict[str, str]]:
@@ -79,20 +83,20 @@ TORCHRUN = FlagTable(*_flags(COMMON["torchrun"]))
 
 @lru_cache(maxsize=64)
 def flags_of(engine: str) -> FlagTable:
-    own = flag_table(engine)
-    same, libraries = own.get("same", {}), own.get("libraries", {})
-    names = {**COMMON["names"], **own.get("names", {})}
-    return FlagTable(*_flags(own), names, libraries, _asked(engine, same), same, words_of(engine), own.get("usual", {}))
+    rows = flag_table(engine)
+    same, libraries = rows.get("same", {}), rows.get("libraries", {})
+    names = {**COMMON["names"], **rows.get("names", {})}
+    return FlagTable(*_flags(rows), names, libraries, _technique_flags(engine, same), same, words_of(engine), rows.get("usual", {}))
 
 
-def _asked(engine: str, same: Mapping[str, str]) -> Flags:
-    """Flags and variables of techniques, by the first of their path: switches, or flags with a value."""
-    asked: dict[str, tuple[str, str]] = {}
+def _technique_flags(engine: str, same: Mapping[str, str]) -> Flags:
+    """Return the flags and variables of techniques, by the first word of their path: switches, or flags with a value."""
+    flags: dict[str, tuple[str, str]] = {}
     for one in techniques().values():
         for word in flag_words(one.flags.get(engine, "")):
             switch = len(word.path) == 1 and word.value == "true"
-            asked[word.key.partition(".")[0]] = (word.place[0] if word.place else "", "on" if switch else "text")
-    return asked | {other.partition(".")[0]: kind for other, name in same.items() if (kind := asked.get(name.partition(".")[0]))}
+            flags[word.key.partition(".")[0]] = (word.place[0] if word.place else "", "on" if switch else "text")
+    return flags | {other.partition(".")[0]: kind for other, name in same.items() if (kind := flags.get(name.partition(".")[0]))}
 
 
 def command_of(engine: str) -> ModuleType:
@@ -100,8 +104,8 @@ def command_of(engine: str) -> ModuleType:
     return import_module(f"commtax.launch.{engine.replace('-', '_')}_command")
 
 
-class SaidValues(dict[str, Value]):
-    """What flags say, by field; each is an attribute too, "" where nothing says it."""
+class FlagValues(dict[str, Value]):
+    """The values of flags, by field. Each is an attribute too, "" where no flag sets it."""
 
     def __getattr__(self, name: str) -> Value:
         if name.startswith("__"):
@@ -113,7 +117,7 @@ class SaidValues(dict[str, Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class SaidWord:
+class WrittenWord:
     """A value at the end of a flag's path, and how it was written."""
 
     value: str
@@ -122,31 +126,31 @@ class SaidWord:
 
 @dataclass(slots=True)
 class FlagReading:
-    """What a command was read to say: values by field, remarks, and what is not understood."""
+    """What a command was read to mean: values by field, remarks, and what is not understood."""
 
-    values: SaidValues = field(default_factory=SaidValues)
-    said: dict[str, SaidWord] = field(default_factory=dict)  # what flags of techniques say, by path
+    values: FlagValues = field(default_factory=FlagValues)
+    words: dict[str, WrittenWord] = field(default_factory=dict)  # of flags of techniques, by path
     notes: list[Note] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
     def note(self, code: str, text: str) -> None:
         self.notes.append(Note(code, text))
 
-    def take(self, args: list[str], own: FlagTable) -> list[str]:
-        """Keep what flags say; what has no meaning is unread. Returns the words that belong to no flag."""
+    def take(self, args: list[str], table: FlagTable) -> list[str]:
+        """Keep the values of all flags, list what has no meaning as unread, and return the words that belong to no flag."""
         loose = []
-        for name, value, written in _pairs(args, {**own.asked, **own.flags}):
-            switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
-            asked, quiet = self._say(own, name, value, written), QUIET.get(name, ("", ""))[0]
+        for name, value, written in _pairs(args, {**table.technique_flags, **table.flags}):
+            switch, kind = table.flags.get(name.removeprefix("no-"), ("", ""))
+            requested, quiet = self._keep_words(table, name, value, written), QUIET.get(name, ("", ""))[0]
             if not name:
                 loose.append(written)
-            elif name in own.flags:
-                self._keep(own, name, value, written)
+            elif name in table.flags:
+                self._keep(table, name, value, written)
             elif quiet == "prefixes":
                 self.note("prefix caching", "prefix caching is on; --prefix-cache says how much of each prompt is found there")
             elif quiet == "unshared":
                 self.compute_prompts_whole(written)
-            elif asked or quiet or (value is not None and COMMON["unmodelled"].get(name) == value):
+            elif requested or quiet or (value is not None and COMMON["unmodelled"].get(name) == value):
                 continue
             elif kind == "on":
                 self.values.pop(switch, None)
@@ -160,48 +164,48 @@ class FlagReading:
         how = "simulate --shared-prefix TOKENS, with and without it, says what that costs"
         self.note("prefix caching", f"{written}: prompts that share text are computed whole; {how}")
 
-    def _say(self, own: FlagTable, name: str, value: str | None, written: str) -> bool:
-        """Return whether techniques are asked for by a flag; what it says is then kept by path."""
-        off = name.startswith("no-") and name not in own.asked
+    def _keep_words(self, table: FlagTable, name: str, value: str | None, written: str) -> bool:
+        """Keep the values of a technique's flag by path, and return whether the flag is one."""
+        off = name.startswith("no-") and name not in table.technique_flags
         name = name.removeprefix("no-") if off else name
-        if name.partition(".")[0] not in own.asked:
+        if name.partition(".")[0] not in table.technique_flags:
             return False
         if value is not None and (fault := json_fault(value)):
             raise Refusal(f"from: '{written.split()[0].partition('=')[0]}': {fault}", "from")
         for path, leaf in leaves("false" if off else "true" if value is None else value):
             key = ".".join([name, *path]).replace("_", "-") if not name.startswith("$") else name
-            self.said[usual_key(own, key)] = SaidWord(leaf, f"--{key} {leaf}" if path else written)
+            self.words[usual_key(table, key)] = WrittenWord(leaf, f"--{key} {leaf}" if path else written)
         return True
 
-    def say_variables(self, own: FlagTable, variables: Mapping[str, str]) -> list[str]:
-        """Keep what variables of techniques say; returns their names."""
-        return [name for name, value in variables.items() if self._say(own, f"${name}", value, f"{name}={value}")]
+    def keep_variables(self, table: FlagTable, variables: Mapping[str, str]) -> list[str]:
+        """Keep the values of techniques' variables, and return the names of these."""
+        return [name for name, value in variables.items() if self._keep_words(table, f"${name}", value, f"{name}={value}")]
 
-    def _keep(self, own: FlagTable, flag: str, value: str | None, written: str) -> None:
+    def _keep(self, table: FlagTable, flag: str, value: str | None, written: str) -> None:
         """Keep a value, or refuse it by the rule that it breaks. What is left to the engine is not kept."""
-        name, kind = own.flags[flag]
+        name, kind = table.flags[flag]
         try:
-            said = _value(name, kind, value)
+            read = _value(name, kind, value)
         except ValueError as rule:
             raise Refusal(f"from: '{written}': {rule}", "from") from None
         if kind == "name":
-            ours = {theirs.lower(): word for theirs, word in own.names[name].items()}
-            self.unread += [] if str(said).lower() in ours else [written]
-            said = ours.get(str(said).lower(), "")
-        if said is not None:
-            self.values[name] = said
+            ours = {theirs.lower(): word for theirs, word in table.names[name].items()}
+            self.unread += [] if str(read).lower() in ours else [written]
+            read = ours.get(str(read).lower(), "")
+        if read is not None:
+            self.values[name] = read
 
 
-def usual_key(own: FlagTable, key: str) -> str:
-    """Return a flag's path as techniques have it, whichever spelling was taken."""
-    for other, usual in own.same.items():
+def usual_key(table: FlagTable, key: str) -> str:
+    """Return a flag's path as techniques have it, whatever its spelling."""
+    for other, usual in table.same.items():
         if key == other or key.startswith(f"{other}."):
             key = usual + key[len(other) :]
     return key
 
 
 def _value(name: str, kind: str, value: str | None) -> Value | None:
-    """Return what a flag's word says; None leaves it to the engine."""
+    """Return the value of a flag's word, or None where it leaves the choice to the engine."""
     if kind == "on":
         return True if str(value).lower() not in ("false", "0", "no") else None
     if value is None:
@@ -224,7 +228,7 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
 
 
 def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str]]:
-    """(flag, value, both as written) in order; the flag is "" for a word that belongs to none."""
+    """Yield (flag, value, both as written) in order. The flag is "" for a word that belongs to none."""
     at = 0
     while at < len(args):
         word, at = args[at], at + 1
@@ -255,3 +259,122 @@ def flag_name(flag: str) -> str:
 
 def _is_flag(word: str) -> bool:
     return word[:1] in DASHES and bool(word) and not re.fullmatch(r"-?\d+(\.\d+)?", word)
+
+
+AUTO_EP = -1  # experts over tp x dp
+PRICED_WHOLE = (
+    "priced as whole experts spread over them: the same bytes and weights, and a busiest rank, which experts that are split do not "
+    "have (--imbalance 1 leaves it out)"
+)
+LOAD = frozenset(name for name, option in options().items() if option.part in ("requests", "offered"))
+"""What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
+SETTABLE = tuple(dict.fromkeys((*COMMON["told"].split(), *options())))
+"""Options of ours that a command may set, in the order in which they are listed."""
+SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    count: int = 1  # equal ones
+    role: str = ""  # "prefill" or "decode" where a server does one of them
+    prefill_tp: int | None = None  # of the servers for prompts beside those that decode
+    prefill_dp: int | None = None
+    prefill_workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlace:
+    """Where a job runs. None or "" is what its command leaves to the engine."""
+
+    nnodes: int | None = None
+    gpus_per_node: int | None = None
+    devices: tuple[str, ...] = ()
+    address: str = ""  # where the hosts of one job meet
+    chip: str = ""  # of the catalogue, where a manifest selects its hosts by it
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command that was read. It names its model, or states the ``shape``."""
+
+    engine: str
+    options: FlagValues  # what it leaves to the engine is not in them
+    version: str = ""
+    phase: str = "serve"  # or train
+    model: str = ""
+    called: str = ""  # the name that clients call it
+    shape: tuple[tuple[str, int], ...] = ()
+    servers: Servers = Servers()
+    place: LaunchPlace = LaunchPlace()
+    stage_layers: int = 0  # of a chunk, where a command states that instead of the chunks
+    slots: int = 0  # experts of all ranks, copies of popular ones among them, where it states that instead of the copies
+    notes: tuple[Note, ...] = ()
+    unread: tuple[str, ...] = ()
+    client: bool = False  # it sends requests to a server that something else started
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes of one server's plan, experts over tp x dp counted out."""
+        sizes = {name: int(self.options.get(name, 1)) for name in SIZES}
+        over_all = int(self.options.tp or 1) * int(self.options.dp or 1)
+        return {axis: over_all if size == AUTO_EP else size for axis, size in sizes.items()}
+
+    @property
+    def num_gpus(self) -> int:
+        one = math.prod(self.axes[axis] for axis in AXES)
+        ahead = self.servers
+        return one * ahead.count + (ahead.prefill_workers or 0) * (ahead.prefill_tp or 1) * (ahead.prefill_dp or 1)
+
+    def chunks_of(self, layers: int) -> int:
+        """Return the chunks a rank of a model with so many layers, 0 where the command does not say."""
+        whole = int(self.options.pp or 1) * self.stage_layers  # first and last stages may have fewer
+        return max(1, math.ceil(layers / whole)) if whole and self.options.schedule else int(self.options.chunks or 0)
+
+
+def make_launch(engine: str, reading: FlagReading, loose: list[str], env: Mapping[str, str]) -> Launch:
+    """Return the command of an engine, by its flags, the words that belong to none, and its variables."""
+    values, trains = reading.values, program(engine).trains
+    if not trains:
+        values.setdefault("model", next((w for w in loose if w not in COMMON["subcommands"]), ""))
+        _settle_serving(reading)
+    command_of(engine).understand(reading, loose, env)
+    shape = tuple((name, int(values[name])) for name in SHAPE if name in values)
+    stated = FlagValues({name: value for name in SETTABLE if (value := values.get(name, "")) != "" and value is not False})
+    place = LaunchPlace(int(values.nnodes or 0) or None, int(values.gpus_per_node or 0) or None, (), str(values.address))
+    launch = Launch(engine, stated, "", "train" if trains else "serve", str(values.model), str(values.called), shape)
+    launch = replace(launch, servers=Servers(role=str(values.role)), place=place, notes=tuple(reading.notes))
+    return replace(launch, stage_layers=int(values.stage_layers or 0), slots=int(values.slots or 0), unread=tuple(reading.unread))
+
+
+def _settle_serving(reading: FlagReading) -> None:
+    values = reading.values
+    if values.max_num_batched_tokens != "" and int(values.max_num_batched_tokens) < 1:  # chunking switched off
+        values.max_num_batched_tokens = ""
+        reading.note("chunks", "prompts are not cut into chunks here; the price cuts them at the engine's usual size")
+    if values.input_len != "":
+        values.spread = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
+    words = (values.request_rate, values.burstiness)
+    rate, gaps = (float(word) if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", str(word)) else "" for word in words)
+    # A finite rate makes requests in time, as many as are stated. Without one, clients make a closed loop, which has no end here.
+    values.request_rate, values.burstiness = rate or "", gaps if rate else ""
+    if not rate:
+        values.num_prompts = ""
+    if not reading.values.lora:
+        reading.values.lora_rank = reading.values.max_loras = ""
+    elif reading.values.lora_rank == "":
+        reading.values.lora_rank = rank = int(COMMON["lora_rank"])
+        usual = f"{program(COMMON['lora_rank_of']).title}'s usual one"
+        reading.note("lora rank", f"the adapters' rank is not said: {rank}, {usual}")
+    values.dtype = str(values.quantization) or str(values.compute)
+    values.library = COMMON["plain_library"] if values.plain_nccl else values.library
+
+
+def group_attention(reading: FlagReading, groups: int) -> None:
+    """Turn a server whose attention runs in ``groups`` into our sizes: tp is what is left of it inside a group."""
+    values, total = reading.values, int(reading.values.tp or 1)
+    if total % groups:
+        raise Refusal(f"from: attention in {groups} groups does not divide the server's {total} GPUs", "from")
+    if values.ep == "" and groups > 1:
+        values.ep = total
+        reading.note("experts spread", f"experts split over all {total} GPUs are {PRICED_WHOLE}")
+    values.tp, values.dp = total // groups, groups

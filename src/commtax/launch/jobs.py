@@ -1,4 +1,4 @@
-"""A job, the command of one of its servers, what any engine is told; and torchrun, which starts training jobs."""
+"""A job, the command of one of its servers, flags that all engines have; and torchrun, which starts training jobs."""
 
 import math
 import re
@@ -11,13 +11,14 @@ from commtax.catalog.technique_flags import WrittenFlags, is_carrier, place_valu
 from commtax.catalog.techniques import techniques_on
 from commtax.cost.inventory import total_bytes
 from commtax.files import table
-from commtax.launch.flags import COMMON, RULES, TORCHRUN, FlagReading, SaidValues, Value, flags_of
+from commtax.launch.flags import COMMON, RULES, TORCHRUN, FlagReading, FlagValues, Value, command_of, flags_of
 from commtax.question import Question
 from commtax.records import Number, dataclass
 from commtax.spec import Model, Plan, Technique
 from commtax.statement import Refusal
 
 MASTER = "$MASTER_ADDR"
+POD = "$(POD_IP)"  # a pod's own address, from the variable beside it
 RANK = "--node-rank $NODE_RANK"
 PORT = 8100  # first port of servers for prompts and of those that decode
 Address = tuple[str, int]  # host and port
@@ -32,8 +33,8 @@ class LaunchJob:
     dp: int
     servers: int = 1
     address: str = MASTER  # where the hosts of one server meet
-    apart: bool = False  # it has either prompts or decodes, not both
-    placed: bool = False  # who starts it tells it of its hosts
+    role: str = ""  # "prefill" or "decode" where it does one of them alone
+    placed: bool = False  # whatever starts it names its hosts
 
     @property
     def plan(self) -> Plan:
@@ -54,31 +55,48 @@ class LaunchJob:
         return math.ceil(self.gpus / self.question.cluster.gpus_per_host)
 
     @property
+    def gpus_per_host(self) -> int:
+        return self.gpus if self.all_hosts == 1 else self.question.cluster.gpus_per_host
+
+    @property
+    def file(self) -> str:
+        """Name of the file with its settings."""
+        return self.role or "llm"
+
+    def named(self, name: str) -> str:
+        return f"{name}-{self.role}" if self.role else name
+
+    def command(self, number: int = 0, host: str = POD) -> "Command":
+        """Return the command of one server. Servers that share a host get different ports by their ``number``."""
+        module = command_of(self.engine)
+        command: Command = module.write(self)
+        return module.join(command, self.role, number, host) if self.role else command
+
+    @property
     def techniques(self) -> list[Technique]:
-        """Techniques that are on; one that the engine cannot be told to use is refused."""
-        told = self.question.but(balanced=True) if self.plan.redundant else self.question  # copies are laid out by load
-        if self.plan.sequence_parallel and not told.techniques.sequence_tokens:
-            told = told.but(sequence_tokens=-1)  # engines split sequences where they find that worth it
-        on = [one for one, _ in techniques_on(told) if not is_carrier(one)]
-        missing = next((one for one in on if self.engine not in one.flags), None)
-        if missing:
-            rule = f"{program(self.engine).title} has no flag for {missing.key}: {missing.title}"
-            raise Refusal.of(rule, emit=self.engine)
+        """Techniques that are on. One that the engine has no flag for is refused."""
+        q = self.question.but(balanced=True) if self.plan.redundant else self.question  # copies are laid out by load
+        if self.plan.sequence_parallel and not q.techniques.sequence_tokens:
+            q = q.but(sequence_tokens=-1)  # engines split sequences where they find that worth it
+        on = [one for one, _ in techniques_on(q) if not is_carrier(one)]
+        if missing := next((one for one in on if self.engine not in one.flags), None):
+            raise Refusal.of(f"{program(self.engine).title} has no flag for {missing.key}: {missing.title}", emit=self.engine)
         return on
 
     @property
-    def asked(self) -> WrittenFlags:
+    def technique_flags(self) -> WrittenFlags:
         return written_flags(self.techniques, self.engine, self.question)
 
     def with_techniques(self, command: "Command") -> "Command":
         """Return the command with the variables of its techniques, what carries caches, and what is left to put in."""
-        carriers = [one for one, _ in techniques_on(self.question) if self.apart and is_carrier(one) and self.engine in one.flags]
-        asked, carried = self.asked, written_flags(carriers, self.engine, self.question)
-        variables = (f"{name}={value}" for name, value in {**asked.variables, **carried.variables}.items())
+        carriers = [one for one, _ in techniques_on(self.question) if self.role and is_carrier(one) and self.engine in one.flags]
+        flags, carried = self.technique_flags, written_flags(carriers, self.engine, self.question)
+        variables = (f"{name}={value}" for name, value in {**flags.variables, **carried.variables}.items())
         untold = [(name, value) for one in self.techniques for name, value in untold_fields(one, self.engine, self.question)]
-        named = ((name, place_value(self.question, name.lower())) for name in asked.unsaid)
-        known = ((name, f" no Hugging Face name of {own} is known:" if own else "") for name, own in named)
-        left = [f"#{why} put the name of yours for {name}" for name, why in known]
+        left = []
+        for name in flags.unsaid:
+            model = place_value(self.question, name.lower())
+            left.append(f"#{f' no Hugging Face name of {model} is known:' if model else ''} put the name of yours for {name}")
         left += [f"# no flag of {program(self.engine).title} says {name.replace('_', ' ')}: {value}" for name, value in untold]
         gone = [(one.key, since) for one in self.techniques if (since := one.dropped.get(self.engine, ""))]
         left += [f"# {program(self.engine).title} {since} and later have no {key}: run an earlier one" for key, since in gone]
@@ -86,7 +104,7 @@ class LaunchJob:
 
 
 def model_id(model: Model) -> str:
-    """Return the name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
+    """Return the name that the Hub knows, or a folder's path, else our own. It is quoted: a path may hold what a shell runs."""
     name = next((a for a in model.aliases if "/" in a), model.key)
     if not name.isprintable():
         raise Refusal.about(emit=f"no command can hold the model's name {name!r}; rename the folder")
@@ -113,14 +131,14 @@ class Command:
     settings: tuple[str, ...] = ()
     left: tuple[str, ...] = ()  # comments on what is left to put in by hand
     every_host: bool = False  # each host of a server runs it
-    warning: str = ""  # said above
-    transfer: WrittenFlags = WrittenFlags()  # what carries caches between servers, where that was said
+    warning: str = ""  # a comment above it
+    transfer: WrittenFlags = WrittenFlags()  # what carries caches between servers, where that is stated
     below: str = ""  # what hosts after the first add
     ray: bool = False  # it is started once, on a Ray cluster of all hosts
-    told_by: str = "--config"  # the flag of its file of settings
+    settings_flag: str = "--config"
 
     def line(self, file: str) -> str:
-        return " ".join([*self.variables, *self.args, *([f"{self.told_by} {file}.yaml"] if self.settings else [])])
+        return " ".join([*self.variables, *self.args, *([f"{self.settings_flag} {file}.yaml"] if self.settings else [])])
 
     def remarks(self, role: str = "") -> list[str]:
         """Return comments: on which hosts it is run, by its ``role`` where there are two, and what is left to put in."""
@@ -133,32 +151,32 @@ class Command:
         return [f"cat > {file}.yaml <<EOF", *self.settings, "EOF"] if self.settings else []
 
 
-def server_flags(job: LaunchJob, **own: Value) -> list[str]:
-    """Return what a server is told, and an engine's ``own`` way to say some of it; for the rest of it the engine has no flag.
+def server_flags(job: LaunchJob, **special: Value) -> list[str]:
+    """Return the flags of a server. ``special`` values stand where an engine sets them in a way of its own.
 
-    Weights that the engine quantises itself are told too; other types need a checkpoint that has them.
+    What the engine has no flag for is left out. Weights that it quantises itself have one; other types need a checkpoint.
     """
     plan, limits, how = job.plan, job.question.limits, job.question.what_if
     weights = "" if job.question.model.quant else plan.weights_dtype
     whole = job.question.model.tower is not None and plan.tower == "data" and bool(plan.tp > 1)
-    facts = SaidValues(tp=above_one(plan.tp), pp=above_one(plan.pp), dp=above_one(job.dp), dp_attention=False)
-    facts |= SaidValues(ep=above_one(plan.ep), expert_parallel=bool(plan.ep > 1), ep_backend=how.ep_backend)
-    facts |= SaidValues(quantization="fp8" if weights == "fp8" else "", compute="float32" if weights == "fp32" else "")
-    facts |= SaidValues(kv_dtype="fp8" if plan.kv_dtype == "fp8" else "", max_model_len=limits.max_model_len)
-    facts |= SaidValues(max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
-    facts |= SaidValues(gpu_memory_utilization=float(limits.gpu_memory_utilization), lora=bool(plan.lora_rank))
-    facts |= SaidValues(lora_rank=plan.lora_rank, max_loras=plan.max_loras if plan.lora_rank else 0, eplb=bool(plan.redundant))
-    facts |= SaidValues(redundant_experts=int(plan.redundant), eager=how.eager, graphs="")
-    facts |= SaidValues(plain_nccl=how.library == COMMON["plain_library"], tower="data" if whole else "", tower_data=whole)
-    own_flags = flags_of(job.engine)
-    told = {name for one in job.techniques for name in (*one.sets, *(taken.strip("?") for taken in one.takes))}
-    told |= {"eplb"} if "balanced" in told else set()
-    facts = SaidValues({name: value for name, value in (facts | own).items() if name in own_flags.written and name not in told})
-    return own_flags.spell(**facts)
+    facts = FlagValues(tp=above_one(plan.tp), pp=above_one(plan.pp), dp=above_one(job.dp), dp_attention=False)
+    facts |= FlagValues(ep=above_one(plan.ep), expert_parallel=bool(plan.ep > 1), ep_backend=how.ep_backend)
+    facts |= FlagValues(quantization="fp8" if weights == "fp8" else "", compute="float32" if weights == "fp32" else "")
+    facts |= FlagValues(kv_dtype="fp8" if plan.kv_dtype == "fp8" else "", max_model_len=limits.max_model_len)
+    facts |= FlagValues(max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
+    facts |= FlagValues(gpu_memory_utilization=float(limits.gpu_memory_utilization), lora=bool(plan.lora_rank))
+    facts |= FlagValues(lora_rank=plan.lora_rank, max_loras=plan.max_loras if plan.lora_rank else 0, eplb=bool(plan.redundant))
+    facts |= FlagValues(redundant_experts=int(plan.redundant), eager=how.eager, graphs="")
+    facts |= FlagValues(plain_nccl=how.library == COMMON["plain_library"], tower="data" if whole else "", tower_data=whole)
+    flags = flags_of(job.engine)
+    set_already = {name for one in job.techniques for name in (*one.sets, *(taken.strip("?") for taken in one.takes))}
+    set_already |= {"eplb"} if "balanced" in set_already else set()
+    facts |= special
+    return flags.spell(**{name: value for name, value in facts.items() if name in flags.written and name not in set_already})
 
 
 def checkpoint_remark(job: LaunchJob) -> list[str]:
-    """Said where the plan's weights are of a type that the engine does not make itself."""
+    """Remark that the plan's weights are of a type that the engine does not make itself."""
     wanted, model, quant = job.plan.weights_dtype, job.question.model, job.question.model.quant
     stored = quant.dtype if quant else model.dtype
     made = ("bf16", "fp16", "fp32", *["fp8"] * catalog.engine(job.engine).kernels.quantises)
@@ -168,7 +186,7 @@ def checkpoint_remark(job: LaunchJob) -> list[str]:
 
 
 def count_ranks(reading: FlagReading) -> None:
-    """Hosts and replicas of a torchrun job; elastic jobs (1:4) count their most hosts."""
+    """Count the hosts and replicas of a torchrun job. Elastic jobs (1:4) count their most hosts."""
     values, world = reading.values, 1
     for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
         text = str(values.get(name, "1")).split(":")[-1]
@@ -193,8 +211,3 @@ def start(job: LaunchJob) -> str:
 
 def global_batch(job: LaunchJob) -> int:
     return int(job.plan.microbatches) * int(job.question.micro_batch) * int(job.plan.dp)
-
-
-def further_axes(plan: Plan) -> SaidValues:
-    """Return the axes beyond tensors, stages and replicas, where they split anything."""
-    return SaidValues(cp=above_one(plan.cp), ep=above_one(plan.ep))

@@ -6,22 +6,22 @@ Pools behind a router are StatefulSets, whose pods have names that stay: the rou
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, host_script, listening, variables, words_of
-from commtax.launch.jobs import Address, Command
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, host_script, listening, variables, words_of
+from commtax.launch.jobs import Command, LaunchJob
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
 
 SCRIPT = ("/bin/bash", "-c")
-MEETING = ("NODE_RANK=$LWS_WORKER_INDEX", "MASTER_ADDR=$LWS_LEADER_ADDRESS")  # what a group of pods tells each of its pods
+MEETING = ("NODE_RANK=$LWS_WORKER_INDEX", "MASTER_ADDR=$LWS_LEADER_ADDRESS")  # what each pod of a group knows of it
 Document = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
     """Return all resources of a plan, as ``kubectl apply`` takes them."""
     for pool in deployment.pools:
-        if pool.hosts > 1 and deployment.program.key in FACTS["by_mpi"].split():
+        if pool.all_hosts > 1 and deployment.program.key in FACTS["by_mpi"].split():
             title = deployment.program.title
-            rule = f"a server of this plan spans {pool.hosts} hosts, which {title} starts by MPI; slurm and dynamo do that"
+            rule = f"a server of this plan spans {pool.all_hosts} hosts, which {title} starts by MPI; slurm and dynamo do that"
             raise Refusal.of(rule, emit="kubernetes")
     documents = [claim(deployment), *settings_maps(deployment)]
     for pool in deployment.pools:
@@ -32,22 +32,16 @@ def write(deployment: DeployedPlan) -> str:
 
 
 def claim(deployment: DeployedPlan) -> Document:
-    pods = sum(pool.servers * pool.hosts for pool in deployment.pools)
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": f"{deployment.name}-models"},
-        "spec": {
-            "accessModes": Explained(["ReadWriteMany"], WHY["claim"]) if pods > 1 else ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": f"{deployment.volume_gib}Gi"}},
-        },
-    }
+    pods = sum(pool.servers * pool.all_hosts for pool in deployment.pools)
+    modes = Explained(["ReadWriteMany"], WHY["claim"]) if pods > 1 else ["ReadWriteOnce"]
+    spec = {"accessModes": modes, "resources": {"requests": {"storage": f"{deployment.volume_gib}Gi"}}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": f"{deployment.name}-models"}, "spec": spec}
 
 
 def settings_maps(deployment: DeployedPlan) -> list[Document]:
-    """Files of settings, for engines that read some of what they are told from one."""
-    told = {f"{pool.role or 'llm'}.yaml": pool.command().settings for pool in deployment.pools}
-    files = {name: "\n".join(lines) + "\n" for name, lines in told.items() if lines}
+    """Return the ConfigMap with the files of settings, for engines that read some of their options from one."""
+    settings = {f"{pool.file}.yaml": pool.command().settings for pool in deployment.pools}
+    files = {name: "\n".join(lines) + "\n" for name, lines in settings.items() if lines}
     return [config_map(f"{deployment.name}-settings", files)] if files else []
 
 
@@ -59,10 +53,10 @@ def _labels(deployment: DeployedPlan, role: str) -> Document:
     return {"app": deployment.name, **({"role": role} if role else {})}
 
 
-def _pool(deployment: DeployedPlan, pool: Pool) -> Iterator[Document]:
+def _pool(deployment: DeployedPlan, pool: LaunchJob) -> Iterator[Document]:
     """Yield the servers of a pool, and the Service by which they are reached."""
     name, labels = pool.named(deployment.name), _labels(deployment, pool.role)
-    if pool.hosts > 1:
+    if pool.all_hosts > 1:
         yield _group(deployment, pool, name)
         if not deployment.apart:
             leaders = {"leaderworkerset.sigs.k8s.io/name": name, "leaderworkerset.sigs.k8s.io/worker-index": "0"}
@@ -71,53 +65,49 @@ def _pool(deployment: DeployedPlan, pool: Pool) -> Iterator[Document]:
     template = {"metadata": {"labels": labels}, "spec": pod(deployment, pool)}
     spec: Document = {"replicas": pool.servers, "selector": {"matchLabels": labels}, "template": template}
     if deployment.apart:
-        own = {"serviceName": Explained(name, WHY["stable"]), "podManagementPolicy": Explained("Parallel", WHY["parallel"])}
-        yield {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": {**own, **spec}}
+        named = {"serviceName": Explained(name, WHY["stable"]), "podManagementPolicy": Explained("Parallel", WHY["parallel"])}
+        yield {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": {**named, **spec}}
         yield service(name, labels, headless=True)
     else:
         yield {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
         yield service(name, labels)
 
 
-def _group(deployment: DeployedPlan, pool: Pool, name: str) -> Document:
-    """Servers of several hosts: groups of pods, each with a leader that clients talk to."""
+def _group(deployment: DeployedPlan, pool: LaunchJob, name: str) -> Document:
+    """Return servers of several hosts as groups of pods, each with a leader that clients talk to."""
     labels = _labels(deployment, pool.role)
     group = {
-        "size": Explained(pool.hosts, "hosts of one server"),
+        "size": Explained(pool.all_hosts, "hosts of one server"),
         "restartPolicy": Explained("RecreateGroupOnPodRestart", WHY["restart"]),
         "leaderTemplate": {"metadata": {"labels": labels}, "spec": pod(deployment, pool)},
         "workerTemplate": {"spec": pod(deployment, pool, leads=False)},
     }
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": name},
-        "spec": {"replicas": pool.servers, "leaderWorkerTemplate": group},
-    }
+    spec = {"replicas": pool.servers, "leaderWorkerTemplate": group}
+    return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": {"name": name}, "spec": spec}
 
 
 def service(name: str, selector: Tree, headless: bool = False) -> Document:
-    """Return what finds pods by their labels; a headless one gives each of them a name, ready or not."""
+    """Return the Service that finds pods by their labels. A headless one gives each of them a name, ready or not."""
     none = {"clusterIP": Explained("None", "a name for each pod"), "publishNotReadyAddresses": True} if headless else {}
     port = {"name": "http", "port": PORT, "targetPort": PORT}
     spec = {**none, "selector": selector, "ports": [port]}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
-def started(deployment: DeployedPlan, pool: Pool, command: Command, port: int = PORT, leads: bool = True) -> Document:
+def started(deployment: DeployedPlan, pool: LaunchJob, command: Command, port: int = PORT, leads: bool = True) -> Document:
     """Return what a container runs: the program's words, or a script where hosts have to find each other."""
-    more, file = listening(deployment.program, port), f"/settings/{pool.role or 'llm'}"
-    if pool.hosts > 1:
+    more, file = listening(deployment.program, port), f"/settings/{pool.file}"
+    if pool.all_hosts > 1:
         line = " ".join(["exec", replace(command, variables=()).line(file), *more])
-        script = [*MEETING, *host_script(command, pool.hosts, line, leads)]
+        script = [*MEETING, *host_script(command, pool.all_hosts, line, leads)]
         return {"command": list(SCRIPT), "args": ["\n".join(script)]}
     words = words_of(command, file)
     program = next(i for i, word in enumerate([*words, "-"]) if word.startswith("-") and word != "-m")
     return {"command": words[:program], "args": [*words[program:], *more]}
 
 
-def pod(deployment: DeployedPlan, pool: Pool, leads: bool = True) -> Document:
-    """One host's part of a server."""
+def pod(deployment: DeployedPlan, pool: LaunchJob, leads: bool = True) -> Document:
+    """Return one host's part of a server."""
     command = pool.command()
     container: Document = {"name": "server", "image": deployment.image, **started(deployment, pool, command, leads=leads)}
     container["env"] = variables(command, pool)
@@ -125,55 +115,50 @@ def pod(deployment: DeployedPlan, pool: Pool, leads: bool = True) -> Document:
     container["resources"] = {"limits": resources(deployment, pool)}
     if leads:
         container |= probes(deployment)
-    if pool.hosts > 1 or deployment.apart:
+    if pool.all_hosts > 1 or deployment.apart:
         container["securityContext"] = {"capabilities": {"add": Explained(["IPC_LOCK"], WHY["pins"])}}
     container["volumeMounts"] = mounts(command)
     return {"containers": [container], "volumes": volumes(deployment, pool, command)}
 
 
-def resources(deployment: DeployedPlan, pool: Pool) -> Document:
-    """The GPUs of a host; where hosts talk to each other a hint at what makes that fast, and where pools differ at which GPUs."""
-    chips = {each.chip.key for each in deployment.pools}
-    said = [f"{pool.chip.name}, by a nodeSelector of yours"] * (len(chips) > 1)
-    said += [WHY["rdma"]] * (pool.hosts > 1 or deployment.apart)
+def resources(deployment: DeployedPlan, pool: LaunchJob) -> Document:
+    """Return the GPUs of a host, with hints: at fast networks where hosts talk to each other, at the chip where pools differ."""
+    chips = {each.question.cluster.chip.key for each in deployment.pools}
+    hints = [f"{pool.question.cluster.chip.name}, by a nodeSelector of yours"] * (len(chips) > 1)
+    hints += [WHY["rdma"]] * (pool.all_hosts > 1 or deployment.apart)
     count = str(pool.gpus_per_host)
-    return {deployment.gpu(pool): Explained(count, "; ".join(said)) if said else count}
+    gpu = str(FACTS["gpu"].get(pool.question.cluster.chip.vendor.lower(), FACTS["gpu"]["nvidia"]))  # as device plugins call it
+    return {gpu: Explained(count, "; ".join(hints)) if hints else count}
 
 
 def probes(deployment: DeployedPlan, port: int = PORT) -> Document:
-    """When a server is up; while it loads its weights nobody restarts it."""
+    """Return the probes that tell when a server is up, so that nobody restarts it while it loads its weights."""
     ask, every = {"httpGet": {"path": deployment.health, "port": port}}, int(FACTS["probe_s"])
     tries = Explained(-(-deployment.start_s // every), deployment.start_remark)
-    return {
-        "startupProbe": {**ask, "periodSeconds": every, "failureThreshold": tries},
-        "readinessProbe": {**ask, "periodSeconds": every},
-    }
+    probe = {**ask, "periodSeconds": every}
+    return {"startupProbe": {**probe, "failureThreshold": tries}, "readinessProbe": probe}
 
 
 def mounts(command: Command) -> list[Document]:
-    own: list[Document] = [{"name": "models", "mountPath": FACTS["cache"]}, {"name": "shm", "mountPath": "/dev/shm"}]
-    return own + [{"name": "settings", "mountPath": "/settings"}] * bool(command.settings)
+    usual: list[Document] = [{"name": "models", "mountPath": FACTS["cache"]}, {"name": "shm", "mountPath": "/dev/shm"}]
+    return usual + [{"name": "settings", "mountPath": "/settings"}] * bool(command.settings)
 
 
-def volumes(deployment: DeployedPlan, pool: Pool, command: Command) -> list[Document]:
-    """Weights, shared memory, and the file of settings where there is one."""
+def volumes(deployment: DeployedPlan, pool: LaunchJob, command: Command) -> list[Document]:
+    """Return the volumes of a pod: weights, shared memory, and the file of settings where there is one."""
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
-    own: list[Document] = [
+    usual: list[Document] = [
         {"name": "models", "persistentVolumeClaim": {"claimName": f"{deployment.name}-models"}},
         {"name": "shm", "emptyDir": Explained(shared, WHY["shm"])},
     ]
-    return own + [{"name": "settings", "configMap": {"name": f"{deployment.name}-settings"}}] * bool(command.settings)
-
-
-def addresses(deployment: DeployedPlan) -> tuple[list[Address], list[Address]]:
-    """Return where the router finds the servers of both pools: pods of a set, and leaders of groups, are numbered."""
-    names = [(pool.named(deployment.name), pool.servers) for pool in deployment.pools]
-    prompts, decodes = ([(f"{name}-{i}.{name}", PORT) for i in range(count)] for name, count in names)
-    return prompts, decodes
+    return usual + [{"name": "settings", "configMap": {"name": f"{deployment.name}-settings"}}] * bool(command.settings)
 
 
 def _router(deployment: DeployedPlan) -> Iterator[Document]:
-    name, command = f"{deployment.name}-router", deployment.router(*addresses(deployment))
+    """Yield what clients of two pools talk to. It finds servers by number, be they pods of a set or leaders of groups."""
+    names = [(pool.named(deployment.name), pool.servers) for pool in deployment.pools]
+    prompts, decodes = ([(f"{name}-{i}.{name}", PORT) for i in range(count)] for name, count in names)
+    name, command = f"{deployment.name}-router", deployment.router(prompts, decodes)
     image, script = router_script(deployment, command)
     container: Document = {"name": "router", "image": image, "command": list(SCRIPT), "args": [script]}
     container["ports"] = [{"containerPort": PORT}]

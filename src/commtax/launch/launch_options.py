@@ -11,15 +11,14 @@ from commtax.catalog.quantisation import base_key
 from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.techniques import technique
 from commtax.files import ELSEWHERE, expand_home, read_text
-from commtax.launch.flags import COMMON, SaidValues
-from commtax.launch.launch_record import AUTO_EP, PRICED_WHOLE, Launch
+from commtax.launch.flags import AUTO_EP, COMMON, PRICED_WHOLE, FlagValues, Launch
 from commtax.launch.read_command import parse
 from commtax.spec import Model
 from commtax.statement import Refusal
 
 
 def read_pasted(text: str, model: str = "") -> Launch:
-    """Return what was pasted, or a file with it; ``FILE#NAME`` is one server of a file that has several."""
+    """Read a pasted command, or the file that it names. ``FILE#NAME`` is one server of a file that has several."""
     name, _, choice = text.rpartition("#") if not os.path.exists(text) else (text, "", "")
     file = name if "\n" not in text and name and os.path.exists(name) else ""
     if not file and len(text.split()) == 1 and "(" not in text:
@@ -33,17 +32,17 @@ def read_pasted(text: str, model: str = "") -> Launch:
     return parse(read_text(file, "from"), file, is_same if model else None, choice)
 
 
-def options_of(launch: Launch, several: bool) -> SaidValues:
-    """Options by name, those that the command says something about. Servers for prompts are none of one server's."""
-    options = SaidValues({name: value for name, value in launch.options.items() if name != "dp"})
+def options_of(launch: Launch, several: bool) -> FlagValues:
+    """Return the options that a command sets, by name. Servers for prompts belong to several servers' plans alone."""
+    options = FlagValues({name: value for name, value in launch.options.items() if name != "dp"})
     servers = launch.servers
     if servers.prefill_workers and several:
         options.disaggregated, options.decode_workers, options.prefill_workers = True, servers.count, servers.prefill_workers
         options.prefill_tp, options.prefill_dp = servers.prefill_tp or 1, servers.prefill_dp or 1
     else:  # caches go nowhere
-        asked = [word for word in str(options.technique).split(",") if word and not is_carrier(technique(word.partition("=")[0]))]
-        options.technique = ",".join(asked)
-        if not asked:
+        used = [word for word in str(options.technique).split(",") if word and not is_carrier(technique(word.partition("=")[0]))]
+        options.technique = ",".join(used)
+        if not used:
             del options["technique"]
     if servers.count > 1 and not servers.prefill_workers:
         options.replicas = servers.count
@@ -56,33 +55,33 @@ def options_of(launch: Launch, several: bool) -> SaidValues:
 
 
 def unsearched_options() -> tuple[str, ...]:
-    """Return what a pasted command may say and a search for plans can do without: said, and never a reason to refuse the rest."""
+    """Return the options of a pasted command that a search can do without: it remarks on them, and refuses nothing for them."""
     return tuple(COMMON["unsearched"].split())
 
 
-def implied_options(launch: Launch, known: Model | None, remarks: list[str]) -> SaidValues:
-    """Return what a command says only together with the model's sizes."""
-    options = SaidValues()
-    if launch.stage_layers and known:
-        options.chunks = launch.chunks_of(known.num_layers)
+def implied_options(launch: Launch, model: Model | None, remarks: list[str]) -> FlagValues:
+    """Return the options that follow from a command and the model's sizes together."""
+    options = FlagValues()
+    if launch.stage_layers and model:
+        options.chunks = launch.chunks_of(model.num_layers)
     if launch.slots:
-        options |= _copies(launch.slots, known, remarks)
+        options |= _copies(launch.slots, model, remarks)
     over_all = catalog.engine(launch.engine).sends.ep_is_tp_dp
-    if over_all and int(launch.options.dp or 1) > 1 and launch.options.ep == "" and known and known.experts:
+    if over_all and int(launch.options.dp or 1) > 1 and launch.options.ep == "" and model and model.experts:
         options.ep = AUTO_EP
         remarks.append(f"{program(launch.engine).title} splits a mixture's experts over tp x dp: {PRICED_WHOLE}")
     return options
 
 
-def _copies(slots: int, model: Model | None, remarks: list[str]) -> SaidValues:
-    """Copies of popular experts, told by the experts of all ranks."""
+def _copies(slots: int, model: Model | None, remarks: list[str]) -> FlagValues:
+    """Return the redundant experts, which the command states as the experts of all ranks."""
     if model is None or model.experts is None:
         remarks.append(f"not in the answer: num_slots {slots}; add --redundant-experts, the slots less the model's experts")
-        return SaidValues()
+        return FlagValues()
     if slots < model.experts.num_experts:
         rule = f"fewer than the {model.experts.num_experts} experts of {model.key}"
         raise Refusal(f"from: num_slots {slots} are {rule}", "from", (model.experts.num_experts,))
-    return SaidValues(redundant_experts=slots - model.experts.num_experts)
+    return FlagValues(redundant_experts=slots - model.experts.num_experts)
 
 
 def model_of(launch: Launch, remarks: list[str]) -> str:
@@ -100,7 +99,7 @@ def model_of(launch: Launch, remarks: list[str]) -> str:
 
 
 def usual_model_name(name: str, remarks: list[str]) -> str:
-    """Return a name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
+    """Return a name that the catalogue, a folder or the Hub may know: the last part of a path may be a model's usual name."""
     if bundled_model(name) or os.path.exists(expand_home(name)):
         return name
     last = name.rstrip("/").rsplit("/", 1)[-1]
@@ -120,13 +119,13 @@ def sizes_of(model: Model) -> dict[str, int]:
 
 
 def model_with(shape: Iterable[tuple[str, int]]) -> str:
-    """Return the first bundled model that agrees in every size that is told; "" where none does.
+    """Return the first bundled model that agrees in every stated size, "" where none does.
 
     >>> model_with([("layers", 32), ("hidden", 4096), ("experts", 8), ("width", 14336)])
     'mixtral-8x7b'
     """
-    told = dict(shape)
+    stated = dict(shape)
     for key in stems("models"):  # those with a file of their own first
-        if all(value == told.get(name, value) for name, value in sizes_of(catalog.model(key)).items()):
+        if all(value == stated.get(name, value) for name, value in sizes_of(catalog.model(key)).items()):
             return key
     return ""

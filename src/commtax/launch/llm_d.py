@@ -1,37 +1,41 @@
 """llm-d: values of its chart of model servers, and of the chart of the inference scheduler that requests go through."""
 
+import shlex
 from dataclasses import replace
 
 from commtax.catalog.programs import program
-from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, Pool, model_name, variables
+from commtax.launch.deployment import FACTS, PORT, WHY, DeployedPlan, variables
 from commtax.launch.flags import flags_of
+from commtax.launch.jobs import LaunchJob, model_id
 from commtax.launch.kubernetes import probes, started
 from commtax.launch.yaml_text import Explained, Tree, yaml_text
 from commtax.statement import Refusal
 
-OWN = FACTS["llm-d"]
-PLUGINS = OWN["plugins"]
+CHARTS = FACTS["llm-d"]
+PLUGINS = CHARTS["plugins"]
 Values = dict[str, Tree]
 
 
 def write(deployment: DeployedPlan) -> str:
-    """Values of llm-d-modelservice; a plan without servers of their own for prompts has all of its servers decode."""
-    if deployment.program.key not in OWN["engines"].split():
-        known = ", ".join(program(key).title for key in OWN["engines"].split())
-        raise Refusal.of(f"its charts start {known}, not {deployment.program.title}; kubernetes and dynamo do", emit="llm-d")
-    name = model_name(deployment)
+    """Write the values of llm-d-modelservice. Where prompts have no servers of their own, all servers are those that decode."""
+    if deployment.program.key not in CHARTS["engines"].split():
+        titles = ", ".join(program(key).title for key in CHARTS["engines"].split())
+        raise Refusal.of(f"its charts start {titles}, not {deployment.program.title}; kubernetes and dynamo do", emit="llm-d")
+    name = shlex.split(model_id(deployment.question.model))[0]  # as the Hub knows it
     artifacts = {
         "name": name,
         "uri": f"hf://{name}",
         "size": f"{deployment.volume_gib}Gi",
         "authSecretName": Explained("hf-token", "gated models: a Secret whose key is HF_TOKEN"),
-        "labels": {"llm-d.ai/inference-serving": "true", OWN["label"]: deployment.name},
+        "labels": {"llm-d.ai/inference-serving": "true", CHARTS["label"]: deployment.name},
     }
     proxy: Values = {"enabled": deployment.apart}
     if deployment.apart:
-        proxy |= {"connector": Explained(OWN["connector"], WHY["sidecar"]), "secure": False, "targetPort": OWN["inner_port"]}
+        proxy |= {"connector": Explained(CHARTS["connector"], WHY["sidecar"]), "secure": False, "targetPort": CHARTS["inner_port"]}
     tree: Values = {
-        "multinode": Explained(any(pool.hosts > 1 for pool in deployment.pools), "servers of several hosts are LeaderWorkerSets"),
+        "multinode": Explained(
+            any(pool.all_hosts > 1 for pool in deployment.pools), "servers of several hosts are LeaderWorkerSets"
+        ),
         "modelArtifacts": artifacts,
         "routing": {"servicePort": PORT, "proxy": proxy},
     }
@@ -40,18 +44,18 @@ def write(deployment: DeployedPlan) -> str:
     return "\n".join([*deployment.remarks(), yaml_text([tree])])
 
 
-def _pool(deployment: DeployedPlan, pool: Pool) -> Values:
+def _pool(deployment: DeployedPlan, pool: LaunchJob) -> Values:
     """Return the servers of a pool. Those that decode beside others listen behind the sidecar."""
-    command, port = pool.command(), OWN["inner_port"] if pool.role == "decode" else PORT
-    local = max(1, pool.job.dp // pool.hosts)
+    command, port = pool.command(), CHARTS["inner_port"] if pool.role == "decode" else PORT
+    local = max(1, pool.dp // pool.all_hosts)
     counted = pool.gpus_per_host // local
-    if counted > 1 and pool.job.plan.tp == 1:  # what the chart counts is no degree of tp
-        command = replace(command, args=[*command.args, *flags_of(pool.job.engine).spell(tp=1)])
+    if counted > 1 and pool.plan.tp == 1:  # what the chart counts is no degree of tp
+        command = replace(command, args=[*command.args, *flags_of(pool.engine).spell(tp=1)])
     sizes: Values = {"tensor": Explained(counted, WHY["counted"])}
-    if pool.job.dp > 1 and pool.job.dp % pool.hosts == 0:  # groups that fit on a host
-        sizes |= {"data": pool.job.dp, "dataLocal": local}
-    if pool.hosts > 1:
-        sizes["workers"] = Explained(pool.hosts, "hosts of one server")
+    if pool.dp > 1 and pool.dp % pool.all_hosts == 0:  # groups that fit on a host
+        sizes |= {"data": pool.dp, "dataLocal": local}
+    if pool.all_hosts > 1:
+        sizes["workers"] = Explained(pool.all_hosts, "hosts of one server")
     shared = {"medium": "Memory", "sizeLimit": f"{pool.gpus_per_host * FACTS['shm_gib_per_gpu']}Gi"}
     container: Values = {"name": "server", "image": deployment.image, "modelCommand": "custom"}
     container |= started(deployment, pool, command, port)
@@ -59,16 +63,16 @@ def _pool(deployment: DeployedPlan, pool: Pool) -> Values:
     container["ports"] = [{"name": "http", "containerPort": port}]
     container |= {"mountModelVolume": True, "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]}
     container |= probes(deployment, port)
-    own = {"create": True, "replicas": pool.servers, "parallelism": sizes, "containers": [container]}
-    return own | {"volumes": [{"name": "shm", "emptyDir": Explained(shared, WHY["shm"])}]}
+    volumes = [{"name": "shm", "emptyDir": Explained(shared, WHY["shm"])}]
+    return {"create": True, "replicas": pool.servers, "parallelism": sizes, "containers": [container], "volumes": volumes}
 
 
 def scheduler(deployment: DeployedPlan) -> str:
-    """Values of the chart that starts the inference scheduler: which servers are its, and how it chooses among them."""
-    extension: Values = {"replicas": 1, "image": OWN["scheduler"]}
+    """Write the values of the inference scheduler's chart: which servers are its, and how it chooses among them."""
+    extension: Values = {"replicas": 1, "image": CHARTS["scheduler"]}
     if deployment.apart:
         extension |= {"pluginsConfigFile": Explained("pd.yaml", WHY["chosen"]), "pluginsCustomConfig": {"pd.yaml": _plugins()}}
-    pool = {"modelServers": {"matchLabels": {OWN["label"]: deployment.name}}, "targetPorts": [{"number": PORT}]}
+    pool = {"modelServers": {"matchLabels": {CHARTS["label"]: deployment.name}}, "targetPorts": [{"number": PORT}]}
     return yaml_text([{"inferenceExtension": extension, "inferencePool": pool}])
 
 
@@ -76,18 +80,10 @@ def _plugins() -> str:
     """Return the scheduler's own configuration for two pools."""
     named = [*PLUGINS["always"].split(), *PLUGINS["filters"].split(), *PLUGINS["scorers"].split()]
     handler = {"type": "disagg-profile-handler", "parameters": {"deciderPluginName": named[1]}}
-    picker = {"pluginRef": named[-1]}
-    profiles = [
-        {
-            "name": role,
-            "plugins": [
-                {"pluginRef": f"{role}-filter"},
-                *({"pluginRef": scorer, "weight": weight} for scorer, weight in PLUGINS[role].items()),
-                picker,
-            ],
-        }
-        for role in ("prefill", "decode")
-    ]
+    profiles = []
+    for role in ("prefill", "decode"):
+        scorers = [{"pluginRef": scorer, "weight": weight} for scorer, weight in PLUGINS[role].items()]
+        profiles.append({"name": role, "plugins": [{"pluginRef": f"{role}-filter"}, *scorers, {"pluginRef": named[-1]}]})
     tree = {"apiVersion": "inference.networking.x-k8s.io/v1alpha1", "kind": "EndpointPickerConfig"}
     plugins = [{"type": name} for name in named]
     return yaml_text([{**tree, "plugins": [*plugins[:2], handler, *plugins[2:]], "schedulingProfiles": profiles}]) + "\n"
@@ -95,6 +91,6 @@ def _plugins() -> str:
 
 def install(deployment: DeployedPlan) -> str:
     name = deployment.name
-    lines = [f"helm repo add {OWN['chart'].partition('/')[0]} {OWN['repository']}"]
-    lines += [f"helm install {name}-router {OWN['router_chart']} --version {OWN['router_version']} -f router.yaml"]
-    return "\n".join([*lines, f"helm install {name} {OWN['chart']} -f servers.yaml"])
+    lines = [f"helm repo add {CHARTS['chart'].partition('/')[0]} {CHARTS['repository']}"]
+    lines += [f"helm install {name}-router {CHARTS['router_chart']} --version {CHARTS['router_version']} -f router.yaml"]
+    return "\n".join([*lines, f"helm install {name} {CHARTS['chart']} -f servers.yaml"])

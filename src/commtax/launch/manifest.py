@@ -1,6 +1,6 @@
 """Servers that YAML describes: manifests of Kubernetes and Compose, values of charts, settings of an engine.
 
-Whatever the kind of a document, a server is a container that starts one; what it is told outside its words (replicas, hosts,
+Whatever the kind of a document, a server is a container that starts one; what is stated outside its words (replicas, hosts,
 GPUs, a role, a model, sizes) stands around it, and the nearest counts. Nothing here knows what flags mean."""
 
 import json
@@ -22,7 +22,7 @@ MAX_DEPTH = 60
 OPENS = re.compile(
     r"(?:\s*+(?:#[^\n]*+)?\n)*+\s*+(?:---|%YAML|\{\s*\"|- +[\w\"']+ *:\s|[\"']?[A-Za-z_][\w./-]*+[\"']?[ \t]*+:(?:\s|$))"
 )
-PLACE = re.compile(r"(?<![\"'`\w])\{\{[^{}\n]{0,200}\}\}")  # of a value that somebody is to fill in; no YAML has it bare
+PLACE = re.compile(r"(?<![\"'`\w])\{\{[^{}\n]{0,200}\}\}")  # a placeholder; no YAML has one bare
 ROLES = ("prefill", "decode")
 GPUS = re.compile(r"(?:nvidia\.com/(?:gpu|mig-\S+)|amd\.com/gpu|gpu\.intel\.com/\S+|habana\.ai/gaudi|google\.com/tpu|gpu)")
 _TABLE = table("launch/manifests.toml")
@@ -40,13 +40,13 @@ class DescribedServer:
     """A server as it is described: its words, or the script of its shell, and what stands around it."""
 
     name: str = ""
-    engine: str = ""  # as its image or its kind tells it; "" where only its words can
+    engine: str = ""  # by its image or its kind; "" where only its words name it
     guessed: bool = False  # … or only the names of its settings
     image: str = ""
     words: tuple[str, ...] = ()
     script: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, str] = field(default_factory=dict)  # fields of ours that its words may leave out
+    stated: Mapping[str, str] = field(default_factory=dict)  # fields of ours around it, which its words may leave out
     replicas: int = 1
     ordered: bool = False  # replicas that know their number, so that they may be hosts of one server
     hosts: int = 1
@@ -55,7 +55,7 @@ class DescribedServer:
 
 
 def _engines(part: str) -> dict[str, str]:
-    """Engines by their ``names``, ``images``, ``kinds`` or ``keys`` in manifests."""
+    """Return engines by their ``names``, ``images``, ``kinds`` or ``keys`` in manifests."""
     return {word: one.key for one in programs() for word in getattr(one, part)}
 
 
@@ -74,12 +74,10 @@ def read(text: str, source: str) -> tuple[list[DescribedServer], dict[str, str],
     looked: list[JsonObject] = []
     served = [s for document in documents for s in _walk(document, DescribedServer(), "", looked)]
     files: dict[str, str] = {}
-    for document in documents:
-        if isinstance(document, dict) and document.get("kind") == "ConfigMap":
-            files |= {name: value for name, value in object_of(document.get("data")).items() if isinstance(value, str)}
-        if isinstance(document, dict):  # files that a Compose project has in itself
-            held = {name: object_of(part).get("content") for name, part in object_of(document.get("configs")).items()}
-            files |= {name: text for name, text in held.items() if isinstance(text, str)}
+    for document in map(object_of, documents):
+        data = object_of(document.get("data")) if document.get("kind") == "ConfigMap" else {}
+        configs = {name: object_of(part).get("content") for name, part in object_of(document.get("configs")).items()}  # of Compose
+        files |= {name: value for name, value in {**data, **configs}.items() if isinstance(value, str)}
     return served, files, len(looked)
 
 
@@ -121,13 +119,13 @@ def _merge_tree(node: Json, seen: list[int], depth: int) -> Json:
         return [_merge_tree(x, seen, depth + 1) for x in node]
     if not isinstance(node, dict):
         return node
-    own = {str(key): _merge_tree(value, seen, depth + 1) for key, value in node.items()}
-    if isinstance(ray := own.get("serveConfigV2"), str):  # Ray's settings inside its custom resource
-        own["serveConfigV2"] = [_merge_tree(d, seen, depth + 1) for d in load_documents(ray, "")]
-    merged = own.pop("<<", {})
+    tree = {str(key): _merge_tree(value, seen, depth + 1) for key, value in node.items()}
+    if isinstance(ray := tree.get("serveConfigV2"), str):  # Ray's settings inside its custom resource
+        tree["serveConfigV2"] = [_merge_tree(d, seen, depth + 1) for d in load_documents(ray, "")]
+    merged = tree.pop("<<", {})
     for part in merged if isinstance(merged, list) else [merged]:
-        own = {**part, **own} if isinstance(part, dict) else own
-    return own
+        tree = {**part, **tree} if isinstance(part, dict) else tree
+    return tree
 
 
 def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject]) -> Iterator[DescribedServer]:
@@ -141,19 +139,19 @@ def _walk(node: Json, around: DescribedServer, key: str, looked: list[JsonObject
     around = _server_inside(node, around, key)
     if _is_container(node, key):
         looked.append(node)
-        if found := _server(node, around):
-            yield found
+        if server := _server(node, around):
+            yield server
             return
     below = {name: list(_walk(node[name], around, name, looked)) for name in _parts(node)}
-    own = any(below[name] for name in below if name not in ROLES)
-    if around.engine and not own and (node.get("parallelism") or isinstance(node.get("model"), dict)):
+    inner = any(below[name] for name in below if name not in ROLES)
+    if around.engine and not inner and (node.get("parallelism") or isinstance(node.get("model"), dict)):
         yield replace(around, words=("serve",))  # an operator's own container, without a word of ours
     for served in below.values():
         yield from served
 
 
 def _parts(node: JsonObject) -> list[str]:
-    """Keys below which servers may stand; the other hosts of a server that has a leader repeat it."""
+    """List the keys below which servers may stand. The other hosts of a server with a leader only repeat it, and are left out."""
     kept = [name for name in node if name not in SKIPPED]
     if "leaderTemplate" in node:
         kept.remove("workerTemplate") if "workerTemplate" in kept else None
@@ -163,7 +161,6 @@ def _parts(node: JsonObject) -> list[str]:
 
 
 def _is_container(node: JsonObject, key: str) -> bool:
-    """Return whether a mapping may start a program."""
     words = any(name in node for name in ("args", "command", "entrypoint"))
     return (
         key in ("containers", "mainContainer", "container", *SETTINGS)
@@ -193,20 +190,11 @@ def dash_key(name: str) -> str:
 
 def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> DescribedServer:
     """Return what a mapping says of the servers in it."""
-    held = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
-    said = [v for labels in held for k, v in labels.items() if k.rpartition("/")[2] == "role"]
-    said += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
-    cache_settings = node.get("lmcacheConfig")
-    if isinstance(cache_settings, dict):
-        said.insert(0, {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(cache_settings.get("kvRole")), ""))
-    found = re.search("prefill|decode", " ".join(x for x in said if isinstance(x, str)), re.I)
-    beside = isinstance(node.get("prefill"), dict) and "decode" not in node  # who has a pool for prompts decodes
-    role = found[0].lower() if found else "decode" if beside else ""
-    if role and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
-        around = replace(around, replicas=1, told={k: v for k, v in around.told.items() if k == "model"})
-    told = {**around.told, **_sizes(node), **({"role": role} if role else {})}
+    if (role := _role(node, key)) and key in ROLES:  # a pool of its own: sizes of the pool beside it are not its own
+        around = replace(around, replicas=1, stated={k: v for k, v in around.stated.items() if k == "model"})
+    stated = {**around.stated, **_sizes(node), **({"role": role} if role else {})}
     if model := _model(node):
-        told["model"] = model
+        stated["model"] = model
     engine = _engines("kinds").get(str(node.get("kind")), "") or _engine(node) or around.engine
     env = {**around.env, **{k: v for name in ENVIRONMENTS for k, v in assignments(node.get(name)).items()}}
     hosts = _number(node, "size") if key == "leaderWorkerTemplate" else _number(node.get("multinode"), "nodeCount")
@@ -219,7 +207,7 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
         name=_name(node, key) or around.name,
         engine=engine,
         env=env,
-        told=told,
+        stated=stated,
         replicas=counted[0] if counted else around.replicas,
         ordered=around.ordered or node.get("kind") == "StatefulSet",
         hosts=hosts or around.hosts,
@@ -228,45 +216,57 @@ def _server_inside(node: JsonObject, around: DescribedServer, key: str) -> Descr
     )
 
 
+def _role(node: JsonObject, key: str) -> str:
+    """Return what a mapping serves by its labels and names: prefill, decode, or "" where it says neither."""
+    labels = [object_of(part.get("labels")) for part in (node, object_of(node.get("metadata")))]
+    words: list[Json] = [
+        {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(object_of(node.get("lmcacheConfig")).get("kvRole")), "")
+    ]
+    words += [v for part in labels for k, v in part.items() if k.rpartition("/")[2] == "role"]
+    words += [node.get(name) for name in ("subComponentType", "componentType", "type", "role", "name")] + [key]
+    match = re.search("prefill|decode", " ".join(x for x in words if isinstance(x, str)), re.I)
+    beside = isinstance(node.get("prefill"), dict) and "decode" not in node  # who has a pool for prompts decodes
+    return match[0].lower() if match else "decode" if beside else ""
+
+
 def _name(node: JsonObject, key: str) -> str:
-    own = about if isinstance(about := node.get("metadata"), dict) else node
-    names = [named for name in NAMES if isinstance(named := own.get(name), str)]
+    named = about if isinstance(about := node.get("metadata"), dict) else node
+    names = [text for name in NAMES if isinstance(text := named.get(name), str)]
     listed = key if ("image" in node or "componentType" in node or "extraPodSpec" in node) and key not in ("containers", "") else ""
     return "" if key in ("containers", "mainContainer", "model", "metadata") else (listed or "".join(names[:1]))[:80]
 
 
 def _sizes(node: JsonObject) -> dict[str, str]:
-    """Sizes that stand beside a container instead of in its words; in scripts they have names of their own."""
-    known = _TABLE["parallelism"]
+    """Return the sizes that stand beside a container instead of in its words."""
+    ours = _TABLE["parallelism"]
     parts = [object_of(node.get(name)) for name in ("parallelism", "workerSpec")]
-    sizes = {known[theirs]: str(value).lower() for part in parts for theirs, value in part.items() if theirs in known}
-    return {ours: value for ours, value in sizes.items() if value not in ("", "false")}
+    sizes = {ours[theirs]: str(value).lower() for part in parts for theirs, value in part.items() if theirs in ours}
+    return {name: value for name, value in sizes.items() if value not in ("", "false")}
 
 
 def _model(node: JsonObject) -> str:
     """Return a model's name beside a container, its place on the Hub before any other."""
     parts = [node, *(object_of(node.get(k)) for k in ("model", "modelArtifacts", "model_loading_config"))]
-    found = [model for part in parts for k in MODELS if isinstance(model := part.get(k), str)]
-    hub = [f.partition("://")[2].partition(":")[0] for f in found if f.startswith(("hf://", "huggingface://"))]
+    models = [model for part in parts for k in MODELS if isinstance(model := part.get(k), str)]
+    hub = [m.partition("://")[2].partition(":")[0] for m in models if m.startswith(("hf://", "huggingface://"))]
     named = [name for part in parts[1:] if isinstance(name := part.get("name"), str)]
-    plain = [f for f in found if "://" not in f]
-    return next(iter([*hub, *plain, *named]), "") if found else ""
+    return next(iter([*hub, *(m for m in models if "://" not in m), *named]), "") if models else ""
 
 
 def _engine(node: JsonObject) -> str:
     """Return the engine that a key, or else an image, names."""
-    said = [*map(node.get, ("engine", "modelCommand", "backendFramework")), object_of(node.get("modelFormat")).get("name")]
-    named = [_engines("names").get(str(word).lower(), "") for word in said if isinstance(word, str)]
+    words = [*map(node.get, ("engine", "modelCommand", "backendFramework")), object_of(node.get("modelFormat")).get("name")]
+    named = [_engines("names").get(word.lower(), "") for word in words if isinstance(word, str)]
     keyed = [engine for key, engine in _engines("keys").items() if key in node]
     return next((engine for engine in (*named, *keyed) if engine), "")
 
 
 def _image(node: JsonObject) -> str:
-    own = node.get("image", node)
-    if isinstance(own, dict):
-        name, tag = own.get("repository", own.get("name", "")), own.get("tag", "")
-        return f"{name}:{tag}" if isinstance(name, str) and isinstance(tag, str) and "repository" in own else ""
-    return own if isinstance(own, str) else ""
+    image = node.get("image", node)
+    if isinstance(image, dict):
+        name, tag = image.get("repository", ""), image.get("tag", "")
+        return f"{name}:{tag}" if isinstance(name, str) and isinstance(tag, str) and "repository" in image else ""
+    return text_of(image)
 
 
 def _engine_of_image(image: str) -> str:
@@ -277,19 +277,17 @@ def _engine_of_image(image: str) -> str:
 
 
 def _server(node: JsonObject, around: DescribedServer) -> DescribedServer | None:
-    """Return the server of a container, or None where it starts something else, or nothing that is known."""
-    image = _image(node)
+    """Return the server of a container, or None where it starts something else, or nothing that we read."""
+    image, env = _image(node), around.env
     inner = {**node, **object_of(node.get("image"))}
-    env = around.env
-    sizes = {theirs: around.told[ours] for theirs, ours in _TABLE["sizes"].items() if ours in around.told}
+    sizes = {theirs: around.stated[ours] for theirs, ours in _TABLE["sizes"].items() if ours in around.stated}
     hidden = {"LWS_GROUP_SIZE": str(around.hosts), **sizes}
     if around.gpus:
         hidden["SKYPILOT_NUM_GPUS_PER_NODE"] = str(around.gpus)
-    known = hidden | {k: substitute_variables(v, hidden | dict(env)) for k, v in env.items()}
-    words = [substitute_variables(w, known) for w in _words(inner)]
-    script, words = script_of(words)
-    script = script or substitute_variables(text_of(node.get("run")), known)
-    if not words and not script and not _is_settings(inner) and not around.told.get("model"):
+    variables = hidden | {k: substitute_variables(v, hidden | dict(env)) for k, v in env.items()}
+    script, words = script_of([substitute_variables(w, variables) for w in _words(inner)])
+    script = script or substitute_variables(text_of(node.get("run")), variables)
+    if not words and not script and not _is_settings(inner) and not around.stated.get("model"):
         return None
     engine = _engine_of_image(image) or ("" if BESIDE.search(f"{node.get('name', '')} {image}") else around.engine)
     guessed = not engine and _is_settings(inner)
@@ -312,57 +310,59 @@ def _words(node: JsonObject) -> list[str]:
 
 
 def _flags(settings: JsonObject) -> list[str]:
-    """Settings as flags, known or not; switches that are off are not there."""
+    """Return settings as flags, whether we read them or not. Switches that are off are left out."""
     words: list[str] = []
     for name, value in settings.items():
         if name in ("extraArgs", "args") and isinstance(value, list):
             words += [w for w in value if isinstance(w, str)]
         elif isinstance(value, str) and name not in NO_FLAGS and value.lower() not in ("false", ""):
             words += [f"--{dash_key(name)}"] if value.lower() == "true" else [f"--{dash_key(name)}={value}"]
-        elif isinstance(value, dict) and dash_key(name) in flags_of(programs()[0].key).asked:  # such as speculative_config
+        elif (
+            isinstance(value, dict) and dash_key(name) in flags_of(programs()[0].key).technique_flags
+        ):  # such as speculative_config
             words.append(f"--{dash_key(name)}={json.dumps(value)}")
     return words
 
 
 def server_settings(engine: str, around: Mapping[str, str], env: dict[str, str]) -> dict[str, str]:
-    """Return what is said beside a server's words, by the fields of its engine; variables that set one are taken out."""
-    own, prefixes = flags_of(engine), "|".join(one.variables for one in programs() if one.variables)
-    told = {("mode" if name == "role" and "mode" in own.written else name): value for name, value in around.items()}
+    """Return the settings around a server's words, by the fields of its engine, and take variables that set one out of ``env``."""
+    flags, prefixes = flags_of(engine), "|".join(one.variables for one in programs() if one.variables)
+    settings = {("mode" if name == "role" and "mode" in flags.written else name): value for name, value in around.items()}
     for name in [n for n, value in env.items() if "$" not in value and value]:
-        field_, kind = own.flags.get(dash_key(re.sub(rf"^(?:SM_)?(?:{prefixes})", "", name)), ("", ""))
+        field_, kind = flags.flags.get(dash_key(re.sub(rf"^(?:SM_)?(?:{prefixes})", "", name)), ("", ""))
         field_ = _TABLE["variables"].get(name) or (field_ if kind in ("int", "count", "share") and "_" in name else "")
-        if field_ in own.written:
-            told.setdefault(field_, env.pop(name))
-    return {name: value for name, value in told.items() if name in own.written}
+        if field_ in flags.written:
+            settings.setdefault(field_, env.pop(name))
+    return {name: value for name, value in settings.items() if name in flags.written}
 
 
 def _number(node: Json, name: str) -> int:
-    """Return a whole number under a key; 0 where there is none."""
+    """Return a whole number under a key, 0 where there is none."""
     text = node.get(name, "") if isinstance(node, dict) else ""
     return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
 def _gpus(node: JsonObject) -> int:
-    """GPUs of a host, as resources ask for them."""
+    """Count the GPUs of a host that resources ask for."""
     if count := _number(node, "requestGPU"):
         return count
-    own = node.get("resources")
-    resources = own if isinstance(own, dict) else object_of(object_of(node.get("deploy")).get("resources"))
+    stated = node.get("resources")
+    resources = stated if isinstance(stated, dict) else object_of(object_of(node.get("deploy")).get("resources"))
     chips = re.fullmatch(r"[^:]+:([0-9]{1,4})", str(resources.get("accelerators", "")))  # SkyPilot: H100:8
-    asked = [int(chips[1])] if chips else []
+    counts = [int(chips[1])] if chips else []
     for part in (resources.get("limits"), resources.get("requests"), resources):
-        asked += [_number(part, k) for k in part if GPUS.fullmatch(k)] if isinstance(part, dict) else []
+        counts += [_number(part, k) for k in part if GPUS.fullmatch(k)] if isinstance(part, dict) else []
     for device in list_of(object_of(resources.get("reservations")).get("devices")):
         ids = device.get("device_ids") if isinstance(device, dict) else None
-        asked += [len(",".join(map(str, ids)).split(","))] if isinstance(ids, list) else [_number(device, "count")]
-    return next((n for n in asked if n), 0)
+        counts += [len(",".join(map(str, ids)).split(","))] if isinstance(ids, list) else [_number(device, "count")]
+    return next((n for n in counts if n), 0)
 
 
 LINE = re.compile(r"([ \t]*+)([\w-]++)[ \t]*+:(.*)")
 
 
 def settings_of(text: str) -> Iterator[tuple[str, str]]:
-    """Paths of settings and what they say; a place that somebody is to fill in is no YAML, so that lines are read by themselves.
+    """Yield the paths of settings and their values. Lines are read one by one, since placeholders are no YAML.
 
     >>> list(settings_of("a:\\n  b:\\n    c: 1  # one\\n  d: {e: 2}\\nf: null"))
     [('a.b.c', '1'), ('a.d.e', '2'), ('f', 'null')]

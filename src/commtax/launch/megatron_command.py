@@ -6,19 +6,25 @@ from collections.abc import Mapping
 
 from commtax.cost.schedules import Layout, virtual_layers
 from commtax.launch.flags import FlagReading, flags_of
-from commtax.launch.jobs import Command, LaunchJob, above_one, count_ranks, further_axes, global_batch, start
+from commtax.launch.jobs import Command, LaunchJob, above_one, count_ranks, global_batch, start
 from commtax.spec import OVERLAPPED, Experts, Mlp, Model, Plan
 from commtax.statement import Refusal
 
 FLAGS = flags_of("megatron")
 SCHEDULES = ("1f1b", "interleaved")
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
+FORMATS: Mapping[str, dict[str, str]] = {
+    "fp8": {"fp8": "hybrid"},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4": "e2m1"},
+}
+"""The flags of products in other number formats than bf16."""
 MOST_LETTERS = 100_000  # that a layout of stages may spell out
 LAYOUT_TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
-    """Sizes, schedule and optimiser of a Megatron-LM job; the model is told by its sizes."""
+    """Read the sizes, the schedule and the optimiser of a Megatron-LM job. Its sizes name the model."""
     count_ranks(reading)
     values, tp = reading.values, int(reading.values.tp or 1)
     values.recompute = values.recompute or ("selective" if values.selective else "")
@@ -40,24 +46,24 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 
 def _chunks(reading: FlagReading, pp: int) -> int:
-    """Chunks a rank, told in one of three ways; a split of layers other than the priced one is said."""
+    """Return the chunks a rank, stated in one of three ways, and note a split of layers other than the priced one."""
     layers, chunks, each = int(reading.values.layers or 0), int(reading.values.chunks or 1), int(reading.values.layers_a_chunk or 0)
     if each and layers:
         chunks = max(1, layers // pp // each)
-    asked: list[int] = []
+    stated: list[int] = []
     if "layout" in reading.values:
         layout = str(reading.values.layout)
-        asked = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
-        chunks, layers = len(stages(layout)) // pp, layers or sum(asked)
+        stated = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
+        chunks, layers = len(stages(layout)) // pp, layers or sum(stated)
     elif layers and pp > 1 and any(reading.values.get(name) for name in UNEVEN):
         usual = -(-layers // pp) - 1
         first = int(reading.values.first_layers or 0) or (usual if reading.values.embedding_counts else 0)
         last = int(reading.values.last_layers or 0) or (usual if reading.values.loss_counts else 0)
         inner = pp - bool(first) - bool(last)
-        asked = [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
-    priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if asked else []
-    if sorted(asked) != sorted(priced):
-        theirs, ours = ("+".join(map(str, sizes)) for sizes in (asked, priced))
+        stated = [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
+    priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if stated else []
+    if sorted(stated) != sorted(priced):
+        theirs, ours = ("+".join(map(str, sizes)) for sizes in (stated, priced))
         reading.note("stages", f"stages of {theirs} layers are asked for; priced as {ours}")
     return chunks
 
@@ -95,7 +101,7 @@ def stages(text: str) -> list[str]:
 
 
 def layout_of(text: str, pp: int) -> Layout:
-    """Layers of each virtual stage, by chunk and rank."""
+    """Return the layers of each virtual stage, by chunk and rank."""
     virtual = stages(text)
     if len(virtual) % pp:
         raise Refusal(f"from: pipeline-model-parallel-layout has {len(virtual)} stages, which pp={pp} does not divide", "from")
@@ -115,41 +121,34 @@ def layout_text(layout: Layout) -> str:
 
 
 def write(job: LaunchJob) -> Command:
-    """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
+    """Write a Megatron-LM job: sizes of the plan, then the model's. Data and learning rate are left to the user."""
     plan, q = job.plan, job.question
     beside = q.what_if.beside(q.engine)
     if plan.zero > 1:
         raise Refusal.of(f"its optimiser is ZeRO 0 or 1, not {plan.zero}", emit="megatron")
-    flags = FLAGS.spell(tp=int(plan.tp), pp=int(plan.pp), **further_axes(plan))
+    flags = FLAGS.spell(tp=int(plan.tp), pp=int(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
     flags += FLAGS.spell(sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
     granularity = "selective" if plan.remade else "" if plan.recompute == "none" else plan.recompute
     flags += [*_stages(q.model, plan), *FLAGS.spell(recompute=granularity)]
     flags += [f"--recompute-modules {' '.join(plan.remade)}"] * bool(plan.remade)
     flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
     flags += FLAGS.spell(micro_batch=int(q.micro_batch), global_batch=global_batch(job), context=int(q.context))
-    flags += ["--bf16", *_format_flags(plan.weights_dtype)]
+    flags += ["--bf16", *FLAGS.spell(**FORMATS.get(plan.weights_dtype, {}))]
     dp, _, tp, ep, pp = (axis in beside for axis in OVERLAPPED)
     flags += [*FLAGS.spell(overlap_dp=dp), *["--overlap-param-gather"] * (dp and plan.zero == 1)]
     flags += FLAGS.spell(overlap_tp=tp, overlap_ep=ep, waits_pp=plan.chunks > 1 and not pp)
     unnamed = f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B"
     named = plan.pp == 1 or plan.schedule in SCHEDULES
     model = q.model
-    told = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
-    told += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
-    told += ["--untie-embeddings-and-output-weights"] * (not model.tied)
-    shape = [*told, *FLAGS.spell(vocab=model.vocab, positions=model.max_len)]
+    shape = [*FLAGS.spell(layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
+    shape += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
+    shape += ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    shape += FLAGS.spell(vocab=model.vocab, positions=model.max_len)
     return Command([start(job), "pretrain_gpt.py", *flags, *shape], warning="" if named else unnamed)
 
 
-def _format_flags(dtype: str) -> list[str]:
-    """Return the number format of the products, where it is not bf16."""
-    if dtype == "mxfp8":
-        return FLAGS.spell(fp8="e4m3", fp8_recipe="mxfp8")
-    return FLAGS.spell(fp8="hybrid" if dtype == "fp8" else "", fp4="e2m1" if dtype == "nvfp4" else "")
-
-
 def _stages(model: Model, plan: Plan) -> list[str]:
-    """Return how layers lie on the stages: told one by one where they do not divide, because Megatron refuses to guess."""
+    """Return how layers lie on the stages: stated one by one where they do not divide, because Megatron refuses to guess."""
     pp, chunks = int(plan.pp), plan.chunks if plan.schedule == "interleaved" else 1
     if pp == 1 or model.num_layers % (pp * chunks) == 0:
         return FLAGS.spell(chunks=above_one(chunks)) if pp > 1 else []
@@ -172,7 +171,7 @@ def _attention(model: Model) -> list[str]:
 
 
 def _feed_forward(model: Model) -> list[str]:
-    """Widths of dense layers and of experts, and which layers have which."""
+    """Return the flags for the widths of dense layers and of experts, and for which layers have which."""
     kinds = [f for i in model.layers if (f := model.blocks[i].ffn)]
     dense = next((f for f in kinds if isinstance(f, Mlp)), None)
     last, experts = kinds[-1], model.experts

@@ -14,28 +14,38 @@ from functools import lru_cache
 from commtax.catalog.foreign_names import find_device_chip
 from commtax.catalog.programs import programs
 from commtax.files import ELSEWHERE, read_text
-from commtax.launch.flags import COMMON, TORCHRUN, FlagReading, SaidValues, flag_name, flags_of
-from commtax.launch.launch_record import LOAD, Launch, LaunchPlace, make_launch
+from commtax.launch.flags import (
+    COMMON,
+    LOAD,
+    TORCHRUN,
+    FlagReading,
+    FlagTable,
+    FlagValues,
+    Launch,
+    LaunchPlace,
+    flag_name,
+    flags_of,
+    make_launch,
+)
 from commtax.launch.manifest import DescribedServer, is_manifest, server_settings, settings_of
 from commtax.launch.manifest import read as read_manifest
-from commtax.launch.read_techniques import recognise
+from commtax.launch.read_techniques import recognise, refuse_misspelt
 from commtax.launch.shell import MAX_SIGNS, commands, keywords, split_here_documents
-from commtax.launch.unread import refuse_misspelt
 from commtax.redaction import redact
 from commtax.statement import Note, Refusal
 
 TORCHRUN_SWITCHES = COMMON["torchrun"]["switches"].split()
 QUIET = tuple(COMMON["quiet"].split())  # beginnings of variables that are addresses, logs and places
 NO_FILES: Mapping[str, str] = {}
-Wanted = Callable[[str], bool]  # whether a model of this name is the one that was asked for
+Wanted = Callable[[str], bool]  # whether a model of this name is the requested one
 
 
 class NothingLaunchedError(Refusal):
-    """That a text starts no server or job that is known."""
+    """A text that starts no server or job that we read."""
 
 
 def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str = "") -> Launch:
-    """Read a command, a script that contains one, or YAML that describes servers; ``source`` is the file that it came from.
+    """Read a command, a script that contains one, or YAML that describes servers. ``source`` is the file that it came from.
 
     Where YAML describes servers of several models: the one called ``choice``, or those whose model is ``wanted``.
 
@@ -54,10 +64,10 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
     script, written = split_here_documents(text)
     called = list(commands(script))
     tables = [flags_of(one.key) for one in programs()]
-    asking = [v for own in tables for v in (*own.libraries, *(key[1:] for key in own.asked if key[0] == "$"))]  # exported above it
-    exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in asking]
+    variables = {v for one in tables for v in (*one.libraries, *(key[1:] for key in one.technique_flags if key[0] == "$"))}
+    exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in variables]
     launches = [launch for args in called if (launch := _command([*exported, *args], written))]
-    if not launches:  # what a file holds is not told: it may be one that was named by mistake
+    if not launches:  # a file is not quoted: it may be one that was named by mistake
         raise NothingLaunchedError(
             f"from '{source or ' '.join(text.split())[:60]}': no launch command found ({_program_names()})", "from"
         )
@@ -65,7 +75,6 @@ def parse(text: str, source: str = "", wanted: Wanted | None = None, choice: str
 
 
 def _program_names() -> str:
-    """Return how the programs are called, for people."""
     *called, last = (one.called for one in programs())
     return f"{', '.join(called)} or {last}"
 
@@ -74,21 +83,21 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
     """Return the servers of YAML: those of one model, prompts and decoding together."""
     served, files, looked = read_manifest(text, source)
     read = [(s, _server(s, files)) for s in served if s.replicas]
-    found = [(s.name, launch) for s, launch in read if launch]
-    if not found:
+    launched = [(s.name, launch) for s, launch in read if launch]
+    if not launched:
         seen = f"{looked} container{'s' * (looked != 1)} looked at" if looked else "it has no container"
         raise NothingLaunchedError(f"from{source}: this YAML starts no known server; {seen} (known: {_program_names()})", "from")
-    names = [name for name, _ in found]
+    names = [name for name, _ in launched]
     if choice and choice not in names:
         raise Refusal(f"from{source}: no server '{choice}'; it has {', '.join(dict.fromkeys(names))}", "from", names)
-    first = next((launch for name, launch in found if (name == choice if choice else wanted and wanted(launch.model))), found[0][1])
-    taken = [launch for _, launch in found if launch.model == first.model]
-    if any(x.servers.role == "prefill" for x in taken):  # those beside them decode, whether they say so or not
+    chosen = [launch for name, launch in launched if (name == choice if choice else wanted and wanted(launch.model))]
+    first = chosen[0] if chosen else launched[0][1]
+    taken = [launch for _, launch in launched if launch.model == first.model]
+    if any(x.servers.role == "prefill" for x in taken):  # those beside them decode, whatever their role says
         taken = [replace(x, servers=replace(x.servers, role=x.servers.role or "decode")) for x in taken]
-    unlike = [(name, launch) for name, launch in found if launch.model != first.model]
-    others = [f"{name or launch.engine} ({launch.model or 'no model named'})" for name, launch in unlike]
-    joined = _join_launches(taken if not choice else [launch for name, launch in found if name == choice])
-    if others:
+    unlike = [(name or one.engine, one.model or "no model named") for name, one in launched if one.model != first.model]
+    joined = _join_launches(chosen if choice else taken)
+    if others := [f"{name} ({model})" for name, model in unlike]:
         more = f"servers of other models in the file are not in the answer: {', '.join(others)}; --from FILE#NAME takes one of them"
         joined = replace(joined, notes=(*joined.notes, Note("other models", more)))
     missed = [f"what starts {s.name or 'a container'} on {s.gpus} GPUs" for s, launch in read if s.gpus and not launch]
@@ -97,12 +106,11 @@ def _read_servers(text: str, source: str, wanted: Wanted | None, choice: str) ->
 
 
 def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
-    """Return the launch of one container, or None where it starts nothing that is known."""
+    """Return the launch of one container, or None where it starts nothing that we read."""
     script, written = split_here_documents(served.script)
     calls = list(commands(script)) if served.script else [list(served.words)]
-    known = {**files, **written}
     for call in calls:
-        launch = _command(call, known, served)
+        launch = _command(call, {**files, **written}, served)
         if launch and not _is_bench(launch):
             nnodes = launch.place.nnodes or served.hosts
             count = -(-served.replicas // nnodes) if served.ordered else served.replicas if launch.phase == "serve" else 1
@@ -112,16 +120,16 @@ def _server(served: DescribedServer, files: Mapping[str, str]) -> Launch | None:
             if served.guessed:
                 guess = f"settings named as {launch.engine}'s flags, and no command that says so: taken for {launch.engine}"
                 launch = replace(launch, notes=(*launch.notes, Note("assumed engine", guess)))
-            used, asked = launch.num_gpus // count, served.gpus * nnodes
-            if not served.gpus or used == asked:
+            used, requested = launch.num_gpus // count, served.gpus * nnodes
+            if not served.gpus or used == requested:
                 return launch
-            differs = f"each server asks for {asked} GPU{'s' * (asked != 1)}, and its plan uses {used}"
+            differs = f"each server asks for {requested} GPU{'s' * (requested != 1)}, and its plan uses {used}"
             return replace(launch, notes=(*launch.notes, Note("GPUs asked for", differs)))
     return None
 
 
 def _command(args: list[str], written: Mapping[str, str], served: DescribedServer | None = None) -> Launch | None:
-    """One command's launch, or None where it is something else."""
+    """Return the launch of one command, or None where it starts something else."""
     images = {one.image: one.key for one in programs() if one.image}
     image = served.image if served else next((w for w in args if any(i in w for i in images) and not w.startswith("-")), "")
     official = any(i in image for i in images)
@@ -159,29 +167,29 @@ def _program(args: list[str], at: int) -> tuple[str, int]:
 def _read(
     engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
 ) -> Launch:
-    """Return the flags of one program in the engine's own meaning; ``before`` it stand its variables and what starts it."""
+    """Read the flags of one program in its engine's meaning. Its variables and its launcher stand ``before`` it."""
     reading = FlagReading()
     env = dict(served.env) if served else {}
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
-    told = server_settings(engine, served.told, env) if served else {}
-    known = {name: words for name, words in flags_of(engine).libraries.items() if env.get(name, "").upper() in words}
-    for name, words in known.items():
+    flags = flags_of(engine)
+    settings = server_settings(engine, served.stated, env) if served else {}
+    libraries = {name: words for name, words in flags.libraries.items() if env.get(name, "").upper() in words}
+    for name, words in libraries.items():
         reading.values.library = words[env[name].upper()] or reading.values.library
-    understood = reading.say_variables(flags_of(engine), env) + list(known)
+    understood = reading.keep_variables(flags, env) + list(libraries)
     loud = (*COMMON["loud"].split(), *(one.variables for one in programs() if one.variables))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(loud) and not k.startswith(QUIET) and k not in understood]
-    loose = reading.take(args, flags_of(engine))
+    loose = reading.take(args, flags)
     model = str(reading.values.model) or next((w for w in loose if w not in COMMON["subcommands"]), "")
-    if told.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
-        reading.values["model"] = told["model"]
-    own = flags_of(engine)
-    flags = [f"--{own.written[name]}={value}" for name, value in told.items() if name != "model" and name not in reading.values]
-    reading.take(flags, own)
+    if settings.get("model") and (not model or model.startswith(ELSEWHERE) or "://" in model):
+        reading.values["model"] = settings["model"]
+    missing = [(name, value) for name, value in settings.items() if name != "model" and name not in reading.values]
+    reading.take([f"--{flags.written[name]}={value}" for name, value in missing], flags)
     for file, named in (("file", "--config"), ("balancer", "load_balancer")):  # the first may name the second
         if file in reading.values:
-            _read_file(str(reading.values.pop(file)), named, written, engine, reading)
+            _read_file(str(reading.values.pop(file)), named, written, flags, reading)
     if (hosts := _srun(before)) and "nnodes" not in reading.values:
         reading.values["nnodes"] = hosts
     recognise(engine, reading)
@@ -198,52 +206,51 @@ def from_settings(engine: str, settings: Mapping[str, str], version: str = "") -
     >>> from_settings("vllm", {"model": "m", "tensor_parallel_size": "4", "enforce_eager": "False", "seed": "0"}).options
     {'tp': 4}
     """
-    own = flags_of(engine)
-    flags = {flag_name(name): value for name, value in settings.items() if value not in ("", "None")}
-    known = {flag: value for flag, value in flags.items() if flag in own.flags or flag in own.asked}
-    return _read(engine, [f"--{flag}={value}" for flag, value in known.items()], [], version, NO_FILES)
+    flags = {**flags_of(engine).flags, **flags_of(engine).technique_flags}
+    words = {flag_name(name): value for name, value in settings.items() if value not in ("", "None")}
+    return _read(engine, [f"--{flag}={value}" for flag, value in words.items() if flag in flags], [], version, NO_FILES)
 
 
 def _srun(before: list[str]) -> int:
-    """Return how many hosts a job launcher in front names; 0 where none does."""
+    """Return how many hosts a job launcher in front requests, 0 where there is none."""
     text = " ".join(before)
     called = re.search(r"\b(?:srun|salloc)\b", text)
     nodes = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
     return int(nodes[1]) if nodes else 0
 
 
-def _read_file(name: str, named: str, written: Mapping[str, str], engine: str, reading: FlagReading) -> None:
-    """Settings of a YAML file beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
+def _read_file(name: str, named: str, written: Mapping[str, str], flags: FlagTable, reading: FlagReading) -> None:
+    """Read a YAML file of settings beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
     text = written.get(name, written.get(name.rsplit("/", 1)[-1]))
     if text is None and os.path.exists(name):
         text = read_text(name, f"from: {named}")
     if text is None:
         reading.unread.append(f"{named} {name} (no such file here)")
         return
-    reading.take([f"--{path}={value}" for path, value in settings_of(text)], flags_of(engine))
+    reading.take([f"--{path}={value}" for path, value in settings_of(text)], flags)
 
 
 def _split_torchrun(args: list[str], reading: FlagReading) -> tuple[str, list[str]]:
-    """torchrun's own flags, then the program and its words."""
-    own, at = TORCHRUN.flags, 0
+    """Read torchrun's flags, and return the program that it starts with that program's words."""
+    at = 0
     while at < len(args) and args[at].startswith("-"):
         flag, equals, value = args[at].partition("=")
         name = flag_name(flag)
-        if name in own:
-            reading.values[own[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
+        if name in TORCHRUN.flags:
+            reading.values[TORCHRUN.flags[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
         at += 1 if equals or name in TORCHRUN_SWITCHES else 2
     program = args[at] if at < len(args) else ""
     started = [one for one in programs() if one.script]
     for one in started:
-        told = one.script_flag and any(one.script_flag in flag_name(word) for word in args)
-        if re.search(one.script, program) or (told and not any(re.search(other.script, program) for other in started)):
+        flagged = one.script_flag and any(one.script_flag in flag_name(word) for word in args)
+        if re.search(one.script, program) or (flagged and not any(re.search(other.script, program) for other in started)):
             return one.key, args[at + 1 :]
     rule = " nor ".join(one.script_named for one in started)
     raise Refusal(f"from: torchrun starts '{program}', which is neither {rule}", "from")
 
 
 def _join_launches(launches: list[Launch]) -> Launch:
-    """Equal servers are counted; a benchmark beside a server adds its lengths; servers for prompts join those that decode."""
+    """Join launches: count equal servers, add a benchmark's lengths, and pair servers for prompts with those that decode."""
     bench = next((x for x in launches if _is_bench(x)), None)
     servers = [x for x in launches if x is not bench] or launches
     ahead = [x for x in servers if x.servers.role == "prefill"]
@@ -263,11 +270,11 @@ def _join_launches(launches: list[Launch]) -> Launch:
     if bench is None or bench in servers:
         return first
     load = {name: value for name, value in bench.options.items() if name in LOAD}
-    return replace(first, options=SaidValues(_options_without_load(first) | load))
+    return replace(first, options=FlagValues(_options_without_load(first) | load))
 
 
 def _other_servers(launches: list[Launch], first: Launch) -> list[Launch]:
-    """Servers that are none of those that were counted; what only sends requests is none."""
+    """Return the servers that differ from the counted ones. Clients are no servers."""
     return [x for x in launches if _common_part(x) != _common_part(first) and not _is_bench(x)]
 
 
@@ -276,7 +283,7 @@ def _is_bench(launch: Launch) -> bool:
 
 
 def _count_equal_servers(launches: list[Launch]) -> Launch:
-    """Return the first of several servers, with as many as are its equals; parts of one job are one job."""
+    """Return the first of several servers with the number of its equals. Parts of one job are one job."""
     first = next((x for x in launches if not _is_bench(x)), launches[0])
     alike = [x for x in launches if _common_part(x) == _common_part(first)]
     parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address
@@ -291,5 +298,5 @@ def _common_part(launch: Launch) -> Launch:
     return replace(launch, place=LaunchPlace(here.nnodes, here.gpus_per_node), options=_options_without_load(launch), servers=one)
 
 
-def _options_without_load(launch: Launch) -> SaidValues:
-    return SaidValues({name: value for name, value in launch.options.items() if name not in LOAD})
+def _options_without_load(launch: Launch) -> FlagValues:
+    return FlagValues({name: value for name, value in launch.options.items() if name not in LOAD})

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.launch.flags import FlagReading, SaidWord, Value, flags_of
+from commtax.launch.flags import FlagReading, Value, WrittenWord, flags_of, group_attention
 from commtax.launch.jobs import PORT, RANK, Address, Command, LaunchJob, above_one, model_id, server_flags
-from commtax.launch.launch_record import group_attention
 from commtax.statement import Refusal
 
 FLAGS = flags_of("sglang")
@@ -13,7 +12,7 @@ DOOR = 8998  # first port where servers for prompts are met
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
-    """``--tp`` counts all GPUs of a server where attention is data-parallel, dp of them groups of tp / dp, or splits prompts."""
+    """Read sizes where ``--tp`` counts all GPUs: of data-parallel attention in groups of tp / dp, or of split prompts."""
     values, tp = reading.values, int(reading.values.tp or 1)
     splits = int(values.cp or 1)
     if tp % splits:
@@ -39,14 +38,14 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 
 def complete(reading: FlagReading) -> None:
-    """DeepEP's mode is its automatic one where nobody says, and drafts without a drafter's checkpoint are the model's own."""
-    said, values = reading.said, reading.values
+    """Fill in DeepEP's automatic mode, and the model's own drafter where drafts have no checkpoint."""
+    words, values = reading.words, reading.values
     if values.deepep:
-        said.setdefault("moe-a2a-backend", SaidWord("deepep", "--enable-deepep-moe"))
-    algorithm = said.get("speculative-algorithm")
-    if algorithm and algorithm.value.upper() == "EAGLE" and "speculative-draft-model-path" not in said:
-        said["speculative-algorithm"] = SaidWord("NEXTN", algorithm.written)
-    steps, rows = (said.get(f"speculative-num-{name}") for name in ("steps", "draft-tokens"))
+        words.setdefault("moe-a2a-backend", WrittenWord("deepep", "--enable-deepep-moe"))
+    algorithm = words.get("speculative-algorithm")
+    if algorithm and algorithm.value.upper() == "EAGLE" and "speculative-draft-model-path" not in words:
+        words["speculative-algorithm"] = WrittenWord("NEXTN", algorithm.written)
+    steps, rows = (words.get(f"speculative-num-{name}") for name in ("steps", "draft-tokens"))
     if steps and rows and steps.value.isdigit() and rows.value.isdigit() and int(rows.value) > int(steps.value) + 1:
         tree = f"drafts are a tree of {int(rows.value) - 1}, {steps.value} deep"
         reading.note("tree", f"{tree}: priced as the one path of it that can be accepted")
@@ -57,7 +56,7 @@ def _part(limit: Value, parts: int) -> Value:
 
 
 def _drawn_below(reading: FlagReading) -> None:
-    """Lengths are drawn from a share of the stated length up to all of it."""
+    """Replace lengths that are drawn from a share of the stated length up to all of it by their mean and spread."""
     values, ratio = reading.values, float(reading.values.spread)
     mean = (1 + ratio) / 2
     if ratio < 1:
@@ -83,7 +82,7 @@ def write(job: LaunchJob) -> Command:
         eager=False,
         graphs="disabled --cuda-graph-backend-prefill disabled" if how.eager else "",
     )
-    args += job.asked.args
+    args += job.technique_flags.args
     if job.hosts == 1:
         return job.with_techniques(Command(args))
     if job.gpus % job.hosts:

@@ -7,7 +7,7 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 
-from commtax.files import Json
+from commtax.files import Json, list_of, object_of
 from commtax.statement import Refusal
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ash")
@@ -33,7 +33,7 @@ OPERATORS: Mapping[type, Callable[[int, int], int]] = {
 
 
 def split(text: str) -> list[str]:
-    """Return the words of one line of shell; where its quotes do not match, what blanks part.
+    """Split a line of shell into words, at blanks where its quotes do not match.
 
     >>> split("vllm serve 'a b' --x")
     ['vllm', 'serve', 'a b', '--x']
@@ -46,7 +46,7 @@ def split(text: str) -> list[str]:
 
 
 def script_of(words: list[str]) -> tuple[str, list[str]]:
-    """Return the script that a shell among the words is given, with its own arguments put in, and no words; else "" and the words.
+    """Return the script of a shell among the words, its arguments put in, and no words. Without one: "" and the words.
 
     >>> script_of(["/bin/sh", "-c", "exec vllm serve \\"$@\\"", "--", "x"])
     ('exec vllm serve x', [])
@@ -56,13 +56,13 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
             continue
         flag = next((i for i in range(at + 1, len(words)) if re.fullmatch(r"-[a-z]*c", words[i])), -1)
         if flag > 0 and flag + 1 < len(words) and all(w.startswith("-") for w in words[at + 1 : flag]):
-            script, given = words[flag + 1], shlex.join(words[flag + 3 :])
-            return script.replace('"$@"', given).replace("$@", given), []
+            script, arguments = words[flag + 1], shlex.join(words[flag + 3 :])
+            return script.replace('"$@"', arguments).replace("$@", arguments), []
     return "", words
 
 
 def substitute_variables(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with ``$(NAME)``, ``${NAME:-usual}`` and ``$NAME`` put in where they are known, and sums worked out.
+    """Return the text with ``$(NAME)``, ``${NAME:-usual}`` and ``$NAME`` put in where they are set, and sums worked out.
 
     >>> substitute_variables("-tp $(TP) -dp ${DP:-4} -pp $((A * 2)) $HOME", {"TP": "8", "A": "3"})
     '-tp 8 -dp 4 -pp 6 $HOME'
@@ -82,7 +82,7 @@ def substitute_variables(text: str, values: Mapping[str, str]) -> str:
 
 
 def _evaluate_sum(match: re.Match[str], values: Mapping[str, str]) -> str:
-    """Return a sum of the shell, where all of it is known; bare names are variables there."""
+    """Evaluate a sum of the shell where all of its variables are set. Bare names are variables there."""
     written = re.sub(r"[A-Za-z_]\w*", lambda name: values.get(name[0], name[0]), match[1])
     try:
         return str(_value(ast.parse(written.strip(), mode="eval").body))
@@ -99,24 +99,24 @@ def _value(node: ast.AST) -> int:
 
 
 def assignments(part: Json) -> dict[str, str]:
-    """Variables as a list of names and values, a list of ``A=1``, or a mapping; those from elsewhere are not known.
+    """Return variables from a list of names and values, a list of ``A=1``, or a mapping. Values from elsewhere are left out.
 
     >>> assignments([{"name": "A", "value": "1"}, "B=2"]), assignments({"C": "3"})
     ({'A': '1', 'B': '2'}, {'C': '3'})
     """
     if isinstance(part, dict):
         return {str(k): v for k, v in part.items() if isinstance(v, str)}
-    found: dict[str, str] = {}
-    for entry in part if isinstance(part, list) else ():
+    variables: dict[str, str] = {}
+    for entry in list_of(part):
         if isinstance(entry, str) and "=" in entry:
-            found |= dict([entry.split("=", 1)])
-        elif isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and isinstance(told := entry.get("value"), str):
-            found[name] = told
-    return found
+            variables |= dict([entry.split("=", 1)])
+        elif isinstance(name := object_of(entry).get("name"), str) and isinstance(value := object_of(entry).get("value"), str):
+            variables[name] = value
+    return variables
 
 
 def keywords(text: str, name: str) -> list[str]:
-    """Keywords of a call such as ``LLM(model=…, tensor_parallel_size=2)`` as flags."""
+    """Return the keywords of a call such as ``LLM(model=…, tensor_parallel_size=2)`` as flags."""
     try:
         calls = [n for n in ast.walk(ast.parse(text.strip())) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == name]
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # nested too deep for Python's own reader
@@ -150,7 +150,7 @@ def split_here_documents(text: str) -> tuple[str, dict[str, str]]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Words of each command, with comments, continuations and the script's own variables resolved."""
+    """Yield the words of each command, with comments, continuations and the script's own variables resolved."""
     text = _strip_comments(text.replace("\\\n", " ").replace("\r", ""))
     values = {m[1]: m[2] for m in ARRAY.finditer(text)}
     text = ARRAY.sub("", text)
@@ -180,7 +180,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def _strip_comments(text: str) -> str:
-    """Return a script without what follows a # at the start of a word; inside quotes it is a sign like any other.
+    """Return a script without comments: what follows a # at the start of a word, outside of quotes.
 
     >>> _strip_comments("a 'b #c' #d")
     "a 'b #c' "

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.launch.deployment import DeployedPlan, Pool, host_script
+from commtax.launch.deployment import DeployedPlan, host_script
 from commtax.launch.flags import command_of
 from commtax.launch.jobs import MASTER, PORT, Command, LaunchJob
 from commtax.question import Question
@@ -18,20 +18,17 @@ def write(deployment: DeployedPlan) -> str:
     """Return a script for ``sbatch``: servers side by side, and what clients talk to on the first host."""
     lines, used = list[str](), _JobHosts(deployment.question.cluster)
     at: dict[str, list[tuple[str, int]]] = {}
-    number = 0
-    for pool in sorted(deployment.pools, key=lambda pool: -pool.job.gpus):
-        for _ in range(pool.servers):
-            hosts, gpus = used.take(pool)
-            host = f"${{HOSTS[{hosts[0]}]}}"
-            lines += list(_server(deployment.program, pool, number, hosts, gpus))
-            at.setdefault(pool.role, []).append((host, PORT + number))
-            number += 1
-    files = [line for pool in deployment.pools for line in pool.command().written(f"$PWD/{pool.role or 'llm'}")]
+    servers = [pool for pool in sorted(deployment.pools, key=lambda pool: -pool.gpus) for _ in range(pool.servers)]
+    for number, pool in enumerate(servers):
+        hosts, gpus = used.take(pool)
+        lines += list(_server(deployment.program, pool, number, hosts, gpus))
+        at.setdefault(pool.role, []).append((f"${{HOSTS[{hosts[0]}]}}", PORT + number))
+    files = [line for pool in deployment.pools for line in pool.command().written(f"$PWD/{pool.file}")]
     if deployment.apart:
         router = deployment.router(at["prefill"], at["decode"])
         lines += [*router.written("$PWD/disagg"), f"{router.line('$PWD/disagg')} &"]
-    elif number > 1:
-        lines.append(f"# {number} servers: put a router or load balancer in front")
+    elif len(servers) > 1:
+        lines.append(f"# {len(servers)} servers: put a router or load balancer in front")
     cluster = deployment.question.cluster
     head = _head(deployment.name, used.hosts, cluster.gpus_per_host)
     if used.hosts > cluster.num_hosts and not deployment.question.requests.prefill_cluster:
@@ -56,23 +53,22 @@ class _JobHosts:
     """Hosts of a job, and the GPUs of each that servers have not taken yet."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.each = cluster.gpus_per_host
-        self.free: list[int] = []
+        self.each, self.free = cluster.gpus_per_host, list[int]()
 
     @property
     def hosts(self) -> int:
         return len(self.free)
 
-    def take(self, pool: Pool) -> tuple[range, str]:
-        """Return the hosts of a server, and which GPUs it sees there; one of several hosts has them whole."""
-        if pool.hosts > 1:
-            self.free += [0] * pool.hosts
-            return range(self.hosts - pool.hosts, self.hosts), ""
-        host = next((i for i, room in enumerate(self.free) if room >= pool.job.gpus), self.hosts)
+    def take(self, pool: LaunchJob) -> tuple[range, str]:
+        """Return the hosts of a server, and the GPUs that it sees there. A server of several hosts has them whole."""
+        if pool.all_hosts > 1:
+            self.free += [0] * pool.all_hosts
+            return range(self.hosts - pool.all_hosts, self.hosts), ""
+        host = next((i for i, free in enumerate(self.free) if free >= pool.gpus), self.hosts)
         self.free += [self.each] * (host == self.hosts)
         first = self.each - self.free[host]
-        self.free[host] -= pool.job.gpus
-        return range(host, host + 1), ",".join(str(first + i) for i in range(pool.job.gpus))
+        self.free[host] -= pool.gpus
+        return range(host, host + 1), ",".join(str(first + i) for i in range(pool.gpus))
 
 
 def _head(name: str, hosts: int, gpus: int) -> list[str]:
@@ -98,29 +94,27 @@ def _listed(hosts: range) -> str:
     return ",".join(f"${{HOSTS[{i}]}}" for i in hosts)
 
 
-def _server(made_by: Program, pool: Pool, number: int, hosts: range, gpus: str) -> Iterator[str]:
+def _server(made_by: Program, pool: LaunchJob, number: int, hosts: range, gpus: str) -> Iterator[str]:
     host, first = f"${{HOSTS[{hosts[0]}]}}", f"FIRST_{number}"
-    own = command_of(made_by.key)
-    command: Command = own.write(replace(pool.job, address=f"${first}"))
-    command = own.join(command, pool.role, number, host) if pool.role else command
-    file, away = f"$PWD/{pool.role or 'llm'}", " --host 0.0.0.0" if not made_by.listens else ""
-    more, said = f"{away} --port {PORT + number}", f"  # {pool.role}" if pool.role else ""
+    command = replace(pool, address=f"${first}").command(number, host)
+    file, away = f"$PWD/{pool.file}", " --host 0.0.0.0" if not made_by.listens else ""
+    more, remark = f"{away} --port {PORT + number}", f"  # {pool.role}" if pool.role else ""
     line = replace(command, variables=()).line(file)
     if len(hosts) == 1:
         env = " ".join([f"CUDA_VISIBLE_DEVICES={gpus}", *command.variables])
-        yield f"{_srun(hosts)} env {env} {line}{more} &{said}"
+        yield f"{_srun(hosts)} env {env} {line}{more} &{remark}"
         return
     if line.startswith("srun "):  # by MPI, on hosts of its own
         step = [*command.variables, "srun --overlap", f"--nodelist={_listed(hosts)}", line.removeprefix("srun ")]
-        yield f"{' '.join(step)}{more} &{said}"
+        yield f"{' '.join(step)}{more} &{remark}"
         return
     name = f"{pool.role or 'server'}_{number}"
     script = host_script(command, len(hosts), " ".join([*command.variables, f"{line}{more}"]), address=f"${first}")
     yield from _on_every_host(name, script, f"{first}={host}")
-    yield f"{_srun(hosts)} bash -c {name} &{said}"
+    yield f"{_srun(hosts)} bash -c {name} &{remark}"
 
 
 def _on_every_host(name: str, script: list[str], meet: str = "MASTER_ADDR=${HOSTS[0]}") -> Iterator[str]:
-    """Yield a function that each host of a step runs, by its number among them; the address where they meet goes with it."""
+    """Yield a function that each host of a step runs by its number among them, and export the address where they meet."""
     yield from (f"export {meet}", f"{name}() {{", "NODE_RANK=$SLURM_NODEID")
     yield from (*script, "}", f"export -f {name}")

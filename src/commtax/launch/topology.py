@@ -1,25 +1,116 @@
 """``nvidia-smi topo -m``: which GPUs are joined by what, which to take together, and the link that a plan's groups then have.
 
+Square tables of a host's GPUs have the names above and rows of marks. ``nvidia-smi topo`` names GPUs and network cards, ``rocm-smi
+--showtopo`` GPUs, ``amd-smi topology`` bus addresses and ``npu-smi`` NPUs. A table may lack its head, rows, or the end of one; what
+one row does not say of a pair, the other's does.
+
 Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (several), PHB (through the CPU's host bridge), NODE
 (between host bridges of one socket), SYS (between sockets). Legend: https://docs.nvidia.com/multi-node-nvlink-systems and
 ``nvidia-smi topo -h``.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, takewhile
 from math import comb
 
 from commtax import catalog
 from commtax.files import table
-from commtax.launch.printed_matrix import NodeMatrix, grids
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts
+from commtax.wordings import lines_with, patterns
+
+COUNT = counts(__name__)
+SELF, UNTOLD = "X", "?"
+_NODE = r"(?:GPU|NPU|DCU|HCU)(?:\[\d{1,4}\]|\d{1,4})|[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d"
+SAYS = patterns(__name__)
+_ALIKE = {"SOC": "SYS", "SELF": SELF, "0": SELF, "PSB": "PIX"}  # of other versions and tools
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMatrix:
+    """``rows`` by the number of a node: its marks towards all nodes, then towards network cards."""
+
+    nodes: tuple[str, ...]
+    rows: Mapping[int, tuple[str, ...]]
+    num_columns: int
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Nodes whose row is not there, or is cut off."""
+        return tuple(i for i in range(len(self.nodes)) if len(self.rows.get(i, ())) < len(self.nodes))
+
+    @property
+    def marks(self) -> set[str]:
+        return {mark for row in self.rows.values() for mark in row[: len(self.nodes)]} - {SELF}
+
+    def square(self) -> tuple[tuple[str, ...], ...]:
+        """Return the marks between nodes, each pair by either's row."""
+
+        def mark(i: int, j: int) -> str:
+            row = self.rows.get(i, ())
+            return row[j] if j < len(row) else ""
+
+        every = range(len(self.nodes))
+        return tuple(tuple(SELF if i == j else mark(i, j) or mark(j, i) or UNTOLD for j in every) for i in every)
+
+    def beyond(self) -> tuple[tuple[str, ...], ...]:
+        """Return the marks of each node towards network cards, none where its row is cut off."""
+        rows = (self.rows.get(i, ()) for i in range(len(self.nodes)))
+        return tuple(row[len(self.nodes) : self.num_columns] if len(row) >= self.num_columns else () for row in rows)
+
+
+def grids(text: str) -> Iterator[NodeMatrix]:
+    """Yield all tables of marks in a text. Tables of numbers (weights, hops, bandwidths) are left out."""
+    columns: list[str] = []
+    rows: dict[str, tuple[str, ...]] = {}
+    for raw in lines_with(SAYS.begins, text, COUNT.line_chars):
+        line = SAYS.codes.sub("", raw)
+        first = SAYS.first.match(line)
+        if SAYS.head.match(line):
+            yield from _finished_matrices(columns, rows)
+            columns, rows = SAYS.column.findall(SAYS.tail.split(line)[0])[: COUNT.most_nodes], {}
+        elif first and (cells := _cells(line[first.end() :])):
+            if first[1] in rows:
+                yield from _finished_matrices(columns, rows)
+                rows = {}
+            rows[first[1]] = cells
+    yield from _finished_matrices(columns, rows)
+
+
+def _cells(text: str) -> tuple[str, ...]:
+    """Return the marks at the beginning of a row, in one wording."""
+    marks, at = list[str](), 0
+    while (cell := SAYS.cell.match(text.upper(), at)) and len(marks) < COUNT.most_nodes:
+        marks.append(_ALIKE.get(cell[1], cell[1]))
+        at = cell.end()
+    return tuple(marks)
+
+
+def _finished_matrices(columns: list[str], rows: Mapping[str, tuple[str, ...]]) -> Iterator[NodeMatrix]:
+    nodes = list(takewhile(lambda name: re.fullmatch(_NODE, name), columns)) or _nodes(rows)
+    numbers = {name: i for i, name in enumerate(nodes)}
+    kept = {numbers[name]: row for name, row in rows.items() if name in numbers}
+    whole = {i: row if len(row) >= len(nodes) else row[:-1] for i, row in kept.items()}  # the last mark of a cut row may be half
+    grid = NodeMatrix(tuple(nodes), whole, len(columns) or max(map(len, whole.values()), default=0))
+    if grid.marks or (len(nodes) == 1 and any(whole.values())):
+        yield grid
+
+
+def _nodes(rows: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Name the nodes of a table without its head: as many as rows are numbered, or as columns are joined as no card is."""
+    numbers = [int(match[0]) for name in rows if (match := re.search(r"\d+", name)) and ":" not in name]
+    marks = ((i, mark) for row in rows.values() for i, mark in enumerate(row))
+    joined = [i for i, mark in marks if mark == SELF or mark.startswith(("NV", "XG", "HC"))]
+    many = max((*numbers, *joined), default=-1) + 1 if numbers else 0
+    kind = re.match(r"[A-Z]*", next(iter(rows), ""))
+    return [f"{kind[0] if kind else 'GPU'}{i}" for i in range(min(many, COUNT.most_nodes))]
+
 
 MEANS: Mapping[str, str] = table("launch/topology.toml")["links"]
 KINDS = tuple(MEANS)
-COUNT = counts(__name__)
 Groups = tuple[tuple[int, ...], ...]
 _PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "pcie5"}  # others: pcie4
 
@@ -30,14 +121,14 @@ class Topology:
 
     links: tuple[tuple[str, ...], ...]
     nics: tuple[tuple[str, ...], ...] = ()
-    missing: tuple[int, ...] = ()  # GPUs whose own row was not printed: pairs of two of them are untold
+    missing: tuple[int, ...] = ()  # GPUs whose own row was not printed: pairs of two of them are unknown
 
     @property
     def num_gpus(self) -> int:
         return len(self.links)
 
     def joined(self, marks: tuple[str, ...] = ("NV",)) -> list[tuple[int, ...]]:
-        """GPUs that reach each other over NVLink or links of other marks, directly or through others; some are groups of one."""
+        """Group the GPUs that reach each other over NVLink or other marks, directly or through others. A group may be one GPU."""
         left, groups = set(range(self.num_gpus)), []
         while left:
             group, edge = set[int](), {min(left)}
@@ -49,11 +140,11 @@ class Topology:
         return groups
 
     def worst(self, group: Iterable[int]) -> str:
-        """Return the farthest kind between any two GPUs of a group; "" for one GPU."""
+        """Return the farthest kind between any two GPUs of a group, "" for one GPU."""
         return max((self.links[i][j] for i, j in combinations(sorted(group), 2)), key=distance, default="")
 
     def best(self, size: int, among: Iterable[int] | None = None) -> tuple[int, ...]:
-        """Return the group whose farthest pair is nearest, then whose pairs are nearest together; the first of equals."""
+        """Return the group whose farthest pair is nearest, then whose pairs are nearest together. The first of equals is taken."""
         here = tuple(range(self.num_gpus) if among is None else sorted(among))
         if not 1 <= size <= len(here):
             raise Refusal(f"topo: {size} GPUs are wanted, and the matrix has {len(here)}", "topo")
@@ -63,7 +154,7 @@ class Topology:
         return min(far, key=lambda group: (max(far[group], default=0.0), sum(far[group])))
 
     def groups(self, size: int, count: int) -> list[tuple[int, ...]]:
-        """``count`` disjoint groups, the best one first each time."""
+        """Return ``count`` disjoint groups, the best remaining one each time."""
         left, chosen = set(range(self.num_gpus)), []
         for _ in range(count):
             chosen.append(self.best(size, left))
@@ -83,17 +174,17 @@ def distance(kind: str) -> float:
 
 
 def parse(text: str) -> Topology:
-    """Read the matrix out of the command's output, or out of a report that contains it; a plan needs all of it."""
-    found = [grid for grid in grids(text) if not grid.marks - set(KINDS) - {m for m in grid.marks if m.startswith("NV")}]
-    whole = [grid for grid in found if not grid.missing]
+    """Read the matrix out of the command's output, or out of a report that contains it. A plan needs all of it."""
+    tables = [grid for grid in grids(text) if not grid.marks - set(KINDS) - {m for m in grid.marks if m.startswith("NV")}]
+    whole = [grid for grid in tables if not grid.missing]
     if not whole:
-        lacks = f"the rows of {', '.join(found[-1].nodes[i] for i in found[-1].missing[:8])} are missing" if found else ""
+        lacks = f"the rows of {', '.join(tables[-1].nodes[i] for i in tables[-1].missing[:8])} are missing" if tables else ""
         raise Refusal(f"topo: {lacks or 'no matrix of GPU0, GPU1 … found'} (paste the output of nvidia-smi topo -m)", "topo")
     return topology_of(whole[-1])
 
 
 def topology_of(grid: NodeMatrix) -> Topology:
-    """Return a table of links; what its rows contradict each other in is refused."""
+    """Return a table as links. Rows that contradict each other are refused."""
     links = grid.square()
     for i, j in combinations(range(len(links)), 2):
         if len({row[at] for row, at in ((grid.rows.get(i, ()), j), (grid.rows.get(j, ()), i)) if at < len(row)}) > 1:
@@ -102,7 +193,7 @@ def topology_of(grid: NodeMatrix) -> Topology:
 
 
 def describe(matrix: Topology) -> str:
-    """Return the GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
+    """Describe the GPUs in words, such as ``4 GPUs: NVLink joins 0+2, 1+3``, and what joins the rest."""
     joined = ["+".join(map(str, g)) for g in matrix.joined() if len(g) > 1]
     rest = sorted({kind for row in matrix.links for kind in row if kind in KINDS}, key=distance)
     sentences = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
@@ -126,9 +217,9 @@ class PlacedCluster:
 
 def nvlink_of(chip: Chip) -> Link:
     """Return the NVLink that joins two such chips: their switched fabric, or the bridge of their generation."""
-    own = catalog.link(chip.intra)
-    if own.kind == "nvlink":
-        return own
+    link = catalog.link(chip.intra)
+    if link.kind == "nvlink":
+        return link
     for part in chip.key.split("-"):
         try:
             return catalog.link(f"nvlink-bridge-{part}")
@@ -139,8 +230,8 @@ def nvlink_of(chip: Chip) -> Link:
 
 def pcie_of(chip: Chip) -> Link:
     """PCIe x16 of the chip's generation."""
-    own = catalog.link(chip.intra)
-    return own if own.kind == "pcie" else catalog.link(_PCIE.get(chip.family, "pcie4"))
+    link = catalog.link(chip.intra)
+    return link if link.kind == "pcie" else catalog.link(_PCIE.get(chip.family, "pcie4"))
 
 
 def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> PlacedCluster:
@@ -155,12 +246,12 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
     size = min(tp, matrix.num_gpus)
     groups = tuple(matrix.groups(size, min(replicas, matrix.num_gpus // size)))
     topology = Note("topology", f"topology: {describe(matrix)}")
-    own, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
+    usual, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
     if tp == 1:
         return PlacedCluster(cluster, groups, (topology,))
-    if own.kind == "nvlink" and own.switched and max(map(len, matrix.joined())) == 1:
-        lacks = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only"
-        hint = f"so {own.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
+    if usual.kind == "nvlink" and usual.switched and max(map(len, matrix.joined())) == 1:
+        lacks = f"{cluster.chip.key} has {usual.key}, and the matrix shows none: topo -mp lists PCIe paths only"
+        hint = f"so {usual.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
         down = Note("no NVLink", f"{lacks}, {hint}")
         return PlacedCluster(cluster, groups, (topology, down))
     worst = max((matrix.worst(g) for g in groups), key=distance)
@@ -174,21 +265,18 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
 
 
 def _link_with_fewest(matrix: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
-    """Return the link with as many NVLinks as the GPU with the fewest has within its group; said where it has more elsewhere."""
-    least = min(_num_links(matrix, group, i, link.num_links) for group in groups for i in group)
+    """Return the link of the GPU with the fewest NVLinks within its group, with a note where it has more elsewhere."""
+
+    def count(gpu: int, group: tuple[int, ...]) -> int:
+        """Count direct links to several peers together. Through a switch every peer shows all: more together than there are."""
+        peers = [int(matrix.links[gpu][other][2:] or 1) for other in group if other != gpu]
+        return sum(peers) if sum(peers) <= link.num_links else min(link.num_links, max(peers))
+
+    least = min(count(gpu, group) for group in groups for gpu in group)
     if least == link.num_links:
         return link, []
     part = catalog.link(f"{link.key}@{least}")
     return part, [Note("bonded", f"{least} NVLinks per GPU in these groups: priced as {part.key}, assumed")]
-
-
-def _num_links(matrix: Topology, group: tuple[int, ...], gpu: int, most: int) -> int:
-    """NVLinks of a GPU to its group. Direct ones to several peers add up, as far as a GPU has links.
-
-    Through a switch every peer shows all of them: more together than there are.
-    """
-    peers = [int(matrix.links[gpu][other][2:] or 1) for other in group if other != gpu]
-    return sum(peers) if sum(peers) <= most else min(most, max(peers))
 
 
 def _advice(matrix: Topology, groups: Groups, worst: str) -> Note:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from commtax.cost.schedules import virtual_layers
 from commtax.launch.flags import FlagReading, flags_of
-from commtax.launch.jobs import Command, LaunchJob, above_one, count_ranks, further_axes, global_batch, start
+from commtax.launch.jobs import Command, LaunchJob, above_one, count_ranks, global_batch, start
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
 
@@ -37,7 +37,7 @@ def understand(reading: FlagReading, loose: list[str], env: Mapping[str, str]) -
 
 
 def _batches(reading: FlagReading) -> None:
-    """Sequences of a microbatch and of a step, told in sequences or (since the release 0.3.0) in tokens."""
+    """Read the sequences of a microbatch and of a step, stated in sequences or (since the release 0.3.0) in tokens."""
     values, length, tokens = reading.values, int(reading.values.context or 0), int(reading.values.micro_tokens or 0)
     of_a_stage, local, dp, micro = int(values.micro_batch or 1), int(values.local_batch or 0), int(values.dp), 0
     if length and tokens:
@@ -62,7 +62,7 @@ def write(job: LaunchJob) -> Command:
     flavour = FLAGS.theirs("model", q.model.key)
     family = flavour.rsplit("_", 1)[0]
     flags = FLAGS.spell(family=family or "$MODULE", flavour=flavour or "$CONFIG")
-    flags += FLAGS.spell(tp=above_one(plan.tp), pp=above_one(plan.pp), **further_axes(plan))
+    flags += FLAGS.spell(tp=above_one(plan.tp), pp=above_one(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
     shards = int(plan.num_shards)
     flags += FLAGS.spell(shards=shards, copies=above_one(int(plan.dp) // shards))
     micro, local = int(q.micro_batch), int(q.micro_batch)

@@ -1,12 +1,11 @@
-"""TensorRT-LLM's command: attention data parallelism keeps attention whole on each GPU, and much is told in a file of settings."""
+"""TensorRT-LLM's command: attention data parallelism keeps attention whole on each GPU, and a file has most of its settings."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.files import JsonObject
-from commtax.launch.flags import FlagReading, flags_of
+from commtax.launch.flags import FlagReading, flags_of, group_attention
 from commtax.launch.jobs import Address, Command, LaunchJob, above_one, model_id, server_flags
-from commtax.launch.launch_record import group_attention
 from commtax.launch.yaml_text import yaml_text
 
 FLAGS = flags_of("trtllm")
@@ -27,7 +26,7 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 
 def complete(_reading: FlagReading) -> None:
-    """Its settings say all that they mean."""
+    """Add nothing: its settings are complete as they stand."""
 
 
 def write(job: LaunchJob) -> Command:
@@ -42,7 +41,7 @@ def write(job: LaunchJob) -> Command:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
         args.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
         args += FLAGS.spell(gpus_per_node=job.question.cluster.gpus_per_host)
-    return job.with_techniques(Command(args, settings=_settings_lines({**settings, **job.asked.settings})))
+    return job.with_techniques(Command(args, settings=_settings_lines({**settings, **job.technique_flags.settings})))
 
 
 def _settings_lines(settings: JsonObject) -> tuple[str, ...]:
@@ -61,4 +60,4 @@ def route(prompts: list[Address], decodes: list[Address], port: int, _wait_s: in
     lines = ["hostname: 0.0.0.0", f"port: {port}"]
     for side, at in (("context", prompts), ("generation", decodes)):
         lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]
-    return Command(["trtllm-serve disaggregated"], settings=tuple(lines), told_by="-c")
+    return Command(["trtllm-serve disaggregated"], settings=tuple(lines), settings_flag="-c")

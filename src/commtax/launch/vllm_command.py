@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.files import need_object, object_of, parse_json, text_of
-from commtax.launch.flags import FlagReading, SaidWord, flags_of
+from commtax.launch.flags import AUTO_EP, FlagReading, WrittenWord, flags_of
 from commtax.launch.jobs import RANK, Address, Command, LaunchJob, model_id, server_flags
-from commtax.launch.launch_record import AUTO_EP
 
 FLAGS = flags_of("vllm")
-DRAFTERS = ("eagle3", "eagle", "dflash", "dspark", "medusa")  # methods that the names of checkpoints tell
+DRAFTERS = ("eagle3", "eagle", "dflash", "dspark", "medusa")  # methods that stand in the names of checkpoints
 SIDE = 5600  # first port of the side channel between servers
 
 
 def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str]) -> None:
-    """Experts go over tp x dp; replicas on several hosts are told by how many of them are local."""
+    """Read experts that go over tp x dp, and the hosts of replicas, of which the command names how many are local."""
     values = reading.values
     if values.expert_parallel:
         values.ep = AUTO_EP
@@ -38,31 +37,30 @@ def understand(reading: FlagReading, _loose: list[str], _env: Mapping[str, str])
 
 
 def complete(reading: FlagReading) -> None:
-    """A drafter that is not named goes by its checkpoint's name; drafts without a method of ours are verified all the same."""
-    said, method, name = reading.said, "speculative-config.method", "speculative-config.model"
-    if method not in said and name in said:
-        kind = next((kind for kind in DRAFTERS if kind in said[name].value.lower()), "draft_model")
-        said[method] = SaidWord(kind, said[name].written)
-    elif method not in said and "speculative-config.num-speculative-tokens" in said:
-        said[method] = SaidWord("mtp", said["speculative-config.num-speculative-tokens"].written)  # the model's own
+    """Name a drafter by its checkpoint, and take drafts without a method for the model's own."""
+    words, method, name = reading.words, "speculative-config.method", "speculative-config.model"
+    if method not in words and name in words:
+        kind = next((kind for kind in DRAFTERS if kind in words[name].value.lower()), "draft_model")
+        words[method] = WrittenWord(kind, words[name].written)
+    elif method not in words and "speculative-config.num-speculative-tokens" in words:
+        words[method] = WrittenWord("mtp", words["speculative-config.num-speculative-tokens"].written)  # the model's own
 
 
 def write(job: LaunchJob) -> Command:
-    args = ["vllm serve", model_id(job.question.model), *server_flags(job), *job.asked.args]
+    args = ["vllm serve", model_id(job.question.model), *server_flags(job), *job.technique_flags.args]
     command = Command(args) if job.hosts == 1 else _multi_host_command(job, args)
     return job.with_techniques(command)
 
 
 def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
-    """Ranks of one replica, replicas on each host, or (replicas wider than a host) Ray over all hosts."""
+    """Write a server of several hosts: ranks of one replica, replicas on each host, or Ray where a replica is wider than a host."""
     below, ranks = "--headless", job.gpus // job.dp
     if job.dp == 1:
         args += [*FLAGS.spell(nnodes=job.hosts), RANK, *FLAGS.spell(address=job.address)]
         return Command(args, every_host=True, below=below)
     if ranks > job.question.cluster.gpus_per_host:
-        ray = FLAGS.spell(executor="ray", dp_executor="ray")
-        span = ("VLLM_RAY_DP_PACK_STRATEGY=span",)
-        return Command([*args, *ray], span, ray=True)
+        args += FLAGS.spell(executor="ray", dp_executor="ray")
+        return Command(args, ("VLLM_RAY_DP_PACK_STRATEGY=span",), ray=True)
     local = job.question.cluster.gpus_per_host // ranks
     below += _local_size_below(job.dp, local)
     args += [*FLAGS.spell(local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
@@ -70,7 +68,7 @@ def _multi_host_command(job: LaunchJob, args: list[str]) -> Command:
 
 
 def _local_size_below(dp: int, local: int) -> str:
-    """What hosts after the first say where the last has fewer replicas than the others: of a flag said twice the last counts.
+    """Return the flag for hosts after the first where the last has fewer replicas: of a repeated flag the last counts.
 
     >>> _local_size_below(9, 4), _local_size_below(5, 4), _local_size_below(8, 4)
     (' --data-parallel-size-local $((NODE_RANK==2?1:4))', ' --data-parallel-size-local 1', '')
@@ -82,8 +80,8 @@ def _local_size_below(dp: int, local: int) -> str:
 
 def join(command: Command, role: str, number: int, host: str) -> Command:
     """Return a server that has either prompts or decodes, and that others on other hosts can talk to."""
-    told = {"kv_connector": "NixlConnector", **object_of(command.transfer.flags.get("kv-transfer-config"))}
-    config = shlex.quote(json.dumps({**told, "kv_role": FLAGS.theirs("role", role)}))
+    connector = {"kv_connector": "NixlConnector", **object_of(command.transfer.flags.get("kv-transfer-config"))}
+    config = shlex.quote(json.dumps({**connector, "kv_role": FLAGS.theirs("role", role)}))
     channel = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={host}"] * (host != "localhost") + [f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE + number}"]
     return replace(command, args=[*command.args, *FLAGS.spell(kv_transfer=config)], variables=(*channel, *command.variables))
 

@@ -38,7 +38,7 @@ class Seats:
         """By host that several servers end on: the first host of each, and how many GPUs it takes here."""
 
     def seat(self, job: LaunchJob, number: int) -> tuple[str, str]:
-        """Return the host of a server and the GPUs that it sees there; one of several hosts has them all."""
+        """Return the host of a server and the GPUs that it sees there. A server of several hosts has them all."""
         host = next((h for h, room in enumerate(self.free) if room >= job.gpus), None)
         if host is None:
             self._end_server(f"{MASTER}_{number}", job.gpus % self.each)
@@ -49,7 +49,7 @@ class Seats:
         return f"${self.word}_{host}" if self.away else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
 
     def _end_server(self, name: str, rest: int) -> None:
-        """A server of several hosts takes the rest of its GPUs where another one left some."""
+        """Put the last GPUs of a server of several hosts on a host where another one left some."""
         if rest:
             room = [end for end in self.ends if sum(gpus for _, gpus in end) + rest <= self.each]
             if not room:
@@ -58,18 +58,18 @@ class Seats:
 
     def remarks(self) -> list[str]:
         """Return which servers end on one host, and the GPUs that each sees there."""
-        said = []
+        remarks = []
         for end in self.ends:
             order, parts = iter(range(self.each)), list[str]()
             for name, gpus in end:
                 parts.append(f"{name} (CUDA_VISIBLE_DEVICES={','.join(str(next(order)) for _ in range(gpus))})")
             if len(end) > 1:
-                said.append(f"# one host is the last of {len(end)} servers, with these GPUs for each: {', '.join(parts)}")
-        return said
+                remarks.append(f"# one host is the last of {len(end)} servers, with these GPUs for each: {', '.join(parts)}")
+        return remarks
 
 
 def launch_command(question: Question, engine: str, devices: str = "") -> str:
-    """Return the command that starts a question's plan; several, one a line, where there are replicas of it, servers of their own.
+    """Write the command that starts a question's plan, or one line each for replicas that are servers of their own.
 
     ``devices`` are the GPUs that it shall see (CUDA_VISIBLE_DEVICES), where they were chosen.
 
@@ -91,21 +91,20 @@ def launch_command(question: Question, engine: str, devices: str = "") -> str:
 
 
 def _emitted_program(name: str) -> Program:
-    known = {one.emitted_as: one for one in programs()}
-    if name not in known:
-        raise Refusal.of(f"one of {', '.join((*known, *table('launch/deployments.toml')['forms'].split()))}", emit=name)
-    return known[name]
+    by_name = {one.emitted_as: one for one in programs()}
+    if name not in by_name:
+        raise Refusal.of(f"one of {', '.join((*by_name, *table('launch/deployments.toml')['forms'].split()))}", emit=name)
+    return by_name[name]
 
 
 def groups_per_server(plan: Plan, made_by: Program, cluster: Cluster) -> int:
-    """Data-parallel groups that one server holds: those that share experts, or all where the engine starts replicas itself."""
+    """Count the data-parallel groups of one server: those that share experts, or all where the engine starts replicas itself."""
     tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
     sharing = ep // tp if ep > tp else 1
     if dp % sharing or (ep > tp and ep % tp):
         raise Refusal.of(f"experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}", emit=made_by.key)
     if sharing > 1 and tp > 1 and catalog.engine(made_by.key).sends.attention_dp_whole:  # a plan of another engine
-        rule = f"its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}"
-        raise Refusal.of(rule, emit=made_by.key)
+        raise Refusal.of(f"its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}", emit=made_by.key)
     if sharing > 1 or ep > 1 or not made_by.replicas:
         return sharing
     # Experts of a mixture are then cut over all of the replicas, which is what a bill prices.
@@ -126,16 +125,15 @@ def _replicas(job: LaunchJob, devices: str, port: int) -> list[str]:
 
 
 def apart_command(question: Question, engine: str) -> str:
-    """The commands of a plan with servers of their own for prompts, as many of both kinds as it has workers, and what joins them.
+    """Write the commands of a plan whose prompts have servers of their own: all workers of both kinds, and what joins them.
 
     One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
     """
     workers, cluster, made_by = question.requests, question.cluster, _emitted_program(engine)
-    own = command_of(made_by.key)
     prompts = startable(prompter(question))
     counts = {"prefill": (prompts, workers.prefill_workers), "decode": (question, workers.decode_workers)}
     jobs = {
-        role: LaunchJob(made_by.key, q, groups_per_server(q.plan, made_by, q.cluster), count or 1, apart=True)
+        role: LaunchJob(made_by.key, q, groups_per_server(q.plan, made_by, q.cluster), count or 1, role=role)
         for role, (q, count) in counts.items()
     }
     free = dict.fromkeys(jobs, Seats("HOST", cluster))
@@ -146,7 +144,7 @@ def apart_command(question: Question, engine: str) -> str:
     for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
         for number in range(len(lines), len(lines) + job.servers):
             name, devices = free[role].seat(job, number)
-            command = own.join(own.write(replace(job, address=name)), role, number, name)
+            command = replace(job, address=name).command(number, name)
             files += command.written(role) if not at[role] else []
             away = " --host 0.0.0.0" if name != "localhost" and not made_by.listens else ""
             lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
@@ -154,7 +152,7 @@ def apart_command(question: Question, engine: str) -> str:
             remarks.append("\n".join(command.remarks(role)))
     remarks += [remark for seats in free.values() for remark in seats.remarks()]
     remarks = [remark for remark in dict.fromkeys(remarks) if remark]
-    router = own.route(at["prefill"], at["decode"], CLIENTS, start_s(question))
+    router = command_of(made_by.key).route(at["prefill"], at["decode"], CLIENTS, start_s(question))
     return "\n".join(
         [*checkpoint_remark(jobs["decode"]), *files, *lines, *remarks, *router.written("disagg"), router.line("disagg")]
     )
@@ -181,7 +179,7 @@ def benchmark_command(question: Question, engine: str) -> str:
 
 
 def nccl_command(priced: StepBill, line: Line | None = None) -> tuple[str, str]:
-    """nccl-tests on one collective of a bill, the one that costs most unless told, and what it is; "" where nothing is sent."""
+    """Write an nccl-tests run of one collective of a bill, by default the costliest, and describe it. "" where nothing is sent."""
     lines = [x for x in priced.items if x.kind == "comm" and float(x.exposed_s) > 0]
     if not lines:
         return "", ""

@@ -20,7 +20,7 @@ class Explained:
 
 
 def yaml_text(documents: Sequence[Tree]) -> str:
-    """Documents one below the other.
+    """Write documents one below the other.
 
     >>> print(yaml_text([{"a": {"b": Explained("1", "one")}, "c": [{"d": True, "e": "x: y"}, "sh"], "f": "g\\nh"}]))
     a:

@@ -13,17 +13,15 @@ import numpy as np
 from commtax.judgement.confidence import confidence_of, margin_of
 from commtax.options import check_taken
 from commtax.planner import columns, serving_search, training_search
-from commtax.planner.alternatives import alone_words, answer_with_room, questions_alone, roomier_words
+from commtax.planner.alternatives import alone_words, answer_with_room, questions_alone, roomier_words, to_fit, to_meet
 from commtax.planner.columns import ServingColumns, ServingPlans, TrainColumns, TrainPlans, describe_kind
-from commtax.planner.exchanges import way_asked
+from commtax.planner.exchanges import requested_way
 from commtax.planner.money import Prices, with_prices
 from commtax.planner.ranking import best_first
 from commtax.planner.reasons import best_times, explain, explain_training
-from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.serving_search import at_loads
 from commtax.planner.space import WIDE
-from commtax.planner.technique_reasons import kept_settings, shared_gain, untried_gain
-from commtax.planner.technique_sets import search_with_techniques, technique_sets_of
+from commtax.planner.technique_sets import kept_settings, search_with_techniques, shared_gain, technique_sets_of, untried_gain
 from commtax.question import AUTO, CONFIDENCE, SEQUENCE_LEN, Question
 from commtax.records import dataclass, record_from
 from commtax.rules import values
@@ -31,7 +29,7 @@ from commtax.spec import SIZES, Cluster, Model, Plan
 from commtax.statement import Note, Refusal
 from commtax.verbs.billing import price
 from commtax.verbs.disaggregation import describe_pools
-from commtax.verbs.fit_advice import own_limits_notes
+from commtax.verbs.fit_advice import default_limits_notes
 from commtax.verbs.keywords import CompareOptions, PlanOptions, PlanTrainingOptions
 from commtax.verbs.settling import describe_gpus, describe_layout, replan, resolve_question, settle
 from commtax.words import words
@@ -107,23 +105,23 @@ def best_serving(put: Question) -> ServingPlans:
     answer = _search(put)
     if len(answer.plans):
         answer = replace(answer, alone=tuple(map(_search, questions_alone(put))))
-        answer, own = replace(answer, roomier=answer_with_room(answer, _loads_of, _search)), answer.recommended
+        answer, first = replace(answer, roomier=answer_with_room(answer, _loads_of, _search)), answer.recommended
         techniques = (*kept_settings(answer), *untried_gain(answer), *shared_gain(answer))
-        (name, delivered, *others), own_length = explain(answer, own), _own_length_words(answer)
+        (name, delivered, *others), lengths = explain(answer, first), _length_notes(answer)
         split = alone_words(replace(answer, places=()))  # the usual point has its own words
-        said = (name, delivered, *split, *others, *techniques, *own_length, *roomier_words(answer))
-        return replace(answer, why=said)
+        lines = (name, delivered, *split, *others, *techniques, *lengths, *roomier_words(answer))
+        return replace(answer, why=lines)
     return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 
 
 def _loads_of(answer: ServingPlans, rows: ServingColumns, i: int) -> ServingColumns:
     """Return the loads of one row's plan that keep the limits of an answer's question, best first."""
-    found = rank_own_plan(
+    standing = serving_standing(
         answer, columns.sizes_of(rows, i), int(rows.replicas[i]), answer.question.goal.dtypes[int(rows.dtype[i])], tuned=True
     )
-    loads = found.rows
+    loads = standing.rows
     assert isinstance(loads, ServingColumns)
-    return loads.take(slice(0 if found.reason else None))
+    return loads.take(slice(0 if standing.reason else None))
 
 
 def _search(put: Question) -> ServingPlans:
@@ -163,7 +161,7 @@ def best_training(put: Question) -> TrainPlans:
     return replace(answer, why=tuple(explain_training(answer, answer.recommended))) if len(answer.plans) else answer
 
 
-def rank_own_plan(
+def serving_standing(
     answer: ServingPlans,
     sizes: Mapping[str, int],
     replicas: int,
@@ -172,7 +170,7 @@ def rank_own_plan(
     prompts: Plan | None = None,
     tuned: bool = False,
 ) -> StandingPlan:
-    """``replicas`` copies of a plan (tp, pp, dp, ep) beside the answer's, at ``clients`` of the whole or at their best load.
+    """Rank ``replicas`` copies of a plan (tp, pp, dp, ep) among the answer's, at ``clients`` of the whole or at their best load.
 
     ``prompts`` are servers of their own for prompts (tp, dp and how many as replicas), which the copies decode for. All run
     as the question says; ``tuned``, with the exchange, the copies of experts and the techniques that serve them best.
@@ -186,47 +184,47 @@ def rank_own_plan(
         return _cannot(answer, name, f"has no separate prompt workers to run on {q.requests.prefill_cluster.key}")
     if lack := _lack(q, int(copies.all_gpus), int(prompts.all_gpus) if prompts else 0):
         return _cannot(answer, name, lack)
-    found, refused = list[ServingColumns](), ""
+    priced, refused = list[ServingColumns](), ""
     for by, exchange in enumerate(answer.exchanges):
-        unlike = by != way_asked(q, bool(prompts)) and not tuned
+        unlike = by != requested_way(q, bool(prompts)) and not tuned
         if unlike or (exchange.wide and copies.ep < WIDE) or not (exchange.apart if prompts else exchange.shared):
             continue
-        run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes, **exchange.asked)
+        run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes, **exchange.changes)
         try:
-            found.append(at_loads(run, prompts, clients, index, by))
+            priced.append(at_loads(run, prompts, clients, index, by))
         except ValueError as error:
             refused = refused or str(error)
-    if not found:
+    if not priced:
         return _cannot(answer, name, refused)
-    every = ServingColumns.joined(found)
+    every = ServingColumns.joined(priced)
     good, near = (rows.take(slice(1)) for rows in best_first(q, every))
     way = answer.exchanges[int((good if len(good) else near).exchange[0])]
-    said = _own_length(replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **way.asked), prompts)
+    remark = _length_remark(replan(q, weights_dtype=q.goal.dtypes[index], **sizes, **way.changes), prompts)
     if not len(good):
         missed = f"exceeds the limit: {best_times(answer, every)}"
-        return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=said)
-    theirs, own = (columns.order(q, rows) for rows in (answer.plans, good))
-    better = (theirs[0] > own[0]) | ((theirs[0] == own[0]) & (theirs[1] > own[1]))
+        return StandingPlan(answer.gpu_words(near, 0), near, reason=missed, remark=remark)
+    theirs, values = (columns.order(q, rows) for rows in (answer.plans, good))
+    better = (theirs[0] > values[0]) | ((theirs[0] == values[0]) & (theirs[1] > values[1]))
     if q.goal.objective == "gpus":  # as many GPUs are no tie
-        better |= (theirs[0] == own[0]) & (theirs[1] == own[1]) & (theirs[2] > own[2] * (1 + 1e-8))
+        better |= (theirs[0] == values[0]) & (theirs[1] == values[1]) & (theirs[2] > values[2] * (1 + 1e-8))
     gain = float(columns.objective_value(q, answer.plans)[0] / columns.objective_value(q, good)[0]) if len(answer.plans) else 1.0
-    return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain, remark=said)
+    return StandingPlan(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain, remark=remark)
 
 
-def _own_length(run: Question, prompts: Plan | None) -> str:
+def _length_remark(run: Question, prompts: Plan | None) -> str:
     """Return whether servers of a kind would not start with the model's own length."""
     servers = run.but(disaggregated=False)
     if prompts:
         servers = run.but(disaggregated=True, prefill_tp=int(prompts.tp), prefill_dp=int(prompts.dp))
-    return "; ".join(own_limits_notes(servers, run.requests.tokens))
+    return "; ".join(default_limits_notes(servers, run.requests.tokens))
 
 
-def _own_length_words(answer: ServingPlans) -> list[Note]:
-    """That the recommended plan's servers would not start with the model's own length, and what ``--emit`` tells them instead."""
+def _length_notes(answer: ServingPlans) -> list[Note]:
+    """Note that the recommended servers would not start with the model's full length, and what length ``--emit`` sets."""
     rows, i = answer.plans, answer.recommended
     if answer.question.limits.max_model_len or not (longest := answer.longest(rows, i)):
         return []
-    notes = own_limits_notes(answer.servers(rows, i), answer.question.requests.tokens)
+    notes = default_limits_notes(answer.servers(rows, i), answer.question.requests.tokens)
     return [words("own-length", notes=notes, longest=longest)] if notes else []
 
 
@@ -240,12 +238,11 @@ def _lack(q: Question, gpus: int, prompting: int) -> str:
 
 
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> StandingPlan:
-    """Return a plan that no row can be made of."""
     return StandingPlan(name, answer.plans.take(slice(0)), reason=reason)
 
 
 def _index(q: Question, dtype: str) -> int:
-    """Return the type among those that were searched, the checkpoint's own where the command says none; else the first."""
+    """Return the index of a type among those that were searched, by default the checkpoint's, else the first."""
     stored = q.model.quant.dtype if q.model.quant else q.model.dtype
     wanted = (dtype,) if dtype else ("", stored)
     return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)

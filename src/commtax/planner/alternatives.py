@@ -1,35 +1,40 @@
-"""What stands beside an answer: each of two clusters by itself, other types of weights, engine limits that make more room.
+"""What stands beside an answer: each of two clusters by itself, other types of weights, engine limits that make more room. And
+remedies where no plan is good: what would have to change, each tried before it is offered.
 
 Clusters that each serve whole requests, in one pool or in two of their own, can share the requests between them: pools that span
 both have to beat the sum of both.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from commtax import catalog
 from commtax.cost.memory import on_chip
 from commtax.judgement.engine_limits import Changes, memory_binds
 from commtax.judgement.leading import UNCHECKED
 from commtax.judgement.margins import is_close
-from commtax.planner.columns import NO_SERVING, USUAL, ServingColumns, ServingPlans, objective_value, power, request_s
+from commtax.planner import serving_search
+from commtax.planner.columns import NO_SERVING, USUAL, ServingColumns, ServingPlans, ground, objective_value, power, request_s
 from commtax.planner.money import counted_tokens_per_s, paid, per_million
-from commtax.planner.reasons import TITLES, against_codes, against_note, distance_words, more_words
-from commtax.question import Question
-from commtax.spec import DTYPE_BYTES
-from commtax.statement import Note
+from commtax.planner.reasons import TITLES, against_codes, against_note, distance_words, missed_times, more_words
+from commtax.question import EVEN, Question
+from commtax.spec import DTYPE_BYTES, Cluster
+from commtax.statement import Note, Refusal
 from commtax.units import format_money, format_seconds, plural, round_up_seconds
-from commtax.verbs.fit_advice import changed_limits, limit_costs, limits_worth_changing, room_words
+from commtax.verbs.disaggregation import where_prompts_run
+from commtax.verbs.fit_advice import changed_limits, limit_costs, limits_worth_changing, make_room, room_words
 from commtax.verbs.fitting import Fit, holds, judged_by_memory
+from commtax.verbs.settling import describe_layout, replan
 from commtax.words import words
 
-Placed = tuple[ServingPlans, ServingColumns, int]
-"""A row of some plans of an answer."""
+Placed = tuple[ServingPlans, ServingColumns, int]  # a row of some plans of an answer
 
 
 def questions_alone(put: Question) -> Iterator[Question]:
-    """Yield the same question of each of two clusters: that for prompts first; none where there is one cluster."""
+    """Yield the same question of each of two clusters, that for prompts first. There is none where one cluster does both."""
     ahead, goal = put.requests.prefill_cluster, put.goal
     if not ahead:
         return
@@ -39,8 +44,8 @@ def questions_alone(put: Question) -> Iterator[Question]:
 
 
 def alone_words(answer: ServingPlans) -> Iterator[str]:
-    """Whether to split: what each cluster gives by itself, and both, beside what is recommended on the two, at the usual point if
-    there are points; and what they are predicted to give with two pools each, where those are unchecked."""
+    """Yield whether to split: what each cluster delivers alone, and both, beside the plan recommended on the two, at the usual
+    point if there are points. Yield too what two pools on each should deliver, where such predictions are unchecked."""
     if not answer.alone:
         return
     usual = bool(answer.places)
@@ -50,13 +55,13 @@ def alone_words(answer: ServingPlans) -> Iterator[str]:
     judged = _judged(answer, good) if good else ""
     yield f"{judged}each cluster by itself{one_pool}: {'; '.join([*(_one_alone(*placed) for placed in good), *lost])}"
     split = [(one, rows, _unchecked_place(one, rows, i)) for one, rows, i in good]
-    if any(rows.mode[i] > own.mode[j] for (_, rows, i), (_, own, j) in zip(split, good, strict=True)):
-        told = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
-        yield words("alone-in-pools", plans=told, against=against_note(UNCHECKED))
+    if any(rows.mode[i] > listed.mode[j] for (_, rows, i), (_, listed, j) in zip(split, good, strict=True)):
+        plans = f"{'; '.join(_one_alone(*placed) for placed in split)}" + f": {_sum_words(answer, split)}" * _is_summed(answer)
+        yield words("alone-in-pools", plans=plans, against=against_note(UNCHECKED))
 
 
 def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
-    """Limits that the usual points of all answers keep as surely as is asked for, so that each has a plan within them."""
+    """Return limits that the usual points of all answers keep with the required confidence, so that each has a plan within them."""
     return {
         name: max(
             round_up_seconds(float(a.estimate(a.usual.plans, a.usual.recommended, name).sure(a.question.goal.confidence)))
@@ -66,11 +71,11 @@ def usual_limits(answers: Sequence[ServingPlans]) -> dict[str, float]:
     }
 
 
-def _unchecked_place(one: ServingPlans, rows: ServingColumns, own: int) -> int:
-    """Return the best row with two pools, where it is ahead of the recommended one; else that."""
+def _unchecked_place(one: ServingPlans, rows: ServingColumns, chosen: int) -> int:
+    """Return the best row with two pools where it is ahead of the recommended one, else the recommended one."""
     value = (objective_value if rows is one.plans else power)(one.question, rows)
     pools = np.flatnonzero(rows.mode == 1)[:1].tolist()
-    return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[own]), own)
+    return next((i for i in pools if UNCHECKED in against_codes(one.question, rows, i) and value[i] > value[chosen]), chosen)
 
 
 def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
@@ -82,26 +87,26 @@ def _one_alone(one: ServingPlans, rows: ServingColumns, i: int) -> str:
 
 
 def _sums(good: Sequence[Placed]) -> tuple[float, int, float]:
-    """Tokens/s of all, their GPUs, and what they cost per hour: as much as their GPUs where no price is known."""
+    """Sum tokens/s, GPUs and dollars per hour. Where no price is known, a GPU counts one dollar."""
     spent = sum((one.question.goal.usd_per_gpu_hour or 1.0) * float(rows.gpus[i]) for one, rows, i in good)
     return sum(float(rows.tokens_per_s[i]) for _, rows, i in good), sum(int(rows.gpus[i]) for _, rows, i in good), spent
 
 
 def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
-    """Whether two pools beat both clusters by themselves, on as many GPUs or else for the money; and by how much in both measures,
-    per GPU where no price is known."""
-    goal, (rows, own), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
+    """Judge whether two pools beat both clusters alone, on as many GPUs or else per dollar, and state by how much in both measures
+    (per GPU where no price is known)."""
+    goal, (rows, first), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
     if not _is_summed(answer):
         alone = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
-        return f"{_verdict(answer, alone / float(objective_value(answer.question, rows)[own]))}; "
-    pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[own], rows.prefill_gpus[own]))
+        return f"{_verdict(answer, alone / float(objective_value(answer.question, rows)[first]))}; "
+    pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[first], rows.prefill_gpus[first]))
     as_many = np.flatnonzero(rows.gpus == gpus)[:1].tolist() if goal.objective == "throughput" else []
-    beside, lead = (as_many or [own])[0], rate / float(rows.tokens_per_s[own]) / spent * pools
+    beside, lead = (as_many or [first])[0], rate / float(rows.tokens_per_s[first]) / spent * pools
     more = rate / float(rows.tokens_per_s[beside])
-    recommended, unit = f"these two pools on {plural(int(rows.gpus[own]), 'GPU')}", "dollar" if goal.usd_per_gpu_hour else "GPU"
+    recommended, unit = f"these two pools on {plural(int(rows.gpus[first]), 'GPU')}", "dollar" if goal.usd_per_gpu_hour else "GPU"
     cheaper = f"{more_words(lead)} tokens{'/s' * (unit == 'GPU')} per {unit}"
     than = f"{recommended} and {cheaper}" if more_words(lead) != more_words(more) else recommended
-    if beside != own:
+    if beside != first:
         best = f"the best two pools on as many ({rows.tokens_per_s[beside]:,.0f} with {answer.workers(rows, beside)})"
         than = f"{best}, and {cheaper} than {recommended}"
     sums, ratio = f"without a split, {_sum_words(answer, good)}, {more_words(more)} tokens/s than {than}", more if as_many else lead
@@ -137,31 +142,25 @@ def _usd(per_million_tokens: float) -> str:
     return f"{format_money(per_million_tokens)} per million"
 
 
-UNIT = "tokens/s"  # of the rate that stands beside a plan's distance
-
-
 def best_of_types(answer: ServingPlans) -> Iterator[str]:
-    """Yield a line for each type that was asked for, the best first; and that smaller ones change what a model says."""
+    """Yield a line for each requested type, the best first, and a warning that smaller types change the model's answers."""
     dtypes, rows = answer.question.goal.dtypes, answer.plans
     if len(dtypes) < 2:
         return
     first = {index: int(places[0]) for index in range(len(dtypes)) if len(places := np.flatnonzero(rows.dtype == index))}
     for index, i in sorted(first.items(), key=lambda pair: pair[1]):
-        behind = f" ({distance_words(answer, i, beside=UNIT)})" if i else ""
+        behind = f" ({distance_words(answer, i, beside='tokens/s')})" if i else ""
         rate = f"{float(rows.tokens_per_s[i]):,.0f} tokens/s{behind} at TTFT {format_seconds(rows.ttft_s[i])}"
         tpot = f" and TPOT {format_seconds(rows.tpot_s[i])}" if answer.question.requests.output_len > 1 else ""
-        yield f"best in {_name(dtypes[index])}: {answer.workers(rows, i)}, {rate}{tpot}"
+        yield f"best in {dtypes[index] or 'its own type'}: {answer.workers(rows, i)}, {rate}{tpot}"
     for index in (index for index in range(len(dtypes)) if index not in first):
         lost = [r for r in answer.rejected if r.dtype == index]
-        yield f"none in {_name(dtypes[index])}: {f'{lost[-1].family} {lost[-1].reason}' if lost else 'no plan is good'}"
+        why = f"{lost[-1].family} {lost[-1].reason}" if lost else "no plan is good"
+        yield f"none in {dtypes[index] or 'its own type'}: {why}"
     model = answer.question.model
     stored = DTYPE_BYTES.get(model.quant.dtype if model.quant else model.dtype, 2.0)
     if smaller := [name for name in dtypes if name and DTYPE_BYTES.get(name, stored) < stored]:
         yield f"weights in {' and '.join(smaller)} change the model's answers: accuracy is not predicted"
-
-
-def _name(dtype: str) -> str:
-    return dtype or "its own type"
 
 
 Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
@@ -169,21 +168,21 @@ Loads = Callable[[ServingPlans, ServingColumns, int], ServingColumns]
 
 
 def answer_with_room(answer: ServingPlans, loads: Loads, search: Callable[[Question], ServingPlans]) -> ServingPlans | None:
-    """Return the answer with the engine limits that gain most; None where memory does not bind, or no limit gains enough.
+    """Return the answer with the engine limits that gain most, or None where memory does not bind or no limit gains enough.
 
     Limits are sought for the recommended plan alone; what they bring is what the whole search answers with them.
     """
-    rows, own, q = answer.plans, answer.recommended, answer.question
-    if rows.mode[own] or not memory_binds(float(rows.kv_headroom[own])):
+    rows, first, q = answer.plans, answer.recommended, answer.question
+    if rows.mode[first] or not memory_binds(float(rows.kv_headroom[first])):
         return None
 
     def worth(changes: Changes) -> float:
-        found = loads(replace(answer, question=q.but(**changes)), rows, own) if changes else rows.take(slice(own, own + 1))
-        return float(max(objective_value(q, found), default=0.0))
+        points = loads(replace(answer, question=q.but(**changes)), rows, first) if changes else rows.take(slice(first, first + 1))
+        return float(max(objective_value(q, points), default=0.0))
 
     changes = limits_worth_changing(recommended_fit(answer), worth)
-    found = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
-    return found if len(found.plans) else None
+    roomier = search(q.but(**changes)) if changes else replace(answer, plans=NO_SERVING)
+    return roomier if len(roomier.plans) else None
 
 
 def recommended_fit(answer: ServingPlans) -> Fit:
@@ -192,15 +191,91 @@ def recommended_fit(answer: ServingPlans) -> Fit:
 
 
 def roomier_words(answer: ServingPlans) -> list[Note]:
-    """Return what engine limits bring where memory binds, and what they cost; nothing where none were found."""
-    found = answer.roomier
-    if not found:
+    """Note what other engine limits bring where memory binds, and what they cost."""
+    roomier = answer.roomier
+    if not roomier:
         return []
-    now, then, i, j = answer.plans, found.plans, answer.recommended, found.recommended
-    fits = recommended_fit(found), recommended_fit(answer)
-    where = "" if found.layout(then, j) == answer.layout(now, i) else f"{found.gpu_words(then, j)}, "
+    now, then, i, j = answer.plans, roomier.plans, answer.recommended, roomier.recommended
+    fits = recommended_fit(roomier), recommended_fit(answer)
+    where = "" if roomier.layout(then, j) == answer.layout(now, i) else f"{roomier.gpu_words(then, j)}, "
     gain = float(then.tokens_per_s[j] / now.tokens_per_s[i]) - 1
     ttft, tpot = (format_seconds(float(seconds[j])) for seconds in (then.ttft_s, then.tpot_s))
     figures = f"{plural(int(then.concurrency[j]), 'client')}, {then.tokens_per_s[j]:,.0f} tokens/s ({gain:+.0%})"
     limits = {"room": room_words(*fits), "settings": changed_limits(*fits), "costs": limit_costs(*fits)}
     return [words("roomier", where=where, figures=figures, ttft=ttft, tpot=tpot, **limits)]
+
+
+SMALLER = ("fp8", "int4")
+MOST_HOSTS = 64
+
+
+def to_fit(base: Question) -> Iterator[Note]:
+    """Yield the least GPUs that would hold the model, of each pool that does not, and the types in which those there would."""
+    put = replan(base, max_model_len=max(base.limits.max_model_len, int(base.requests.tokens)))
+    pools = {"": put}
+    if put.requests.prefill_cluster:
+        pools = {" for prompts": where_prompts_run(put), " for decoding": put}
+    first = put.goal.dtypes[0]
+    if len(pools) == 1 and (roomier := make_room(near := _fit(put, first))) and roomier.fits:
+        yield words("remedy-limits", settings=changed_limits(roomier, near), plan=describe_layout(roomier.question.plan))
+    for kind, q in pools.items():
+        if len(pools) > 1 and _fit(q, first).fits:
+            continue
+        for place in larger_clusters(q.cluster):
+            if (judged := _fit(q.but(cluster=place), first)).fits:
+                plan = judged.question.plan
+                yield words("remedy-gpus", cluster=place.key, pool=kind, tp=int(plan.tp), pp=int(plan.pp))
+                break
+    for dtype in _smaller_types(put):
+        if all(_fit(q, dtype).fits for q in pools.values()):
+            yield words("remedy-weights", dtype=dtype)
+            break
+
+
+def _fit(q: Question, dtype: str) -> Fit:
+    return holds(judged_by_memory(q).but(weights_dtype=dtype), chosen=False)
+
+
+def larger_clusters(here: Cluster) -> Iterator[Cluster]:
+    """Yield clusters of more of the same chips: a whole host, then hosts by doubling."""
+    hosts, each = here.num_hosts, catalog.whole_host(here)
+    hosts = hosts * 2 if each == here.gpus_per_host else hosts
+    while hosts <= MOST_HOSTS:
+        yield catalog.with_hosts(here, hosts, each)
+        hosts *= 2
+
+
+def _smaller_types(q: Question) -> list[str]:
+    """Return the types with fewer bytes per weight than any that was tried, in which some plan is legal."""
+    stored = q.model.quant.dtype if q.model.quant else q.model.dtype
+    least = min(DTYPE_BYTES.get(name or stored, 2.0) for name in q.goal.dtypes)
+    return [name for name in SMALLER if DTYPE_BYTES[name] < least and _has_legal_plan(q.but(weights_dtype=name))]
+
+
+def _has_legal_plan(q: Question) -> bool:
+    """Return whether the model may be run in its type: the tiles of some divide by no number of ranks."""
+    try:
+        return bool(ground(q))
+    except Refusal:
+        return False
+
+
+def to_meet(answer: ServingPlans) -> Iterator[Note]:
+    """Yield what would let a plan meet the limits: milder limits, a lower confidence, smaller weights, shorter prompts, GPUs."""
+    q, goal, near = answer.question, answer.question.goal, answer.near
+    ttft, tpot = float(near.sure_ttft_s[0]), float(near.sure_tpot_s[0])
+    missed = missed_times(q, near, dict.fromkeys(TITLES, 0))  # the nearest plan keeps these as surely as is wanted
+    kept = [f"{TITLES[name]} {format_seconds(round_up_seconds(float(getattr(near, f'sure_{name}')[0])))}" for name in missed]
+    yield words("remedy-times", times=" and ".join(kept))
+    if (sure := max(answer.kept(near, i) for i in range(len(near)))) >= EVEN:
+        yield words("remedy-confidence", sure=f"{math.floor(100 * sure)}%")
+    for dtype in _smaller_types(q):
+        other = serving_search.search_serving(q.but(weights_dtype=dtype, dtypes=(dtype,)))
+        best = other.plans if len(other.plans) else other.near
+        if len(best):
+            times = f"TPOT {format_seconds(float(best.tpot_s[0]))}, TTFT {format_seconds(float(best.ttft_s[0]))}"
+            yield words("remedy-weights-tried", dtype=dtype, verdict="meets them" if len(other.plans) else f"at best {times}")
+            break
+    if ttft > goal.ttft_s:
+        yield words("remedy-prompts", factor=ttft / goal.ttft_s)
+    yield words("remedy-faster" if tpot > goal.tpot_s else "remedy-more")

@@ -35,7 +35,7 @@ class ColumnTable:
         return len(getattr(self, self.names()[0]))
 
     def take(self, where: Array | slice) -> Self:
-        """Some of the rows, by index or by a mask."""
+        """Return some of the rows, by index or by a mask."""
         return type(self)(*(np.asarray(getattr(self, name)[where]) for name in self.names()))
 
     @classmethod
@@ -45,19 +45,19 @@ class ColumnTable:
 
     @classmethod
     def of(cls, rows: int, **columns: Array | float) -> Self:
-        """Return a table of so many rows; what is one number is that in all of them."""
+        """Return a table of so many rows. A single number fills its column."""
         make: Callable[..., Self] = cls
         return make(**{name: np.broadcast_to(np.asarray(column), rows) for name, column in columns.items()})
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:
-        """Return the rows of all parts, one after the other; of none an empty table."""
+        """Concatenate the rows of all parts. No parts make an empty table."""
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) if parts else np.array([]) for name in cls.names()))
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A family of plans that did not make it, and why; ``rule`` is the reason for any degree, ``{tp}`` in its place."""
+    """A family of plans that lost, and why. ``rule`` is the reason for any degree, with ``{tp}`` in its place."""
 
     family: str
     reason: str
@@ -94,7 +94,7 @@ class ServingColumns(ColumnTable):
     prefill_replicas: Array
 
     def plan_of(self, i: int, redundant_experts: int = 0) -> Plan:
-        """Row ``i``, all copies of it; with workers of their own for prompts, of those that decode."""
+        """Return the plan of row ``i`` with all its copies, those that decode where prompts have separate workers."""
         plan = record_from(Plan, sizes_of(self, i))
         return replace(plan, replicas=int(self.replicas[i]), redundant_experts=redundant_experts)
 
@@ -105,7 +105,7 @@ class ServingColumns(ColumnTable):
 
     @property
     def prefill_gpus(self) -> Array:
-        """Of workers for prompts alone."""
+        """GPUs of the workers for prompts alone."""
         return np.asarray(self.prefill_tp * self.prefill_dp * self.prefill_replicas)
 
     @property
@@ -117,8 +117,7 @@ class ServingColumns(ColumnTable):
         return np.asarray(1 / self.tpot_s)
 
 
-SIZED = (*SIZES, "micro_batch")
-"""Columns that a trained plan has before it is priced."""
+SIZED = (*SIZES, "micro_batch")  # columns that a trained plan has before it is priced
 DEGREES = {"TP": "tp", "PP": "pp", "CP": "cp", "EP": "ep", "microbatch": "micro_batch"}
 """Columns of degrees that families of training plans share, by their titles."""
 
@@ -163,7 +162,7 @@ class SearchAnswer(Answer):
     best: ClassVar[int] = 0  # … which is the first
 
     def gpu_words(self, rows: Any, i: int) -> str:
-        """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``, and those that idle."""
+        """Describe the GPUs of a row: ``16 GPUs = 4 replicas x TP 4``, and those that idle."""
         return f"{plural(int(rows.gpus[i]), 'GPU')} = {self.workers(rows, i)}"
 
     def workers(self, rows: Any, i: int) -> str:
@@ -175,8 +174,7 @@ class SearchAnswer(Answer):
         return describe_layout(rows.plan_of(i))
 
 
-USUAL = "balanced"
-"""The place to start from where users wait."""
+USUAL = "balanced"  # the place to start from where users wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +209,12 @@ class ServingPlans(SearchAnswer):
 
     @property
     def usual(self) -> OperatingPoint:
-        """Of the places, the one to start from where users wait."""
+        """The point to start from where users wait."""
         return next(point for point in self.places if point.name == USUAL)
 
     @property
     def answered(self) -> tuple[ServingColumns, int]:
-        """Return the plan that the answer names first: the recommended one, or that of the point to start from."""
+        """The plan that the answer names first: the recommended one, or that of the point to start from."""
         return (self.usual.plans, self.usual.recommended) if self.places else (self.plans, self.recommended)
 
     @property
@@ -245,47 +243,45 @@ class ServingPlans(SearchAnswer):
 
     def put(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about one copy."""
-        kinds = self.exchanges[int(rows.exchange[i])].asked | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
+        kinds = self.exchanges[int(rows.exchange[i])].changes | {"weights_dtype": self.question.goal.dtypes[int(rows.dtype[i])]}
         return replan(self.question, **sizes_of(rows, i), **kinds)
 
     def dropped(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
-        """Techniques that were asked for and row ``i`` cannot have."""
+        """Return the requested techniques that row ``i`` cannot have."""
         return dropped(self.question, self.workers_of(rows, i))
 
     def turned_on(self, rows: ServingColumns, i: int) -> tuple[str, ...]:
-        """Techniques that were tried beside none and row ``i`` has."""
+        """Return the techniques of row ``i`` that the search turned on."""
         named = self.exchange_of(rows, i).techniques
         return tuple(named.split(",")) if named else ()
 
     def workers_of(self, rows: ServingColumns, i: int) -> tuple[Question, ...]:
         """Row ``i`` as the questions of its workers: those that decode, and of prompts where these have their own."""
-        own, ahead = self.put(rows, i), rows.prompter(i)
-        return (own, prompter(own.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp))) if rows.mode[i] else (own,)
+        decode, ahead = self.put(rows, i), rows.prompter(i)
+        return (decode, prompter(decode.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp))) if rows.mode[i] else (decode,)
 
     def longest(self, rows: ServingColumns, i: int) -> int:
-        """Tokens of the longest request that the servers of row ``i`` are told to take; 0: the model's own length."""
+        """Return the length in tokens that the servers of row ``i`` are started with. 0 is the model's own length."""
         wanted = self.question.requests
         return length_to_start_with(self.servers(rows, i), float((1 + wanted.spread) * wanted.tokens))
 
     def servers(self, rows: ServingColumns, i: int) -> Question:
         """Row ``i`` as a question about what its servers hold: of one pool or both."""
-        asked, ahead = self.put(rows, i), rows.prompter(i)
-        pools = asked.but(disaggregated=True, prefill_tp=ahead.tp, prefill_dp=ahead.dp)
-        return pools if rows.mode[i] else asked.but(disaggregated=False)
+        put, ahead = self.put(rows, i), rows.prompter(i)
+        pools = put.but(disaggregated=True, prefill_tp=ahead.tp, prefill_dp=ahead.dp)
+        return pools if rows.mode[i] else put.but(disaggregated=False)
 
     def simulation(self, rows: ServingColumns, i: int, clients: Number = 0) -> ClosedLoop:
-        """Row ``i`` as ``simulate`` has it, all copies or all workers of a split; at its own load or at others of the whole."""
-        copies, clients, asked = int(rows.replicas[i]), clients if np.any(clients) else int(rows.concurrency[i]), self.put(rows, i)
+        """Price row ``i`` as ``simulate`` does, all copies or workers of a split, at its listed load or at others of the whole."""
+        copies, run = int(rows.replicas[i]), self.servers(rows, i)
+        clients = clients if np.any(clients) else int(rows.concurrency[i])
         if not int(rows.mode[i]):
-            return price_closed_loop(
-                settle(asked.but(replicas=copies, concurrency=clients // copies * copies, disaggregated=False))
-            )
-        ahead = rows.prompter(i)
-        workers = asked.but(prefill_tp=ahead.tp, prefill_dp=ahead.dp, prefill_workers=ahead.replicas, decode_workers=copies)
-        return price_closed_loop(settle(workers.but(concurrency=clients, disaggregated=True)))
+            return price_closed_loop(settle(run.but(replicas=copies, concurrency=clients // copies * copies)))
+        prompts = int(rows.prefill_replicas[i])
+        return price_closed_loop(settle(run.but(prefill_workers=prompts, decode_workers=copies, concurrency=clients)))
 
     def range_of(self, rows: ServingColumns, i: int, name: str = "tpot_s") -> tuple[float, float]:
-        """Return the 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
+        """Return the 80 % range of a figure of row ``i``. It is priced only for rows that are shown."""
         priced = self.simulation(rows, i)
         times = float(getattr(rows, name)[i]) / float(getattr(priced, name))
         low, high = priced.range_of(name)
@@ -293,13 +289,13 @@ class ServingPlans(SearchAnswer):
 
     def ranges(self, rows: ServingColumns, name: str) -> list[tuple[float, float]]:
         """Return the same of all rows, those of one pool priced together."""
-        found = {i: self.range_of(rows, i, name) for i in np.flatnonzero(rows.mode == 1).tolist()}
+        by_row = {i: self.range_of(rows, i, name) for i in np.flatnonzero(rows.mode == 1).tolist()}
         for alike, put in self._priced_together(rows, np.flatnonzero(rows.mode == 0)):
             some = rows.take(alike)
             priced = price_closed_loop(settle(put.but(concurrency=some.concurrency // some.replicas, disaggregated=False)))
             ends = (getattr(some, name) * np.broadcast_to(end / getattr(priced, name), len(alike)) for end in priced.range_of(name))
-            found |= dict(zip(alike.tolist(), zip(*ends, strict=True), strict=True))
-        return [found[i] for i in range(len(rows))]
+            by_row |= dict(zip(alike.tolist(), zip(*ends, strict=True), strict=True))
+        return [by_row[i] for i in range(len(rows))]
 
     def estimate(self, rows: ServingColumns, i: int, name: str) -> Estimate:
         """Return a time of row ``i`` with its range."""
@@ -320,7 +316,7 @@ class ServingPlans(SearchAnswer):
         return price(settle(self.put(rows, i).but(batch=batch, context=self._middle)))
 
     def comm_fractions(self, rows: ServingColumns) -> Array:
-        """Shares of all rows' decode steps that are exposed communication, those of a kind priced together."""
+        """Return the share of each row's decode step that is exposed communication. Rows of a kind are priced together."""
         shares = np.zeros(len(rows))
         for ep in unique_values(rows.ep).tolist():
             for alike, put in self._priced_together(rows, np.flatnonzero(rows.ep == ep)):
@@ -333,7 +329,8 @@ class ServingPlans(SearchAnswer):
         for index, by in unique_values(np.stack([rows.dtype, rows.exchange])[:, some], axis=1).T.astype(int).tolist():
             alike = some[(rows.dtype[some] == index) & (rows.exchange[some] == by)]
             sizes = {axis: getattr(rows, axis)[alike].astype(int) for axis in SERVING_AXES}
-            yield alike, replan(self.question, **sizes, weights_dtype=self.question.goal.dtypes[index], **self.exchanges[by].asked)
+            changes = self.exchanges[by].changes | {"weights_dtype": self.question.goal.dtypes[index]}
+            yield alike, replan(self.question, **sizes, **changes)
 
     @property
     def _middle(self) -> int:
@@ -341,7 +338,7 @@ class ServingPlans(SearchAnswer):
         return int(wanted.input_len + max(0, wanted.output_len // 2 - 1))
 
     def decoding(self, rows: ServingColumns) -> Array:
-        """Requests of each decode step: all that run, less those that still wait for their first token."""
+        """Return the requests in each decode step: all that run, less those that still wait for their first token."""
         q, wanted, seqs = self.question, self.question.requests, rows.running * 1.0
         load = drafted_load(ClosedLoopLoad(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread), q)
         decodes = decoding_seqs(load, seqs, step_limits(q)[0], rows.pp, q.engine)
@@ -350,7 +347,7 @@ class ServingPlans(SearchAnswer):
 
 @dataclass(frozen=True, slots=True)
 class TrainPlans(SearchAnswer):
-    """Plans that fit, fastest first; where none fits, the nearest.
+    """Plans that fit, fastest first, or the nearest where none fits.
     >>> import commtax
     >>> len(commtax.plan_training("llama-3.2-1b", "2xh100-sxm", global_batch=16, seq=2048).near)
     0
@@ -373,11 +370,11 @@ class TrainPlans(SearchAnswer):
         return price(settle(self.kinds[int(rows.kind[i])].but(batch=batch, micro_batch=micro, **sizes)))
 
     def tokens_per_s(self, rows: TrainColumns, i: int) -> float:
-        """Of the whole run."""
+        """Return the training throughput of row ``i``."""
         return self.question.goal.global_batch * float(self.question.context) / float(rows.step_s[i])
 
     def kind_words(self, rows: TrainColumns, i: int) -> str:
-        """Its sharding, recomputation and schedule."""
+        """Describe the sharding, recomputation and schedule of row ``i``."""
         return describe_kind(replace(self.kinds[int(rows.kind[i])].plan, tp=int(rows.tp[i])))
 
     def whole_words(self, rows: TrainColumns, i: int) -> str:
@@ -392,7 +389,7 @@ def ground(put: Question) -> Question:
 
 
 def paid_rate(q: Question, c: ServingColumns) -> Array:
-    """Tokens/s a GPU, or for the price of one where some cost more than others."""
+    """Return tokens/s per GPU, or per the price of one where some GPUs cost more than others."""
     return np.asarray(c.tokens_per_s / paid(q.goal, c.gpus, c.prefill_gpus))
 
 
@@ -403,18 +400,18 @@ def worst_limit_ratio(q: Question, c: ServingColumns) -> Array:
 
 
 def request_s(q: Question, c: ServingColumns) -> Array:
-    """Seconds of a whole request."""
+    """Return the seconds of a whole request."""
     return np.asarray(c.ttft_s + (q.requests.output_len - 1) * c.tpot_s)
 
 
 def power(q: Question, c: ServingColumns) -> Array:
-    """Tokens/s over the seconds of a request (Kleinrock's power); of a GPU where its tokens are what counts."""
+    """Return tokens/s over the seconds of a request (Kleinrock's power), per GPU where the objective is cost."""
     rate = paid_rate(q, c) if q.goal.objective == "cost" else c.tokens_per_s
     return np.asarray(rate / request_s(q, c))
 
 
 def objective_value(q: Question, c: ServingColumns) -> Array:
-    """What the objective counts, larger is better: tokens/s, requests a second of one client, tokens/s a GPU, or 1 / GPUs."""
+    """Return what the objective counts, larger is better: tokens/s, requests/s of one client, tokens/s per GPU, or 1 / GPUs."""
     if q.goal.objective == "latency":
         return np.asarray(1 / request_s(q, c))
     if q.goal.objective == "cost":
@@ -423,8 +420,7 @@ def objective_value(q: Question, c: ServingColumns) -> Array:
 
 
 def order(q: Question, c: ServingColumns) -> list[Array]:
-    """What ranks, larger is better, the most telling first: what stands for a plan, its worth to 11 digits, then fewer GPUs, then
-    shorter waits."""
+    """Return the sort keys of a ranking, larger is better: standing, worth to 11 digits, fewer GPUs, shorter waits."""
     second = c.tokens_per_s_per_gpu if q.goal.objective == "gpus" else -c.gpus
     return [standing_of(q, c), np.round(np.log(objective_value(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-Given = TypeVar("Given")
+Item = TypeVar("Item")
 Made = TypeVar("Made")
 INSTALL = "pip install 'commtax[cluster]'"
 REACHED_S = 10  # a scheduler that has not answered by then is not there
@@ -32,8 +32,8 @@ REACHED_S = 10  # a scheduler that has not answered by then is not there
 class Crew(Protocol):
     count: int  # who work at once
 
-    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
-        """What the work makes of each task, with the task's place, as they are done."""
+    def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
+        """Yield each task's place and result, as they are done."""
 
 
 class SingleProcess:
@@ -41,7 +41,7 @@ class SingleProcess:
 
     count = 1
 
-    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+    def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
         for place, task in enumerate(tasks):
             yield place, work(task)
 
@@ -53,7 +53,7 @@ class Processes:
         self.count = count
         self.pool: ProcessPoolExecutor | None = None
 
-    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+    def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
         from multiprocessing import current_process, get_context
 
         if len(tasks) < 2 or current_process().daemon:  # which may have no children
@@ -77,12 +77,12 @@ class Processes:
 
 
 class Dask:
-    """The workers of a Dask cluster; they have this version of commtax installed."""
+    """The workers of a Dask cluster, on which this version of commtax is installed."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.count = client, 1  # at least
 
-    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+    def each(self, work: Callable[[Item], Made], tasks: Sequence[Item]) -> Iterator[tuple[int, Made]]:
         from distributed import as_completed as as_dask_completes
 
         futures = self.client.map(work, tasks, pure=False)
@@ -93,7 +93,7 @@ class Dask:
 
 @contextmanager
 def crew(on: str = "", processes: int = 0) -> Iterator[Crew]:
-    """Those who work: on the Dask cluster at an address, else so many processes; 0: one a core that this one may use."""
+    """Yield the workers: those of the Dask cluster at an address, else so many processes (0: one per usable core)."""
     if on:
         with _client(on) as client:
             yield Dask(client)
@@ -110,7 +110,7 @@ def crew(on: str = "", processes: int = 0) -> Iterator[Crew]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Count the cores that this process may use."""
     able = getattr(os, "sched_getaffinity", None)
     return len(able(0)) if able else os.cpu_count() or 1
 

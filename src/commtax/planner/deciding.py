@@ -64,7 +64,7 @@ class Weighing:
         return cls(goal, clients[:, None], gpus[:, None], tuple(accumulate(counts, initial=0)))
 
     def worth(self, seconds: Array) -> Array:
-        """Of each plan (rows) in each world (columns), at its best load: what the objective counts, 0 where none keeps the limits.
+        """Return the objective of each plan (rows) in each world (columns) at its best load, or 0 where no load keeps the limits.
 
         ``seconds`` are TPOT and TTFT of every load.
         """
@@ -105,7 +105,7 @@ class Settlement:
 
     @property
     def settled(self) -> bool:
-        """Return whether nothing that is measured will change it."""
+        """Whether nothing that is measured will change it."""
         return self.sure or not self.runs
 
 
@@ -115,24 +115,24 @@ def settle_decision(answer: ServingPlans, wanted: int) -> Settlement:
     order = dict.fromkeys([answer.recommended, *range(min(COUNT.plans, len(answer.plans)))])
     plans = [_weighed(answer, answer.plans, i) for i in order]
     latencies = [lesson for plan in plans for lesson in plan.latencies]
-    known = Foresight(latencies, lessons_of(goal.profile))
+    foresight = Foresight(latencies, lessons_of(goal.profile))
     within, draw = margin(goal), np.random.default_rng(SEED)
     normals = draw.standard_normal((COUNT.worlds, len(latencies)))
     outcomes = draw.standard_normal((COUNT.outcomes, len(METRICS)))
     weighing = Weighing.of(goal, plans)
-    values = weighing.worth(_worlds(known, normals))
+    values = weighing.worth(_worlds(foresight, normals))
     right, loss = _judged(values, 0, within)
     best = np.argmax(values, axis=0)
     beaten = values.max(axis=0) > values[0] * (1 + within)
     rivals = [(plan.name, float(np.mean(beaten & (best == i)))) for i, plan in enumerate(plans) if i]
     sure = right >= LEVEL.sure or loss < LEVEL.least_loss
-    runs = [] if sure else list(_runs(weighing, plans, known, (normals, outcomes), loss, wanted))
+    runs = [] if sure else list(_runs(weighing, plans, foresight, (normals, outcomes), loss, wanted))
     named = tuple(sorted((one for one in rivals if one[1] > 0), key=lambda one: -one[1]))
     return Settlement(plans[0].name, right, loss, within, named, tuple(runs), sure)
 
 
 def _runs(
-    weighing: Weighing, plans: Sequence[WeighedPlan], known: Foresight, draws: tuple[Array, Array], loss: float, wanted: int
+    weighing: Weighing, plans: Sequence[WeighedPlan], foresight: Foresight, draws: tuple[Array, Array], loss: float, wanted: int
 ) -> Iterable[SettlingRun]:
     """Yield the best run, then the best after it, as long as they save anything."""
     left, each = loss, len(METRICS)
@@ -141,22 +141,22 @@ def _runs(
     open_ = {(p, i) for p, i in every if _seconds(plans[p], i) <= LEVEL.longest_s}
     taken = list[int]()
     for _ in range(wanted):
-        found = {}
+        outcomes = {}
         for p, i in sorted(open_):
             shows = [*taken, *range(starts[p] + each * i, starts[p] + each * (i + 1))]
-            found[p, i] = (*_after(weighing, known, draws, shows), shows)
-        best = min(found, key=lambda key: (found[key][1], _seconds(plans[key[0]], key[1])), default=None)
-        if best is None or found[best][1] > left - LEVEL.least_worth * loss:
+            outcomes[p, i] = (*_after(weighing, foresight, draws, shows), shows)
+        best = min(outcomes, key=lambda key: (outcomes[key][1], _seconds(plans[key[0]], key[1])), default=None)
+        if best is None or outcomes[best][1] > left - LEVEL.least_worth * loss:
             return
-        (right, left, taken), (p, i) = found[best], best
+        (right, left, taken), (p, i) = outcomes[best], best
         open_.discard(best)
         yield _settling_run(plans[p], i, right, left)
 
 
-def _after(weighing: Weighing, known: Foresight, draws: tuple[Array, Array], shows: list[int]) -> tuple[float, float]:
-    """How likely the right plan is taken once these latencies are known, and what is lost then, over all that they may show."""
+def _after(weighing: Weighing, foresight: Foresight, draws: tuple[Array, Array], shows: list[int]) -> tuple[float, float]:
+    """Return how likely the right plan is taken once these latencies are measured, and the loss then, over all outcomes."""
     normals, outcomes = draws
-    after, moves = known.shown(shows), known.learnable(shows)
+    after, moves = foresight.shown(shows), foresight.learnable(shows)
     shown = (
         outcomes if len(shows) == outcomes.shape[1] else np.random.default_rng(SEED).standard_normal((len(outcomes), len(shows)))
     )
@@ -168,27 +168,27 @@ def _after(weighing: Weighing, known: Foresight, draws: tuple[Array, Array], sho
     return float(right), float(loss)
 
 
-def _worlds(known: Foresight, normals: Array) -> Array:
-    """Seconds of every latency (rows) in each world (columns)."""
-    values, vectors = np.linalg.eigh(known.covariance)
-    root = known.scale[:, None] * np.asarray(vectors * np.sqrt(np.maximum(0.0, values)))
-    return np.asarray(np.array([x.measured_s for x in known.latencies])[:, None] * np.exp(root @ normals.T))
+def _worlds(foresight: Foresight, normals: Array) -> Array:
+    """Return the seconds of every latency (rows) in each world (columns)."""
+    values, vectors = np.linalg.eigh(foresight.covariance)
+    root = foresight.scale[:, None] * np.asarray(vectors * np.sqrt(np.maximum(0.0, values)))
+    return np.asarray(np.array([x.measured_s for x in foresight.latencies])[:, None] * np.exp(root @ normals.T))
 
 
 def _judged(values: Array, chosen: int, within: float) -> tuple[float, float]:
     """Return the share of worlds in which a plan is right, and the share of the best one's worth that it loses in the mean."""
-    best, own = values.max(axis=0), values[chosen]
-    return float(np.mean(best <= own * (1 + within))), float((best - own).mean() / max(best.mean(), 1e-300))
+    best, worth = values.max(axis=0), values[chosen]
+    return float(np.mean(best <= worth * (1 + within))), float((best - worth).mean() / max(best.mean(), 1e-300))
 
 
 def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
     """Row ``i`` at its own load and at others around it."""
-    copies, listed, asked = int(rows.replicas[i]), int(rows.concurrency[i]), answer.put(rows, i)
+    copies, listed, put = int(rows.replicas[i]), int(rows.concurrency[i]), answer.put(rows, i)
     shared = not int(rows.mode[i])
     unit = copies if shared else 1
     loads = sorted({max(1, round(listed * share / unit)) * unit for share in LOADS})
     if shared:
-        priced = [price_closed_loop(settle(asked.but(concurrency=np.array(loads) // copies, disaggregated=False)))]
+        priced = [price_closed_loop(settle(put.but(concurrency=np.array(loads) // copies, disaggregated=False)))]
     else:
         priced = [answer.simulation(rows, i, clients) for clients in loads]
     latencies = tuple(lesson for one in priced for lesson in imagined(one))
@@ -197,7 +197,6 @@ def _weighed(answer: ServingPlans, rows: ServingColumns, i: int) -> WeighedPlan:
 
 
 def _seconds(plan: WeighedPlan, i: int) -> float:
-    """Of a benchmark at a load."""
     tpot, ttft = (x.measured_s for x in plan.latencies[len(METRICS) * i : len(METRICS) * (i + 1)])
     return REQUESTS_PER_CLIENT * (ttft + (plan.latencies[0].output_len - 1) * tpot)
 
@@ -207,7 +206,7 @@ def _settling_run(plan: WeighedPlan, i: int, right: float, loss: float) -> Settl
     able = {one.key: one.emitted_as for one in programs() if one.benchmark}
     engine = plan.question.engine
     tool = next((able[key] for key in (engine.key, engine.launched_as) if key in able), "")
-    asked = plan.question.but(concurrency=int(at.clients))
-    command = benchmark_command(asked, tool) if tool else ""
+    put = plan.question.but(concurrency=int(at.clients))
+    command = benchmark_command(put, tool) if tool else ""
     load = int(at.clients), int(at.input_len), int(at.output_len)
     return SettlingRun(plan.name, *load, right, loss, _seconds(plan, i), command)

@@ -27,23 +27,23 @@ class ExpertExchange:
 
     @property
     def beside(self) -> bool:
-        """Return whether it is tried beside the engine's own way, which tells why plans are none."""
+        """Whether it is tried beside the engine's own way, which tells why plans are none."""
         return self.wide or self.dcp > 1 or bool(self.techniques)
 
     @property
     def title(self) -> str:
-        """Return how it is called, where it is tried beside the engine's own."""
+        """Name of an exchange that is tried beside the engine's own."""
         return (backend_called(self.backend).title or self.backend) if self.wide else ""
 
     @property
-    def asked(self) -> dict[str, object]:
-        """As fields of a question."""
-        own = {"ep_backend": self.backend, "redundant_experts": self.redundant, "dcp": self.dcp}
-        return own | (changes_of(self.techniques) if self.techniques else {})
+    def changes(self) -> dict[str, object]:
+        """The exchange as fields of a question."""
+        sizes = {"ep_backend": self.backend, "redundant_experts": self.redundant, "dcp": self.dcp}
+        return sizes | (changes_of(self.techniques) if self.techniques else {})
 
     @property
-    def told(self) -> dict[str, object]:
-        """… as far as they are not an engine's own ways."""
+    def stated(self) -> dict[str, object]:
+        """The same without the engine's own ways."""
         wide = {"ep_backend": self.backend, "redundant_experts": self.redundant} if self.wide else {}
         return wide | ({"dcp": self.dcp} if self.dcp > 1 else {})
 
@@ -54,52 +54,47 @@ def exchanges(q: Question) -> tuple[ExpertExchange, ...]:
     return plain + tuple(replace(one, techniques=text) for text in q.goal.technique_sets for one in plain)
 
 
-def way_asked(q: Question, apart: bool) -> int:
+def requested_way(q: Question, apart: bool) -> int:
     """Return the one of all ways that is the question's own: nothing beside it is tried, and caches are split as it says."""
     split = (i for i, one in enumerate(_plain_exchanges(q)) if not one.wide and one.dcp == q.plan.dcp and (one.apart or not apart))
     return next(split, 0)
 
 
 def _plain_exchanges(q: Question) -> tuple[ExpertExchange, ...]:
-    """The engine's own as it is asked; and where nobody says, those for experts on many ranks, with and without as many redundant
-    experts as published deployments hold: an eighth (32 of DeepSeek-V3's 256).
+    """Return the requested or the engine's own exchange, and where none is requested those for experts on many ranks, without
+    redundant experts and with an eighth, as published deployments have (32 of DeepSeek-V3's 256).
 
     Kernels of low latency are for steps without prompts: of servers that only decode, or where an engine changes by step.
     """
-    own, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
+    requested, model = ExpertExchange(q.what_if.ep_backend, q.plan.redundant_experts), q.model.experts
     most = int(q.plan.dcp)
-    split = tuple(replace(own, dcp=2**i, apart=False) for i in range(1, most.bit_length()))
-    if model is None or own.backend:
-        return (own, *split)
+    split = tuple(replace(requested, dcp=2**i, apart=False) for i in range(1, most.bit_length()))
+    if model is None or requested.backend:
+        return (requested, *split)
     usual = dict.fromkeys([0, model.num_experts // 8 if model.num_experts % 8 == 0 else 0])
-    copies = [own.redundant] if own.redundant else list(usual)
-    wide = list[ExpertExchange]()
-    for backend in wide_backends(q):
+    copies = [requested.redundant] if requested.redundant else list(usual)
+    wide, place = list[ExpertExchange](), q.cluster
+    made_for_many = [name for name, one in BACKENDS.items() if {place.chip.vendor, place.chip.family} & {*one.searched_on}]
+    for backend in made_for_many:
+        if backend not in q.engine.sends.ep_backends or (place.intra.kind != "nvlink" and backend_called(backend).one_domain):
+            continue
         prompts = backend_called(backend).bulk
         both = q.engine.sends.exchange_by_step or not prompts
         wide += [ExpertExchange(backend, n, wide=True, shared=both) for n in copies]
         # Prompts of servers that also decode go in bulk, where the backend has kernels for that.
         wide += [] if both else [ExpertExchange(prompts, n, wide=True, apart=False) for n in copies]
-    return own, *wide, *split
-
-
-def wide_backends(q: Question) -> list[str]:
-    """Backends that are made for many ranks, of those that the engine has and the cluster's links carry."""
-    place, able = q.cluster, q.engine.sends.ep_backends
-    kinds = {place.chip.vendor, place.chip.family}
-    tried = [name for name, one in BACKENDS.items() if kinds.intersection(one.searched_on)]
-    return [name for name in tried if name in able and (place.intra.kind == "nvlink" or not backend_called(name).one_domain)]
+    return requested, *wide, *split
 
 
 SEARCHED = "dcp"  # over how many ranks caches are split is searched, up to what is asked for
 
 
-def dropped(asked: Question, workers: Iterable[Question]) -> tuple[str, ...]:
-    """Techniques that none of a plan's workers can have, as they are written."""
-    if asked.techniques == NO_TECHNIQUES:
+def dropped(put: Question, workers: Iterable[Question]) -> tuple[str, ...]:
+    """Return the techniques that none of a plan's workers can have, as they are written."""
+    if put.techniques == NO_TECHNIQUES:
         return ()
     on = {one.key for worker in workers for one, _ in techniques_on(worker)}
-    return tuple(text for one, text in techniques_on(asked) if one.key not in {*on, SEARCHED})
+    return tuple(text for one, text in techniques_on(put) if one.key not in {*on, SEARCHED})
 
 
 def without(names: tuple[str, ...]) -> str:
@@ -107,20 +102,19 @@ def without(names: tuple[str, ...]) -> str:
     return f", without {', '.join(names)}" if names else ""
 
 
-def refuse_unused(asked: Question, plans: list[tuple[Question, ...]]) -> None:
-    """Refuse a technique that no plan can have; plans are the questions of their workers."""
-    missing = set.intersection(*(set(dropped(asked, workers)) for workers in plans)) if plans else set()
-    if asked.plan.dcp > 1 and all(worker.plan.dcp == 1 for workers in plans for worker in workers):
-        missing.add(f"{SEARCHED}={asked.plan.dcp}")
+def refuse_unused(put: Question, plans: list[tuple[Question, ...]]) -> None:
+    """Refuse a technique that no plan can have. A plan is the questions of its workers."""
+    missing = set.intersection(*(set(dropped(put, workers)) for workers in plans)) if plans else set()
+    if put.plan.dcp > 1 and all(worker.plan.dcp == 1 for workers in plans for worker in workers):
+        missing.add(f"{SEARCHED}={put.plan.dcp}")
     for text in sorted(missing):
         reasons = dict.fromkeys(why for workers in plans for worker in workers if (why := _refused(worker, text)))
         if reasons:
-            told = list(reasons)[-1 if text.startswith(SEARCHED) else -2 :]  # those of the widest plans
-            raise Refusal(f"technique '{text}': no plan here can have it: {'; others: '.join(told)}", "technique")
+            shown = list(reasons)[-1 if text.startswith(SEARCHED) else -2 :]  # those of the widest plans
+            raise Refusal(f"technique '{text}': no plan here can have it: {'; others: '.join(shown)}", "technique")
 
 
 def _refused(worker: Question, text: str) -> str:
-    """Return why a worker cannot have a technique; "" where it can."""
     try:
         settle(worker.but(**changes_of(text)))
     except ValueError as error:

@@ -16,9 +16,8 @@ from commtax.judgement.margins import margin
 from commtax.planner import fleet_trials
 from commtax.planner.columns import Rejected, ground
 from commtax.planner.crew import Crew
-from commtax.planner.fleet_sizes import all_requests
 from commtax.planner.fleet_trials import Task, Trial, longest_step, rate_of, too_slow
-from commtax.planner.layouts import SLACK, Layout, candidates
+from commtax.planner.layouts import SLACK, Layout, all_requests, candidates
 from commtax.planner.ranking import complexity_of, simplest_served
 from commtax.question import Question
 from commtax.spec import Plan
@@ -32,14 +31,13 @@ LATER = 0.1  # of what layouts of a kind's first round take, for the time left: 
 START = 2.0  # fleets that take as long to simulate as a layout's steps take to price and saturate …
 DETAIL, LARGER = 2.0, 8.0  # … and as the details of a fleet take, and larger ones, or finding all layouts
 NEAREST = 5  # fleets that come nearest to the limits where none holds
-Given = TypeVar("Given")
+Item = TypeVar("Item")
 Made = TypeVar("Made")
-Progress = Callable[[int, int, Trial | None], None]
-"""Told how many of how many layouts are done, and the best so far."""
+Progress = Callable[[int, int, Trial | None], None]  # told how many of how many layouts are done, and the best so far
 
 
 def burden(trial: Trial) -> float:
-    """What the objective counts, smaller is better: GPUs, dollars an hour, or GPUs for each token/s that may be sustained."""
+    """Return what the objective minimises: GPUs, dollars per hour, or GPUs per sustainable token/s."""
     goal = trial.layout.question.goal
     if goal.objective == "tokens":
         return trial.gpus / sustained_tokens_per_s(trial)
@@ -53,14 +51,14 @@ def sustained_tokens_per_s(trial: Trial) -> float:
 
 
 def order(trial: Trial) -> tuple[float, bool, float, int]:
-    """Fewest first; of as many, those whose rate may grow most, and behind them, where nobody has looked, by the closed form."""
+    """Rank by the fewest, then by the growth that the rate allows. Fleets of unknown growth follow by the closed form."""
     unknown = trial.growth < 0
     return round(burden(trial), 9), unknown, -(trial.layout.throughput(*trial.size) if unknown else trial.growth), trial.gpus
 
 
 def recommended_place(ranking: Sequence[Trial]) -> int:
-    """The place of the simplest fleet that the best beats by no more than the margin, of those that answer in time, and of these
-    of those that stay clear of their limits."""
+    """Return the place of the simplest fleet within the margin of the best, of those that answer in time and, if any, stay clear of
+    their limits."""
     able = [at for at, trial in enumerate(ranking) if not trial.late] or list(range(len(ranking)))
     able = [at for at in able if ranking[at].clear] or able
     return able[simplest_place([ranking[at] for at in able])]
@@ -90,7 +88,7 @@ class Search:
             raise Refusal.of("at a request rate plans are sized without split caches", (1,), dcp=put.plan.dcp)
         self.question = replace(ground(put), plan=put.plan)
         self.workers, self.top, self.progress = workers, top, progress
-        self.held: list[Trial] = []
+        self.good: list[Trial] = []
         self.broken: list[Trial] = []
         self.rejected: tuple[Rejected, ...] = ()
         self.count = self.total = self.done = self.left_out = 0
@@ -113,12 +111,12 @@ class Search:
             self._report_progress(LARGER)
             for kind in (ONE_POOL, APART, STAGES):  # the first says what the others have to beat
                 self._rounds([x for x in layouts if kind_of(x) == kind], kind)
-            if not self.held:
+            if not self.good:
                 self._retry_nearest()
             self._add_details(layouts)
             self.complete = True
         except KeyboardInterrupt:
-            self.held.sort(key=order)
+            self.good.sort(key=order)
         return self.complete
 
     def _rounds(self, layouts: list[Layout], kind: int) -> None:
@@ -137,26 +135,26 @@ class Search:
                     self.tried[kind] += 1
             finally:
                 for place in sorted(results):  # in their order, whoever was first
-                    (self.held if results[place].holds else self.broken).append(results[place])
+                    (self.good if results[place].holds else self.broken).append(results[place])
                 self.done += len(these)
                 self.left = [x for x in self.left if x not in these]
             self._report_progress()
 
     def _report_progress(self, effort: float = 0.0) -> None:
-        """Tell how far the search is, so much effort further; layouts that are likely to be tried are left."""
+        """Report how far the search is after so much more effort, from the layouts that are likely still to be tried."""
         self.spent += effort
         likely = WORSE * self._bound(self.left[0], 1.0) if self.left else 0.0
-        bars = [self._bar(kind) if self.held else likely for kind in (ONE_POOL, APART, STAGES)]
+        bars = [self._bar(kind) if self.good else likely for kind in (ONE_POOL, APART, STAGES)]
         hopeful = [x for x in self.left if self._bound(x) <= bars[kind_of(x)]]
         ahead = sum(self._effort([x for x in hopeful if kind_of(x) == kind], kind) for kind in (ONE_POOL, APART, STAGES))
         share = self.spent / (self.spent + ahead + self.details)
         with counting.part(share, share):
             pass
         if self.progress:
-            self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
+            self.progress(min(self.done, self.total), self.total, min(self.good, key=order, default=None))
 
     def _effort(self, layouts: list[Layout], kind: int) -> float:
-        """What layouts of a kind that are tried next take, about, in fleets: halving finds their sizes, too slow ones take none."""
+        """Estimate, in fleets, the effort of the next layouts of a kind: bisection finds their sizes, too slow ones take none."""
         rate, first, gpus = rate_of(self.question), max(0, ROUND[kind] - self.tried[kind]), self._most_gpus(self._bar(kind))
         most = [max(1, min(x.most, gpus // x.group)) for x in layouts]
         least = [int(rate / x.answers / SLACK) for x in layouts]
@@ -177,9 +175,9 @@ class Search:
 
         Two pools must do with no more than one, which is simpler, and come near the best two.
         """
-        if not self.held:
+        if not self.good:
             return inf
-        ranked = sorted(self.held, key=burden)
+        ranked = sorted(self.good, key=burden)
         best = burden(ranked[0])
         one_pool = burden(next((trial for trial in ranked if not trial.layout.apart), ranked[0]))
         near = one_pool * (1 + margin(self.question))  # a simpler one may be recommended
@@ -195,49 +193,49 @@ class Search:
         return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
 
     def _retry_nearest(self) -> None:
-        """Where nothing holds, the nearest that were never run are tried after all, if more than the closed form thought; then
-        those that are the nearest instead."""
+        """Run the nearest fleets that were never run, where nothing holds and they answer more than the closed form predicted, then
+        those that are nearest instead."""
         while True:
             self.broken.sort(key=lambda trial: trial.distance)
             unseen = [place for place, trial in enumerate(self.broken[:NEAREST]) if isnan(trial.capacity)]
-            if self.held or not unseen:
+            if self.good or not unseen:
                 return
-            known = dict(self.workers.each(fleet_trials.retry_if_able, [self.broken[place] for place in unseen]))
+            retried = dict(self.workers.each(fleet_trials.retry_if_able, [self.broken[place] for place in unseen]))
             for at, place in enumerate(unseen):
-                self.broken[place] = known[at]
-            self.held = [trial for trial in self.broken if trial.holds]
+                self.broken[place] = retried[at]
+            self.good = [trial for trial in self.broken if trial.holds]
             self.broken = [trial for trial in self.broken if not trial.holds]
 
     def _add_details(self, layouts: list[Layout]) -> None:
         """Growth and ranges of those that are listed first and of all that are as good as the best, larger fleets of the layouts
         of the best fleet and of the simplest within the margin, and the capacity of all listed."""
-        self.held.sort(key=order)
-        if not self.held:
+        self.good.sort(key=order)
+        if not self.good:
             return
         self._list_recommended()
-        ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
+        ties = sum(burden(trial) == burden(self.good[0]) for trial in self.good)
         first = max(ties, min(self.top, DETAILED))
-        self.details = min(first, len(self.held)) * DETAIL + 2 * LARGER
+        self.details = min(first, len(self.good)) * DETAIL + 2 * LARGER
         self._replace_first(first, fleet_trials.with_details)
-        self.held.sort(key=order)
-        best, chosen = self.held[0], self.held[simplest_place(self.held)]
+        self.good.sort(key=order)
+        best, chosen = self.good[0], self.good[simplest_place(self.good)]
         leaders = [best] if _key(best.layout) == _key(chosen.layout) else [best, chosen]
         grown = self._do_each(fleet_trials.larger_fleets, leaders, LARGER)
-        self.held += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
+        self.good += [trial for place in sorted(grown) for trial in grown[place] if trial.holds]
         self._find_safe(layouts)
-        self.held.sort(key=order)
+        self.good.sort(key=order)
         self._list_recommended()
         self._replace_first(self.top, fleet_trials.with_capacity)
-        at = recommended_place(self.held)
-        for work in (fleet_trials.with_growth,) if self.held[at].ranges else (fleet_trials.with_details, fleet_trials.with_growth):
-            self.held[at] = self._do_each(work, [self.held[at]], DETAIL)[0]
+        at = recommended_place(self.good)
+        for work in (fleet_trials.with_growth,) if self.good[at].ranges else (fleet_trials.with_details, fleet_trials.with_growth):
+            self.good[at] = self._do_each(work, [self.good[at]], DETAIL)[0]
 
     def _find_safe(self, layouts: list[Layout]) -> None:
-        """Fleets of all layouts that answer in time and stay clear of their limits, on fewer GPUs than those that are known to."""
-        least_rate = rate_of(self.question) * longest_step(self.held[0])
-        safe = [trial for trial in self.held if trial.clear and not trial.late]
-        held = {_key(trial.layout): trial.gpus for trial in sorted(self.held, key=burden, reverse=True)}
-        least = {_key(x): max(x.least_gpus(least_rate, SLACK), held.get(_key(x), 0)) for x in layouts}
+        """Find fleets of all layouts that answer in time and stay clear of their limits, on fewer GPUs than those known to."""
+        least_rate = rate_of(self.question) * longest_step(self.good[0])
+        safe = [trial for trial in self.good if trial.clear and not trial.late]
+        least_gpus = {_key(trial.layout): trial.gpus for trial in sorted(self.good, key=burden, reverse=True)}
+        least = {_key(x): max(x.least_gpus(least_rate, SLACK), least_gpus.get(_key(x), 0)) for x in layouts}
         left = [x for x in layouts if all(_key(trial.layout) != _key(x) for trial in safe)]
         left.sort(key=lambda x: (least[_key(x)], x.group))
         for first in range(0, len(left), ROUND[ONE_POOL]):
@@ -247,27 +245,25 @@ class Search:
             if not part or self.question.goal.objective == "tokens":  # these are counted per GPU
                 return
             tasks = [Task(x, most, safe=True) for x in part]
-            found = self._do_each(fleet_trials.least_fleet, tasks, DETAIL)
-            for trial in (found[place] for place in range(len(tasks))):
-                alike = [other for other in (*self.held, *self.broken) if _key(other.layout) == _key(trial.layout)]
+            trials = self._do_each(fleet_trials.least_fleet, tasks, DETAIL)
+            for trial in (trials[place] for place in range(len(tasks))):
+                alike = [other for other in (*self.good, *self.broken) if _key(other.layout) == _key(trial.layout)]
                 self.left_out -= not alike
                 same = [other for other in alike if other.holds and other.size == trial.size]
                 if trial.holds and not any(other.clear >= trial.clear for other in same):
-                    self.held = [*(other for other in self.held if other not in same), trial]
+                    self.good = [*(other for other in self.good if other not in same), trial]
                     safe += [trial] * (trial.clear and not trial.late)
                 self.broken += [trial] * (not trial.holds and not alike)
 
     def _list_recommended(self) -> None:
-        """The recommended fleet is listed too."""
-        if (chosen := recommended_place(self.held)) >= self.top:
-            self.held.insert(self.top - 1, self.held.pop(chosen))
+        if (chosen := recommended_place(self.good)) >= self.top:
+            self.good.insert(self.top - 1, self.good.pop(chosen))
 
-    def _replace_first(self, count: int, known: Callable[[Trial], Trial]) -> None:
-        """The first fleets with more known of them."""
-        first = self._do_each(known, self.held[:count], DETAIL)
-        self.held[: len(first)] = [first[place] for place in range(len(first))]
+    def _replace_first(self, count: int, work: Callable[[Trial], Trial]) -> None:
+        first = self._do_each(work, self.good[:count], DETAIL)
+        self.good[: len(first)] = [first[place] for place in range(len(first))]
 
-    def _do_each(self, work: Callable[[Given], Made], trials: Sequence[Given], effort: float) -> dict[int, Made]:
+    def _do_each(self, work: Callable[[Item], Made], trials: Sequence[Item], effort: float) -> dict[int, Made]:
         """Return what the work, which takes so much effort, makes of each trial, by its place."""
         made = dict[int, Made]()
         for place, one in self.workers.each(work, trials):

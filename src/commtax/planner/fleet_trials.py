@@ -18,19 +18,8 @@ from commtax.judgement.fleet_samples import Size
 from commtax.judgement.leading import late_codes
 from commtax.judgement.overload import longest_steps, overloaded
 from commtax.ledger import Z80
-from commtax.planner.fleet_sizes import (
-    COUNTED,
-    able_sizes,
-    all_requests,
-    first_size,
-    is_sampled,
-    largest_size,
-    no_more,
-    run_lengths,
-    sample_of_fleet,
-    used_size,
-)
-from commtax.planner.layouts import ALONE, SLACK, Layout
+from commtax.planner import layouts
+from commtax.planner.layouts import ALONE, COUNTED, SLACK, Layout, is_sampled, sample_of_fleet, used_size
 from commtax.planner.money import Money, counted_tokens
 from commtax.question import EVEN, Question
 from commtax.records import dataclass
@@ -63,7 +52,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The least fleet of a layout that holds, else the nearest to it; ``over`` is its worst time over that time's limit.
+    """The least fleet of a layout that holds, else the nearest to it. ``over`` is its worst time over that time's limit.
 
     A limit is kept with a confidence where it is kept with steps as long as they are with that probability: no statistic is
     shorter when all steps are longer, so its quantile is the statistic at the quantile of the steps.
@@ -93,8 +82,8 @@ class Trial:
 
     @property
     def distance(self) -> tuple[bool, float]:
-        """How far a fleet that does not hold is from holding, less is nearer: overloaded ones last, by the rate over what they
-        answer, for their times only grow with the run. Where nobody has looked at the capacity, no more than the distance is."""
+        """Distance of a fleet from holding, less is nearer: overloaded ones last, by the rate over what they answer, for their
+        times only grow with the run. Where the capacity was not computed, it is a lower bound."""
         most = SLACK * self.layout.throughput(*used_size(self.layout, self.size)) if isnan(self.capacity) else self.capacity
         rate = rate_of(self.layout.question)
         crowded = overloaded(rate, most, self.stretch)
@@ -115,17 +104,17 @@ class Trial:
 
     @property
     def full_rate(self) -> float:
-        """Requests/s that it answers within the limits, at most; not a number where nobody has looked."""
+        """Requests/s that it answers within the limits at most, NaN where this was not computed."""
         if not self.layout.question.goal.slo:
             return self.capacity
         return self.layout.question.offered.request_rate * (1 + self.growth) if self.growth >= 0 else nan
 
     @property
     def money(self) -> Money:
-        """Return what it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
-        q, known, tokens = self.layout.question, not isnan(self.capacity), float(counted_tokens(self.layout.question))
-        answered = min(self.rate, self.capacity) if known else self.rate
-        used = self.rate / self.capacity if known else None
+        """What it costs as asked, and with as many requests as it answers. Overloaded, it answers fewer than are asked."""
+        q, looked, tokens = self.layout.question, not isnan(self.capacity), float(counted_tokens(self.layout.question))
+        answered = min(self.rate, self.capacity) if looked else self.rate
+        used = self.rate / self.capacity if looked else None
         return Money(self.gpus, q.goal.usd_per_gpu_hour, answered * tokens, self.full_rate * tokens, used)
 
     @property
@@ -136,22 +125,22 @@ class Trial:
 
     @property
     def kept(self) -> float | None:
-        """Return the probability that all limits are kept at the rate, that of the least sure one; None where nobody has looked.
+        """Probability that all limits are kept at the rate, that of the least sure one, or None where this was not computed.
 
         Overloaded, it keeps none for long, whatever a run of some minutes says.
         """
-        goal, known = self.layout.question.goal, list[float]()
+        goal, probabilities = self.layout.question.goal, list[float]()
         for name, limit in goal.slo:
             value = self.figures.get(name, nan)
             if self.sure.get(name, nan) > 0:
-                known.append(estimate_through(value, self.sure[name], goal.confidence).kept(limit))
+                probabilities.append(estimate_through(value, self.sure[name], goal.confidence).kept(limit))
             elif name in self.ranges:
-                known.append(Estimate(value, *self.ranges[name]).kept(limit))
-        return min([*known, self.able]) if known else None
+                probabilities.append(Estimate(value, *self.ranges[name]).kept(limit))
+        return min([*probabilities, self.able]) if probabilities else None
 
     @property
     def able(self) -> float:
-        """Return the probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
+        """Probability that it is not overloaded: that steps are no longer than its capacity leaves room for."""
         if isnan(self.capacity) or (self.stretch == 1 and not self.sigma):
             return 1.0
         confidence = self.layout.question.goal.confidence
@@ -160,21 +149,21 @@ class Trial:
 
     @property
     def steps(self) -> Estimate:
-        """Return how long steps are over what is predicted."""
+        """How long steps are over what is predicted."""
         return Estimate(1.0, 1 / longest_step(self), longest_step(self))
 
 
 def rate_of(q: Question) -> float:
-    """Requests/s that a fleet must hold: those that are asked, and the growth that is wanted."""
+    """Return the requests/s that a fleet must hold: the offered rate and the required growth."""
     return q.offered.request_rate * (1 + q.goal.growth)
 
 
 def least_fleet(task: Task) -> Trial:
-    """Return the least fleet of a layout that holds; where none does, the one that answers most."""
+    """Return the least fleet of a layout that holds, else the one that answers most."""
     layout = task.layout
-    able = able_sizes(layout, rate_of(layout.question), task.most_gpus)
+    able = layouts.able_sizes(layout, rate_of(layout.question), task.most_gpus)
     if not able:
-        size = largest_size(layout, task.most_gpus)
+        size = layouts.largest_size(layout, task.most_gpus)
         return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
     if slow := too_slow(layout, able[-1]):
         name, token_s = slow
@@ -189,7 +178,7 @@ def least_fleet(task: Task) -> Trial:
     hopeless = set[Size]()
 
     def holds(at: int) -> bool:
-        size, longer = able[at], max((known.stretch for known in tried.values()), default=1.0)
+        size, longer = able[at], max((earlier.stretch for earlier in tried.values()), default=1.0)
         step = min(map(longest_step, tried.values())) if task.safe and size not in tried and tried else None
         if step is not None and not _holds_longer(layout, size, _most_answered(layout, size), step):
             return False  # run with long steps, which alone may say no
@@ -198,7 +187,7 @@ def least_fleet(task: Task) -> Trial:
             return False
         return trial(at).holds and not (task.safe and (trial(at).late or not stays_clear(trial(at))))
 
-    at = first_size(layout, able, holds)
+    at = layouts.first_size(layout, able, holds)
     if not holds(at):  # then that which answers most
         at = max(range(len(able)), key=lambda i: layout.throughput(*able[i]))
         if not holds(at) and able[at] in hopeless and is_sampled(layout, able[at]) and not too_slow(layout, able[at]):
@@ -222,8 +211,8 @@ def too_slow(layout: Layout, size: Size) -> tuple[str, float] | None:
 
 
 def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
-    """Whether its capacity alone says that a fleet does not hold: that of each kind of worker, which is soon known; that of a
-    whole fleet where there is no limit to break. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
+    """Return whether capacity alone shows that a fleet does not hold: that of each kind of worker, which is quickly computed, or of
+    the whole fleet where no limit can break. Large fleets are judged with steps ``longer`` than priced, small ones by a run."""
     q, rate = layout.question, rate_of(layout.question)
     if q.goal.confidence < EVEN:
         return False
@@ -240,10 +229,17 @@ def _is_overloaded(layout: Layout, size: Size, longer: float = 1.0) -> bool:
 
 
 def _most_answered(layout: Layout, size: Size) -> float:
-    """Requests/s that a fleet answers at most: its copies alone, or the slower of its two kinds of workers."""
+    """Return the most requests/s that a fleet answers: its copies alone, or the slower of its two kinds of workers."""
     if not layout.apart:
         return capacity(layout, size)
     return min(count * alone for count, alone in zip(used_size(layout, size), _capacity_of_kinds(layout), strict=True))
+
+
+def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
+    """Return the requests/s that a saturated worker of either kind answers. Together they answer no more."""
+    one = layout.question.but(decode_workers=1, prefill_workers=1)
+    each = [one.but(tp=x.tp, dp=x.dp, ep=x.ep, prefill_tp=x.tp, prefill_dp=x.dp) for x in (one.plan, layout.ahead or one.plan)]
+    return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
 
 
 def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
@@ -253,20 +249,13 @@ def _is_surely_enough(layout: Layout, size: Size, rate: float) -> bool:
     return layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate
 
 
-def _capacity_of_kinds(layout: Layout) -> tuple[float, float]:
-    """Requests/s that a worker of either kind answers when it always has enough to do: together they answer no more."""
-    own = layout.question.but(decode_workers=1, prefill_workers=1)
-    each = [own.but(tp=x.tp, dp=x.dp, ep=x.ep, prefill_tp=x.tp, prefill_dp=x.dp) for x in (own.plan, layout.ahead or own.plan)]
-    return _saturation_rate(each[0], "decoding"), _saturation_rate(each[1], "prompts")
-
-
 def _overload(q: Question, most: float) -> float:
     """Return the rate over what is answered at most, where that is not enough."""
     return max(rate_of(q) / most, 1 + 1e-9)
 
 
 def capacity(layout: Layout, size: Size) -> float:
-    """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
+    """Return the requests/s that a saturated fleet answers. Copies share nothing, so one of them is saturated alone."""
     if not layout.apart:
         return used_size(layout, size)[0] * _saturation_rate(layout.question)
     sample = sample_of_fleet(layout, size)
@@ -275,50 +264,51 @@ def capacity(layout: Layout, size: Size) -> float:
 
 @cache_answers
 def _saturation_rate(q: Question, alone: str = "", decoded: Fraction = ALL) -> float:
-    """Of all workers, or of those that do one thing alone."""
-    stream = first_requests(all_requests(q), COUNTED)
-    asked, fleet = _engines(q, longest_of(stream), decoded)
+    """Return the rate of all workers, or of those that do one kind of work alone."""
+    stream = first_requests(layouts.all_requests(q), COUNTED)
+    settled, fleet = _engines(q, longest_of(stream), decoded)
     if alone:
         fleet = Fleet(fleet.prompts if alone == "prompts" and fleet.prompts else fleet.workers)
-    return capacity_of(stream, fleet, asked.offered.prefix_hit_rate, COUNTED, prompted=alone == "decoding")
+    return capacity_of(stream, fleet, settled.offered.prefix_hit_rate, COUNTED, prompted=alone == "decoding")
 
 
 @cache_few_answers
 def _engines(q: Question, longest: int, decoded: Fraction) -> tuple[Settled, Fleet]:
     """Return a question as it is run, and its engines, which decode a share of the prompts."""
-    asked = settle(q)
-    return asked, replace(fleet_of(asked, longest), decoded=decoded)
+    settled = settle(q)
+    return settled, replace(fleet_of(settled, longest), decoded=decoded)
 
 
 def run_fleet(
     layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None, stretch: float = 1.0, most: float = inf
 ) -> RequestsInTime:
     """Return the run of a fleet at a rate, or the first of its requests, with steps longer by a factor than they are priced."""
-    return _last_runs(layout, size, rate, length or run_lengths(sample_of_fleet(layout, size)), stretch, most)
+    return _last_runs(layout, size, rate, length or layouts.run_lengths(sample_of_fleet(layout, size)), stretch, most)
 
 
 @partial(cache_answers, most=8)  # trials of larger fleets and their ranges ask for the same runs
 def _last_runs(layout: Layout, size: Size, rate: float, length: tuple[int, int], stretch: float, most: float) -> RequestsInTime:
     sample = sample_of_fleet(layout, size)
     rate *= float(sample.share)
-    part, offered = first_requests(all_requests(sample.question), length[0]), sample.question.offered
+    part, offered = first_requests(layouts.all_requests(sample.question), length[0]), sample.question.offered
     stream = replace(part, arrival_s=arrival_times(rate, len(part), offered.burstiness, random_numbers(offered.seed)[0]))
-    asked, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
-    asked = asked.but(request_rate=rate, warmup=length[1])
+    settled, fleet = _engines(sample.question, longest_of(stream), sample.decoded)
+    settled = settled.but(request_rate=rate, warmup=length[1])
     fleet, stream = fleet if stretch == 1 else fleet.scaled(stretch), first_requests(stream, most)
-    return RequestsInTime(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
+    return RequestsInTime(settled, stream, fleet, run(stream, fleet, settled.offered.prefix_hit_rate), settled.notes)
 
 
 def worst(q: Question, outcome: RequestsInTime) -> float:
-    """Return the time that is longest against its limit, over that; 0 where there is no limit, or nothing that it limits."""
+    """Return the largest ratio of a time to its limit, or 0 where nothing is limited."""
     ratios = [outcome.statistic(name) / limit for name, limit in q.goal.slo]
     return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
 
 
 def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0, most: float = inf) -> tuple[float, RequestsInTime]:
-    """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
+    """Return the worst time over its limit, and the run that shows it: a short one, with less load at first, where that is
+    plain."""
     q = layout.question
-    whole = run_lengths(sample_of_fleet(layout, size))
+    whole = layouts.run_lengths(sample_of_fleet(layout, size))
     for counted, sure in LOOKS if q.goal.slo else ():
         warmup = min(whole[1], counted)
         if 2 * (warmup + counted) <= whole[0]:
@@ -334,8 +324,8 @@ def _decide_fleet(layout: Layout, size: Size, rate: float, stretch: float = 1.0,
 
 @cache_answers
 def _trial(layout: Layout, size: Size) -> Trial:
-    """A fleet at the rate that it must hold, and its figures at the rate that is asked. One that is overloaded holds nothing,
-    whatever a run of some minutes says."""
+    """Run a fleet at the rate that it must hold, with figures at the offered rate. An overloaded fleet never holds, whatever a run
+    of some minutes shows."""
     q, rate = layout.question, rate_of(layout.question)
     over, outcome = _decide_fleet(layout, size, rate)
     stretch, longer = 1.0, None
@@ -368,14 +358,14 @@ def with_capacity(trial: Trial) -> Trial:
 
 
 def retry_if_able(trial: Trial) -> Trial:
-    """With its capacity, and tried where that is above a rate for which the closed form thought it too small or too slow."""
+    """Add a fleet's capacity, and run it where that exceeds a rate for which the closed form predicted too little."""
     trial = with_capacity(trial)
-    known = trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity)
-    return trial if known else _trial(trial.layout, trial.size)
+    decided = trial.figures or overloaded(rate_of(trial.layout.question), trial.capacity)
+    return trial if decided else _trial(trial.layout, trial.size)
 
 
 def with_growth(trial: Trial) -> Trial:
-    """With the share by which the rate may grow, whatever growth is asked for: roughly; the second time, as it is printed."""
+    """Add the share by which the rate may grow, whatever growth is required: roughly first, the second time as it is printed."""
     trial, finely, q = with_capacity(trial), trial.growth >= 0, trial.layout.question
     rate, wanted = q.offered.request_rate, q.goal.growth
     most = max(wanted, longest_steps(rate, trial.capacity) / trial.stretch - 1)
@@ -395,7 +385,7 @@ def with_growth(trial: Trial) -> Trial:
 
 
 def with_ranges(trial: Trial) -> Trial:
-    """With the ranges of what is limited and shown. Its run at the rate is known; only those with other steps are missing."""
+    """Add the ranges of what is limited and shown. Only the runs with other steps are missing."""
     q, layout, size = trial.layout.question, trial.layout, trial.size
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
     if not trial.sigma or not trial.holds:
@@ -404,11 +394,11 @@ def with_ranges(trial: Trial) -> Trial:
     factor = longest_step(trial)
     short, long = (run_fleet(layout, size, q.offered.request_rate, stretch=by, most=RANGED) for by in (1 / factor, factor))
     same = trial.figures
-    if len(short.stream) < run_lengths(sample_of_fleet(layout, size))[0]:
+    if len(short.stream) < layouts.run_lengths(sample_of_fleet(layout, size))[0]:
         part = run_fleet(layout, size, q.offered.request_rate, most=RANGED)
         same = {name: part.statistic(name) for name in names}
     ends = {name: (short.statistic(name), long.statistic(name), same[name]) for name in names}
-    ranges = {name: range_between(trial.figures[name], *known) for name, known in ends.items()}
+    ranges = {name: range_between(trial.figures[name], *figures) for name, figures in ends.items()}
     return replace(trial, ranges=ranges, clear=stays_clear(trial))
 
 
@@ -418,7 +408,7 @@ def longest_step(trial: Trial) -> float:
 
 
 def stays_clear(trial: Trial) -> bool:
-    """Whether a fleet is one to recommend: it holds at the rate that is asked with steps at the long end of their 80 % range.
+    """Return whether a fleet holds at the offered rate with steps at the long end of their 80 % range.
 
     That is how wrong predictions are. They must not overload it either, which a run of some minutes need not show.
     """
@@ -435,18 +425,18 @@ def larger_fleets(trial: Trial) -> list[Trial]:
     """Return the next larger fleet of a layout, and the smallest that stays clear of its limits where it is another."""
     layout, q = trial.layout, trial.layout.question
     most, factor = 2 * trial.gpus + layout.group + layout.ahead_gpus, longest_step(trial)
-    sizes = able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
-    able = [size for size in sizes if no_more(trial.size, size) and size != trial.size]
+    sizes = layouts.able_sizes(layout, rate_of(q), min(most, q.cluster.num_gpus))
+    able = [size for size in sizes if layouts.no_more(trial.size, size) and size != trial.size]
     if not able:
         return []
-    known = with_capacity(trial).capacity / _most_answered(layout, trial.size)
+    share = with_capacity(trial).capacity / _most_answered(layout, trial.size)
 
     def clear(at: int) -> bool:
         few = is_sampled(layout, able[at])  # then larger ones answer the same share of what their workers do
-        answered = known * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
+        answered = share * _most_answered(layout, able[at]) if few else capacity(layout, able[at])
         return _holds_longer(layout, able[at], answered, factor)
 
-    first = 0 if trial.clear else first_size(layout, able, clear)
+    first = 0 if trial.clear else layouts.first_size(layout, able, clear)
     larger = [_trial(layout, able[at]) for at in sorted({0, first})]
     if trial.clear and (q.plan.pp > 1 or (layout.apart and trial.sampled)):  # these take longest to simulate
         return larger
@@ -455,5 +445,5 @@ def larger_fleets(trial: Trial) -> list[Trial]:
 
 
 def with_details(trial: Trial) -> Trial:
-    """With its growth and its ranges, by one worker, which has priced its steps."""
+    """Add growth and ranges in one worker, which has priced the fleet's steps."""
     return with_ranges(with_growth(trial)) if trial.holds else trial

@@ -8,50 +8,42 @@ what is listed already, nor half of the best, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor, inf, isnan
-from typing import ClassVar, Unpack
+from typing import ClassVar, TypeVar, Unpack
 
 from commtax.answer import Answer
 from commtax.counting import counted
 from commtax.judgement.confidence import confidence_of, margin_of, percent
 from commtax.judgement.overload import overloaded
 from commtax.options import check_taken
-from commtax.planner.columns import Rejected
+from commtax.planner import fleet_trials
+from commtax.planner.alternatives import larger_clusters, to_fit
+from commtax.planner.columns import Rejected, ServingPlans
 from commtax.planner.crew import Crew, crew
 from commtax.planner.exchanges import without
 from commtax.planner.fleet_search import NEAREST, Progress, Search, order, recommended_place
-from commtax.planner.fleet_sizes import lengths_of_run
-from commtax.planner.fleet_trials import (
-    Task,
-    Trial,
-    least_fleet,
-    rate_of,
-    run_fleet,
-    stretch_of,
-    too_slow,
-    with_capacity,
-    with_ranges,
-)
-from commtax.planner.layouts import Layout, limit_name
+from commtax.planner.fleet_trials import Task, Trial, rate_of
+from commtax.planner.layouts import Layout, all_requests, lengths_of_run, limit_name
 from commtax.planner.money import Prices, with_prices
-from commtax.planner.reasons import dtype_words
-from commtax.planner.remedies import larger_clusters, to_fit
+from commtax.planner.reasons import admitted_sequences, dtype_words
 from commtax.planner.serving_search import usual_lengths
 from commtax.planner.several_clusters import leaders_of_ranking
-from commtax.question import CONFIDENCE, EVEN, Question
+from commtax.question import CONFIDENCE, EVEN, Changes, Question
 from commtax.records import dataclass
 from commtax.rules import values
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_figure, format_seconds, listed, plural, round_up_seconds
 from commtax.verbs.disaggregation import check_one_place, describe_pools
+from commtax.verbs.fit_advice import length_to_start_with, startable
 from commtax.verbs.keywords import CompareOptions, PlanFleetOptions, ServeOptions
-from commtax.verbs.loads import split
+from commtax.verbs.loads import longest_of, split
 from commtax.verbs.settling import describe_layout, resolve_question
 from commtax.words import words
 
+Value = TypeVar("Value")
 OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
 DOUBLINGS = 2  # of the GPUs that layouts are tried on where no fleet holds
@@ -87,7 +79,7 @@ class FleetPlans(Answer):
 
     @property
     def question(self) -> Question:
-        """Of the first cluster."""
+        """The question of the first cluster."""
         return self.questions[0]
 
     @property
@@ -144,13 +136,13 @@ def plan_fleet(
 
 
 def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
-    """Limits by our names of statistics: ``p95_ttft`` is ``ttft_p95``."""
+    """Return limits by our names of statistics: ``p95_ttft`` becomes ``ttft_p95``."""
     limits = []
     for name, value in slo.items():
         which, _, metric = name.partition("_")
         if which not in STATISTICS or metric not in METRICS:
-            known = f"{', '.join(STATISTICS)} of {', '.join(METRICS)}, such as p95_ttft"
-            raise Refusal.of(f"not a statistic; there are {known}", ("p95_ttft",), slo=name)
+            supported = f"{', '.join(STATISTICS)} of {', '.join(METRICS)}, such as p95_ttft"
+            raise Refusal.of(f"not a statistic; there are {supported}", ("p95_ttft",), slo=name)
         limits.append((f"{metric}_{which}", values.seconds(value, name)))
     return tuple(sorted(limits))
 
@@ -158,7 +150,7 @@ def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
 def best_fleets(
     put: Sequence[Question], on: str = "", processes: int = 0, top: int = LISTED, progress: Progress | None = None
 ) -> FleetPlans:
-    """Return the fleets of a question on each of its clusters, ranked together; where none holds, what would."""
+    """Rank the fleets of a question on all of its clusters together, or return what would hold where none does."""
     for q in put:
         _check(q)
     objective = _objective(put)
@@ -191,66 +183,63 @@ def _check(q: Question) -> None:
 
 
 def _objective(put: Sequence[Question]) -> str:
-    """As it was said; else of several chips that all have a price the fewest dollars, else the fewest GPUs.
+    """Return the requested objective, else the fewest dollars of several priced chips, else the fewest GPUs.
 
     Where no price is known the fewest GPUs are looked for instead of the fewest dollars.
     """
-    known = [q for q in put if q.goal.usd_per_gpu_hour]
-    said = put[0].goal.objective or ("cost" if len(put) > 1 and len(known) == len(put) else "gpus")
-    return said if known or said != "cost" else "gpus"
+    priced = [q for q in put if q.goal.usd_per_gpu_hour]
+    objective = put[0].goal.objective or ("cost" if len(put) > 1 and len(priced) == len(put) else "gpus")
+    return objective if priced or objective != "cost" else "gpus"
 
 
 def _answer(searches: Sequence[Search], objective: str, top: int, workers: Crew) -> FleetPlans:
-    """Return what all searches have, ranked together."""
-    every = (trial for search in searches for trial in search.held)
+    every = (trial for search in searches for trial in search.good)
     # those that dollars cannot rank stand behind those that they do
-    held = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
+    good = sorted(every, key=lambda t: (objective == "cost" and not t.layout.question.goal.usd_per_gpu_hour, order(t)))
     broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.distance)
-    keys = [trial.layout.question.cluster.key for trial in held]
-    alike = [held, *([trial for trial, at in zip(held, keys, strict=True) if at == key] for key in dict.fromkeys(keys))]
+    keys = [trial.layout.question.cluster.key for trial in good]
+    alike = [good, *([trial for trial, at in zip(good, keys, strict=True) if at == key] for key in dict.fromkeys(keys))]
     chosen = [ranking[recommended_place(ranking)] for ranking in alike if ranking]  # of all, then of each cluster
-    listed_ids = {id(trial) for trial in (*leaders_of_ranking(held, keys, top), *chosen)}
-    plans = tuple(trial for trial in held if id(trial) in listed_ids)
+    listed_ids = {id(trial) for trial in (*leaders_of_ranking(good, keys, top), *chosen)}
+    plans = tuple(trial for trial in good if id(trial) in listed_ids)
     answer = FleetPlans(
         questions=tuple(search.question for search in searches),
         objective=objective,
         plans=plans,
         recommended=next((i for i, trial in enumerate(plans) if trial is chosen[0]), 0),
-        near=() if held else tuple(broken[:NEAREST]),
+        near=() if good else tuple(broken[:NEAREST]),
         rejected=tuple(_reasons(searches)),
         candidates=sum(search.count for search in searches),
-        simulated=sum(trial.simulated for search in searches for trial in (*search.held, *search.broken)),
+        simulated=sum(trial.simulated for search in searches for trial in (*search.good, *search.broken)),
         complete=all(search.complete for search in searches),
     )
-    if held or not answer.complete:
+    if good or not answer.complete:
         return answer
-    known = dict(workers.each(_with_confidence, answer.near))
-    near = tuple(known[place] for place in range(len(known)))
+    judged = dict(workers.each(_with_confidence, answer.near))
+    near = tuple(judged[place] for place in range(len(judged)))
     return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
 
 
 def _with_confidence(trial: Trial) -> Trial:
-    """With its capacity, and how surely it keeps the limits."""
-    trial = with_capacity(trial)
-    return with_ranges(trial) if trial.figures and not trial.sure else trial
+    trial = fleet_trials.with_capacity(trial)
+    return fleet_trials.with_ranges(trial) if trial.figures and not trial.sure else trial
 
 
 def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
-    """Yield why layouts lost; what is true of several clusters is said once, with their names."""
+    """Yield why layouts lost. A reason that is true of several clusters appears once, with their names."""
     if len(searches) == 1:
         yield from _rejected_layouts(searches[0])
         return
-    found: dict[Rejected, list[str]] = {}
+    by_reason: dict[Rejected, list[str]] = {}
     for search in searches:
         for lost in _rejected_layouts(search):
-            found.setdefault(lost, []).append(search.question.cluster.key)
-    for lost, places in found.items():
+            by_reason.setdefault(lost, []).append(search.question.cluster.key)
+    for lost, places in by_reason.items():
         where = f" on {listed(list(dict.fromkeys(places)))}"
         yield replace(lost, family=lost.family + where, where=where)
 
 
 def _rejected_layouts(search: Search) -> Iterator[Rejected]:
-    """Yield why layouts of one cluster lost."""
     yield from search.rejected
     for trial in search.broken:
         yield Rejected(layout_words(trial.layout), obstacle(trial))
@@ -270,16 +259,16 @@ def layout_words(layout: Layout, copies: int = 0, prompts: int = 0) -> str:
 def obstacle(trial: Trial) -> str:
     """Return why a fleet does not hold: its throughput, or the limit that it breaks most."""
     q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
-    if not trial.figures and isnan(trial.capacity) and (slow := too_slow(trial.layout, trial.size)):
+    if not trial.figures and isnan(trial.capacity) and (slow := fleet_trials.too_slow(trial.layout, trial.size)):
         name, token_s = slow
         figure = f"{limit_name(name)} about {format_seconds(token_s)} (limit {format_seconds(dict(q.goal.slo)[name])})"
         return f"exceeds the limit with {gpus}: {figure}, by a quick estimate"
     most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
     if not trial.figures or overloaded(rate_of(q), most, trial.stretch):
-        about, said = ("about", " by a quick estimate") if isnan(trial.capacity) else ("at most", "")
-        sure, can, asked = map(format_figure, (most / trial.stretch, most, rate_of(q)))
+        about, estimated = ("about", " by a quick estimate") if isnan(trial.capacity) else ("at most", "")
+        sure, can, needed = map(format_figure, (most / trial.stretch, most, rate_of(q)))
         surely = f", {sure} with {percent(q.goal.confidence)} confidence" if trial.stretch > 1 else ""
-        return f"is overloaded: {gpus} can answer {about} {can} requests/s{said}{surely}, and {asked} are needed"
+        return f"is overloaded: {gpus} can answer {about} {can} requests/s{estimated}{surely}, and {needed} are needed"
     name, limit = max(q.goal.slo, key=lambda pair: trial.sure.get(pair[0], trial.figures[pair[0]]) / pair[1])
     figure = f"{limit_name(name)} {format_seconds(trial.figures[name])} (limit {format_seconds(limit)})"
     sure = "" if trial.kept is None else f", {percent(trial.kept)} likely to meet it, {percent(q.goal.confidence)} required"
@@ -288,7 +277,7 @@ def obstacle(trial: Trial) -> str:
 
 
 def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """More of the same chips, a lower rate or looser limits: the first are tried."""
+    """Yield more of the same chips, a lower rate or looser limits. The first are tried."""
     q = answer.question
     if not answer.near:
         yield from () if any(lost.slow for lost in answer.rejected) else to_fit(q)
@@ -305,66 +294,59 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
         yield words("remedy-confidence", sure=f"{sure:.0%}")
 
 
-def _rate_that_holds(nearest: Trial, workers: Crew) -> float:
-    """Return the rate, as somebody would type it, with which an overloaded fleet was tried and holds; else 0."""
-    q = nearest.layout.question
-    longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(q.goal.confidence))
-    for slack in SLOWER:
-        lower = float(f"{nearest.capacity / longer / (1 + q.goal.growth) / slack:.2g}")
-        tried = replace(nearest.layout, question=q.but(request_rate=lower))
-        if _holds(tried, nearest.gpus, workers):
-            return lower
-    return 0.0
+def _rate_that_holds(nearest: Trial, workers: Crew) -> float | None:
+    """Return a round lower rate with which an overloaded fleet holds."""
+    goal = nearest.layout.question.goal
+    longer = nearest.stretch if nearest.stretch != 1 else float(nearest.steps.sure(goal.confidence))
+    rates = [float(f"{nearest.capacity / longer / (1 + goal.growth) / slack:.2g}") for slack in SLOWER]
+    return _first_that_holds(nearest, ((rate, {"request_rate": rate}) for rate in rates), workers)
 
 
 def _sure_times(trial: Trial) -> Mapping[str, float]:
-    """The limited times of a fleet at the rate that it must hold, with steps as long as the confidence that is wanted has them."""
+    """Return a fleet's limited times at the rate that it must hold, with steps at the required confidence."""
     layout, size, q = trial.layout, trial.size, trial.layout.question
-    central = run_fleet(layout, size, rate_of(q))
-    longer = central if q.goal.confidence <= EVEN else run_fleet(layout, size, rate_of(q), stretch=stretch_of(central))
+    central = fleet_trials.run_fleet(layout, size, rate_of(q))
+    stretch = 1.0 if q.goal.confidence <= EVEN else fleet_trials.stretch_of(central)
+    longer = fleet_trials.run_fleet(layout, size, rate_of(q), stretch=stretch)
     # of few requests a percentile may be shorter with longer steps, and both are looked at
     return {name: max(central.statistic(name), longer.statistic(name)) for name, _ in q.goal.slo}
 
 
 def _limits_that_hold(nearest: Trial, workers: Crew) -> list[tuple[str, float]]:
-    """Those limits that must be looser, as somebody would type them, with which the fleet was tried and holds; else none.
+    """Return the limits that must be looser, rounded, with which the fleet was tried and holds, if any.
 
     Runs depend a little on the limits, whose length sets the warm-up: looser ones are tried behind the first.
     """
-    layout, slo = nearest.layout, dict(nearest.layout.question.goal.slo)
+    slo = dict(nearest.layout.question.goal.slo)
     ((_, needed),) = workers.each(_sure_times, [nearest])
-    for slack in SLACKS:
-        looser = {name: round_up_seconds(needed[name] * slack) for name, limit in slo.items() if needed[name] > limit}
-        tried = replace(layout, question=layout.question.but(slo=tuple((slo | looser).items())))
-        if _holds(tried, nearest.gpus, workers):
-            return list(looser.items())
-    return []
+    broken = [name for name, limit in slo.items() if needed[name] > limit]
+    tried = ({name: round_up_seconds(needed[name] * slack) for name in broken} for slack in SLACKS)
+    looser = _first_that_holds(nearest, ((times, {"slo": tuple((slo | times).items())}) for times in tried), workers)
+    return list((looser or {}).items())
 
 
-def _holds(layout: Layout, gpus: int, workers: Crew) -> bool:
-    """Return whether a fleet of a layout on so many GPUs holds, as tried."""
-    return any(trial.holds for _, trial in workers.each(least_fleet, [Task(layout, gpus)]))
+def _first_that_holds(trial: Trial, tried: Iterable[tuple[Value, Changes]], workers: Crew) -> Value | None:
+    """Return the first value with whose changes a fleet of the trial's layout, on as many GPUs, was run and holds."""
+    for value, changes in tried:
+        task = Task(replace(trial.layout, question=trial.layout.question.but(**changes)), trial.gpus)
+        if any(one.holds for _, one in workers.each(fleet_trials.least_fleet, [task])):
+            return value
+    return None
 
 
-def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float:
-    """Return the most, in whole per cent and below what is wanted, with which the surest of fleets was tried and holds; else 0.
+def _confidence_that_holds(near: Sequence[Trial], workers: Crew) -> float | None:
+    """Return the highest lower confidence, in whole per cent, with which the surest fleet holds.
 
     Interpolated probabilities may be a little too high: half of the way to an even chance, and that, are tried behind them.
     """
     surest = max(near, key=_probability)
     wanted = surest.layout.question.goal.confidence
     most = min(floor(100 * _probability(surest)), ceil(100 * wanted) - 1) / 100
-    if most < EVEN:
-        return 0.0
-    for sure in dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)):
-        layout = replace(surest.layout, question=surest.layout.question.but(confidence=sure))
-        if _holds(layout, surest.gpus, workers):
-            return sure
-    return 0.0
+    lower = dict.fromkeys((most, floor(100 * (most + EVEN) / 2) / 100, EVEN)) if most >= EVEN else ()
+    return _first_that_holds(surest, ((sure, {"confidence": sure}) for sure in lower), workers)
 
 
 def _probability(trial: Trial) -> float:
-    """That a fleet which was simulated keeps what it must: its limits, and the rate."""
     if not trial.figures:
         return 0.0
     return trial.able if trial.kept is None else trial.kept
@@ -376,7 +358,38 @@ def _fleets_on_more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     put = answer.question.but(cluster=q.cluster, engine=q.engine, usd_per_gpu_hour=q.goal.usd_per_gpu_hour)
     for place, _ in zip(larger_clusters(q.cluster), range(DOUBLINGS), strict=False):
         search = Search(put.but(cluster=place), workers, LISTED, progress=None)
-        if search.run() and search.held:
-            chosen = search.held[recommended_place(search.held)]
+        if search.run() and search.good:
+            chosen = search.good[recommended_place(search.good)]
             yield f"{plural(chosen.gpus, 'GPU')}, {layout_words(chosen.layout, *chosen.size)} ({place.key})"
             return
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedServers:
+    """One server as a question, how many there are of it, and how many for prompts alone beside them."""
+
+    question: Question
+    copies: int
+    prompts: int = 0
+
+
+def servers_of(searched: ServingPlans, i: int) -> PlannedServers:
+    """Plan ``i`` with the limits that its servers need."""
+    rows = searched.plans
+    q = searched.put(rows, i).but(
+        max_model_len=searched.longest(rows, i),
+        max_num_seqs=admitted_sequences(searched, rows, i),
+        concurrency=int(rows.concurrency[i]),
+    )
+    prompts = int(rows.prefill_replicas[i]) if rows.mode[i] else 0
+    if prompts:
+        q = q.but(prefill_tp=int(rows.prefill_tp[i]), prefill_dp=int(rows.prefill_dp[i]))
+    return PlannedServers(startable(q), int(rows.replicas[i]), prompts)
+
+
+def fleet_servers(trial: Trial) -> PlannedServers:
+    """Return a fleet, with room for the longest request that was asked for, drawn or not."""
+    q = trial.layout.question
+    stated = float((1 + q.requests.spread) * q.requests.tokens) if q.offered.trace is None else 0.0
+    longest = max(longest_of(all_requests(q)), stated)
+    return PlannedServers(startable(q.but(max_model_len=length_to_start_with(q, longest))), *trial.size)

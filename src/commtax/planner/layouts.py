@@ -1,17 +1,20 @@
 """Layouts of a copy that may serve a rate: those with room, that a request alone does not break, and what the closed form says
-that each answers in a second.
+that each answers in a second; sizes that a fleet of one layout may have, and how many of its copies are simulated.
 
 Three bounds prune before anything is simulated, all with slack for what the closed form misses: a request that has a copy to
 itself waits for nobody, so load can only lengthen its times; a copy that answers its share of the rate has as many requests
 under way as make that many, and tokens take as long as among these; and no fleet answers more than its copies' throughput.
 """
 
-from collections.abc import Iterator, Sequence
-from math import ceil, inf
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from math import ceil, inf, isfinite, isinf
 
 import numpy as np
 
-from commtax.arrays import Array, unique_values
+from commtax.arrays import Array, cache_few_answers, unique_values
+from commtax.judgement.fleet_samples import Size
 from commtax.planner.columns import Rejected, ground, sizes_of
 from commtax.planner.exchanges import ExpertExchange, dropped, exchanges, refuse_unused
 from commtax.planner.reasons import dtype_words
@@ -20,13 +23,15 @@ from commtax.planner.space import Roomy, Space, at_once, simulated, sizes, worke
 from commtax.planner.splits import full_copy, load_of, prompt_sizes, prompters, simple_workers
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.records import dataclass, record_from, replace
+from commtax.rules.techniques import carrier_of
 from commtax.spec import Plan
 from commtax.spec.stream import RequestStream
 from commtax.units import format_seconds
 from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.disaggregation import cache_bytes, prompter
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.kv_caches import carrier_of, outside_Bps
+from commtax.verbs.kv_caches import outside_Bps
+from commtax.verbs.loads import Sample, sample_of, stream_of, used_of, workers_of
 from commtax.verbs.settling import describe_layout, replan, settle
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
@@ -65,7 +70,7 @@ class Layout:
         return self.group * copies + self.ahead_gpus * prompts
 
     def throughput(self, copies: int, prompts: int = 0) -> float:
-        """Requests/s of a fleet by the closed form: of the slowest of prompts, wire and decoding."""
+        """Return a fleet's requests/s by the closed form: the least of prompts, wire and decoding."""
         if not self.apart:
             return self.answers * copies
         crosses = self.gpus(copies, prompts) > self.question.cluster.domain
@@ -73,7 +78,7 @@ class Layout:
         return min(self.answers * copies, self.prompt_answers * prompts, wire)
 
     def too_slow(self, rate: float) -> tuple[str, float] | None:
-        """The limit that copies which answer so many requests/s each are sure to break, and the time that they would need."""
+        """Return the limit that copies at so many requests/s each are sure to break, and the time that they would need."""
         limits = [(limit, name) for name, limit in self.question.goal.slo if name in OF_TOKENS]
         if not limits or not self.paces[0]:
             return None
@@ -82,17 +87,17 @@ class Layout:
         return (name, token_s) if token_s * ALONE > limit else None
 
     def least_gpus(self, rate: float, slack: float = 1.0) -> int:
-        """GPUs whose throughput, times a slack, is the rate."""
+        """Return the GPUs whose throughput, times a slack, is the rate."""
         return self.gpus(ceil(rate / self.answers / slack), ceil(rate / self.prompt_answers / slack))
 
 
 def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[Rejected, ...], int]:
-    """Of all types: layouts that are worth a simulation, those that are not and why, and how many plans there were."""
+    """Return, over all types, the layouts that are worth a simulation, the others with their reasons, and the number of plans."""
     longest = int(np.max(stream.input_len + stream.output_len))
     layouts, lost, count = list[Layout](), list[Rejected](), 0
-    asked, (own, *others) = q.but(input_len=longest - 1, output_len=1), [way for way in exchanges(q) if way.apart]
+    put, (usual, *others) = q.but(input_len=longest - 1, output_len=1), [way for way in exchanges(q) if way.apart]
     for index in range(len(q.goal.dtypes)):
-        _, plans, reasons, several = having_room(asked, index, own)
+        _, plans, reasons, several = having_room(put, index, usual)
         one = q.but(weights_dtype=q.goal.dtypes[index], disaggregated=False)
         count += several // MAX_CONCURRENCY if len(plans) else several
         lost += reasons
@@ -101,17 +106,17 @@ def candidates(q: Question, stream: RequestStream) -> tuple[list[Layout], tuple[
             lost += slow
             layouts += _colocated_layouts(one, kept)
             if q.requests.disaggregated and q.requests.output_len > 1:
-                kinds, decoding = [*zip(*(axis.tolist() for axis in sizes(plans).values()), strict=True)], [(own, kept)]
+                kinds, decoding = [*zip(*(axis.tolist() for axis in sizes(plans).values()), strict=True)], [(usual, kept)]
                 for way in others:
-                    _, able, *_ = having_room(asked, index, way, kinds)
-                    decoding += [(way, _bearable(one.but(**way.asked), able, stream, index)[0])] if len(able) else []
+                    _, able, *_ = having_room(put, index, way, kinds)
+                    decoding += [(way, _bearable(one.but(**way.changes), able, stream, index)[0])] if len(able) else []
                 layouts += _split_layouts(one, decoding, prompt_sizes([Roomy(one, plans, index, 0)]))
     refuse_unused(q, [(one.question,) for one in layouts])
     return layouts, tuple(dict.fromkeys(lost)), count
 
 
 def _bearable(one: Question, plans: Space, stream: RequestStream, index: int) -> tuple[Space, list[Rejected]]:
-    """Plans whose times without load are below the limits; the others by their degree of tp."""
+    """Return the plans whose times without load are below the limits, and the others by their degree of tp."""
     kept, lost = np.ones(len(plans), dtype=bool), list[Rejected]()
     for name, limit in one.goal.slo:
         least = _unloaded_statistic(one, plans, name, stream)
@@ -132,14 +137,10 @@ def _unloaded_statistic(one: Question, plans: Space, name: str, stream: RequestS
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
     s = price_closed_loop(
-        settle(replan(_endless_loop(one), **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
+        settle(replan(one, num_prompts=inf, **sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
     )
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
-
-
-def _endless_loop(one: Question) -> Question:
-    return one.but(num_prompts=inf)
 
 
 def limit_parts(name: str) -> tuple[str, str]:
@@ -154,16 +155,16 @@ def limit_name(name: str) -> str:
 
 
 def _requests_per_replica(one: Question, plans: Space) -> Array:
-    """Requests that a copy (a rank of attention data parallelism) runs at once."""
+    """Return the requests that a copy (a rank of attention data parallelism) runs at once."""
     return np.asarray(np.clip(at_once(ground(one), plans), 1, step_limits(one)[1]).astype(int))
 
 
 def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
-    """Copies that compute their own prompts; throughput need not be most where most requests run."""
+    """Yield copies that compute their own prompts. Throughput need not peak where most requests run."""
     if not len(plans):
         return
     loads = [np.maximum(1, _requests_per_replica(one, plans) // part) for part in (1, 2, 4)]
-    answers = np.max([np.asarray(simulated(_endless_loop(one), plans, load).requests_per_s) for load in loads], axis=0)
+    answers = np.max([np.asarray(simulated(one.but(num_prompts=inf), plans, load).requests_per_s) for load in loads], axis=0)
     limited = any(name in OF_TOKENS for name, _ in one.goal.slo)
     paces: list[Paces] = _paces(one, plans) if limited else [((), ())] * len(plans)
     for i, pace in enumerate(paces):
@@ -174,30 +175,180 @@ def _colocated_layouts(one: Question, plans: Space) -> Iterator[Layout]:
 
 def _paces(one: Question, plans: Space) -> list[Paces]:
     rows, load, last = grid_of(_requests_per_replica(one, plans))
-    s = simulated(_endless_loop(one), plans.take(rows), load)
+    s = simulated(one.but(num_prompts=inf), plans.take(rows), load)
     ends = np.flatnonzero(last)[:-1] + 1
     per_s, token_s = (np.split(np.broadcast_to(x, len(rows)), ends) for x in (s.requests_per_s, s.tpot_s))
     return [(tuple(np.maximum.accumulate(a).tolist()), tuple(b.tolist())) for a, b in zip(per_s, token_s, strict=True)]
 
 
 def _split_layouts(put: Question, decoding: Sequence[tuple[ExpertExchange, Space]], senders: Array) -> Iterator[Layout]:
-    """Copies that decode, of some plans by each way to reach experts, beside workers of prompts of a kind that has room: whoever
-    computes prompts alone has no time between tokens to keep."""
+    """Yield copies that decode, for each way to reach experts, beside prompt workers of each kind that has room. Workers that only
+    compute prompts have no time between tokens to keep."""
     for way, plans in decoding:
-        base = put.but(**way.asked)
+        base = put.but(**way.changes)
         priced = replace(ground(base), what_if=base.what_if)
         load = load_of(priced)
         for i in simple_workers(base, plans).tolist():
-            own = sizes_of(plans, i)
-            copy = settle(replan(base, **own))  # its cache over the NIC of one GPU, while no other leaves its host
+            decode_sizes = sizes_of(plans, i)
+            copy = settle(replan(base, **decode_sizes))  # its cache over the NIC of one GPU, while no other leaves its host
             moved = float(cache_bytes(copy, copy.requests.input_len) / outside_Bps(copy.cluster, 1) / carrier_of(copy).share)
             answers, group = float(full_copy(copy, load, float(plans.kv_tokens[i])).most_per_s(load.decodes)), int(plans.group[i])
-            ahead = prompters(Roomy(priced, plans, 0, 0), load, senders, own["ep"] > 1)
+            ahead = prompters(Roomy(priced, plans, 0, 0), load, senders, decode_sizes["ep"] > 1)
             prompted, places = np.broadcast_to(ahead.prompting.most_per_s(inf), ahead.group.shape), put.cluster
             for j, several in enumerate(ahead.group.tolist()):
                 most = int(np.sum(workers_beside(np.arange(1, places.num_gpus // group + 1), group, several, places) > 0))
                 if most:
                     kind = {f"prefill_{axis}": int(np.asarray(getattr(ahead.plan, axis))[j]) for axis in ("tp", "dp")}
-                    apart = replan(base, **own, disaggregated=True, **kind)
+                    apart = replan(base, **decode_sizes, disaggregated=True, **kind)
                     left, wire = dropped(base, [apart]), (moved / several, moved / group)
                     yield Layout(apart, group, most, answers, prompter(apart).plan, float(prompted[j]), wire, dropped=left, way=way)
+
+
+FINE, FINE_PAIRS = 100, 32  # workers of one kind and of two up to which each number is tried: runs tell fleets apart no finer
+FAR = 8  # times the workers that the throughput needs: limits that so many do not meet are met by no more
+
+
+def first_size(layout: Layout, able: list[Size], holds: Callable[[int], bool]) -> int:
+    """Return the index of the first fleet of a layout that holds, the last where none does."""
+    return first_pair(able, [layout.gpus(*size) for size in able], holds) if layout.apart else first_count(able, holds)
+
+
+def first_count(able: Sequence[object], holds: Callable[[int], bool]) -> int:
+    """Return the index of the first fleet of one kind that holds, the last where none does.
+
+    More copies never do worse: steps that double find one that holds, and halving the first.
+    """
+    low, step = 0, 1
+    while not holds(low + step - 1):
+        low, step = low + step, step * 2
+        if low + step > len(able):
+            step = len(able) - low
+        if not step:
+            return len(able) - 1
+    return low + bisect_left(range(step - 1), True, key=lambda at: holds(low + at))
+
+
+def first_pair(able: list[Size], gpus: list[int], holds: Callable[[int], bool]) -> int:
+    """Return the index of the first fleet of two kinds that holds, else the last. A large one may have a few GPUs more than that.
+
+    More workers of either kind never do worse. So fleets that grow in both are halved first; then those with fewer GPUs than the
+    best so far are tried from the largest on, but for those with no more workers of either kind than one that failed.
+    """
+    failed: list[Size] = []
+
+    @cache
+    def fails(at: int) -> bool:
+        if not any(no_more(able[at], other) for other in failed) and holds(at):
+            return False
+        failed.append(able[at])
+        return True
+
+    chain = [0]
+    for at, size in enumerate(able):
+        if no_more(able[chain[-1]], size):
+            chain.append(at)
+    best = chain[first_count(chain, lambda place: not fails(chain[place]))]
+    best = len(able) if fails(best) else best
+    middle = False
+    while True:
+        most = len(able) if best == len(able) else bisect_right(gpus, gpus[best] - gpus[best] // FINE_PAIRS, hi=best)
+        left = [at for at in range(most) if not any(no_more(able[at], other) for other in failed)]
+        if not left:
+            return min(best, len(able) - 1)
+        at = left[len(left) // 2 if middle else -1]
+        middle = not fails(at)
+        best = at if middle else best
+
+
+def no_more(size: Size, other: Size) -> bool:
+    """Return whether a fleet has no more workers of either kind than another."""
+    return size[0] <= other[0] and size[1] <= other[1]
+
+
+def able_sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
+    """Return fleets whose throughput may exceed the rate, fewest GPUs first, then most throughput."""
+    tp, ahead = layout.group, layout.ahead_gpus
+    first = int(rate / layout.answers / SLACK) + 1
+    if not layout.apart:
+        return [(n, 0) for n in counts(first, min(layout.most, most_gpus // tp), FINE)]
+    least = int(rate / layout.prompt_answers / SLACK) + 1
+    copies = counts(first, min(layout.most, most_gpus // tp, max(FAR * first, FINE)), FINE_PAIRS)
+    room = workers_beside(np.array(copies, dtype=int), tp, ahead, layout.question.cluster).tolist()
+    most = [min(beside, (most_gpus - n * tp) // ahead, max(FAR * least, FINE)) for n, beside in zip(copies, room, strict=True)]
+    every = [(n, p) for n, top in zip(copies, most, strict=True) for p in counts(least, top, FINE_PAIRS)]
+    able = [size for size in every if layout.throughput(*size) * SLACK > rate]
+    return sorted(able, key=lambda size: (layout.gpus(*size), -layout.throughput(*size)))
+
+
+def largest_size(layout: Layout, most_gpus: int) -> Size:
+    """Return the fleet of a layout that answers most by the closed form, on no more GPUs."""
+    able = able_sizes(layout, 0.0, most_gpus) if layout.apart else []
+    copies = max(1, min(layout.most, (most_gpus - layout.ahead_gpus) // layout.group))
+    return max(able, key=lambda size: layout.throughput(*size), default=(copies, int(layout.apart)))
+
+
+def counts(least: int, most: int, fine: int) -> list[int]:
+    """Return numbers of workers from the least to the most: all up to ``fine``, then in steps of one in so many.
+
+    >>> counts(8, 16, 10)
+    [8, 9, 10, 12, 14, 16]
+    """
+    numbers, at = list[int](), 0
+    while (at := at + max(1, -(-(at + 1) // fine))) < most:
+        numbers += [at] * (at >= least)
+    return [*numbers, most] if most >= least else numbers
+
+
+COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
+MOST = 20_000  # requests of a run
+TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
+_cached_stream = cache_few_answers(stream_of)
+
+
+def warm_up_requests(q: Question) -> int:
+    """Return the length of the warm-up: the requests in flight where tokens take as long as they may (Little's law)."""
+    limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
+    outputs = q.offered.outputs.mean if q.offered.outputs else float(q.requests.output_len)
+    return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
+
+
+def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
+    """Return the requests of a run, and how many of them are warm-up."""
+    if isfinite(q.requests.num_prompts):
+        count = int(q.requests.num_prompts)
+        return count, min(warm_up_requests(q), count // 5)
+    counted = max(COUNTED, EACH * copies)
+    warmup = min(warm_up_requests(q), MOST - min(counted, MOST // 2))
+    return min(MOST, warmup + counted), warmup
+
+
+def is_sampled(layout: Layout, size: Size) -> bool:
+    """Return whether a few copies are simulated for the fleet."""
+    return sample_of_fleet(layout, size).size != size
+
+
+def sample_of_fleet(layout: Layout, size: Size) -> Sample:
+    """Return the copies that are simulated for a fleet."""
+    workers = workers_of(size, layout.apart)
+    sample = sample_of(layout.question.but(**workers))
+    return replace(sample, question=sample.question.but(num_prompts=layout.question.requests.num_prompts))
+
+
+def used_size(layout: Layout, size: Size) -> Size:
+    """Return the copies, and the prompt workers, that get requests."""
+    q = layout.question
+    return (size[0], used_of(q, size[1])) if layout.apart else (used_of(q, size[0]), 0)
+
+
+def run_lengths(sample: Sample) -> tuple[int, int]:
+    """Return the requests of a sample's run, with as many more as are decoded elsewhere, and how many of them are warm-up."""
+    count, warmup = lengths_of_run(sample.question, sum(sample.size) if sample.share == 1 else 1)
+    return (min(MOST, ceil(count / sample.decoded)), warmup) if isinf(sample.question.requests.num_prompts) else (count, warmup)
+
+
+def all_requests(q: Question) -> RequestStream:
+    """Return the longest stream that any fleet of a question sees, at one request/s."""
+    count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
+    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
+    alike = replace(alike, prefill_workers=None, decode_workers=None)
+    return _cached_stream(replace(q, plan=Plan(), requests=alike, offered=replace(q.offered, request_rate=1.0, burstiness=1.0)))

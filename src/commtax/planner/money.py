@@ -42,12 +42,12 @@ class Money:
 
     @property
     def usd_per_million_tokens(self) -> float | None:
-        """As asked: GPUs that idle are paid all the same."""
+        """Price of a million tokens as requested: GPUs that idle are paid all the same."""
         return _usd_per_million(self.usd_per_hour, self.tokens_per_s)
 
     @property
     def full_usd_per_million_tokens(self) -> float | None:
-        """With as many requests as it answers within the limits."""
+        """Price of a million tokens with as many requests as it answers within the limits."""
         return _usd_per_million(self.usd_per_hour, self.full_tokens_per_s)
 
 
@@ -56,12 +56,12 @@ def _usd_per_million(usd_per_hour: float | None, tokens_per_s: float) -> float |
 
 
 def per_million(usd_per_hour: Number, tokens_per_s: Number) -> Number:
-    """Dollars a million tokens."""
+    """Return the dollars of a million tokens."""
     return usd_per_hour / 3600 / tokens_per_s * 1e6
 
 
 def counted_tokens(q: Question) -> Number:
-    """Tokens of a request that its price is spread over."""
+    """Return the tokens of a request that its price is spread over."""
     return q.requests.tokens if q.goal.cost_of == "total" else q.requests.output_len
 
 
@@ -71,13 +71,13 @@ def counted_tokens_per_s(q: Question, output_tokens_per_s: Number) -> Number:
 
 
 def paid(goal: Goal, gpus: Number, prompting: Number) -> Number:
-    """GPUs, those for prompts counted by their price where they are others."""
+    """Return the number of GPUs, where those for prompts count by their relative price."""
     ahead = goal.prefill_usd_per_gpu_hour
     return gpus + prompting * (ahead / goal.usd_per_gpu_hour - 1) if ahead else gpus
 
 
 def plan_money(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> Money:
-    """Of a plan in a closed loop, whose load is all that is asked of it; GPUs of two kinds cost their mean."""
+    """Return the cost of a plan in a closed loop, whose load is all the demand. GPUs of two kinds cost their mean."""
     tokens = float(counted_tokens_per_s(q, output_tokens_per_s))
     mean = q.goal.usd_per_gpu_hour * float(paid(q.goal, gpus, prompting)) / gpus
     return Money(gpus, mean, tokens, tokens)
@@ -99,7 +99,7 @@ def training_money(q: Question, gpus: int, tokens_per_s: float) -> TrainingRun:
 
 
 def check(goal: Goal) -> None:
-    """Prices and what they are spread over."""
+    """Check the prices, and what they are spread over."""
     for price in (goal.usd_per_gpu_hour, goal.prefill_usd_per_gpu_hour):
         if not 0 <= price < MOST_USD:
             raise Refusal.of("dollars per GPU-hour, at least 0", price=price)
@@ -108,19 +108,14 @@ def check(goal: Goal) -> None:
 
 
 def with_prices(put: Sequence[Question], usd: Prices) -> list[Question]:
-    """With what a GPU-hour costs: as was said, for all clusters or for each (of prompts before decoding), else the catalogue's."""
-    each = iter(price_per_cluster(sum(len(q.places) for q in put), usd))
-    asked = [_with_price(q, [next(each) for _ in q.places]) for q in put]
-    for q in asked:
-        check(q.goal)
-    return asked
-
-
-def _with_price(q: Question, said: list[float | None]) -> Question:
-    known = [float(place.chip.usd_per_gpu_hour if own is None else own) for place, own in zip(q.places, said, strict=True)]
-    if not all(known):  # half of a sum is no price
-        known = [0.0] * len(known)
-    return q.but(usd_per_gpu_hour=known[-1], prefill_usd_per_gpu_hour=known[0] if len(known) > 1 else 0.0)
+    """Set the price of a GPU-hour: as stated, for all clusters or for each (of prompts before decoding), else the catalogue's."""
+    stated, priced = iter(price_per_cluster(sum(len(q.places) for q in put), usd)), []
+    for q in put:
+        prices = [float(place.chip.usd_per_gpu_hour if (price := next(stated)) is None else price) for place in q.places]
+        prices = prices if all(prices) else [0.0]  # half of a sum is no price
+        priced.append(q.but(usd_per_gpu_hour=prices[-1], prefill_usd_per_gpu_hour=prices[0] if len(prices) > 1 else 0.0))
+        check(priced[-1].goal)
+    return priced
 
 
 def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
@@ -133,5 +128,5 @@ def price_per_cluster(clusters: int, usd: Prices) -> list[float | None]:
 
 def asks_for_dollars(q: Question) -> bool:
     """Return whether dollars are what somebody asks about: a price was given, or they are the objective, and a price is known."""
-    given = q.goal.usd_per_gpu_hour != q.cluster.chip.usd_per_gpu_hour
-    return bool(q.goal.usd_per_gpu_hour) and (given or q.goal.objective == "cost")
+    explicit = q.goal.usd_per_gpu_hour != q.cluster.chip.usd_per_gpu_hour
+    return bool(q.goal.usd_per_gpu_hour) and (explicit or q.goal.objective == "cost")

@@ -26,7 +26,7 @@ FAMILY = tuple(name for name in ServingColumns.names() if name in ("mode", "dtyp
 
 
 def family(c: ServingColumns) -> Array:
-    """A number a family: everything but the concurrency, how experts are reached, and the copies and prompt workers it needs."""
+    """Number the families: plans alike but for concurrency, exchange of experts, copies and prompt workers."""
     key, sizes = np.zeros(len(c), dtype=np.int64), 1
     for name in FAMILY:
         column = np.asarray(getattr(c, name), dtype=np.int64) * (1 if name != "replicas" else c.mode.astype(np.int64))
@@ -39,7 +39,7 @@ def family(c: ServingColumns) -> Array:
 
 
 def passed_over_plan(q: Question, keys: list[Array], every: ServingColumns) -> ServingColumns:
-    """Return the plan that would be the best, were it not for what stands against it; ``keys`` rank what it is taken from.
+    """Return the plan that would be the best without the objections to it. ``keys`` rank all plans.
 
     Of the loads at which it is surely ahead, that with least against it: as rankings list the plan.
     """
@@ -53,7 +53,7 @@ def passed_over_plan(q: Question, keys: list[Array], every: ServingColumns) -> S
 
 
 def best_first(q: Question, every: ServingColumns) -> tuple[ServingColumns, ServingColumns]:
-    """Return the best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
+    """Return the best point of each family within the limits, in the objective's order. Without any, return the nearest ones."""
     good = every.take(np.flatnonzero(columns.worst_limit_ratio(q, every) <= 1))
     if len(good) or not len(every):
         least = least_gains(q)[good.exchange.astype(int)]
@@ -77,14 +77,14 @@ def least_gain(q: Question, techniques: str) -> float:
 
 
 def best_rows(keys: list[Array], families: Array, least: Array) -> Array:
-    """The best row of each family by ``keys``, the second of them less what techniques must add; families by the keys alone."""
+    """Return the best row of each family by ``keys``, the second less what techniques must add. Families rank by the keys alone."""
     ranked = _rank_by_keys([keys[0], keys[1] - least, *keys[2:]])
     first: Array = ranked[np.sort(np.unique(families[ranked], return_index=True)[1])]
     return np.asarray(first[_rank_by_keys([key[first] for key in keys])]) if np.any(least) else first
 
 
 def _rank_by_keys(keys: list[Array]) -> Array:
-    """Indices, the largest first by the first key, then by the others."""
+    """Return the indices, the largest first by the first key, then by the others."""
     return np.lexsort([-key for key in reversed(keys)])
 
 
@@ -97,7 +97,7 @@ def _first_by_keys(keys: list[Array]) -> int:
 
 
 def front_of(c: ServingColumns) -> Array:
-    """Points that no other beats in both tokens/s/GPU and tokens/s/user."""
+    """Return the points that no other beats in both tokens/s/GPU and tokens/s/user."""
     user, gpu = c.tokens_per_s_per_user, c.tokens_per_s_per_gpu
     ranked = np.lexsort((-gpu, -user))
     best = np.maximum.accumulate(gpu[ranked])
@@ -135,17 +135,17 @@ def kinds(rows: ServingColumns, cluster: Cluster) -> Array:
 
 def complexity(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
     """Return what there is to set up: a plan's kind, the fast domains of a copy or what its pools are made of, and shared hosts."""
-    own, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
+    kind, spread = _worker_kinds(rows.tp, rows.pp, rows.dp, rows.ep, cluster), (rows.prefill_dp > 1) | (rows.ep > 1)
     ranks = np.where(spread, rows.prefill_tp * rows.prefill_dp, 1)
     ahead = _worker_kinds(rows.prefill_tp, 1, rows.prefill_dp, ranks, prompts or cluster)
     spanned = np.ceil(np.log2(np.maximum(1.0, rows.tp * rows.pp * rows.dp / cluster.domain)))
     both = ((rows.dp > 1) & (rows.pp > 1)) / 2  # attention ranks in stages are both
-    made_of = np.where(rows.mode == 1, POOLS + np.maximum(own, ahead) / 100, own + both + spanned / 100)
+    made_of = np.where(rows.mode == 1, POOLS + np.maximum(kind, ahead) / 100, kind + both + spanned / 100)
     return np.asarray(made_of + share_hosts(rows, cluster, prompts) / 1000)
 
 
 def share_hosts(rows: ServingColumns, cluster: Cluster, prompts: Cluster | None = None) -> Array:
-    """How many pools of each plan have workers that are neither whole hosts nor an even part of one: DP 9 on hosts of four GPUs."""
+    """Count the pools of each plan whose workers are neither whole hosts nor an even part of one: DP 9 on hosts of four GPUs."""
     groups, places = (rows.tp * rows.pp * rows.dp, rows.prefill_tp * rows.prefill_dp), (cluster, prompts or cluster)
     pools = zip(groups, (place.gpus_per_host for place in places), strict=True)
     return np.asarray(sum(np.minimum(n % host, host % np.maximum(1, n)) > 0 for n, host in pools))
@@ -167,7 +167,6 @@ def complexity_of(plan: Plan, prompts: Plan | None, cluster: Cluster) -> float:
 
 
 def _worker_kinds(tp: Array, pp: Array | int, dp: Array, ep: Array, cluster: Cluster) -> Array:
-    """Return the kind of plans of one pool."""
     spread = [
         (tp > cluster.domain, TENSORS),
         (tp * dp > cluster.domain, EXPERTS),
@@ -189,7 +188,7 @@ def training_kinds(rows: TrainColumns, q: Question) -> Array:
 
 
 def simplest(complex_: Array, worth: Array, within: float) -> int:
-    """Return the first of the simplest plans whose worth the best exceeds by no more than the margin; plans are in order."""
+    """Return the first of the simplest plans within the margin of the best. Plans are in order."""
     near = np.flatnonzero(_is_near(worth, within))
     return int(near[np.argmin(complex_[near])])
 
@@ -199,7 +198,7 @@ def _is_near(worth: Array, within: float) -> Array:
 
 
 def recommended_row(q: Question, rows: ServingColumns) -> int:
-    """Return which of a search's plans to run; they are in order, first those that nothing stands against.
+    """Return the recommended plan of a search. Plans are in order, those without objections first.
 
     Workers on a cluster of their own are as many as are worth their price: of the simplest plans whose tokens/s predictions cannot
     tell apart, the one with most for it. On one cluster GPUs that no plan uses are there all the same.
@@ -214,7 +213,7 @@ def recommended_row(q: Question, rows: ServingColumns) -> int:
 
 
 def leading_count(stands: Array) -> int:
-    """Of how many plans at the head of a ranking as much stands for them as for the first."""
+    """Count the plans at the head of a ranking that stand as well as the first."""
     return int(np.sum(stands == stands[0]))
 
 

@@ -1,43 +1,169 @@
-"""Why a plan stands where it stands, and why families of plans lost: illegal, too large, too slow, or behind the winner."""
+"""Why a plan stands where it stands, why families of plans lost (illegal, too large, too slow, or behind the winner), and how full
+both pools of a plan are.
+
+A pool that is nearly full answers a small error with a long queue: requests wait longer by more than their prompts take longer.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isinf
+from typing import NamedTuple
 
 import numpy as np
 
 from commtax.arrays import Array, unique_values
 from commtax.catalog.hardware import is_catalogued
+from commtax.cost.network import disaggregated_means, flow
 from commtax.judgement.confidence import percent
+from commtax.judgement.engine_limits import sequences_to_admit
 from commtax.judgement.leading import LATE, SLOW, UNCHECKED, against, latest_first_token_s, training_leads, waits_mostly
 from commtax.judgement.margins import is_close, margin
-from commtax.planner.columns import Rejected, ServingColumns, ServingPlans, TrainPlans, objective_value, sizes_of, standing_of
-from commtax.planner.lost_ground import telling_reasons, waited_links
-from commtax.planner.money import asks_for_dollars, training_money
-from commtax.planner.pool_use import pool_words
+from commtax.ledger import Z80
+from commtax.planner.columns import (
+    Rejected,
+    ServingColumns,
+    ServingPlans,
+    TrainPlans,
+    objective_value,
+    request_s,
+    sizes_of,
+    standing_of,
+)
+from commtax.planner.money import asks_for_dollars, paid, training_money
 from commtax.planner.ranking import KINDS, TRAINED, family, kinds, leading_count, share_hosts, training_kinds
-from commtax.planner.space import Space
+from commtax.planner.space import Space, surely
 from commtax.question import Question
 from commtax.records import record_from
 from commtax.rules.legality import RULES, PlanToCheck
 from commtax.spec import Plan
 from commtax.statement import Note
 from commtax.units import DAY_S, format_duration, format_money, format_seconds, format_tokens, plural
+from commtax.verbs.billing import StepBill
+from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.disaggregation import UNCHECKED as UNCHECKED_POOLS
 from commtax.verbs.explain import verdict
 from commtax.verbs.fit_advice import lack_words
-from commtax.verbs.fitting import holds, judged_by_memory
+from commtax.verbs.fitting import holds, judged_by_memory, step_limits
 from commtax.verbs.settling import describe_layout, replan
 from commtax.words import words
 
-TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
-"""Times as readers know them."""
+TELLING = 1 / 3  # the share of a loss that a reason has to explain
+BUSIER = np.array([2, 3, 4, 6, 8, 12, 16])
+"""Times the clients of a plan: whether its throughput has peaked is seen by whether any of these loads has more …"""
+GROWS = 1.01  # … by more than next to nothing
+IT = "it "  # the subject of a reason that can follow "which"
+
+
+LossReason = tuple[float, Note]  # a cause of a plan's loss: the share of the other's figure that it loses by that alone, and why
+
+
+def telling_reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> list[Note]:
+    """Return why plan ``i`` is behind ``first``, the largest effect first. ``share`` and ``usual`` are of communication."""
+    rows, value = answer.plans, objective_value(answer.question, answer.plans)
+    loss = max(0.0, 1 - float(value[i] / value[first]))
+    losses = sorted((one for one in _reasons(answer, i, share, usual, first) if one[0] > 0), reverse=True)
+    telling = [note for effect, note in losses if effect >= TELLING * loss] or [note for _, note in losses[:1]]
+    stages = [_stage_words(answer, i)] if rows.pp[i] > rows.pp[first] else []
+    return [*stages, *telling] or [words("loss-unknown")]
+
+
+def waited_links(step: StepBill) -> list[str]:
+    """Return the links that a step waits for."""
+    return sorted({str(x.link) for x in step.items if x.kind == "comm" and float(x.exposed_s) > 0})
+
+
+def _reasons(answer: ServingPlans, i: int, share: float, usual: float, first: int) -> Iterator[LossReason]:
+    rows, q = answer.plans, answer.question
+    whole = request_s(q, rows)
+    if share > usual + 0.02:
+        links = waited_links(answer.step_of(rows, i))
+        exposed = {"share": share, "usual": usual, "links": ", ".join(links)}
+        across = q.cluster.inter.key in links
+        yield share - usual, (words("loss-links-across", it=IT, **exposed) if across else words("loss-links", **exposed))
+    if q.goal.objective != "latency":
+        yield from _fewer_clients(answer, i, first)
+    if rows.gpus[i] < rows.gpus[first] and q.goal.objective in ("throughput", "latency"):
+        idle = q.gpus_there - int(rows.gpus[i])
+        note = words("loss-idle", gpus=plural(idle, "GPU"), are="is" if idle == 1 else "are")
+        yield 1 - float(rows.gpus[i] / rows.gpus[first]), note
+    wait, usual_wait = (format_seconds(float(rows.ttft_s[j])) for j in (i, first))
+    if wait != usual_wait:
+        where = "its workers for prompts fall behind, and " if rows.mode[i] and rows.mode[first] else ""
+        effect = float((rows.ttft_s[i] - rows.ttft_s[first]) / whole[i])
+        yield effect, words("loss-first-token", where=where, wait=wait, usual=usual_wait)
+    effect = float((q.requests.output_len - 1) * (rows.tpot_s[i] - rows.tpot_s[first]) / whole[i])
+    if effect > 0 and (slower := _token_words(answer, i, first)):
+        yield effect, slower
+
+
+def _stage_words(answer: ServingPlans, i: int) -> Note:
+    rows = answer.plans
+    stages, running = int(rows.pp[i]), int(rows.running[i])
+    idle = f"{plural(stages - running, 'stage')} {'idles' if stages - running == 1 else 'idle'}"
+    cut = f" in microbatches of {running / stages:.0f}" if running >= stages else f", so {idle}"
+    return words("loss-stages", stages=str(stages), requests=plural(running, "request"), cut=cut)
+
+
+def _fewer_clients(answer: ServingPlans, i: int, first: int) -> Iterator[LossReason]:
+    """Yield that it has fewer clients (per GPU, where its price counts), and what keeps more from it."""
+    rows, goal = answer.plans, answer.question.goal
+    gpus = np.asarray(paid(goal, rows.gpus, rows.prefill_gpus)) if goal.objective != "throughput" else np.ones(len(rows))
+    each = rows.concurrency / gpus
+    if each[i] >= each[first]:
+        return
+    clients = f"{plural(int(rows.concurrency[i]), 'client')} instead of {int(rows.concurrency[first]):,}"
+    if gpus[i] != gpus[first]:
+        fewer, other = (f"{float(each[j]):{',.0f' if each[j] >= 10 else '.2g'}}" for j in (i, first))
+        clients = f"{fewer} clients {'for the price of a GPU' if goal.prefill_usd_per_gpu_hour else 'per GPU'} instead of {other}"
+    yield 1 - float(each[i] / each[first]), _client_limit(answer, i, clients)
+
+
+def _client_limit(answer: ServingPlans, i: int, few: str) -> Note:
+    """Return why plan ``i`` has no more clients: a full cache, no more requested, a limit, or no gain from more."""
+    rows, goal = answer.plans, answer.question.goal
+    if rows.kv_headroom[i] < 0.05:
+        return words("loss-cache", clients=few)
+    clients, ranks = int(rows.concurrency[i]), int(rows.replicas[i] * rows.dp[i])
+    if goal.max_concurrency is not None and clients + ranks > goal.max_concurrency:
+        return words("loss-limit-of-clients", clients=few)
+    busier = answer.simulation(rows, i, unique_values(np.r_[clients + ranks, clients * BUSIER // ranks * ranks]))
+    rate = np.asarray(busier.tokens_per_s)
+    if not np.any(rate > rows.tokens_per_s[i] * GROWS):
+        return words("loss-peak", clients=few)
+    over = {name: np.asarray(surely(busier, name)) / limit for name, limit in goal.times}
+    worst = np.max([np.ones(len(rate)), *over.values()], axis=0)
+    if not np.any(worst > 1):
+        return words("loss-tried", it=IT, clients=few)
+    first = int(np.argmax(worst > 1))
+    name = max(over, key=lambda name: float(over[name][first]))
+    return words("loss-limit", it=IT, limit=name.removesuffix("_s").upper(), clients=few)
+
+
+def _token_words(answer: ServingPlans, i: int, first: int) -> Note | None:
+    """Return why a token takes longer, whichever adds more: its step, or prompts that are computed between steps."""
+    rows = answer.plans
+    slow_step, other = (answer.step_of(rows, j) for j in (i, first))
+    slower = float(slow_step.step_s - other.step_s)
+    each, least = (format_seconds(float(rows.tpot_s[j])) for j in (i, first))
+    if each == least:
+        return None
+    takes, instead = (format_seconds(float(step.step_s)) for step in (slow_step, other))
+    if slower < float(rows.tpot_s[i] - rows.tpot_s[first]) / 2 or takes == instead:
+        between = "with prompts in between " if rows.mode[i] == 0 else ""
+        return words("loss-token", between=between, takes=each, usual=least)
+    seqs, others = (int(answer.decoding(rows.take(slice(j, j + 1)))[0] * rows.dp[j]) for j in (i, first))  # of a replica
+    if seqs == others:
+        return words("loss-step", requests=plural(seqs, "request"), takes=takes, usual=instead)
+    return words("loss-larger-step", requests=plural(seqs, "request"), takes=takes, usual=instead, others=others)
+
+
+TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}  # times as readers know them
 AMONG = {UNCHECKED: " of what is checked", LATE: " of what answers in time", SLOW: " of what answers in time"}
 """Among what a plan is the best where that stands against one that is predicted ahead."""
 
 
 def role_words(best: bool, passed_over: Sequence[str] = ()) -> str:
-    """Whether what is recommended is also the best, and among what; ``passed_over``: what stands against a plan ahead of it.
+    """Describe whether what is recommended is also the best, and among what. ``passed_over``: the objections to a plan ahead of it.
 
     >>> role_words(True), role_words(True, [UNCHECKED]), role_words(False, [LATE])
     ('Recommended and best', 'Recommended and best of what is checked', 'Recommended')
@@ -56,12 +182,12 @@ def among_words(passed_over: Sequence[str]) -> str:
 
 
 def dtype_words(q: Question, index: int) -> str:
-    """ " in fp8", where several types are compared."""
+    """Return " in fp8", where several types are compared."""
     return f" in {q.goal.dtypes[index] or 'its own type'}" if len(q.goal.dtypes) > 1 else ""
 
 
 def illegal_families(base: Question, whole: Space) -> Iterator[Rejected]:
-    """One line for each rule and tp degree that it forbids."""
+    """Yield one line for each rule and the tp degree that it forbids."""
     first = dict[tuple[int, int], int]()
     for i in np.flatnonzero(whole.codes).tolist():
         first.setdefault((int(whole.tp[i]), int(whole.codes[i])), i)
@@ -72,7 +198,7 @@ def illegal_families(base: Question, whole: Space) -> Iterator[Rejected]:
 
 
 def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
-    """Plans without room for one request, together for each tp degree, and what the largest of them lacks."""
+    """Yield plans without room for one request, grouped by tp degree, and what the largest of them lacks."""
     length = max(base.limits.max_model_len, min(base.model.max_len, int(base.requests.tokens)))
     for tp in unique_values(legal.tp[~fits]).tolist():
         these = np.flatnonzero(~fits & (legal.tp == tp))
@@ -85,7 +211,7 @@ def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator
 
 
 def _family_words(rows: Space | ServingColumns) -> str:
-    """Plans of one tp degree: the only one's layout, or how many there are and between which sizes."""
+    """Describe plans of one tp degree: the layout of the only one, or their number and the range of their sizes."""
     split = {"PP": rows.pp, "DP": rows.dp, "EP": rows.ep}
     several = len(unique_values(np.stack(list(split.values())), axis=1).T)
     if several == 1:
@@ -95,10 +221,10 @@ def _family_words(rows: Space | ServingColumns) -> str:
     return f"TP {int(rows.tp[0])} ({several} plans: {', '.join(sizes)})"
 
 
-def with_names_of_their_own(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
-    """Rows of which no two have one name, whatever they were called after.
+def with_unique_names(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
+    """Return the rows renamed so that no two share a name.
 
-    >>> [r.family for r in with_names_of_their_own([Rejected("TP 2", "a"), Rejected("TP 2", "b")])]
+    >>> [r.family for r in with_unique_names([Rejected("TP 2", "a"), Rejected("TP 2", "b")])]
     ['TP 2', 'others with TP 2']
     """
     met, named = set[str](), []
@@ -112,7 +238,7 @@ def with_names_of_their_own(rejected: Iterable[Rejected]) -> tuple[Rejected, ...
 
 
 def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterator[Rejected]:
-    """Families that fit and break a limit at every concurrency, together for each tp degree."""
+    """Yield families that fit and break a limit at every concurrency, grouped by tp degree."""
     key = family(every)
     met = np.bincount(key, weights=good) > 0
     bad = ~met[key] & (every.mode == 0)
@@ -123,7 +249,7 @@ def too_slow(answer: ServingPlans, every: ServingColumns, good: Array) -> Iterat
 
 
 def best_times(answer: ServingPlans, rows: ServingColumns) -> str:
-    """The limits that no row keeps as surely as is wanted, each by the row that comes nearest."""
+    """Describe the limits that no row keeps as surely as required, each by the row that comes nearest."""
     least = {name: int(np.argmin(getattr(rows, f"sure_{name}"))) for name, _ in answer.question.goal.times}
     broken = list[str]()
     for name in missed_times(answer.question, rows, least):
@@ -133,37 +259,38 @@ def best_times(answer: ServingPlans, rows: ServingColumns) -> str:
 
 
 def missed_times(q: Question, rows: ServingColumns, at: Mapping[str, int]) -> list[str]:
-    """Those times that are above their limits, as surely as is wanted, of a row for each."""
+    """Return the times that are above their limits, as surely as required, of a row for each."""
     return [name for name, limit in q.goal.times[::-1] if float(getattr(rows, f"sure_{name}")[at[name]]) > limit]
 
 
 def odds(answer: ServingPlans, rows: ServingColumns, i: int, name: str, when: str = "") -> str:
-    """A time with its range, and how surely it keeps its limit: ``TPOT 30 ms (80% range 27 ms to 33 ms), so it is 3% likely …``."""
-    known, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
-    value, low, high = (format_seconds(float(end)) for end in (known.value, known.low, known.high))
-    sure = f"so it is {percent(known.kept(limit))} likely to meet the limit of {format_seconds(limit)}"
+    """Describe a time, its range and how surely it keeps its limit: ``TPOT 30 ms (80% range 27 ms to 33 ms), so it is 3% likely
+    …``."""
+    estimate, limit = answer.estimate(rows, i, name), dict(answer.question.goal.times)[name]
+    value, low, high = (format_seconds(float(end)) for end in (estimate.value, estimate.low, estimate.high))
+    sure = f"so it is {percent(estimate.kept(limit))} likely to meet the limit of {format_seconds(limit)}"
     return f"{TITLES[name]} {value}{when} (80% range {low} to {high}), {sure}"
 
 
 def families_behind(answer: ServingPlans) -> Iterator[Rejected]:
-    """Degrees whose best plan meets the limits and still loses to the recommended one by a tenth or more: by how much, and why.
+    """Yield degrees whose best plan meets the limits and still loses to the recommended one by a tenth or more, and why.
 
     What is recommended for another point was not rejected.
     """
-    rows, q, own = answer.plans, answer.question, answer.recommended
+    rows, q, first = answer.plans, answer.question, answer.recommended
     if q.goal.objective == "gpus":  # more GPUs are the reason
         return
     chosen = {answer.gpu_words(point.plans, point.recommended) for point in answer.places}
-    behind = [i for i in _degrees_behind(rows, objective_value(q, rows), own) if answer.gpu_words(rows, i) not in chosen]
-    told = [own, *behind]
-    shares = dict(zip(told, answer.comm_fractions(rows.take(np.array(told))).tolist(), strict=True))
+    behind = [i for i in _degrees_behind(rows, objective_value(q, rows), first) if answer.gpu_words(rows, i) not in chosen]
+    shown = [first, *behind]
+    shares = dict(zip(shown, answer.comm_fractions(rows.take(np.array(shown))).tolist(), strict=True))
     for i in behind:
-        why = reason_behind(answer, i, shares[i], shares[own], own)
-        yield Rejected(_name(answer, i), words("behind", distance=distance_words(answer, i, own), reason=why))
+        why = words("reasons", reasons=telling_reasons(answer, i, shares[i], shares[first], first)[:2])
+        yield Rejected(_name(answer, i), words("behind", distance=distance_words(answer, i, first), reason=why))
 
 
-def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[int]:
-    """The best plan of each degree that loses to plan ``own`` by a tenth or more, each once."""
+def _degrees_behind(rows: ServingColumns, value: Array, first: int) -> Iterator[int]:
+    """Yield, once each, the best plan of each degree that loses to plan ``first`` by a tenth or more."""
     named = set[int]()
     for axis in ("tp", "pp", "ep"):
         for size in unique_values(getattr(rows, axis)).tolist():
@@ -171,19 +298,19 @@ def _degrees_behind(rows: ServingColumns, value: Array, own: int) -> Iterator[in
             if not len(same) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
                 continue
             i = int(same[0])
-            if value[i] <= 0.9 * value[own] and i not in named:
+            if value[i] <= 0.9 * value[first] and i not in named:
                 named.add(i)
                 yield i
 
 
-def distance_words(answer: ServingPlans, i: int, own: int = 0, beside: str = "") -> str:
-    """Return how far plan ``i`` is behind plan ``own`` in the objective's measure; a unit that stands ``beside`` it is left out."""
+def distance_words(answer: ServingPlans, i: int, first: int = 0, beside: str = "") -> str:
+    """Describe how far plan ``i`` is behind plan ``first`` in the objective's measure, without a unit that stands ``beside`` it."""
     goal, value = answer.question.goal, objective_value(answer.question, answer.plans)
     if goal.objective == "latency":
-        return f"requests take {float(value[own] / value[i]) - 1:.0%} longer"
+        return f"requests take {float(value[first] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
-        return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[own])}"
-    share = 1 - float(value[i] / value[own])
+        return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')} instead of {int(answer.plans.gpus[first])}"
+    share = 1 - float(value[i] / value[first])
     unit = _unit(answer) if _unit(answer) != beside else ""
     return " ".join(filter(None, (f"{abs(share):.0%}", "fewer" if share >= 0 else "more", unit)))
 
@@ -194,21 +321,18 @@ def _unit(answer: ServingPlans) -> str:
     return each if goal.objective == "cost" else "tokens/s"
 
 
-def reason_behind(answer: ServingPlans, i: int, share: float, usual: float, first: int = 0) -> Note:
-    """Return the two largest losses of plan ``i`` beside another; ``share`` and ``usual`` are of communication, of both."""
-    return words("reasons", reasons=telling_reasons(answer, i, share, usual, first)[:2])
-
-
 def explain(answer: ServingPlans, i: int) -> list[str]:
-    """What plan ``i`` delivers, how it compares with others (the recommended one with those beside it), and what its steps take."""
+    """Describe what plan ``i`` delivers, how it compares with others (the recommended one with its rivals), and its steps."""
     rows = answer.plans
-    said = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
+    lines = [answer.gpu_words(rows, i) + dtype_words(answer.question, int(rows.dtype[i])), delivers(answer, i)]
     if i == answer.recommended:
-        said += [*filter(None, [against_words(answer.question, rows, i)]), *compare_recommended(answer)]
+        lines += [*filter(None, [against_words(answer.question, rows, i)]), *compare_recommended(answer)]
     elif i:
-        said.append(words("behind-best", distance=distance_words(answer, i), reason=_reason_beside(answer, i, 0)))
-    said.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
-    return [*said, *pool_words(answer, rows, i), *_waits(answer, i)]
+        lines.append(words("behind-best", distance=distance_words(answer, i), reason=_reason_beside(answer, i, 0)))
+    lines.append(f"{_token(answer, rows, i)}; {float(rows.kv_headroom[i]):.0%} of the KV cache stays free")
+    wait_s = float(rows.ttft_s[i])
+    waits = [words("first-token-wait", wait_s=wait_s)] if waits_mostly(answer.question, wait_s, float(rows.tpot_s[i])) else []
+    return [*lines, *pool_words(answer, rows, i), *waits]
 
 
 def delivers(answer: ServingPlans, i: int) -> Note:
@@ -225,41 +349,33 @@ def delivers(answer: ServingPlans, i: int) -> Note:
 
 
 def _dollars(answer: ServingPlans, i: int) -> str:
-    """What a million tokens cost, for those who ask."""
     if not asks_for_dollars(answer.question):
         return ""
     counted = "output tokens" if answer.question.goal.cost_of == "output" else "tokens, input and output"
     return f", {format_money(float(answer.usd_per_million_tokens(answer.plans)[i]))} per million {counted}"
 
 
-def _waits(answer: ServingPlans, i: int) -> Iterator[Note]:
-    """Yield that requests wait for their first tokens longer than they take to answer, and no limit forbids it."""
-    rows, q = answer.plans, answer.question
-    if waits_mostly(q, float(rows.ttft_s[i]), float(rows.tpot_s[i])):
-        yield words("first-token-wait", wait_s=float(rows.ttft_s[i]))
-
-
 def compare_recommended(answer: ServingPlans) -> Iterator[Note]:
-    """Compare the recommended plan with the best and the runner-up, the next, and the best of those that are simpler, at the same
-    load or limit."""
-    q, rows, own = answer.question, answer.plans, answer.recommended
+    """Compare the recommended plan with the best and the runner-up, the next, and the best simpler one, at the same load or
+    limit."""
+    q, rows, first = answer.question, answer.plans, answer.recommended
     kind, shared = kinds(rows, q.cluster), share_hosts(rows, q.cluster, q.requests.prefill_cluster)
-    unlike = [_differ_in_pools(answer, i, own) for i in range(min(own, 2))]
+    unlike = [_differ_in_pools(answer, i, first) for i in range(min(first, 2))]
     for i, pools in enumerate(unlike):
         role = "the runner-up" if i else f"the best{among_words(against_codes(q, answer.passed_over))}"
-        hosts = " (workers that share hosts)" if shared[i] > shared[own] else ""
-        lead = f"{role} is {_name(answer, i)}{_other_kind(kind, i, own) or hosts}: {''.join(_lead_words(answer, i, own))}"
-        fewer = int(rows.gpus[i] - rows.gpus[own]) if q.goal.objective != "gpus" else 0
+        hosts = " (workers that share hosts)" if shared[i] > shared[first] else ""
+        lead = f"{role} is {_name(answer, i)}{_other_kind(kind, i, first) or hosts}: {''.join(_lead_words(answer, i, first))}"
+        fewer = int(rows.gpus[i] - rows.gpus[first]) if q.goal.objective != "gpus" else 0
         dearer = f" for {plural(fewer, 'GPU')} more" if fewer > 0 else ""
         doubt = "likewise" if i and margin(q, pools) == margin(q, unlike[0]) else doubt_words(q, pools)
         yield words("doubted", lead=f"{lead}{dearer}", doubt=doubt)
-    yield from passed_over_words(answer, answer.passed_over, rows.take(slice(own, own + 1)))
-    for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, own):
-        role = _next_role(own, i, f"best simpler plan{_other_kind(kind, i, own)}" * simpler)
+    yield from passed_over_words(answer, answer.passed_over, rows.take(slice(first, first + 1)))
+    for i, simpler in _next_plans(range(leading_count(standing_of(q, rows))), kind, first):
+        role = _next_role(first, i, f"best simpler plan{_other_kind(kind, i, first)}" * simpler)
         than = "than with" if q.goal.objective == "latency" else "than"
-        gain, longer = _lead_words(answer, own, i)
+        gain, longer = _lead_words(answer, first, i)
         lead = f"{gain} {than} {role}, {_name(answer, i)}{longer}"
-        yield _led_by(lead, _reason_beside(answer, i, own) if q.goal.objective != "gpus" else None)
+        yield _led_by(lead, _reason_beside(answer, i, first) if q.goal.objective != "gpus" else None)
 
 
 def _led_by(lead: str, why: Note | None) -> Note:
@@ -272,16 +388,16 @@ def _led_by(lead: str, why: Note | None) -> Note:
 
 
 def doubt_words(q: Question, pools: bool = False) -> Note:
-    """Return why the best plan is not the recommended one; ``pools``: one of both has two pools."""
+    """Return why the best plan is not the recommended one. ``pools``: just one of the two has two pools."""
     within = margin(q, pools)
-    return (
-        words("but-against", against=against_note(UNCHECKED)) if isinf(within) else words("within-margin", margin=percent(within))
-    )
+    if isinf(within):
+        return words("but-against", against=against_note(UNCHECKED))
+    return words("within-margin", margin=percent(within))
 
 
-def passed_over_words(answer: ServingPlans, beaten: ServingColumns, own: ServingColumns) -> Iterator[Note]:
+def passed_over_words(answer: ServingPlans, beaten: ServingColumns, recommended: ServingColumns) -> Iterator[Note]:
     """Yield the plan that would be the best beside the recommended one, with its times, and what stands against it."""
-    q, rows = answer.question, ServingColumns.joined([beaten, own])
+    q, rows = answer.question, ServingColumns.joined([beaten, recommended])
     ahead, behind = objective_value(q, rows) if len(beaten) else (1.0, 1.0)
     if is_close(q, float(ahead / behind)):
         return
@@ -296,39 +412,39 @@ def against_words(q: Question, beaten: ServingColumns, i: int = 0) -> Note:
 
 
 def against_codes(q: Question, beaten: ServingColumns, i: int = 0) -> list[str]:
-    """The same as codes, of one of the plans; nothing where there is none."""
+    """Return the codes of the objections to one of some plans, if there are any plans."""
     return against(q, float(beaten.mode[i]), float(beaten.ttft_s[i]), latest_first_token_s(q)) if len(beaten) else []
 
 
-def _next_plans(places: Iterable[int], kind: Array, own: int) -> list[tuple[int, bool]]:
-    """The next plan behind one, and the next that is of a simpler kind, with whether it is."""
-    behind = [(i, bool(kind[i] < kind[own])) for i in places if i > own]
+def _next_plans(places: Iterable[int], kind: Array, first: int) -> list[tuple[int, bool]]:
+    """Return the next plan behind one, and the next of a simpler kind, each with whether it is simpler."""
+    behind = [(i, bool(kind[i] < kind[first])) for i in places if i > first]
     return list(dict.fromkeys([*behind[:1], *[one for one in behind if one[1]][:1]]))
 
 
-def _next_role(own: int, i: int, simpler: str, otherwise: str = "") -> str:
-    """What the plan at place ``i`` is called: the next one by its place, another one by its kind."""
-    place = "runner-up" if i == 1 else "next plan" if i == own + 1 else otherwise
+def _next_role(first: int, i: int, simpler: str, otherwise: str = "") -> str:
+    """Name the role of the plan at place ``i``: the next one by its place, another one by its kind."""
+    place = "runner-up" if i == 1 else "next plan" if i == first + 1 else otherwise
     return f"the {' and '.join(filter(None, (place, simpler)))}"
 
 
-def _other_kind(kind: Array, i: int, own: int) -> str:
-    """The kind of plan ``i`` in brackets, where it is not the recommended one's."""
-    return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[own] else ""
+def _other_kind(kind: Array, i: int, first: int) -> str:
+    """Return the kind of plan ``i`` in brackets, where the recommended one's differs."""
+    return f" ({KINDS[int(kind[i])]})" if kind[i] != kind[first] else ""
 
 
-def _reason_beside(answer: ServingPlans, i: int, own: int) -> Note:
+def _reason_beside(answer: ServingPlans, i: int, first: int) -> Note:
     """Return the largest loss of plan ``i`` beside the recommended one, where the order is certain."""
     q, value = answer.question, objective_value(answer.question, answer.plans)
-    if q.goal.objective != "gpus" and is_close(q, float(value[own] / value[i]), _differ_in_pools(answer, i, own)):
+    if q.goal.objective != "gpus" and is_close(q, float(value[first] / value[i]), _differ_in_pools(answer, i, first)):
         return words("too-close")
-    share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, own))
-    return telling_reasons(answer, i, share, usual, own)[0]
+    share, usual = (float(answer.step_of(answer.plans, j).comm_fraction) for j in (i, first))
+    return telling_reasons(answer, i, share, usual, first)[0]
 
 
 def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
-    """How far plan ``i`` is ahead of plan ``j`` in the objective's own measure, each at its best; and with the same clients,
-    where no limit says how many and that is another figure. And in brackets the times that are longer for it."""
+    """Describe how far plan ``i`` is ahead of plan ``j`` in the objective's measure, each at its best, and with the same clients
+    where no limit sets them and the figure differs. Add the times that are longer for it, in brackets."""
     q, rows = answer.question, answer.plans
     value = objective_value(q, rows)
     if q.goal.objective == "gpus":
@@ -349,7 +465,7 @@ def _lead_words(answer: ServingPlans, i: int, j: int) -> tuple[str, str]:
 
 
 def longer_times(rows: ServingColumns, i: int, j: int) -> str:
-    """The times that plan ``i`` has longer than plan ``j``, at another number of clients, in brackets: before and after."""
+    """Return the times that plan ``i`` has longer than plan ``j`` at another number of clients, in brackets: before and after."""
     grown = grown_times(rows, i, j)
     return f" ({', '.join(grown)})" if grown else ""
 
@@ -364,7 +480,7 @@ def grown_times(rows: ServingColumns, i: int, j: int) -> list[str]:
 
 
 def more_words(ratio: float) -> str:
-    """How much more one is than another, or that there is next to nothing in it.
+    """Describe how much more one is than another.
 
     >>> more_words(1.06), more_words(0.9), more_words(1.001)
     ('6% more', '10% fewer', 'less than 1% more')
@@ -375,7 +491,7 @@ def more_words(ratio: float) -> str:
 
 
 def _token(answer: ServingPlans, rows: ServingColumns, i: int) -> str:
-    """What a decode step takes, and what other requests' prompts, and stages that wait for a fuller batch, add to it."""
+    """Describe what a decode step takes, and what other requests' prompts, and stages that wait for a fuller batch, add to it."""
     step = answer.step_of(rows, i)
     links = waited_links(step)
     share = (
@@ -398,28 +514,28 @@ def _name(answer: ServingPlans, i: int) -> str:
 
 
 def explain_training(answer: TrainPlans, i: int) -> list[str]:
-    """What binds plan ``i``, and how far it is behind the best, or ahead of the next."""
+    """Describe what binds plan ``i``, and how far it is behind the best, or ahead of the next."""
     rows, b = answer.plans, answer.step_of(answer.plans, i)
-    said = [answer.whole_words(rows, i), verdict(b, [])]
+    lines = [answer.whole_words(rows, i), verdict(b, [])]
     behind = float(rows.step_s[i] / rows.step_s[0]) - 1
     if i == answer.recommended:
-        return said + list(_compared_training(answer))
-    return said + ([f"{behind:.1%} slower than the best"] if i else [])
+        return lines + list(_compared_training(answer))
+    return lines + ([f"{behind:.1%} slower than the best"] if i else [])
 
 
 def _compared_training(answer: TrainPlans) -> Iterator[str]:
-    """The recommended plan beside the best, the next split of the GPUs, and the best of those that are simpler."""
-    q, rows, own = answer.question, answer.plans, answer.recommended
+    """Compare the recommended plan with the best, the next split of the GPUs, and the best of those that are simpler."""
+    q, rows, first = answer.question, answer.plans, answer.recommended
     kind = training_kinds(rows, q)
-    if own:
-        best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, own)}"
+    if first:
+        best = f"the best is {_training_name(answer, 0)}: {_faster_words(answer, 0, first)}"
         yield words("doubted", lead=best, doubt=doubt_words(q))
     rivals, splits = np.flatnonzero(training_leads(q, rows.gpus, rows.step_s)), answer.splits().tolist()
-    for i, simpler in _next_plans(np.intersect1d(splits, rivals).tolist(), kind, own):
+    for i, simpler in _next_plans(np.intersect1d(splits, rivals).tolist(), kind, first):
         named = f"best simpler plan ({TRAINED[int(kind[i]) % len(TRAINED)]})" * simpler
-        role = _next_role(splits.index(own), splits.index(i), named, "" if simpler else "next plan on all GPUs")
-        doubt = "; too close to call, measure both" if is_close(q, float(rows.step_s[i] / rows.step_s[own])) else ""
-        yield f"{_faster_words(answer, own, i)} than {role}, {_training_name(answer, i)}{doubt}"
+        role = _next_role(splits.index(first), splits.index(i), named, "" if simpler else "next plan on all GPUs")
+        doubt = "; too close to call, measure both" if is_close(q, float(rows.step_s[i] / rows.step_s[first])) else ""
+        yield f"{_faster_words(answer, first, i)} than {role}, {_training_name(answer, i)}{doubt}"
 
 
 def _training_name(answer: TrainPlans, i: int) -> str:
@@ -428,9 +544,70 @@ def _training_name(answer: TrainPlans, i: int) -> str:
 
 
 def _faster_words(answer: TrainPlans, i: int, j: int) -> str:
-    """By how much plan ``i`` is faster than plan ``j``, and what that saves of the run."""
+    """Describe by how much plan ``i`` is faster than plan ``j``, and what that saves of the run."""
     rows, q = answer.plans, answer.question
     ours, theirs = (training_money(q, int(rows.gpus[k]), answer.tokens_per_s(rows, k)) for k in (i, j))
     usd = f" and {format_money(theirs.usd - ours.usd)}" if ours.usd is not None and theirs.usd is not None else ""
     saved = f"{format_duration((theirs.days - ours.days) * DAY_S)}{usd} less for {format_tokens(q.goal.train_tokens)} tokens"
     return f"{float(rows.step_s[j] / rows.step_s[i]) - 1:.1%} more tokens/s ({saved})"
+
+
+FULL = 0.995
+
+
+class PoolUse(NamedTuple):
+    """Load of each pool, as a share of its limit, and the effect of prompts at the long end of their 80 % range."""
+
+    prompts: float
+    decoding: float
+    slower: float  # a prompt's step there, over what is predicted …
+    later: float  # … and TTFT then, over what is predicted
+
+    @property
+    def queues(self) -> bool:
+        """Whether an error of the fuller pool's steps, within their range, becomes a longer wait."""
+        return self.later > self.slower if self.prompts >= self.decoding else self.decoding * self.slower >= 1
+
+
+def admitted_sequences(searched: ServingPlans, rows: ServingColumns, i: int) -> int:
+    """Return the sequences that each rank of row ``i`` may run at once, as requested if so, or 0 for the engine's own limit. More
+    sequences lengthen TPOT, so they are limited where a full rank would break its limit."""
+    put = searched.put(rows, i)
+    if put.limits.max_num_seqs:
+        return put.limits.max_num_seqs
+    ranks, most = int(rows.replicas[i] * rows.dp[i]), step_limits(put)[1]
+    crowd = searched.simulation(rows, i, clients=most * ranks)
+    crowded = bool(surely(crowd, "tpot_s") > searched.question.goal.tpot_s)
+    return sequences_to_admit(int(rows.concurrency[i]), ranks, most, crowded, put.engine.sends.graph_sizes)
+
+
+def pool_use(loop: ClosedLoop) -> PoolUse:
+    """Return how full both pools are at a load."""
+    assert loop.apart
+    net, passed = loop.apart.net, loop.apart.passed
+    assert net
+    assert passed
+    slower, prompting = np.exp(Z80 * loop.bills[1].sigma), net.prompting
+    late = replace(net, prompting=replace(prompting, one_s=slower * prompting.one_s, more_s=slower * prompting.more_s))
+    later = disaggregated_means(late, flow(late), loop.question.engine).ttft_s / loop.served.ttft_s
+    shares = (passed.per_s / most for most in (prompting.most_per_s(np.inf), net.limits[2]))
+    return PoolUse(*map(float, (*shares, slower, later)))
+
+
+def pool_words(answer: ServingPlans, rows: ServingColumns, i: int) -> Iterator[Note]:
+    """Yield which pool of row ``i`` fills up first, where it is so full that requests queue."""
+    if not rows.mode[i]:
+        return
+    admitted = admitted_sequences(answer, rows, i)
+    use = pool_use(replace(answer, question=answer.question.but(max_num_seqs=admitted)).simulation(rows, i))
+    if not use.queues:
+        return
+    ahead = use.prompts >= use.decoding
+    most, least = max(use.prompts, use.decoding), min(use.prompts, use.decoding)
+    pool, other = ("prompt", "decode") if ahead else ("decode", "prompt")
+    fills = "is full and limits the rate (" if most >= FULL else f"fills up first ({most:.0%} used; "
+    limit = words("pool-limit", admitted=admitted) if admitted else ""
+    ttft_s, late_s = float(rows.ttft_s[i]), use.later * float(rows.ttft_s[i])
+    beyond = ", over the limit" if ttft_s <= answer.question.goal.ttft_s < late_s else ""
+    late = f"; if prompts took {use.slower - 1:.0%} longer, within their 80% range, TTFT would be {format_seconds(late_s)}{beyond}"
+    yield words("pool-fills", pool=pool, fills=fills, other=other, least=least, limit=limit, late=late if ahead else "")

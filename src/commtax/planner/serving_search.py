@@ -14,21 +14,9 @@ from commtax import counting
 from commtax.arrays import Array, unique_values
 from commtax.judgement.leading import bearable_ttft_s, depends_on_who_waits, latest_first_token_s, standing
 from commtax.judgement.margins import margin
-from commtax.planner import columns, money, reasons
+from commtax.planner import columns, money, ranking, reasons
 from commtax.planner.columns import NO_SERVING, OperatingPoint, Rejected, ServingColumns, ServingPlans
 from commtax.planner.exchanges import ExpertExchange, exchanges, refuse_unused
-from commtax.planner.ranking import (
-    best_first,
-    best_rows,
-    effort,
-    family,
-    front_of,
-    leading_count,
-    least_gains,
-    passed_over_plan,
-    recommended_row,
-    simplest_served,
-)
 from commtax.planner.space import Roomy, Space, figures, most_each, sizes, space
 from commtax.planner.splits import split, why_none
 from commtax.question import INPUT_LEN, MAX_CONCURRENCY, OUTPUT_LEN, Question
@@ -61,7 +49,7 @@ DIP = 1.05  # a request may take up to this much less time when one more joins: 
 
 
 def usual_lengths(workload: str) -> tuple[int, int]:
-    """Input and output tokens of a workload by its name; without one, those of requests that nobody has described."""
+    """Return the input and output tokens of a workload, or the default lengths without one."""
     if workload and workload not in WORKLOADS:
         raise Refusal.of(f"one of {', '.join(WORKLOADS)}", tuple(WORKLOADS), workload=workload)
     return WORKLOADS.get(workload, (INPUT_LEN, OUTPUT_LEN))
@@ -70,7 +58,7 @@ def usual_lengths(workload: str) -> tuple[int, int]:
 def search_serving(put: Question) -> ServingPlans:
     """Return the plans of a question, best first, and which of them to run."""
     q = grounded(put)
-    return rank_found(q, search_ways(q))
+    return rank_priced(q, search_ways(q))
 
 
 def grounded(put: Question) -> Question:
@@ -94,49 +82,51 @@ def grounded(put: Question) -> Question:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPlans:
+class PricedPlans:
     """All plans and loads that were priced, those that are none and why, and how many were looked at."""
 
     points: ServingColumns
     lost: tuple[Rejected, ...]
     count: int
 
-    def beside(self, more: FoundPlans) -> FoundPlans:
-        return FoundPlans(ServingColumns.joined([self.points, more.points]), (*self.lost, *more.lost), self.count + more.count)
+    def beside(self, more: PricedPlans) -> PricedPlans:
+        return PricedPlans(ServingColumns.joined([self.points, more.points]), (*self.lost, *more.lost), self.count + more.count)
 
 
-def search_ways(q: Question, first: int = 0, known: ServingColumns = NO_SERVING) -> FoundPlans:
-    """Plans of all types of weights, in all ways that are tried or in those from the ``first`` on, beside what is ``known``."""
+def search_ways(q: Question, first: int = 0, earlier: ServingColumns = NO_SERVING) -> PricedPlans:
+    """Search plans of all types of weights, over all exchanges or those from the ``first`` on, beside what is ``earlier``."""
     types = counting.counted(range(len(q.goal.dtypes)))
-    points, lost, counts = zip(*(_points(q, index, first, known) for index in types), strict=True)
-    return FoundPlans(ServingColumns.joined(list(points)), tuple(chain(*lost)), sum(counts))
+    points, lost, counts = zip(*(_points(q, index, first, earlier) for index in types), strict=True)
+    return PricedPlans(ServingColumns.joined(list(points)), tuple(chain(*lost)), sum(counts))
 
 
-def rank_found(q: Question, found: FoundPlans) -> ServingPlans:
+def rank_priced(q: Question, priced: PricedPlans) -> ServingPlans:
     """Found plans, best first, with which to run, where, and why the others lost."""
-    answer = ServingPlans(q, found.count, plain=_without_techniques(q, found), rejected=tuple(dict.fromkeys(found.lost)))
+    answer = ServingPlans(q, priced.count, plain=_without_techniques(q, priced), rejected=tuple(dict.fromkeys(priced.lost)))
     if q.techniques != NO_TECHNIQUES or q.plan.dcp > 1:
-        every = found.points  # of each kind the first is looked at, narrow ones first
+        every = priced.points  # of each kind the first is looked at, narrow ones first
         kinds = np.stack([every.ep, every.tp, every.dp, every.mode, every.exchange, every.prefill_tp, every.prefill_dp], axis=1)
         first = np.unique(kinds, axis=0, return_index=True)[1].tolist() if len(every) else list[int]()
         refuse_unused(q, [answer.workers_of(every, i) for i in first])
-    q, met = answer.question, columns.worst_limit_ratio(answer.question, found.points) <= 1
-    good = found.points.take(np.flatnonzero(met))
-    plans, near = best_first(q, found.points)
-    slow = reasons.too_slow(answer, found.points, met) if len(found.points) else ()
-    lost = reasons.with_names_of_their_own([*answer.rejected, *slow])
-    passed_over = passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
-    answer = replace(answer, plans=plans, near=near, front=good.take(front_of(good)), passed_over=passed_over, rejected=lost)
+    q, met = answer.question, columns.worst_limit_ratio(answer.question, priced.points) <= 1
+    good = priced.points.take(np.flatnonzero(met))
+    plans, near = ranking.best_first(q, priced.points)
+    slow = reasons.too_slow(answer, priced.points, met) if len(priced.points) else ()
+    lost = reasons.with_unique_names([*answer.rejected, *slow])
+    passed_over = ranking.passed_over_plan(q, columns.order(q, good), good) if len(plans) else NO_SERVING
+    answer = replace(
+        answer, plans=plans, near=near, front=good.take(ranking.front_of(good)), passed_over=passed_over, rejected=lost
+    )
     if not len(plans):
         return answer
-    first = recommended_row(q, plans)
-    answer = replace(answer, recommended=first, places=tuple(_places(q, found.points)) if depends_on_who_waits(q) else ())
-    return replace(answer, rejected=reasons.with_names_of_their_own([*answer.rejected, *reasons.families_behind(answer)]))
+    first = ranking.recommended_row(q, plans)
+    answer = replace(answer, recommended=first, places=tuple(_places(q, priced.points)) if depends_on_who_waits(q) else ())
+    return replace(answer, rejected=reasons.with_unique_names([*answer.rejected, *reasons.families_behind(answer)]))
 
 
-def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple[ServingColumns, list[Rejected], int]:
-    """Every (plan, concurrency) that fits, priced; families that are illegal or do not fit."""
-    found, lost, count = list[Roomy](), list[Rejected](), 0
+def _points(q: Question, index: int, first: int, earlier: ServingColumns) -> tuple[ServingColumns, list[Rejected], int]:
+    """Price every (plan, concurrency) that fits, and list families that are illegal or do not fit."""
+    pools, lost, count = list[Roomy](), list[Rejected](), 0
     for by, exchange in list(enumerate(exchanges(q)))[first:]:
         try:
             base, roomy, reasons_, several = having_room(q, index, exchange, _layouts_of(q, by % first) if first else None)
@@ -148,45 +138,46 @@ def _points(q: Question, index: int, first: int, known: ServingColumns) -> tuple
             roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
         lost, count = lost + reasons_, count + several
         if len(roomy):
-            found.append(Roomy(base, roomy, index, by))
+            pools.append(Roomy(base, roomy, index, by))
     if q.requests.prefill_cluster and not first:
         ahead = having_room(where_prompts_run(q), index, exchanges(q)[0])[2]
         both = [r for r in dict.fromkeys([*lost, *ahead]) if r.rule or (r in lost and r in ahead)]
-        own = ((r, work) for rows, work in ((lost, "for decoding"), (ahead, "for prompts")) for r in rows if r not in both)
-        lost = [*both, *(replace(r, family=f"{r.family} {work}") for r, work in own)]
+        named = ((r, work) for rows, work in ((lost, "for decoding"), (ahead, "for prompts")) for r in rows if r not in both)
+        lost = [*both, *(replace(r, family=f"{r.family} {work}") for r, work in named)]
     ways = exchanges(q)
-    alike = [] if q.requests.prefill_cluster else [one for one in found if ways[one.exchange].shared]  # GPUs of one kind
-    apart = [one for one in found if ways[one.exchange].apart]
+    alike = [] if q.requests.prefill_cluster else [one for one in pools if ways[one.exchange].shared]  # GPUs of one kind
+    apart = [one for one in pools if ways[one.exchange].apart]
     if first:
         alike, apart = (_among_layouts(q, kind, mode, first) for mode, kind in enumerate((alike, apart)))
     with counting.part(0.0, 0.5):
-        shared = list(search_beside(alike, known, np.exp(-least_gains(q))) if len(known) else map(search, counting.counted(alike)))
+        counted = np.exp(-ranking.least_gains(q))
+        shared = list(search_beside(alike, earlier, counted) if len(earlier) else map(search, counting.counted(alike)))
     with counting.part(0.5, 1.0):
         points = ServingColumns.joined([*shared, split(apart)])
-    if found and q.requests.disaggregated and not first and not np.any(points.mode == 1):
-        lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(found[0].question, found[0].plans)))
+    if pools and q.requests.disaggregated and not first and not np.any(points.mode == 1):
+        lost.append(Rejected(APART + reasons.dtype_words(q, index), why_none(pools[0].question, pools[0].plans)))
     return points, lost, count
 
 
 def _layouts_of(q: Question, exchange: int, *modes: int) -> list[tuple[int, ...]]:
     """Return the (tp, pp, dp, ep) that techniques are tried on, of one way to reach experts, and of these modes or any."""
-    return [tuple(own) for by, mode, *own in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
+    return [tuple(sizes) for by, mode, *sizes in q.goal.technique_layouts if by == exchange and (not modes or mode in modes)]
 
 
-def _among_layouts(q: Question, found: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
+def _among_layouts(q: Question, pools: Sequence[Roomy], mode: int, first: int) -> list[Roomy]:
     """Return, of each way, the plans that techniques are tried on in a mode, where there are any."""
-    taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in found)
+    taken = (replace(x, plans=x.plans.take(x.plans.among(_layouts_of(q, x.exchange % first, mode)))) for x in pools)
     return [one for one in taken if len(one.plans)]
 
 
 def having_room(
     q: Question, index: int, exchange: ExpertExchange, layouts: Sequence[tuple[int, ...]] | None = None
 ) -> tuple[Question, Space, list[Rejected], int]:
-    """The question in a type, plans that hold a request of it, families that are illegal or do not fit, how many were looked at.
+    """Return the question in a type, plans with room for a request, rejected families, and the number of points.
 
     ``layouts``: of these (tp, pp, dp, ep) alone.
     """
-    put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.asked)
+    put = q.but(weights_dtype=q.goal.dtypes[index], **exchange.changes)
     base = replace(columns.ground(put), what_if=put.what_if)
     whole = space(base, exchange)
     if layouts is not None:
@@ -204,44 +195,43 @@ def having_room(
 
 
 def search(of: Roomy) -> ServingColumns:
-    """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best."""
+    """Price every concurrency that can matter: a coarse grid of all plans, then all loads in intervals that may hold a good one."""
     grid = LoadGrid.of_plans(of, COARSE)
-    return ServingColumns.joined([grid.points, *grid.between(grid.own_bars())])
+    return ServingColumns.joined([grid.points, *grid.between(grid.bars())])
 
 
-def search_beside(found: Sequence[Roomy], known: ServingColumns, counted: Array) -> Iterator[ServingColumns]:
-    """The same of ways beside others that were searched: a load matters where it may beat what its own plan is known to reach.
+def search_beside(pools: Sequence[Roomy], earlier: ServingColumns, counted: Array) -> Iterator[ServingColumns]:
+    """Search other exchanges beside known plans. A load matters where it may beat the best known of its plan.
 
     ``counted``: the share of a score that counts beside others, of each way.
     """
-    grids = [LoadGrid.of_plans(of, FINE, float(counted[of.exchange])) for of in found]
-    best = list(_known_bests(found[0].question, known)) if found else []
+    grids = [LoadGrid.of_plans(of, FINE, float(counted[of.exchange])) for of in pools]
+    best = list(_best_scores(pools[0].question, earlier)) if pools else []
     for grid in grids:
         grid.raise_bests(best, grid.rows, grid.points)
-    inner = dict[int, list[ServingColumns]]()
-    for i in sorted(range(len(grids)), key=lambda i: -grids[i].highest):  # the best first: it leaves little to the others
-        inner[i] = list(grids[i].between(grids[i].bars_beside(best), best))
+    ranked = sorted(range(len(grids)), key=lambda i: -grids[i].highest)  # the best first: it leaves little to the others
+    inner = {i: list(grids[i].between(grids[i].bars_beside(best), best)) for i in ranked}
     for i, grid in enumerate(grids):
         yield from (grid.points, *inner[i])
 
 
 @dataclass(frozen=True, slots=True)
-class KnownBests:
+class BestScores:
     """What a score is known to reach: of each plan (type of weights, sizes), and what others must reach to be told of."""
 
     by_plan: dict[tuple[int, ...], float]
     least: float
 
 
-def _known_bests(q: Question, known: ServingColumns) -> Iterator[KnownBests]:
-    """Of all that is known, by each of the scores."""
-    met, families = columns.worst_limit_ratio(q, known) <= 1, family(known)
-    first = known.take(np.unique(families, return_index=True)[1])
+def _best_scores(q: Question, priced: ServingColumns) -> Iterator[BestScores]:
+    """Yield the best of each known plan, by each of the scores."""
+    met, families = columns.worst_limit_ratio(q, priced) <= 1, ranking.family(priced)
+    first = priced.take(np.unique(families, return_index=True)[1])
     shared = np.flatnonzero(first.mode == 0)
     keys = list(zip(*(getattr(first, name)[shared].astype(int).tolist() for name in ("dtype", *SERVING_AXES)), strict=True))
-    for score, _, listed in _scores(q, known, np.ones(len(known))):
+    for score, _, listed in _scores(q, priced, np.ones(len(priced))):
         best = _best_each(families, np.where(met, score, -np.inf), len(first))
-        yield KnownBests(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q)))
+        yield BestScores(dict(zip(keys, best[shared].tolist(), strict=True)), _least(best, listed, power_margin(q)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +252,12 @@ class LoadGrid:
 
     @classmethod
     def of_plans(cls, of: Roomy, fineness: int, counted: float = 1.0) -> LoadGrid:
-        rows, load, last = grid_of(of.held, fineness)
+        rows, load, last = grid_of(of.most_clients, fineness)
         return cls(of, rows, load, last, of.at(rows, load), counted)
 
     @property
     def highest(self) -> float:
-        """Return the best that any of its plans reaches by the first score."""
+        """The best that any of its plans reaches by the first score."""
         score = next(_scores(self.of.question, self.points, np.ones(len(self.points))))[0]
         met = columns.worst_limit_ratio(self.of.question, self.points) <= 1
         return float(np.max(score, where=met, initial=-np.inf)) * self.counted
@@ -277,18 +267,18 @@ class LoadGrid:
         sized = (getattr(self.of.plans, axis).astype(int).tolist() for axis in SERVING_AXES)
         return [(self.of.dtype, *one) for one in zip(*sized, strict=True)]
 
-    def own_bars(self) -> list[float]:
-        """By each score, what the plans of this way themselves must reach to be listed, or to be within the margin of the best."""
+    def bars(self) -> list[float]:
+        """Return, by each score, what plans of this exchange must reach to be listed, or to be within the margin of the best."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, self.points) <= 1
         scored = ((np.where(met, score, -np.inf), listed) for score, _, listed in _scores(q, self.points, self.load))
         return [_least(_best_each(self.rows, score, len(self.of.plans)), listed, power_margin(q)) for score, listed in scored]
 
-    def bars_beside(self, best: Sequence[KnownBests]) -> list[Array]:
-        """… what each plan must reach to beat what is known of it, and to be told of."""
-        known = ([one.by_plan.get(key, -np.inf) / self.counted for key in self._keys] for one in best)
-        return [np.maximum(one.least, values)[self.rows] for one, values in zip(best, known, strict=True)]
+    def bars_beside(self, best: Sequence[BestScores]) -> list[Array]:
+        """Return what each plan must reach to beat its known best, and to be listed."""
+        reached = ([one.by_plan.get(key, -np.inf) / self.counted for key in self._keys] for one in best)
+        return [np.maximum(one.least, values)[self.rows] for one, values in zip(best, reached, strict=True)]
 
-    def raise_bests(self, best: Sequence[KnownBests], rows: Array, points: ServingColumns) -> None:
+    def raise_bests(self, best: Sequence[BestScores], rows: Array, points: ServingColumns) -> None:
         """Note what some points of these plans reach."""
         q, met = self.of.question, columns.worst_limit_ratio(self.of.question, points) <= 1
         for one, (score, _, _) in zip(best, _scores(q, points, np.ones(len(points))), strict=True):
@@ -296,8 +286,8 @@ class LoadGrid:
             for key, value in zip(self._keys, reached, strict=True):
                 one.by_plan[key] = max(value, one.by_plan.get(key, -np.inf))
 
-    def between(self, bars: Sequence[Array | float], best: Sequence[KnownBests] = ()) -> Iterator[ServingColumns]:
-        """Yield all loads inside intervals that may hold one above a bar; what they reach is noted among the best."""
+    def between(self, bars: Sequence[Array | float], best: Sequence[BestScores] = ()) -> Iterator[ServingColumns]:
+        """Yield all loads inside intervals that may hold one above a bar, and record what they reach among the best."""
         q, load, last = self.of.question, self.load, self.last
         ahead = np.where(last, load, np.append(load[1:], 1))
         past = columns.worst_limit_ratio(q, self.points)
@@ -330,19 +320,14 @@ def _scores(q: Question, c: ServingColumns, ahead: Array) -> Iterator[tuple[Arra
 
 
 def grid_of(room: Array, fineness: int = COARSE) -> tuple[Array, Array, Array]:
-    """(plan, clients, whether it is the plan's last) of a grid of so many loads to a doubling, up to each plan's room."""
+    """Return (plan, clients, whether it is the plan's last) of a grid of so many loads per doubling, up to each plan's room."""
     steps = unique_values(np.round(2 ** (np.arange(20 * fineness + 1) / fineness)).astype(int))
-    rows, load = [], []
-    for plan_, most in enumerate(room.tolist()):
-        clients = np.append(steps[steps < most], most)
-        rows.append(np.full(len(clients), plan_))
-        load.append(clients)
-    flat = np.concatenate(rows)
-    return flat, np.concatenate(load), np.append(flat[1:] != flat[:-1], True)
+    loads = [np.append(steps[steps < most], most) for most in room.tolist()]
+    rows = np.repeat(np.arange(len(loads)), list(map(len, loads)))
+    return rows, np.concatenate(loads), np.append(rows[1:] != rows[:-1], True)
 
 
 def _best_each(rows: Array, score: Array, count: int) -> Array:
-    """Return the best score of each of so many plans; -inf where there is none."""
     best = np.full(count, -np.inf)
     np.maximum.at(best, rows, score)
     return best
@@ -355,24 +340,24 @@ def _least(best: Array, listed: int, within: float) -> float:
 
 
 def power_margin(q: Question) -> float:
-    """Both tokens/s and the time of a request are in the power."""
+    """Return the margin of power, which both tokens/s and the time of a request enter."""
     return (1 + margin(q)) ** 2 - 1
 
 
-def rank_briefly(q: Question, found: FoundPlans) -> ServingPlans:
+def rank_briefly(q: Question, priced: PricedPlans) -> ServingPlans:
     """Found plans, best first, and which to run."""
-    plans, near = best_first(q, found.points)
-    answer = ServingPlans(q, found.count, plans=plans, near=near)
-    return replace(answer, recommended=recommended_row(q, plans)) if len(plans) else answer
+    plans, near = ranking.best_first(q, priced.points)
+    answer = ServingPlans(q, priced.count, plans=plans, near=near)
+    return replace(answer, recommended=ranking.recommended_row(q, plans)) if len(plans) else answer
 
 
-def _without_techniques(q: Question, found: FoundPlans) -> ServingPlans | None:
+def _without_techniques(q: Question, priced: PricedPlans) -> ServingPlans | None:
     """Return the plans without techniques, and which of them to run, where sets of techniques were tried."""
     if not q.goal.technique_sets:
         return None
     bare = q.but(technique_sets=(), technique_layouts=())
-    points = found.points.take(np.flatnonzero(found.points.exchange < len(exchanges(bare))))
-    return rank_briefly(bare, replace(found, points=points))
+    points = priced.points.take(np.flatnonzero(priced.points.exchange < len(exchanges(bare))))
+    return rank_briefly(bare, replace(priced, points=points))
 
 
 def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
@@ -381,15 +366,15 @@ def _places(q: Question, every: ServingColumns) -> Iterator[OperatingPoint]:
     for name, (value, power) in zip(PLACES, scores, strict=True):
         stands = standing(q, every.mode, every.ttft_s, bearable_ttft_s(q) if name != "most" else np.inf)
         keys = [stands, np.round(np.log(value), 11), *columns.order(q, every)[1:]]
-        first = best_rows(keys, family(every), least_gains(q)[every.exchange.astype(int)])
-        plans, lead = every.take(first), first[: leading_count(stands[first])]
-        simplest = simplest_served(q, effort(q, every.take(lead)), value[lead], power)
-        own = recommended_row(q, plans) if name == "most" else simplest
-        yield OperatingPoint(name, PLACES[name], plans, own, passed_over_plan(q, keys, every))
+        first = ranking.best_rows(keys, ranking.family(every), ranking.least_gains(q)[every.exchange.astype(int)])
+        plans, lead = every.take(first), first[: ranking.leading_count(stands[first])]
+        simplest = ranking.simplest_served(q, ranking.effort(q, every.take(lead)), value[lead], power)
+        chosen = ranking.recommended_row(q, plans) if name == "most" else simplest
+        yield OperatingPoint(name, PLACES[name], plans, chosen, ranking.passed_over_plan(q, keys, every))
 
 
 def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> ServingColumns:
-    """Row ``i``'s layout with its question changed, at the best load within the limits; none where it cannot be had."""
+    """Return row ``i``'s layout with its question changed, at the best load within the limits, or no row."""
     rows = answer.plans
     run = answer.put(rows, i).but(replicas=int(rows.replicas[i]), **changes)
     prompts = rows.prompter(i) if rows.mode[i] else None
@@ -397,11 +382,11 @@ def best_load(answer: ServingPlans, i: int, changes: Mapping[str, object]) -> Se
         every = at_loads(run, prompts, 0, int(rows.dtype[i]), int(rows.exchange[i]))
     except ValueError:
         return rows.take(slice(0))
-    return best_first(answer.question, every)[0].take(slice(1))
+    return ranking.best_first(answer.question, every)[0].take(slice(1))
 
 
 def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: int) -> ServingColumns:
-    """Copies of a plan at ``clients`` of the whole, or at all their loads; ``prompts``: with workers of their own for those."""
+    """Price copies of a plan at ``clients`` of the whole, or at all their loads. ``prompts`` are separate workers for those."""
     if prompts:
         plan, copies = run.plan, int(run.plan.replicas)
         ranks = copies * int(plan.dp)
@@ -410,16 +395,12 @@ def at_loads(run: Question, prompts: Plan | None, clients: int, index: int, by: 
         put = run.but(replicas=1, concurrency=loads, prefill_tp=tp, prefill_dp=dp, prefill_workers=workers, decode_workers=copies)
         put = put.but(disaggregated=True)
         s = price_closed_loop(settle(put))
-        held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
-        _check_room(put, held)
+        room = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
+        _check_room(put, room)
         sizes: dict[str, Number] = {axis: getattr(plan, axis) for axis in SERVING_AXES}
         sizes |= {"mode": 1, "exchange": by, "prefill_replicas": workers}
-        sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, held)}
+        sizes |= {"gpus": plan.num_gpus * copies + prompts.all_gpus, "tokens_per_s": s.tokens_per_s, **figures(s, room)}
         return ServingColumns.of(len(loads), dtype=index, replicas=copies, prefill_tp=tp, prefill_dp=dp, concurrency=loads, **sizes)
-    return _of_one_pool(run, clients, index, by)
-
-
-def _of_one_pool(run: Question, clients: int, index: int, by: int) -> ServingColumns:
     base = settle(run).plain()
     kv = float(np.max(cache_tokens(base)))
     _check_room(base.but(disaggregated=False), kv)

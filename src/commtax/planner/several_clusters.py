@@ -20,8 +20,7 @@ from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 
 Ranked = TypeVar("Ranked")
-TOKENS = "tokens"
-"""The objective where dollars cannot be compared and nobody asked for anything: most tokens/s a GPU."""
+TOKENS = "tokens"  # the objective where dollars cannot be compared and nobody asked for anything: most tokens/s a GPU
 
 
 class RankedPlan(NamedTuple):
@@ -82,25 +81,25 @@ class SeveralPlans(Answer):
 
     @property
     def best(self) -> RankedPlan | None:
-        """Return the first of all."""
+        """The first of all."""
         return self.plans[0] if self.plans else None
 
     @property
     def recommended(self) -> RankedPlan | None:
-        """Return the plan to run: the first of what is recommended on each cluster."""
+        """The plan to run: the first of what is recommended on each cluster."""
         each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
         return next(iter(_rank_plans(each, self.objective)), None)
 
     @property
     def passed_over(self) -> RankedPlan | None:
-        """Return what would be the best of all, where something stands against it."""
+        """What would be the best of all, where something stands against it."""
         each = [RankedPlan(replace(a, plans=a.passed_over), 0) for a in self.answers if len(a.passed_over)]
         first = min(each, key=lambda one: _burden(one, self.objective), default=None)
         return first if first and self.best and _burden(first, self.objective) < _burden(self.best, self.objective) else None
 
     @property
     def beside(self) -> tuple[RankedPlan, ...]:
-        """Return what is recommended on each of the other clusters, best first."""
+        """What is recommended on each of the other clusters, best first."""
         each = [RankedPlan(a, a.recommended) for a in self.answers if len(a.plans)]
         return tuple(_rank_plans(each, self.objective)[1:])
 
@@ -109,7 +108,7 @@ class SeveralPlans(Answer):
         named, over = [one for one in (self.recommended, *self.beside) if one], self.passed_over
         named += [one for one in self.plans if over and one.place == over.place]
         first = {id(one) for one in leaders_of_ranking(self.plans, [one.answer.question.cluster.key for one in self.plans], top)}
-        return tuple(one for one in self.plans if id(one) in first or any(same_plan(one, own) for own in named))
+        return tuple(one for one in self.plans if id(one) in first or any(same_plan(one, plan) for plan in named))
 
     @property
     def unpriced(self) -> tuple[str, ...]:
@@ -118,14 +117,9 @@ class SeveralPlans(Answer):
 
 
 def plan_several(
-    model: str | Model,
-    clusters: Sequence[str | Cluster],
-    *,
-    objective: str = "",
-    usd_per_gpu_hour: Prices = None,
-    **options: Any,
+    model: str | Model, clusters: Sequence[str | Cluster], *, objective: str = "", usd_per_gpu_hour: Prices = None, **options: Any
 ) -> SeveralPlans:
-    """``plan`` on each of several clusters, with its options, and the plans of all ranked together by the objective.
+    """Plan on each of several clusters, with the options of ``plan``, and rank the plans of all together by the objective.
 
     >>> import commtax
     >>> found = commtax.plan_several("llama-3.2-1b", ["1xh100-sxm", "1xl40s"])
@@ -147,26 +141,26 @@ def plan_several(
 
 def best_of_several(put: Sequence[Question], objective: str) -> SeveralPlans:
     """Return the same of questions, one a cluster."""
-    asked = [q.but(objective=objective or "cost") for q in put]
-    return _rank_searched(lambda limits: [best_serving(q.but(**limits)) for q in counting.counted(asked)], objective)
+    ranked = [q.but(objective=objective or "cost") for q in put]
+    return _rank_searched(lambda limits: [best_serving(q.but(**limits)) for q in counting.counted(ranked)], objective)
 
 
 def _rank_searched(search: Callable[[dict[str, float]], list[ServingPlans]], objective: str) -> SeveralPlans:
-    """What a search finds on all clusters; and where nothing is limited also at one speed, because a slower one looks cheaper."""
+    """Rank the plans of all clusters, and where nothing is limited also at one speed, because a slower one looks cheaper."""
     with counting.part(0.0, 0.5):
-        found = rank_answers(search({}), objective)
-    open_ended = [a for a in found.answers if a.places]
+        several = rank_answers(search({}), objective)
+    open_ended = [a for a in several.answers if a.places]
     if not open_ended:
-        return found
+        return several
     with counting.part(0.5, 1.0):
-        return replace(found, waited=rank_answers(search(usual_limits(open_ended)), objective))
+        return replace(several, waited=rank_answers(search(usual_limits(open_ended)), objective))
 
 
 def rank_answers(answers: Sequence[ServingPlans], objective: str) -> SeveralPlans:
-    """Answers on several clusters, their plans ranked together."""
+    """Rank the plans of answers on several clusters together."""
     priced = [bool(a.question.goal.usd_per_gpu_hour) for a in answers]
-    known = all(priced) if not objective else any(priced)
-    objective = TOKENS if objective in ("", "cost") and not known else objective or "cost"
+    comparable = all(priced) if not objective else any(priced)
+    objective = TOKENS if objective in ("", "cost") and not comparable else objective or "cost"
     several = SeveralPlans(tuple(answers), objective)
     return replace(
         several, plans=tuple(_rank_plans([RankedPlan(a, row) for a in answers for row in range(len(a.plans))], objective))
@@ -187,7 +181,7 @@ def _rank_plans(plans: Sequence[RankedPlan], objective: str) -> list[RankedPlan]
 
 
 def _burden(one: RankedPlan, objective: str) -> tuple[float, ...]:
-    """Return what the objective counts, smaller is better; then fewer GPUs for each token, fewer GPUs, shorter waits."""
+    """Return what the objective minimises, then GPUs per token, GPUs and waits."""
     rows, i = one.answer.plans, one.row
     by_gpu = -float(rows.tokens_per_s_per_gpu[i])
     counts = {

@@ -24,7 +24,7 @@ WIDE = 8  # ranks that share experts, from which exchanges of their own and redu
 
 @dataclass(frozen=True, slots=True)
 class Space(ColumnTable):
-    """Plans as columns; ``codes`` is 0 where legal, else 1 + the index in ``legality.RULES``; ``replicas`` fill the cluster."""
+    """Plans as columns: ``codes`` is 0 where legal, else 1 + the index in ``legality.RULES``, and ``replicas`` fill the cluster."""
 
     tp: Array
     pp: Array
@@ -41,8 +41,8 @@ class Space(ColumnTable):
 
     def among(self, layouts: Sequence[Sequence[int]]) -> Array:
         """Return which rows are one of these (tp, pp, dp, ep)."""
-        own = np.stack([getattr(self, axis) for axis in SERVING_AXES], axis=1)
-        return np.asarray((own[:, None, :] == np.array(layouts, dtype=int).reshape(-1, own.shape[1])[None]).all(axis=2).any(axis=1))
+        rows = np.stack([getattr(self, axis) for axis in SERVING_AXES], axis=1)
+        return np.asarray((rows[:, None, :] == np.array(layouts, dtype=int).reshape(-1, len(SERVING_AXES))).all(axis=2).any(axis=1))
 
     @property
     def legal(self) -> "Space":
@@ -50,7 +50,7 @@ class Space(ColumnTable):
 
 
 def space(q: Question, exchange: ExpertExchange) -> Space:
-    """Every plan of at most the cluster's GPUs, as its experts are reached."""
+    """Return every plan on at most the cluster's GPUs, with experts reached by an exchange."""
     if exchange.dcp > 1:
         kept = {1 if a.latent or a.compressed else a.num_kv_heads for a in q.model.attentions}
         return _all_plans(q, exchange.dcp, exchange.dcp * max(kept, default=1)).legal  # tp keeps each key dcp times or more
@@ -58,7 +58,7 @@ def space(q: Question, exchange: ExpertExchange) -> Space:
 
 
 def _all_plans(q: Question, multiple: int = 1, least: int = 1) -> Space:
-    """Every plan, illegal ones too: they are named later.
+    """Return every plan, with the illegal ones, which are named later.
 
     What is tried depends on the cluster only by what fits on it, so that more GPUs never take a plan away. Degrees of tp
     are those that divide the heads, and all up to 8. A mixture's attention may run data-parallel (dp > 1) with experts
@@ -77,7 +77,7 @@ def _all_plans(q: Question, multiple: int = 1, least: int = 1) -> Space:
 
 
 def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
-    """Attention data parallelism with experts over ``WIDE`` ranks or more, as many as divide them and their copies."""
+    """Return attention data parallelism with experts over ``WIDE`` ranks or more, as many as divide them and their copies."""
     experts = q.model.experts
     assert experts
     slots, gpus, heads = experts.num_experts + exchange.redundant, q.cluster.num_gpus, q.model.attention.num_heads
@@ -89,15 +89,15 @@ def _wide_expert_plans(q: Question, exchange: ExpertExchange) -> Space:
 
 def _judged_space(q: Question, rows: list[tuple[int, int, int, int]]) -> Space:
     tp, pp, dp, ep = np.array(rows, dtype=int).reshape(-1, 4).T
-    own = q.plan
-    kinds = Plan(order=own.order, weights_dtype=own.weights_dtype, redundant_experts=own.redundant_experts, dcp=own.dcp)
+    plan = q.plan
+    kinds = Plan(order=plan.order, weights_dtype=plan.weights_dtype, redundant_experts=plan.redundant_experts, dcp=plan.dcp)
     whole = replace(kinds, tp=tp, pp=pp, dp=dp, ep=ep)
     copies, codes = replicas(tp * pp * dp, tp, q.cluster), legality.codes(q.model, q.cluster, whole, q.engine)
     return Space(tp, pp, dp, ep, copies, codes * np.ones(len(rows), dtype=int), np.zeros(len(rows)))
 
 
 def replicas(group: Array, tp: Array, cluster: Cluster) -> Array:
-    """Copies that fit: several in a fast domain, or each on as many domains as it needs, whole tp groups in each.
+    """Count the copies that fit: several in a fast domain, or each on as many domains as it needs, whole tp groups in each.
 
     What is left of the last domains, where a cluster does not end with one, holds copies too.
     """
@@ -111,7 +111,7 @@ def replicas(group: Array, tp: Array, cluster: Cluster) -> Array:
 
 
 def workers_beside(copies: Array, group: int, other: int, cluster: Cluster) -> Array:
-    """Workers of ``other`` GPUs that fit beside ``copies`` of ``group``; below 0 where not even those do.
+    """Count the workers of ``other`` GPUs that fit beside ``copies`` of ``group``. Below 0, not even those do.
 
     Workers no larger than a fast domain are inside one, others have whole domains. Of all ways to spread the copies, so many a
     domain, the best, which is never fewer in larger domains or more of them.
@@ -146,13 +146,13 @@ class Roomy:
     exchange: int  # … and in ``exchanges``
 
     @property
-    def held(self) -> Array:
+    def most_clients(self) -> Array:
         """Clients of a copy, or of a rank of its attention data parallelism, that a search goes up to."""
         room = np.clip(at_once(self.question, self.plans), 1, MAX_CONCURRENCY).astype(int)
         return np.asarray(np.minimum(room, most_each(self.question, self.plans.dp)))
 
     def at(self, rows: Array, load: Array) -> ServingColumns:
-        """Plans under so many clients each, of as many copies as there are clients for."""
+        """Price plans under so many clients each, of as many copies as there are clients for."""
         grid = self.plans.take(rows)
         if (most := self.question.goal.max_concurrency) is not None:
             grid = replace(grid, replicas=np.minimum(grid.replicas, most // (load * grid.dp)))
@@ -160,7 +160,7 @@ class Roomy:
 
 
 def most_each(q: Question, ranks: Number) -> Array:
-    """Clients of each of so many ranks, of those that there are at most."""
+    """Return the most clients of each of so many ranks."""
     most = q.goal.max_concurrency
     return np.asarray(MAX_CONCURRENCY + 0 * ranks if most is None else np.minimum(MAX_CONCURRENCY, most // ranks))
 
@@ -170,7 +170,7 @@ def sizes(s: Space) -> dict[str, Array]:
 
 
 def at_once(base: Question, plans: Space) -> Array:
-    """Requests that the cache of a copy has room for, with their states."""
+    """Return the requests that the cache of a copy has room for, with their states."""
     every = base.but(**sizes(plans))
     return np.asarray(
         np.minimum(plans.kv_tokens // (mean_cached_tokens(base) + state_tokens(every)), state_places(every, plans.kv_tokens))
@@ -178,7 +178,7 @@ def at_once(base: Question, plans: Space) -> Array:
 
 
 def simulated(base: Question, s: Space, clients: Array) -> ClosedLoop:
-    """One copy of each plan under its load."""
+    """Price one copy of each plan under its load."""
     return price_closed_loop(
         settle(replan(base, **sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
     )
@@ -202,15 +202,15 @@ def columns(grid: Space, load: Array, priced: ClosedLoop, dtype: int, exchange: 
     )
 
 
-def figures(s: ClosedLoop, held: Number) -> dict[str, Array]:
-    """Return what a simulation tells of each load, with ``held`` tokens of cache a copy."""
-    headroom = 1 - s.running * (mean_cached_tokens(s.question) + s.state_tokens) / np.asarray(held)
+def figures(s: ClosedLoop, kv_tokens: Number) -> dict[str, Array]:
+    """Return what a simulation tells of each load, with ``kv_tokens`` tokens of cache a copy."""
+    headroom = 1 - s.running * (mean_cached_tokens(s.question) + s.state_tokens) / np.asarray(kv_tokens)
     times = {"ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "sure_ttft_s": surely(s, "ttft_s"), "sure_tpot_s": surely(s, "tpot_s")}
     return {name: np.asarray(value) for name, value in {"running": s.running, **times, "kv_headroom": headroom}.items()}
 
 
 def surely(s: ClosedLoop, name: str) -> Number:
-    """A time as long as it is with the confidence that is wanted, where it has a limit; ranges are priced for those alone."""
+    """Return a limited time at the required confidence, else the central prediction. Only limited times need a range."""
     goal = s.question.goal
     value: Number = getattr(s, name)
     if goal.confidence == EVEN or getattr(goal, name) == np.inf:

@@ -60,7 +60,7 @@ class UnqueuedReplica:
     alone_s: Array  # of a request, without moving
 
     def at(self, kind: Array, loads: Array) -> tuple[Array, Array]:
-        """Requests/s and seconds between the loads that were priced."""
+        """Interpolate requests/s and seconds between the priced loads."""
         place = np.clip(np.searchsorted(self.loads, loads, "right") - 1, 0, max(0, len(self.loads) - 2))
         after = np.minimum(place + 1, len(self.loads) - 1)
         beyond = (loads - self.loads[place]) / np.maximum(1, self.loads[after] - self.loads[place])
@@ -97,7 +97,7 @@ class DecodeWorkers:
 
     @property
     def ranks(self) -> int:
-        """Of attention data parallelism."""
+        """Ranks of attention data parallelism."""
         return int(self.question.plan.dp)
 
     @property
@@ -106,7 +106,7 @@ class DecodeWorkers:
         return int(self.question.plan.num_gpus)
 
     def network(self, kind: Array, clients: Number, copies: Number, workers: Number | None) -> QueueNetwork:
-        """Splits (rows) under loads (columns)."""
+        """Return the queueing network of splits (rows) under loads (columns)."""
         sizes, of = self.ahead.plan, self.ahead.prompting
         plan = replace(self.question.plan, tp=spread(sizes.tp, kind), dp=spread(sizes.dp, kind), ep=spread(sizes.ep, kind))
         apart = Disaggregation(plan, workers, copies)
@@ -123,17 +123,17 @@ class DecodeWorkers:
         return UnqueuedReplica(self.loads, np.asarray(passed.per_s), np.asarray(passed.life_s(net) - passed.moved_s))
 
 
-def split(found: Sequence[Roomy]) -> ServingColumns:
+def split(pools: Sequence[Roomy]) -> ServingColumns:
     """Prompt workers and decode copies of one kind each, with no more workers than help.
 
     A single output token leaves nothing to decode.
     """
-    wanted = found[0].question.requests if found else None
+    wanted = pools[0].question.requests if pools else None
     if wanted is None or wanted.output_len == 1 or not wanted.disaggregated:
         return NO_SERVING
-    sizes = prompt_sizes(found)
+    sizes = prompt_sizes(pools)
     parts = list[ServingColumns]()
-    for of in counting.counted(found):
+    for of in counting.counted(pools):
         ahead, load = dict[bool, PromptWorkers](), load_of(of.question)
         for i in counting.counted(simple_workers(of.question, of.plans, wanted.prefill_cluster is not None).tolist()):
             spread = bool(of.plans.ep[i] > 1)
@@ -151,16 +151,15 @@ def load_of(q: Question) -> ClosedLoopLoad:
 
 
 def simple_workers(base: Question, plans: Space, alone: bool = False) -> Array:
-    """Workers of tp alone inside a fast domain, or of attention data parallelism alone; they leave GPUs for others, unless those
-    have a cluster of their own."""
+    """Return workers of tp inside a fast domain or of attention data parallelism that leave GPUs for others, unless ``alone``."""
     inside = (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= base.cluster.domain)
     leaves = plans.group < base.cluster.num_gpus + alone
     return np.flatnonzero((plans.pp == 1) & (inside | ((plans.tp == 1) & (plans.dp > 1))) & leaves)
 
 
-def prompt_sizes(found: Sequence[Roomy]) -> Array:
-    """(tp, dp) of all workers that have room, whichever way experts are reached; on a cluster of their own of all legal ones."""
-    pools, base = [(of.question, of.plans) for of in found], found[0].question
+def prompt_sizes(decoding: Sequence[Roomy]) -> Array:
+    """Return the (tp, dp) of all workers with room, over all exchanges, or of all legal ones on a separate prompt cluster."""
+    pools, base = [(of.question, of.plans) for of in decoding], decoding[0].question
     alone = base.requests.prefill_cluster is not None
     if alone:
         ahead = where_prompts_run(base)
@@ -170,25 +169,25 @@ def prompt_sizes(found: Sequence[Roomy]) -> Array:
 
 
 def prompters(of: Roomy, load: ClosedLoopLoad, sizes: Array, spread: bool) -> PromptWorkers:
-    """Those of all kinds that are legal and have room where decode workers spread their experts or not."""
+    """Return the legal prompt workers with room, whose experts are spread as those of decode workers are."""
     (tp, dp), base = sizes, of.question
     ep = tp * dp if spread else np.where(dp > 1, dp, 1)
     every = where_prompts_run(base, tp=tp, dp=dp, ep=ep)
     legal = legality.codes(base.model, every.cluster, every.plan, every.engine) == 0
-    asked = where_prompts_run(base, tp=tp[legal], dp=dp[legal], ep=ep[legal])
-    kv = np.broadcast_to(cache_tokens(asked), legal.sum())
-    roomy = (kv >= base.requests.tokens) & starts(asked)
-    asked, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
-    priced = prompting_of(asked, load, 1, kv)[0]
+    workers = where_prompts_run(base, tp=tp[legal], dp=dp[legal], ep=ep[legal])
+    kv = np.broadcast_to(cache_tokens(workers), legal.sum())
+    roomy = (kv >= base.requests.tokens) & starts(workers)
+    workers, kv = where_prompts_run(base, tp=tp[legal][roomy], dp=dp[legal][roomy], ep=ep[legal][roomy]), kv[roomy]
+    priced = prompting_of(workers, load, 1, kv)[0]
     columns = (np.broadcast_to(x, kv.shape) for x in priced.columns)
-    return PromptWorkers(asked.plan, PromptStation(1, *columns), _sure_ttft(asked, kv, base))
+    return PromptWorkers(workers.plan, PromptStation(1, *columns), _sure_ttft(workers, kv, base))
 
 
-def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
+def _sure_ttft(workers: Question, kv: Array, base: Question) -> Array:
     """Return how many times as long TTFT of a request alone is with the confidence that is wanted."""
-    if not len(kv) or asked.goal.ttft_s == np.inf:
+    if not len(kv) or workers.goal.ttft_s == np.inf:
         return np.ones(len(kv))
-    alone = price_closed_loop(settle(asked.but(concurrency=asked.plan.dp, kv_tokens=kv, disaggregated=False)))
+    alone = price_closed_loop(settle(workers.but(concurrency=workers.plan.dp, kv_tokens=kv, disaggregated=False)))
     if base.requests.prefill_cluster:  # ranges are those of both chips, whichever does what
         alone = replace(alone, question=alone.question.but(prefill_cluster=base.cluster))
     return np.broadcast_to(surely(alone, "ttft_s") / alone.ttft_s, kv.shape)
@@ -197,7 +196,7 @@ def _sure_ttft(asked: Question, kv: Array, base: Question) -> Array:
 def _copies(of: Roomy, i: int, load: ClosedLoopLoad, ahead: PromptWorkers) -> DecodeWorkers:
     plans, kv = of.plans, float(of.plans.kv_tokens[i])
     one = replan(of.question, tp=int(plans.tp[i]), dp=int(plans.dp[i]), ep=int(plans.ep[i]))
-    seats = int(min(of.held[i], step_limits(one)[1]))
+    seats = int(min(of.most_clients[i], step_limits(one)[1]))
     most = min(2 * seats, int(most_each(of.question, one.plan.dp)))  # others are where prompts are computed
     return DecodeWorkers(one, load, full_copy(one, load, kv), most, _confidence_factor(one, load, seats, kv), kv, ahead)
 
@@ -240,23 +239,22 @@ def _splits(of: DecodeWorkers) -> tuple[SplitRows, bool]:
     For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
     stay in the copies' own domain or have left it anyway: all that fit, and help.
     """
-    cluster, ahead = of.question.cluster, of.question.requests.prefill_cluster
+    cluster, ahead, groups = of.question.cluster, of.question.requests.prefill_cluster, list(enumerate(of.ahead.group.tolist()))
     small = of.question.goal.objective in ("cost", "gpus")
     if ahead:
-        return _rows_on_both(of, ahead, small), not small
-    one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
-    places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
-    found = [
-        (kind, *_replicas_and_workers(place, of.group, n, small))
-        for kind, n in enumerate(of.ahead.group.tolist())
-        for place in places
-    ]
+        most = int(replicas(np.array([of.group]), np.array([int(of.question.plan.tp)]), cluster)[0])
+        room = replicas(of.ahead.group, np.asarray(of.ahead.plan.tp), ahead).tolist()
+        parts = [(kind, *_on_two_clusters((of.group, most), (n, room[kind]), small)) for kind, n in groups]
+    else:
+        one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
+        places = (cluster, one) if cluster.num_gpus > cluster.domain and not small else (cluster,)
+        parts = [(kind, *_replicas_and_workers(place, of.group, n, small)) for kind, n in groups for place in places]
     none = SplitRows(*np.zeros((3, 0), dtype=int))
-    return SplitRows.joined([none, *(SplitRows.of(len(n), kind=kind, copies=n, fit=fit) for kind, n, fit in found)]), not small
+    return SplitRows.joined([none, *(SplitRows.of(len(n), kind=kind, copies=n, fit=fit) for kind, n, fit in parts)]), not small
 
 
 def _replicas_and_workers(place: Cluster, group: int, ahead: int, small: bool) -> tuple[Array, Array]:
-    """Copies, and prompt workers beside them: all that fit, or of small splits any number."""
+    """Return copies, and prompt workers beside them: all that fit, or any number in small splits."""
     if not small:
         tried = COPIES[COPIES * group < place.num_gpus]
         fit = workers_beside(tried, group, ahead, place)
@@ -268,24 +266,19 @@ def _replicas_and_workers(place: Cluster, group: int, ahead: int, small: bool) -
     return copies[fits], workers[fits]
 
 
-def _rows_on_both(of: DecodeWorkers, ahead: Cluster, small: bool) -> SplitRows:
-    """Copies on their cluster and prompt workers on another: all that fit there, or of small splits any number."""
-    own, sizes = of.question, of.ahead.plan
-    most = int(replicas(np.array([of.group]), np.array([int(own.plan.tp)]), own.cluster)[0])
-    room = replicas(of.ahead.group, np.asarray(sizes.tp), ahead)
-    found = [np.array([], dtype=int).reshape(3, 0)]
-    for kind, (group, fit) in enumerate(zip(of.ahead.group.tolist(), room.tolist(), strict=True)):
-        limit = max(SMALL, 4 * max(of.group, group))  # GPUs of a small split
-        copies = COPIES[(min(most, limit // of.group) if small else most) >= COPIES]
-        workers = np.arange(1, min(fit, limit // group) + 1) if small else np.array([fit][: int(fit > 0)])
-        pairs = np.stack(np.meshgrid(copies, workers, indexing="ij")).reshape(2, -1)
-        pairs = pairs[:, pairs[0] * of.group + pairs[1] * group <= limit] if small else pairs
-        found.append(np.stack([np.full(pairs.shape[1], kind), *pairs]))
-    return SplitRows(*np.concatenate(found, axis=1))
+def _on_two_clusters(decode: tuple[int, int], prompts: tuple[int, int], small: bool) -> tuple[Array, Array]:
+    """Return the same where each kind, of so many GPUs a worker and so many workers at most, is on its own cluster."""
+    (group, most), (ahead, fit) = decode, prompts
+    limit = max(SMALL, 4 * max(group, ahead))  # GPUs of a small split
+    tried = COPIES[(min(most, limit // group) if small else most) >= COPIES]
+    workers = np.arange(1, min(fit, limit // ahead) + 1) if small else np.array([fit][: int(fit > 0)], dtype=int)
+    pairs = np.stack(np.meshgrid(tried, workers, indexing="ij")).reshape(2, -1)
+    copies, fitting = pairs[:, pairs[0] * group + pairs[1] * ahead <= limit] if small else pairs
+    return copies, fitting
 
 
 def _rows(of: DecodeWorkers, roomy: Roomy) -> ServingColumns:
-    """The loads of each split that may be listed, or drawn on the front: of some loads, and the most of each split that is good."""
+    """Return the loads of each split that may be listed or drawn on the front: those of a grid, and the largest good one."""
     rows, fewer = _splits(of)
     most = most_each(of.question, rows.copies * of.ranks)
     rows, most = rows.take(np.flatnonzero(most)), most[most > 0]
@@ -326,7 +319,7 @@ def _loads_between(
 def _most_powerful_loads(
     of: DecodeWorkers, rows: SplitRows, loads: Array, grid: dict[str, Array], free: UnqueuedReplica | None
 ) -> dict[str, Array]:
-    """The load with most tokens/s over the time of a request, which has one peak, of each split that may be the best or near it."""
+    """Return the load with most tokens/s over the time of a request, which has one peak, for each split near the best."""
     power = grid["tokens_per_s"] / grid["request_s"] / (grid["gpus"] if of.question.goal.objective == "cost" else 1)
     hopeful = np.flatnonzero(power.max(1) >= SMOOTH / (1 + margin(of.question)) ** 2 * power.max())
     rows, loads, top = rows.take(hopeful), loads[hopeful], power[hopeful].argmax(1)
@@ -344,8 +337,8 @@ def _most_powerful_loads(
 
 
 def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica) -> Array:
-    """The fewest prompt workers, of those that fit, with which a prompt waits no more than ``SAME`` of a request that never does,
-    were as many sent as then."""
+    """Return the fewest prompt workers with which a prompt waits at most ``SAME`` of a request that never waits, at the same
+    rate."""
     kind, copies = rows.kind[:, None], rows.copies[:, None]
     per_s, alone_s = free.at(kind, loads)
     low, high = np.broadcast_arrays(1, rows.fit[:, None], loads)[:2]
@@ -358,8 +351,8 @@ def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedRepl
 
 
 def _price_splits(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica | None) -> dict[str, Array]:
-    """Splits (rows) under loads (columns): what is listed of them, how far their times go of the limits, and whether they are
-    good: within these."""
+    """Price splits (rows) under loads (columns): their figures, how far they exceed the limits, and whether they are within
+    them."""
     q, kind, copies = of.question, rows.kind[:, None], rows.copies[:, None]
     workers = np.broadcast_to(rows.fit[:, None], loads.shape) if free is None else _enough(of, rows, loads, free)
     clients = copies * loads * of.ranks
@@ -398,8 +391,8 @@ def _columns(of: DecodeWorkers, priced: dict[str, Array], roomy: Roomy) -> Servi
 
 
 def _best_loads(goal: Goal, grid: dict[str, Array]) -> Array:
-    """Of the loads (columns) of splits (rows): the best of each split that meets the limits, or the nearest, and of each load the
-    split with most for each GPU; without limits also the shortest requests of each split."""
+    """Select loads (columns) of splits (rows): the best of each split within the limits, or the nearest, and at each load the split
+    with most per GPU. Without limits the shortest requests of each split count too."""
     over, good, rate = grid["over"], grid["good"], grid["tokens_per_s"]
     each = paid(goal, grid["gpus"], grid["prefill_gpus"]) if goal.objective == "cost" else grid["gpus"]
     value = {"throughput": rate, "latency": 1 / grid["request_s"]}.get(goal.objective, rate / each)

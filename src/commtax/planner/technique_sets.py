@@ -3,19 +3,28 @@
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from math import log
+from operator import itemgetter
 
 import numpy as np
 
-from commtax.catalog.techniques import NONE, changes_of, technique, techniques
+from commtax.catalog.techniques import DRAFTS, NONE, changes_of, technique, techniques
+from commtax.judgement.gains import UNDECIDED, is_worth_telling, verdict_on_gain
 from commtax.planner.columns import ServingColumns, ServingPlans, objective_value, sizes_of, worst_limit_ratio
 from commtax.planner.exchanges import exchanges
-from commtax.planner.ranking import LEAST
-from commtax.planner.serving_search import at_loads, grounded, rank_briefly, rank_found, search_ways
+from commtax.planner.ranking import LEAST, least_gain
+from commtax.planner.reasons import grown_times
+from commtax.planner.serving_search import at_loads, best_load, grounded, rank_briefly, rank_priced, search_ways
 from commtax.question import AUTO, OfferedRequests, Question
-from commtax.spec import SERVING_AXES, Technique
+from commtax.records import dataclass
+from commtax.rules.drafts import accepted_as
+from commtax.spec import NO_TECHNIQUES, SERVING_AXES, Technique
+from commtax.statement import Note
 from commtax.thresholds import thresholds
-from commtax.verbs.settling import Settled, replan
-from commtax.verbs.worth import Scale, TechniqueWorth
+from commtax.units import listed, plural
+from commtax.verbs.settling import Settled, replan, settle
+from commtax.verbs.worth import Scale, TechniqueWorth, questioned, why_start_is_lost
+from commtax.words import words
 
 COUNT, LEVEL = thresholds(__name__)
 SEARCHED = frozenset(("ep_backend", "library", "cp"))
@@ -32,7 +41,7 @@ def prompt_step(q: Settled) -> Settled:
 
 
 def technique_sets_of(text: str) -> tuple[str, ...]:
-    """Sets of techniques as they are written: ``dbo,mtp=1+dcp=2`` are two, the second of two techniques."""
+    """Parse sets of techniques: ``dbo,mtp=1+dcp=2`` are two, the second of two techniques."""
     sets = tuple(dict.fromkeys(one.strip().replace("+", ",") for one in text.split(",") if one.strip()))
     for one in sets:
         if one != AUTO:
@@ -42,22 +51,22 @@ def technique_sets_of(text: str) -> tuple[str, ...]:
 
 def search_with_techniques(put: Question) -> ServingPlans:
     """Search, then try the techniques that gain on the leading plans on the best of those that are listed."""
-    told = tuple(one for one in put.goal.technique_sets if one != AUTO)
-    q = grounded(_asked(put, told, ()))
-    found = search_ways(q)
-    plain = rank_briefly(q, found)
+    stated = tuple(one for one in put.goal.technique_sets if one != AUTO)
+    q = grounded(_with_sets(put, stated, ()))
+    priced = search_ways(q)
+    plain = rank_briefly(q, priced)
     gaining = dict.fromkeys(text for i in _leading(plain) for text in _gaining_sets(plain, i))
     named = ((text, one) for text in gaining for one in text.split(","))  # which value is best hangs on the layout and its load
     others = (text.replace(one, value) for text, one in named for value in technique(one.partition("=")[0]).at_usual_values)
-    sets = tuple(dict.fromkeys([*[*told, *gaining][: COUNT.sets], *others]))
-    if sets == told:
-        return rank_found(q, found)
-    known = len(plain.exchanges)
-    layouts = _layouts(plain, found.points) + tuple(x for text in {*told, sets[0]} for x in _layouts_with(put, text, plain))
+    sets = tuple(dict.fromkeys([*[*stated, *gaining][: COUNT.sets], *others]))
+    if sets == stated:
+        return rank_priced(q, priced)
+    searched = len(plain.exchanges)
+    layouts = _layouts(plain, priced.points) + tuple(x for text in {*stated, sets[0]} for x in _layouts_with(put, text, plain))
     while True:  # again where a plan to run has a technique that adds too little there
-        wider = _asked(q, sets, tuple(sorted(set(layouts))))
-        found = found.beside(search_ways(wider, known, found.points))
-        answer, known = rank_found(wider, found), len(exchanges(wider))
+        wider = _with_sets(q, sets, tuple(sorted(set(layouts))))
+        priced = priced.beside(search_ways(wider, searched, priced.points))
+        answer, searched = rank_priced(wider, priced), len(exchanges(wider))
         if not (lean := next((text for text in _lean_sets(answer) if text not in sets), "")):
             return answer
         sets += (lean,)
@@ -77,10 +86,10 @@ def _lean_sets(answer: ServingPlans) -> Iterator[str]:
 
 
 def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple[str, ...]) -> float:
-    """Return what the objective counts of row ``i`` with some techniques alone; 0 where they cannot be had."""
+    """Return the objective of row ``i`` with only some techniques, or 0 where they cannot be had."""
     way, q = replace(answer.exchanges[int(rows.exchange[i])], techniques=",".join(named)), answer.question
     index, replicas = int(rows.dtype[i]), int(rows.replicas[i])
-    run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.asked)
+    run = replan(q, weights_dtype=q.goal.dtypes[index], replicas=replicas, **sizes_of(rows, i), **way.changes)
     prompts = rows.prompter(i) if rows.mode[i] else None
     try:
         return float(objective_value(q, at_loads(run, prompts, int(rows.concurrency[i]), index, int(rows.exchange[i])))[0])
@@ -90,29 +99,29 @@ def _value_with(answer: ServingPlans, rows: ServingColumns, i: int, named: tuple
 
 def _layouts_with(put: Question, text: str, plain: ServingPlans) -> tuple[tuple[int, ...], ...]:
     """Return the best layouts of a search whose every plan has some techniques: they are not always the best without."""
-    with_them = grounded(_asked(put.but(**changes_of(text)), (), ()))
+    with_them = grounded(_with_sets(put.but(**changes_of(text)), (), ()))
     if exchanges(with_them) != plain.exchanges:  # techniques that are ways to reach experts themselves
         return ()
-    found = search_ways(with_them)
-    return _layouts(rank_briefly(with_them, found), found.points)
+    priced = search_ways(with_them)
+    return _layouts(rank_briefly(with_them, priced), priced.points)
 
 
 def with_techniques_at_rate(put: Question, sets: tuple[str, ...]) -> Question:
-    """A rate's question with the techniques of the best plan by the closed form, within its limits, that fleets are made of."""
+    """Add to a rate's question the techniques of the best plan by the closed form within its limits, of those for fleets."""
     kinds = {"ttft_s": ("ttft",), "tpot_s": ("tpot", "itl")}  # limits that a mean time has to keep, too
-    own = {name: [limit for which, limit in put.goal.slo if which.split("_")[0] in kind] for name, kind in kinds.items()}
-    limits = {name: min(some, default=math.inf) for name, some in own.items()}
+    strictest = {name: [limit for which, limit in put.goal.slo if which.split("_")[0] in kind] for name, kind in kinds.items()}
+    limits = {name: min(some, default=math.inf) for name, some in strictest.items()}
     loop = put.but(**limits, slo=(), objective="throughput", technique_sets=sets, offered=OfferedRequests(), num_prompts=math.inf)
-    found = search_with_techniques(loop)
-    rows = found.plans if len(found.plans) else found.near
-    ways = [found.exchanges[int(by)] for by in rows.exchange]  # those of experts on many ranks are tried with two pools alone
-    able = [i for i, way in enumerate(ways) if (rows.mode[i] or not way.wide) and way.asked["dcp"] == 1]
-    best = found.turned_on(rows, able[0]) if able else ()
+    plans = search_with_techniques(loop)
+    rows = plans.plans if len(plans.plans) else plans.near
+    ways = [plans.exchanges[int(by)] for by in rows.exchange]  # those of experts on many ranks are tried with two pools alone
+    able = [i for i, way in enumerate(ways) if (rows.mode[i] or not way.wide) and way.changes["dcp"] == 1]
+    best = plans.turned_on(rows, able[0]) if able else ()
     return put.but(**changes_of(",".join(best))) if best else put
 
 
 def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...], ...]:
-    """The best plans' layouts, with each way to reach experts that stays near the best there, and those of workers for prompts.
+    """Return the best plans' layouts, with each exchange that stays near the best there, and those of prompt workers.
 
     Each is (exchange, mode, tp, pp, dp, ep), both for one pool and for two.
     """
@@ -121,14 +130,14 @@ def _layouts(plain: ServingPlans, every: ServingColumns) -> tuple[tuple[int, ...
     senders_of = zip(apart.prefill_tp.tolist(), apart.prefill_dp.tolist(), strict=True)
     prompts = [(int(tp), 1, int(dp), int(tp * dp) if dp > 1 else 1) for tp, dp in senders_of]
     wanted = {(mode, *sizes_of(rows, i).values()) for mode, rows in enumerate((best, apart)) for i in range(len(rows))}
-    found = {(by, mode, *sizes) for by, mode, *sizes in _near_layouts(plain, every) if (mode, *sizes) in wanted}
-    senders = {(by, 1, *sizes) for by in {by for by, mode, *_ in found if mode == 1} for sizes in prompts}
-    return tuple(sorted(found | senders))
+    near = {(by, mode, *sizes) for by, mode, *sizes in _near_layouts(plain, every) if (mode, *sizes) in wanted}
+    senders = {(by, 1, *sizes) for by in {by for by, mode, *_ in near if mode == 1} for sizes in prompts}
+    return tuple(sorted(near | senders))
 
 
 def _near_layouts(plain: ServingPlans, every: ServingColumns) -> Iterator[tuple[int, ...]]:
-    """(exchange, mode, tp, pp, dp, ep) of all that meets the limits, where the exchange is not far behind the best on that layout,
-    nor behind the same kernels with another number of copies."""
+    """Yield (exchange, mode, tp, pp, dp, ep) of all plans within the limits whose exchange is near the best on that layout, and
+    near the same kernels with another number of copies."""
     q = plain.question
     good = every.take(np.flatnonzero(worst_limit_ratio(q, every) <= 1))
     table = np.stack([getattr(good, name) for name in ("mode", *SERVING_AXES, "exchange")]).astype(int)
@@ -136,15 +145,15 @@ def _near_layouts(plain: ServingPlans, every: ServingColumns) -> Iterator[tuple[
     reached = np.full(rows.shape[1], -np.inf)
     np.maximum.at(reached, at.ravel(), objective_value(q, good))
     backends = [one.backend for one in plain.exchanges]
-    found = [(own, by, backends[by], value) for (*own, by), value in zip(rows.T.tolist(), reached, strict=True)]
-    for layout, by, backend, value in found:
-        there = [(other, most) for own, _, other, most in found if own == layout]
+    points = [(layout_, by, backends[by], value) for (*layout_, by), value in zip(rows.T.tolist(), reached, strict=True)]
+    for layout, by, backend, value in points:
+        there = [(other, most) for layout_, _, other, most in points if layout_ == layout]
         alike = max(most for other, most in there if other == backend)
         if value * (1 + LEVEL.copies) >= alike and value * (1 + LEVEL.exchange) >= max(most for _, most in there):
             yield by, *layout
 
 
-def _asked(put: Question, sets: tuple[str, ...], layouts: tuple[tuple[int, ...], ...]) -> Question:
+def _with_sets(put: Question, sets: tuple[str, ...], layouts: tuple[tuple[int, ...], ...]) -> Question:
     return put.but(technique_sets=sets, technique_layouts=layouts)
 
 
@@ -176,7 +185,7 @@ def _gaining_sets(plain: ServingPlans, i: int) -> Iterator[str]:
 
 
 def sure_set(step: Settled) -> str:
-    """Techniques that surely gain on a decode step, joined while the next gains on top; "" where none does."""
+    """Join techniques that surely gain on a decode step while the next gains on top. "" is none."""
     scale = Scale(step, flips=False)
     able = [one for one in _searched(DECODES) if max(map(scale.gain, one.at_usual_values)) > 1 + LEVEL.gain]
     return _joined(scale, [row for row in map(scale.row, able) if not row.refused and row.fits])
@@ -188,7 +197,7 @@ def _searched(groups: Collection[str]) -> list[Technique]:
 
 
 def _union(first: str, second: str, scale: Scale) -> str:
-    """Techniques of both, of the second those that can be had beside the first and change nothing that it has set."""
+    """Join both techniques, of the second those that work beside the first and change nothing that it sets."""
     text = first
     for one in second.split(","):
         trial = f"{text},{one}".strip(",")
@@ -198,7 +207,7 @@ def _union(first: str, second: str, scale: Scale) -> str:
 
 
 def _joined(scale: Scale, rows: list[TechniqueWorth]) -> str:
-    """Techniques that surely gain, and on top of each other, none that changes what another one has set."""
+    """Join techniques that surely gain, also on top of each other, and change nothing that another one sets."""
     text, gain = "", 1.0
     sure = (row for row in rows if row.gain > 1 + LEVEL.gain and row.verdict == "gains")
     for row in sorted(sure, key=lambda row: -row.gain):
@@ -206,3 +215,106 @@ def _joined(scale: Scale, rows: list[TechniqueWorth]) -> str:
         if trial != text and (more := scale.gain(trial)) > gain * (1 + LEVEL.gain):
             text, gain = trial, more
     return text
+
+
+def kept_settings(answer: ServingPlans) -> Iterator[Note]:
+    """Yield a note on settings that all plans keep, and on their cost to the recommended one, where any are set."""
+    i, costs, kept = answer.recommended, list[str](), list(questioned(answer.question))
+    lost, servers = list[str](), answer.servers(answer.plans, answer.recommended)
+    for setting in kept:
+        without = best_load(answer, i, setting.changes)
+        if len(without) and is_worth_telling(gain := _worth(answer, without) / _worth(answer, answer.plans, i)):
+            load = plural(int(without.concurrency[0]), "client")
+            costs.append(f"{setting.flag}: {gain - 1:+.0%} tokens/s at {load}{_grown(without, _row(answer))}")
+            why = why_start_is_lost(servers, servers.but(**setting.changes))
+            lost += [f"; without {setting.flag} {why}"] if why else []
+    if costs:
+        yield words("settings-cost", settings=", ".join(costs), lost="".join(lost))
+    elif kept:
+        yield words("settings-free", settings=listed([x.flag for x in kept]))
+
+
+@dataclass(frozen=True, slots=True)
+class UntriedTechniques:
+    """Techniques that were not requested, on a recommended layout at its best load, and the plan's worth with them over without."""
+
+    techniques: str
+    rows: ServingColumns
+    gain: float
+
+
+def untried_techniques(answer: ServingPlans) -> UntriedTechniques | None:
+    """Return what techniques would gain on the recommended layout, where none were requested and a search turns some on."""
+    q, i = answer.question, answer.recommended
+    if q.goal.technique_sets or q.techniques != NO_TECHNIQUES or not (text := sure_set(answer.step_of(answer.plans, i).question)):
+        return None
+    rows = best_load(answer, i, changes_of(text))
+    gain = _worth(answer, rows) / _worth(answer, answer.plans, i) if len(rows) else 0.0
+    return UntriedTechniques(text, rows, gain) if is_worth_telling(gain) and log(gain) > least_gain(q, text) else None
+
+
+def untried_gain(answer: ServingPlans) -> Iterator[Note]:
+    """Yield the gain of those at the plan's load, then what the limits admit with them and how to have it."""
+    if untried := untried_techniques(answer):
+        row, alike, text = _row(answer), _same_load_words(answer, untried), untried.techniques
+        assumed = _assumed(answer.question, text)
+        if alike:
+            yield words("technique-same-load", techniques=text, gain=alike, assumed=assumed)
+        admit = "the limits admit" if answer.question.goal.times else "this plan has at its best load"
+        figures = f"{_load_words(untried.rows)} instead of {_load_words(row)}{_grown(untried.rows, row)}{'' if alike else assumed}"
+        yield words("technique-admits", techniques=text, admit=admit, figures=figures)
+
+
+def _same_load_words(answer: ServingPlans, untried: UntriedTechniques) -> str:
+    """Describe the gain at the plan's load with its range, as ``worth`` judges it. For two pools it is ""."""
+    rows, i = answer.plans, answer.recommended
+    clients = int(rows.concurrency[i])
+    if rows.mode[i]:
+        return ""
+    put = answer.put(rows, i).but(concurrency=clients // int(rows.replicas[i]), disaggregated=False)
+    scale = Scale(settle(put), True, flips=False)
+    groups = {technique(word.partition("=")[0]).group for word in untried.techniques.split(",")}
+    group = DRAFTS if DRAFTS in groups else ""
+    gain, low, high = itemgetter("gain", "low", "high")(scale.figures(scale.question.but(**changes_of(untried.techniques)), group))
+    unsure = ", undecided" if verdict_on_gain(gain, low, high) == UNDECIDED else ""
+    return f"{gain - 1:+.0%} tokens/s at the same load ({low - 1:+.0%} to {high - 1:+.0%}{unsure})"
+
+
+def shared_gain(answer: ServingPlans) -> Iterator[Note]:
+    """Yield the shares of the gain over the plan without techniques: theirs on that same layout, and this layout's."""
+    plain, i = answer.plain, answer.recommended
+    text = ",".join(answer.turned_on(answer.plans, i))
+    if not plain or not len(plain.plans) or not text:
+        return
+    name, row = plain.gpu_words(plain.plans, plain.recommended), _row(plain)
+    whole = _worth(answer, answer.plans, i) / _worth(plain, row)
+    alike = best_load(plain, plain.recommended, changes_of(text))
+    total = f"{whole:.2f} x the best plan to run without techniques, {name} with {_load_words(row)}"
+    if not len(alike):
+        limits = " within the limits" if answer.question.goal.times else ""
+        yield words("technique-alone", total=total, techniques=text, limits=limits, assumed=_assumed(answer.question, text))
+        return
+    part = _worth(plain, alike) / _worth(plain, row)
+    gain = f"{text} brings {part:.2f} x on that layout ({_load_words(alike)}{_grown(alike, row)}), this layout {whole / part:.2f} x"
+    yield words("technique-share", total=total, gain=gain, assumed=_assumed(answer.question, text))
+
+
+def _worth(answer: ServingPlans, rows: ServingColumns, i: int = 0) -> float:
+    return float(objective_value(answer.question, rows)[i])
+
+
+def _row(answer: ServingPlans) -> ServingColumns:
+    return answer.plans.take(slice(answer.recommended, answer.recommended + 1))
+
+
+def _grown(rows: ServingColumns, before: ServingColumns) -> str:
+    return "".join(f", {time}" for time in grown_times(ServingColumns.joined([rows, before]), 0, 1))
+
+
+def _load_words(rows: ServingColumns) -> str:
+    return f"{plural(int(rows.concurrency[0]), 'client')} and {rows.tokens_per_s[0]:,.0f} tokens/s"
+
+
+def _assumed(q: Question, text: str) -> str:
+    accepted = accepted_as(q.but(**changes_of(text)))
+    return f", if drafts are accepted as often as {accepted}: measure your own" if accepted else ""

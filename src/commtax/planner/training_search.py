@@ -71,7 +71,6 @@ def _price_grid(answer: TrainPlans, grid: TrainColumns) -> TrainColumns:
 
 
 def _priced(index: int, kind: Question, able: TrainColumns) -> TrainColumns:
-    """Return the legal rows of a kind, priced."""
     b = price(settle(kind.but(batch=kind.goal.global_batch // able.dp, **{name: getattr(able, name) for name in SIZED})))
     rows = columns(b, index, able)
     return rows.take(np.flatnonzero(b.legal * np.ones(len(rows))))
@@ -86,9 +85,9 @@ def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> 
     unhindered = fits.step_s * (1 - fits.bubble_fraction)
     hopeful = fits.take((fits.pp > 1) & (unhindered <= WITHIN * fits.step_s.min(initial=np.inf)))
     kinds, parts = list(answer.kinds), [every]
-    own = [(kinds[int(k)].plan.zero, kinds[int(k)].plan.recompute) for k in hopeful.kind]
-    for zero, recompute in dict.fromkeys(own):
-        rows = hopeful.take(np.array([one == (zero, recompute) for one in own]))
+    ways = [(kinds[int(k)].plan.zero, kinds[int(k)].plan.recompute) for k in hopeful.kind]
+    for zero, recompute in dict.fromkeys(ways):
+        rows = hopeful.take(np.array([one == (zero, recompute) for one in ways]))
         sizes = np.unique(np.stack([getattr(rows, name) for name in SIZED]), axis=1)
         layers = answer.question.model.num_layers + np.arange(3)[:, None]
         most = int(np.max(most_chunks(int(layers[0, 0]), rows.pp)))
@@ -101,7 +100,6 @@ def _in_other_chunks(answer: TrainPlans, every: TrainColumns, budget: float) -> 
 
 
 def _kinds(base: Question) -> Iterator[Question]:
-    """ZeRO stages, recomputation and schedules that the engine has."""
     trains = base.engine.trains
     stages = (trains.zero,) if trains.master_is_parameter else (0, 1, 3) if trains.zero == 3 else (0, 1)
     partly = ["selective"] if trains.selective else []
@@ -135,13 +133,13 @@ def _grid(base: Question) -> TrainColumns:
 
 
 def unpriced(*sizes: Array) -> TrainColumns:
-    """Plans by their sizes, without figures."""
+    """Return plans by their sizes, without figures."""
     columns: dict[str, Array | float] = dict.fromkeys(TrainColumns.names(), 0)
     return TrainColumns.of(len(sizes[0]), **(columns | dict(zip(SIZED, sizes, strict=True))))
 
 
 def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
-    """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks a layer each.
+    """Return the rows that a kind can run: other schedules than the plain one need stages, and chunks a layer each.
 
     Where gradients of all microbatches are kept, ZeRO 3 has no stages.
     """
@@ -159,13 +157,13 @@ def _rows_of_kind(grid: TrainColumns, kind: Question) -> TrainColumns:
 
 def columns(b: StepBill, index: int, sizes: TrainColumns) -> TrainColumns:
     """Priced steps as columns."""
-    own = (index, *(getattr(sizes, name) for name in SIZED))
+    sizes_ = (index, *(getattr(sizes, name) for name in SIZED))
     figures = (b.step_s, b.mfu, b.memory_bytes_per_rank, b.bubble_fraction, b.comm_fraction)
-    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), (*own, *figures), strict=True)))
+    return TrainColumns.of(len(sizes), **dict(zip(TrainColumns.names(), (*sizes_, *figures), strict=True)))
 
 
 def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
-    """One line a family that does not fit, or is a twentieth slower at best."""
+    """Yield one line per family that does not fit, or is a twentieth slower at best."""
     for name, column, values in _families(a, every, len(good) > 0):
         of_all, of_good = (np.isin(getattr(rows, column), values) for rows in (every, good))
         if np.any(of_all) and not np.any(of_good):
@@ -173,15 +171,15 @@ def _rejected_families(a: TrainPlans, every: TrainColumns, good: TrainColumns, b
             yield Rejected(name, f"does not fit: at least {least / 2**30:.1f} GiB per rank of {budget / 2**30:.1f}")
         elif np.any(of_good) and (slower := float(good.step_s[of_good][0] / good.step_s[0]) - 1) > 0.05:  # good plans are in order
             bubble, comm = good.bubble_fraction, good.exposed_comm_fraction
-            own = f"bubble {float(bubble[of_good][0]):.0%}, exposed communication {float(comm[of_good][0]):.0%}"
-            yield Rejected(name, f"{slower:.0%} slower at best ({own}; the best: {float(bubble[0]):.0%}, {float(comm[0]):.0%})")
+            losses = f"bubble {float(bubble[of_good][0]):.0%}, exposed communication {float(comm[of_good][0]):.0%}"
+            yield Rejected(name, f"{slower:.0%} slower at best ({losses}; the best: {float(bubble[0]):.0%}, {float(comm[0]):.0%})")
     if not any(a.kinds[int(k)].plan.chunks > 1 for k in np.unique(every.kind)) and np.any(every.pp > 1):
         few = f"{a.question.model.num_layers} layers are too few for stages x {' or '.join(map(str, CHUNKS))} chunks"
         yield Rejected("interleaved", few)
 
 
 def _families(a: TrainPlans, every: TrainColumns, some_good: bool) -> Iterator[tuple[str, str, list[int]]]:
-    """Plans of one degree, and of one recomputation: a name, and the values of a column."""
+    """Yield the families of one degree or one recomputation: a name, a column and its values."""
     for name, axis in DEGREES.items():
         sizes = np.unique(getattr(every, axis)).tolist()
         for size in sizes if axis == "tp" or (len(sizes) > 1 and some_good) else ():

@@ -5,6 +5,7 @@ now. ``figures.toml`` says which figures are compared and where they stand.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from math import inf, isfinite
 
@@ -14,6 +15,7 @@ from commtax.judgement.gains import is_worth_telling
 from commtax.judgement.overload import load_words
 from commtax.planner.money import per_million
 from commtax.records import dataclass, record_from, replace
+from commtax.report.documents import Record, facts
 from commtax.report.figures import AnswerFigure, figures
 from commtax.spec import Plan
 from commtax.statement import Refusal
@@ -57,16 +59,16 @@ class ComparedFigure:
     high: tuple[str, ...] = ()
 
     @property
-    def told(self) -> AnswerFigure:
-        """What it is."""
+    def described(self) -> AnswerFigure:
+        """The figure as all tables have it."""
         return figures()[self.figure]
 
     @property
     def title(self) -> str:
-        return self.name or self.told.name
+        return self.name or self.described.name
 
     def ends(self, which: str) -> tuple[str, ...]:
-        """The places of one end of its range: beside ``ttft_s`` stands ``ttft_low_s``."""
+        """Return the places of one end of its range: beside ``ttft_s`` stands ``ttft_low_s``."""
         return getattr(self, which) or tuple(f"{path.removesuffix('_s')}_{which}_s" for path in self.at)
 
 
@@ -79,9 +81,9 @@ class AnswerSide:
     unread: tuple[str, ...] = ()  # what is said of words of a pasted command that are not in them
 
     def value(self, paths: Iterable[str]) -> Json:
-        """What stands at the first of these places that a document has."""
-        found = (look_up(document, path) for document in self.documents for path in paths if path)
-        return next((value for value in found if value is not None), None)
+        """Return what stands at the first of these places that a document has."""
+        values = (look_up(document, path) for document in self.documents for path in paths if path)
+        return next((value for value in values if value is not None), None)
 
     @property
     def is_nothing(self) -> bool:
@@ -107,9 +109,9 @@ class AnswerSide:
     @property
     def plan(self) -> str:
         """Its GPUs in words."""
-        said = self.value(["recommended.verdict"])
-        if isinstance(said, str):
-            return said
+        verdict = self.value(["recommended.verdict"])
+        if isinstance(verdict, str):
+            return verdict
         sizes = object_of(self.value(["plan"]))
         plan = _plan(sizes)
         ahead = object_of(self.value(["prompt_workers"]))
@@ -125,7 +127,7 @@ class AnswerSide:
 
 @dataclass(frozen=True, slots=True)
 class AnswerChange:
-    """A figure before and after; None where an answer does not have it."""
+    """A figure before and after, None where an answer does not have it."""
 
     figure: ComparedFigure
     before: float | None
@@ -140,9 +142,9 @@ class AnswerChange:
 
     @property
     def loss(self) -> float:
-        """By how much it is worse, relative; below 0 it is better."""
+        """The relative loss, below 0 a gain."""
         change = self.relative or 0.0
-        return (change if self.figure.told.less else -change) if self.figure.judged else 0.0
+        return (change if self.figure.described.less else -change) if self.figure.judged else 0.0
 
     @property
     def is_same(self) -> bool:
@@ -166,28 +168,27 @@ class AnswerDifference:
 
 
 def compare_answers(before: AnswerSide, after: AnswerSide, rules: Mapping[str, float]) -> AnswerDifference:
-    """The second against the first, judged by rules: how much worse a kind of figure may be."""
+    """Compare the second answer with the first, by rules of how much worse a kind of figure may be."""
     changes = tuple(change for figure in compared_figures() if (change := _change(figure, before, after)))
     if not changes:
-        raise Refusal(
-            f"{before.name}, {after.name}: these answers have no figure that is compared; plan, simulate, bill and fit have"
-        )
-    facts = tuple(_facts(before, after))
-    return AnswerDifference(before, after, changes, facts, tuple(_broken(after, changes, rules)))
+        rule = "these answers have no figure that is compared; plan, simulate, bill and fit have"
+        raise Refusal(f"{before.name}, {after.name}: {rule}")
+    others = tuple(_other_facts(before, after))
+    return AnswerDifference(before, after, changes, others, tuple(_broken(after, changes, rules)))
 
 
 def rules_of(text: str) -> dict[str, float]:
-    """What ``--fail-on`` says: ``slower=10%,dearer=5%,does-not-fit``.
+    """Read the rules of ``--fail-on``: ``slower=10%,dearer=5%,does-not-fit``.
 
     >>> rules_of("slower=10%,does-not-fit"), rules_of("never")
     ({'slower': 0.1, 'does-not-fit': 0.0}, {})
     """
-    known = sorted({figure.rule for figure in compared_figures() if figure.rule})
+    kinds = sorted({figure.rule for figure in compared_figures() if figure.rule})
     rules = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, equals, share = word.partition("=")
-        if word not in (UNFIT, "never") and (name not in known or not equals):
-            legal = (UNFIT, "never", *(f"{rule}=10%" for rule in known))
+        if word not in (UNFIT, "never") and (name not in kinds or not equals):
+            legal = (UNFIT, "never", *(f"{rule}=10%" for rule in kinds))
             raise Refusal.of(f"rules are {', '.join(legal)}, joined by commas", legal, fail_on=word)
         if word != "never":
             rules[name] = parse_fraction(share, "fail_on") if equals else 0.0
@@ -203,7 +204,7 @@ def compared_figures() -> tuple[ComparedFigure, ...]:
 
 
 def with_money(document: JsonObject, price: float | None) -> JsonObject:
-    """With tokens per GPU and what they cost, where an answer does not say it: at a price, or at the catalogue's."""
+    """Add tokens per GPU and what they cost, where an answer does not say it: at a price, or at the catalogue's."""
     side = AnswerSide("", (document,))
     tokens, gpus = (
         _number(side.value(figure.at)) for key in (TOKENS, "gpus") for figure in compared_figures() if figure.key == key
@@ -211,22 +212,18 @@ def with_money(document: JsonObject, price: float | None) -> JsonObject:
     if not tokens or not gpus or "recommended" in document:
         return document
     made: JsonObject = document | {TOKENS_PER_GPU: tokens / gpus}
-    usd = _catalogue_price(side) if price is None else price
+    place, ahead = (text_of(side.value([path])) for path in table("report/figures.toml")["compared_places"].values())
+    usd = price or 0.0
+    if price is None and not ahead:  # of two kinds of GPUs, or a cluster file that is not here, no price is known
+        with suppress(ValueError):
+            usd = float(catalog.cluster(place).chip.usd_per_gpu_hour)
     priced = bool(usd) and document.get("phase") != "train"  # whose tokens are no outputs
     return made | {COST: float(per_million(usd * gpus, tokens))} if priced else made
 
 
-def _catalogue_price(side: AnswerSide) -> float:
-    """Dollars per GPU-hour of where an answer is about; 0 where they are not known, or of two kinds."""
-    place, ahead = (text_of(side.value([path])) for path in table("report/figures.toml")["compared_places"].values())
-    try:
-        return 0.0 if ahead else float(catalog.cluster(place).chip.usd_per_gpu_hour)
-    except ValueError:  # a file that is not here
-        return 0.0
-
-
 def look_up(document: Json, path: str) -> Json:
-    """
+    """Return what stands at a place of a document, of times that of a metric.
+
     >>> look_up({"times": [{"metric": "ttft", "mean_s": 0.1}], "runs": [{"tpot_s": 0.02}]}, "times.ttft.mean_s")
     0.1
     """
@@ -240,10 +237,10 @@ def look_up(document: Json, path: str) -> Json:
     return document
 
 
-def told(figure: ComparedFigure, value: float | None) -> str:
+def write_figure(figure: ComparedFigure, value: float | None) -> str:
     if value is None:
         return "-"
-    unit = figure.told.unit
+    unit = figure.described.unit
     if unit == "seconds":
         return format_seconds(value)
     if unit in ("usd", "money"):
@@ -253,7 +250,7 @@ def told(figure: ComparedFigure, value: float | None) -> str:
     return f"{value:,.0f}" if unit == "count" else format_figure(value)
 
 
-def told_change(change: AnswerChange) -> str:
+def write_change(change: AnswerChange) -> str:
     if change.is_same:
         return "same"
     return (
@@ -270,11 +267,20 @@ def summary(d: AnswerDifference) -> list[str]:
         return [" ".join([f"Nothing changes: {d.after.plan}, with the same figures.{broken}", *crowd])]
     plan = d.after.plan if d.before.plan == d.after.plan else f"{d.before.plan} -> {d.after.plan}"
     plan = f"New: {d.after.plan}" if d.before.is_nothing else plan
-    lines = ["; ".join(_briefs(d, number)) for number in (1, 2)]
+    briefs = {number: list[str]() for number in (0, 1, 2)}
+    for change in d.changes:
+        before, after = write_figure(change.figure, change.before), write_figure(change.figure, change.after)
+        moved = f"{before} -> {after} ({write_change(change)})"
+        briefs[change.figure.line].append(f"{change.figure.brief} {after if d.before.is_nothing or change.is_same else moved}")
+    lines = ["; ".join(briefs[number]) for number in (1, 2)]
     kind = ", ".join(_kinds(d))
     room = next((change for change in d.changes if change.figure.key == CACHE and change.after), None)
-    cache = f": the KV cache of each server holds {told(room.figure, room.after)} tokens" if room and d.after.fits else ""
-    cache += f", {told(room.figure, room.before)} before" if cache and room and not room.is_same and room.before is not None else ""
+    cache = f": the KV cache of each server holds {write_figure(room.figure, room.after)} tokens" if room and d.after.fits else ""
+    cache += (
+        f", {write_figure(room.figure, room.before)} before"
+        if cache and room and not room.is_same and room.before is not None
+        else ""
+    )
     missing = d.after.value(["shortfall_bytes"])
     lacking = f": each GPU is {float(missing) / 2**30:,.1f} GiB short" if isinstance(missing, int | float) and missing > 0 else ""
     words = MEMORY[None if d.before.is_nothing else d.before.fits, d.after.fits]
@@ -285,16 +291,8 @@ def summary(d: AnswerDifference) -> list[str]:
     ]
 
 
-def _briefs(d: AnswerDifference, line: int) -> Iterator[str]:
-    for change in d.changes:
-        if change.figure.line == line:
-            before, after = told(change.figure, change.before), told(change.figure, change.after)
-            moved = f"{before} -> {after} ({told_change(change)})"
-            yield f"{change.figure.brief} {after if d.before.is_nothing or change.is_same else moved}"
-
-
 def _kinds(d: AnswerDifference) -> Iterator[str]:
-    """What kind of change it is, in words: by figures that change by as much as is worth telling."""
+    """Yield what kind of change it is, by figures that change by as much as is worth telling."""
     if not d.after.fits:
         yield "does not fit"
     if d.after.overloaded and not d.broken:
@@ -308,14 +306,16 @@ def _kinds(d: AnswerDifference) -> Iterator[str]:
 
 
 def difference_rows(d: AnswerDifference) -> list[list[str]]:
-    """The table: plan, facts that differ, figures with their change and the range after it."""
+    """Return the table: plan, facts that differ, figures with their change and the range after it."""
     rows = [["plan", d.before.plan, d.after.plan, "same" if d.before.plan == d.after.plan else "", ""]]
     rows += [[name, before, after, "", ""] for name, before, after in d.facts]
     for change in d.changes:
         figure, span = change.figure, ""
         if change.low is not None and change.high is not None and change.low < change.high:
-            span = f"{told(figure, change.low)} to {told(figure, change.high)}"
-        rows.append([figure.title, told(figure, change.before), told(figure, change.after), told_change(change), span])
+            span = f"{write_figure(figure, change.low)} to {write_figure(figure, change.high)}"
+        rows.append(
+            [figure.title, write_figure(figure, change.before), write_figure(figure, change.after), write_change(change), span]
+        )
     sides = (d.before, d.after)
     for name in ("fits", "overloaded")[: 1 + any(side.overloaded for side in sides)]:
         rows.append([name, *("-" if x.is_nothing else "yes" if getattr(x, name) else "no" for x in sides), "", ""])
@@ -333,17 +333,17 @@ def _change(figure: ComparedFigure, before: AnswerSide, after: AnswerSide) -> An
     return AnswerChange(figure, a, b, low, high)
 
 
-def _facts(before: AnswerSide, after: AnswerSide) -> Iterator[tuple[str, str, str]]:
-    known = {} if before.is_nothing else table("report/figures.toml")["compared_facts"]
-    for name, paths in known.items():
-        a, b = (_told_fact(side.value(paths)) for side in (before, after))
+def _other_facts(before: AnswerSide, after: AnswerSide) -> Iterator[tuple[str, str, str]]:
+    compared = {} if before.is_nothing else table("report/figures.toml")["compared_facts"]
+    for name, paths in compared.items():
+        a, b = (_write_fact(side.value(paths)) for side in (before, after))
         if a != b:
             yield name, a or "-", b or "-"
 
 
-def _told_fact(value: Json) -> str:
+def _write_fact(value: Json) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_told_fact, value))
+        return ", ".join(map(_write_fact, value))
     return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 
@@ -356,7 +356,7 @@ def _broken(after: AnswerSide, changes: Iterable[AnswerChange], rules: Mapping[s
         over = [change for change in changes if change.figure.rule == rule and change.loss > share]
         if over:
             worst = max(over, key=lambda change: change.loss)
-            yield f"{worst.figure.title} changes by {told_change(worst)}, and {share:.0%} is the most that may be lost"
+            yield f"{worst.figure.title} changes by {write_change(worst)}, and {share:.0%} is the most that may be lost"
 
 
 def _plan(sizes: JsonObject) -> Plan:
@@ -372,19 +372,16 @@ def _count(value: Json) -> int:
 
 
 def notes_of(side: AnswerSide) -> list[str]:
-    """What its documents remark, each remark once; with its verb, where not all of them say it."""
-    said = {note: list[str]() for document in side.documents for note in map(text_of, list_of(document.get("notes")))}
+    """Return what a side's documents remark, each remark once, with its verb where not all of them say it."""
+    verbs = {note: list[str]() for document in side.documents for note in map(text_of, list_of(document.get("notes")))}
     for document in side.documents:
         for note in set(map(text_of, list_of(document.get("notes")))):
-            said[note].append(text_of(document.get("schema")).removeprefix("commtax.").partition("/")[0])
-    return [note if len(by) == len(side.documents) else f"{by[0]}: {note}" for note, by in said.items()]
+            verbs[note].append(text_of(document.get("schema")).removeprefix("commtax.").partition("/")[0])
+    return [note if len(by) == len(side.documents) else f"{by[0]}: {note}" for note, by in verbs.items()]
 
 
-def difference_document(d: AnswerDifference) -> JsonObject:
-    rows: list[Json] = [
-        {"key": c.figure.key, "before": c.before, "after": c.after, "relative": c.relative, "low": c.low, "high": c.high}
-        for c in d.changes
-    ]
+def difference_document(d: AnswerDifference) -> Record:
+    names = ("before", "after", "relative", "low", "high")
     return {
         "schema": "commtax.diff/1",
         "before": _side_document(d.before),
@@ -393,18 +390,11 @@ def difference_document(d: AnswerDifference) -> JsonObject:
         "verdict": "not allowed" if d.broken else "allowed",
         "broken": list(d.broken),
         "summary": list(summary(d)),
-        "figures": rows,
+        "figures": [{"key": c.figure.key, **facts(c, *names)} for c in d.changes],
         "facts": [{"name": name, "before": a, "after": b} for name, a, b in d.facts],
     }
 
 
-def _side_document(side: AnswerSide) -> JsonObject:
+def _side_document(side: AnswerSide) -> Record:
     gpus = side.value(["recommended.gpus", "gpus"])
-    return {
-        "name": side.name,
-        "plan": side.plan,
-        "fits": side.fits,
-        "overloaded": side.overloaded,
-        "gpus": gpus,
-        "unread": list(side.unread),
-    }
+    return facts(side, "name", "plan", "fits", "overloaded") | {"gpus": gpus, "unread": list(side.unread)}

@@ -34,7 +34,7 @@ class Recorder:
 
 
 def to_page(printed: Sequence[Drawn], picture: str) -> str:
-    """The sentences, the picture and the first table; what follows opens on a click."""
+    """Return the sentences, the picture and the first table, and what follows folded away."""
     first = next((i for i, one in enumerate(printed) if isinstance(one, DrawnTable)), len(printed) - 1)
     head, table, rest = printed[:first], printed[first : first + 1], printed[first + 1 :]
     more = f"<details><summary>more</summary>{_blocks(rest, picture)}</details>" if rest else ""
@@ -42,7 +42,7 @@ def to_page(printed: Sequence[Drawn], picture: str) -> str:
 
 
 def _blocks(printed: Iterable[Drawn], picture: str) -> str:
-    """Lines of a drawing stand together; where there is a picture they are left to it."""
+    """Yield blocks of what was printed. Lines of a drawing stand together, or are left to a picture."""
     html, sketch = list[str](), list[str]()
     for one in (*printed, None):
         if isinstance(one, Sketch):
@@ -80,13 +80,13 @@ def _row(kind: str, cells: Iterable[str], sides: Sequence[str]) -> str:
 
 
 def layer_picture(layer: LayerTimeline) -> str:
-    """One layer to scale: compute above, collectives below; solid is exposed, outlined is hidden under the compute above it."""
+    """Draw one layer to scale: compute above, collectives below, solid where exposed and outlined where hidden."""
     if layer.length_s <= 0:
         return ""
     scale, height = (WIDE - NAMES) / layer.length_s, 2 * LANE + 50
-    said = f"{layer.note}: {format_seconds(layer.length_s)}"
+    caption = f"{layer.note}: {format_seconds(layer.length_s)}"
     parts = [f'<svg role="img" viewBox="0 0 {WIDE} {height}" style="width:100%;max-width:{WIDE}px;font:12px sans-serif" ']
-    parts.append(f'xmlns="http://www.w3.org/2000/svg"><title>{escape(said)}</title>')
+    parts.append(f'xmlns="http://www.w3.org/2000/svg"><title>{escape(caption)}</title>')
     for lane, name in enumerate(("compute", "collectives")):
         parts.append(_label(0, lane, name))
         parts += _lane([bar for bar in layer.bars if (bar.segment.lane == "comm") == bool(lane)], lane, scale)
@@ -100,7 +100,7 @@ def layer_picture(layer: LayerTimeline) -> str:
         left = NAMES + 150 * at
         parts.append(_box(left, height - 34, 12, 12, colour, strength, text))
         parts.append(f'<text x="{left + 18}" y="{height - 24}" fill="currentColor">{text}</text>')
-    parts.append(f'<text x="{NAMES}" y="{height - 4}" fill="currentColor" opacity=".8">{escape(said)}</text></svg>')
+    parts.append(f'<text x="{NAMES}" y="{height - 4}" fill="currentColor" opacity=".8">{escape(caption)}</text></svg>')
     return "".join(parts)
 
 
@@ -115,7 +115,7 @@ def _box(left: float, top: float, width: float, height: float, colour: str, stre
 
 
 def _lane(bars: Iterable[Bar], lane: int, scale: float) -> Iterator[str]:
-    """Boxes with their names in them, where these fit; all of them as tooltips."""
+    """Yield boxes with their names in them, where these fit, and as tooltips."""
     for bar in bars:
         s = bar.segment
         title = f"{s.name}{f' {s.line.item.op}' * (s.lane == 'comm')}: {format_seconds(s.seconds)}"
@@ -128,7 +128,7 @@ def _lane(bars: Iterable[Bar], lane: int, scale: float) -> Iterator[str]:
 
 
 def _pieces(bar: Bar) -> Iterator[tuple[float, float, str, float]]:
-    """Where a bar lies, its colours and their strengths; of what is exposed latency comes first."""
+    """Yield where a bar lies, its colours and their strengths. Of what is exposed latency comes first."""
     s = bar.segment
     if s.lane == "compute":
         yield from ((*span, COMPUTE, 0.35) for span in bar.exposed)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from commtax.answer import manners
-from commtax.report.documents import Record, to_object
+from commtax.report.documents import Record, add_notes, to_object
 from commtax.report.drawing import DrawnTable, Telling, Text
 from commtax.report.manners import Manner
 from commtax.statement import Refusal
@@ -31,7 +31,7 @@ class _Full(Exception):  # noqa: N818
 
 
 class Screen:
-    """A console of so many lines; what would come after them is not even computed."""
+    """A console of so many lines, beyond which nothing is even computed."""
 
     width, telling = WIDTH, Telling(wider="to_frame() has them")
 
@@ -47,7 +47,7 @@ class Screen:
 
 
 def to_text(answer: object) -> str:
-    """The first screen of what the command prints."""
+    """Return the first screen of what the command prints."""
     screen = Screen()
     try:
         manner_of(answer).show(screen, answer)
@@ -57,7 +57,7 @@ def to_text(answer: object) -> str:
 
 
 def to_html(answer: object) -> str:
-    """What the command prints, as a notebook's page with a picture."""
+    """Return what the command prints, as a notebook's page with a picture."""
     from commtax.report.answer_pages import Recorder, to_page
 
     console, manner = Recorder(), manner_of(answer)
@@ -66,18 +66,17 @@ def to_html(answer: object) -> str:
 
 
 def to_dict(answer: object) -> Record:
-    """What the command prints with ``--json``."""
+    """Return what the command prints with ``--json``."""
     made = to_object(manner_of(answer).document(answer))
     if type(answer).__name__ in READ_ALOUD:
-        asked = getattr(answer, "answers", [answer])[0]
-        if remark := getattr(asked, "question", asked).cluster.remark:
-            said = made.get("notes")
-            made["notes"] = list(dict.fromkeys([*(said if isinstance(said, list) else []), remark]))
+        first = getattr(answer, "answers", [answer])[0]
+        remark = getattr(first, "question", first).cluster.remark
+        add_notes(made, [remark] * bool(remark))
     return made
 
 
 def to_frame(answer: object, library: str = "") -> object:
-    """Rows as a table of pandas or polars."""
+    """Return rows as a table of pandas or polars."""
     if library not in ("", *FRAMES):
         raise Refusal.of(f"one of {', '.join(FRAMES)}", FRAMES, library=library)
     for name in [library] if library else FRAMES:
@@ -98,7 +97,7 @@ def to_rows(answer: object) -> list[Record]:
 
 
 def _flat(row: Mapping[str, object]) -> Record:
-    """Lists become text, records in a record columns of their own."""
+    """Turn lists into text, and records in a record into columns."""
     flat: Record = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -144,8 +143,5 @@ def manner_of(answer: object) -> Manner[object]:
     if is_grid(answer):
         return GRID
     name = next(one.__name__ for one in type(answer).__mro__ if one.__name__ in HOMES or one.__name__ in manners)
-    return cast("Manner[object]", manners[name]() if name in manners else _known(name))
-
-
-def _known(name: str) -> object:
-    return import_module(f"commtax.report.{HOMES[name]}").MANNERS[name]
+    made = manners[name]() if name in manners else import_module(f"commtax.report.{HOMES[name]}").MANNERS[name]
+    return cast("Manner[object]", made)

@@ -8,25 +8,11 @@ from commtax.judgement.gains import UNDECIDED
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.records import Condition
+from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console, Sketch, Text
 from commtax.report.figures import figure_table
 from commtax.report.manners import Manner, bars, layer_drawing, line_colours, question_title
-from commtax.report.tables import (
-    ANSWER,
-    NOTHING_SENT,
-    OWN_LIMITS,
-    SENT,
-    Remarks,
-    notes,
-    range_80,
-    say,
-    say_asked,
-    say_own_limits,
-    served_step,
-    show_shares,
-    show_table,
-)
 from commtax.report.worths import worth_row
 from commtax.rules.drafts import is_accepted_known
 from commtax.units import DAY_S, format_bytes, format_duration, format_rate, format_seconds, format_si, format_tokens, plural
@@ -34,8 +20,7 @@ from commtax.verbs.billing import StepBill, by_cost, labels
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import causes
 from commtax.verbs.explained_step import HELD, ExplainedStep, layer_segments
-from commtax.verbs.why import Effect, Explanation, Floor, TimePart, Why
-from commtax.verbs.worth import TechniqueWorth
+from commtax.verbs.why import Explanation, TimePart, Why
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""
@@ -47,34 +32,30 @@ PASSES = ("forward", "recompute", "backward", "update")
 
 
 def show_bill(console: Console, step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
-    """What binds and the totals first, then the picture, the lines that sum to the step, and the what-ifs."""
+    """Show what binds and the totals first, then the picture, the lines that sum to the step, and the what-ifs."""
     b, q = step.bill, step.bill.question
     if not step.memory.fits:
-        say(console, step.lacking, "bold red")
-    say_own_limits(console, b.notes)
-    say(console, step.verdict, ANSWER)
+        tables.say(console, step.lacking, "bold red")
+    tables.say_limits(console, b.notes)
+    tables.say(console, step.verdict, tables.ANSWER)
     modes, beside = [text for text, on in _modes(q) if on], figure_table("step").words({"bill": b})
     if q.trains:
         _trained_totals(console, step, num_tokens, beside)
     else:
         kv = "fits" if step.memory.fits else "does not fit in memory with this batch and context (see commtax fit)"
         sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
-        whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-        say(console, f"{whole} = compute and host {format_seconds(b.compute_s)} + {sent}; {'; '.join([_rates(b), *beside, kv])}")
-    say_asked(console, q, _trained_step(q) if q.trains else served_step(q), *modes)
+        whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)} = compute and host"
+        tables.say(console, f"{whole} {format_seconds(b.compute_s)} + {sent}; {'; '.join([_rates(b), *beside, kv])}")
+    tables.say_question(console, q, _trained_step(q) if q.trains else tables.served_step(q), *modes)
     remarks, details = _show_trained(console, step, measured_mfu) if q.trains else _show_served(console, step)
     changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
-    changes += [(f"--technique {w.asked}", format_seconds(w.step_s), *_gained(w, b)) for w in step.techniques]
-    show_table(console, ("what if", ">step", ">change", ""), changes)
+    for w in step.techniques:  # what counts is what whole requests that keep this batch running gain, and how surely
+        gain = f"{w.gain - 1:+.1%} tokens/s of whole requests{', undecided' * (w.verdict == UNDECIDED)}: {w.technique.title}"
+        changes.append((f"--technique {w.asked}", format_seconds(w.step_s), f"{w.step_s / float(b.step_s) - 1:+.1%}", gain))
+    tables.show_table(console, ("what if", ">step", ">change", ""), changes)
     source = [f"least certain: {weakest(b)}"]
     unsure = any(x.source.kind in UNSURE for x in b.items)
-    notes(console, (*remarks, *(source if unsure else [])), (*details, *([] if unsure else source)))
-
-
-def _gained(w: TechniqueWorth, b: StepBill) -> tuple[str, str]:
-    """The step with a technique, and what counts: what whole requests that keep this batch running gain, and how surely."""
-    judged = ", undecided" if w.verdict == UNDECIDED else ""
-    return f"{w.step_s / float(b.step_s) - 1:+.1%}", f"{w.gain - 1:+.1%} tokens/s of whole requests{judged}: {w.technique.title}"
+    tables.notes(console, (*remarks, *(source if unsure else [])), (*details, *([] if unsure else source)))
 
 
 def _trained_step(q: Question) -> str:
@@ -87,7 +68,7 @@ def _trained_step(q: Question) -> str:
 
 
 def _modes(q: Question) -> tuple[tuple[str, Condition], ...]:
-    """What may be unusual about a step, and whether it is."""
+    """Return what may be unusual about a step, and whether it is."""
     plan, s = q.plan, q.what_if
     if not q.trains:
         width, height = q.pictures.image_size
@@ -111,7 +92,7 @@ def _modes(q: Question) -> tuple[tuple[str, Condition], ...]:
 
 
 def weakest(b: StepBill) -> str:
-    """The least certain kind of source among the lines that cost something, and which lines rest on it."""
+    """Return the least certain kind of source among the lines that cost something, and which lines rest on it."""
     kinds = {x.source.kind for x in b.items}
     least = next((kind for kind in WEAKEST_FIRST if kind in kinds), None)
     return ", ".join(dict.fromkeys(f"{x.kind} ({x.source})" for x in b.items if x.source.kind == least)) or "none"
@@ -120,13 +101,13 @@ def weakest(b: StepBill) -> str:
 LINES = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
 
 
-def _show_served(console: Console, step: ExplainedStep) -> Remarks:
-    """A served step's picture and lines; what is left to remark."""
+def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
+    """Show a served step's picture and lines, and return what is left to remark."""
     b = step.bill
     console.print()
     for line in _drawn_layer(b, console.width):
         console.print(line)
-    show_table(
+    tables.show_table(
         console,
         LINES,
         [_line_cells(*one, float(b.step_s)) for one in zip(by_cost(b), labels(b), strict=True)],
@@ -134,12 +115,12 @@ def _show_served(console: Console, step: ExplainedStep) -> Remarks:
     )
     alone = f"commtax expect --library {step.library.partition('@')[0]} prices one alone"
     whose = [f"collectives as {step.library} runs them (--library); {alone}"] if b.comm_s else []
-    said = tuple(note for note in b.notes if note.code != OWN_LIMITS)
-    return said, (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose)
+    remarks = tuple(note for note in b.notes if note.code != tables.OWN_LIMITS)
+    return remarks, (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *whose)
 
 
 def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
-    """Two lanes on one time axis, and a legend of what the widths mean."""
+    """Draw two lanes on one time axis, with a legend of what the widths mean."""
     segments = layer_segments(bill)
     total = sum(s.seconds for s in segments)
     if total <= 0:
@@ -168,19 +149,19 @@ def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
 
 def _line_cells(x: Line, label: str, step_s: float) -> tuple[str | Text, ...]:
     item, sent = x.item, x.kind == "comm"
-    name = Text(f"{item.axis} {item.what}" if sent else label, style=SENT if sent else "")
+    name = Text(f"{item.axis} {item.what}" if sent else label, style=tables.SENT if sent else "")
     times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
     size = format_bytes(item.nbytes) if item.nbytes else ""
     return (name, how_sent(x), size, f"{item.count:,.0f}", *times, f"{float(x.exposed_s) / step_s:.1%}")
 
 
 def how_sent(x: Line) -> str:
-    """The operation; of a collective also its algorithm, link and group."""
+    """Return the operation of a line, and of a collective also its algorithm, link and group."""
     return f"{x.item.op}, {x.algorithm} over {x.link}, {int(x.item.ranks)} ranks" if x.kind == "comm" else x.item.op
 
 
 def _rates(b: StepBill) -> str:
-    """What the step brings in a second: of prompts, and when their first tokens are there, or of outputs."""
+    """Return what the step brings in a second: prompts, and when their first tokens are there, or outputs."""
     prompts = f"{b.prompt_tokens_per_s:,.0f} prompt tokens/s"
     if b.question.phase == "prefill":
         return f"{prompts}, TTFT {format_seconds(b.ttft_s)} with no queue ahead of it"
@@ -193,8 +174,8 @@ def _rates(b: StepBill) -> str:
     return f"{outputs}{f', {prompts}' if b.question.phase == 'mixed' else ''}"
 
 
-def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> Remarks:
-    """What would explain a measured MFU, taxes and where the time goes; what is left to remark."""
+def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | None) -> tables.Remarks:
+    """Show what would explain a measured MFU, taxes and where the time goes, and return what is left to remark."""
     b = step.bill
     if measured_mfu is not None:
         _show_causes(console, b, measured_mfu)
@@ -202,36 +183,33 @@ def _show_trained(console: Console, step: ExplainedStep, measured_mfu: float | N
     rows = [(part, sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)) for part in PASSES]
     rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
     rows.append(("pipeline bubble", float(b.bubble_s)))
-    show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
+    tables.show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
     return b.notes, (*_inequalities(step), f"MFU counts {b.mfu_definition}")
 
 
 def _show_taxes(console: Console, b: StepBill) -> None:
-    """The lesson's table: axis, collective, buffer, how often, link, window, hidden or exposed."""
+    """Show the lesson's table: axis, collective, buffer, how often, link, window, hidden or exposed."""
     rows = [_tax_cells(x, b) for x in by_cost(b) if x.kind == "comm"]
     if b.bubble_s:
         sizes = ("", "", "", str(int(b.question.plan.pp)), "", "")
         bubble = (f"bubble of {b.question.plan.schedule}", *sizes, format_seconds(b.bubble_s), Text("exposed", style="red"))
-        rows.append((Text("pp", style=SENT), *bubble))
+        rows.append((Text("pp", style=tables.SENT), *bubble))
     if not rows:
-        say(console, NOTHING_SENT)
+        tables.say(console, tables.NOTHING_SENT)
         return
     columns = ("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
-    show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
+    tables.show_table(console, columns, rows, ("ranks", "times", "window", "buffer", "link", "takes"))
 
 
 def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
-    item, axis = x.item, Text(x.item.whole_axis, style=SENT)
+    item, axis = x.item, Text(x.item.whole_axis, style=tables.SENT)
     window = format_seconds(x.window_s) if b.runs_beside(x) and x.window_s else "none"
     sizes = (format_bytes(item.nbytes), f"{item.count:,.0f}", str(x.link), f"{item.ranks:,.0f}")
-    return (axis, f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
-
-
-def _fate(x: Line) -> Text:
     hidden, total = float(x.hidden_s), float(x.total_s)
-    if hidden <= 0:
-        return Text("exposed", style="red")
-    return Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "")
+    fate = Text("exposed", style="red")
+    if hidden > 0:
+        fate = Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "")
+    return (axis, f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), fate)
 
 
 def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float, beside: list[str]) -> None:
@@ -241,16 +219,16 @@ def _trained_totals(console: Console, step: ExplainedStep, num_tokens: float, be
     sent = f"exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%})"
     terms = f"compute {format_seconds(b.compute_s)} + {sent} + bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%})"
     rates = f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} per GPU){days}"
-    whole = f"step {format_seconds(b.step_s)}{range_80(b.low_s, b.high_s)}"
-    say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {'; '.join([rates, *beside])}")
+    whole = f"step {format_seconds(b.step_s)}{tables.range_80(b.low_s, b.high_s)}"
+    tables.say(console, f"{whole} = {terms}; MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {'; '.join([rates, *beside])}")
     parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
-    held = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
-    say(console, held, "" if step.memory.fits else "red")
+    memory = f"memory per rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
+    tables.say(console, memory, "" if step.memory.fits else "red")
 
 
 def _inequalities(step: ExplainedStep) -> Iterator[str]:
-    """The lesson's two thresholds with this step's rate and links."""
+    """Yield the lesson's two thresholds with this step's rate and links."""
     t = step.thresholds
     if t and t.dp_tokens:
         what = "gathers and gradients" if step.bill.question.plan.zero == 3 else "gradients"
@@ -269,24 +247,24 @@ def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
         over = f"is above the predicted {predicted:.1%}" if measured_mfu > predicted else "was reached, yet this does not fit"
         why = f"measured MFU {measured_mfu:.1%} {over}: the run was not this plan. The same sizes with options that it lacks:"
         rows = [(c.options, f"{c.mfu:.1%}", format_bytes(c.memory_bytes), "yes" if c.fits else "no") for c in completed]
-        show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
+        tables.show_table(console, ("with", ">MFU", ">memory per rank", "fits"), rows, title=why)
         return
     if not likely:
         low, high = (predicted * float(b.step_s / end) for end in (b.high_s, b.low_s))
         near = "agrees with" if measured_mfu <= high else "is above"
         text = f"measured MFU {measured_mfu:.1%} {near} the predicted {predicted:.1%} (80% range {low:.1%} to {high:.1%})"
-        say(console, text, "green" if measured_mfu <= high else "")
+        tables.say(console, text, "green" if measured_mfu <= high else "")
         return
     slower = predicted / measured_mfu
     step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
     gap = f"measured MFU {measured_mfu:.1%} against {predicted:.1%} predicted"
     rows = [(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail) for c in likely]
-    show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
+    tables.show_table(console, ("cause", ">step", ">of the gap", ""), rows, title=f"{gap}: {step}. What would explain it:")
 
 
 def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Record:
     b, q = step.bill, step.bill.question
-    things: Record = {
+    parts: Record = {
         "step": step,
         "bill": b,
         "items": [record("bill-line", line=x) for x in b.items],
@@ -295,11 +273,11 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
         "weakest_source": weakest(b),
     }
     if not q.trains:
-        return document("bill", q, **things)
+        return document("bill", q, **parts)
     return document(
         "train-bill",
         q,
-        **things,
+        **parts,
         global_batch=q.batch * q.plan.dp,
         memory=facts(b.memory, *HELD),
         days=b.days(num_tokens) if num_tokens else None,
@@ -309,24 +287,26 @@ def bill_document(step: ExplainedStep, num_tokens: float = 0.0, measured_mfu: fl
 
 
 def show_expectation(console: Console, e: Expectation, measured_s: float | None, nccl: Expectation | None = None) -> None:
-    """The verdict where something was measured, then one line that a job's prolog can log; what ``nccl`` alone would take, which
-    its tests measure, where that is another."""
+    """Show the verdict on a measurement, one line that a job's prolog can log, and where it differs what ``nccl`` alone would take.
+
+    The tests of NCCL measure the latter.
+    """
     if measured_s is not None:
         _show_measured(console, e, measured_s)
-    own = f"; profile {e.profile}" if e.profile else ""
+    profile = f"; profile {e.profile}" if e.profile else ""
     place = f"{e.cluster.key} ({plural(e.cluster.num_gpus, 'GPU')}; {e.link}, {e.algorithm})"
     times = f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)})"
     rates = f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}"
-    say(
+    tables.say(
         console,
         f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {place}: {times}, {rates}",
-        "" if measured_s is not None else ANSWER,
+        "" if measured_s is not None else tables.ANSWER,
     )
     parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
-    say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
+    tables.say(console, f"  {parts}; {e.fabric.name}, {e.source}{profile}", "dim")
     if nccl and abs(float(nccl.seconds) / float(e.seconds) - 1) > ALIKE:
         figures = f"{format_seconds(nccl.seconds)}, busbw {format_rate(nccl.busbw_Bps)} ({nccl.algorithm})"
-        say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
+        tables.say(console, f"  {nccl.fabric.name} alone, which is what nccl-tests measures: {figures}; --library nccl", "dim")
 
 
 STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdicts, the worst first
@@ -335,10 +315,11 @@ STYLES = {"fail": "bold red", "undecided": "bold", "pass": "green"}  # of verdic
 def _show_measured(console: Console, e: Expectation, measured_s: float) -> None:
     verdict, ratio = e.verdict(measured_s), measured_s / float(e.seconds)
     if measured_s < float(e.low_s):
-        notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
+        tables.notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
     assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
     why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
-    say(console, f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}", STYLES[verdict])
+    measured = f"measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time"
+    tables.say(console, f"{verdict.upper()}: {measured}{why}", STYLES[verdict])
 
 
 PASSED = {"pass": True, "fail": False, "undecided": None}
@@ -352,35 +333,37 @@ def expectation_document(e: Expectation, measured_s: float | None, _: Expectatio
 
 
 def why_document(w: Why) -> Record:
-    """``bill --why LINE --json``. Bytes, FLOPs and parts are of one launch; parts times ``times`` less ``hidden_s`` are
-    ``exposed_s``."""
+    """Return what ``bill --why LINE --json`` prints. Bytes, FLOPs and parts are of one launch.
+
+    Parts times ``times`` less ``hidden_s`` are ``exposed_s``.
+    """
     e = w.explanation
     return document("why", w.bill.question, why=w, total_nbytes=e.nbytes * w.times, total_flops=e.flops * w.times)
 
 
 def why_view(w: Why) -> Record:
-    """A line's explanation as the page shows it: sentences, the parts of one launch, effects and the range."""
+    """Return a line's explanation as the page shows it: sentences, the parts of one launch, effects and the range."""
     return record("page-why", why=w, heading=_heading(w), told=[*_reason_lines(w), *_derived_lines(w)], range=_range_words(w))
 
 
 def show_why(console: Console, w: Why) -> None:
-    """What it is, how long it takes and how sure that is, why, and by which parts and effects."""
-    say(console, f"line {w.number}, {_heading(w)}", ANSWER)
-    say(console, f"80% range{range_80(w.range.low_s, w.range.high_s)}")
+    """Show what a line is, how long it takes and how sure that is, why, and by which parts and effects."""
+    tables.say(console, f"line {w.number}, {_heading(w)}", tables.ANSWER)
+    tables.say(console, f"80% range{tables.range_80(w.range.low_s, w.range.high_s)}")
     for text in _reason_lines(w):
-        say(console, text)
-    say_asked(console, w.bill.question)
+        tables.say(console, text)
+    tables.say_question(console, w.bill.question)
     columns = ("seconds of one launch", "", ">alone", ">here", ">share")
-    show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts], ("", "alone"))
+    tables.show_table(console, columns, [_part_cells(part, w) for part in w.explanation.parts], ("", "alone"))
     effects = w.explanation.effects
-    sources = _cited(effects)
+    sources = list(dict.fromkeys(e.source for e in effects if e.source))
     marks = [f"[{sources.index(e.source) + 1}]" if e.source else "" for e in effects]
     values = [format_seconds(e.value) if e.kind == "host" else f"{e.value:.4g}" for e in effects]
     rows = [(e.name, value, e.on, e.mechanism, mark) for e, value, mark in zip(effects, values, marks, strict=True)]
     if rows:
-        show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
-    cited = [f"[{number}] {source}" for number, source in enumerate(_cited(w.explanation.effects), start=1)]
-    notes(console, w.range.reasons, (*_derived_lines(w), _range_words(w), *cited))
+        tables.show_table(console, ("effect", ">value", "on", "mechanism", "source"), rows, ("source", "on"))
+    cited = [f"[{number}] {source}" for number, source in enumerate(sources, start=1)]
+    tables.notes(console, w.range.reasons, (*_derived_lines(w), _range_words(w), *cited))
 
 
 def _heading(w: Why) -> str:
@@ -392,23 +375,26 @@ def _heading(w: Why) -> str:
 
 
 def _range_words(w: Why) -> str:
-    return f"80% range{range_80(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
+    return f"80% range{tables.range_80(w.range.low_s, w.range.high_s)}, standard deviation of the logarithm {w.range.sigma:.3g}"
 
 
 def _reason_lines(w: Why) -> Iterator[str]:
-    """What is moved, by which path, and how far that is from what the hardware could do."""
+    """Yield what is moved, by which path, and how far that is from what the hardware could do."""
     e = w.explanation
     if e.nbytes or e.flops:
         yield f"per launch: {_moved_words(e, 1)}; in total: {_moved_words(e, w.times)}"
     if e.way:
         over = f" on {plural(int(e.way.domains), 'domain')}" if e.way.domains > 1 else ""
         yield f"path: {e.way.path} over {e.way.link}, {int(e.way.ranks)} ranks{over}, {e.way.library}; {e.way.reason}"
-    if e.floor:
-        yield _floor_words(e.floor, w.each_s)
+    if floor := e.floor:
+        computed = f", FLOPs {format_seconds(floor.flops_s)} at {format_si(floor.flops_per_s, 'FLOP/s')}" if floor.flops_s else ""
+        least = "the longer of these" if computed else "that"
+        slower = f"; the line takes {w.each_s / floor.seconds:.2f} times {least}" if floor.seconds else ""
+        yield f"floor: bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}{computed}{slower}"
 
 
 def _derived_lines(w: Why) -> Iterator[str]:
-    """What the price is computed from, and by which formula."""
+    """Yield what the price is computed from, and by which formula."""
     e = w.explanation
     if e.shape:
         yield "sizes: " + ", ".join(f"{name} {_size(value)}" for name, value in e.shape.items())
@@ -435,20 +421,9 @@ def _moved_words(e: Explanation, times: float) -> str:
     return f"{format_bytes(e.nbytes * times)}{computed}"
 
 
-def _floor_words(floor: Floor, each_s: float) -> str:
-    computed = f", FLOPs {format_seconds(floor.flops_s)} at {format_si(floor.flops_per_s, 'FLOP/s')}" if floor.flops_s else ""
-    least = "the longer of these" if computed else "that"
-    slower = f"; the line takes {each_s / floor.seconds:.2f} times {least}" if floor.seconds else ""
-    return f"floor: bytes {format_seconds(floor.bytes_s)} at {format_rate(floor.bandwidth_Bps)}{computed}{slower}"
-
-
 def _part_cells(part: TimePart, w: Why) -> tuple[str, ...]:
     alone = format_seconds(part.alone_s) if part.alone_s is not None else ""
     return part.name, part.what, alone, format_seconds(part.seconds), f"{part.seconds / w.each_s:.1%}" if w.each_s else ""
-
-
-def _cited(effects: tuple[Effect, ...]) -> list[str]:
-    return list(dict.fromkeys(e.source for e in effects if e.source))
 
 
 def _line_name(x: Line) -> str:

@@ -1,4 +1,4 @@
-"""The catalogue: lists, and one thing with the source of each number."""
+"""The catalogue: lists, and one entry with the source of each number."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,15 +13,15 @@ from commtax.report.tables import notes, say, show_table
 from commtax.spec import ENGINE_PARTS, Attention, Chip, Citation, Cluster, DeltaNet, Engine, Link, Mixer, Mlp, Model, Plan
 from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 
-Thing = Chip | Link | Cluster | Engine
+CatalogueEntry = Chip | Link | Cluster | Engine
 
 
-def show_catalog(console: Console, every: Mapping[str, Sequence[Thing | Model]]) -> None:
-    for at, (kind, things) in enumerate(every.items()):
-        show_table(console, COLUMNS[kind], map(_row, things), EXPENDABLE, apart=at > 0)
+def show_catalog(console: Console, every: Mapping[str, Sequence[CatalogueEntry | Model]]) -> None:
+    for at, (kind, entries) in enumerate(every.items()):
+        show_table(console, COLUMNS[kind], map(_row, entries), EXPENDABLE, apart=at > 0)
 
 
-def _row(x: Thing | Model) -> tuple[str, ...]:
+def _row(x: CatalogueEntry | Model) -> tuple[str, ...]:
     if isinstance(x, Chip):
         peaks = (format_si(x.flops_per_s[d], "FLOP/s") if d in x.flops_per_s else "-" for d in ("bf16", "fp8"))
         price = f"{x.usd_per_gpu_hour:,.2f}" if x.usd_per_gpu_hour else ""
@@ -51,15 +51,16 @@ EXPENDABLE = ("heads", "KV heads", "hidden", "weights", "layers", "inside a host
 
 def show_model(console: Console, m: Model, counts: Iterable[PublishedCount]) -> None:
     say(console, f"{m.key} ({m.architecture})", style="bold")
-    active, without = num_active_params(m), num_active_params(m, embedding=False)
+    sizes = _sizes(m)
     further = f" and {mtp_params(m):,.0f} in {plural(len(m.mtp), 'layer')} for further tokens" if m.mtp else ""
-    state, kind = _state_bytes(m), _kv_dtype(m)
-    own_kv = "" if kind == "bf16" else f", {format_bytes(_kv_bytes_per_token(m, kind))} in {kind} as the checkpoint asks for"
+    state, kind = sizes["state_bytes_per_sequence"], _kv_dtype(m)
+    stored_kv = "" if kind == "bf16" else f", {format_bytes(sizes['kv_bytes_per_token'])} in {kind} as the checkpoint asks for"
+    active = f"{sizes['active_params']:,.0f} ({sizes['active_params_without_embedding']:,.0f} without the input embedding)"
     rows = [
         ("parameters", f"{num_params(m):,.0f}{further}"),
-        ("active per token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
-        ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.told if m.quant else m.dtype})"),
-        ("KV per token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{own_kv}"),
+        ("active per token", active),
+        ("weights", f"{format_bytes(sizes['weights_bytes'])} as stored ({m.quant.title if m.quant else m.dtype})"),
+        ("KV per token", f"{format_bytes(sizes['kv_bytes_per_token_bf16'])} in bf16 on one rank{stored_kv}"),
         *([("state per sequence", f"{format_bytes(state)} on one rank, whatever its length")] if state else []),
         ("layers", ", ".join(f"{count} {kind}" for kind, count in layer_kinds(m).items())),
         ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {m.vocab:,.0f}"),
@@ -83,16 +84,11 @@ def model_document(model: Model, counts: Iterable[PublishedCount]) -> Record:
     return record(
         "model",
         model=model,
+        **_sizes(model),
         params=num_params(model),
-        active_params=num_active_params(model),
-        active_params_without_embedding=num_active_params(model, embedding=False),
         mtp_params=mtp_params(model),
-        weights_bytes=_stored_bytes(model),
         latent_kv=model.attention.latent is not None,
-        kv_bytes_per_token_bf16=_kv_bytes_per_token(model, "bf16"),
         kv_dtype=_kv_dtype(model),
-        kv_bytes_per_token=_kv_bytes_per_token(model, _kv_dtype(model)),
-        state_bytes_per_sequence=_state_bytes(model),
         layer_kinds=layer_kinds(model),
         num_experts=moe.num_experts if moe else 0,
         experts_per_token=moe.top_k if moe else 0,
@@ -102,28 +98,26 @@ def model_document(model: Model, counts: Iterable[PublishedCount]) -> Record:
     )
 
 
-def _stored_bytes(model: Model) -> float:
-    """All weights as they are stored."""
-    return float(model.stored_bytes or total_bytes(model, Plan()))
+def _sizes(model: Model) -> dict[str, float]:
+    """Return what the model computes with and keeps on one rank, weights as they are stored."""
+    cached = Plan(kv_dtype=_kv_dtype(model))
+    return {
+        "active_params": num_active_params(model),
+        "active_params_without_embedding": num_active_params(model, embedding=False),
+        "weights_bytes": float(model.stored_bytes or total_bytes(model, Plan())),
+        "kv_bytes_per_token_bf16": float(kv_bytes_per_token(model, Plan(kv_dtype="bf16"))),
+        "kv_bytes_per_token": float(kv_bytes_per_token(model, cached)),
+        "state_bytes_per_sequence": float(state_bytes_per_sequence(model, cached)),
+    }
 
 
 def _kv_dtype(model: Model) -> str:
-    """The type of the cache that a checkpoint brings scales for, else bf16."""
+    """Return the type of the cache that a checkpoint brings scales for, or bf16."""
     return (model.quant.kv_dtype if model.quant else "") or "bf16"
 
 
-def _kv_bytes_per_token(model: Model, kind: str) -> float:
-    """The cache of a token on one rank."""
-    return float(kv_bytes_per_token(model, Plan(kv_dtype=kind)))
-
-
-def _state_bytes(model: Model) -> float:
-    """What a sequence keeps on one rank beside it."""
-    return float(state_bytes_per_sequence(model, Plan(kv_dtype=_kv_dtype(model))))
-
-
 def layer_kinds(model: Model) -> dict[str, int]:
-    """How many layers there are of each kind of mixer, and of each that widens tokens."""
+    """Count the layers of each kind of mixer, and of each kind of what widens tokens."""
     blocks = [model.blocks[i] for i in model.layers]
     mixers = Counter(_mixer_kind(block.mixer) for block in blocks if block.mixer)
     layers = (block.ffn for block in blocks if block.ffn)
@@ -141,48 +135,48 @@ def _mixer_kind(mixer: Mixer) -> str:
     return "sparse attention" if mixer.indexer else "latent attention" if mixer.latent else "full attention"
 
 
-def show_thing(console: Console, thing: Thing) -> None:
-    """Every number with where it was read: the sources stand once, below."""
-    say(console, f"{thing.key}: {thing.name}", style="bold")
+def show_entry(console: Console, entry: CatalogueEntry) -> None:
+    """Show every number with where it was read. The sources stand once, below."""
+    say(console, f"{entry.key}: {entry.name}", style="bold")
     telling_facts = (
         (name, value)
-        for name, value in _facts_of(thing)
+        for name, value in _facts_of(entry)
         if name not in ("key", "name", "note") and value not in ("", (), 0, float("inf")) and value is not False
     )
-    shown = [(name, value, thing.sources.get(name)) for fact in telling_facts for name, value in _flat(*fact)]
+    shown = [(name, value, entry.sources.get(name)) for fact in telling_facts for name, value in _flat(*fact)]
     cited = list(dict.fromkeys(source for _, _, source in shown if source))
     whole = telling(console).details
     rows = [(name, _fact(name, value, whole), f"[{cited.index(source) + 1}]" if source else "") for name, value, source in shown]
     show_table(console, ("fact", "value", "source"), rows)
     for number, source in enumerate(cited, start=1):
         say(console, f"  [{number}] {_cite(source)}", style="dim")
-    if thing.note:
-        notes(console, [thing.note])
-    for part in _own_parts(thing).values():
+    if entry.note:
+        notes(console, [entry.note])
+    for part in _parts_beside_catalogue(entry).values():
         console.print()
-        show_thing(console, part)
+        show_entry(console, part)
 
 
-def _own_parts(thing: Thing) -> dict[str, Chip | Link]:
-    """Parts of a cluster that its own file describes: no catalogue holds them."""
-    held = _facts_of(thing) if isinstance(thing, Cluster) else ()
-    parts = {name: value for name, value in held if isinstance(value, (Chip, Link))}
+def _parts_beside_catalogue(entry: CatalogueEntry) -> dict[str, Chip | Link]:
+    """Return the parts of a cluster that its file describes and no catalogue has."""
+    entry_facts = _facts_of(entry) if isinstance(entry, Cluster) else ()
+    parts = {name: value for name, value in entry_facts if isinstance(value, (Chip, Link))}
     return {name: part for name, part in parts.items() if part.key not in keys("chips" if isinstance(part, Chip) else "links")}
 
 
-def thing_document(thing: Thing) -> Record:
-    """One chip, link, cluster or engine with the source of each number."""
-    values = {name: value.key if isinstance(value, (Chip, Link)) else value for name, value in _facts_of(thing)}
-    own = {name: thing_document(part) for name, part in _own_parts(thing).items()}
-    described = {"described": own} if own else {}
-    return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources, **described}
+def entry_document(entry: CatalogueEntry) -> Record:
+    """Return one chip, link, cluster or engine with the source of each number."""
+    values = {name: value.key if isinstance(value, (Chip, Link)) else value for name, value in _facts_of(entry)}
+    parts = {name: entry_document(part) for name, part in _parts_beside_catalogue(entry).items()}
+    described = {"described": parts} if parts else {}
+    return {"schema": f"commtax.{type(entry).__name__.lower()}/1", **values, "sources": entry.sources, **described}
 
 
-def _facts_of(thing: Thing) -> Iterator[tuple[str, object]]:
-    """The facts of one record, those of an engine's parts beside its own."""
-    for name in thing.__slots__:
-        value = getattr(thing, name)
-        if name in ENGINE_PARTS and isinstance(thing, Engine):
+def _facts_of(entry: CatalogueEntry) -> Iterator[tuple[str, object]]:
+    """Yield the facts of one record, those of an engine's parts among them."""
+    for name in entry.__slots__:
+        value = getattr(entry, name)
+        if name in ENGINE_PARTS and isinstance(entry, Engine):
             yield from ((inner, getattr(value, inner)) for inner in value.__slots__)
         elif name != "sources":
             yield name, value
@@ -197,7 +191,7 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _fact(name: str, value: object, whole: bool) -> str:
-    """A value with the unit that its name tells; long lists only where the whole is wanted."""
+    """Write a value with the unit that its name tells, and a long list whole only where that is wanted."""
     if isinstance(value, (Chip, Link)):
         return value.key
     if isinstance(value, tuple):

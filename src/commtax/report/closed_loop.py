@@ -35,7 +35,7 @@ NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
 def holds_one(s: ClosedLoop) -> bool:
-    """Whether a copy has room for one request, a prompt worker for its prompt, and both for one of full length where asked."""
+    """Return whether a copy has room for one request, a prompt worker for its prompt, and both for a whole one where needed."""
     states = np.asarray(s.state_tokens)
     whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.requests.tokens) + states)
     prompts = s.apart is None or np.all(np.asarray(s.apart.kv_tokens) >= np.asarray(s.requests.input_len) + states)
@@ -43,24 +43,36 @@ def holds_one(s: ClosedLoop) -> bool:
 
 
 def _too_long(s: ClosedLoop) -> list[str]:
-    """Why servers would not start with the length of a request that was asked for."""
+    """Return why servers would not start with the requested length."""
     return [note for note in s.notes if note.code == "too-long"]
 
 
 def show_unfit(console: Console, s: ClosedLoop, advice: Iterable[str] = ()) -> None:
-    """That nobody can run this plan, and what would fit: its times would be those of another one."""
-    _say_unfit(console, s)
-    for change in () if _too_long(s) else advice:  # which names what would help itself
+    """Show that nobody can run this plan, and what would fit: its times would be those of another one."""
+    r, long = s.requests, _too_long(s)
+    if long:
+        tables.say(console, f"It does not fit: {long[0]}.", "bold red")
+    else:
+        states = int(np.max(s.state_tokens))
+        beside = f" and room for {states:,} more for its states" if states else ""
+        need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}{beside}"
+        whose, room = "a replica", s.kv_tokens
+        if s.apart and s.kv_tokens >= r.tokens:
+            need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
+        no_room = f"weights leave the KV cache of {whose} no room"
+        holds = f"the KV cache of {whose} holds {int(room):,} tokens" if room > 0 else no_room
+        tables.say(console, f"It does not fit: {holds}, and {need}.", "bold red")
+    for change in () if long else advice:  # which names what would help itself
         tables.say(console, f"  It would fit with {change}.")
-    _say_asked(console, s)
+    _say_question(console, s)
 
 
 def show_simulation(console: Console, s: ClosedLoop) -> None:
-    """The two latencies with their ranges, what they are made of, and the throughput."""
+    """Show the two latencies with their ranges, what they are made of, and the throughput."""
     if not holds_one(s):
         show_unfit(console, s)
         return
-    tables.say_own_limits(console, s.notes)
+    tables.say_limits(console, s.notes)
     tpot, ttft = (
         f"{name} {format_seconds(getattr(s, f))} ({ends_words(s, f)})" for name, f in (("TPOT", "tpot_s"), ("TTFT", "ttft_s"))
     )
@@ -69,11 +81,11 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
     rates += figure_table("run").words({"simulation": s})
     tables.say(console, f"{times}; {', '.join(rates)}", tables.ANSWER)
     _say_first(console, s)
-    found = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
+    seconds = {name: float(getattr(s.served, name)) for name in PARTS if name != "handed_s"}
     handover_s = s.question.engine.host.handover_s * (float(np.exp(s.learnt["ttft"].log)) if s.learnt else 1.0)
-    found["handed_s"] = min(found["moved_s"], handover_s)
-    found["moved_s"] -= found["handed_s"]
-    parts = {"TTFT": ([(text, found[name]) for name, text in PARTS.items()], float(s.ttft_s))}
+    seconds["handed_s"] = min(seconds["moved_s"], handover_s)
+    seconds["moved_s"] -= seconds["handed_s"]
+    parts = {"TTFT": ([(text, seconds[name]) for name, text in PARTS.items()], float(s.ttft_s))}
     if s.requests.output_len > 1:
         decode, stretch = float(s.decode_part_s), float(s.served.stretch_s)
         frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
@@ -81,32 +93,32 @@ def show_simulation(console: Console, s: ClosedLoop) -> None:
         step = "the decode step" + " of the fullest batch" * (s.question.plan.pp > 1)
         token_parts = [(step, decode), ("other prompts", stretch), ("waiting for the front end", frontend), thrown_out]
         parts["TPOT"] = token_parts, float(s.tpot_s)
-    tables.say(console, "; ".join(f"{name} is mostly {_largest(*whole)}" for name, whole in parts.items()))
-    _say_asked(console, s)
+    largest = {name: (*max(some, key=lambda part: part[1]), whole_s) for name, (some, whole_s) in parts.items()}
+    tables.say(console, "; ".join(f"{name} is mostly {part} ({s / whole:.0%})" for name, (part, s, whole) in largest.items()))
+    _say_question(console, s)
     for name, (times_s, whole_s) in parts.items():
         tables.show_shares(console, f"part of {name}", times_s, whole_s)
-    said, details = _remarks(s, _mixture(s), *_handover_source(s))
+    remarks, details = _remarks(s, _mixture(s), *_handover_source(s))
     fixed, large = tuple(fixed_time_notes(s)), s.question.engine.host.request_s > LITTLE * float(s.ttft_s)
-    tables.notes(console, (*said, *(fixed if large else ())), (*details, *(() if large else fixed)))
+    tables.notes(console, (*remarks, *(fixed if large else ())), (*details, *(() if large else fixed)))
 
 
 def fixed_time_notes(s: ClosedLoop) -> list[str]:
-    """What the time that every request takes in an idle server is, and what it rests on: it is a constant, and no queue."""
+    """Say what the time that every request takes in an idle server is, and what it rests on: it is a constant, and no queue."""
     engine = s.question.engine
     if not engine.host.request_s:
         return []
-    own = engine.host.host_label
-    how = own.kind if own else "fitted on published runs" if engine.host.calibrated else "assumed"
-    told = f"the server's fixed time per request, {format_seconds(engine.host.request_s)} of each TTFT, is {how} ({engine.key})"
-    mixed = engine.host.of_mixtures and engine.host.mixture_request != 1 and engine.host.calibrated and not own
+    label = engine.host.host_label
+    how = label.kind if label else "fitted on published runs" if engine.host.calibrated else "assumed"
+    fixed = f"the server's fixed time per request, {format_seconds(engine.host.request_s)} of each TTFT, is {how} ({engine.key})"
+    mixed = engine.host.of_mixtures and engine.host.mixture_request != 1 and engine.host.calibrated and not label
     several = (
         ": runs of mixtures of experts with several clients, which do not tell it from other waits; an idle server may take less"
     )
-    return [told + several * mixed]
+    return [fixed + several * mixed]
 
 
 def _handover_source(s: ClosedLoop) -> list[str]:
-    """Where the time of a handover is from."""
     engine = s.question.engine
     source = engine.sources.get("handover_s")
     if not s.apart or not engine.host.handover_s or source is None:
@@ -115,28 +127,21 @@ def _handover_source(s: ClosedLoop) -> list[str]:
 
 
 def saved_words(times: Mapping[str, tuple[float, float]], rate: str, rates: tuple[float, float]) -> str:
-    """What cached prefixes save: times and a rate with them and without.
+    """Return what cached prefixes save: times and a rate with them and without.
 
     >>> saved_words({"TTFT": (0.03, 0.06)}, "requests/s", (12.0, 10.0))
     'Cached prefixes: +20% requests/s (10 without), TTFT -50% (60 ms without)'
     """
-    told = [f"{name} {own / plain - 1:+.0%} ({format_seconds(plain)} without)" for name, (own, plain) in times.items() if plain > 0]
-    without = format_figure(rates[1])
-    more = f"{rates[0] / rates[1] - 1:+.0%} {rate} ({without} without)"
-    return f"Cached prefixes: {', '.join([more, *told])}"
-
-
-def _largest(parts: list[tuple[str, float]], whole_s: float) -> str:
-    """What a time is mostly made of."""
-    name, seconds = max(parts, key=lambda part: part[1])
-    return f"{name} ({seconds / whole_s:.0%})"
+    saved = [f"{name} {s / plain - 1:+.0%} ({format_seconds(plain)} without)" for name, (s, plain) in times.items() if plain > 0]
+    more = f"{rates[0] / rates[1] - 1:+.0%} {rate} ({format_figure(rates[1])} without)"
+    return f"Cached prefixes: {', '.join([more, *saved])}"
 
 
 def _remarks(s: ClosedLoop, *details: str) -> tables.Remarks:
-    """What host times rest on changes how an answer is read only where they were not measured so."""
+    """Return notes and details. What host times rest on changes how an answer is read only where they were not measured so."""
     sure = s.basis == "calibrated" and not s.question.engine.host.host_label
-    said = [note for note in s.notes if note.code not in ("too-long", tables.OWN_LIMITS, *TOLD_FIRST)]
-    return (*said, *([] if sure else [host_times(s)])), (*details, *([host_times(s)] if sure else []))
+    notes = [note for note in s.notes if note.code not in ("too-long", tables.OWN_LIMITS, *TOLD_FIRST)]
+    return (*notes, *([] if sure else [host_times(s)])), (*details, *([host_times(s)] if sure else []))
 
 
 def ends_words(s: ClosedLoop, name: str) -> str:
@@ -144,12 +149,12 @@ def ends_words(s: ClosedLoop, name: str) -> str:
 
 
 def show_simulations(console: Console, s: ClosedLoop) -> None:
-    """From the first to the last in a sentence, then one line a concurrency."""
+    """Show the span from the first to the last in a sentence, then one line for each number of clients."""
     if not holds_one(s):
         show_unfit(console, s)
         return
     runs = simulation_runs(s)
-    tables.say_own_limits(console, s.notes)
+    tables.say_limits(console, s.notes)
     first, last = runs[0], runs[-1]
     clients = f"From {first['concurrency']:,.0f} to {last['concurrency']:,.0f} clients"
     names = [name for name in ("tpot", "ttft") if math.isfinite(first[f"{name}_s"])]
@@ -157,41 +162,25 @@ def show_simulations(console: Console, s: ClosedLoop) -> None:
     span_words = f"{clients}: {', '.join(longer)}; {first['tokens_per_s']:,.0f} to {last['tokens_per_s']:,.0f} output tokens/s"
     tables.say(console, span_words, tables.ANSWER)
     _say_first(console, s)
-    _say_asked(console, s)
+    _say_question(console, s)
     figure_table("runs").show(console, runs)
     tables.notes(console, *_remarks(s))
 
 
 def _say_first(console: Console, s: ClosedLoop) -> None:
-    """The notes that belong to the answer itself."""
     for note in (note for note in s.notes if note.code in TOLD_FIRST):
         tables.say(console, note)
 
 
-def _say_unfit(console: Console, s: ClosedLoop) -> None:
-    r = s.requests
-    if long := _too_long(s):
-        tables.say(console, f"It does not fit: {long[0]}.", "bold red")
-        return
-    states = int(np.max(s.state_tokens))
-    beside = f" and room for {states:,} more for its states" if states else ""
-    need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}{beside}"
-    whose, room = "a replica", s.kv_tokens
-    if s.apart and s.kv_tokens >= r.tokens:
-        need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
-    holds = f"the KV cache of {whose} holds {int(room):,} tokens" if room > 0 else f"weights leave the KV cache of {whose} no room"
-    tables.say(console, f"It does not fit: {holds}, and {need}.", "bold red")
-
-
-def _say_asked(console: Console, s: ClosedLoop) -> None:
+def _say_question(console: Console, s: ClosedLoop) -> None:
     r = s.requests
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
-    tables.say_asked(console, s.question, f"{clients}, {tables.length_words(s.question, True)}{finite}", gpus=_gpus(s))
+    tables.say_question(console, s.question, f"{clients}, {tables.length_words(s.question, True)}{finite}", gpus=_gpus(s))
 
 
 def _gpus(s: ClosedLoop) -> str:
-    """The GPUs in words; of both kinds of workers where there are two."""
+    """Return the GPUs in words, of both kinds of workers where there are two."""
     if s.apart is None:
         return describe_gpus(s.question.plan)
     copies = int(s.apart.copies) if np.ndim(s.apart.copies) == 0 else "enough"
@@ -214,8 +203,8 @@ def _mixture(s: ClosedLoop) -> str:
 
 def host_times(s: ClosedLoop) -> str:
     engine = s.question.engine
-    own = engine.host.host_label
-    return f"host times of {engine.key} are {f'{own.kind} ({own.detail})' if own else basis_words(s)}"
+    label = engine.host.host_label
+    return f"host times of {engine.key} are {f'{label.kind} ({label.detail})' if label else basis_words(s)}"
 
 
 def basis_words(s: ClosedLoop) -> str:
@@ -231,17 +220,17 @@ def basis_words(s: ClosedLoop) -> str:
 
 
 def _unseen_words(levels: tuple[str, ...]) -> str:
-    """What no published run had, and what that does to the ranges."""
+    """Return what no published run had, and what that does to the ranges."""
     named = {"engine": "this engine", "chip": "this chip", "dtype": "this number format", "family": "this family of models"}
     strange = [named[level] for level in levels if level in named]  # whoever asks is no publisher, which needs no words
     if not strange:
         return " that used each of its parts, but not together"
-    said = " or ".join(strange) + " with this engine" * ("engine" not in levels)
-    return f", none of which used {said}; ranges are as wide as the errors on runs left out of the fit"
+    new = " or ".join(strange) + " with this engine" * ("engine" not in levels)
+    return f", none of which used {new}; ranges are as wide as the errors on runs left out of the fit"
 
 
 def simulation_runs(s: ClosedLoop) -> list[Run]:
-    """One flat record for each concurrency; without a second token there is no time between tokens, and its fields are null."""
+    """Return one flat record for each number of clients, times between tokens null without a second token."""
     ends: Record = {}
     for name in ("tpot", "ttft"):
         ends[f"{name}_low_s"], ends[f"{name}_high_s"] = s.range_of(f"{name}_s")
@@ -254,7 +243,7 @@ def simulation_runs(s: ClosedLoop) -> list[Run]:
 
 
 def simulation_document(s: ClosedLoop, judged: Sequence[JudgedLimit] = ()) -> Record:
-    """``simulate --json``: one record in ``runs`` for each concurrency, and in ``limits`` for each limit on a mean."""
+    """Return what ``simulate --json`` prints: one record in ``runs`` for each concurrency, in ``limits`` for each on a mean."""
     return document(
         "simulate",
         s.question,
@@ -270,7 +259,7 @@ def simulation_document(s: ClosedLoop, judged: Sequence[JudgedLimit] = ()) -> Re
 
 
 def _workers(s: ClosedLoop) -> Record:
-    """Both kinds of workers, and the GPUs of all; null where there are "enough"."""
+    """Return both kinds of workers, and the GPUs of all, or null where there are "enough"."""
     plan = s.question.plan
     if s.apart is None:
         return {"prompt_workers": None, "decode_workers": LEFT_OUT, "gpus": plan.all_gpus}

@@ -42,12 +42,12 @@ def _prefills(compared: Comparison) -> bool:
     return any(row.bill is not None and row.bill.question.phase == "prefill" for row in compared.rows)
 
 
-def _floats(b: StepBill, names: tuple[str, ...]) -> Record:
+def _floats(b: StepBill, *names: str) -> Record:
     return {name: float(getattr(b, name)) for name in names}
 
 
 def comparison_rows(compared: Comparison) -> list[Record]:
-    """One flat record a cell, its figures null where it has none: communication by axis, in training all five taxes."""
+    """Return one flat record a cell, its figures null where it has none: communication by axis, in training all five taxes."""
     apart = (
         ("mfu", *(f"{axis}_tax_s" for axis in TAXES), "binding")
         if compared.question.trains
@@ -65,27 +65,29 @@ def comparison_rows(compared: Comparison) -> list[Record]:
 
 def _swept(b: StepBill) -> Record:
     if not b.question.trains:
-        prompted = _floats(b, PROMPTED) if b.question.phase == "prefill" else {}
-        return _floats(b, SWEPT) | prompted | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}
+        prompted = PROMPTED if b.question.phase == "prefill" else ()
+        return _floats(b, *SWEPT, *prompted) | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}
     taxes = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()}
-    return _floats(b, SWEPT) | {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
+    return _floats(b, *SWEPT, "mfu") | {**taxes, "binding": b.binding, "fits": bool(fits(b))}
 
 
 def draft_remarks(bills: Iterable[StepBill | None]) -> list[str]:
-    """What tokens/s leave out where tokens are drafted and nobody knows how many are accepted."""
+    """Say what tokens/s leave out where tokens are drafted and the acceptance is not known."""
     if all(b is None or is_accepted_known(b.question) for b in bills):
         return []
     return ["tokens/s ignore accepted drafts; with n accepted on average, a step yields 1 + n tokens per sequence (--acceptance)"]
 
 
 def show_comparison(console: Console, compared: Comparison) -> None:
-    """The span and the best in two lines, then every cell."""
+    """Show the span and the best in two lines, then every cell."""
     for line in comparison_words(compared):
         say(console, line, ANSWER)
     say(console, _fixed_words(compared), "dim")
     rows, table = comparison_rows(compared), figure_table("cells")
     unshown = [key for key in table.columns if key not in rows[0] or (key == "tokens_per_s" and _prefills(compared))]
-    cells = table.cells([_without_nothing(row) for row in rows], unshown)
+    some = (*(f"{axis}_comm_s" for axis in APART), *(f"{axis}_tax_s" for axis in TAXES), "breakeven_overlap")
+    # an axis that sends nothing, or has nothing to hide, has no figure
+    cells = table.cells([{key: None if key in some and not x else x for key, x in row.items()} for row in rows], unshown)
     columns = {axis: [str(row.at[i]) for row in compared.rows] for i, axis in enumerate(compared.axes)} | cells
     refused = [Text(row.refused, style="red") for row in compared.rows]
     drawn = drop_empty_columns([*columns, ""], zip(*columns.values(), refused, strict=True))
@@ -95,14 +97,8 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     notes(console, [*hides, *draft_remarks(row.bill for row in compared.rows)])
 
 
-def _without_nothing(row: Record) -> Record:
-    """Return a row in which an axis that sends nothing, or has nothing to hide, has no figure."""
-    some = (*(f"{axis}_comm_s" for axis in APART), *(f"{axis}_tax_s" for axis in TAXES), "breakeven_overlap")
-    return {key: None if key in some and not value else value for key, value in row.items()}
-
-
 def comparison_words(compared: Comparison) -> list[str]:
-    """From the shortest step to the longest, and where most tokens come out of one."""
+    """Return the span from the shortest step to the longest, and where most tokens come out of one."""
     priced = [(row, row.bill) for row in compared.rows if row.bill is not None]
     if not priced:
         return []
@@ -119,7 +115,7 @@ def comparison_words(compared: Comparison) -> list[str]:
 
 
 def _faster_words(compared: Comparison) -> Iterator[str]:
-    """How many times as many tokens/s each kind brings as the first of its axis, at each value of the other axis."""
+    """Yield how many times as many tokens/s each kind brings as the first of its axis, at each value of the other axis."""
     priced = {row.at: row.bill for row in compared.rows if row.bill is not None}
     rates = {at: float(b.tokens_per_s) for at, b in priced.items() if is_accepted_known(b.question)}
     for place, axis in enumerate(compared.axes):
@@ -127,8 +123,8 @@ def _faster_words(compared: Comparison) -> Iterator[str]:
         for at, rate in rates.items() if isinstance(base, str) else ():
             if at[place] != base and (of := rates.get((*at[:place], base, *at[place + 1 :]))):
                 ratios.setdefault(at[place], []).append(rate / of)
-        told = (f"{kind} {' to '.join(dict.fromkeys(f'{x:.2f}' for x in (min(r), max(r))))} x" for kind, r in ratios.items())
-        yield from [f"Tokens/s against {axis} {base}: {', '.join(told)}"] if ratios else []
+        gains = (f"{kind} {' to '.join(dict.fromkeys(f'{x:.2f}' for x in (min(r), max(r))))} x" for kind, r in ratios.items())
+        yield from [f"Tokens/s against {axis} {base}: {', '.join(gains)}"] if ratios else []
 
 
 def comparison_document(compared: Comparison) -> Record:
@@ -136,7 +132,6 @@ def comparison_document(compared: Comparison) -> Record:
 
 
 def _fixed_words(compared: Comparison) -> str:
-    """What all cells have in common."""
     q = compared.question
     sizes = facts(q.plan, *SIZES[:3]) | facts(q, *STEP_AXES)
     fixed = [f"{axis} {size}" for axis, size in sizes.items() if axis not in compared.swept]
@@ -144,7 +139,7 @@ def _fixed_words(compared: Comparison) -> str:
 
 
 def plot_comparison(compared: Comparison, path: Path | None) -> "plots.Figure":
-    """Communication's share of the step above, time of the step below; over tp the ideal line is drawn too."""
+    """Plot communication's share of the step above and the time of the step below, over tp with the ideal line."""
     x_axis = next((a for a in compared.axes if a != "link"), compared.axes[0])
     series = next((a for a in compared.axes if a != x_axis), "")
 
@@ -186,36 +181,35 @@ PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_frac
 
 
 def _record(row: PlanRow) -> Record:
-    """One flat record a cell, its figures null where it has none."""
+    """Return one flat record a cell, its figures null where it has none."""
     figures: Record = dict.fromkeys((*PRICED, "tokens_per_s", "tokens_per_s_per_gpu", "fits", "prompt_tokens_per_s", "ttft_s"))
     if row.bill is not None:
         rates = {"tokens_per_s": row.tokens_per_s, "tokens_per_s_per_gpu": row.tokens_per_s / row.gpus}
         if row.prompt_tokens_per_s:
             figures |= {"prompt_tokens_per_s": row.prompt_tokens_per_s, "ttft_s": float(row.bill.ttft_s)}
-        figures |= _floats(row.bill, PRICED) | rates | {"fits": row.fits}
+        figures |= _floats(row.bill, *PRICED) | rates | {"fits": row.fits}
     return facts(row, "plan", "link", "sequences", "batch", "gpus") | figures | {"refused": row.refused}
 
 
 def plans_document(compared: PlanTable) -> Record:
     flips = list[Record]()
     for f in compared.break_evens:
-        below, above = f.sure(ratio_error(compared.question))
-        surely = {"sure_below": below, "sure_from": above}
+        surely = dict(zip(("sure_below", "sure_from"), f.sure(ratio_error(compared.question)), strict=True))
         figures = facts(f, "at", "earliest", "link", "sequences")
         flips.append({"axis": f.axis, "below": f.first, "from": f.then, **figures, **surely})
     head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context, "rows": plan_rows(compared)}
-    told = ("plan", "link", "clients", "gpus", "ttft_s", "tpot_s", "tokens_per_s", "fits", "refused")
-    served = {"requests": [facts(row, *told) for row in compared.served]} if compared.served else {}
+    names = ("plan", "link", "clients", "gpus", "ttft_s", "tpot_s", "tokens_per_s", "fits", "refused")
+    served = {"requests": [facts(row, *names) for row in compared.served]} if compared.served else {}
     return {**head, **served, "break_even": flips, "notes": _remarks(compared)}
 
 
 def _remarks(compared: PlanTable) -> list[str]:
-    """What matters to all: sequences are shared out, assumed constants."""
-    said = [(note, row.plan) for row in compared.rows if row.bill is not None for note in row.bill.notes]
-    told = dict.fromkeys(note for note, _ in said if note.code == "assumed-links")
-    uneven = dict.fromkeys(plan for note, plan in said if note.code == "imbalance")
+    """Return what matters to all plans: how sequences are shared out, and assumed constants."""
+    noted = [(note, row.plan) for row in compared.rows if row.bill is not None for note in row.bill.notes]
+    assumed = dict.fromkeys(note for note, _ in noted if note.code == "assumed-links")
+    uneven = dict.fromkeys(plan for note, plan in noted if note.code == "imbalance")
     waits = [f"each step waits for the busiest expert rank: {' and '.join(uneven)} (bill says its load)"] * bool(uneven)
-    return [*compared.notes, SHARED, *told, *waits, *draft_remarks(row.bill for row in compared.rows)]
+    return [*compared.notes, SHARED, *assumed, *waits, *draft_remarks(row.bill for row in compared.rows)]
 
 
 def plan_rows(compared: PlanTable) -> list[Record]:
@@ -223,7 +217,7 @@ def plan_rows(compared: PlanTable) -> list[Record]:
 
 
 def show_plans(console: Console, compared: PlanTable) -> None:
-    """Who is fastest and where that flips, then every cell."""
+    """Show which plan is fastest and where that flips, then every cell."""
     if compared.served:
         _show_served(console, compared)
     say(console, fastest_words(compared), "" if compared.served else ANSWER)
@@ -239,11 +233,11 @@ def show_plans(console: Console, compared: PlanTable) -> None:
         "dim",
     )
     table, prefill = figure_table("compared"), compared.phase == "prefill"
-    known: dict[str, list[object]] = {
+    priced: dict[str, list[object]] = {
         "batch": [row.batch if row.bill else None for row in compared.rows],
         "tokens_per_s_per_gpu": [row.rate / row.gpus if row.bill else None for row in compared.rows],
     }
-    columns = table.cells(plan_rows(compared), ["tokens_per_s"] if prefill else ["ttft_s", "prompt_tokens_per_s"], known)
+    columns = table.cells(plan_rows(compared), ["tokens_per_s"] if prefill else ["ttft_s", "prompt_tokens_per_s"], priced)
     marks = [_mark(row, compared) if row.bill else Text("not legal", style="red") for row in compared.rows]
     show_table(console, [*columns, ""], zip(*columns.values(), marks, strict=True), table.spare_headings())
     _heat_maps(console, compared)
@@ -252,23 +246,18 @@ def show_plans(console: Console, compared: PlanTable) -> None:
 
 
 def fastest_words(compared: PlanTable) -> str:
-    """The plan with most tokens/s at each load, on each link where links were asked for; several where they are too close."""
+    """Return the plan with most tokens/s at each load and on each link, or several where they are too close."""
     most = f"Most {rate_name(compared)}{PER_STEP.get(compared.phase, '')}"
     return _winners(compared, compared.rows, most, "at global batch {}")
 
 
 def _show_served(console: Console, compared: PlanTable) -> None:
-    """Whole requests: who serves most, and a line for each plan and load."""
+    """Show which plan serves most whole requests, and a line for each plan and load."""
     most = f"Most tokens/s of whole requests of {length_words(compared.served[0].question, True)}"
     say(console, _winners(compared, compared.served, most, "at concurrency {}"), ANSWER)
     table, rows = figure_table("served"), list[Record]()
     for row in compared.served:
-        figures = {
-            "ttft_s": row.ttft_s,
-            "tpot_s": row.tpot_s,
-            "tokens_per_s": row.rate,
-            "tokens_per_s_per_gpu": row.rate / row.gpus,
-        }
+        figures = facts(row, "ttft_s", "tpot_s") | {"tokens_per_s": row.rate, "tokens_per_s_per_gpu": row.rate / row.gpus}
         rows.append(facts(row, "plan", "link", "clients", "gpus") | (figures if row.fits else dict.fromkeys(figures)))
     columns = table.cells(rows)
     unfit = (Text("not legal" if row.refused else "does not fit", style="red") for row in compared.served)
@@ -284,8 +273,8 @@ def _winners(compared: PlanTable, rows: Sequence[PlanRow] | Sequence[ServedPlan]
         leaders = _leaders(compared, row)
         if leaders and row is leaders[0]:
             names = listed([r.plan for r in leaders])
-            said = f"{names}, too close to call," if len(leaders) > 1 else names
-            best.setdefault(said, []).append(f"{row.load:,}" + f" on {row.link}" * several_links)
+            leading = f"{names}, too close to call," if len(leaders) > 1 else names
+            best.setdefault(leading, []).append(f"{row.load:,}" + f" on {row.link}" * several_links)
     if not best:
         return "None of these plans fits in memory."
     ((plan, at), *others) = best.items()
@@ -295,14 +284,13 @@ def _winners(compared: PlanTable, rows: Sequence[PlanRow] | Sequence[ServedPlan]
 
 
 def _leaders(compared: PlanTable, row: PlanRow | ServedPlan) -> list[PlanRow | ServedPlan]:
-    """Of the plans that fit beside a row, the fastest and those that it is not surely faster than; in their order."""
+    """Return the fastest of the plans that fit beside a row and those that it is not surely faster than, in their order."""
     beside = [r for r in compared.beside(row) if r.fits]  # what does not fit wins nothing
     best = max((r.rate for r in beside), default=0.0)
     return [r for r in beside if r.rate == best or best <= r.rate * (1 + ratio_error(compared.question))]
 
 
 def _mark(row: PlanRow | ServedPlan, compared: PlanTable) -> Text:
-    """Whether a row leads those beside it."""
     leaders, rivals = _leaders(compared, row), sum(r.fits for r in compared.beside(row))
     leads = rivals > 1 and any(r is row for r in leaders)
     return Text(("fastest" if len(leaders) == 1 else "close") if leads else "", style="green")
@@ -326,7 +314,7 @@ def _say_flips(console: Console, compared: PlanTable) -> None:
 
 
 def flip_words(f: BreakEven, within: float = 0.0) -> str:
-    """Where either plan is surely faster, in words; ``within``: leads that are too small to be sure of."""
+    """Say where either plan is surely faster. ``within`` are leads that are too small to be sure of."""
     rate, (below, above), leads = f.axis == "bandwidth", f.sure(within), f.leads(within)
     until, since = (format_rate(x or 0.0) if rate else f"{x or 0.0:,.0f}" for x in (below, above))
     from_there = f"above {since}" if rate else f"from {since} on"
@@ -346,7 +334,7 @@ def flip_words(f: BreakEven, within: float = 0.0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Plans against one axis; at one ``link`` or number of ``sequences`` of the other, where there is one."""
+    """Plans against one axis, at one ``link`` or number of ``sequences`` of the other where there is one."""
 
     title: str
     axis: str
@@ -355,7 +343,7 @@ class HeatMap:
     sequences: int | str = 0
 
     def cells(self, compared: PlanTable, column: int | str) -> dict[str, PlanRow]:
-        """The rows of a column by plan; where links are the plans' own, whatever each has."""
+        """Return the rows of a column by plan, on whatever link each has where links are the plans' own."""
         rows = [r for r in compared.rows if getattr(r, self.axis) == column]
         return {r.plan: r for r in reversed(rows) if self.link in ("", r.link) and self.sequences in (0, r.sequences)}
 
@@ -372,7 +360,7 @@ def _maps(compared: PlanTable) -> list[HeatMap]:
 
 
 def _heat_maps(console: Console, compared: PlanTable) -> None:
-    """Tokens a second against the best of each column: the fuller the block, the nearer."""
+    """Show tokens a second against the best of each column: the fuller the block, the nearer."""
     maps, plans = _maps(compared), [str(name) for name in compared.values("plan")]
     for drawn in maps:
         cells = {c: drawn.cells(compared, c) for c in drawn.columns}
@@ -388,7 +376,7 @@ def _heat_maps(console: Console, compared: PlanTable) -> None:
 
 
 def rate_name(compared: PlanTable) -> str:
-    """What plans are ranked by."""
+    """Return what plans are ranked by."""
     return "prompt tokens/s" if compared.phase == "prefill" else "tokens/s"
 
 
@@ -402,7 +390,7 @@ def _heat(row: PlanRow | None, best: float) -> Text:
 
 
 def plot_plans(compared: PlanTable, path: Path | None) -> "plots.Figure":
-    """The heat maps as a picture: colour, and the figure in every cell."""
+    """Plot the heat maps: colour, and the figure in every cell."""
     maps = _maps(compared) or [HeatMap("plan x global batch", "sequences", compared.values("sequences"))]
 
     def draw(figure: "plots.Figure") -> None:
@@ -447,7 +435,7 @@ UNITS: dict[str, Callable[[float], str]] = {
 
 
 def _axes(answer: object) -> Record:
-    """What was asked for as an array, by the names of the options."""
+    """Return the sizes that are arrays, by the names of the options."""
     if (q := getattr(answer, "question", None)) is None:
         sizes: Record = {"nbytes": getattr(answer, "nbytes", 0)}
     else:
@@ -457,7 +445,7 @@ def _axes(answer: object) -> Record:
 
 
 def is_grid(answer: object) -> bool:
-    """Whether sizes are arrays; clients of a closed loop alone are listed as the command lists them."""
+    """Return whether sizes are arrays. Clients of a closed loop alone are listed as the command lists them."""
     name = type(answer).__name__
     return name in FIGURES and bool(_axes(answer).keys() - ({"concurrency"} if name == "ClosedLoop" else set()))
 
@@ -484,7 +472,7 @@ def show_grid(console: Console, answer: object) -> None:
 
 
 def _name(figure: str) -> str:
-    """A figure's name in words.
+    """Write a figure's name in words.
 
     >>> _name("tokens_per_s"), _name("exposed_comm_s")
     ('tokens/s', 'exposed comm')
@@ -497,12 +485,12 @@ def _cell(name: str, value: object) -> str:
         return str(value)
     if name.endswith("_fraction"):
         return f"{value:.1%}"
-    told = next((write for end, write in UNITS.items() if name.endswith(end) and not name.endswith("per_s")), None)
-    return told(value) if told else f"{value:,.10g}" if isinstance(value, int) else f"{value:,.1f}"
+    write = next((write for end, write in UNITS.items() if name.endswith(end) and not name.endswith("per_s")), None)
+    return write(value) if write else f"{value:,.10g}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 def plot_grid(answer: object, path: Path | None) -> "plots.Figure":
-    """The first figure over the first size, a line for each value of the others."""
+    """Plot the first figure over the first size, a line for each value of the others."""
     rows, axes = grid_rows(answer), list(_axes(answer))
     figure = FIGURES[type(answer).__name__][0]
 

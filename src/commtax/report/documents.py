@@ -3,7 +3,7 @@
 A document is a plain record, made by ``record``; records of answers stand in it as they are, and ``to_json`` makes JSON of all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from math import isfinite
@@ -42,18 +42,18 @@ def _mappings() -> Mapping[str, Mapping[str, str]]:
 
 @lru_cache(maxsize=64)
 def _mapping(name: str) -> dict[str, tuple[str, Way]]:
-    """Keys of a record in their order: the path to each value, and how it is told."""
-    own = dict(_mappings()[name])
-    base = _mapping(own.pop("+")) if "+" in own else {}
-    parts = {key: text.partition(", ") for key, text in own.items()}
+    """Return the keys of a record in their order, with the path to each value and how it is told."""
+    keys = dict(_mappings()[name])
+    base = _mapping(keys.pop("+")) if "+" in keys else {}
+    parts = {key: text.partition(", ") for key, text in keys.items()}
     return base | {key: (path, WAYS[way]) for key, (path, _, way) in parts.items()}
 
 
-def record(name: str, /, **things: object) -> Record:
-    """Return a record made of things, as ``documents.toml`` maps it; the keys of "*" are those of a record that is there."""
+def record(name: str, /, **parts: object) -> Record:
+    """Return a record made of its parts, as ``documents.toml`` maps it. The keys of "*" are those of a record among them."""
     values: Record = {}
     for key, (path, way) in _mapping(name).items():
-        value = way(look_up(path, things))
+        value = way(look_up(path, parts))
         if key.startswith("*"):
             values |= cast("Record", value)
         elif value is not LEFT_OUT:
@@ -61,23 +61,23 @@ def record(name: str, /, **things: object) -> Record:
     return values
 
 
-def value_of(name: str, key: str, things: Mapping[str, object]) -> object:
+def value_of(name: str, key: str, parts: Mapping[str, object]) -> object:
     """Return the value of one key of a record, None where the record does without it."""
     path, way = _mapping(name)[key]
-    value = way(look_up(path, things))
+    value = way(look_up(path, parts))
     return None if value is LEFT_OUT else value
 
 
-def facts(thing: object, *names: str) -> Record:
-    """Some facts of a record under their own names."""
-    return {name: getattr(thing, name) for name in names}
+def facts(source: object, *names: str) -> Record:
+    """Return some facts of a record under their own names."""
+    return {name: getattr(source, name) for name in names}
 
 
-def look_up(path: str, things: Mapping[str, object]) -> object:
+def look_up(path: str, parts: Mapping[str, object]) -> object:
     if path.startswith("= "):
         return path[2:]
     first, *names = path.split(".")
-    value = things[first] if first != "null" else None
+    value = parts[first] if first != "null" else None
     if callable(value):  # what is dear is made when somebody wants it
         value = value()
     for name in names:
@@ -89,14 +89,14 @@ def look_up(path: str, things: Mapping[str, object]) -> object:
 
 @lru_cache(maxsize=256)
 def _fields(kind: type) -> tuple[tuple[str, str, Way], ...]:
-    """Fields of a record that stands in a document as it is, their keys, and how they are told."""
+    """Return the fields of a record that stands in a document as it is, their keys, and how they are told."""
     other = {name: text.partition(", ") for name, text in _mappings().get(f"records.{kind.__name__}", {}).items()}
     usual = {f.name: (f.name.rstrip("_"), "", "") for f in fields(kind)}
     return tuple((name, key, WAYS[way]) for name, (key, _, way) in (usual | other).items())
 
 
 def to_json(value: object) -> object:
-    """Records as JSON's own: NumPy numbers and arrays too; whole floats as ints, no limit (infinity) and no number as null."""
+    """Make records JSON's own, NumPy numbers and arrays too: whole floats as ints, infinity (no limit) and no number as null."""
     if isinstance(value, np.ndarray):
         return to_json(value.tolist())
     if isinstance(value, np.generic):
@@ -111,19 +111,26 @@ def to_json(value: object) -> object:
 
 
 def to_object(value: object) -> Record:
-    """A record, or a data class that stands in a document as it is, as an object of JSON."""
+    """Make a record, or a data class that stands in a document as it is, an object of JSON."""
     kind: type = type(value)
-    held = value if isinstance(value, dict) else {key: way(getattr(value, name)) for name, key, way in _fields(kind)}
-    return {k: to_json(v) for k, v in held.items() if v is not LEFT_OUT}
+    items = value if isinstance(value, dict) else {key: way(getattr(value, name)) for name, key, way in _fields(kind)}
+    return {k: to_json(v) for k, v in items.items() if v is not LEFT_OUT}
+
+
+def add_notes(document: Record, remarks: Sequence[object]) -> None:
+    """Put remarks behind the notes of a document, each once."""
+    if remarks:
+        notes = document.get("notes")
+        document["notes"] = list(dict.fromkeys([*(notes if isinstance(notes, list) else []), *remarks]))
 
 
 def engine_name(q: Question) -> str:
-    """The engine and its version: ``vllm@0.31``."""
+    """Return the engine and its version: ``vllm@0.31``."""
     return f"{q.engine.key}@{q.engine.version}"
 
 
-def document(name: str, q: Question, /, **things: object) -> Record:
-    """A document that answers one question."""
+def document(name: str, q: Question, /, **parts: object) -> Record:
+    """Return a document that answers one question."""
     plan = q.plan
     loras = plan.max_loras if plan.lora_rank else None
     shared = plan.dcp if np.any(np.asarray(plan.dcp) > 1) else None
@@ -132,6 +139,6 @@ def document(name: str, q: Question, /, **things: object) -> Record:
         "engine": engine_name(q),
         "plan": facts(plan, *SIZES) | kinds,
         "idle_gpus": q.cluster.num_gpus - q.plan.all_gpus,
+        "techniques": [text for _, text in techniques_on(q)],
     }
-    usual["techniques"] = [text for _, text in techniques_on(q)]
-    return record(name, question=q, **(usual | things))
+    return record(name, question=q, **(usual | parts))

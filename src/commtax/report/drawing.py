@@ -38,17 +38,17 @@ class Needs:
 
     @classmethod
     def of(cls, name: str, cells: Sequence[str], folds: bool) -> "Needs":
-        own = max(map(width_of, cells), default=0)
-        whole = max(own, width_of(name))
+        widest = max(map(width_of, cells), default=0)
+        whole = max(widest, width_of(name))
         if not folds:
-            return cls(whole, tuple(max(own, narrowest(name, lines)) for lines in MOST_LINES))
+            return cls(whole, tuple(max(widest, narrowest(name, lines)) for lines in MOST_LINES))
         few, most = (sorted(narrowest(cell, lines) for cell in (name, *cells)) for lines in MOST_LINES)
         named = max(few[-1 - len(cells) // EXCEPTIONS], most[-1]), most[-1]
         first, *others = (width if width <= WIDE_TEXT else enough for width, enough in zip(named, ENOUGH, strict=True))
         return cls(whole, (whole if whole <= SHORT else first, *others), tuple(map(word_widths, cells)))
 
     def lines(self, width: int) -> list[int]:
-        """How many lines each cell takes."""
+        """Count the lines that each cell takes."""
         return [count_lines(words, width) for words in self.cells]
 
 
@@ -92,7 +92,7 @@ def telling(console: Console) -> Telling:
 
 
 class Text:
-    """Pieces of text with their styles; all have that of the first."""
+    """Pieces of text with their styles, whose lines all have that of the first."""
 
     __slots__ = ("pieces",)
 
@@ -111,20 +111,20 @@ class Text:
         return "".join(text for text, _ in self.pieces)
 
     def lines(self, width: int) -> "list[Text]":
-        """The sentence folded: all of it has one style."""
+        """Fold the sentence, all of which has one style."""
         whole = escape_controls(str(self))
         leading = len(whole) - len(whole.lstrip(" "))
         indent = leading + NOTED if leading or whole.startswith("· ") else FURTHER
         return [Text(line, self.style) for line in fold(whole, width, indent)]
 
     def styled(self) -> "RichText":
-        """As Rich takes it: a line that is as long as it is."""
+        """Return the text as Rich takes it: a line that is as long as it is."""
         from rich.text import Text as Styled
 
         (text, style), *others = self.pieces
         styled = Styled(text, style=style, no_wrap=True, overflow="ignore")
-        for more, own in others:
-            styled.append(more, style=own)
+        for more, other in others:
+            styled.append(more, style=other)
         return styled
 
     def __rich_console__(self, _: "RichConsole", options: "ConsoleOptions") -> "Iterator[RichText]":
@@ -137,13 +137,13 @@ class Sketch(Text):
     __slots__ = ()
 
     def lines(self, width: int) -> list[Text]:
-        """Whoever draws keeps to the width; what is said of a drawing folds."""
+        """Keep the line, since whoever draws keeps to the width, and fold what is said of a drawing."""
         return [self] if width_of(str(self)) <= width else super().lines(width)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTable:
-    """Cells in columns; those whose names start with '>' are right-aligned, and never folded."""
+    """Cells in columns, of which those whose names start with '>' are right-aligned and never folded."""
 
     columns: Sequence[str]
     rows: list[list[str | Text]] = field(default_factory=list)
@@ -156,12 +156,12 @@ class DrawnTable:
         return [name.lstrip(">") for name in self.columns]
 
     def lines(self, width: int) -> list[Text]:
-        """As columns where there is room for those that are needed, else as records; below it, what is not shown."""
+        """Draw columns where there is room for those that are needed, else records, and below them name what is not shown."""
         if not self.columns:
             return []
         cells = [[escape_controls(str(cell)).replace("\n", " ") for cell in row] for row in self.rows]
         columns = [list(column) for column in zip(self.names, *cells, strict=True)]
-        order = [some for name in self.expendable if (some := [i for i, own in enumerate(self.names) if own == name])]
+        order = [some for name in self.expendable if (some := [i for i, other in enumerate(self.names) if other == name])]
         choice = choose(columns, [not name.startswith(">") for name in self.columns], order, width)
         title = Text(self.title, "bold").lines(width) if self.title else []
         if choice is None:
@@ -179,7 +179,7 @@ class DrawnTable:
         return [*title, *head, *body, *left_out.lines(width)]
 
     def _across(self, choice: Choice, cells: Sequence[str], styles: Sequence[str], top: bool = True) -> Iterator[Text]:
-        """A row in as many lines as its cells fold to; names stand right above the first."""
+        """Yield a row in as many lines as its cells fold to. Names stand right above the first."""
         folded = [fold(cells[i], width) for i, width in zip(choice.kept, choice.widths, strict=True)]
         height = max(map(len, folded))
         tall = [[*lines, *[""] * (height - len(lines))] if top else [*[""] * (height - len(lines)), *lines] for lines in folded]
@@ -196,15 +196,13 @@ class DrawnTable:
             yield line
 
     def _record(self, row: Sequence[str | Text], cells: Sequence[str], width: int) -> Iterator[Text]:
-        """A row as a short record: its name, then every figure after what it is."""
+        """Yield a row as a short record: its name, then every figure after what it is."""
         numbers = [i for i, name in enumerate(self.columns) if name.startswith(">")]
-        own = min(numbers[0] if numbers else 1, MOST_NAMES) - 1
-        pairs = [
-            f"{name} {cell}".strip() for name, cell in zip(self.names[own + 1 :], cells[own + 1 :], strict=True) if cell.strip()
-        ]
-        head = [cell for cell in cells[: own + 1] if cell] or pairs[:1]
-        yield from Text("  ".join(head), _styles(row)[max(own, 0)] or "bold").lines(width)
-        yield from (Text(f"  {line}") for line in _packed(pairs if own >= 0 else pairs[1:], width - NOTED))
+        first = min(numbers[0] if numbers else 1, MOST_NAMES)  # column behind the name
+        pairs = [f"{name} {cell}".strip() for name, cell in zip(self.names[first:], cells[first:], strict=True) if cell.strip()]
+        head = [cell for cell in cells[:first] if cell] or pairs[:1]
+        yield from Text("  ".join(head), _styles(row)[max(first - 1, 0)] or "bold").lines(width)
+        yield from (Text(f"  {line}") for line in _packed(pairs if first else pairs[1:], width - NOTED))
 
     def __rich_console__(self, _: "RichConsole", options: "ConsoleOptions") -> "Iterator[RichText]":
         yield from (line.styled() for line in self.lines(options.max_width))
@@ -215,7 +213,7 @@ def _styles(row: Sequence[str | Text]) -> list[str]:
 
 
 def _packed(pairs: Sequence[str], width: int) -> Iterator[str]:
-    """Pairs beside each other, each whole, as many as a line has room for; a long one has lines of its own."""
+    """Yield pairs beside each other, each whole, as many as a line has room for. A long one has lines of its own."""
     line = ""
     for pair in pairs:
         joined = f"{line} · {pair}" if line else pair
@@ -231,7 +229,7 @@ def _packed(pairs: Sequence[str], width: int) -> Iterator[str]:
 
 
 class Pipe:
-    """A console that leads into a file or another program; ``rich`` makes the one that draws what is none of ours.
+    """A console that leads into a file or another program. ``rich`` makes the one that draws what is none of ours.
 
     Sentences are whole there, for those who search them, unless somebody said how wide it is (``folds``).
     """
@@ -258,7 +256,7 @@ class Pipe:
 def choose(
     columns: Sequence[Sequence[str]], folds: Sequence[bool], expendable: Sequence[Sequence[int]], width: int
 ) -> Choice | None:
-    """Columns (a name and cells each) that fit; ``expendable`` ones may be left out, the first first, some only together."""
+    """Choose columns (a name and cells each) that fit. ``expendable`` ones may go, the first first, some only together."""
     whole = [max(map(width_of, cells)) for cells in columns]
     if _total(whole) <= width:
         return Choice(tuple(range(len(columns))), tuple(whole))
@@ -279,10 +277,10 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _spread(needs: Sequence[Needs], at: int, width: int) -> tuple[int, ...]:
-    """The room that is left goes, again and again, to the column where the least of it saves a line."""
+    """Give the room that is left, again and again, to the column where the least of it saves a line."""
     widths = [need.by_lines[at] for need in needs]
     left = width - _total(widths)
-    heights = [need.lines(own) for need, own in zip(needs, widths, strict=True) if need.cells]
+    heights = [need.lines(width) for need, width in zip(needs, widths, strict=True) if need.cells]
     folding = [i for i, need in enumerate(needs) if need.cells]
     while left:
         rows = dict(zip(folding, heights, strict=True))
@@ -301,8 +299,8 @@ def _spread(needs: Sequence[Needs], at: int, width: int) -> tuple[int, ...]:
 
 
 def _least_gain(need: Needs, width: int, left: int, rows: Mapping[int, Sequence[int]], i: int) -> int:
-    """The least that a column must widen by for the table to have fewer lines; 0 where all that is left does not help."""
-    others = [max(some) for some in zip(*(own for j, own in rows.items() if j != i), strict=True)] or [1] * len(need.cells)
+    """Return the least that a column must widen by for the table to have fewer lines, or 0 where all that is left does not help."""
+    others = [max(some) for some in zip(*(cells for j, cells in rows.items() if j != i), strict=True)] or [1] * len(need.cells)
     height = sum(map(max, rows[i], others))
     low, high = 1, min(left, need.whole - width) + 1
     most = high
@@ -332,7 +330,7 @@ _AFTER = "/-_:,.&?="  # signs that a word too long for a line is best broken aft
 
 
 def width_of(text: str) -> int:
-    """Columns that a text takes on a terminal."""
+    """Return the columns that a text takes on a terminal."""
     if text.isascii() or _LETTERS.fullmatch(text):
         return len(text)
     from unicodedata import category, east_asian_width
@@ -341,7 +339,7 @@ def width_of(text: str) -> int:
 
 
 def narrowest(text: str, lines: int) -> int:
-    """The least width at which a text folds to so many lines, and nothing that belongs together comes apart."""
+    """Return the least width at which a text folds to so many lines, and nothing that belongs together comes apart."""
     words = word_widths(text)
     low, high = max(words), width_of(text)
     while low < high:
@@ -351,12 +349,12 @@ def narrowest(text: str, lines: int) -> int:
 
 
 def word_widths(text: str) -> tuple[int, ...]:
-    """Of what never comes apart."""
+    """Return the widths of what never comes apart."""
     return tuple(width_of(word) for word in _JOINED.sub(_GLUE, text).split(" "))
 
 
 def count_lines(words: Sequence[int], width: int) -> int:
-    """Lines that words of such widths, none of them wider, take."""
+    """Count the lines that words of such widths, none of them wider, take."""
     lines, filled = 1, -1
     for word in words:
         filled += 1 + word
@@ -366,7 +364,7 @@ def count_lines(words: Sequence[int], width: int) -> int:
 
 
 def fold(text: str, width: int, indent: int = 0) -> list[str]:
-    """Lines of at most ``width`` columns, all but the first indented; nothing but spaces at the breaks is left out.
+    """Fold a text to ``width`` columns, all lines but the first indented. Only spaces at the breaks are left out.
 
     >>> fold("a decode step takes 25.4 ms at TP 4", 24, 2)
     ['a decode step takes', '  25.4 ms at TP 4']

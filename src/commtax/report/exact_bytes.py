@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from commtax.catalog.programs import program_of
-from commtax.judgement.starting import LENGTH, SEQS
+from commtax.judgement.engine_limits import LENGTH, SEQS
 from commtax.report import tables
 from commtax.report.documents import LEFT_OUT, Record, document, facts, record
 from commtax.report.drawing import Console
@@ -27,7 +27,7 @@ PLAIN_LINES = (
 
 
 def show_traffic(console: Console, sent: Traffic) -> None:
-    """The sum, then every collective of the step: what, how large, how often, over which link."""
+    """Show the sum, then every collective of the step: what, how large, how often, over which link."""
     rows = []
     for line in sent.lines:
         item = line.item
@@ -35,7 +35,7 @@ def show_traffic(console: Console, sent: Traffic) -> None:
         sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", f"{item.count:,.0f}", format_bytes(item.sent_bytes_per_rank))
         rows.append((item.axis, item.what, item.op, *sizes, link, item.note))
     tables.say(console, _sum_line(sent) if rows else tables.NOTHING_SENT, tables.ANSWER)
-    tables.say_asked(console, sent.question, _trained_step(sent) if sent.question.trains else tables.served_step(sent.question))
+    tables.say_question(console, sent.question, _trained_step(sent) if sent.question.trains else tables.served_step(sent.question))
     if rows:
         columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent per rank", "link", "note")
         tables.show_table(console, *tables.drop_empty_columns(columns, rows), ("note", "ranks", "link", "tensor"))
@@ -43,7 +43,7 @@ def show_traffic(console: Console, sent: Traffic) -> None:
 
 
 def _sum_line(sent: Traffic) -> str:
-    """What the lines add up to, and for whom: ranks of different stages issue different lines."""
+    """Return what the lines add up to, and for which ranks, since those of different stages issue different lines."""
     times = f"{sum(line.item.count for line in sent.lines):,.0f}"
     total, stages = format_bytes(sent.sent_bytes_per_rank), int(sent.question.plan.pp)
     if sent.question.trains and stages > 1:
@@ -64,8 +64,7 @@ def traffic_document(sent: Traffic) -> Record:
 
 
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
-    """The verdict, what is missing or left, then what a rank holds."""
-    asked = judged.question
+    """Show the verdict, what is missing or left, then what a rank holds."""
     tables.say(console, fit_words(judged), "bold green" if judged.fits else "bold red")
     if not judged.trains and (adapters := adapter_words(judged)):
         tables.say(console, adapters)
@@ -77,20 +76,21 @@ def show_fit(console: Console, judged: Fit | TrainFit) -> None:
         if not judged.trains and not judged.advice:
             tables.say(console, "  Nothing that was tried fits: use more GPUs or a smaller model.")
     remarks = _show_training(console, judged) if judged.trains else _show_serving(console, judged)
-    tables.notes(console, (*asked.notes, *remarks))
+    tables.notes(console, (*judged.question.notes, *remarks))
 
 
 def fit_words(judged: Fit | TrainFit) -> str:
-    asked = judged.question
+    q = judged.question
     fails = "does not fit" if judged.trains or not judged.holds_one else "does not start"
-    model = f"{tables.model_words(asked.model)}{' training' * judged.trains} {'fits' if judged.fits else fails}"
-    chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
-    said = chosen if not judged.trains and judged.chosen else ""
-    return f"{model} on {tables.cluster_words(asked)}{':' if judged.fits else ';'} {said}{describe_gpus(asked.plan)}"
+    model = f"{tables.model_words(q.model)}{' training' * judged.trains} {'fits' if judged.fits else fails}"
+    chosen = ""
+    if not judged.trains and judged.chosen:
+        chosen = "the smallest plan that fits is " if judged.fits else "the closest plan is "
+    return f"{model} on {tables.cluster_words(q)}{':' if judged.fits else ';'} {chosen}{describe_gpus(q.plan)}"
 
 
 def adapter_words(judged: Fit) -> str:
-    """What LoRA adapters take, and what that costs in KV tokens; "" where there are none."""
+    """Return what LoRA adapters take, and what that costs in KV tokens, or "" where there are none."""
     plain, plan = without_adapters(judged), judged.question.plan
     if plain is None:
         return ""
@@ -105,20 +105,20 @@ def lack_sentence(judged: Fit | TrainFit) -> str:
     return lack[0].upper() + lack[1:]
 
 
-def held_parts(judged: Fit | TrainFit) -> Iterable[tuple[str, float, str]]:
-    """What a rank holds, each part with a note."""
+def resident_parts(judged: Fit | TrainFit) -> Iterable[tuple[str, float, str]]:
+    """Return what a rank holds, each part with a note."""
     return _trained_parts(judged) if judged.trains else _served_parts(judged)
 
 
-def _show_held(console: Console, title: str, judged: Fit | TrainFit, held: Iterable[tuple[str, float, str]]) -> None:
+def _show_parts(console: Console, title: str, judged: Fit | TrainFit, parts: Iterable[tuple[str, float, str]]) -> None:
     chip = judged.question.cluster.chip
-    rows = [(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note) for name, nbytes, note in held]
+    rows = [(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note) for name, nbytes, note in parts]
     columns = tables.drop_empty_columns(("on each GPU", ">bytes", ">share", "note"), rows)
     tables.show_table(console, *columns, ("note",), f"{chip.name}: {title}")
 
 
 def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
-    """The lines as the engine logs them, and what a rank holds, which comes first where that is the reason; what is left."""
+    """Show the lines as the engine logs them, and what a rank holds, first where that is the reason, and return the notes left."""
     plan = judged.question.plan
     stage = f", stage {judged.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
     title = f"{format_bytes(judged.question.cluster.chip.visible_bytes)} visible{stage}"
@@ -126,7 +126,7 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
         _say_logged(console, judged)
         if judged.roomier:
             tables.say(console, f"Memory binds: {room_words(judged.roomier, judged)} ({limit_costs(judged.roomier, judged)}).")
-    _show_held(console, title, judged, _served_parts(judged))
+    _show_parts(console, title, judged, _served_parts(judged))
     if not judged.fits:
         _say_logged(console, judged)
     s, engine = judged.question.limits, judged.question.engine
@@ -138,7 +138,7 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
 
 
 def _say_logged(console: Console, judged: Fit) -> None:
-    """The room for KV as the engine logs it at the start, and what it is made of."""
+    """Print the room for KV as the engine logs it at the start, and what it is made of."""
     limits, engine = judged.question.limits, judged.question.engine
     low, high = judged.kv_tokens_range
     facts = {name: getattr(limits, name) for name in (LENGTH, SEQS, "max_num_batched_tokens")}
@@ -171,9 +171,9 @@ def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
         yield f"weights: {line.part}", float(line.nbytes), f"{format_bytes(copied)} replicated" if copied > 0.5 else ""
     yield "activations (peak)", judged.activation_bytes, "in the profiling run"
     yield "communicators and workspaces", judged.other_bytes, ""
-    given = judged.question.limits.kv_cache_memory_bytes
     shared = "KV cache and states" if judged.state_bytes_per_sequence and not judged.state_pool_bytes else "KV cache"
-    yield shared, max(0.0, judged.kv_bytes), "as given" if given else "what is left of the budget"
+    note = "as given" if judged.question.limits.kv_cache_memory_bytes else "what is left of the budget"
+    yield shared, max(0.0, judged.kv_bytes), note
     if judged.state_pool_bytes:
         yield "states", max(0.0, judged.state_pool_bytes), f"{judged.question.engine.states.state_share:g} of the KV cache"
     if judged.graph_bytes:
@@ -181,7 +181,7 @@ def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
 
 
 def _warnings(judged: Fit) -> Iterator[str]:
-    """What a fit should know about itself."""
+    """Yield what a fit should know about itself."""
     chip, longest, model = judged.question.cluster.chip, judged.question.limits.max_model_len, judged.question.model
     if judged.budget_bytes + judged.graph_bytes > chip.visible_bytes:
         graphs = f"CUDA graphs ({format_bytes(judged.graph_bytes)})"
@@ -201,8 +201,8 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
     length = f"{q.context:,.0f} tokens"
     tables.say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} per step, {kinds}, {sharded}", "dim")
-    held = (*_trained_parts(judged), ("total", float(judged.memory.total), ""))
-    _show_held(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, held)
+    parts = (*_trained_parts(judged), ("total", float(judged.memory.total), ""))
+    _show_parts(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, parts)
     return ()
 
 
@@ -219,7 +219,7 @@ def _trained_parts(judged: TrainFit) -> Iterator[tuple[str, float, str]]:
 
 
 def fit_document(judged: Fit | TrainFit) -> Record:
-    """``fit --json``, of either phase; a model without states has no word on them."""
+    """Return what ``fit --json`` prints, of either phase. Of a model without states it has no word on them."""
     if judged.trains:
         return document("fit-train", judged.question, fit=judged, parts=facts(judged.memory, *HELD))
     low, high = judged.kv_tokens_range
@@ -236,22 +236,22 @@ def fit_document(judged: Fit | TrainFit) -> Record:
 
 
 def roomier_record(roomier: Fit, judged: Fit) -> Record:
-    """What other engine limits make room for: the flags to add, what they cost, what caches hold then."""
+    """Return what other engine limits make room for: the flags to add, what they cost, what caches hold then."""
     return record("fit-roomier", then=roomier, add=flags(changed_limits(roomier, judged)), costs=limit_costs(roomier, judged))
 
 
-def held_rows(judged: Fit | TrainFit) -> list[Record]:
+def resident_rows(judged: Fit | TrainFit) -> list[Record]:
     """Return what a rank holds, part by part, as rows of a table."""
     whole = judged.question.cluster.chip.visible_bytes
-    return [{"part": name, "nbytes": size, "share": size / whole, "note": note} for name, size, note in held_parts(judged)]
+    return [{"part": name, "nbytes": size, "share": size / whole, "note": note} for name, size, note in resident_parts(judged)]
 
 
 FITS = Manner[Fit | TrainFit](
     show_fit,
     fit_document,
-    held_rows,
+    resident_rows,
     bars(
-        lambda judged: [(name, size) for name, size, _ in held_parts(judged)],
+        lambda judged: [(name, size) for name, size, _ in resident_parts(judged)],
         "bytes",
         lambda judged: f"{question_title(judged)}: held per rank",
     ),

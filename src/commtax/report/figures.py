@@ -15,7 +15,7 @@ from commtax.units import DAY_S, format_bytes, format_duration, format_mean, for
 
 
 def million(usd: float | None) -> str:
-    """Write dollars per million tokens; nothing where no price is known."""
+    """Write dollars per million tokens, or nothing where no price is known."""
     return "" if usd is None else f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.2g}"
 
 
@@ -93,37 +93,35 @@ class FigureTable:
         return replace(one, **{"none": one.none if self.none is None else self.none, **self.but.get(key, {})})
 
     def heading(self, key: str) -> str:
-        """The name of a column on a terminal."""
+        """Return the name of a column on a terminal."""
         if not key.endswith(RANGE):
             return self.figure(key).heading
         return ">80% range" if self.figure(key.removesuffix(RANGE)).unit == "seconds" else ">range"
 
     def cells(
-        self, rows: Sequence[Mapping[str, object]], left_out: Iterable[str] = (), known: Mapping[str, Sequence[object]] = NONE
+        self, rows: Sequence[Mapping[str, object]], left_out: Iterable[str] = (), ready: Mapping[str, Sequence[object]] = NONE
     ) -> dict[str, list[str]]:
-        """Return the columns of a terminal. Rows are what values are looked up in; of ``known`` figures they are there already."""
-        found = {key: known.get(key) or [self._value(key, row) for row in rows] for key in self.columns if key not in left_out}
-        return {
-            self.heading(key): [self.figure(key.removesuffix(RANGE)).write(one) for one in values] for key, values in found.items()
-        }
+        """Return the columns of a terminal. Rows are what values are looked up in, but for ``ready`` figures, which have them."""
+        columns = {key: ready.get(key) or [self._value(key, row) for row in rows] for key in self.columns if key not in left_out}
+        return {self.heading(key): list(map(self.figure(key.removesuffix(RANGE)).write, x)) for key, x in columns.items()}
 
     def show(self, console: Console, rows: Sequence[Mapping[str, object]], title: str = "") -> None:
         """Show the rows as a table."""
         cells = ([self.figure(key.removesuffix(RANGE)).write(self._value(key, row)) for key in self.columns] for row in rows)
-        show_table(console, list(map(self.heading, self.columns)), cells, self.spare_headings(), title)
+        show_table(console, list(map(self.heading, self.columns)), cells, self.spare_headings(), title)  # headings may be alike
 
-    def words(self, things: Record) -> list[str]:
+    def words(self, parts: Record) -> list[str]:
         """Return the figures as parts of a sentence, those that have a value."""
-        found = ((self.figure(key), self._value(key, things)) for key in self.columns)
-        return [f"{one.name} {one.write(value)}" for one, value in found if value is not None]
+        figures = ((self.figure(key), self._value(key, parts)) for key in self.columns)
+        return [f"{one.name} {one.write(value)}" for one, value in figures if value is not None]
 
-    def large_figures(self, things: Record) -> list[Record]:
+    def large_figures(self, parts: Record) -> list[Record]:
         """Return the figures that the page shows above a table, and how it writes them."""
-        found = ((self.figure(key), self._value(key, things)) for key in self.large)
-        return [facts(one, "key", "name", "help") | {"kind": one.page_unit, "value": value} for one, value in found]
+        figures = ((self.figure(key), self._value(key, parts)) for key in self.large)
+        return [facts(one, "key", "name", "help") | {"kind": one.page_unit, "value": value} for one, value in figures]
 
     def spare_headings(self, left_out: Iterable[str] = ()) -> list[str]:
-        """The names of columns that a narrow terminal does without."""
+        """Return the names of columns that a narrow terminal does without."""
         return [self.heading(key).lstrip(">") for key in self.spare if key not in left_out]
 
     def _value(self, key: str, row: Mapping[str, object]) -> object:
@@ -139,12 +137,12 @@ class FigureTable:
 
 @cache
 def figures() -> Mapping[str, AnswerFigure]:
-    """Every figure by its key."""
+    """Return every figure by its key."""
     listed = table("report/figures.toml")["figures"]
-    return {key: record_from(AnswerFigure, {"key": key, **told}) for key, told in listed.items()}
+    return {key: record_from(AnswerFigure, {"key": key, **row}) for key, row in listed.items()}
 
 
 @cache
 def figure_table(name: str) -> FigureTable:
-    told = table("report/figures.toml")["tables"][name]
-    return record_from(FigureTable, {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()})
+    row = table("report/figures.toml")["tables"][name]
+    return record_from(FigureTable, {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})

@@ -10,10 +10,9 @@ from commtax.judgement.leading import LATE, SLOW, against, bearable_token_s, bea
 from commtax.judgement.margins import margin
 from commtax.judgement.overload import overloaded
 from commtax.planner.fleet_search import burden, recommended_place, simplest_place, sustained_tokens_per_s
-from commtax.planner.fleet_sizes import COUNTED, EACH
 from commtax.planner.fleet_trials import Trial, longest_step, rate_of
 from commtax.planner.fleets import FleetPlans, layout_words, obstacle
-from commtax.planner.layouts import limit_name
+from commtax.planner.layouts import COUNTED, EACH, limit_name
 from commtax.planner.reasons import against_note, doubt_words, role_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
@@ -25,17 +24,17 @@ from commtax.report.planning import limit_words, shorten_rejected, spread_notes
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, name_and_gpus, notes, range_80, say, show_rejected
 from commtax.statement import Note
 from commtax.units import format_figure, format_money, format_seconds, listed, plural
-from commtax.verbs.fit_advice import own_limits_notes
+from commtax.verbs.fit_advice import default_limits_notes
 from commtax.words import opening, words
 
 WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars per hour", "tokens": "most sustained tokens/s per GPU"}
 GAIN = {"gpus": "fewer GPUs", "cost": "fewer dollars per hour", "tokens": "more sustained tokens/s per GPU"}
 SHOWN = ("ttft_p95", "itl_p99")
-TOLD: list[str] = table("report/words.toml")["fleets"]  # notes of the question that concern all of its plans
+GENERAL: list[str] = table("report/words.toml")["fleets"]  # notes of the question that concern all of its plans
 
 
 def show_fleets(console: Console, a: FleetPlans) -> None:
-    """The sentence first: what to run, how sure it is, what it costs."""
+    """Show what to run, how sure it is and what it costs in a sentence, then the ranking."""
     if not a.complete:
         say(console, "Interrupted: this is the best so far; better plans may be missing.", "bold red")
     if a.plans:
@@ -47,9 +46,9 @@ def show_fleets(console: Console, a: FleetPlans) -> None:
     q, where = a.question, " or ".join(name_and_gpus(other.cluster) for other in a.questions)
     limits, spare = limit_words(q, limit_name), [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
     on = [f"with {', '.join(named)}"] if (named := [text for _, text in techniques_on(q)]) else []
-    asked = [f"{q.offered.request_rate:g} requests/s, {length_words(q)}", *on, *limits, *spare]
+    wanted = [f"{q.offered.request_rate:g} requests/s, {length_words(q)}", *on, *limits, *spare]
     goal = f"goal: {WANTED[a.objective]}, clear of {'the limits' if limits else 'overload'}"
-    say(console, f"{model_words(q.model)} on {where}, {q.engine.key}@{q.engine.version}: {', '.join(asked)}; {goal}", "dim")
+    say(console, f"{model_words(q.model)} on {where}, {q.engine.key}@{q.engine.version}: {', '.join(wanted)}; {goal}", "dim")
     if a.plans and not q.goal.slo:
         say(console, "No limit says how long a request may take (--p95-ttft, --p99-itl): a plan is good until it is overloaded.")
     if a.plans or a.near:
@@ -65,13 +64,13 @@ def fleet_sentence(a: FleetPlans) -> str:
 
 def fleet_role(a: FleetPlans) -> str:
     """Return whether the recommended fleet is also the best."""
-    own, ahead = a.plans[a.recommended], a.plans[: a.recommended]
+    ahead = a.plans[: a.recommended]
     codes = [code for trial in ahead for code in _unchecked(trial)]
-    return role_words(all(map(_unchecked, ahead)) and not (codes and _unchecked(own)), codes)
+    return role_words(all(map(_unchecked, ahead)) and not (codes and _unchecked(a.plans[a.recommended])), codes)
 
 
 def fleet_reasons(a: FleetPlans) -> Iterator[str]:
-    """Why it is recommended: what it delivers, whether another is better, and what it costs."""
+    """Yield why it is recommended: what it delivers, whether another is better, and what it costs."""
     best, q = a.plans[a.recommended], a.plans[a.recommended].layout.question
     names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
     times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
@@ -82,9 +81,9 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
     yield from (_against_words(best, code) for code in _unchecked(best))
     used = f"{q.offered.request_rate:g} requests/s is {q.offered.request_rate / best.capacity:.0%} of capacity"
     grows = f"the rate can grow by {best.growth:.0%} before {'a limit is exceeded' if q.goal.slo else 'it may be overloaded'}"
-    known = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
-    if known:
-        yield "; ".join(known)
+    shares = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
+    if shares:
+        yield "; ".join(shares)
     if best.sigma and best.growth >= 0 and not best.clear:
         edge = "its limits" if q.goal.slo else "overload"
         safer = next((trial for trial in a.plans if trial.clear), None)  # what else stands against it?
@@ -99,36 +98,36 @@ def fleet_reasons(a: FleetPlans) -> Iterator[str]:
 
 
 def _edge_words(trial: Trial) -> str:
-    """What happens to a fleet that is not clear of its limits."""
+    """Return what happens to a fleet that is not clear of its limits."""
     longer = longest_step(trial)
     crowded = overloaded(trial.layout.question.offered.request_rate, trial.capacity, longer)
     return f"steps {longer - 1:.0%} longer, within the 80% range, would {'overload it' if crowded else 'miss a limit'}"
 
 
 def _beaten_by(a: FleetPlans) -> Iterator[str]:
-    """Why neither the best fleet is recommended, nor the simplest near it where that is too close to its limits."""
-    best, own, simplest = a.plans[0], a.plans[a.recommended], a.plans[simplest_place(a.plans)]
+    """Yield why neither the best fleet is recommended, nor the simplest near it where that is too close to its limits."""
+    best, chosen, simplest = a.plans[0], a.plans[a.recommended], a.plans[simplest_place(a.plans)]
     late = [trial for trial in a.plans[1 : a.recommended] if trial.clear and trial.late and trial is not simplest]
     for one in [simplest] * (simplest is not best) + late[:1] + [best]:
-        if (own.clear and one.ranges and not one.clear) or (one.late and not own.late):
+        if (chosen.clear and one.ranges and not one.clear) or (one.late and not chosen.late):
             used = "" if one.money.used is None else f", at {one.money.used:.0%} of capacity"
             usd = f" for {format_money(one.money.usd_per_year)} per year" if one.money.usd_per_year else ""
             lacks = _against_words(one, *one.late[:1]) or _edge_words(one)
             yield words("fleet-would-do", fleet=placed_words(a, one), money=usd, used=used, against=lacks)
-        elif one is best and best is not own:
-            ratio, named = burden(own) / burden(best), placed_words(a, best)
+        elif one is best and best is not chosen:
+            ratio, named = burden(chosen) / burden(best), placed_words(a, best)
             share = ratio - 1 if a.objective == "tokens" else 1 - 1 / ratio
             gain = f"{share:.0%} {GAIN[a.objective]}" if share > 0.005 else "equally good"
             lead = f"{named} is predicted {'at ' * (share > 0.005)}" if _unchecked(best) else f"the best is {named}: "
             grows = f", and the rate may grow by {best.growth:.0%}" if best.growth >= 0 else ""
-            doubt = doubt_words(a.question, best.layout.apart != own.layout.apart)
+            doubt = doubt_words(a.question, best.layout.apart != chosen.layout.apart)
             yield words("doubted", lead=f"{lead}{gain}{grows}", doubt=doubt)
 
 
 def _other_clusters(a: FleetPlans) -> Iterator[str]:
-    """What would be recommended on each of the other clusters, and what it costs."""
-    own = a.plans[a.recommended].layout.question.cluster.key
-    for key in dict.fromkeys(q.cluster.key for q in a.questions if q.cluster.key != own):
+    """Yield what would be recommended on each of the other clusters, and what it costs."""
+    here = a.plans[a.recommended].layout.question.cluster.key
+    for key in dict.fromkeys(q.cluster.key for q in a.questions if q.cluster.key != here):
         if there := [trial for trial in a.plans if trial.layout.question.cluster.key == key]:
             one = there[recommended_place(there)]
             usd = f": {format_money(one.money.usd_per_hour)} per hour" if one.money.usd_per_hour else ""
@@ -136,12 +135,12 @@ def _other_clusters(a: FleetPlans) -> Iterator[str]:
 
 
 def _unchecked(trial: Trial) -> list[str]:
-    """What stands against a fleet: that nobody has held predictions of its kind against runs, or that users wait too long."""
+    """Return what stands against a fleet: that no run has checked predictions of its kind, or that users wait too long."""
     return against(trial.layout.question, trial.layout.apart, 0.0, inf) + trial.late
 
 
 def _against_words(trial: Trial, code: str = "") -> Note | str:
-    """Return what stands against a fleet by its code; "" without one."""
+    """Return what stands against a fleet by its code, or "" without one."""
     bearable = {LATE: bearable_ttft_s, SLOW: bearable_token_s}.get(code, bearable_ttft_s)(trial.layout.question)
     return against_note(code, bearable) if code else ""
 
@@ -152,16 +151,16 @@ def placed_words(a: FleetPlans, trial: Trial) -> str:
 
 
 def _dollars(a: FleetPlans) -> Iterator[str]:
-    """What the fleet costs, what a million tokens cost as asked and at full load, and who is cheaper when full."""
+    """Yield what the fleet costs, what a million tokens cost at this rate and when full, and which fleet is cheaper when full."""
     best, m = a.plans[a.recommended], a.plans[a.recommended].money
     if not m.usd_per_million_tokens:
         return
     tokens = COUNTS[best.layout.question.goal.cost_of]
-    asked = f"${million(m.usd_per_million_tokens)} per million {tokens} at this rate"
+    at_rate = f"${million(m.usd_per_million_tokens)} per million {tokens} at this rate"
     limited = "the highest rate within the limits" if best.layout.question.goal.slo else "its capacity"
     full = f", ${million(m.full_usd_per_million_tokens)} at {format_figure(best.full_rate)} requests/s, {limited}"
     cost = f"{plural(m.gpus, 'GPU')} cost{'s' * (m.gpus == 1)} {fleet_cost_words(m)}"
-    yield f"{cost}: {asked}{full if m.full_usd_per_million_tokens else ''}"
+    yield f"{cost}: {at_rate}{full if m.full_usd_per_million_tokens else ''}"
     other = min([trial for trial in a.plans if not _unchecked(trial)] or a.plans, key=_full_load_usd)
     if _full_load_usd(other) * (1 + margin(a.question)) < _full_load_usd(best):  # less than that is not known
         usd = f"${million(_full_load_usd(other))} per million at {format_figure(other.full_rate)} requests/s"
@@ -169,12 +168,12 @@ def _dollars(a: FleetPlans) -> Iterator[str]:
 
 
 def _full_load_usd(trial: Trial) -> float:
-    """Dollars a million tokens at full load; infinitely many where nobody knows."""
+    """Return dollars a million tokens at full load, infinitely many where they are unknown."""
     return trial.money.full_usd_per_million_tokens or inf
 
 
 def gpu_words(trial: Trial) -> str:
-    """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
+    """Return the GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
     return f"{plural(trial.gpus, 'GPU')} = {layout_words(trial.layout, *trial.size)}"
 
 
@@ -193,7 +192,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
     for name in limits:
         columns[f">{limit_name(name)}"] = [format_seconds(t.figures[name]) if t.figures else "–" for t in rows]
         columns[f">{limit_name(name)} range"] = [_range(t, name).strip(" ()") for t in rows]
-    columns |= shown.cells([_things(t) for t in rows], [] if slo else ["limits_kept_with"])
+    columns |= shown.cells([_parts(t) for t in rows], [] if slo else ["limits_kept_with"])
     ranges = [f"{limit_name(name)} range" for name in reversed(limits)]
     spare = shown.spare_headings()
     show_ranked(console, columns, [t.gpus for t in rows], [*spare[:2], *ranges, *spare[2:]])
@@ -209,31 +208,28 @@ def _nothing_words(a: FleetPlans) -> str:
 
 
 def _notes(a: FleetPlans) -> Remarks:
-    """What prices and figures are of, and what is a matter of definition."""
+    """Return what prices and figures are of, and what is a matter of definition."""
     q = a.question
-    given = not isinf(q.requests.num_prompts)
-    each = (
-        f"{int(q.requests.num_prompts):,} requests"
-        if given
-        else f"{COUNTED:,} requests ({EACH} per replica where that is more) after a warm-up"
-    )
+    each = f"{COUNTED:,} requests ({EACH} per replica where that is more) after a warm-up"
+    if not isinf(q.requests.num_prompts):
+        each = f"{int(q.requests.num_prompts):,} requests"
     part = "; a few replicas of large fleets are simulated, with their share of the requests" * any(t.sampled for t in a.plans)
     counted = f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} were simulated with {each}"
-    said, details = list[str](price_notes(a.questions)), [f"{counted}; all got the same requests (--seed){part}"]
-    known = any(other.goal.usd_per_gpu_hour for other in a.questions)
+    notes, details = list[str](price_notes(a.questions)), [f"{counted}; all got the same requests (--seed){part}"]
+    priced = any(other.goal.usd_per_gpu_hour for other in a.questions)
     chips = listed(a.unpriced)
     without = f"without a price for {chips}, dollars cannot be compared: ranked by fewest GPUs"
     behind = f"fleets of {chips} rank behind those with a price, fewest GPUs first"
-    said += [behind if a.objective == "cost" else without] * bool(chips)
+    notes += [behind if a.objective == "cost" else without] * bool(chips)
     full = "at rate: at the requested rate, per answered token; full: at the highest rate within the limits"
-    details += [f"{counted_note(q)}; {full}"] * known
+    details += [f"{counted_note(q)}; {full}"] * priced
     grows = "headroom: how much the rate can grow within the limits; tokens/s/GPU: output tokens/s per GPU at that maximum"
     grows += f"; figures of fleets that do not hold are at {format_figure(rate_of(q))} requests/s" * bool(q.goal.growth and a.near)
-    told = [str(note) for note in q.notes if note.code in TOLD]
+    limits = [str(note) for note in q.notes if note.code in GENERAL]
     if a.plans:
         servers = a.plans[a.recommended].layout.question
-        told += map(str, own_limits_notes(servers, servers.requests.tokens))
-    return tuple(dict.fromkeys([*said, grows, *spread_notes(q), *told])), tuple(details)
+        limits += map(str, default_limits_notes(servers, servers.requests.tokens))
+    return tuple(dict.fromkeys([*notes, grows, *spread_notes(q), *limits])), tuple(details)
 
 
 def fleets_document(a: FleetPlans) -> Record:
@@ -259,17 +255,16 @@ def fleets_document(a: FleetPlans) -> Record:
 
 
 def statistic_key(name: str) -> str:
-    """A statistic as benchmarks spell it: ``p95_ttft_s``."""
+    """Return a statistic as benchmarks spell it: ``p95_ttft_s``."""
     metric, which = name.rsplit("_", 1)
     return f"{which}_{metric}_s"
 
 
 def _row(trial: Trial) -> Record:
-    return record("plan-fleet-row", **_things(trial))
+    return record("plan-fleet-row", **_parts(trial))
 
 
-def _things(trial: Trial) -> Record:
-    """Return what documents and tables of fleets are made of."""
+def _parts(trial: Trial) -> Record:
     q, grown = trial.layout.question, trial.growth >= 0
     return {
         "trial": trial,

@@ -45,12 +45,12 @@ def bars(
     return plot
 
 
-class AskedAnswer(Protocol):
+class HasQuestion(Protocol):
     @property
     def question(self) -> Question: ...
 
 
-def question_title(answer: AskedAnswer) -> str:
+def question_title(answer: HasQuestion) -> str:
     """Return what an answer is about: the model, the cluster and the plan."""
     q = answer.question
     return f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}"

@@ -13,7 +13,7 @@ MOST_NOTES = 20
 
 
 def difference_markdown(d: AnswerDifference) -> str:
-    """``diff --markdown``: three lines, the table, and remarks behind a fold."""
+    """Return what ``diff --markdown`` prints: three lines, the table, and remarks behind a fold."""
     mark = "❌ " if d.broken else ""
     title = f"### {mark}{code(d.after.name)}" if d.after.name else ""
     lines = [f"{line}  " for line in map(plain, summary(d))]
@@ -22,14 +22,14 @@ def difference_markdown(d: AnswerDifference) -> str:
 
 
 def rows(columns: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
-    """A table; columns that start with '>' are right-aligned."""
+    """Return a table, whose columns that start with '>' are right-aligned."""
     names = [f" {name.removeprefix('>')} " for name in columns]
     lines = [f"|{'|'.join(names)}|", f"|{'|'.join('---:' if name.startswith('>') else '---' for name in columns)}|"]
     return lines + [f"| {' | '.join(map(plain, row))} |" for row in cells]
 
 
 def folded(remarks: Sequence[str]) -> list[str]:
-    """Remarks that nobody needs at first sight."""
+    """Fold remarks that nobody needs at first sight."""
     if not remarks:
         return []
     lines = [escape_controls(remark).replace("```", "'''") for remark in remarks[:MOST_NOTES]]
@@ -37,7 +37,7 @@ def folded(remarks: Sequence[str]) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Text that is no Markdown, HTML or mention.
+    """Escape text so that it is no Markdown, HTML or mention.
 
     >>> plain("<b>a|b</b> @me")
     '&lt;b&gt;a\\\\|b&lt;/b&gt; @\\u200bme'

@@ -23,36 +23,32 @@ def _price_note(q: Question, missing: str) -> Note:
     price, chip = q.goal.usd_per_gpu_hour, q.cluster.chip
     if not price:
         return words("price-unknown", chip=chip.key, missing=missing)
-    known = chip.sources.get("usd_per_gpu_hour") if price == chip.usd_per_gpu_hour else None
-    source = words("price-catalogued", date=str(known.date)) if known else "as given"
+    catalogued = chip.sources.get("usd_per_gpu_hour") if price == chip.usd_per_gpu_hour else None
+    source = words("price-catalogued", date=str(catalogued.date)) if catalogued else "as given"
     cents = f"{price:,.2f}" if price == round(price, 2) else f"{price:,g}"
     return words("price", chip=chip.key, usd=cents, source=source)
 
 
 def counted_note(q: Question) -> str:
-    """Which tokens dollars are spread over, and how long a month is."""
+    """Say which tokens dollars are spread over, and how long a month is."""
     of = q.goal.cost_of
     return f"$/M: dollars per million {COUNTS[of]} ({OTHER[of]}); a month has {MONTH_H} hours, a year {YEAR_H:,}"
 
 
 def fleet_cost_words(m: Money) -> str:
-    """Of the fleet by the hour, the month and the year; nothing where no price is known."""
+    """Return the cost of the fleet by the hour, the month and the year, or nothing where no price is known."""
     if not (m.usd_per_hour and m.usd_per_month and m.usd_per_year):
         return ""
     each = (format_money(usd) for usd in (m.usd_per_hour, m.usd_per_month, m.usd_per_year))
     return "{} per hour, {} per month, {} per year".format(*each)
 
 
-def _pools(q: Question) -> list[Question]:
-    """Of each cluster, with its own price."""
-    prices = (q.goal.prefill_usd_per_gpu_hour, q.goal.usd_per_gpu_hour)[-len(q.places) :]
-    each = zip(q.places, prices, strict=True)
-    return [q.but(cluster=c, prefill_cluster=None, usd_per_gpu_hour=usd or c.chip.usd_per_gpu_hour) for c, usd in each]
-
-
 def plan_notes(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> list[str]:
-    """What a plan in a closed loop costs, ``prompting`` of whose GPUs compute prompts alone."""
-    m, notes = plan_money(q, gpus, output_tokens_per_s, prompting), list[str](price_notes(_pools(q) if len(q.places) > 1 else [q]))
+    """Say what a plan in a closed loop costs, ``prompting`` of whose GPUs compute prompts alone."""
+    m, prices = plan_money(q, gpus, output_tokens_per_s, prompting), (q.goal.prefill_usd_per_gpu_hour, q.goal.usd_per_gpu_hour)
+    each = zip(q.places, prices[-len(q.places) :], strict=True)  # each cluster with its own price
+    pools = [q.but(cluster=c, prefill_cluster=None, usd_per_gpu_hour=usd or c.chip.usd_per_gpu_hour) for c, usd in each]
+    notes = list[str](price_notes(pools if len(pools) > 1 else [q]))
     if not m.usd_per_hour:
         return [f"{'; '.join(notes)}; plans are ranked by tokens/s per GPU"] if q.goal.objective == "cost" else notes
     tokens = f"${million(m.usd_per_million_tokens)} per million {COUNTS[q.goal.cost_of]} at this load"
@@ -61,7 +57,7 @@ def plan_notes(q: Question, gpus: int, output_tokens_per_s: float, prompting: in
 
 
 def page_note(q: Question, gpus: int, output_tokens_per_s: float, prompting: int = 0) -> str:
-    """The same for the page, by either count of tokens."""
+    """Say the same for the page, by either count of tokens."""
     each = [plan_money(q.but(cost_of=of), gpus, output_tokens_per_s, prompting) for of in COUNTED]
     if not each[0].usd_per_hour:
         return f"no price is known for {q.cluster.chip.key}"

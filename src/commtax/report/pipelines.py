@@ -32,7 +32,7 @@ MOST_BOXES = 8_000  # of a picture in a file, and on the page
 
 
 def show_pipeline(console: Console, ran: PipelineRun) -> None:
-    """The bubble and what each rank keeps, then the grid; that algebra counts as many is a detail."""
+    """Show the bubble and what each rank keeps, then the grid. That algebra counts as many is a detail."""
     kind, t = ran.kind, ran.timeline
     batches = "1 microbatch" if ran.m == 1 else f"{ran.m} microbatches"
     whole = f"{kind.name}: {plural(ran.p, 'stage')}, {batches}, {t.span_s:g} time units"
@@ -43,10 +43,9 @@ def show_pipeline(console: Console, ran: PipelineRun) -> None:
     say(console, f"in flight at most, by rank: {shown} {unit}" if kind.backward else "forward only: no activations are stored")
     console.print()
     _grid(console, t)
-    remarks = []
-    for rank, factor in ran.times.rank_factors.items():
-        waits = ", and the others wait for it" if factor > 1 else ""
-        remarks.append(f"straggler: rank {rank} takes {factor:g} times as long{waits}")
+    wait = ", and the others wait for it"
+    slow = ran.times.rank_factors.items()
+    remarks = [f"straggler: rank {rank} takes {factor:g} times as long{wait * (factor > 1)}" for rank, factor in slow]
     derived = telling(console).details
     if derived:
         closed, ideal = ran.idle_closed_form_s, float(np.mean(ran.timeline.busy_s()))
@@ -62,7 +61,7 @@ BY_ALGEBRA = "the bubble by its closed form"
 
 
 def _grid(console: Console, t: Timeline) -> None:
-    """One character a time unit: forwards as the microbatch's last digit, backwards as a letter, a dot where a rank idles."""
+    """Draw one character a time unit: forwards as the microbatch's last digit, backwards as a letter, a dot where a rank idles."""
     unit = max(float(np.min(t.end_s - t.start_s)), t.span_s * 1e-6)  # beside a long one, a short length may round to nothing
     if np.any(np.abs(t.start_s / unit - np.round(t.start_s / unit)) > 1e-6):
         unit /= 4  # starts between the units: finer columns, so that nothing is drawn over
@@ -89,7 +88,7 @@ def _grid(console: Console, t: Timeline) -> None:
 
 
 def _cells(t: Timeline, rank: int, unit: float, shown: int) -> list[tuple[str, str]]:
-    """The signs of one rank, a time unit each, and their styles."""
+    """Return the signs of one rank, a time unit each, and their styles."""
     numbers = np.asarray(t.number)
     cells: list[tuple[str, str]] = [("·", "dim")] * shown
     for i in np.flatnonzero(t.lane == rank).tolist():
@@ -115,7 +114,7 @@ def pipeline_document(ran: PipelineRun) -> Record:
 
 
 def pipeline_rows(ran: PipelineRun) -> list[Record]:
-    """One row for each pass of a microbatch on a rank, in words."""
+    """Return one row for each pass of a microbatch on a rank, in words."""
     t, words = ran.timeline, {kind: name for kind, (_, name, *_) in KINDS.items()}
     columns = zip(t.lane, t.kind, np.asarray(t.number), t.start_s, t.end_s, strict=True)
     return [
@@ -125,7 +124,7 @@ def pipeline_rows(ran: PipelineRun) -> list[Record]:
 
 
 def to_svg(t: Timeline, ground: str = "white") -> str:
-    """The timeline as boxes to scale; kinds differ in hue and in the letter that each box shows.
+    """Draw the timeline as boxes to scale, kinds differing in hue and in the letter that each box shows.
 
     On no ground text has the colour of what is around it.
     """
@@ -151,12 +150,11 @@ def to_svg(t: Timeline, ground: str = "white") -> str:
 
 
 def _drawing_record(note: str, **drawn: object) -> Record:
-    """Boxes on the stages' lanes, in seconds."""
     return {"lanes": [], "bars": [], "total": 0.0, "bubble_fraction": 0.0, "formula": "", "note": note, **drawn}
 
 
 def page_pipeline(b: StepBill) -> Record:
-    """The schedule's boxes by stage; none where there is no pipeline, with the reason."""
+    """Return the schedule's boxes by stage, or why there is no pipeline."""
     plan = b.question.plan
     p, m = int(plan.pp), int(plan.microbatches)
     if not b.question.trains or p == 1:
@@ -180,7 +178,7 @@ def page_pipeline(b: StepBill) -> Record:
 
 
 def plot_pipeline(ran: PipelineRun, path: Path | None) -> Figure:
-    """The schedule as boxes: a row for each rank."""
+    """Plot the schedule as boxes, a row for each rank."""
     t = ran.timeline
 
     def draw(figure: Figure) -> None:

@@ -28,12 +28,12 @@ NEAREST = 5  # plans that are shown where none is good
 
 
 def rows_to_show(rows: ColumnTable, top: int, recommended: int | None) -> list[int]:
-    """The first of a ranking, and the recommended plan where it lies behind them."""
+    """Return the first of a ranking, and the recommended plan where it lies behind them."""
     return [*range(min(top, len(rows))), *([recommended] if recommended is not None and recommended >= top else [])]
 
 
 def places(listed: Sequence[int], recommended: int | None, elsewhere: Sequence[int] = ()) -> list[str]:
-    """Places in a ranking, the first is the best; the recommended plan has its mark, and those of other clusters have theirs.
+    """Return places in a ranking, with a mark for the recommended plan and another for those of other clusters.
 
     >>> places([0, 1, 2], 1, [2])
     ['1', '2 ◆', '3 ◇']
@@ -50,7 +50,7 @@ def show_ranked(
     there: int = 0,
     aim: str = "",
 ) -> None:
-    """Plans under a line that says what their order and the mark mean, and how many GPUs they use where most use all."""
+    """Show plans under a line that says what their order and the mark mean, and how many GPUs they use where most use all."""
     usual = there if 2 * gpus.count(there) >= len(gpus) else gpus[0] if len(set(gpus)) == 1 and not there else 0
     names, fewer = list(columns), [""] * len(gpus)
     after = names.index("plan") + 1
@@ -67,24 +67,23 @@ def show_ranked(
     why = " for that" if aim else "" if MARK in next(iter(marks), MARK) else ", for the reason given above"
     order_words = order + [", ".join([f"{MARK} is recommended{why}", *elsewhere])] * marked
     whole = plural(usual, "GPU") if usual != there or there == 1 else "both GPUs" if there == 2 else f"all {there:,} GPUs"
-    told = [*order_words, *([f"plans use {whole}{' unless marked otherwise' * any(fewer)}"] if usual else [])]
-    if told:
+    sentence = "; ".join([*order_words, *([f"plans use {whole}{' unless marked otherwise' * any(fewer)}"] if usual else [])])
+    if sentence:
         console.print()
-        sentence = "; ".join(told)
         say(console, f"{sentence[0].upper()}{sentence[1:]}:", "dim")
-    show_table(console, list(shown), zip(*shown.values(), strict=True), expendable, apart=not told)
+    show_table(console, list(shown), zip(*shown.values(), strict=True), expendable, apart=not sentence)
 
 
 def behind_notes(
     listed: Sequence[tuple[ServingPlans, ServingColumns, int]], worths: Sequence[float], at: Sequence[int]
 ) -> Iterator[Note]:
-    """Yield which plans, ``at`` places of a ranking, stand behind others with worse figures, and why; ``worths`` rank them."""
-    found, least = dict[Note, list[str]](), inf
+    """Yield which plans, ``at`` places of a ranking, stand behind others with worse figures, and why. ``worths`` rank them."""
+    reasons, least = dict[Note, list[str]](), inf
     for place, (a, rows, i), worth in zip(at, listed, worths, strict=True):
         for code in against_codes(a.question, rows, i) if worth > least else ():
-            found.setdefault(against_note(code, latest_first_token_s(a.question)), []).append(str(place))
+            reasons.setdefault(against_note(code, latest_first_token_s(a.question)), []).append(str(place))
         least = min(least, worth)
-    for why, behind in found.items():
+    for why, behind in reasons.items():
         named = f"plans {', '.join(behind[:-1])} and {behind[-1]} rank" if behind[1:] else f"plan {behind[0]} ranks"
         yield words("rank-behind", plans=named, against=why)
 
@@ -106,15 +105,15 @@ class Ends(NamedTuple):
     high: Number | None
 
 
-def served_things(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
-    """Return what documents and tables of serving plans are made of; without a second token there is no time between tokens."""
+def served_parts(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
+    """Return what documents and tables of serving plans are made of. Without a second token there is no time between tokens."""
     q, row, decodes = a.question, RowValues(rows, i), a.question.requests.output_len > 1
     return {
         "row": row,
         "mode": "disaggregated" if rows.mode[i] else "together",
         "idle_gpus": q.gpus_there - rows.gpus[i],
         "prompts": row if rows.mode[i] else None,
-        "exchange": lambda: a.exchange_of(rows, i).told,
+        "exchange": lambda: a.exchange_of(rows, i).stated,
         "techniques": lambda: list(a.turned_on(rows, i)),
         "dropped": lambda: list(a.dropped(rows, i)),
         "kind": lambda: ranking.KINDS[int(ranking.kinds(rows.take(slice(i, i + 1)), q.cluster)[0])],
@@ -132,10 +131,10 @@ def served_things(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
 
 
 def served_row(a: ServingPlans, rows: ServingColumns, i: int) -> Record:
-    return record("plan-serving", **served_things(a, rows, i))
+    return record("plan-serving", **served_parts(a, rows, i))
 
 
-def trained_things(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
+def trained_parts(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
     """Return what documents and tables of training plans are made of."""
     rate = a.tokens_per_s(rows, i)
     return {
@@ -151,7 +150,7 @@ def trained_things(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
 
 
 def trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
-    return record("plan-training", **trained_things(a, rows, i))
+    return record("plan-training", **trained_parts(a, rows, i))
 
 
 def plan_names(listed: Sequence[tuple[ServingPlans, ServingColumns, int]]) -> list[str]:
@@ -168,7 +167,7 @@ CODED = ("mode", "dtype", "exchange", "sure_ttft_s", "sure_tpot_s")
 
 
 def served_rows(a: ServingPlans) -> list[Record]:
-    """Every good plan, best first; ranges and dollars per month are in the document."""
+    """Return every good plan, best first. Ranges and dollars per month are in the document."""
     rows, q, usd = a.plans, a.question, a.usd_per_million_tokens(a.plans)
     kinds, figures = ranking.kinds(rows, q.cluster), [name for name in rows.names() if name not in CODED]
     return [
@@ -180,14 +179,14 @@ def served_rows(a: ServingPlans) -> list[Record]:
             "dtype": q.goal.dtypes[int(rows.dtype[i])] or "as stored",
             **facts(RowValues(rows, i), *figures, "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
             "usd_per_million_tokens": usd[i] if q.goal.usd_per_gpu_hour else None,
-            **a.exchanges[int(rows.exchange[i])].told,
+            **a.exchanges[int(rows.exchange[i])].stated,
         }
         for i in range(len(rows))
     ]
 
 
 def trained_rows(a: TrainPlans) -> list[Record]:
-    """Every plan that fits, fastest first."""
+    """Return every plan that fits, fastest first."""
     rows = a.plans
     return [
         {
@@ -201,7 +200,7 @@ def trained_rows(a: TrainPlans) -> list[Record]:
 
 
 def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:
-    """The ranking of splits, or the nearest plans; what is left to remark."""
+    """Show the ranking of splits, or the nearest plans, and return what is left to remark."""
     if not len(a.plans):
         if len(a.near):
             _show_ranked_training(console, a, a.near, NEAREST)
@@ -216,12 +215,12 @@ def show_training_plans(console: Console, a: TrainPlans, top: int) -> Remarks:
 def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int, recommended: int | None = None) -> None:
     first, shown = rows_to_show(rows, top, recommended), figure_table("training")
     columns = {"": places(first, recommended), "plan": [a.layout(rows, i) for i in first]}
-    columns |= shown.cells([trained_things(a, rows, i) for i in first])
+    columns |= shown.cells([trained_parts(a, rows, i) for i in first])
     show_ranked(console, columns, [int(rows.gpus[i]) for i in first], shown.spare_headings(), a.question.gpus_there)
 
 
 def untrained_words(a: TrainPlans) -> list[str]:
-    """What is missing; a rank's share shrinks with the GPUs, or a little slower."""
+    """Say what is missing. A rank's share shrinks with the GPUs, or a little slower."""
     if not len(a.near):
         return ["No plan is legal."]
     least, budget = float(a.near.memory_bytes[0]), BUDGET * a.question.cluster.chip.visible_bytes
@@ -230,16 +229,6 @@ def untrained_words(a: TrainPlans) -> list[str]:
     return [f"No plan fits in memory: {short}.", f"It would take about {gpus:,} GPUs."]
 
 
-def run_words(a: TrainPlans) -> str:
-    """The run's tokens: ``15T``.
-
-    >>> from types import SimpleNamespace as Any
-    >>> run_words(Any(question=Any(goal=Any(train_tokens=1.5e12))))
-    '1.5T'
-    """
-    return format_tokens(a.question.goal.train_tokens)
-
-
 def run_notes(a: TrainPlans) -> list[Note]:
     """Return the run that time and dollars are of, and the price of a GPU-hour."""
-    return [words("run-tokens", tokens=run_words(a), prices=price_notes([a.question]))]
+    return [words("run-tokens", tokens=format_tokens(a.question.goal.train_tokens), prices=price_notes([a.question]))]

@@ -11,7 +11,7 @@ import numpy as np
 from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.confidence import percent
 from commtax.judgement.margins import margin, ratio_error
-from commtax.planner import StandingPlan, ranking
+from commtax.planner import StandingPlan, ranking, reasons
 from commtax.planner.alternatives import alone_words, best_of_types, recommended_fit
 from commtax.planner.columns import (
     USUAL,
@@ -25,45 +25,16 @@ from commtax.planner.columns import (
     power,
 )
 from commtax.planner.money import asks_for_dollars
-from commtax.planner.pool_use import pool_words
 from commtax.planner.ranking import FAMILY, KINDS, kinds
-from commtax.planner.reasons import (
-    TITLES,
-    against_codes,
-    against_words,
-    delivers,
-    doubt_words,
-    dtype_words,
-    missed_times,
-    odds,
-    role_words,
-)
 from commtax.planner.serving_search import power_margin
 from commtax.question import EVEN, Question
+from commtax.report import plan_tables
 from commtax.report.closed_loop import basis_words
 from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console, Sketch
 from commtax.report.exact_bytes import roomier_record
 from commtax.report.figures import figure_table
 from commtax.report.money import counted_note, plan_notes
-from commtax.report.plan_tables import (
-    MARK,
-    NEAREST,
-    RowValues,
-    behind_notes,
-    gpus_of,
-    places,
-    plan_names,
-    rows_to_show,
-    run_notes,
-    served_row,
-    served_things,
-    show_ranked,
-    show_training_plans,
-    trained_row,
-    trained_things,
-    untrained_words,
-)
 from commtax.report.tables import ANSWER, Remarks, length_words, model_words, notes, say, show_rejected, show_table, sized_places
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.disaggregation import UNCHECKED
@@ -81,7 +52,7 @@ WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost":
 
 
 def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None = None) -> None:
-    """The answer first: what to run, and why; then the plans, what was rejected, notes."""
+    """Show what to run, and why, then the plans, what was rejected, and notes."""
     open_ended = not a.trains and len(a.plans) and bool(a.places)
     if not len(a.plans):
         for line, style in zip(nothing_words(a), ("bold red", ""), strict=False):
@@ -92,14 +63,14 @@ def show_plans(console: Console, a: Plans, top: int, pasted: StandingPlan | None
         _say_recommended(console, a, ANSWER)
     for line in () if a.trains else best_of_types(a):
         say(console, f"  {line}")
-    show_own_plan(console, a, pasted)
+    show_pasted_plan(console, a, pasted)
     q = a.question
     engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
     say(console, f"{model_words(q.model)} on {sized_places(q)}, {engine}: {question_words(a)}", "dim")
     if open_ended:
         console.print()
         _say_recommended(console, a)
-    remarks, details = show_training_plans(console, a, top) if a.trains else _show_serving_plans(console, a, top)
+    remarks, details = plan_tables.show_training_plans(console, a, top) if a.trains else _show_serving_plans(console, a, top)
     show_rejected(console, ((r.family, r.reason) for r in (a.rejected if a.trains else shorten_rejected(a.rejected))))
     notes(console, remarks, details)
 
@@ -113,40 +84,40 @@ def _say_recommended(console: Console, a: Plans, style: str = "") -> None:
 
 
 def recommended_words(a: Plans) -> str:
-    """Whether what is recommended is also the best."""
-    alone = role_words(a.recommended == 0, () if a.trains else against_codes(a.question, a.passed_over))
+    """Return whether what is recommended is also the best."""
+    alone = reasons.role_words(a.recommended == 0, () if a.trains else reasons.against_codes(a.question, a.passed_over))
     return f"{alone} for {WANTED[a.question.goal.objective]}" if not a.trains and a.places else alone
 
 
 def _show_serving_plans(console: Console, a: ServingPlans, top: int) -> Remarks:
-    """The ranking and the front, or the nearest plans; what is left to remark."""
+    """Show the ranking and the front, or the nearest plans, and return what is left to remark."""
     if not len(a.plans):
         if len(a.near):
-            _show_ranking(console, a, a.near, NEAREST)
+            _show_ranking(console, a, a.near, plan_tables.NEAREST)
         return (), ()
     _show_ranking(console, a, a.plans, top)
     console.print()
     for line in drawn_front(a, console.width):
         console.print(line)
-    rows, own = a.answered
-    usd = plan_notes(a.question, int(rows.gpus[own]), float(rows.tokens_per_s[own]), int(rows.prefill_gpus[own]))
-    served, q = a.simulation(rows, own), a.question
+    rows, i = a.answered
+    usd = plan_notes(a.question, int(rows.gpus[i]), float(rows.tokens_per_s[i]), int(rows.prefill_gpus[i]))
+    served, q = a.simulation(rows, i), a.question
     ranges, counted = f"host times of {q.engine.key} are {basis_words(served)}", counted_note(q)
     details = [note for note in (*usd, ranges) if note == counted or (note == ranges and served.basis == "calibrated")]
-    first = range(min(top, len(a.plans)))
-    behind = behind_notes([(a, a.plans, i) for i in first], objective_value(q, a.plans)[:top].tolist(), [i + 1 for i in first])
-    given = [note for line in a.why for note in inside(line)]
-    told = [note for note in served.notes if note.code == "own-limits" and note not in given]
-    told += [note for note in served.notes if note.code in LEFT_OUT]
+    first, worths = range(min(top, len(a.plans))), objective_value(q, a.plans)[:top].tolist()
+    behind = plan_tables.behind_notes([(a, a.plans, i) for i in first], worths, [i + 1 for i in first])
+    above = [note for line in a.why for note in inside(line)]
+    limits = [note for note in served.notes if note.code == "own-limits" and note not in above]
+    limits += [note for note in served.notes if note.code in LEFT_OUT]
     lengths, links = lengths_note(q), link_notes(served.question)
-    said = (DEFINITION, *behind, *told, lengths, *usd, *spread_notes(q), *links, ranges)
-    return tuple(note for note in said if note not in details), tuple(details)
+    remarks = (DEFINITION, *behind, *limits, lengths, *usd, *spread_notes(q), *links, ranges)
+    return tuple(note for note in remarks if note not in details), tuple(details)
 
 
 def spread_notes(q: Question) -> list[str]:
     copies, imbalance = q.plan.redundant_experts, q.what_if.imbalance
-    said = [f"plans that spread experts hold {copies} redundant ones (--redundant-experts)"] if copies else []
-    return said + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)
+    notes = [f"plans that spread experts hold {copies} redundant ones (--redundant-experts)"] * bool(copies)
+    return notes + [f"busiest expert rank {imbalance:g}x the mean where experts are spread (--imbalance)"] * bool(imbalance)
 
 
 def question_words(a: Plans) -> str:
@@ -155,8 +126,8 @@ def question_words(a: Plans) -> str:
     return f"{', '.join([length_words(a.question), *limit_words(a.question)])}; goal: {WANTED[a.question.goal.objective]}"
 
 
-def limit_words(q: Question, names: Callable[[str], str] = TITLES.__getitem__) -> list[str]:
-    """Each limit, and how likely it has to be met."""
+def limit_words(q: Question, names: Callable[[str], str] = reasons.TITLES.__getitem__) -> list[str]:
+    """Return each limit, and how likely it has to be met."""
     limits = [f"{names(name)} <= {format_seconds(limit)}" for name, limit in (*q.goal.times, *q.goal.slo)]
     each = "each " * (len(limits) > 1)
     return [*limits, f"{each}at least {percent(q.goal.confidence)} likely to be met"] if limits else []
@@ -169,34 +140,34 @@ DEFINITION = (
 
 
 def _show_ranking(console: Console, a: ServingPlans, rows: ServingColumns, top: int) -> None:
-    own, q, shown = a.recommended if rows is a.plans else None, a.question, figure_table("serving")
-    first = rows_to_show(rows, top, own)
+    chosen, q, shown = a.recommended if rows is a.plans else None, a.question, figure_table("serving")
+    first = plan_tables.rows_to_show(rows, top, chosen)
     some, listed = rows.take(np.array(first, dtype=int)), [(a, rows, i) for i in first]
     priced = {"tokens_per_s.range": a.ranges(some, "tokens_per_s"), "exposed_comm_fraction": a.comm_fractions(some).tolist()}
-    asked = {"limits_kept_with": bool(q.goal.times), "request_s": q.goal.objective == "latency"}
-    cells = shown.cells([served_things(*one) for one in listed], [key for key, on in asked.items() if not on], priced)
+    wanted = {"limits_kept_with": bool(q.goal.times), "request_s": q.goal.objective == "latency"}
+    cells = shown.cells([plan_tables.served_parts(*one) for one in listed], [key for key, on in wanted.items() if not on], priced)
     needed = ["usd_per_million_tokens"] if asks_for_dollars(q) else []
     aim = WANTED[q.goal.objective] if a.places else ""
-    columns = {"": places(first, own), "plan": plan_names(listed), **cells}
-    show_ranked(console, columns, gpus_of(listed), shown.spare_headings(needed), q.gpus_there, aim)
+    columns = {"": plan_tables.places(first, chosen), "plan": plan_tables.plan_names(listed), **cells}
+    plan_tables.show_ranked(console, columns, plan_tables.gpus_of(listed), shown.spare_headings(needed), q.gpus_there, aim)
 
 
 def nothing_words(a: Plans) -> list[str]:
-    """Nothing is good: the nearest plan, and what would have to change."""
+    """Say that no plan is good, which is the nearest, and what would have to change."""
     if a.trains:
-        return untrained_words(a)
+        return plan_tables.untrained_words(a)
     takes = [f"It would take {', or '.join(a.would_take)}."] if a.would_take else []
     if not len(a.near):
         return ["No plan fits in memory.", *takes]
     near, wish = a.near, percent(a.question.goal.confidence)
-    broken = [odds(a, near, 0, name) for name in missed_times(a.question, near, dict.fromkeys(TITLES, 0))]
+    broken = [reasons.odds(a, near, 0, name) for name in reasons.missed_times(a.question, near, dict.fromkeys(reasons.TITLES, 0))]
     by_half = "; by the central prediction (50%) some do" if any(a.kept(near, i) >= EVEN for i in range(len(near))) else ""
     head = f"No plan is {wish} likely to meet the limits{by_half}"
     return [f"{head}. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(broken)}.", *takes]
 
 
 def shorten_rejected(rejected: Iterable[Rejected]) -> list[Rejected]:
-    """Degrees that one rule forbids are one line: TP 3, 5, 6, 7."""
+    """Join the degrees that one rule forbids in one line: TP 3, 5, 6, 7."""
     groups: dict[tuple[str, str], list[Rejected]] = {}
     for r in rejected:
         groups.setdefault((r.rule or r.reason, r.where), []).append(r)
@@ -212,11 +183,16 @@ def shorten_rejected(rejected: Iterable[Rejected]) -> list[Rejected]:
 
 
 def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Record:
-    """``plan --json``, of either phase; ``pasted`` is where the pasted plan stands, null without one."""
+    """Return what ``plan --json`` prints, of either phase. ``pasted`` is where the pasted plan stands, null without one."""
     standing = _standing_record(a, pasted) if pasted else None
     if a.trains:
-        return document("plan-trained", a.question, **_rankings(a, a.plans, a.near, partial(trained_row, a), top), pasted=standing)
-    row, front = partial(served_row, a), zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
+        rankings = _rankings(a, a.plans, a.near, partial(plan_tables.trained_row, a), top)
+        return document("plan-trained", a.question, **rankings, pasted=standing)
+    row, front = partial(plan_tables.served_row, a), zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
+    roomier: Record | None = None  # the engine limits that make room where memory binds, and the plan recommended with them
+    if more := a.roomier:
+        room = roomier_record(recommended_fit(more), recommended_fit(a))
+        roomier = {**room, "recommended": plan_tables.served_row(more, more.plans, more.recommended)}
     return document(
         "plan-served",
         a.question,
@@ -227,18 +203,11 @@ def plans_document(a: Plans, top: int, pasted: StandingPlan | None = None) -> Re
         ],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
         pasted=standing,
-        roomier=_roomier_record(a, a.roomier) if a.roomier else None,
+        roomier=roomier,
     )
 
 
-def _roomier_record(a: ServingPlans, found: ServingPlans) -> Record:
-    """The engine limits that make room where memory binds, and the plan that is recommended with them."""
-    room = roomier_record(recommended_fit(found), recommended_fit(a))
-    return {**room, "recommended": served_row(found, found.plans, found.recommended)}
-
-
 def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Record], top: int) -> Record:
-    """What documents of both phases have."""
     return {
         "plans": a,
         "margin": margin(a.question),
@@ -253,14 +222,14 @@ def _rankings(a: Plans, plans: Rows, near: Rows, row: Callable[[Rows, int], Reco
 def _standing_record(a: Plans, pasted: StandingPlan) -> Record:
     rows, figures = pasted.rows, Record()
     if isinstance(rows, TrainColumns):
-        figures = record("plan-training-sizes", row=RowValues(rows, 0)) if len(rows) else {}
+        figures = record("plan-training-sizes", row=plan_tables.RowValues(rows, 0)) if len(rows) else {}
     elif isinstance(a, ServingPlans):
-        figures = served_row(a, rows, 0) if len(rows) else {}
+        figures = plan_tables.served_row(a, rows, 0) if len(rows) else {}
     return {**figures, "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason, "remark": pasted.remark}
 
 
 def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
-    """The Pareto front: what a user gets (across) against what a GPU gives (up)."""
+    """Draw the Pareto front: what a user gets (across) against what a GPU gives (up)."""
     width = min(WIDTH, room - EDGE)
     front = a.front
     if len(front) < 3 or a.question.requests.output_len == 1:
@@ -289,21 +258,24 @@ def drawn_front(a: ServingPlans, room: int) -> list[Sketch]:
 
 
 def _marked(a: ServingPlans) -> dict[str, tuple[str, ServingColumns, int]]:
-    """Points with a sign of their own: the recommended plan, or the operating points by their first letters."""
+    """Return points with a sign each: the recommended plan, or the operating points by their first letters."""
     if not a.places:
-        return {MARK: ("the recommended plan", a.plans, a.recommended)}
+        return {plan_tables.MARK: ("the recommended plan", a.plans, a.recommended)}
     named = [(point_name(a, point), point) for point in a.places]
     return {name[0].upper(): (name, point.plans, point.recommended) for name, point in named}
 
 
 def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> None:
-    """Which engine, with which plan, and by how much; then each engine's own plan in a row."""
+    """Show which engine, with which plan, and by how much, then each engine's best plan in a row."""
     q, able = answers[0].question, fastest_first(answers)
     if able:
         best = able[0]
         say(console, f"Recommended: {_engine_key(best)}, {best.whole_words(best.plans, best.recommended)}.", ANSWER)
+        ours = best.step_of(best.plans, best.recommended)
         for other in able[1:]:
-            say(console, f"  {_against(best, other)}")
+            theirs, plan = other.step_of(other.plans, other.recommended), other.whole_words(other.plans, other.recommended)
+            sure = "" if float(ours.high_s) < float(theirs.low_s) else "; their 80% ranges overlap: measure both"
+            say(console, f"  {_rate(best) / _rate(other) - 1:.1%} more tokens/s than {_engine_key(other)}, {plan}{sure}")
     for answer in answers:
         if not len(answer.plans):
             say(console, f"{_engine_key(answer)}: no plan fits in memory.", "bold red")
@@ -312,13 +284,13 @@ def show_engines(console: Console, answers: Sequence[TrainPlans], _top: int) -> 
     if able:
         shown = figure_table("engines")
         columns = {"engine": [_engine_key(a) for a in able]}
-        columns |= shown.cells([trained_things(a, a.plans, a.recommended) for a in able])
+        columns |= shown.cells([plan_tables.trained_parts(a, a.plans, a.recommended) for a in able])
         show_table(console, list(columns), zip(*columns.values(), strict=True), shown.spare_headings())
-    notes(console, [*(run_notes(able[0]) if able else []), "why other plans of an engine lost: name it alone"])
+    notes(console, [*(plan_tables.run_notes(able[0]) if able else []), "why other plans of an engine lost: name it alone"])
 
 
 def fastest_first(answers: Sequence[TrainPlans]) -> list[TrainPlans]:
-    """Answers that have a plan, by the speed of the one that is recommended."""
+    """Sort answers that have a plan by the speed of the recommended one."""
     return sorted((a for a in answers if len(a.plans)), key=_rate, reverse=True)
 
 
@@ -330,14 +302,6 @@ def engines_document(answers: Sequence[TrainPlans], top: int) -> Record:
         "recommended": _engine_key(able[0]) if able else None,
         "answers": [plans_document(a, top) for a in answers],
     }
-
-
-def _against(best: TrainPlans, other: TrainPlans) -> str:
-    """By how much the first is faster, and whether the ranges of both can tell."""
-    ours, theirs = (a.step_of(a.plans, a.recommended) for a in (best, other))
-    sure = "" if float(ours.high_s) < float(theirs.low_s) else "; their 80% ranges overlap: measure both"
-    gain, plan = _rate(best) / _rate(other) - 1, other.whole_words(other.plans, other.recommended)
-    return f"{gain:.1%} more tokens/s than {_engine_key(other)}, {plan}{sure}"
 
 
 def _rate(a: TrainPlans) -> float:
@@ -352,44 +316,44 @@ MOST = {"throughput": "most tokens/s", "cost": "cheapest"}  # what the point tha
 
 
 def point_name(a: ServingPlans, point: OperatingPoint) -> str:
-    """As people read it.
+    """Return the name of a point as people read it.
 
     >>> import commtax
-    >>> found = commtax.plan("llama-3.2-1b", "1xh100-sxm")
-    >>> [point_name(found, point) for point in found.places]
+    >>> plans = commtax.plan("llama-3.2-1b", "1xh100-sxm")
+    >>> [point_name(plans, point) for point in plans.places]
     ['fastest', 'balanced', 'most tokens/s']
     """
     return MOST[a.question.goal.objective] if point is a.places[-1] else point.name
 
 
 def start_sentence(a: ServingPlans) -> str:
-    rows, own = a.answered
-    plan = a.gpu_words(rows, own) + dtype_words(a.question, int(rows.dtype[own]))
-    return f"When users wait, start from {USUAL}: {plan}; {plural(int(rows.concurrency[own]), 'client')} at once."
+    rows, i = a.answered
+    plan = a.gpu_words(rows, i) + reasons.dtype_words(a.question, int(rows.dtype[i]))
+    return f"When users wait, start from {USUAL}: {plan}; {plural(int(rows.concurrency[i]), 'client')} at once."
 
 
 def best_sentence(a: ServingPlans) -> str:
-    """What the point to start from could have with two pools, where a simpler plan is named for it; else nothing."""
+    """Say what the point to start from could have with two pools, where a simpler plan is named for it."""
     rows, point = a.usual.passed_over, a.usual
     lead = rows if len(rows) else point.plans
     if not lead.mode[0] or point.plans.mode[point.recommended]:
         return ""
     times = f"TTFT {format_seconds(lead.ttft_s[0])}, TPOT {format_seconds(lead.tpot_s[0])}"
     best = f"{a.workers(lead, 0)}: {plural(int(lead.concurrency[0]), 'client')}, {times}, {lead.tokens_per_s[0]:,.0f} tokens/s"
-    return f"Predicted ahead for {USUAL} are two pools, {best}, {doubt_words(a.question, pools=True)}."
+    return f"Predicted ahead for {USUAL} are two pools, {best}, {reasons.doubt_words(a.question, pools=True)}."
 
 
 def simpler_sentence(a: ServingPlans) -> str:
-    """The best plan of a simpler kind for the point to start from, and how far predictions of two pools are to be trusted."""
+    """Name the best plan of a simpler kind for the point to start from, and how far predictions of two pools can be trusted."""
     point, q = a.usual, a.question
-    rows, own, kind = point.plans, point.recommended, kinds(point.plans, q.cluster)
-    simpler = next((i for i in range(own + 1, len(rows)) if kind[i] < kind[own]), None)
+    rows, chosen, kind = point.plans, point.recommended, kinds(point.plans, q.cluster)
+    simpler = next((i for i in range(chosen + 1, len(rows)) if kind[i] < kind[chosen]), None)
     if simpler is None:
         return ""
     clients = plural(int(rows.concurrency[simpler]), "client")
     named = f"The best simpler plan ({KINDS[int(kind[simpler])]}) is {a.workers(rows, simpler)}; {clients}"
-    gives = f"{named}: {delivers(replace(a, plans=rows), simpler)}."
-    if not rows.mode[own]:
+    gives = f"{named}: {reasons.delivers(replace(a, plans=rows), simpler)}."
+    if not rows.mode[chosen]:
         return gives
     error = ratio_error(q, pools=True)
     doubt = f"{UNCHECKED} both" if isinf(error) else f"predictions of two pools against one err by {percent(error)}: measure both"
@@ -397,15 +361,15 @@ def simpler_sentence(a: ServingPlans) -> str:
 
 
 def point_lines(a: ServingPlans) -> list[str]:
-    """What the point to start from gives, what is simpler, and what to beware of."""
-    rows, own = a.answered
-    gives = f"{delivers(replace(a, plans=rows), own)}."
-    beware = map(opening, (*alone_words(a), *pool_words(a, rows, own)))
+    """Return what the point to start from gives, what is simpler, and what to beware of."""
+    rows, i = a.answered
+    gives = f"{reasons.delivers(replace(a, plans=rows), i)}."
+    beware = map(opening, (*alone_words(a), *reasons.pool_words(a, rows, i)))
     return [line for line in (gives, *beware, best_sentence(a), simpler_sentence(a)) if line]
 
 
 def show_points(console: Console, a: ServingPlans) -> None:
-    """The answer where nothing is limited: a row for each point, and when it is the one to choose."""
+    """Show where to run when nothing is limited: a row for each point, and when it is the one to choose."""
     for line in (words("no-limit"), start_sentence(a)):
         say(console, line, ANSWER)
     for line in point_lines(a):
@@ -413,8 +377,8 @@ def show_points(console: Console, a: ServingPlans) -> None:
     listed = [(a, point.plans, point.recommended) for point in a.places]
     columns = {"point": [point_name(a, point) for point in a.places]}
     shown = figure_table("points")
-    columns |= {"plan": plan_names(listed), **shown.cells([served_things(*one) for one in listed])}
-    show_ranked(console, columns, gpus_of(listed), shown.spare_headings(), a.question.gpus_there)
+    columns |= {"plan": plan_tables.plan_names(listed), **shown.cells([plan_tables.served_parts(*one) for one in listed])}
+    plan_tables.show_ranked(console, columns, plan_tables.gpus_of(listed), shown.spare_headings(), a.question.gpus_there)
     for point in a.places:
         say(console, f"  {point_name(a, point)}: when {point.when}", "dim")
     console.print()
@@ -425,8 +389,8 @@ LEAD = {"throughput": "has {:.0%} more tokens/s", "latency": "is {:.0%} faster",
 ALIKE = 1.005  # a ratio below which two plans are told as equal
 
 
-def show_own_plan(console: Console, a: ServingPlans | TrainPlans, pasted: StandingPlan | None) -> None:
-    """Where the plan that was pasted stands, in one sentence; before it, that it would not start as it is."""
+def show_pasted_plan(console: Console, a: ServingPlans | TrainPlans, pasted: StandingPlan | None) -> None:
+    """Say where the pasted plan stands, after a warning if it would not start as it is."""
     if pasted is None:
         return
     if pasted.remark:
@@ -466,7 +430,7 @@ def _latencies(q: Question, rows: ServingColumns, i: int) -> str:
 
 
 def place_words(pasted: StandingPlan, count: int) -> str:
-    """Its place among the good plans, or why it has none."""
+    """Return its place among the good plans, or why it has none."""
     if not pasted.rank:
         return pasted.reason
     if pasted.rank > count > 0:  # as it runs it is none of them
@@ -475,7 +439,7 @@ def place_words(pasted: StandingPlan, count: int) -> str:
 
 
 def _times(whose: str, ratio: float, gain: str, more: float) -> str:
-    """How many times a plan's worth another has, and what that is of each GPU where it has ``more`` times as many.
+    """Return how many times a plan's worth another has, and that per GPU where it has ``more`` times as many.
 
     >>> _times("the best", 2.42, "its tokens/s", 2.0)
     'the best has 2.42 x its tokens/s with 2 x its GPUs, 1.21 x per GPU'
@@ -485,7 +449,7 @@ def _times(whose: str, ratio: float, gain: str, more: float) -> str:
 
 
 def beside_recommended(a: ServingPlans, pasted: StandingPlan) -> str:
-    """The pasted plan against the recommended one: who runs a good plan need not change it for a simpler or an equal one."""
+    """Compare the pasted plan with the recommended one: a good plan need not change for a simpler or an equal one."""
     r, q = pasted.rows, a.question
     if not isinstance(r, ServingColumns) or not pasted.rank or not len(a.plans):
         return ""
@@ -510,26 +474,26 @@ def beside_recommended(a: ServingPlans, pasted: StandingPlan) -> str:
 
 
 def _why_keep(q: Question, theirs: ServingColumns, r: ServingColumns) -> str:
-    """Why a plan that is better than the recommended one is not recommended itself, and what to do about it."""
-    if doubts := against_words(q, r):
+    """Say why a plan that is better than the recommended one is not recommended itself, and what to do about it."""
+    if doubts := reasons.against_words(q, r):
         return f", but {doubts}"
-    own, simple = (float(ranking.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
-    return f"{', which is simpler' if simple < own else ''}: if it runs, keep it"
+    yours, simple = (float(ranking.complexity(rows, q.cluster, q.requests.prefill_cluster)[0]) for rows in (r, theirs))
+    return f"{', which is simpler' if simple < yours else ''}: if it runs, keep it"
 
 
 def _when_users_wait(a: ServingPlans, pasted: StandingPlan) -> str:
-    """Where no limit says how long requests may take: the same plan at the point to start from, beside the one to start from."""
+    """Compare the same plan at the point to start from with the one to start from, where no limit says how long users wait."""
     if not a.places or not pasted.rank:
         return ""
-    rows, own = a.answered
-    if a.gpu_words(rows, own) == pasted.plan:
-        return f"; when users wait, start from it too, with {plural(int(rows.concurrency[own]), 'client')} ({USUAL})"
-    q, start = a.question, a.workers(rows, own)
+    rows, i = a.answered
+    if a.gpu_words(rows, i) == pasted.plan:
+        return f"; when users wait, start from it too, with {plural(int(rows.concurrency[i]), 'client')} ({USUAL})"
+    q, start = a.question, a.workers(rows, i)
     same = next((i for i in range(len(rows)) if a.gpu_words(rows, i) == pasted.plan), None)
     if same is None:
         return f"; when users wait, start from {start}"
-    worth, apart = power(q, rows), bool(rows.mode[same] != rows.mode[own])
-    alike = not apart and worth[own] <= worth[same] * (1 + power_margin(q))
+    worth, apart = power(q, rows), bool(rows.mode[same] != rows.mode[i])
+    alike = not apart and worth[i] <= worth[same] * (1 + power_margin(q))
     clients, rate = plural(int(rows.concurrency[same]), "client"), f"{rows.tokens_per_s[same]:,.0f} tokens/s"
     judged = f"yours is as good as {start} within the margin" if alike else f"start from {start}"
     return f"; when users wait, {judged} ({USUAL}, yours has {clients}, {_latencies(q, rows, same)}, {rate})"

@@ -32,7 +32,7 @@ def style(index: int, **changed: Unpack[LineStyle]) -> LineStyle:
 
 
 def check_plot(path: Path | None) -> None:
-    """A name that cannot be written and the absence of matplotlib are told in one line, before anything is computed."""
+    """Refuse a name that cannot be written and the absence of matplotlib before anything is computed."""
     if path is not None and path.suffix not in SUFFIXES:
         raise Refusal(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}", "plot")
     try:
@@ -48,7 +48,7 @@ _ON_ANY_GROUND = dict.fromkeys(_GROUND, "none") | dict.fromkeys(_INK, "#7a7a7a")
 
 
 def picture(path: Path | None, draw: Callable[["Figure"], None], size: tuple[float, float] = (8, 5), dpi: int = 130) -> "Figure":
-    """A figure that ``draw`` fills, written without a screen. The same figure is the same file, to the byte: no dates inside.
+    """Return a figure that ``draw`` fills, written without a screen: the same to the byte each time, with no dates inside.
 
     Without a path it is for a notebook, which shows it as it is.
     """
@@ -67,7 +67,7 @@ def picture(path: Path | None, draw: Callable[["Figure"], None], size: tuple[flo
 
 @cache
 def _figures() -> type["Figure"]:
-    """Figures that need no window, and that notebooks can show whatever else is set up there."""
+    """Return the class of figures that need no window, and that notebooks can show whatever else is set up there."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -84,12 +84,12 @@ def _figures() -> type["Figure"]:
 
 
 def entitle(axes: "Axes", text: str) -> None:
-    """A title at the left, folded where it is longer than a picture of the usual width."""
+    """Write a title at the left, folded where it is longer than a picture of the usual width."""
     axes.set_title(no_formula(fill(text, 100)), loc="left", fontsize=10)
 
 
 def no_formula(text: str) -> str:
-    """User text for a picture: a dollar is no formula there, and a control no sign that a font lacks.
+    """Escape user text for a picture: a dollar is no formula there, and a control no sign that a font lacks.
 
     >>> no_formula("a$b")
     'a\\\\$b'
@@ -98,7 +98,7 @@ def no_formula(text: str) -> str:
 
 
 def format_time_axis(axes: "Axes", which: str) -> None:
-    """Seconds on a logarithmic axis, written as people do: 50 ms, 2 s."""
+    """Write seconds on a logarithmic axis as people do: 50 ms, 2 s."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set(**{f"{which}scale": "log"})
@@ -116,7 +116,7 @@ WRITTEN: dict[str, Callable[[float], str]] = {"s": format_seconds, "bytes": form
 
 
 def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None, colours: Sequence[str] = ()) -> "Figure":
-    """Bars to one scale, their numbers behind them, from the top down; a range is a line across a bar's end."""
+    """Plot bars to one scale, their numbers behind them, from the top down. A range is a line across a bar's end."""
     shown, write = rows[:MOST_BARS], WRITTEN.get(unit, "{:,.3g}".format)
     if not shown:
         raise Refusal("plot: there is nothing to draw in this answer", "plot")
@@ -146,7 +146,7 @@ def plot_bars(rows: Sequence[BarRow], unit: str, title: str, path: Path | None, 
 
 
 def plot_latencies(runs: Sequence[Mapping[str, float]], title: str, path: Path | None) -> "Figure":
-    """TTFT and TPOT with their ranges over clients; bars where there is one number of them."""
+    """Plot TTFT and TPOT with their ranges over clients, or as bars where there is one number of them."""
     if len(runs) == 1:
         run = runs[0]
         times = (("TTFT", "ttft"), ("TPOT", "tpot"))

@@ -1,7 +1,6 @@
-"""Profiles for a terminal and as documents: what one holds, what changed between two, what one tells of a question."""
+"""Profiles for a terminal and as documents: what is in one, what changed between two, what one tells of a question."""
 
 import math
-from collections.abc import Iterator
 from itertools import groupby
 
 from commtax.catalog.posterior import metric_words, move_words, moves_of
@@ -17,38 +16,38 @@ from commtax.verbs.profiles import LatencyDifference, ProfileCoverage, ProfileDi
 UNITS = {"_s": format_seconds, "_Bps": format_rate, "_bytes": format_bytes}  # how a constant is told, by how its name ends
 
 
-def show_profile(console: Console, own: Profile) -> None:
-    """When and where, then each part."""
-    day = f", written {own.written}" if own.written else ""
-    say(console, f"profile {own.name}{day}: {', '.join(parts_of(own))}", "bold")
-    where = [("chip", own.chip.get("key", "")), ("engine", own.engine), ("type", own.dtype)]
-    where += [(f"link {which}", link) for which, link in own.links.items()]
-    if told := [(name, text) for name, text in where if text]:
-        show_table(console, ("measured on", ""), told)
-    moves = dict(moves_of(own))
-    by_deployment = sorted(runs_of(own.lessons), key=lambda run: list(moves).index(run.deployment))
+def show_profile(console: Console, profile: Profile) -> None:
+    """Show when and where a profile was measured, then each part."""
+    day = f", written {profile.written}" if profile.written else ""
+    say(console, f"profile {profile.name}{day}: {', '.join(parts_of(profile))}", "bold")
+    where = [("chip", profile.chip.get("key", "")), ("engine", profile.engine), ("type", profile.dtype)]
+    where += [(f"link {which}", link) for which, link in profile.links.items()]
+    if places := [(name, text) for name, text in where if text]:
+        show_table(console, ("measured on", ""), places)
+    moves = dict(moves_of(profile))
+    by_deployment = sorted(runs_of(profile.lessons), key=lambda run: list(moves).index(run.deployment))
     for deployment, runs in groupby(by_deployment, key=lambda run: run.deployment):
-        name, held = deployment_words(deployment), list(runs)
-        if served := [run for run in held if any(metric in run.lessons for metric in LATENCIES)]:
-            show_table(console, *drop_empty_columns(RUN_COLUMNS, [_run_row(run) for run in served]), ("repeats", "catalogue"), name)
+        name, taught_runs = deployment_words(deployment), list(runs)
+        if served := [run for run in taught_runs if any(metric in run.lessons for metric in LATENCIES)]:
+            show_table(console, *drop_empty_columns(RUN_COLUMNS, map(_run_row, served)), ("repeats", "catalogue"), name)
             name = ""
-        if parts := [(run, part) for run in held for part in run.lessons if part not in LATENCIES]:
+        if parts := [(run, part) for run in taught_runs for part in run.lessons if part not in LATENCIES]:
             cells = [(run.first.label, *_load(run.first)[:2], part, *_latency(run, part)) for run, part in parts]
             show_table(console, PART_COLUMNS, cells, ("see", "sequences", "catalogue"), name)
             name = ""
         if taught := moves.get(deployment):
             moved = [(constant, *move_words(change)) for constant, change in taught.items()]
             show_table(console, MOVE_COLUMNS, moved, title=name)
-    paths = [_path_row(name, path) for name, some in own.libraries.items() for path in some]
+    paths = [_path_row(name, path) for name, some in profile.libraries.items() for path in some]
     if paths:
         show_table(console, *drop_empty_columns(PATH_COLUMNS, paths), ("collectives", "ranks", "80% range", "launch", "per hop"))
-    plain = {name: x for name, x in constants_of(own).items() if name.startswith(("chip ", "network ")) or name in own.host}
+    plain = {name: x for name, x in constants_of(profile).items() if name.startswith(("chip ", "network ")) or name in profile.host}
     if plain:
         show_table(console, ("constant", ">measured"), [(name, _value(name, x)) for name, x in plain.items()])
-    if own.tables:
-        rows = [(name, "  ".join(f"{key} {x:.3g}" for key, x in table.items())) for name, table in own.tables.items()]
+    if profile.tables:
+        rows = [(name, "  ".join(f"{key} {x:.3g}" for key, x in table.items())) for name, table in profile.tables.items()]
         show_table(console, ("kernels", "constants"), rows)
-    notes(console, (), [f"{part}: {source}" for part, source in own.sources.items()])
+    notes(console, (), [f"{part}: {source}" for part, source in profile.sources.items()])
 
 
 PATH_COLUMNS = ("collectives", "collective", "algorithm", ">ranks", ">launch", ">per hop", ">bandwidth", ">80% range")
@@ -57,15 +56,8 @@ PATH_COLUMNS = ("collectives", "collective", "algorithm", ">ranks", ">launch", "
 def _path_row(library: str, path: Path) -> tuple[str, ...]:
     ranks = " to ".join(dict.fromkeys(map(str, path.ranks)))
     times = [format_seconds(x) if x else "-" for x in (path.launch_s, path.hop_s)]
-    return (
-        library,
-        path.op,
-        path.algorithm,
-        ranks,
-        *times,
-        format_rate(path.bandwidth_Bps),
-        f"±{path.spread:.0%}" if path.spread else "",
-    )
+    spread = f"±{path.spread:.0%}" if path.spread else ""
+    return (library, path.op, path.algorithm, ranks, *times, format_rate(path.bandwidth_Bps), spread)
 
 
 PART_COLUMNS = ("profiled step", ">sequences", ">see", "part", ">measured", ">catalogue", ">off")
@@ -77,7 +69,7 @@ RUN_COLUMNS = (
 
 
 def deployment_words(d: Deployment) -> str:
-    """A deployment in words: ``llama-3.1-8b in bf16 on h100-sxm, TP 2: vllm 0.12``."""
+    """Return a deployment in words: ``llama-3.1-8b in bf16 on h100-sxm, TP 2: vllm 0.12``."""
     sizes = " x ".join(f"{axis.upper()} {n}" for axis in ("tp", "pp", "dp", "ep") if (n := getattr(d, axis)) > 1 or axis == "tp")
     kind = f" in {d.dtype}" if d.dtype else ""
     pools = ", prompts and answers apart" if d.disaggregated else ""
@@ -110,63 +102,60 @@ def _value(name: str, value: float | None) -> str:
         return "-"
     if "flops_per_s" in name:
         return format_si(value, "FLOP/s")
-    told = next((tell for ending, tell in UNITS.items() if name.partition(" of ")[0].endswith(ending)), None)
-    return told(value) if told else f"{value:.4g}"
+    write = next((write for ending, write in UNITS.items() if name.partition(" of ")[0].endswith(ending)), None)
+    return write(value) if write else f"{value:.4g}"
 
 
-def profile_document(own: Profile) -> Record:
-    runs = [_run_record(run) for run in runs_of(own.lessons)]
+def profile_document(profile: Profile) -> Record:
+    runs = [_run_record(run) for run in runs_of(profile.lessons)]
     moved = [
         record("profile-move", deployment=deployment, name=name, change=change, off=math.expm1(change.log))
-        for deployment, changes in moves_of(own)
+        for deployment, changes in moves_of(profile)
         for name, change in changes.items()
     ]
-    return record("profile-show", profile=own, parts=parts_of(own), document=document(own), runs=runs, moved=moved)
+    return record("profile-show", profile=profile, parts=parts_of(profile), document=document(profile), runs=runs, moved=moved)
 
 
 def _run_record(run: TaughtRun) -> Record:
     offs = {metric: lesson.measured_s / lesson.catalogue_s - 1 for metric, lesson in run.lessons.items()}
     latencies = {metric: record("profile-latency", lesson=run.lessons[metric], off=off) for metric, off in offs.items()}
-    parts = {name: told for name, told in latencies.items() if name not in LATENCIES}
+    parts = {name: latency for name, latency in latencies.items() if name not in LATENCIES}
     served = {metric: latencies.get(metric) for metric in LATENCIES}
     return record("profile-run", lesson=run.first, deployment=run.deployment, **served, parts=parts or None)
 
 
-def show_difference(console: Console, found: ProfileDifference) -> None:
-    """Words, constants, runs; what is in one only has a dash in the other's place."""
-    first, second = (own.name or "-" for own in (found.first, found.second))
-    if not (found.words or found.constants or found.latencies):
+def show_difference(console: Console, compared: ProfileDifference) -> None:
+    """Show words, constants and runs. What is in one only has a dash in the other's place."""
+    first, second = (profile.name or "-" for profile in (compared.first, compared.second))
+    if not (compared.words or compared.constants or compared.latencies):
         say(console, f"{first} and {second} hold the same", "bold")
         return
-    say(console, f"{first} -> {second}: {_counted(found)}", "bold")
+    say(console, f"{first} -> {second}: {_counted(compared)}", "bold")
     columns = (f">{first}", f">{second}", ">change")
-    if found.words:
-        show_table(console, ("told", first, second), [(name, a or "-", b or "-") for name, a, b in found.words])
-    if found.constants:
-        moved = [(x.name, *(_value(x.name, at) for at in (x.before, x.after)), _change(x.change)) for x in found.constants]
+    if compared.words:
+        show_table(console, ("told", first, second), [(name, a or "-", b or "-") for name, a, b in compared.words])
+    if compared.constants:
+        moved = [(x.name, *(_value(x.name, at) for at in (x.before, x.after)), _change(x.change)) for x in compared.constants]
         show_table(console, ("constant", *columns), moved)
-    for deployment, rows in groupby(found.latencies, key=lambda x: x.lesson.deployment):
+    for deployment, rows in groupby(compared.latencies, key=lambda x: x.lesson.deployment):
         heads = ("latency", ">clients", ">prompt", ">answer", *columns)
         show_table(console, heads, map(_latency_row, rows), title=deployment_words(deployment))
 
 
-def _counted(found: ProfileDifference) -> str:
-    alone = [sum(getattr(x, side) is None for x in found.constants) for side in ("before", "after")]
-    runs = [sum(getattr(x, side) is None for x in found.latencies) for side in ("before_s", "after_s")]
-    both = len(found.constants) - sum(alone)
+def _counted(compared: ProfileDifference) -> str:
+    alone = [sum(getattr(x, side) is None for x in compared.constants) for side in ("before", "after")]
+    runs = [sum(getattr(x, side) is None for x in compared.latencies) for side in ("before_s", "after_s")]
+    both = len(compared.constants) - sum(alone)
     kinds = (
         (both, "constant", "changed"),
         (alone[1], "constant", "in the first only"),
         (alone[0], "constant", "in the second only"),
-        (len(found.latencies) - sum(runs), "latency", "measured in both"),
+        (len(compared.latencies) - sum(runs), "latency", "measured in both"),
         (runs[1], "latency", "in the first only"),
         (runs[0], "latency", "in the second only"),
     )
-    return ", ".join(f"{_some(count, noun)} {what}" for count, noun, what in kinds if count) or "told otherwise"
-
-
-def _some(count: int, noun: str) -> str:
-    return plural(count, noun) if noun != "latency" or count == 1 else f"{count:,} latencies"
+    counted = (f"{plural(count, noun)} {what}" for count, noun, what in kinds if count)
+    return ", ".join(counted).replace("latencys", "latencies") or "told otherwise"
 
 
 def _latency_row(x: LatencyDifference) -> tuple[str, ...]:
@@ -177,35 +166,35 @@ def _change(change: float | None) -> str:
     return "" if change is None else f"{change:+.1%}"
 
 
-def difference_document(found: ProfileDifference) -> Record:
-    words = [record("profile-word", name=name, before=before or None, after=after or None) for name, before, after in found.words]
-    constants = [record("profile-change", of=x, change=x.change) for x in found.constants]
-    latencies = [record("profile-run-change", of=x, change=x.change) for x in found.latencies]
-    return record("profile-diff", of=found, words=words, constants=constants, latencies=latencies)
+def difference_document(compared: ProfileDifference) -> Record:
+    words = [
+        record("profile-word", name=name, before=before or None, after=after or None) for name, before, after in compared.words
+    ]
+    constants = [record("profile-change", of=x, change=x.change) for x in compared.constants]
+    latencies = [record("profile-run-change", of=x, change=x.change) for x in compared.latencies]
+    return record("profile-diff", of=compared, words=words, constants=constants, latencies=latencies)
 
 
-def show_coverage(console: Console, found: ProfileCoverage) -> None:
-    """That it holds, then what of the question it tells of and what not."""
-    own = found.profile
-    say(console, f"profile {own.name}: can be read, and nothing in it beats the hardware ({', '.join(parts_of(own))})", "bold")
-    for line in _verdicts(found):
-        say(console, line)
-
-
-def _verdicts(found: ProfileCoverage) -> Iterator[str]:
-    if found.used:
-        yield f"used: {', '.join(found.used)}"
+def show_coverage(console: Console, compared: ProfileCoverage) -> None:
+    """Show that a profile can be read, then what of the question it tells of and what not."""
+    profile = compared.profile
+    say(
+        console,
+        f"profile {profile.name}: can be read, and nothing in it beats the hardware ({', '.join(parts_of(profile))})",
+        "bold",
+    )
+    if compared.used:
+        say(console, f"used: {', '.join(compared.used)}")
     else:
-        yield "it tells nothing of what is asked" if found.topics or found.unused else "it tells nothing"
-    if found.unused:
-        yield f"not used: {', '.join(found.unused)}"
-    if seen := [f"{topic.name} {topic.asked}" for topic in found.topics if topic.told]:
-        yield f"seen: {', '.join(seen)}"
-    for topic in found.topics:
-        if not topic.told:
-            yield f"not seen: {topic.unseen}"
+        say(console, "it tells nothing of what is asked" if compared.topics or compared.unused else "it tells nothing")
+    if compared.unused:
+        say(console, f"not used: {', '.join(compared.unused)}")
+    if seen := [f"{topic.name} {topic.wanted}" for topic in compared.topics if topic.is_seen]:
+        say(console, f"seen: {', '.join(seen)}")
+    for topic in (topic for topic in compared.topics if not topic.is_seen):
+        say(console, f"not seen: {topic.unseen}")
 
 
-def coverage_document(found: ProfileCoverage) -> Record:
-    topics = [record("profile-topic", topic=topic) for topic in found.topics]
-    return record("profile-check", of=found, parts=parts_of(found.profile), topics=topics, tells=bool(found.used))
+def coverage_document(compared: ProfileCoverage) -> Record:
+    topics = [record("profile-topic", topic=topic) for topic in compared.topics]
+    return record("profile-check", of=compared, parts=parts_of(compared.profile), topics=topics, tells=bool(compared.used))

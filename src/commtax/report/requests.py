@@ -18,7 +18,17 @@ from commtax.report.documents import Record, document, record
 from commtax.report.drawing import Console
 from commtax.report.manners import Manner
 from commtax.report.plots import COLOURS, format_time_axis, no_formula, picture, style
-from commtax.report.tables import ANSWER, OWN_LIMITS, cached_words, longest_words, notes, say, say_asked, say_own_limits, show_table
+from commtax.report.tables import (
+    ANSWER,
+    OWN_LIMITS,
+    cached_words,
+    longest_words,
+    notes,
+    say,
+    say_limits,
+    say_question,
+    show_table,
+)
 from commtax.sim.serving.figures import weighted_quantile
 from commtax.spec.stream import Lengths
 from commtax.statement import MEANS, Note
@@ -48,8 +58,8 @@ SAME = 1.1  # a tail that is no longer than this many medians is none
 
 
 def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
-    """Saturation and missed limits first, then the times, then why."""
-    say_own_limits(console, o.notes)
+    """Show saturation and missed limits first, then the times, then why."""
+    say_limits(console, o.notes)
     for note in (note for note in o.notes if note.code == "interrupted"):
         say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
@@ -69,7 +79,7 @@ def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
         say(console, f"{_slo_words(o, slo)}: {slo.goodput(o):,.2f} requests/s of goodput; {_confidence_words(o, slo)}", "green")
     for sentence in tail_words(o):
         say(console, sentence)
-    say_asked(console, o.question, _question_words(o), gpus=fleet_words(o))
+    say_question(console, o.question, _question_words(o), gpus=fleet_words(o))
     columns = ("", ">mean", ">80% range", ">p50", ">p90", ">p95", ">p99", ">80% range")
     show_table(console, columns, [_cells(o, m) for m in METRICS], ("p90", "p95", "80% range"))
     sure, hosts = o.alike.basis == "calibrated", host_times(o.alike)
@@ -79,7 +89,7 @@ def show_outcome(console: Console, o: RequestsInTime, slo: Slo) -> None:
 
 
 def _confidence_words(o: RequestsInTime, slo: Slo) -> str:
-    """How surely enough requests keep to the limits; beyond the 80% range of the steps nobody looks."""
+    """Return how surely enough requests keep to the limits, which nobody looks at beyond the 80% range of the steps."""
     probability = slo.probability(o)
     bound = {UPPER: "at least ", 1 - UPPER: "at most "}.get(probability, "")
     return f"the probability that {NEEDED:.0%} do is {bound}{probability:.0%}"
@@ -91,7 +101,7 @@ def _slo_words(o: RequestsInTime, slo: Slo) -> str:
 
 
 def fleet_words(o: RequestsInTime) -> str:
-    """The GPUs in words; of both kinds of workers where there are two."""
+    """Return the GPUs in words, of both kinds of workers where there are two."""
     plan, wanted = o.question.plan, o.question.requests
     if o.fleet.prompts is None:
         return describe_gpus(plan)
@@ -122,18 +132,19 @@ def _lengths(o: RequestsInTime) -> str:
     if q.offered.trace is not None:
         return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out on average"
     means = ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
-    prompt, answer = (_length(own, int(mean), float(q.requests.spread)) for own, mean in means)
+    prompt, answer = (_length(drawn, int(mean), float(q.requests.spread)) for drawn, mean in means)
     return f"{prompt} tokens in{cached_words(q)}, {answer} out{longest_words(q)}"
 
 
-def _length(own: Lengths | None, mean: int, spread: float) -> str:
-    if own is None:
+def _length(drawn: Lengths | None, mean: int, spread: float) -> str:
+    if drawn is None:
         return f"{mean:,}{f' {format_spread(spread)}' if spread and mean > 1 else ''}"
-    return f"{own.mean:,.0f}" if own.kind == "constant" else f"{own.mean:,.0f} ({own.source or own.kind})"
+    return f"{drawn.mean:,.0f}" if drawn.kind == "constant" else f"{drawn.mean:,.0f} ({drawn.source or drawn.kind})"
 
 
 def rate_words(per_s: float) -> str:
-    """
+    """Write a rate of requests.
+
     >>> rate_words(1.0), rate_words(17.43)
     ('1 request/s', '17.4 requests/s')
     """
@@ -160,7 +171,8 @@ def _range(o: RequestsInTime, name: str) -> str:
 
 
 def time_words(seconds: float) -> str:
-    """
+    """Write a time, seconds above 1,000 without a unit of their own.
+
     >>> time_words(0.0123), time_words(1234.5)
     ('12.3 ms', '1,234 s')
     """
@@ -170,8 +182,8 @@ def time_words(seconds: float) -> str:
 def _saved(o: RequestsInTime) -> str:
     if o.without_prefixes is None:
         return ""
-    own, plain = o.without_prefixes
-    times = {f"mean {METRICS[m]}": (own.statistic(f"{m}_mean"), plain.statistic(f"{m}_mean")) for m in ("ttft", "tpot")}
+    cached, plain = o.without_prefixes
+    times = {f"mean {METRICS[m]}": (cached.statistic(f"{m}_mean"), plain.statistic(f"{m}_mean")) for m in ("ttft", "tpot")}
     return saved_words(times, "requests/s of capacity", (o.capacity, plain.capacity))
 
 
@@ -180,7 +192,7 @@ def tail_words(o: RequestsInTime) -> list[str]:
 
 
 def first_words(tail: FirstTokens) -> str:
-    """Of first tokens: what the slowest have more of than those of the middle."""
+    """Say what the slowest first tokens have more of than those of the middle."""
     if tail.p99_s <= SAME * tail.median_s:
         return f"p99 TTFT {format_seconds(tail.p99_s)} is close to its median of {format_seconds(tail.median_s)}: there is no tail."
     whole = sum(max(0.0, seconds) for seconds in tail.more_s.values())
@@ -220,7 +232,7 @@ def gap_words(tail: Gaps) -> str:
 
 
 def _engine(o: RequestsInTime, used: EngineUsage) -> str:
-    """What the engines were busy with. One that is always at work may have room for many more requests in each of its steps."""
+    """Say what engines were busy with: one that is always at work may have room for many more requests in each step."""
     busy = f"each {'stage has a batch' if o.fleet.workers.stages > 1 else 'engine runs a step'} {used.busy:.0%} of the time"
     thrown = f"{plural(used.preemptions, 'preemption')}" if used.preemptions else "no preemption"
     hits = f", {used.hit_rate:.0%} of prompt tokens found in it" if used.hit_rate else ""
@@ -234,12 +246,12 @@ def _engine(o: RequestsInTime, used: EngineUsage) -> str:
 
 
 def remarks(o: RequestsInTime) -> list[str]:
-    """Notes but those that stand first; idle GPUs are counted over both kinds of workers, where there are two."""
-    said = ("interrupted", OWN_LIMITS, MEANS, *(["idle-gpus"] if o.fleet.prompts else []))
-    return list(dict.fromkeys(note for note in o.notes if note.code not in said))
+    """Return the notes but those that stand first. Idle GPUs are counted over both kinds of workers, where there are two."""
+    above = ("interrupted", OWN_LIMITS, MEANS, *(["idle-gpus"] if o.fleet.prompts else []))
+    return list(dict.fromkeys(note for note in o.notes if note.code not in above))
 
 
-def _own_length(o: RequestsInTime) -> list[Note]:
+def _limit_notes(o: RequestsInTime) -> list[Note]:
     return [note for note in o.notes if note.code == OWN_LIMITS]
 
 
@@ -267,13 +279,13 @@ def outcome_document(o: RequestsInTime, slo: Slo) -> Record:
         slo=_slo(o, slo) if slo.limits else None,
         usage=usage_of(o),
         tail={"ttft": ours, "itl": between, "words": tail_words(o)},
-        notes=[*filter(None, [_saved(o)]), *_own_length(o), *remarks(o), *fixed_time_notes(o.alike)],
+        notes=[*filter(None, [_saved(o)]), *_limit_notes(o), *remarks(o), *fixed_time_notes(o.alike)],
     )
     return made | bench_result(o, slo)
 
 
 def _times(o: RequestsInTime, metric: str) -> Record:
-    """All statistics of one time with their 80% ranges, in seconds."""
+    """Return all statistics of one time with their 80% ranges, in seconds."""
     row: Record = {"metric": metric}
     for which in STATISTICS:
         low, high = o.range_of(f"{metric}_{which}")
@@ -287,7 +299,7 @@ def _slo(o: RequestsInTime, slo: Slo) -> Record:
 
 
 def bench_result(o: RequestsInTime, slo: Slo) -> Record:
-    """The keys of ``vllm bench serve --save-result``; totals are of all replicas, as rates are."""
+    """Return the keys of ``vllm bench serve --save-result``. Totals are of all replicas, as rates are."""
     rate, burstiness = o.offered_rate, o.question.offered.burstiness
     limit = o.question.requests.concurrency if o.closed else o.max_in_flight
     row = record(
@@ -310,7 +322,7 @@ def bench_result(o: RequestsInTime, slo: Slo) -> Record:
 
 
 def sweep_document(s: RequestSweep, slo: Slo) -> Record:
-    """``simulate --sweep … --json``: a record with vLLM's keys in ``runs`` for each point."""
+    """Return what ``simulate --sweep … --json`` prints: a record with vLLM's keys in ``runs`` for each point."""
     first, knee, most = s.outcomes[0], s.knee, s.most(slo)
     return document(
         "requests-sweep",
@@ -319,7 +331,7 @@ def sweep_document(s: RequestSweep, slo: Slo) -> Record:
         knee=None if knee is None else s.values[knee],
         most=None if most is None else s.values[most],
         runs=[{s.name: value, **_point(o, slo)} for value, o in zip(s.values, s.outcomes, strict=True)],
-        notes=[*_own_length(first), *remarks(first)],
+        notes=[*_limit_notes(first), *remarks(first)],
     )
 
 
@@ -332,8 +344,8 @@ EXPENDABLE = ("TPOT p99", "E2E mean", "answered/s", "TTFT mean", "TPOT mean", "t
 
 
 def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
-    """One line a point, the knee and the capacity said."""
-    say_own_limits(console, s.outcomes[0].notes)
+    """Show the knee and the capacity in a sentence, then one line a point."""
+    say_limits(console, s.outcomes[0].notes)
     unit = rate_words if s.name == LOADS[0] else partial(plural, noun="client")
     parts = [f"the capacity is {rate_words(s.capacity)}"]
     if s.knee is not None:
@@ -342,12 +354,11 @@ def show_sweep(console: Console, s: RequestSweep, slo: Slo) -> None:
         most = s.most(slo)
         parts.append("no point meets the SLO" if most is None else f"the SLO is met up to {unit(s.values[most])}")
     say(console, f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0], ANSWER)
-    say_asked(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
+    say_question(console, s.outcomes[0].question, gpus=fleet_words(s.outcomes[0]))
     columns = (
         f">{s.title}",
         *(f">{title}" for title in SWEPT.values()),
-        ">answered/s",
-        ">tokens/s out",
+        *(">answered/s", ">tokens/s out"),
         *([">SLO met"] if slo.limits else []),
         "",
     )
@@ -399,7 +410,7 @@ def _frame(axes: "Axes", s: RequestSweep, what: str) -> None:
 
 
 def plot_outcome(o: RequestsInTime, path: Path | None) -> "Figure":
-    """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
+    """Plot times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
 
     def draw(figure: "Figure") -> None:
         left, right = figure.subplots(1, 2)

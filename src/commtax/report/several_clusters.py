@@ -6,21 +6,12 @@ from commtax.judgement.margins import is_close, ranges_overlap
 from commtax.planner.columns import ServingColumns
 from commtax.planner.reasons import against_codes, against_words, among_words, doubt_words, dtype_words, longer_times, role_words
 from commtax.planner.several_clusters import RankedPlan, SeveralPlans, same_plan
+from commtax.report import plan_tables
 from commtax.report.documents import Record, document, engine_name, facts
 from commtax.report.drawing import Console
 from commtax.report.figures import figure_table, million
 from commtax.report.manners import LISTED, Manner, bars
 from commtax.report.money import COUNTS, counted_note, fleet_cost_words, price_notes
-from commtax.report.plan_tables import (
-    behind_notes,
-    gpus_of,
-    places,
-    plan_names,
-    served_row,
-    served_rows,
-    served_things,
-    show_ranked,
-)
 from commtax.report.planning import DEFINITION, WANTED, limit_words, plans_document
 from commtax.report.plots import BarRow
 from commtax.report.tables import ANSWER, length_words, model_words, name_and_gpus, notes, say
@@ -43,7 +34,7 @@ WAITED, UNWAITED = "users wait", "nobody waits"
 
 
 def show_several(console: Console, a: SeveralPlans, top: int) -> None:
-    """The sentence first: what to run, where, and what it costs."""
+    """Show in a sentence what to run, where, and what it costs, then the ranking."""
     q = a.answers[0].question
     if a.waited:
         say(console, words("no-limit"), ANSWER)
@@ -53,19 +44,17 @@ def show_several(console: Console, a: SeveralPlans, top: int) -> None:
         _say_recommended(console, a, several_role(a), reasons_between(a))
     for line in clusters_without_plans(a):
         say(console, line, "bold red")
-    where, wanted = (
-        " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers),
-        ", ".join([length_words(q), *limit_words(q)]),
-    )
+    where = " or ".join(name_and_gpus(answer.question.cluster) for answer in a.answers)
+    wanted = ", ".join([length_words(q), *limit_words(q)])
     say(console, f"{model_words(q.model)} on {where}, {engine_name(q)}: {wanted}; goal: {RANKED[a.objective]}", "dim")
     if a.best:
         _show_ranking(console, a, top)
-    counted = counted_note(q)
-    notes(console, [note for note in _notes(a, top) if note != counted], [note for note in _notes(a, top) if note == counted])
+    remarks, counted = _notes(a, top), counted_note(q)
+    notes(console, [note for note in remarks if note != counted], [note for note in remarks if note == counted])
 
 
 def several_role(a: SeveralPlans) -> str:
-    """Whether what is recommended is also the best of all."""
+    """Return whether what is recommended is also the best of all."""
     best = a.best and a.recommended and same_plan(a.best, a.recommended)
     return role_words(bool(best), _passed_over_codes(a))
 
@@ -79,11 +68,6 @@ def _say_recommended(console: Console, a: SeveralPlans, role: str, why: Iterable
         say(console, f"{role}: {several_sentence(a.recommended)}", ANSWER)
     for line in why:
         say(console, f"  {line}")
-
-
-def speed_words(waited: SeveralPlans) -> Note:
-    """Return the limits that clusters are compared at where none are given."""
-    return words("one-speed", limits=", ".join(limit_words(waited.answers[0].question)))
 
 
 def several_sentence(one: RankedPlan) -> str:
@@ -107,36 +91,38 @@ def ranked_figures(one: RankedPlan) -> Iterator[str]:
 
 
 def reasons_between(a: SeveralPlans) -> Iterator[str]:
-    """The recommended plan beside the best, and beside what is recommended on the other clusters: how far ahead it is, and why."""
-    best, own = a.best, a.recommended
-    if best is None or own is None:
+    """Yield how far the recommended plan is behind the best and ahead of those recommended on other clusters, and why."""
+    best, chosen = a.best, a.recommended
+    if best is None or chosen is None:
         return
-    if doubt := against_words(own.answer.question, own.answer.plans, own.row):
+    if doubt := against_words(chosen.answer.question, chosen.answer.plans, chosen.row):
         yield doubt
-    if not same_plan(best, own):
+    if not same_plan(best, chosen):
         figure = f"{_figure_words(best, a.objective)} {UNITS[a.objective]}"
         first = f"the best{among_words(_passed_over_codes(a))} is {_placed_words(best)}: {figure}"
-        pools = len({int(one.answer.plans.mode[one.row]) for one in (best, own)}) > 1
+        pools = len({int(one.answer.plans.mode[one.row]) for one in (best, chosen)}) > 1
         yield words("doubted", lead=first, doubt=doubt_words(best.answer.question, pools))
     if (ahead := a.passed_over) and not is_close(
-        q := ahead.answer.question, own.deciding(a.objective)[0] / ahead.deciding(a.objective)[0]
+        q := ahead.answer.question, chosen.deciding(a.objective)[0] / ahead.deciding(a.objective)[0]
     ):
         beaten = ahead.answer.plans
-        rows = ServingColumns.joined([beaten, own.answer.plans.take(slice(own.row, own.row + 1))])
+        rows = ServingColumns.joined([beaten, chosen.answer.plans.take(slice(chosen.row, chosen.row + 1))])
         figure = f"{_figure_words(ahead, a.objective)} {UNITS[a.objective]}{longer_times(rows, 0, 1)}"
         yield words("passed-over", plan=_placed_words(ahead), lead=f"at {figure}", against=against_words(q, beaten))
     for other in a.beside:
-        told = "" if a.objective == "cost" else f"{_figure_words(own, a.objective)} {UNITS[a.objective]} "  # the answer has dollars
+        ours = (
+            "" if a.objective == "cost" else f"{_figure_words(chosen, a.objective)} {UNITS[a.objective]} "
+        )  # the answer has dollars
         there = f"{_placed_words(other, 'recommended')}{_best_there(a, other)}"
         counted = a.objective == "gpus" or (a.objective == "cost" and other.money.usd_per_million_tokens is None)
-        overlap = not counted and ranges_overlap(own.deciding(a.objective), other.deciding(a.objective))
+        overlap = not counted and ranges_overlap(chosen.deciding(a.objective), other.deciding(a.objective))
         close = "; the ranges overlap: too close to call, measure both" * overlap
-        head = f"{told}against {_figure_words(other, a.objective)} with {there}"
-        yield f"{head}{_why_words(own, other, a.objective)}{close}"
+        head = f"{ours}against {_figure_words(other, a.objective)} with {there}"
+        yield f"{head}{_why_words(chosen, other, a.objective)}{close}"
 
 
 def _best_there(a: SeveralPlans, other: RankedPlan) -> str:
-    """The best plan of a cluster, where another one is recommended there; the best of all has a line of its own."""
+    """Return the best plan of a cluster, where another is recommended there. The best of all has a line of its own."""
     first = next(one for one in a.plans if one.answer is other.answer)
     if same_plan(first, other) or (a.best and same_plan(first, a.best)):
         return ""
@@ -161,7 +147,6 @@ RANKING: Mapping[str, Callable[[float], str]] = {"latency": format_seconds, "cos
 
 
 def _figure(one: RankedPlan, objective: str) -> str:
-    """Return the figure that an objective ranks by."""
     figure = one.deciding(objective)[0]
     if objective == "gpus":
         return plural(int(figure), "GPU")
@@ -170,9 +155,9 @@ def _figure(one: RankedPlan, objective: str) -> str:
     return "$" * (objective == "cost") + RANKING.get(objective, "{:,.0f}".format)(figure)
 
 
-def _why_words(own: RankedPlan, other: RankedPlan, objective: str) -> str:
-    """What makes the difference: a GPU's price and its tokens, how many GPUs there are, or the two times of a request."""
-    pairs = [(one, one.answer.plans, one.row) for one in (own, other)]
+def _why_words(chosen: RankedPlan, other: RankedPlan, objective: str) -> str:
+    """Say what makes the difference: a GPU's price and its tokens, how many GPUs there are, or the two times of a request."""
+    pairs = [(one, one.answer.plans, one.row) for one in (chosen, other)]
     each = [f"{float(rows.tokens_per_s_per_gpu[i]):,.0f}" for _, rows, i in pairs]
     if objective == "cost" and other.money.usd_per_hour:
         usd = [f"${one.money.usd_per_gpu_hour:,.2f}" for one, _, _ in pairs]
@@ -189,13 +174,13 @@ def _why_words(own: RankedPlan, other: RankedPlan, objective: str) -> str:
 def _show_ranking(console: Console, a: SeveralPlans, top: int) -> None:
     shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans)}
     listed = [(one.answer, one.answer.plans, one.row) for one in shown]
-    own, *others = (at for plan in (a.recommended, *a.beside) for at, one in enumerate(a.plans) if plan and same_plan(one, plan))
-    table, asked = figure_table("several"), any(answer.question.goal.times for answer in a.answers)
-    cells = table.cells([served_things(*one) for one in listed], [] if asked else ["limits_kept_with"])
-    columns = {"": places([place[id(one)] for one in shown], own, others), "plan": plan_names(listed)}
+    chosen, *others = (at for plan in (a.recommended, *a.beside) for at, one in enumerate(a.plans) if plan and same_plan(one, plan))
+    table, limited = figure_table("several"), any(answer.question.goal.times for answer in a.answers)
+    cells = table.cells([plan_tables.served_parts(*one) for one in listed], [] if limited else ["limits_kept_with"])
+    columns = {"": plan_tables.places([place[id(one)] for one in shown], chosen, others), "plan": plan_tables.plan_names(listed)}
     columns["cluster"] = [one.answer.question.cluster.key for one in shown]
     aim = RANKED[a.objective] if a.waited else ""
-    show_ranked(console, columns | cells, gpus_of(listed), table.spare_headings(), aim=aim)
+    plan_tables.show_ranked(console, columns | cells, plan_tables.gpus_of(listed), table.spare_headings(), aim=aim)
 
 
 def clusters_without_plans(a: SeveralPlans) -> Iterator[Note]:
@@ -212,19 +197,25 @@ def clusters_without_plans(a: SeveralPlans) -> Iterator[Note]:
 
 def _notes(a: SeveralPlans, top: int) -> list[str]:
     questions = [answer.question for answer in a.answers]
-    q, known = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
+    q, priced = questions[0], len(a.unpriced) < len({x.cluster.chip.key for x in questions})
     shown, place = a.listed(top), {id(one): at for at, one in enumerate(a.plans, 1)}
     placed, worths = [(one.answer, one.answer.plans, one.row) for one in shown], [one.worth(a.objective) for one in shown]
-    behind = behind_notes(placed, worths, [place[id(one)] for one in shown])
-    said = [DEFINITION, *behind, lengths_note(q), *price_notes(questions)]
+    behind = plan_tables.behind_notes(placed, worths, [place[id(one)] for one in shown])
+    remarks = [DEFINITION, *behind, lengths_note(q), *price_notes(questions)]
     if a.unpriced and a.objective == "cost":
-        said.append(f"plans on {listed(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
+        remarks.append(f"plans on {listed(a.unpriced)} rank behind those with a price, most tokens/s per GPU first")
     if a.objective == "tokens":
-        said.append(f"without a price for {listed(a.unpriced)}, dollars cannot be compared: ranked by tokens/s per GPU")
-    return [*said, *([counted_note(q)] if known else []), "why plans of one cluster lost: name that cluster alone, or use --json"]
+        remarks.append(f"without a price for {listed(a.unpriced)}, dollars cannot be compared: ranked by tokens/s per GPU")
+    counted = [counted_note(q)] if priced else []
+    return [*remarks, *counted, "why plans of one cluster lost: name that cluster alone, or use --json"]
 
 
 def several_document(a: SeveralPlans, top: int) -> Record:
+    waited: Record | None = None
+    if a.waited:  # what to run where users wait, on each cluster at one speed
+        chosen, beside = a.waited.recommended, [ranked_row(one) for one in a.waited.beside]
+        waited = facts(a.waited.answers[0].question.goal, "ttft_s", "tpot_s")
+        waited |= {"recommended": ranked_row(chosen) if chosen else None, "beside": beside, "why": waiting_why(a.waited)}
     return document(
         "plan-several",
         a.answers[0].question,
@@ -233,37 +224,26 @@ def several_document(a: SeveralPlans, top: int) -> Record:
         recommended=ranked_row(a.recommended) if a.recommended else None,
         best=ranked_row(a.best) if a.best else None,
         why=list(reasons_between(a)),
-        waited=_waited_record(a.waited) if a.waited else None,
+        waited=waited,
         ranking=[ranked_row(one) for one in a.listed(top)],
         answers=[plans_document(answer, top) for answer in a.answers],
         notes=_notes(a, top),
     )
 
 
-def _waited_record(waited: SeveralPlans) -> Record:
-    """What to run where users wait, on each cluster at one speed."""
-    goal, own = waited.answers[0].question.goal, waited.recommended
-    beside = [ranked_row(one) for one in waited.beside]
-    return {
-        **facts(goal, "ttft_s", "tpot_s"),
-        "recommended": ranked_row(own) if own else None,
-        "beside": beside,
-        "why": waiting_why(waited),
-    }
-
-
 def waiting_why(waited: SeveralPlans) -> list[str]:
-    """The speed, and why this cluster at it."""
-    return [speed_words(waited), *reasons_between(waited)]
+    """Return the limits that clusters are compared at where none are given, and why this cluster at them."""
+    speed = words("one-speed", limits=", ".join(limit_words(waited.answers[0].question)))
+    return [speed, *reasons_between(waited)]
 
 
 def several_rows(a: SeveralPlans) -> list[Record]:
-    listed = {id(answer): served_rows(answer) for answer in a.answers}
+    listed = {id(answer): plan_tables.served_rows(answer) for answer in a.answers}
     return [{"cluster": one.answer.question.cluster.key, **listed[id(one.answer)][one.row]} for one in a.plans]
 
 
 def ranked_row(one: RankedPlan) -> Record:
-    return {"cluster": one.answer.question.cluster.key, **served_row(one.answer, one.answer.plans, one.row)}
+    return {"cluster": one.answer.question.cluster.key, **plan_tables.served_row(one.answer, one.answer.plans, one.row)}
 
 
 def _cost_bar(one: RankedPlan) -> BarRow:

@@ -37,9 +37,9 @@ def show_table(
     title: str = "",
     apart: bool = True,
 ) -> None:
-    """Columns that start with '>' are right-aligned; a narrow screen does without ``expendable`` ones, the first of them first.
+    """Show columns, those that start with '>' right-aligned, ``apart`` from what is above them.
 
-    It stands ``apart`` from what is above it.
+    A narrow screen does without ``expendable`` ones, the first of them first.
     """
     if apart:
         console.print()
@@ -47,7 +47,7 @@ def show_table(
 
 
 def show_unfolded(console: Console, columns: tuple[str, str], rows: Iterable[tuple[str, str]]) -> None:
-    """Two columns whose second is to be copied: never folded or cut."""
+    """Show two columns whose second is to be copied: never folded or cut."""
     cells = [columns, *rows]
     width = max(len(first) for first, _ in cells) + BETWEEN
     console.print()
@@ -63,99 +63,99 @@ def show_rejected(console: Console, rejected: Iterable[tuple[str, str]]) -> None
 
 
 def drop_empty_columns(columns: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> TableCells:
-    """A table without the columns in which nothing is said."""
+    """Return a table without its empty columns."""
     cells = [list(row) for row in rows]
     kept = [i for i in range(len(columns)) if any(str(row[i]) not in ("", "-") for row in cells)]
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in cells]
 
 
 def show_shares(console: Console, title: str, parts: Iterable[tuple[str, float]], whole: float, digits: int = 0) -> None:
-    """Times that a whole is made of, those that are not nothing."""
+    """Show the times that a whole is made of, those that are not nothing."""
     rows = [(name, format_seconds(s), f"{s / whole:.{digits}%}") for name, s in parts if s > max(NOTHING_S, LITTLE * whole)]
     show_table(console, (title, ">time", ">share"), rows)
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """A sentence, folded at spaces where it is longer than the screen is wide; a pipe keeps it whole."""
+    """Print a sentence, folded at spaces where it is longer than the screen is wide. A pipe keeps it whole."""
     console.print(Text(text, style=style))
 
 
-def say_own_limits(console: Console, remarks: Iterable[Note]) -> None:
-    """That servers would not start with limits that nobody said: before the figures, which hold with others."""
+def say_limits(console: Console, remarks: Iterable[Note]) -> None:
+    """Say that servers would not start with their default limits, before the figures, which hold with others."""
     for note in (note for note in remarks if note.code == OWN_LIMITS):
         say(console, f"{note}.", "bold red")
 
 
 def say_whole(console: Console, text: str, style: str = "") -> None:
-    """A line to be copied: never folded."""
+    """Print a line to be copied: never folded."""
     console.print(Text(text, style=style), soft_wrap=True)
 
 
 def notes(console: Console, remarks: Iterable[str], details: Iterable[str] = ()) -> None:
-    """Remarks below a table, in small print; ``details`` only for those who ask for them, and how many there are for the others."""
-    held, wish = list(details), telling(console)
-    told = [*remarks, *(held if wish.details else ())]
-    if told or (held and wish.further):
+    """Print remarks below a table in small print, and of ``details`` only their number for those who did not ask for them."""
+    further, wish = list(details), telling(console)
+    shown = [*remarks, *(further if wish.details else ())]
+    if shown or (further and wish.further):
         console.print()
-    for note in told:
+    for note in shown:
         say(console, f"· {note}", style="dim")
-    say_held(console, len(held))
+    say_hidden(console, len(further))
 
 
-def say_held(console: Console, count: int) -> None:
-    """How many notes were held back, where there is a way to see them."""
+def say_hidden(console: Console, count: int) -> None:
+    """Say how many notes are hidden, where there is a way to see them."""
     wish = telling(console)
     if count and wish.further and not wish.details:
         say(console, f"· {plural(count, 'more note')} with {wish.further}", style="dim")
 
 
-def cluster_words(asked: Question) -> str:
-    if len(asked.places) > 1:
-        ahead, own = (cluster_words(Question.but(asked, cluster=place, prefill_cluster=None)) for place in asked.places)
-        slower = min((place.inter for place in asked.places), key=lambda link: link.bandwidth_Bps)
-        return f"{ahead} for prompts and {own} for decoding, {slower.key} between them"
-    c = asked.cluster
+def cluster_words(q: Question) -> str:
+    if len(q.places) > 1:
+        ahead, decoding = (cluster_words(Question.but(q, cluster=place, prefill_cluster=None)) for place in q.places)
+        slower = min((place.inter for place in q.places), key=lambda link: link.bandwidth_Bps)
+        return f"{ahead} for prompts and {decoding} for decoding, {slower.key} between them"
+    c = q.cluster
     pairs = f", pairs over {c.bridge.key}" if c.bridge else ""
     each = f", {c.intra.key} within each {c.domain if c.domain > c.gpus_per_host else 'host'}"
     inside = (f" on {c.intra.key}" if c.is_one_domain else each) + pairs if c.domain > 1 else ""
     between = "" if c.is_one_domain else f", {c.nics_per_host} x {c.inter.key} per host"
-    own = f", profile {asked.profile.name}" if asked.profile else ""
-    return f"{_name(c)} ({plural(c.num_gpus, 'GPU')}{inside}{between}{_described(c)}){own}"
+    profile = f", profile {q.profile.name}" if q.profile else ""
+    return f"{_name(c)} ({plural(c.num_gpus, 'GPU')}{inside}{between}{_described(c)}){profile}"
 
 
 def name_and_gpus(place: Cluster) -> str:
-    """A cluster's name and its number of GPUs, which many names do not tell."""
+    """Return a cluster's name and its number of GPUs, which many names do not tell."""
     return f"{_name(place)} ({plural(place.num_gpus, 'GPU')}{_described(place)})"
 
 
 def _name(place: Cluster) -> str:
-    """The cluster's name, and what was typed where that was read as this."""
+    """Return the cluster's name, and what was typed where that was read as this."""
     return f"{place.key}, read from '{place.typed}'" if place.typed else place.key
 
 
 def _described(place: Cluster) -> str:
-    """That nobody measured a chip which a file describes."""
+    """Say of a chip which a file describes that nobody measured it."""
     return "" if is_catalogued(place.chip) else f"; {place.chip.name} is described there, its times are assumed"
 
 
 def model_words(model: Model) -> str:
-    """The model's key, behind the name that was asked where that is of another checkpoint: ``bundled_model`` puts it first."""
-    usual, asked = bundled_model(model.key), next(iter(model.aliases), "")
-    plain = not usual or asked in usual.aliases[:1] or asked.rpartition("/")[2].lower() == model.key
-    return model.key if plain else f"{asked} (as {model.key})"
+    """Return the model's key, behind the name of another checkpoint where one was named: ``bundled_model`` puts that first."""
+    usual, named = bundled_model(model.key), next(iter(model.aliases), "")
+    plain = not usual or named in usual.aliases[:1] or named.rpartition("/")[2].lower() == model.key
+    return model.key if plain else f"{named} (as {model.key})"
 
 
 def sized_places(q: Question) -> str:
-    """Where a question runs: its cluster, or that of prompts and that of decoding."""
+    """Return where a question runs: its cluster, or that of prompts and that of decoding."""
     if len(q.places) == 1:
         return name_and_gpus(q.cluster)
     return "{} for prompts and {} for decoding".format(*map(name_and_gpus, q.places))
 
 
-def say_asked(console: Console, asked: Question, *more: str, gpus: str = "") -> None:
-    """What was asked about, in small print below the answer; ``gpus`` in other words than the plan's."""
-    engine = f"{asked.engine.key}@{asked.engine.version}"
-    say(console, f"{model_words(asked.model)} on {cluster_words(asked)}: {gpus or describe_gpus(asked.plan)}, {engine}", "dim")
+def say_question(console: Console, q: Question, *more: str, gpus: str = "") -> None:
+    """Print the question in small print below the answer, with ``gpus`` in other words than the plan's."""
+    engine = f"{q.engine.key}@{q.engine.version}"
+    say(console, f"{model_words(q.model)} on {cluster_words(q)}: {gpus or describe_gpus(q.plan)}, {engine}", "dim")
     if more:
         say(console, ", ".join(more), "dim")
 
@@ -164,13 +164,13 @@ STEP_WITHOUT = {"decode": "with no prefill in it", "prefill": "with no decoding 
 """What a step leaves out of what a server does."""
 
 
-def served_step(asked: Question) -> str:
-    """The step that is served, in words."""
-    return f"{asked.phase}: {batch_words(asked)}, {asked.context:,.0f} {CONTEXT[asked.phase]}"
+def served_step(q: Question) -> str:
+    """Return the step that is served, in words."""
+    return f"{q.phase}: {batch_words(q)}, {q.context:,.0f} {CONTEXT[q.phase]}"
 
 
 def batch_words(q: Question) -> str:
-    """The batch of a replica, and the sequences of all replicas where there are several: servers, and ranks of data parallelism.
+    """Return the batch of a replica, and where there are several (servers, ranks of data parallelism) the sequences of all.
 
     >>> from commtax.verbs.settling import resolve_question
     >>> batch_words(resolve_question("deepseek-v3", "8xh200", {"dp": 8, "batch": 64}))
@@ -186,24 +186,24 @@ def batch_words(q: Question) -> str:
 
 
 def length_words(q: Question, spread: bool = False) -> str:
-    """Mean lengths of prompts and outputs, how far they ``spread`` where nothing else says it, and the longest request."""
+    """Return mean lengths of prompts and outputs, how far they ``spread`` if it is to be said here, and the longest request."""
     by = f"lengths {format_spread(q.requests.spread)}" if q.requests.spread else "all of equal length"
     varied = f" ({by})" if spread else ""
     return f"{int(q.requests.input_len):,} tokens in{cached_words(q)}, {int(q.requests.output_len):,} out{varied}{longest_words(q)}"
 
 
 def cached_words(q: Question) -> str:
-    """What of a prompt is found in the cache, where anything is."""
+    """Return the share of a prompt that is in the cache, or ""."""
     return f" ({hit:.0%} of them cached)" if (hit := q.offered.prefix_hit_rate) else ""
 
 
 def longest_words(q: Question) -> str:
-    """The longest request that servers take, where that was said."""
+    """Return the longest request that servers take, where it was set."""
     return f", up to {most:,} per request" if (most := q.limits.max_model_len) else ""
 
 
 def range_80(low_s: Number, high_s: Number) -> str:
-    """The 80% range of a time, where there is one."""
+    """Return the 80% range of a time, or "" where there is none."""
     low, high = format_seconds(low_s), format_seconds(high_s)
     return f" ({low} to {high})" if low != high else ""
 

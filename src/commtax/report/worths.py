@@ -24,18 +24,18 @@ EXPENDABLE = ("when full", "KV tokens", "tokens/s", "step alone", "step", "TTFT"
 
 
 def show_worth(console: Console, w: Worth) -> None:
-    """What to set, what there is now, then each technique, best first, its flag, and what cannot be had here."""
+    """Show what to set and what there is now, then each technique, best first, its flag, and what cannot be had here."""
     if not w.fits:
         tables.say(console, _lacking(w), "bold red")
     tables.say(console, "\n".join([_verdict(w), *_prompt_words(w)]), tables.ANSWER)
     if basis := _basis(w):
         tables.say(console, basis)
     tables.say(console, _now(w))
-    tables.say_asked(console, w.question)
+    tables.say_question(console, w.question)
     if w.here:
         tables.show_table(console, *tables.drop_empty_columns(COLUMNS, [_cells(row, w) for row in w.here]), EXPENDABLE)
-        told = [(row.name, row.technique.title, pays_text(row, bool(w.swept))) for row in w.here]
-        tables.show_table(console, *tables.drop_empty_columns(("technique", "what it is", "pays off"), told))
+        titles = [(row.name, row.technique.title, pays_text(row, bool(w.swept))) for row in w.here]
+        tables.show_table(console, *tables.drop_empty_columns(("technique", "what it is", "pays off"), titles))
         tables.show_unfolded(console, ("technique", "set"), [(row.name, row.flag) for row in w.here])
     if w.idle:
         tables.say(console, f"No difference here: {', '.join(row.name for row in w.idle)}", "dim")
@@ -44,7 +44,7 @@ def show_worth(console: Console, w: Worth) -> None:
 
 
 def _basis(w: Worth) -> str:
-    """Which requests are weighed where a step was asked about; else they are what was asked."""
+    """Say which requests are weighed where the question is of a step."""
     if not w.of_step:
         return ""
     q, r = w.question, w.requests
@@ -56,7 +56,7 @@ def _basis(w: Worth) -> str:
 
 
 def _lacking(w: Worth) -> str:
-    """What does not fit: one request, or the batch that was asked about."""
+    """Say what does not fit: one request, or the batch of the question."""
     if w.starts:
         named = tables.batch_words(w.question)
         each = f"{w.requests.running:,.0f} requests of a replica run at once"
@@ -76,14 +76,14 @@ def _now(w: Worth) -> str:
 
 
 def _rate(tokens_per_s: float, w: Worth) -> str:
-    """Tokens/s of outputs, or of prompts in a step that computes nothing else."""
+    """Write tokens/s of outputs, or of prompts in a step that computes nothing else."""
     if w.question.phase != "prefill":
         return f"{tokens_per_s:,.1f} tokens/s"
     return f"{tokens_per_s * float(w.question.context):,.0f} prompt tokens/s"
 
 
 def _show_left_out(console: Console, w: Worth) -> None:
-    """Techniques that cannot be had: by the kind of reason, or each reason itself for those who ask."""
+    """Show techniques that cannot be had, by the kind of reason, or each reason itself with ``--details``."""
     if not w.refused:
         return
     if telling(console).details:
@@ -98,7 +98,6 @@ def _show_left_out(console: Console, w: Worth) -> None:
 
 
 def _left_out(w: Worth) -> Iterator[str]:
-    """One line for each kind of reason."""
     q = w.question
     kinds = {
         ALREADY_ON: "already on",
@@ -109,15 +108,12 @@ def _left_out(w: Worth) -> Iterator[str]:
         UNSAID: "needs a figure from you (--details says which)",
     }
     for kind, title in kinds.items():
-        rows = [row for row in w.refused if row.kind == kind]
-        if rows:
-            yield f"{title}: {', '.join(map(_left_out_name, rows))}"
-
-
-def _left_out_name(row: TechniqueWorth) -> str:
-    """A technique, and which other engines have it."""
-    others = [program(name).title for name in row.technique.flags] if row.kind == OTHER_ENGINES else []
-    return f"{row.technique.key} ({', '.join(others)})" if others else row.technique.key
+        names = list[str]()
+        for row in (row for row in w.refused if row.kind == kind):
+            others = [program(name).title for name in row.technique.flags] if kind == OTHER_ENGINES else []
+            names.append(f"{row.technique.key} ({', '.join(others)})" if others else row.technique.key)
+        if names:
+            yield f"{title}: {', '.join(names)}"
 
 
 def _load(w: Worth) -> str:
@@ -132,39 +128,46 @@ def _times_text(w: Worth) -> str:
     return f"TTFT {format_seconds(r.ttft_s)}, {tpot}{rate}"
 
 
-TOLD = 3  # techniques that a sentence names of each kind
+MOST_NAMED = 3  # techniques that a sentence names of each kind
 
 
 def _verdict(w: Worth) -> str:
-    """A few sentences: what techniques that are set are worth, what to set, what to measure first, and what to leave."""
+    """Say what techniques that are set are worth, what to set, what to measure first, and what to leave."""
     kinds = {kind: [row for row in w.here if row.advice == kind] for kind in ADVICE}
     where, other = (f"on top of {_on(w)}", "other technique") if _on(w) else ("here", "technique")
     none = f"No {other} of {w.question.engine.name} is sure to help {where}."
     titled = {title.format(where=where): kinds[kind] for kind, title in ADVICE.items()}
-    told = _sentences(titled, w.requests, {_doubt([row]) for row in w.on})
+    sentences, doubts = list[str](), {_doubt([row]) for row in w.on}
+    for title, rows in titled.items():
+        if rows:  # whose acceptance gains rest on is said once
+            doubt = _doubt(rows)
+            sentences.append(f"{title}: {_named(rows, w.requests)}{'' if doubt in doubts else doubt}.")
+            doubts.add(doubt)
     limits = list[str]()  # of the engine, that make room where memory binds
     if x := w.limits:
         gain = f"{_percent(x.gain)}, {_percent(x.low)} to {_percent(x.high)}"
         limits = [f"Memory binds: set {x.flag} first ({gain}; {x.cost}); the gains below are without it."]
     begun = [*_dropped_words(w), *limits, *map(_set_words, w.on), *([] if kinds[gains.SET] else [none])]
-    return " ".join([*begun, *told, *_lost_when_full(w)])
+    full = [row for row in w.here if row.fits and gains.is_lost_when_full(row.gain, row.full_gain)]  # they take room
+    lost = ", ".join(f"{row.single} ({_percent(row.full_gain)}{_on_top(row)})" for row in full[:MOST_NAMED])
+    return " ".join([*begun, *sentences, *([f"A loss once the KV cache is full: {lost}."] if full else [])])
 
 
 def _prompt_words(w: Worth) -> Iterator[str]:
-    """A sentence on short outputs after long prompts: what decoding would gain counts little."""
+    """Say of short outputs after long prompts that what decoding would gain counts little."""
     q, r = w.question, w.requests
     out = int(q.requests.output_len)
     if q.offered.request_rate or not gains.is_led_by_prompts(r.ttft_s, r.tpot_s, out):
         return
     share, longer = 1 / (1 + r.ttft_s / r.tpot_s / (out - 1)), f"longer outputs (--output-len, now {out:,}) change the gains"
     rows = [x for x in w.here if w.of_step and x.advice in (gains.MEASURE, gains.NO_GAIN) and gains.is_worth_telling(x.step_gain)]
-    alone = [f"{row.own} {_percent(row.step_gain)}" for row in sorted(rows, key=lambda x: -x.step_gain)[:TOLD]]
+    alone = [f"{row.single} {_percent(row.step_gain)}" for row in sorted(rows, key=lambda x: -x.step_gain)[:MOST_NAMED]]
     steps = f"; on a decode step alone: {', '.join(alone)}" if alone else ""
     yield f"Only {share:.0%} of a request's time comes after its first token: {longer}{steps}."
 
 
 def _dropped_words(w: Worth) -> Iterator[str]:
-    """A sentence on what requests gain with the engine's own settings in the place of those set, and one for a full server."""
+    """Say what requests gain with the engine's default settings in the place of those set, here and on a full server."""
     loads = [(_load(w), w.weighed, w.requests)]
     if full := w.when_full:
         loads.append((f"{full.clients:,} clients, as many as there is room for", full.weighed, full.requests))
@@ -186,26 +189,9 @@ ADVICE = {
 """What is said of techniques by what to do about them, in the order of being told."""
 
 
-def _sentences(titled: dict[str, list[TechniqueWorth]], now: RequestTimes, doubts: set[str]) -> Iterator[str]:
-    """A sentence for each kind that there is; whose acceptance gains rest on is said once, if it was not yet."""
-    for title, rows in titled.items():
-        if rows:
-            doubt = _doubt(rows)
-            yield f"{title}: {_named(rows, now)}{'' if doubt in doubts else doubt}."
-            doubts.add(doubt)
-
-
-def _lost_when_full(w: Worth) -> Iterator[str]:
-    """Techniques that gain here, or may, and take room: they lose where there is none to spare."""
-    rows = [row for row in w.here if row.fits and gains.is_lost_when_full(row.gain, row.full_gain)]
-    if rows:
-        lost = ", ".join(f"{row.own} ({_percent(row.full_gain)}{_on_top(row)})" for row in rows[:TOLD])
-        yield f"A loss once the KV cache is full: {lost}."
-
-
 def _doubt(rows: list[TechniqueWorth]) -> str:
-    """Whose acceptance of drafts gains rest on, where nobody said one."""
-    taken = dict.fromkeys(row.accepted for row in rows[:TOLD] if row.accepted)
+    """Say whose acceptance of drafts gains rest on, where the question names none."""
+    taken = dict.fromkeys(row.accepted for row in rows[:MOST_NAMED] if row.accepted)
     return f", if drafts are accepted as often as {' or '.join(taken)}" if taken else ""
 
 
@@ -213,7 +199,7 @@ WEIGHED = {gains.GAINS: "gains", gains.LOSES: "loses", gains.UNDECIDED: "is unde
 
 
 def _set_words(row: TechniqueWorth) -> str:
-    """What a technique that is set is worth, against the same without it."""
+    """Say what a technique that is set is worth, against the same without it."""
     if row.refused:
         return f"{row.asked} is already on: {row.refused}; what it brings cannot be priced apart."
     spread = f"{_percent(row.gain)} ({_percent(row.low)} to {_percent(row.high)})"
@@ -228,34 +214,30 @@ def _set_words(row: TechniqueWorth) -> str:
 
 
 def _on(w: Worth) -> str:
-    """What is set beside what is on anyway."""
     return " and ".join(row.asked for row in w.on if not row.since)
 
 
 def _named(rows: list[TechniqueWorth], now: RequestTimes) -> str:
-    shown = [f"{row.own} ({_percent(row.gain)}{_on_top(row)}{_when_full(row)}{_moved(row, now)})" for row in rows[:TOLD]]
-    more = [f"{len(rows) - TOLD} more"] if len(rows) > TOLD else []
-    return ", ".join([*shown, *more])
+    shown = list[str]()
+    for row in rows[:MOST_NAMED]:
+        full = f" here, {_percent(row.full_gain)} then" if row.advice == gains.WHEN_FULL else ""  # what its room is worth
+        shown.append(f"{row.single} ({_percent(row.gain)}{_on_top(row)}{full}{_moved(row, now)})")
+    return ", ".join([*shown, *([f"{len(rows) - MOST_NAMED} more"] if len(rows) > MOST_NAMED else [])])
 
 
 def _moved(row: TechniqueWorth | SettingWorth, now: RequestTimes) -> str:
-    """Times that a gain comes with, and how many requests run at once, where they change much."""
+    """Return the times that a gain comes with, and how many requests run at once, where they change much."""
     if isinstance(row, TechniqueWorth) and row.advice not in (gains.SET, gains.MEASURE):
         return ""
     pairs = {"TTFT": (now.ttft_s, row.ttft_s), "TPOT": (now.tpot_s, row.tpot_s)}
-    told = [f", {name} {' -> '.join(map(format_seconds, pair))}" for name, pair in pairs.items() if gains.moves_time(*pair)]
+    moves = [f", {name} {' -> '.join(map(format_seconds, pair))}" for name, pair in pairs.items() if gains.moves_time(*pair)]
     if isinstance(row, TechniqueWorth) and gains.moves_running(now.running, row.running):
-        told.append(f", {row.running:,.0f} requests of a replica at once instead of {now.running:,.0f}")
-    return "".join(told)
+        moves.append(f", {row.running:,.0f} requests of a replica at once instead of {now.running:,.0f}")
+    return "".join(moves)
 
 
 def _on_top(row: TechniqueWorth) -> str:
     return f" on top of {row.beside}" if row.beside else ""
-
-
-def _when_full(row: TechniqueWorth) -> str:
-    """What an undecided technique's room is worth."""
-    return f" here, {_percent(row.full_gain)} then" if row.advice == gains.WHEN_FULL else ""
 
 
 def _percent(gain: float) -> str:
@@ -276,7 +258,7 @@ def _cells(row: TechniqueWorth, w: Worth) -> tuple[str | Text, ...]:
 
 
 def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
-    """Where it gains, in words: ``batch 158 and above, or context up to 10,030``; "" where only one load was looked at."""
+    """Return where it gains in words: ``batch 158 and above, or context up to 10,030``, or "" where one load was looked at."""
     if not swept or row.refused:
         return ""
     if not row.pays and len(row.never) > 1:
@@ -289,12 +271,12 @@ def pays_text(row: TechniqueWorth, swept: bool = True) -> str:
 def _pay_text(pays: PayRange) -> str:
     name, low, high = AXES.get(pays.axis, pays.axis), f"{pays.low:,.0f}", f"{pays.high:,.0f}"
     if low == high:
-        said = f"{name} {low} alone"
+        span = f"{name} {low} alone"
     elif pays.high == pays.ends[1]:
-        said = f"{name} {low} and above"
+        span = f"{name} {low} and above"
     else:
-        said = f"{name} up to {high}" if pays.low == pays.ends[0] else f"{name} {low} to {high}"
-    return f"{said} ({pays.until})" if pays.until else said
+        span = f"{name} up to {high}" if pays.low == pays.ends[0] else f"{name} {low} to {high}"
+    return f"{span} ({pays.until})" if pays.until else span
 
 
 def _remarks(w: Worth) -> Iterator[str]:
@@ -329,9 +311,9 @@ def _details(w: Worth) -> Iterator[str]:
 
 
 def worth_document(w: Worth) -> Record:
-    rows, own = (list(map(worth_row, some)) for some in (w.rows, w.on))
+    rows, on = (list(map(worth_row, some)) for some in (w.rows, w.on))
     verdict = " ".join([_verdict(w), *_prompt_words(w)])
-    return document("worth", w.question, worth=w, bill=w.bill, verdict=verdict, basis=_basis(w), rows=rows, own=own)
+    return document("worth", w.question, worth=w, bill=w.bill, verdict=verdict, basis=_basis(w), rows=rows, own=on)
 
 
 def worth_row(row: TechniqueWorth) -> Record:

@@ -41,7 +41,7 @@ def _rule(code: str) -> Rule:
 
 
 def refusal(code: str, q: Question, **facts: object) -> Refusal:
-    """Return the refusal of a rule. Its text may name parts of the question and further facts; lists are joined by commas."""
+    """Return the refusal of a rule. Its text may name parts of the question and further facts, lists joined by commas."""
     rule, parts = _rule(code), {"q": q, "p": q.plan, "m": q.model, "e": q.engine, "t": q.techniques, "chip": q.cluster.chip}
     words = {name: ", ".join(map(str, fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
     text, subject = (part.format(**parts, **words) for part in (rule.text, rule.subject))

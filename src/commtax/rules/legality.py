@@ -41,31 +41,31 @@ class PlanToCheck:
 
     @property
     def kv_heads(self) -> int:
-        """Return the first number of KV heads (or groups) that tp neither divides nor is divided by; else the first."""
+        """The first number of KV heads (or groups) that tp neither divides nor is divided by, else the first."""
         counts = _shared_counts(self.model) or (1,)
         return next((n for n in counts if max(n, self.plan.tp) % min(n, self.plan.tp)), counts[0])
 
     @property
     def heads(self) -> str:
-        """Name the first number of heads, of attention or of a state, that tp does not divide; else the usual one."""
+        """The first number of heads, of attention or of a state, that tp does not divide, else the usual one."""
         counts = _head_counts(self.model)
         n, whose = next((pair for pair in counts if pair[0] % self.plan.tp), counts[0])
         return f"{n} {whose}"
 
     @property
     def groups(self) -> int:
-        """Return the first number of groups of state-space layers that tp does not share out; else the first."""
+        """The first number of groups of state-space layers that tp does not share out, else the first."""
         counts = [m.num_groups for m in self.model.recurrent if isinstance(m, spec.Mamba2)] or [1]
         return next((n for n in counts if n % self.plan.tp), counts[0])
 
     @property
     def width(self) -> int:
-        """Return the feed-forward width of dense layers; 0 where every layer has experts."""
+        """The feed-forward width of dense layers, 0 where every layer has experts."""
         return next((b.ffn.intermediate for b in self.model.blocks if isinstance(b.ffn, spec.Mlp)), 0)
 
     @property
     def moe(self) -> spec.Experts:
-        """Return the experts; without any, experts that everything divides."""
+        """The experts, in their place experts that everything divides."""
         return self.model.experts or spec.Experts(0, 1, 0)
 
     @property
@@ -126,7 +126,7 @@ class PlanToCheck:
 
     @property
     def unsplit(self) -> str:
-        """Name the attention whose cache the engine does not split among ranks; "": it splits all of it."""
+        """The attention whose cache the engine does not split among ranks, "" where it splits all of it."""
         for a in self.model.attentions:
             kind = "latent" if a.latent else "grouped"
             if a.compressed or a.indexer or a.window:
@@ -147,7 +147,7 @@ class PlanToCheck:
 
 @dataclass(frozen=True, slots=True)
 class PlanRule:
-    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); the rest as in ``rules.toml``."""
+    """A rule, and where it is ``broken``. ``axis`` is the size to change ("": the widest), the rest as in ``rules.toml``."""
 
     name: str
     broken: Callable[[PlanToCheck], Condition]
@@ -173,7 +173,7 @@ def _head_counts(model: spec.Model) -> tuple[tuple[int, str], ...]:
 
 
 def _whole_cache(a: spec.Attention) -> bool:
-    """Whether one latent serves all heads, so that every rank keeps the whole cache."""
+    """Return whether one latent serves all heads, so that every rank keeps the whole cache."""
     return a.latent is not None or a.compressed is not None
 
 
@@ -190,14 +190,14 @@ def _splits_kv_heads(c: PlanToCheck) -> Condition:
 
 
 def _splits_beyond_heads(c: PlanToCheck) -> Condition:
-    """Whether more ranks share a cache than would keep the same keys, or each has unequally many queries (vLLM's ModelConfig)."""
+    """Return whether more ranks share a cache than keep the same keys, or queries are uneven (vLLM's ModelConfig)."""
     many = np.asarray(c.plan.dcp) > 1
     shared = [(1, a.num_heads) if _whole_cache(a) else (a.num_kv_heads, a.num_heads) for a in c.model.attentions]
     return many & (sum((c.plan.dcp > c.plan.tp // kv) | (heads // kv % c.plan.dcp != 0) for kv, heads in shared) > 0)
 
 
 def _splits_quant_block(c: PlanToCheck) -> Condition:
-    """Whether a rank's width is not made of whole tiles that share a scale (mxfp4 and nvfp4 kernels pad instead)."""
+    """Return whether a rank's width cuts tiles that share a scale (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
     experts, dense = (_tile(format_of(c.model, name, quant)) for name in (EXPERTS, "mlp.down_proj"))
     inside = c.moe.intermediate / expert_ranks(c.plan, c.engine).inside
@@ -205,7 +205,7 @@ def _splits_quant_block(c: PlanToCheck) -> Condition:
 
 
 def _tile(quant: spec.Quant | None) -> int:
-    """Return the inputs that share a scale; 1: any number will do."""
+    """Return the inputs that share a scale, 1 where any number will do."""
     return quant.block[1] or 1 if quant and quant.dtype in ("fp8", "int4", "int8") else 1
 
 
@@ -267,14 +267,14 @@ def _all_whole(plan: spec.Plan) -> Array:
 def codes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> Array:
     """Return 0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks, shaped as the plan."""
     plain = _sizes(plan)
-    if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
+    if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most questions have
         return np.asarray(_code_of_one(model, cluster, plan, engine))
     few = unique_with_places(*plain, plan.replicas, plan.shard)
     if few is None:
         return _codes(model, cluster, plan, engine)
     *sizes, replicas, shard = few[0]
-    found = _codes(model, cluster, replace(_with_sizes(plan, sizes), replicas=replicas, shard=shard), engine)
-    return np.asarray(spread(found, few[1]))
+    distinct = _codes(model, cluster, replace(_with_sizes(plan, sizes), replicas=replicas, shard=shard), engine)
+    return np.asarray(spread(distinct, few[1]))
 
 
 @cache_answers
@@ -341,31 +341,33 @@ def _nearest(rule: PlanRule, q: PlanToCheck) -> tuple[str, list[int]]:
 
 def notes(model: spec.Model, cluster: spec.Cluster, plan: spec.Plan, engine: spec.Engine) -> list[Note]:
     """Note what a legal scalar plan implies: replication, idle GPUs, uneven stages."""
-    said = []
+    remarks = []
     tp, pp, dcp = int(plan.tp), int(plan.pp), int(plan.dcp)
     beside = f", split over dcp {dcp}" if dcp > 1 else ""
     for kv in _shared_counts(model):
         if tp > kv * dcp:
             copies = f"{tp // kv // dcp} copies of each"
-            said.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}{beside}, {copies}"))
+            remarks.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}{beside}, {copies}"))
     if any(map(_whole_cache, model.attentions)) and tp > dcp:
         whole = f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"
         split = f"latent KV is split over dcp {dcp} and kept {tp // dcp} times by tp {tp}"
-        said.append(Note("kv-whole", split if dcp > 1 else whole))
+        remarks.append(Note("kv-whole", split if dcp > 1 else whole))
     if tp > 1 and any(m.num_groups == 1 for m in model.recurrent if isinstance(m, spec.Mamba2)):
-        said.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
+        remarks.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
         sizes = [sum(chunk[rank] for chunk in layout) for rank in range(pp)]
         first, last, most = layout[0][0], layout[-1][-1], max(map(max, layout))
         ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
-        said.append(_uneven(model, sizes, f" in {ends}"))
+        remarks.append(_uneven(model, sizes, f" in {ends}"))
     elif model.num_layers % pp:
-        said.append(_uneven(model, [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]))
+        remarks.append(_uneven(model, [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]))
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
-        said.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({PlanToCheck(model, cluster, plan, engine).laid})"))
-    return said
+        remarks.append(
+            Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({PlanToCheck(model, cluster, plan, engine).laid})")
+        )
+    return remarks
 
 
 def _uneven(model: spec.Model, sizes: list[int], where: str = "") -> Note:

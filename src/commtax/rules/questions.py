@@ -24,7 +24,7 @@ MOST_BANDWIDTH = 1e9  # times the link's own
 
 
 def _is_no_factor(q: Question, name: str) -> bool:
-    """Whether a what-if is no factor between 1 and ``MOST_TIMES``."""
+    """Return whether a what-if is no factor between 1 and ``MOST_TIMES``."""
     return not 1 <= check_number(getattr(q.what_if, name), name) < MOST_TIMES
 
 
@@ -99,8 +99,10 @@ def check_run(q: Question) -> None:
     habits, served_rank = q.engine.memory, 0 if q.trains else int(q.plan.lora_rank)
     ranks = nearest(habits.lora_ranks, served_rank)
     check("adapters", ADAPTERS, q, listed=habits.lora_ranks, ranks=ranks, nearest=" or ".join(map(str, ranks)))
-    if q.what_if.ep_backend:
-        _check_backend(q)
+    if backend := q.what_if.ep_backend:
+        able = q.engine.sends.ep_backends
+        facts = {"backend": backend, "able": able, "has": able or "none", "vendor": backend_called(backend).vendor.upper()}
+        check("backend", BACKEND, q, widest=_widest(q), **facts)
     if q.techniques is not NO_TECHNIQUES or q.what_if.library:
         from commtax.rules.techniques import check_collectives, check_experts_techniques  # not for those who ask for none
 
@@ -113,11 +115,11 @@ def check_run(q: Question) -> None:
 
 
 def _check_async(q: Question) -> None:
-    given = q.what_if.async_axes or ()
-    for axis in given:
+    axes = q.what_if.async_axes or ()
+    for axis in axes:
         if axis not in TAXES:
             raise refusal("async.axis", q, axis=axis, axes=TAXES)
-    if "tp" in given and not q.plan.sequence_parallel:
+    if "tp" in axes and not q.plan.sequence_parallel:
         raise refusal("async.tp", q)
 
 
@@ -132,7 +134,6 @@ ADAPTERS: Mapping[str, Broken] = {
 
 
 def _is_served(q: Question) -> bool:
-    """Whether adapters are served beside a model."""
     return bool(q.plan.lora_rank) and not q.trains
 
 
@@ -164,22 +165,13 @@ BACKEND: Mapping[str, Broken] = {
 """An expert backend belongs to a mixture, to an engine that has it, and to chips and links that carry it."""
 
 
-def _check_backend(q: Question) -> None:
-    backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
-    facts = {"backend": backend, "able": able, "has": able or "none", "vendor": backend_called(backend).vendor.upper()}
-    check("backend", BACKEND, q, widest=_widest(q), **facts)
-
-
-def _has_stages(q: Question) -> bool:
-    return bool(np.any(np.asarray(q.plan.pp) > 1))
-
-
-def _mixes_axes(q: Question) -> bool:
-    return bool(np.any((np.asarray(q.plan.ep) > 1) & (np.asarray(q.plan.tp) > 1)))
+def _needs_sequence_parallel(q: Question) -> bool:
+    mixed = np.any((np.asarray(q.plan.ep) > 1) & (np.asarray(q.plan.tp) > 1))
+    return bool(mixed) and q.engine.mixes.needs_sequence_parallel and not q.plan.sequence_parallel
 
 
 def _lacks_arithmetic(q: Question) -> bool:
-    """Whether a model is to train in a narrow format that its chip does not multiply."""
+    """Return whether a model is to train in a narrow format that its chip does not multiply."""
     name = q.plan.weights_dtype
     narrow = name and name in TRAINED_IN and DTYPE_BYTES[name] < 2
     return bool(narrow) and "train" in q.engine.phases and ARITHMETIC.get(name, name) not in q.cluster.chip.flops_per_s
@@ -187,9 +179,9 @@ def _lacks_arithmetic(q: Question) -> bool:
 
 TRAINED: Mapping[str, Broken] = {
     "zero": lambda q: q.plan.zero not in (0, 1, 2, 3),
-    "zero-stages": lambda q: q.plan.zero >= 2 and _has_stages(q) and not q.engine.trains.master_is_parameter,
+    "zero-stages": lambda q: q.plan.zero >= 2 and np.any(np.asarray(q.plan.pp) > 1) and not q.engine.trains.master_is_parameter,
     "shard": lambda q: np.any(np.asarray(q.plan.shard) != 0) and q.plan.zero != 3,
-    "sequence-parallel": lambda q: q.engine.mixes.needs_sequence_parallel and _mixes_axes(q) and not q.plan.sequence_parallel,
+    "sequence-parallel": _needs_sequence_parallel,
     "schedule": lambda q: q.plan.schedule not in TRAINING,
     "chunks": lambda q: q.plan.chunks < 1,
     "chunks-interleaved": lambda q: q.plan.chunks > 1 and q.plan.schedule != "interleaved",
@@ -236,12 +228,12 @@ def share_of(total: int, dp: int) -> int:
     return total // dp
 
 
-def chosen_chunks(q: Question, said: int) -> Iterator[Note]:
+def chosen_chunks(q: Question, requested: int) -> Iterator[Note]:
     """Note that the number of chunks was not the user's, or that there is nothing to cut into any."""
     plan, num_layers = q.plan, q.model.num_layers
     if plan.schedule == "interleaved" and plan.pp == 1:
         yield Note("chunks", "one stage: there is no pipeline to interleave (--pp)")
-    elif plan.chunks != said:
+    elif plan.chunks != requested:
         even = "the fewest that share" if num_layers % (int(plan.pp) * plan.chunks) == 0 else "the fewest there are; none shares"
         why = f"{even} {num_layers} layers evenly over {int(plan.pp)} stages"
         yield Note("chunks", f"{plan.chunks} chunks per rank chosen for the interleaved schedule: {why} (--chunks)")

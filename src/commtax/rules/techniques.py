@@ -5,15 +5,18 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog.hardware import carrier, started_with, tier
 from commtax.catalog.loader import version_parts
+from commtax.catalog.programs import program_of
 from commtax.catalog.technique_flags import who_has
 from commtax.catalog.techniques import technique
 from commtax.cost.placement import expert_ranks
 from commtax.cost.traffic import BACKENDS, GATHERING, Backend, backend_called, default_backend
 from commtax.question import Question
 from commtax.rules import Broken, check, refusal
-from commtax.spec import Cluster, Engine, Techniques
-from commtax.statement import OTHER_CHIPS, Refusal
+from commtax.spec import Cluster, Engine, Number, Techniques
+from commtax.spec.hardware import CacheCarrier
+from commtax.statement import OTHER_CHIPS, OTHER_ENGINES, Refusal
 
 HOST_TIMES = ("host_s", "host_s_per_doubling", "host_s_per_seq")
 FUSED = "fused-allreduce"
@@ -22,38 +25,38 @@ FORMATS = ("fp8", "nvfp4", "bf16")  # what tokens may travel to their experts in
 RECEIVED = next(name for name, backend in BACKENDS.items() if backend.received)
 
 
-def with_schedule(asked: Techniques, engine: Engine) -> Engine:
+def with_schedule(techniques: Techniques, engine: Engine) -> Engine:
     """Return the engine as it schedules ahead: its GPUs wait no longer than those of its newest version, which always does."""
     key = "async-scheduling"
-    if not asked.async_scheduling or engine.key not in technique(key).flags or _unasked_since(engine, key):
+    if not techniques.async_scheduling or engine.key not in technique(key).flags or _default_since(engine, key):
         return engine
     newest = catalog.engine(engine.key)
     left = {name: min(getattr(engine.host, name), getattr(newest.host, name)) for name in HOST_TIMES}
     return engine.but(ahead=True, **left)
 
 
-def _unasked_since(engine: Engine, key: str) -> str:
-    """Return the version since which an engine does it unless told otherwise; "": this one does not."""
+def _default_since(engine: Engine, key: str) -> str:
+    """Return the version since which an engine uses it by default, "" where this one does not."""
     since = technique(key).always.get(engine.key, "")
     return since if since and version_parts(engine.version) >= version_parts(since) else ""
 
 
 def without_idle_overlap(q: Question) -> Question:
     """Return the question of one of many plans without techniques that have nothing to change in it: other plans keep those."""
-    asked, dropped = q.techniques, dict[str, object]()
+    on, dropped = q.techniques, dict[str, object]()
     _check_had(q)
     if q.model.experts is None:
         pass  # no plan of it has anything to exchange, which is refused
     elif not _is_exchanged(q):
-        dropped |= {name: False for name in ("two_batches", "single_batch", "shared_stream") if getattr(asked, name)}
-    elif asked.single_batch and not _backend(q).received:
+        dropped |= {name: False for name in ("two_batches", "single_batch", "shared_stream") if getattr(on, name)}
+    elif on.single_batch and not _backend(q).received:
         dropped["single_batch"] = False
-    if asked.dispatch_dtype and q.model.experts is not None and np.all(np.asarray(q.plan.ep) <= q.plan.tp):
+    if on.dispatch_dtype and q.model.experts is not None and np.all(np.asarray(q.plan.ep) <= q.plan.tp):
         dropped["dispatch_dtype"] = ""  # nothing leaves a replica
     if np.all(np.asarray(q.plan.tp) == 1):
-        dropped |= {"async_tp": False} if asked.async_tp else {}
-        dropped |= {"sequence_tokens": 0} if asked.sequence_tokens else {}  # one rank has nothing to split …
-        dropped |= {"fused_reduce": ""} if asked.fused_reduce else {}  # … or to sum
+        dropped |= {"async_tp": False} if on.async_tp else {}
+        dropped |= {"sequence_tokens": 0} if on.sequence_tokens else {}  # one rank has nothing to split …
+        dropped |= {"fused_reduce": ""} if on.fused_reduce else {}  # … or to sum
     return q.but(**dropped) if dropped else q
 
 
@@ -65,19 +68,19 @@ def _is_exchanged(q: Question) -> bool:
 def check_overlap(q: Question) -> None:
     """Refuse what the engine has not, does already, or cannot do with this model and plan."""
     _check_had(q)
-    for key in _asked_for(q):
+    for key in _keys_on(q):
         for rule in NEEDS[key]:
             if BROKEN[rule](q, key):
                 raise refusal(f"technique.{rule}", q, **_facts(q, key))
 
 
-def _asked_for(q: Question) -> Iterable[str]:
+def _keys_on(q: Question) -> Iterable[str]:
     return (key for key, is_on in ON.items() if is_on(q))
 
 
 def _check_had(q: Question) -> None:
     """Refuse what the engine has not, whatever the plan."""
-    for key in _asked_for(q):
+    for key in _keys_on(q):
         if q.engine.key not in (has := technique(key).flags):
             raise refusal("technique.had", q, key=key, had=who_has(technique(key), q.engine), able=tuple(has))
 
@@ -85,7 +88,7 @@ def _check_had(q: Question) -> None:
 def _facts(q: Question, key: str) -> dict[str, object]:
     """Return what texts of techniques' rules speak of."""
     families = " and ".join(family.title() for family in technique(key).families)
-    already = already_on(q.engine, _unasked_since(q.engine, key))
+    already = already_on(q.engine, _default_since(q.engine, key))
     backend = backend_called(RECEIVED).bulk if q.phase == "prefill" else RECEIVED
     return {"key": key, "backend": backend, "received": RECEIVED, "families": families, "already": already}
 
@@ -96,7 +99,7 @@ def _backend(q: Question) -> Backend:
 
 
 def _lacks_threshold(q: Question) -> bool:
-    """Whether nobody gives the tokens from which sequences are split, and the engine's own rule decides."""
+    """Return whether the engine's own rule decides from how many tokens on sequences are split."""
     return q.techniques.sequence_tokens <= 0
 
 
@@ -135,7 +138,10 @@ BROKEN: Mapping[str, Callable[[Question, str], bool]] = {
     "shared": lambda q, _: q.model.experts is None or not q.model.experts.shared_intermediate,
     "part-of-sbo": lambda q, _: _is_exchanged(q) and not q.engine.overlaps.shared_beside and bool(q.engine.overlaps.combine_sms),
     # On by default too beside an exchange, but in none of the runs that its times come from.
-    "already": lambda q, key: bool(_unasked_since(q.engine, key)) and not _is_shared_beside_exchange(q, key),
+    "already": lambda q, key: (
+        bool(_default_since(q.engine, key))
+        and not (key == "shared-stream" and _is_exchanged(q) and q.engine.overlaps.shared_beside)
+    ),
     "ranks": lambda q, _: bool(np.all(np.asarray(q.plan.tp) == 1)),
     "split-chip": lambda q, _: _lacks_threshold(q) and q.cluster.chip.family not in q.engine.overlaps.sequence_bytes,
     "split-width": lambda q, _: _lacks_threshold(q) and q.model.hidden < q.engine.overlaps.sequence_hidden,
@@ -143,10 +149,6 @@ BROKEN: Mapping[str, Callable[[Question, str], bool]] = {
     "latents": lambda q, _: not any(a.latent and not a.indexer for a in q.model.attentions),
     "native": lambda q, _: q.cluster.chip.family not in q.engine.kernels.widened_latents,
 }
-
-
-def _is_shared_beside_exchange(q: Question, key: str) -> bool:
-    return key == "shared-stream" and _is_exchanged(q) and bool(q.engine.overlaps.shared_beside)
 
 
 def check_collectives(q: Question) -> None:
@@ -176,7 +178,7 @@ FUSING: Mapping[str, Broken] = {
 
 
 def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
-    """Whether an engine uses a technique by itself on these chips or for this model, so that its times hold it."""
+    """Return whether an engine uses a technique by default on these chips or for this model, so that its times include it."""
     for entry in (engine or q.engine).sends.on_by_default:
         name, *where = entry.split()
         if name == key and (not where or q.cluster.chip.family in where or q.model.architecture in where):
@@ -185,7 +187,7 @@ def is_on_already(q: Question, key: str, engine: Engine | None = None) -> bool:
 
 
 def on_since(q: Question, key: str) -> str:
-    """Return the oldest version since which an engine uses a technique by itself here; "": all catalogued versions do."""
+    """Return the oldest version since which an engine uses a technique by default, "" where all catalogued versions do."""
     newest = catalog.engine(q.engine.key)
     since = newest.version
     for version in sorted((*newest.versions, newest.version), key=version_parts, reverse=True):
@@ -235,3 +237,38 @@ def check_experts_techniques(q: Question) -> None:
         check_spread(q, "eplb")
     if q.techniques.dispatch_dtype:
         check("dispatch", DISPATCH, q)
+
+
+def carrier_of(q: Question) -> CacheCarrier:
+    """Return what carries caches from prompt workers to those that decode: as requested, else what the engine is started with."""
+    return carrier(q.techniques.kv_transfer or started_with(program_of(q.engine).key))
+
+
+def check_motion(q: Question) -> None:
+    """Refuse a carrier that the engine does not have on these chips, and an unknown tier."""
+    if q.techniques.kv_tier:
+        tier(q.techniques.kv_tier)
+    if not q.techniques.kv_transfer:
+        return
+    name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
+    requested = carrier_of(q)
+    if engine.key not in requested.connectors:
+        raise Refusal(f"{q.engine.name} does not have it", "technique", kind=OTHER_ENGINES, subject=name)
+    if requested.vendors and any(place.chip.vendor not in requested.vendors for place in q.places):
+        rule = f"runs only on chips of {', '.join(requested.vendors).upper()}"
+        raise Refusal(rule, "technique", kind=OTHER_CHIPS, subject=name)
+
+
+def check_moving(q: Question) -> None:
+    """Refuse a carrier where no cache moves."""
+    if q.techniques.kv_transfer and not q.requests.disaggregated:
+        rule = "KV caches are sent only in disaggregated serving (simulate or plan --disaggregated)"
+        raise Refusal(rule, "technique", subject=f"kv-transfer={q.techniques.kv_transfer}")
+
+
+def check_sides(q: Question, ahead_tp: Number) -> None:
+    """Refuse workers whose ranks hold different heads on both sides, where their carrier cuts none out."""
+    used = carrier_of(q)
+    if not used.cuts_heads and np.any(np.asarray(ahead_tp != q.plan.tp)):
+        rule = f"{used.connectors[program_of(q.engine).key]} needs the same tp on both sides"
+        raise Refusal(f"{rule}, not {ahead_tp} and {q.plan.tp}", "technique", subject=f"kv-transfer={used.key}")

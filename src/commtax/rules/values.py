@@ -18,7 +18,7 @@ FACTOR = "a factor of at least 1 is needed"
 
 
 def check_number(value: object, name: str) -> Number:
-    """Return a number, or an array of them widened so that products cannot overflow; refuse anything else by name."""
+    """Return a number, or an array widened so that products cannot overflow, and refuse anything else by name."""
     if isinstance(value, (list, tuple)):
         value = np.asarray(value)
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number, np.ndarray)):
@@ -32,9 +32,9 @@ def check_number(value: object, name: str) -> Number:
     return value.item() if isinstance(value, np.number) else value
 
 
-def positive(least: int = 1, /, **given: object) -> Number:
+def positive(least: int = 1, /, **option: object) -> Number:
     """Return a whole number of at least ``least``, or an array of them, passed under its name."""
-    ((name, value),) = given.items()
+    ((name, value),) = option.items()
     if type(value) is int and least <= value <= MAX_COUNT:
         return value
     value = check_number(value, name)
@@ -55,7 +55,7 @@ def seconds(value: object, name: str) -> float:
 
 
 def check_option(value: object, option: Option) -> object:
-    """Return a plain value that keeps to what the table says of its option; refuse anything else by name."""
+    """Return a plain value within the bounds that the table sets for its option, and refuse anything else by name."""
     name, least = option.name, option.least
     if option.rule:
         return RULES[option.rule](value, name)
@@ -75,7 +75,7 @@ def check_option(value: object, option: Option) -> object:
 
 
 def number(value: object, name: str, low: float, high: float, unit: str = "", endless: bool = False) -> float:
-    """Return a number between two bounds, above the lower one where that is 0; infinite where that means something."""
+    """Return a number between two bounds, above the lower one where that is 0, or infinity where that means something."""
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or np.isnan(value):
         raise Refusal(f"{name}={value!r}: a number is needed", name)
     if endless and value == np.inf:
@@ -120,7 +120,7 @@ def factor(value: object, name: str) -> Number:
 
 
 def size(value: float, name: str) -> float:
-    """Return a size in bytes; 0 leaves it to the engine."""
+    """Return a size in bytes, where 0 leaves it to the engine."""
     if value < 0:
         raise Refusal(f"{name}={value}: a size of at least 0 is needed", name, (0,))
     return value
@@ -135,7 +135,7 @@ def varied(value: object, name: str) -> Number:
 
 
 def dtype(name: str, argument: str = "dtype") -> str:
-    """Return a type of weights by its usual name; "" is the checkpoint's."""
+    """Return a type of weights by its usual name, "" for the checkpoint's."""
     if name in ("", "auto"):
         return ""
     name = SPELLED.get(name, name)
@@ -145,15 +145,15 @@ def dtype(name: str, argument: str = "dtype") -> str:
 
 
 def kv_dtype(value: str, name: str) -> str:
-    if (known := dtype(value, name)) not in KV_TYPES:
+    if (usual := dtype(value, name)) not in KV_TYPES:
         raise Refusal(f"{name} '{value}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8", name)
-    return known
+    return usual
 
 
 def recurrent_dtype(value: str, name: str) -> str:
-    if (known := dtype(value, name)) not in STATE_TYPES:
+    if (usual := dtype(value, name)) not in STATE_TYPES:
         raise Refusal(f"{name} '{value}': states are kept in auto, fp32, bf16 or fp16", name, STATE_TYPES[1:])
-    return known
+    return usual
 
 
 def image_size(value: object, name: str) -> tuple[int, int]:

@@ -24,7 +24,7 @@ KINDS = ("F", "B", "W", "BW", "F&B")
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Times of one chunk's operations: forward, input gradient, weight gradient; a backward that is not split takes both.
+    """Times of one chunk's operations: forward, input gradient, weight gradient. A backward that is not split takes both.
 
     ``stage_factors`` multiply by position in the model, ``microbatch_factors`` by microbatch, ``rank_factors`` by rank
     (a straggler). ``transfer`` passes between an output and its use on another rank. ``overlapped`` is a forward and a
@@ -42,7 +42,7 @@ class Durations:
 
 
 def run(kind: Schedule, p: int, m: int, times: Durations | None = None, chunks: int = 1) -> Timeline:
-    """Simulate ``p`` ranks and ``m`` microbatches under a schedule; a shape outside its domain is refused by rule."""
+    """Simulate ``p`` ranks and ``m`` microbatches under a schedule, and refuse a shape outside its domain by rule."""
     return simulate(kind.order(p, m, chunks), times or Durations())
 
 
@@ -59,7 +59,7 @@ class _OperationTable:
 
 
 def simulate(order: OperationOrder, times: Durations) -> Timeline:
-    """Start and end of every operation, in time that grows with their number; a deadlock is an error."""
+    """Compute start and end of every operation, in time that grows with their number, and refuse a deadlock."""
     t = _table(order)
     position = np.full((3, order.m, order.p, order.v), -1)
     position[t.code, t.microbatch, t.rank, t.chunk] = np.arange(len(t.code))
@@ -146,7 +146,7 @@ def _seconds(order: OperationOrder, t: _OperationTable, times: Durations, full: 
 def _progress(
     t: _OperationTable, needs: list[int], lag: list[float], also: list[int], also_lag: list[float], seconds: list[float]
 ) -> tuple[list[float], list[float]]:
-    """Advance a rank until an input is missing; the rank that makes that input wakes it."""
+    """Advance a rank until an input is missing, and wake it by the rank that makes that input."""
     count, ranks = len(needs), len(t.ends)
     start, end, waiting = [0.0] * count, [-1.0] * count, [-1] * count
     leads, stops = t.leads.tolist(), t.ends
@@ -180,7 +180,7 @@ def _progress(
     return start, end
 
 
-@dataclass(frozen=True)  # without slots: it is run once, when somebody looks
+@dataclass(frozen=True)  # without slots: it runs once, when first read
 class PipelineRun(Answer):
     """A schedule of ``p`` stages, ``m`` microbatches and ``v`` chunks per rank, and how it runs.
 
@@ -234,18 +234,14 @@ def step_pipeline(q: Question, b: Bill) -> PipelineRun:
     """Return the pipeline of a training step and its bill, in seconds."""
     plan, kind = q.plan, SCHEDULES[q.plan.schedule]
     v = int(plan.chunks)
-    return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, _durations(q, b, kind.passes(v)))
+    chunks = kind.passes(v)
 
+    def each(*stages: str) -> float:  # of one microbatch on one of a rank's chunks
+        total = sum(float(x.total_s) for x in b.items if x.kind == "compute" and x.item.stage in stages)
+        return total / (float(plan.microbatches) * chunks)
 
-def _durations(q: Question, b: Bill, chunks: int) -> Durations:
-    """Return the times of forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
-    m = float(q.plan.microbatches) * chunks
-
-    def total(*stages: str) -> float:
-        return sum(float(x.total_s) for x in b.items if x.kind == "compute" and x.item.stage in stages) / m
-
-    times = (total("forward"), total("backward", "recompute"), max(total("weight-gradient"), 1e-12))
-    return Durations(*times, stage_factors=_depths(q, chunks))
+    times = (each("forward"), each("backward", "recompute"), max(each("weight-gradient"), 1e-12))
+    return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, Durations(*times, stage_factors=_depths(q, chunks)))
 
 
 def _depths(q: Question, chunks: int) -> tuple[float, ...]:

@@ -37,7 +37,7 @@ def _gaps(rate: float, count: int, burstiness: float, rng: np.random.Generator) 
 
 
 def _times_within(duration_s: float, rate: float, burstiness: float, rng: np.random.Generator) -> Array:
-    """Draw all arrivals up to a moment; how many is chance, so nothing is stretched."""
+    """Draw all arrivals up to a moment. Their number is chance, so nothing is stretched."""
     piece = int(rate * duration_s * 1.1) + 16
     times = np.cumsum(_gaps(rate, piece, burstiness, rng))
     while times[-1] <= duration_s:
@@ -55,7 +55,7 @@ def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> Arra
 
 
 def draw_pairs(inputs: Lengths, outputs: Lengths, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw lengths of prompts and answers; of one data set they go together as they do there.
+    """Draw lengths of prompts and answers, correlated as in their data set where both come from one.
 
     A Gaussian copula: normals with correlation 2 sin(pi r / 6), which have the rank correlation r, are carried to each side's own
     distribution, so that neither side changes.
@@ -100,7 +100,7 @@ def draw_stream(
     block: int = 16,
     in_flight: float = inf,
 ) -> RequestStream:
-    """Draw a stream of ``count`` requests, or of those that arrive within ``duration_s``; the same seed gives the same bytes.
+    """Draw a stream of ``count`` requests, or of those that arrive within ``duration_s``. The same seed gives the same bytes.
 
     An infinite rate sends all at once. Arrivals and lengths have random numbers of their own: another rate finds the same
     requests. With ``unique_prompts``, request i asks prompt i mod N once more, which has one length and one answer's length. The

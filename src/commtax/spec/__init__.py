@@ -63,14 +63,17 @@ from commtax.spec.plan import (
     DTYPE_BYTES,
     KINDS,
     MODULES,
+    NO_TECHNIQUES,
     OVERLAPPED,
     PARALLEL,
     SERVING_AXES,
     SIZES,
     TAXES,
     AxisName,
+    Drafter,
     Plan,
+    Technique,
+    Techniques,
     TrainStep,
     Workload,
 )
-from commtax.spec.technique import NO_TECHNIQUES, Drafter, Technique, Techniques

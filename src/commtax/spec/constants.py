@@ -58,7 +58,7 @@ class Path:
 class ExchangePath(Path):
     """A path of tokens to their experts, whose time also goes by how many experts and copying multiprocessors there are."""
 
-    expert_s: float = 0.0  # for each expert of a layer, whose counts every rank is told
+    expert_s: float = 0.0  # for each expert of a layer, whose counts every rank receives
     sm_Bps: float = 0.0  # what one multiprocessor copies; 0: as fast as the link takes it
 
 
@@ -77,7 +77,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A way in which NCCL packs what crosses hosts: small and at once, or in long pipelines; the cheapest is taken."""
+    """A way in which NCCL packs what crosses hosts: small and at once, or in long pipelines. The cheapest is taken."""
 
     name: str
     share: float = 1.0  # of the NICs' rate that its bytes get: flags take the rest
@@ -146,7 +146,7 @@ class Fabric:
     fused: Fabric | None = None  # the kernel that all-reduces, adds the residual and norms; None: there is none for these chips
     spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies
     note: str = ""
-    copying_sms: float = 0.0  # of an exchange: multiprocessors that copy; 0: one for each expert, as far as there are so many
+    copying_sms: float = 0.0  # of an exchange: multiprocessors that copy; 0: one for each expert, as far as they go
     pairs: Fabric | None = None  # the same library between two bridged neighbours, where the hosts have such
 
 
@@ -166,7 +166,7 @@ class KernelConstants:
 
 
 class ChipFacts(TypedDict, total=False):
-    """Fields of ``Chip`` that were measured; ``key`` says which chip they describe."""
+    """Fields of ``Chip`` that were measured. ``key`` says which chip they describe."""
 
     key: str
     name: str
@@ -230,12 +230,12 @@ class RunLesson:
     noise: float = 1.0  # its own scatter over the usual one: more for a median, and for a run that others contradict
     label: str = ""
     repeats: float = 1.0  # runs of this load, whose median it is
-    scatter: float = 0.0  # standard deviation of one run's logarithm, beyond the usual noise: as repeats of the deployment tell
+    scatter: float = 0.0  # standard deviation of one run's logarithm, beyond the usual noise, by repeats of the deployment
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured on one machine, to be laid over the catalogue; what it does not hold stays as it was."""
+    """Constants measured on one machine, to be laid over the catalogue, which stays as it was where there are none."""
 
     name: str
     chip: ChipFacts = field(default_factory=ChipFacts)
@@ -248,7 +248,7 @@ class Profile:
     engine: str = ""  # the engine that was measured
     dtype: str = ""  # … and the type it ran in
     sources: Mapping[str, str] = field(default_factory=dict)  # what each part was fitted on
-    lessons: tuple[RunLesson, ...] = ()  # of runs of engines: constants are moved by these as far as they tell of what is asked
+    lessons: tuple[RunLesson, ...] = ()  # of runs of engines: which move constants as far as they resemble the question
     written: str = ""  # the day
 
     def __hash__(self) -> int:

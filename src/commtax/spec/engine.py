@@ -35,7 +35,7 @@ class Sending:
     pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
     latent_reduced: bool = False  # outputs of experts in a latent are summed there, those of shared experts apart
     ep_backends: tuple[str, ...] = ()
-    exchange_by_step: bool = False  # a server sends decodes to experts by other kernels than prompts, not all by those it is told
+    exchange_by_step: bool = False  # a server sends decodes to experts by other kernels than prompts, not all by the chosen ones
     ep_is_tp_dp: bool = False  # the engine knows one expert-parallel size only: tp x dp
     attention_dp_whole: bool = False  # attention data parallelism keeps attention whole on each GPU
     experts_keep_tp: bool = False  # experts stay split over tp inside an expert-parallel rank …
@@ -76,17 +76,17 @@ class KernelHabits:
     quantises_apart: bool = False  # a kernel of their own quantises inputs of fp8 products with known scales
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
-    experts_apart: str = ""  # the experts' implementation where attention runs in replicas; "": as the exchange asks
+    experts_apart: str = ""  # the experts' implementation where attention runs in replicas; "": by the exchange
     experts_spread: tuple[str, ...] = ()  # "format backend": experts that lie whole on ranks with other kernels than cut ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
 
     def experts_backend(self, architecture: str, stored: str) -> str:
-        """The implementation of a model's experts in a format; "": the usual one."""
+        """Return the implementation of a model's experts in a format, "" for the usual one."""
         named = dict(pair.split() for pair in self.experts_by)
         return named.get(f"{architecture}/{stored}", named.get(architecture, ""))
 
     def spread_backend(self, stored: str) -> str:
-        """… where experts lie whole on ranks; "": as cut ones."""
+        """Return it where experts lie whole on ranks, "" where that is as for cut ones."""
         return dict(pair.split() for pair in self.experts_spread).get(stored, "")
 
 
@@ -101,7 +101,7 @@ class HostTime:
     request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
     mixture_prompt: float = 1.0  # … and of a mixture of experts, whose layers launch more kernels, by this factor …
     mixture_request: float = 1.0  # … as is the way of its requests
-    of_mixtures: bool = False  # both are held in the times above
+    of_mixtures: bool = False  # the times above include both
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
     handover_s: float = 0.0  # from a prompt's last step on a worker of its own to one that decodes it, but for its cache's way
@@ -155,7 +155,7 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class Overlapping:
-    """What an engine runs beside what, once it is told to."""
+    """What an engine runs beside what, once that is switched on."""
 
     halves: str = ""  # how two halves of a batch of decodes take turns (``cost.overlap``); "": it halves none …
     prompt_halves: str = ""  # … and of a batch with prompts
@@ -163,7 +163,7 @@ class Overlapping:
     prompt_halves_rows: int = 2  # … and batches with prompts
     combine_sms: Mapping[str, float] = field(default_factory=dict)  # single-batch overlap: multiprocessors of a combine, by family
     shared_beside: str = ""  # the exchange that a shared expert on a stream of its own runs beside; "", or none: routed experts …
-    shared_rows: int = 0  # … in steps of at most so many rows; 0: in all
+    shared_rows: int = 0  # … in steps of at most this many rows; 0: in all
     sequence_bytes: Mapping[str, float] = field(default_factory=dict)  # a rank's part from which it splits sequences, by family …
     sequence_hidden: int = 0  # … in models of at least this width
     # Training: sums of columns' input gradients run beside weight gradients, inputs are gathered again beside input gradients.
@@ -177,14 +177,16 @@ class MemoryHabits:
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     utilization_of: str = "total"  # "free": of what weights and activations leave; "static": weights and KV only
-    kv_of_checkpoint: bool = False  # the cache is kept in fp8 where a checkpoint brings scales for it, unless told otherwise
+    kv_of_checkpoint: bool = (
+        False  # the cache is kept in fp8 where a checkpoint brings scales for it, unless the command sets a type
+    )
     reserve: Mapping[str, float] = field(default_factory=dict)  # what "static" leaves free, where no share is given
     moe_chunk_tokens: int = 2**31  # tokens that a fused MoE kernel takes at once
     non_torch_bytes: float = 0.0  # communicators, library workspaces: on one GPU
     non_torch_bytes_per_doubling: float = 0.0  # … and for each doubling of tp
     sampler_bytes_per_logit: float = 0.0
     graph_bytes: float = 0.0  # taken beside the budget, after KV blocks are counted
-    start_lines: tuple[str, ...] = ()  # what its start-up log says of memory, in its own words
+    start_lines: tuple[str, ...] = ()  # wordings of memory in its start-up log
     refuses_to_start: bool = False  # where its cache has no room for one request of full length
     kv_spread_bytes: float = 1e9  # four of five start-ups leave a KV cache within this of the prediction
     latent_absorbed: bool = False  # keeps a second, bf16 copy of latent attention's up-projection
@@ -203,14 +205,14 @@ class StateHabits:
     state_slots: int = 1  # states of a layer that a running request has: its own, and those kept for prefixes
     state_share: float = 0.0  # bytes of the pool of states over those of KV, where they have a pool of their own
     state_dtype: str = "fp32"  # of recurrent states where a model does not say; "": as activations
-    state_block_multiple: int = 16  # blocks of KV are raised to hold a state, in whole multiples of so many tokens …
-    state_block_multiple_latent: int = 16  # … and of so many where KV is a latent
+    state_block_multiple: int = 16  # blocks of KV are raised to hold a state, in whole multiples of this many tokens …
+    state_block_multiple_latent: int = 16  # … and of this many where KV is a latent
     tokens_at_full_length: bool = False  # the log counts KV tokens as requests of full length, not as blocks of a group
-    compressed_kv_dtype: str = "fp8"  # a compressed latent is kept in this type unless another is asked for
+    compressed_kv_dtype: str = "fp8"  # a compressed latent is kept in this type unless another is chosen
     compressed_block: int = 0  # tokens whose entries share a block; 0: entries and windows are counted in bytes
     window_block: int = 64  # tokens of a window in a block
     window_share: float = 0.0  # tokens in a pool of compressed attention's windows over all tokens; 0: windows lie in blocks
-    page_multiple: int = 1  # a layer's part of a block is padded to whole multiples of so many bytes
+    page_multiple: int = 1  # a layer's part of a block is padded to whole multiples of this many bytes
     packed_pages: bool = False  # a block is as large as the largest group of layers needs, else as all of them padded
     windows_in_flight: bool = False  # windows keep the tokens of all steps in flight, not of one
     block_per_state: bool = False  # starts only with a block for the state of each of max_num_seqs requests
@@ -229,7 +231,7 @@ class Drafting:
 @dataclass(frozen=True, slots=True)
 class TrainingHabits:
     grads_dtype: str = "bf16"
-    zero: int = 0  # ZeRO stage unless the plan says otherwise
+    zero: int = 0  # ZeRO stage unless the plan sets one
     master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself
     async_axes: tuple[str, ...] = ()  # training: axes whose collectives are launched beside compute
     overlap_efficiency: float = 0.0  # share of an overlapped collective that really hides: it takes SMs and bandwidth
@@ -293,11 +295,11 @@ class Program:
     script_flag: str = ""  # … and a part of a flag that no other program has
     call: str = ""  # the class of its Python interface
     image: str = ""  # whose entry point is the server
-    port: int = 8000  # of its first server, unless told
-    benchmark: tuple[str, ...] = ()  # its tool, what makes requests exactly as long as told, and where it keeps the result
+    port: int = 8000  # of its first server by default
+    benchmark: tuple[str, ...] = ()  # its tool, what makes requests exactly as long as stated, and where it keeps the result
     range_from_longest: bool = False  # the benchmark's range ratio is the shortest length over the longest, else a spread
     replicas: str = ""  # data-parallel replicas of a dense model that one server starts: "all", those of a "host", none
-    listens: bool = False  # to other hosts, without being told
+    listens: bool = False  # to other hosts by default
     names: tuple[str, ...] = ()  # in manifests: its names …
     images: tuple[str, ...] = ()  # … parts of its images' names …
     kinds: tuple[str, ...] = ()  # … resources whose operator starts it …
@@ -338,7 +340,7 @@ class Engine:
         return hash((self.key, self.version))
 
     def serving_mixtures(self) -> Engine:
-        """The engine with its times of mixtures of experts, whatever it had before."""
+        """Return the engine with its times of mixtures of experts, whatever it had before."""
         host = self.host
         if host.of_mixtures:
             return self
@@ -346,13 +348,13 @@ class Engine:
         return self.but(of_mixtures=True, **times)
 
     def but(self, **changes: Any) -> Engine:
-        """The same engine with some of its facts changed, whichever part they belong to."""
+        """Return the same engine with some of its facts changed, whichever part they belong to."""
         parts: dict[str, dict[str, Any]] = {}
         for name in changes:
             if name in PART_OF_FACT:
                 parts.setdefault(PART_OF_FACT[name], {})[name] = changes[name]
         whole = {name: value for name, value in changes.items() if name not in PART_OF_FACT}
-        return replace(self, **whole, **{part: replace(getattr(self, part), **own) for part, own in parts.items()})
+        return replace(self, **whole, **{part: replace(getattr(self, part), **facts) for part, facts in parts.items()})
 
 
 ENGINE_PARTS: Mapping[str, type] = {f.name: type(f.default) for f in fields(Engine) if is_dataclass(f.default)}

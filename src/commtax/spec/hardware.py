@@ -26,7 +26,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One accelerator. Peaks are dense; ``visible_bytes`` is the total that the driver reports to programs."""
+    """One accelerator. Peaks are dense, and ``visible_bytes`` is the total that the driver reports to programs."""
 
     key: str
     name: str
@@ -55,7 +55,7 @@ class Chip:
 
     @property
     def clock_Hz(self) -> float:
-        """The boost clock that a datasheet's fp32 rate implies: FLOP/s = 2 lanes multiprocessors clock; 0 where it tells none."""
+        """The boost clock that a datasheet's fp32 rate implies: FLOP/s = 2 lanes multiprocessors clock. 0: it states none."""
         lanes = 2.0 * (self.fp32_per_sm or USUAL_LANES) * self.num_sms
         return self.flops_per_s.get("fp32", 0.0) / lanes if lanes else 0.0
 
@@ -99,7 +99,7 @@ class Cluster:
     inter: Link
     nics_per_host: int
     note: str = ""
-    remark: str = ""  # how an unusual name was read: every answer says it
+    remark: str = ""  # how an unusual name was read, as a remark of every answer
     typed: str = ""  # that name, where it was read as another
     sources: Mapping[str, Citation] = field(default_factory=dict)
     bridge: Link | None = None  # joins GPU 0 with 1, 2 with 3 …; all others of a host reach each other over ``intra``
@@ -142,12 +142,12 @@ class CacheCarrier:
     transfer_s: float = 0.0  # of a transfer, whatever it carries
     piece_s: float = 0.0  # of each piece: a stretch of memory that is sent as one
     gathers: tuple[str, ...] = ()  # engines whose blocks of a layer go as one piece, not each as one
-    latent_page: int = 0  # tokens of a block of latents at least: kernels ask for so many
+    latent_page: int = 0  # tokens of a block of latents at least: kernels need as many
     pushes: bool = False  # those who computed send; else those who decode fetch
     cuts_heads: str = ""  # heads go to other ranks cut from each "block" or "token"; "": both sides need the same tp
     stages: Mapping[str, str] = field(default_factory=dict)  # by engine: "layers" or "chunks" that go while the next are computed
     connectors: Mapping[str, str] = field(default_factory=dict)  # by engine that has it: its name there
-    starts: tuple[str, ...] = ()  # engines whose launch names it where nobody asks for another
+    starts: tuple[str, ...] = ()  # engines whose launch names it by default
     vendors: tuple[str, ...] = ()  # whose chips it runs on; (): all
     sources: Mapping[str, Citation] = field(default_factory=dict)
 

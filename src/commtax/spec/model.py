@@ -1,4 +1,4 @@
-"""A decoder, as its ``config.json`` tells it.
+"""A decoder, as its ``config.json`` describes it.
 
 Add here a kind of layer as a record. What it keeps, launches and sends is said in ``cost``.
 """
@@ -60,7 +60,7 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Softmax attention. Heads of queries, of keys and values; how they are normed, gated, cut short or made from latents."""
+    """Softmax attention: heads of queries, of keys and values, and how they are normed, gated, cut short or made from latents."""
 
     num_heads: int
     num_kv_heads: int
@@ -94,7 +94,7 @@ class DeltaNet:
     conv: int = 4
     decay_rank: int = 0
     gate_rank: int = 0
-    state_dtype: str = ""  # as its config.json says; "": the engine's own
+    state_dtype: str = ""  # by its config.json; "": the engine's own
 
     @property
     def channels(self) -> int:
@@ -104,7 +104,7 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """A selective state-space layer: a short convolution, then a state of head_dim x state a head; groups share B and C."""
+    """A selective state-space layer: a short convolution, then a state of head_dim x state a head. Groups share B and C."""
 
     num_heads: int
     head_dim: int
@@ -113,7 +113,7 @@ class Mamba2:
     conv: int = 4
     conv_bias: bool = True
     bias: bool = False
-    state_dtype: str = ""  # as its config.json says; "": the engine's own
+    state_dtype: str = ""  # by its config.json; "": the engine's own
 
     @property
     def inner(self) -> int:
@@ -138,7 +138,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts; ``shared_intermediate`` is the width of all shared experts together."""
+    """A mixture of experts. ``shared_intermediate`` is the width of all shared experts together."""
 
     num_experts: int
     top_k: int
@@ -166,7 +166,7 @@ class Hyper:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A tensor that no field above tells of, whole on every rank unless ``split`` says how it is shared."""
+    """A tensor beside the fields above, whole on every rank unless ``split`` shares it."""
 
     name: str
     shape: tuple[int, ...]
@@ -191,7 +191,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side.
+    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale, 0 for a whole side.
 
     Modules with a format of their own have it in ``parts``: the first that holds a tensor stores it, and this one what is left.
     Patterns of ``only`` and ``ignored`` are in the checkpoint's spelling, which ``spelled`` makes of ours, fragment by fragment.
@@ -207,14 +207,14 @@ class Quant:
     only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
     activations: str = ""  # what they are quantised to where it is not the weights' own format (W4A8)
-    counted: tuple[tuple[str, int], ...] = ()  # patterns that stand for so many modules, where a file says how many
+    counted: tuple[tuple[str, int], ...] = ()  # patterns, and how many modules each stands for where a file states that
     spelled: tuple[tuple[str, str], ...] = ()
     parts: tuple[Quant, ...] = ()
     kv_dtype: str = ""  # of the KV cache that the checkpoint brings scales for
 
     @property
     def formats(self) -> tuple[Quant, ...]:
-        """All of them, in the order in which they are asked for a tensor."""
+        """All of them, in the order in which they are tried for a tensor."""
         return *self.parts, self
 
     @property
@@ -223,7 +223,7 @@ class Quant:
         return " + ".join(dict.fromkeys(quant.dtype for quant in (self, *self.parts)))
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         """… and the method, where it does not say the same."""
         return self.named if self.method in self.named else f"{self.method} {self.named}"
 
@@ -250,14 +250,14 @@ class Tower:
     patch: int = 14  # pixels of a patch's side
 
     def patches(self, width: int, height: int) -> int:
-        """Patches of a picture, filled up to whole tokens."""
+        """Count the patches of a picture, filled up to whole tokens."""
         side = math.isqrt(self.patches_per_token)
         return math.prod(side * math.ceil(pixels / (self.patch * side)) for pixels in (width, height))
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder, as its ``config.json`` tells it. ``layers[i]`` is the index of layer i's kind in ``blocks``."""
+    """A decoder, as its ``config.json`` describes it. ``layers[i]`` is the index of layer i's kind in ``blocks``."""
 
     key: str
     architecture: str
@@ -286,7 +286,7 @@ class Model:
     source: Citation | None = None
 
     def __hash__(self) -> int:
-        """Few fields tell models apart; what is remembered of one is looked up far more often than two are compared."""
+        """Hash the few fields that tell models apart: what is remembered of one is looked up more often than two are compared."""
         return hash((self.key, self.architecture, self.hidden, len(self.layers)))
 
     @property
@@ -310,7 +310,7 @@ class Model:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """How far back the different attention layers look; 0: to the beginning."""
+        """How far back the different attention layers look, 0 for to the beginning."""
         return tuple(dict.fromkeys(a.window for a in self.attentions))
 
     @property

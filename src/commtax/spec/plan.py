@@ -1,16 +1,17 @@
-"""How a model is laid over GPUs, and what one step of it does.
+"""How a model is laid over GPUs, what one step of it does, and with which techniques.
 
-Add here a parallel axis, a kind of training, or what a step may consist of.
+Add here a parallel axis, a kind of training, a technique, or what a step may consist of.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import field, fields
 from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
 
 from commtax.records import Number, dataclass
+from commtax.spec.model import Model
 
 DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
     {
@@ -60,7 +61,7 @@ SERVING_AXES: tuple[AxisName, ...] = ("tp", "pp", "dp", "ep")  # the axes of a s
 AXES: tuple[AxisName, ...] = ("tp", "cp", "pp", "dp")
 """The axes that multiply to the number of GPUs, innermost first; ``ep`` re-uses the ranks of tp, cp and dp."""
 CACHE_SPLIT = "dcp"  # the size that takes ranks of tp, and no GPUs of its own
-TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")  # the axes in the order in which their taxes are told
+TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")  # the axes in the order in which their taxes are listed
 OVERLAPPED: tuple[AxisName, ...] = ("dp", "cp", "tp", "ep", "pp")
 """The axes in the order in which engines learnt to run their collectives beside compute."""
 
@@ -71,14 +72,14 @@ MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model is laid over GPUs. Sizes may be arrays; kinds (dtype, schedule, ZeRO stage …) are scalars."""
+    """How a model is laid over GPUs. Sizes may be arrays, while kinds (dtype, schedule, ZeRO stage …) are scalars."""
 
     tp: Number = 1
     pp: Number = 1
     dp: Number = 1
     ep: Number = 1
     cp: Number = 1
-    dcp: Number = 1  # of a replica's tp ranks, so many split a cached sequence among them
+    dcp: Number = 1  # how many of a replica's tp ranks split a cached sequence among them
     sequence_parallel: bool = False
     zero: int = 0
     replicas: Number = 1  # servers of their own beside each other, each such a plan
@@ -108,7 +109,7 @@ class Plan:
         return tuple(name for name in self.recompute.split(",") if name in MODULES)
 
     def share(self, length: Number) -> Number:
-        """Tokens of a sequence that one of its context-parallel ranks has."""
+        """Return the tokens of a sequence that one of its context-parallel ranks has."""
         return length / self.cp
 
     @property
@@ -164,3 +165,75 @@ class TrainStep:
 
     micro_batch: Number = 1
     seq: Number = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Techniques:
+    """Techniques of a served step that are on. One that is off changes nothing."""
+
+    two_batches: bool = False  # halves of a batch run in turn: exchanges of one beside the kernels of the other …
+    two_batches_from: int = 0  # … from this many tokens per rank on; 0: the engine's own threshold
+    single_batch: bool = False  # exchanges of a batch run beside its own shared expert and down-projection
+    sequence_tokens: int = 0  # sequences are split in steps of at least this many tokens; 0: in all, -1: where the engine does
+    async_tp: bool = False  # products are cut into tiles, beside which gathers and scatters run
+    shared_stream: bool = False  # the shared expert runs beside the routed ones
+    async_scheduling: bool = False  # the host prepares a step while the one before it runs
+    fused_reduce: str = ""  # an all-reduce, residual and norm in one kernel: "auto", or the algorithm that it shall run
+    dispatch_dtype: str = ""  # what tokens travel to their experts in; "": as the experts' arithmetic is
+    balanced: bool = False  # experts are laid out by measured loads (EPLB)
+    drafter: str = ""  # what drafts tokens: "mtp", "eagle3", "ngram" …; how many is ``speculative``
+    acceptance: float = -1.0  # probability that a draft is accepted once those before it were; below 0: by the next field
+    accepted_length: float = 0.0  # tokens that a step yields per sequence, its own included; 0: by the acceptance, or as measured
+    draft_model: str = ""  # the model that drafts, where the drafter is one of its own
+    draft_text: str = ""  # kind of text that acceptances were measured on, "": chat
+    per_step: float = 1.0  # tokens that a decode step yields per sequence, all of the above considered: settled, no option
+    native_latents: bool = False  # FlashMLA reads a cache of fp8 latents as it is, where the engine's usual kernel copies all of it
+    kv_transfer: str = ""  # what carries a cache from prompt workers to those that decode; "": the engine's own
+    kv_tier: str = ""  # where cached prefixes lie: "host", "disk" or "remote" memory; "": in the GPU's own cache
+
+
+NO_TECHNIQUES = Techniques()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """What guesses the tokens that a step checks, as it is run beside a model."""
+
+    key: str
+    model: Model | None = None  # its layers and its head, as a model; None: drafts are looked up in the text
+    modules: int = 1  # such models that are loaded, run in turn
+    joined: int = 0  # states of the model's width that a matrix joins into its input …
+    rejoined: bool = False  # … for every draft, else for verified tokens alone
+    doubled: bool = False  # the first layer's queries, keys and values read the embedding beside the state
+    parallel: bool = False  # all drafts come out of one forward pass
+    context_only: bool = False  # verified tokens and prompts enter its caches alone: keys and values of each layer
+    markov: int = 0  # rank of the matrices by which a draft corrects the logits of the next; 0: there are none
+    own_embedding: bool = False  # it brings an embedding of its own …
+    own_head: bool = False  # … and a head
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """One technique as options name it: ``mtp=3:0.8`` sets what it always sets, and what stands behind ``=`` in turn."""
+
+    key: str
+    title: str
+    group: str  # overlap | collectives | experts | context | drafts | cache
+    sets: Mapping[str, object] = field(default_factory=dict)  # fields of the question, and what they become
+    takes: tuple[str, ...] = ()  # fields that values behind ``=`` are for, in their order; ``FIELD?`` may be left out
+    also: tuple[str, ...] = ()  # other names
+    usual: str = ""  # the values that are tried by default: ``3`` or ``int4``
+    flags: Mapping[str, str] = field(default_factory=dict)  # by engine: the flags that request it, fields in braces
+    along: Mapping[str, str] = field(default_factory=dict)  # by engine: what of the plan's own flags changes with it
+    families: tuple[str, ...] = ()  # of chips that have kernels for it; (): it needs none
+    needs: tuple[str, ...] = ()  # techniques, one of which has to be on beside it
+    always: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which it is on by default
+    dropped: Mapping[str, str] = field(default_factory=dict)  # by engine: the version since which there is no such technique
+    words: Mapping[str, str] = field(default_factory=dict)  # of a value: what the field becomes for it
+    lossy: bool = False  # numbers come out otherwise: quality is to be checked, and no search turns it on by itself
+    source: str = ""  # where it is described
+
+    @property
+    def at_usual_values(self) -> list[str]:
+        """It with each of its usual values, as ``--technique`` takes it."""
+        return [f"{self.key}={value}" for value in self.usual.split()] or [self.key]

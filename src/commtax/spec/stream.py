@@ -29,7 +29,7 @@ class Lengths:
     correlation: float = 0.0  # … and the rank correlation of its inputs with its outputs
 
     def scaled(self, factor: float) -> Self:
-        """The same shape, all lengths times a factor.
+        """Return the same shape with all lengths times a factor.
 
         >>> Lengths("uniform", 75, low=50, high=100).scaled(2)
         Lengths(kind='uniform', mean=150, low=100, high=200, sigma=0.0, quantiles=(), source='', correlation=0.0)
@@ -60,7 +60,7 @@ class RequestStream:
 
 
 def lognormal_with_mean(mean: float, p50: float | None = None, p90: float | None = None) -> Lengths:
-    """The lognormal with this mean, through the median or the 90th percentile; nearest to both where both are given.
+    """Return the lognormal with this mean through the median or the 90th percentile, or nearest to both.
 
     The mean is kept exactly, for the sum of tokens is what loads a server: mu = ln mean - sigma^2 / 2. What is left is sigma, by
     least squares of the logarithms, whose derivative is a cubic::
@@ -82,6 +82,6 @@ def lognormal_with_mean(mean: float, p50: float | None = None, p90: float | None
 
 
 def lognormal_of_quantiles(p50: float, p90: float) -> Lengths:
-    """The lognormal through the median and the 90th percentile, where no mean is known."""
+    """Return the lognormal through the median and the 90th percentile."""
     sigma = log(p90 / p50) / Z90
     return Lengths("lognormal", p50 * exp(sigma**2 / 2), sigma=sigma)

@@ -82,13 +82,13 @@ class StepBill(Bill, Answer):
 
     @property
     def taxes(self) -> dict[str, Number]:
-        """Seconds that each axis adds to the step; the pipeline's are its hand-offs and its bubble."""
+        """Seconds that each axis adds to the step, those of the pipeline being its hand-offs and its bubble."""
         nothing = 0.0 * self.step_s
         return {axis: self.exposed_on(axis) + (self.bubble_s if axis == "pp" else nothing) for axis in TAXES}
 
     @property
     def binding(self) -> Any:
-        """The axis with the largest tax; ``compute`` where none takes 1% of the step. An array of names for arrays."""
+        """The axis with the largest tax, or ``compute`` where none takes 1% of the step. Arrays have an array of names."""
         names = np.array([*TAXES, "compute"])
         step = self.step_s
         stack = np.stack([np.asarray(t / step, dtype=float) for t in self.taxes.values()])
@@ -140,12 +140,12 @@ class StepBill(Bill, Answer):
 
     @property
     def mfu(self) -> Number:
-        """Model FLOPs of training over what the GPUs could do in the step's time; see ``mfu_definition``."""
+        """Model FLOPs of training over what the GPUs could do in the step's time, as ``mfu_definition`` says."""
         return pick(self._causal, self._utilization(self.model_flops("causal")), self._utilization(self.model_flops()))
 
     @property
     def hfu(self) -> Number:
-        """As ``mfu`` with recomputed FLOPs counted too."""
+        """MFU with recomputed FLOPs counted too."""
         from commtax.cost.train_kernels import recomputed_flops
 
         q = self.question
@@ -186,7 +186,7 @@ def by_cost(b: StepBill) -> list[Line]:
 
 
 def labels(b: StepBill) -> list[str]:
-    """Return the label of each line, the costliest first; lines with equal labels are numbered."""
+    """Return the label of each line, the costliest first. Lines with equal labels are numbered."""
     names = [
         f"{x.item.axis} {x.item.what} {x.item.op}"
         if x.kind == "comm"
@@ -258,14 +258,12 @@ def _price_question(q: Settled) -> StepBill:
 
 
 def _rows(q: Question) -> Number:
-    """Return the rows of the step's activation matrix, as the engine pads them."""
     if q.trains:
         return q.micro_batch * q.context
     return padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
 
 
 def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
-    """Yield notes on one step: its microbatches, padding, length, chunks and drafts."""
     yield from flight_notes(q)
     if q.trains:
         yield from context_notes(q, q.context)

@@ -27,16 +27,17 @@ from commtax.question import Question, Requests
 from commtax.records import dataclass, replace
 from commtax.rules import questions
 from commtax.rules.drafts import draft_notes, draft_width, drafted_load, most_per_step, need_accepted
+from commtax.rules.techniques import check_sides
 from commtax.rules.values import positive
 from commtax.spec import LATENCIES, SIZES, Cluster, Condition, Model, Number, RunLesson
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs.billing import LEAST_S, step_shares
 from commtax.verbs.disaggregation import Disaggregation, check_apart, decoding_of, network_of, pool_notes, prompter, prompting_of
-from commtax.verbs.fit_advice import check_lengths, own_limits_notes, why_it_does_not_start
+from commtax.verbs.fit_advice import check_lengths, default_limits_notes, why_it_does_not_start
 from commtax.verbs.fitting import reported_kv_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import SimulateOptions
-from commtax.verbs.kv_caches import cache_tokens, check_sides
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.loads import lengths_note
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, context_notes, link_notes, resolve_question, settle
@@ -57,7 +58,7 @@ EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed 
 
 @dataclass(frozen=True)  # without slots: notes are kept
 class ClosedLoop(Answer):
-    """Means of a closed loop. TPOT = (E2E - TTFT) / (O - 1); TTFT counts from sending to the first token.
+    """Means of a closed loop. TPOT = (E2E - TTFT) / (O - 1), and TTFT counts from sending to the first token.
 
     >>> import commtax
     >>> loop = commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=[1, 8, 64])
@@ -75,12 +76,12 @@ class ClosedLoop(Answer):
     apart: Disaggregation | None = None
     publisher: str = ""  # who measured the run that it is compared with: ranges are narrower where others of theirs were seen
     learnt: Mapping[str, LearntRest] = field(default_factory=dict)  # by metric, where a profile's runs tell it
-    given_notes: tuple[Note, ...] | None = None  # None: its own, which are made when they are read
+    explicit_notes: tuple[Note, ...] | None = None  # None: its own, which are made when they are read
 
     @cached_property
     def notes(self) -> tuple[Note, ...]:
         """What a reader should know."""
-        return tuple(_notes(self)) if self.given_notes is None else self.given_notes
+        return tuple(_notes(self)) if self.explicit_notes is None else self.explicit_notes
 
     @property
     def state_tokens(self) -> Number:
@@ -89,7 +90,7 @@ class ClosedLoop(Answer):
 
     @property
     def reported_kv_tokens(self) -> Number:
-        """KV tokens of a replica as an engine's log and ``fit`` count them; of arrays of plans those that its blocks hold."""
+        """KV tokens of a replica as an engine's log and ``fit`` count them, of arrays of plans those that its blocks hold."""
         if np.ndim(self.kv_tokens) or self.requests.kv_tokens is not None or not np.any(self.legal):
             return self.kv_tokens
         return reported_kv_tokens(self.question)
@@ -104,7 +105,7 @@ class ClosedLoop(Answer):
 
     @property
     def num_gpus(self) -> Number | None:
-        """GPUs of all workers; None where there are "enough" for prompts."""
+        """GPUs of all workers, or None where there are "enough" for prompts."""
         return self.apart.gpus(self.question.plan) if self.apart else self.question.plan.all_gpus
 
     @property
@@ -131,7 +132,7 @@ class ClosedLoop(Answer):
 
     @property
     def decode_part_s(self) -> Number:
-        """Of TPOT, the decode step, for each token that it yields: as priced, and what a profile's runs tell beside."""
+        """The decode step's part of TPOT, per token that it yields: as priced, and what a profile's runs tell beside."""
         return self.steps.decode_s / self.question.techniques.per_step * (np.exp(self.learnt["tpot"].log) if self.learnt else 1.0)
 
     @property
@@ -141,24 +142,24 @@ class ClosedLoop(Answer):
 
     @property
     def prompts(self) -> Question:
-        """Of the workers that compute prompts."""
+        """The question of the workers that compute prompts."""
         return prompter(self.question) if self.apart else self.question
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """What the run is, as far as published runs were pooled by it; on each of its chips."""
+        """Setting of the run on each of its chips, as far as published runs were pooled by it."""
         q = self.question
         chips = dict.fromkeys(place.chip for place in q.places)
         return tuple(Setting.of(q.engine, chip, q.model, q.plan.weights_dtype, self.publisher) for chip in chips)
 
     @property
     def slopes(self) -> Mapping[str, Slopes]:
-        """How much each constant has to do with TPOT and TTFT."""
+        """Slopes of TPOT and TTFT over each constant."""
         return latency_slopes(self)
 
     @property
     def measured_here(self) -> bool:
-        """Whether runs of this engine were measured on this chip, in this number format where that is known; or a profile's own."""
+        """Whether runs of this engine were measured on this chip, in this number format where that is known, or by a profile."""
         host = self.question.engine.host
         if host.host_label:
             return host.calibrated
@@ -187,12 +188,12 @@ class ClosedLoop(Answer):
         decode, prompt = (step.sigma for step in self.bills)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
-        whole_run, pooled = self._own_sigma(name.removesuffix("_s"))
+        whole_run, pooled = self._run_sigma(name.removesuffix("_s"))
         whole = np.maximum(whole_run, part) if pooled or self.measured_here else np.hypot(whole_run, part)
         sigma = np.hypot(whole, 0.0 if name == "ttft_s" else draft_width(self.question) / Z80)
         return self.learnt[name.removesuffix("_s")].sigma_beside(sigma) if self.learnt else sigma
 
-    def _own_sigma(self, metric: str) -> tuple[float, bool]:
+    def _run_sigma(self, metric: str) -> tuple[float, bool]:
         """Return the deviation of whole runs, the widest of its chips', and whether groups left out of the fit determine it."""
         host, mixture = self.question.engine.host, self.question.model.experts is not None
         if host.pooled and not host.host_label:
@@ -200,7 +201,7 @@ class ClosedLoop(Answer):
         return getattr(host, f"sigma_{metric}{'_moe' if mixture else ''}"), False
 
     def range_of(self, name: str) -> tuple[Number, Number]:
-        """Return the 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``; no token is faster than its bytes are read."""
+        """Return the 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``. No token is faster than its bytes are read."""
         factor, value = np.exp(Z80 * self.sigma_of(name)), getattr(self, name)
         if name != "tpot_s":
             return value / factor, value * factor
@@ -280,7 +281,7 @@ def _disaggregated_loop(q: Settled, load: ClosedLoopLoad, kv: Number, most: Numb
 
 
 def _split(q: Settled, enough: Number) -> Disaggregation | None:
-    """Return both kinds of workers; ``enough`` decode where their number is not set."""
+    """Return both kinds of workers. Where the number that decode is not set, it is ``enough``."""
     wanted = q.requests
     check_apart(q)
     if not wanted.disaggregated:
@@ -330,7 +331,6 @@ def spread_share(q: Question, decode: Bill, prompt: Bill) -> Number:
 
 
 def _load(q: Question) -> ClosedLoopLoad:
-    """Return the load of one replica."""
     wanted, prompts = q.requests, q.requests.num_prompts
     if not np.all(np.isinf(prompts)):
         prompts = positive(num_prompts=prompts)
@@ -345,7 +345,6 @@ def _load(q: Question) -> ClosedLoopLoad:
 
 
 def _notes(s: ClosedLoop) -> Iterator[Note]:
-    """Yield notes on one scalar answer."""
     q, wanted, plan, apart = s.question, s.requests, s.question.plan, s.apart
     # Idle GPUs are counted over both kinds of workers, where there are two.
     yield from (note for note in q.notes if not apart or note.code != "idle-gpus")
@@ -359,7 +358,7 @@ def _notes(s: ClosedLoop) -> Iterator[Note]:
     if why := why_it_does_not_start(q):
         yield Note("too-long", why)
     else:
-        yield from own_limits_notes(q, wanted.tokens)
+        yield from default_limits_notes(q, wanted.tokens)
     yield from pool_notes(q)
     if not apart:
         yield from padding_notes(q, s.running, s.rows)

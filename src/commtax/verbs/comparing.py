@@ -108,7 +108,7 @@ class Comparison(Answer):
         return {*self.axes, *(STEP_AXES if "local_tokens" in self.axes else ())}
 
     def breakeven_overlap(self, row: ComparedBill) -> float | None:
-        """Return how much of a cell's communication must be hidden to match its fastest link; None where links are not compared."""
+        """Return how much of a cell's communication must be hidden to match its fastest link, None without links."""
         if "link" not in self.axes or row.bill is None:
             return None
         index = self.axes.index("link")
@@ -123,7 +123,7 @@ class Comparison(Answer):
 
 
 def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[int | str]]:
-    """Parse an axis: ``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
+    """Parse an axis, where ``batch=1:256`` doubles from 1 to 256 and ``tp=1,2,4`` lists.
 
     >>> parse_over("batch=1:8"), parse_over("technique=none,mtp=3:0.8,dbo+dcp=2")
     (('batch', [1, 2, 4, 8]), ('technique', ['none', 'mtp=3:0.8', 'dbo+dcp=2']))
@@ -151,7 +151,7 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, Sequence[i
 
 
 def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CompareOptions]) -> Comparison:
-    """Price the same step over a range of batches, lengths, degrees or links; a combination that is not legal keeps its rule.
+    """Price the same step over a range of batches, lengths, degrees or links. An illegal combination keeps its rule.
 
     >>> import commtax
     >>> swept = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["tp=1,2,8"])
@@ -168,7 +168,7 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **optio
 
 
 def compare_question(put: Question, over: list[str], **fixed: int | None) -> Comparison:
-    """Price a question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
+    """Price a question over one or two axes. ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
     axes = [parse_over(text, TRAIN_AXES if put.trains else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
         raise Refusal.about(over="one or two different axes are needed")
@@ -181,7 +181,7 @@ def compare_question(put: Question, over: list[str], **fixed: int | None) -> Com
 
 
 def _cell(put: Question, at: Mapping[str, int | str], fixed: Mapping[str, int | None]) -> ComparedBill:
-    """Price one combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
+    """Price one combination. ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
     cell, numbers = tuple(at.values()), {**fixed, **{name: value for name, value in at.items() if isinstance(value, int)}}
     total, tokens = (numbers.pop(name, None) for name in ("global_batch", "local_tokens"))
     try:
@@ -216,12 +216,12 @@ class PlanRow:
 
     @property
     def batch(self) -> int:
-        """Sequences of a replica; 0 where nothing is priced."""
+        """Sequences of a replica, 0 where nothing is priced."""
         return int(self.bill.question.batch) if self.bill else 0
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of all sequences over the step; with fewer sequences than replicas some of them idle."""
+        """Tokens of all sequences over the step. With fewer sequences than replicas some of them idle."""
         if self.bill is None:
             return 0.0
         q = self.bill.question
@@ -245,7 +245,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """``first`` is faster below ``at``, ``then`` from it on; between ``earliest`` and ``at`` graph padding decides."""
+    """A swap of two plans: ``first`` is faster below ``at``, ``then`` from it on. From ``earliest`` on graph padding decides."""
 
     axis: str  # sequences | context | bandwidth
     first: str
@@ -258,7 +258,7 @@ class BreakEven:
     steps: np.ndarray = field(repr=False, compare=False)  # at each, those of ``first`` over those of ``then``
 
     def sure(self, within: float) -> tuple[float | None, float | None]:
-        """Return the points below which ``first`` and from which ``then`` is always faster by more than a share; None: nowhere."""
+        """Return the points below which ``first`` and from which ``then`` is always faster by more than a share, or None."""
         ahead, behind = (1 / self.steps > 1 + within), (self.steps > 1 + within)
         first, then = int(np.argmin([*ahead, False])), int(np.argmin([*behind[::-1], False]))
         return float(self.points[first]) if first else None, float(self.points[-then]) if then else None
@@ -305,7 +305,7 @@ class PlanTable(Answer):
 
 
 def parse_plan(text: str) -> dict[str, int]:
-    """Parse sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers, and so is ``2x`` before them.
+    """Parse sizes in any order. ``ep`` without a number is tp x dp, ``r2`` are two servers, and so is ``2x`` before them.
 
     >>> {axis: n for axis, n in parse_plan("tp8pp2").items() if n > 1}
     {'tp': 8, 'pp': 2}
@@ -315,14 +315,14 @@ def parse_plan(text: str) -> dict[str, int]:
     True
     """
     plain = re.sub(r"^(\d+)x(.+)", r"\2r\1", re.sub(r"[-\s]", "", text.lower()))
-    sizes_given = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
-    twice = len(dict(sizes_given)) != len(sizes_given)
-    bare = any(not size and name != "ep" for name, size in sizes_given)
-    if not sizes_given or "".join(name + size for name, size in sizes_given) != plain or twice or bare:
+    pairs = re.findall(rf"(dcp|{'|'.join(SIZES)}|r)(\d*)", plain)
+    twice = len(dict(pairs)) != len(pairs)
+    bare = any(not size and name != "ep" for name, size in pairs)
+    if not pairs or "".join(name + size for name, size in pairs) != plain or twice or bare:
         raise Refusal.of(
             f"write sizes such as tp8, tp8pp2, tp4r2 (or 2xtp4) or tp8ep8 ({', '.join(SIZES)}, dcp, r for replicas)", plans=text
         )
-    named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in sizes_given}
+    named = {"replicas" if name == "r" else name: parse_count(size, "plans") if size else AUTO_EP for name, size in pairs}
     sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
     if 0 in sizes.values():
         raise Refusal.of("sizes are at least 1", plans=text)

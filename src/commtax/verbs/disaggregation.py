@@ -15,20 +15,19 @@ from commtax.cost.traffic import bulk_backend
 from commtax.ledger import Bill
 from commtax.question import PARTS, Question
 from commtax.records import dataclass, replace
+from commtax.rules.techniques import carrier_of
 from commtax.spec import SIZES, Cluster, Model, Number, Plan
 from commtax.statement import Note, Refusal
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.kv_caches import carrier_of, outside_Bps
+from commtax.verbs.kv_caches import outside_Bps
 from commtax.verbs.settling import Settled, describe_experts, describe_sizes, replan
 from commtax.verbs.steps import chunk_tokens, decode_workload, prompt_work, spread_s, step_bill
 
 WORKERS = tuple(name for name in PARTS["requests"] if name.endswith(("_workers", "_tp", "_dp")))
 
-Pool = tuple[object, Plan]
-"""How many workers there are, in words or a number, and one of them."""
+Pool = tuple[object, Plan]  # how many workers there are, in words or a number, and one of them
 APART_ALONE = "belongs to disaggregated serving; add --disaggregated"
-UNCHECKED = "predictions of two pools inside one host are unchecked: measure"
-"""No published run has both pools in one host."""
+UNCHECKED = "predictions of two pools inside one host are unchecked: measure"  # no published run has both pools in one host
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Disaggregation:
         return np.inf if self.workers is None else self.workers
 
     def gpus(self, decoder: Plan) -> Number | None:
-        """Count the GPUs of all workers; None where there are "enough" for prompts."""
+        """Count the GPUs of all workers. None: there are "enough" for prompts."""
         return None if self.workers is None else decoder.num_gpus * self.copies + self.plan.num_gpus * self.workers
 
 
@@ -154,13 +153,13 @@ def lone_ranks(model: Model, plan: Plan) -> Number:
 
 
 def decoding_of(q: Question, load: ClosedLoopLoad, room: Number, copies: Number) -> DecodeStation:
-    """Return workers that decode, their steps priced for batches of all sizes; the batches are an axis before all others."""
+    """Return workers that decode, their steps priced for batches of all sizes. Batches are the first axis."""
     return DecodeStation.of(copies, q.plan.dp, room, _decode_steps(q.normal(), load.input_len, load.output_len, room))
 
 
 @cache_answers
 def _decode_steps(q: Question, input_len: Number, output_len: Number, room: Number) -> Array:
-    """Price the step of each batch; splits of a cluster differ in how many workers they have, whose steps are the same."""
+    """Price the step of each batch. Splits of a cluster that differ only in the number of workers share steps."""
     counts = (*(getattr(q.plan, axis) for axis in SIZES), input_len, output_len, room)
     sizes = np.broadcast_shapes(*map(np.shape, counts))
     batches = nodes_to(room).reshape(-1, *(1,) * len(sizes))
@@ -216,7 +215,7 @@ def wire_of(q: Question, apart: Disaggregation, tokens: Number, prompt_s: Number
 
 
 def stages_of(q: Question, tokens: Number) -> Number:
-    """Return in how many parts a prompt's cache leaves as they are computed; 1: when all of it is."""
+    """Return in how many parts a prompt's cache leaves as they are computed, 1 where it leaves when all of it is."""
     kind = carrier_of(q).stages.get(program_of(q.engine).key, "")
     if kind == "layers":
         return q.model.num_layers
@@ -237,7 +236,7 @@ def check_one_place(put: Question) -> Question:
 
 
 def describe_pools(places: Sequence[Cluster], prompts: Pool, decode: Pool, over: str = "") -> str:
-    """Describe both kinds of workers, and where they are where those are two places; how both reach experts is described once."""
+    """Describe both kinds of workers, and their places where those are two. Their exchange of experts is described once."""
     (_, ahead), (_, decoder) = pools = prompts, decode
     alike = ahead.ep > 1 and decoder.ep > 1 and ahead.redundant == decoder.redundant
     shared = describe_experts([ahead, decoder], over) if alike else ""

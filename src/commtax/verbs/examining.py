@@ -54,7 +54,7 @@ class EngineUsage:
 
 
 def usage_of(o: RequestsInTime) -> EngineUsage:
-    """Return what the engines that decode did; prompt workers of disaggregated serving count in the hit rate alone."""
+    """Return what the engines that decode did. Prompt workers of disaggregated serving count in the hit rate alone."""
     log, workers = o.log, o.fleet.workers
     seconds = figures.seconds(log)
     total = max(float(seconds.sum()), 1e-12)
@@ -132,7 +132,8 @@ def _columns(log: Columns, names: list[str], lanes: list[str]) -> tuple[Array, .
 
 
 def _label(steps: int, decodes: int, tokens: int) -> str:
-    """
+    """Describe the steps of a segment.
+
     >>> _label(37, 12, 0), _label(1, 12, 2048), _label(1, 0, 512)
     ('37 steps: 12 decodes', '1 step: 2,048 prompt tokens + 12 decodes', '1 step: 512 prompt tokens')
     """
@@ -140,13 +141,11 @@ def _label(steps: int, decodes: int, tokens: int) -> str:
     return f"{plural(steps, 'step')}: {' + '.join(parts)}"
 
 
-def _counters(log: Columns, owner: str, blocks: int, until: float) -> Iterator[Counter]:
-    """Yield each engine's requests in the queue, and the share of its cache that is in use."""
+def _counters(log: Columns, owner: str, blocks: int, until: float) -> list[Counter]:
     shown = log["begin_s"] <= until
-    if shown.any():
-        yield Counter(owner, "waiting", log["begin_s"][shown], log["waiting"][shown])
-        in_use = np.round(100 * (1 - log["free"][shown] / blocks), 2)
-        yield Counter(owner, "KV cache in use, %", log["begin_s"][shown], in_use)
+    in_use = np.round(100 * (1 - log["free"][shown] / blocks), 2)
+    columns = {"waiting": log["waiting"][shown], "KV cache in use, %": in_use} if shown.any() else {}
+    return [Counter(owner, name, log["begin_s"][shown], column) for name, column in columns.items()]
 
 
 CAUSES = ("way", "slots", "cache", "prompts", "step", "own", "moved")
@@ -213,12 +212,9 @@ def _steps_in_order(log: Columns, engine: int) -> Columns:
 
 
 def _mean_waits(o: RequestsInTime, rows: Array, logs: Mapping[int, Columns]) -> dict[str, float]:
-    """Return the mean seconds of each cause, of a group of requests."""
-    sums = dict.fromkeys(CAUSES, 0.0)
-    some = rows[:: max(1, len(rows) // MOST_LOOKED_AT)]
-    for i in some.tolist():
-        for name, seconds in _life(o, i, logs):
-            sums[name] += seconds
+    sums, some = dict.fromkeys(CAUSES, 0.0), rows[:: max(1, len(rows) // MOST_LOOKED_AT)]
+    for name, seconds in (wait for i in some.tolist() for wait in _life(o, i, logs)):
+        sums[name] += seconds
     return {name: total / len(some) for name, total in sums.items()}
 
 
@@ -344,8 +340,7 @@ def points(text: str) -> tuple[str, tuple[float, ...]]:
         raise Refusal.of("write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", sweep=text[:60])
     ends = rest.split(":")
     numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
-    if len(ends) == 2:
-        numbers = list(_values_between(numbers[0], numbers[1], name))
+    numbers = list(_values_between(numbers[0], numbers[1], name)) if len(ends) == 2 else numbers
     if len(numbers) > MOST_POINTS:
         raise Refusal(f"sweep: {len(numbers)} values, and at most {MOST_POINTS} are simulated", "sweep", (MOST_POINTS,))
     return name, tuple(sorted(dict.fromkeys(numbers)))
@@ -382,7 +377,7 @@ def question_at(q: Question, name: str, value: float, prompts_per_client: int | 
 
 
 def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -> RequestSweep:
-    """Simulate every point; where requests are the same, the rate at which they could be answered is found once."""
+    """Simulate every point. Where requests are the same, the rate at which they could be answered is computed once."""
     outcomes: list[RequestsInTime] = []
     for question in questions:
         o = run_requests(settle(question))
@@ -408,7 +403,7 @@ class Slo:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Those that there are, by field."""
+        """The finite limits, by field."""
         return {f.name: value for f in fields(self) if isfinite(value := getattr(self, f.name))}
 
     def share(self, o: RequestsInTime) -> float:

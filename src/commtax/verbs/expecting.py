@@ -9,7 +9,7 @@ from commtax import catalog
 from commtax.answer import Answer
 from commtax.catalog import hosts
 from commtax.catalog import profile as overlay
-from commtax.catalog.profile_files import GivenProfiles
+from commtax.catalog.profile_files import ProfilesLike
 from commtax.catalog.techniques import changes_of
 from commtax.cost.collectives import price, ring_factor
 from commtax.cost.kernel import Kernel
@@ -35,7 +35,7 @@ NORM_PASSES = 4  # a norm by itself reads the sum and the residual, and writes b
 
 @dataclass(frozen=True, slots=True)
 class Expectation(Answer):
-    """Seconds with an 80 % range; bandwidths as nccl-tests defines them.
+    """Seconds with an 80 % range, and bandwidths as nccl-tests defines them.
 
     >>> import commtax
     >>> one = commtax.expect("all-gather", "8xh100-sxm", nbytes=2**20)
@@ -100,7 +100,7 @@ def expect(
     ranks: int = 0,
     library: str = "",
     eager: bool = False,
-    profile: GivenProfiles | None = None,
+    profile: ProfilesLike | None = None,
     technique: str = "",
     **others: Unpack[ExpectOptions],
 ) -> Expectation:
@@ -152,7 +152,7 @@ def collective_named(op: str) -> str:
     return SPELLED.get(op.replace("_", "-"), op.replace("_", "-"))
 
 
-def usual_library(place: Cluster, profile: GivenProfiles | None = None) -> str:
+def usual_library(place: Cluster, profile: ProfilesLike | None = None) -> str:
     """Return the library that a test of collectives on these chips measures: a profile's first, else the vendor's."""
     constants = overlay.load_profile(profile)
     return next(iter(constants.libraries), "") if constants and constants.libraries else hosts.usual_library(place.chip)
@@ -223,8 +223,7 @@ def billed_library(profile: Profile | None = None) -> str:
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:
-    """Return the least seconds over the link: a reducing switch takes each byte once and a share twice; between hosts all NICs
-    carry."""
+    """Return the least seconds over the link. A reducing switch takes each byte once and a share twice. All NICs carry."""
     if not where.crosses:
         least = ring_factor(op, where.ranks)
         least = min(least, 1 + 1 / where.ranks) if place.intra.switched else least

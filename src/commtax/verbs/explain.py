@@ -21,27 +21,19 @@ from commtax.verbs.fitting import fits
 from commtax.verbs.requests_weighed import loop_around, requests_served
 from commtax.verbs.settling import changed
 
-COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
-"""What-ifs that leave kernels and host as they are."""
-
-
+COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))  # what-ifs that leave kernels and host as they are
 LAYOUTS = {"tensor-attention": "without data-parallel attention", "data-attention": "with data-parallel attention"}
 """What-ifs of attention, and their words."""
-SMALL = 0.05
-"""Share of a step up to which communication, or what would shorten it, is no news."""
-LARGE = 0.2
-"""Share of a step from which on another layout that saves it is the answer, whatever communication costs."""
-RECOMPUTE = "recompute-"
-"""How codes of what-ifs of recomputation begin."""
-LARGE_TAX = 0.01
-"""Share of a step from which on a cost of training leads its sentence."""
-WORTH_NAMING = 0.005
-"""Share of a step from which on a sentence names what saves it."""
+SMALL = 0.05  # share of a step up to which communication, or what would shorten it, is no news
+LARGE = 0.2  # share of a step from which on another layout that saves it is the answer, whatever communication costs
+RECOMPUTE = "recompute-"  # how codes of what-ifs of recomputation begin
+LARGE_TAX = 0.01  # share of a step from which on a cost of training leads its sentence
+WORTH_NAMING = 0.005  # share of a step from which on a sentence names what saves it
 
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """What the step would take if fields of its question were otherwise; ``code`` names that, ``what`` says it.
+    """A step as it would be if fields of its question were otherwise: ``code`` names the change, ``what`` describes it.
 
     ``delta_s`` is negative where it helps; what is not priced yet has no seconds.
     """
@@ -56,12 +48,9 @@ class Counterfactual:
 
 
 def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """Return one sentence: what binds, why, and what would help (from ``counterfactuals(b)``)."""
-    return _training_verdict(b, what_ifs) if b.question.trains else _serving_verdict(b, what_ifs)
-
-
-def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
-    """Describe what binds the larger part of the step, how much of it is communication, why, and what helps."""
+    """Return one sentence: what binds the larger part of the step, how much is communication, why, and what would help."""
+    if b.question.trains:
+        return _training_verdict(b, what_ifs)
     head = f"{b.question.kind.title} at batch {int(b.question.batch):,}:{_layout_words(b, what_ifs)}"
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
@@ -146,21 +135,17 @@ def _training_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
         tax = f"the largest tax is the pipeline's, {share:.1%} of the step ({bubble})"
         return f"{whole}: {tax}; more microbatches or chunks would shrink it."
     top = max(comm_of(b, axis), key=lambda x: float(x.exposed_s))
-    biggest = f"{top.item.what} {top.item.op} over {top.link}; {_exposure_reason(b, top)}"
+    total, window = float(top.total_s), float(top.window_s)
+    fits = "does not fit in its window" if total > window else "fits in its window"
+    taking = "" if total > window else ", but takes SMs and bandwidth from it"
+    beside = f"{format_seconds(total)} {fits} of {format_seconds(window)}{taking}"
+    why = beside if b.runs_beside(top) else "on the critical path: nothing runs beside it"
+    biggest = f"{top.item.what} {top.item.op} over {top.link}; {why}"
     return f"{whole}: the largest tax is that of {axis}, {share:.1%} of the step ({biggest})."
 
 
 def comm_of(b: StepBill, axis: str) -> list[Line]:
     return [x for x in b.items if x.kind == "comm" and x.item.whole_axis == axis]
-
-
-def _exposure_reason(b: StepBill, line: Line) -> str:
-    if not b.runs_beside(line):
-        return "on the critical path: nothing runs beside it"
-    total, window = float(line.total_s), float(line.window_s)
-    if total > window:
-        return f"{format_seconds(total)} does not fit in its window of {format_seconds(window)}"
-    return f"{format_seconds(total)} fits in its window of {format_seconds(window)}, but takes SMs and bandwidth from it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +165,14 @@ def thresholds(b: StepBill) -> LessonInequalities:
     local = float(b.question.micro_batch * plan.share(b.question.context))
     # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
     idle = num_params(b.question.model) / num_active_params(b.question.model)
-    dp = float(dp_token_threshold(rate, _speed(cluster, dp_link))) * _wire_over_work(b) * idle if dp_link else 0.0
+    # Bytes on the wire over FLOPs of the window, per parameter and token, against the lesson's 4 bytes over 4 FLOPs: ZeRO 0
+    # all-reduces gradients (twice their bytes) behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once; ZeRO 3 also gathers
+    # bf16 parameters twice, and has both passes, 6 FLOPs, to hide in.
+    grads = DTYPE_BYTES[plan.grads_dtype]
+    wire = {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(plan.zero, grads / 4)
+    dp = float(dp_token_threshold(rate, _speed(cluster, dp_link))) * wire * idle if dp_link else 0.0
     tp = float(tp_tax(rate, _speed(cluster, tp_link), b.question.model.hidden, plan.tp)) if tp_link else 0.0
     return LessonInequalities(local, dp, tp)
-
-
-def _wire_over_work(b: StepBill) -> float:
-    """Return bytes on the wire over FLOPs of the window, per parameter and token, against the lesson's 4 bytes over 4 FLOPs.
-
-    ZeRO 0 all-reduces gradients (twice their bytes) behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once; ZeRO 3
-    also gathers bf16 parameters twice, and has both passes, 6 FLOPs, to hide in.
-    """
-    grads = DTYPE_BYTES[b.question.plan.grads_dtype]
-    return {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(b.question.plan.zero, grads / 4)
 
 
 def _speed(cluster: Cluster, link: str) -> float:
@@ -202,7 +182,7 @@ def _speed(cluster: Cluster, link: str) -> float:
 
 
 def counterfactuals(b: StepBill) -> list[Counterfactual]:
-    """Price each what-if of a step; what a rule forbids is left out."""
+    """Price each what-if of a step that no rule forbids."""
     q, now, as_is, answers = b.question, float(b.step_s), bool(fits(b)), []
     for one in tries(b):
         try:
@@ -237,31 +217,27 @@ def _draft_words(b: StepBill, plain_s: float) -> str:
 
 def tries(b: StepBill) -> Iterator[Counterfactual]:
     """Yield what-ifs of a step before they are priced, those that a rule forbids among them."""
-    return _training_tries(b) if b.question.trains else _serving_tries(b)
-
-
-def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
-    """Yield latency / 2 and bandwidth x 2 always, then the what-ifs that apply."""
     q, what_if, tp = b.question, b.question.what_if, int(b.question.plan.tp)
+    if q.trains:
+        yield from _training_tries(b)
+        return
     yield _try("latency", "collective latency / 2", latency_scale=what_if.latency_scale / 2)
     yield _try("bandwidth", "collective bandwidth x 2", bandwidth_scale=what_if.bandwidth_scale * 2)
     for code, size, note in (("narrower", tp // 2, "fewer ranks"), ("wider", 2 * tp, "more ranks")):
         if size:  # experts follow tp, as engines tie them to tp x dp
             yield _try(code, f"tp {size}", note, tp=size, ep=size * int(q.plan.dp) if q.plan.ep > 1 else 1)
     yield from attention_layouts(q)
-    if any(x.via == "custom" for x in b.items) and q.cluster.chip.family != "cpu":
-        yield _try("nccl", "NCCL only", "custom all-reduce disabled", library="nccl")
-    if not q.techniques.fused_reduce:
-        yield _try("fused", "fused all-reduce", "with residual and norm, in one kernel", fused_reduce="auto")
-    if not what_if.eager and q.engine.sends.graph_sizes:
-        yield _try("eager", "eager", "no CUDA graphs", eager=True)
-    if what_if.eager:
-        yield _try("graphs", "CUDA graphs", eager=False)
-    if not q.plan.weights_dtype and not q.model.quant:
-        yield _try("fp8", "fp8 weights", weights_dtype="fp8")
-    if q.speculative:
-        yield _try("plain", "no drafted tokens", speculative=0)
-    other = "prefill" if q.phase == "decode" else "decode"
+    custom, other = any(x.via == "custom" for x in b.items), "prefill" if q.phase == "decode" else "decode"
+    in_one = "with residual and norm, in one kernel"
+    applied = (
+        (custom and q.cluster.chip.family != "cpu", _try("nccl", "NCCL only", "custom all-reduce disabled", library="nccl")),
+        (not q.techniques.fused_reduce, _try("fused", "fused all-reduce", in_one, fused_reduce="auto")),
+        (not what_if.eager and q.engine.sends.graph_sizes, _try("eager", "eager", "no CUDA graphs", eager=True)),
+        (what_if.eager, _try("graphs", "CUDA graphs", eager=False)),
+        (not q.plan.weights_dtype and not q.model.quant, _try("fp8", "fp8 weights", weights_dtype="fp8")),
+        (q.speculative, _try("plain", "no drafted tokens", speculative=0)),
+    )
+    yield from (one for applies, one in applied if applies)
     note = f"the same batch and length as a {other} step"
     yield _try("phase", f"{other} instead", note, phase=other, speculative=0, images=0)
 
@@ -288,21 +264,19 @@ def _try(code: str, what: str, note: str = "", **changes: object) -> Counterfact
 def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     q, plan, axes = b.question, b.question.plan, b.async_axes
     beside_dp, beside_tp, _, beside_ep, _ = (axis in axes for axis in TAXES)
-    yield _try("bandwidth", "network and links x 2", bandwidth_scale=q.what_if.bandwidth_scale * 2)
-    if b.exposed_comm_s and beside_dp:
-        yield _try("exposed", "nothing overlapped", async_axes=())
-    if plan.tp > 1 and not plan.sequence_parallel:
-        yield _try("sequence-parallel", "sequence parallel", sequence_parallel=True)
-    if plan.tp > 1 and plan.sequence_parallel and not beside_tp:
-        yield _try("async-tp", "async tp", "products cut into pieces", async_axes=(*axes, "tp"))
-    if plan.ep > 1 and not beside_ep:
-        yield _try("async-ep", "async ep", "dispatch beside the experts of another microbatch", async_axes=(*axes, "ep"))
-    for kind in ("none", "selective", "full"):
-        if kind != plan.recompute:
-            yield _try(f"{RECOMPUTE}{kind}", f"recompute {kind}", recompute=kind)
-    if plan.pp > 1 and plan.schedule == "1f1b":
-        yield _try("interleaved", "interleaved, 2 chunks", schedule="interleaved", chunks=2)
-        yield _try("zb-h1", "zero-bubble zb-h1", schedule="zb-h1")
+    pieces, dispatch = "products cut into pieces", "dispatch beside the experts of another microbatch"
+    piped, kinds = plan.pp > 1 and plan.schedule == "1f1b", ("none", "selective", "full")
+    applied = (
+        (True, _try("bandwidth", "network and links x 2", bandwidth_scale=q.what_if.bandwidth_scale * 2)),
+        (b.exposed_comm_s and beside_dp, _try("exposed", "nothing overlapped", async_axes=())),
+        (plan.tp > 1 and not plan.sequence_parallel, _try("sequence-parallel", "sequence parallel", sequence_parallel=True)),
+        (plan.tp > 1 and plan.sequence_parallel and not beside_tp, _try("async-tp", "async tp", pieces, async_axes=(*axes, "tp"))),
+        (plan.ep > 1 and not beside_ep, _try("async-ep", "async ep", dispatch, async_axes=(*axes, "ep"))),
+        *((kind != plan.recompute, _try(f"{RECOMPUTE}{kind}", f"recompute {kind}", recompute=kind)) for kind in kinds),
+        (piped, _try("interleaved", "interleaved, 2 chunks", schedule="interleaved", chunks=2)),
+        (piped, _try("zb-h1", "zero-bubble zb-h1", schedule="zb-h1")),
+    )
+    yield from (one for applies, one in applied if applies)
     tp, dp = int(plan.tp), int(plan.dp)
     if tp > 1:
         yield from _trade_tp_for_dp(q, "narrower", tp // 2, dp * 2)
@@ -330,12 +304,11 @@ class PossibleSlowdown:
     detail: str = ""
 
 
-SIZED_RANK = 0.35
-"""Causes of any size explain every gap: they stand behind things that happen or not and come within this of it."""
+SIZED_RANK = 0.35  # causes of any size explain every gap: they stand behind things that happen or not and come within this of it
 
 
 def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
-    """Return what would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
+    """Return what would bring the predicted step to the measured one, nearest first, if that is slower."""
     if not 0 < measured_mfu <= 1:
         rule = "a fraction above 0 and at most 1 is needed (an MFU above 100% is impossible)"
         raise Refusal(f"measured_mfu={measured_mfu:g}: {rule}", "measured_mfu")
@@ -358,7 +331,7 @@ def causes(b: StepBill, measured_mfu: float) -> list[PossibleSlowdown]:
 
 
 def _slowdowns(b: StepBill) -> Iterator[Counterfactual]:
-    """Yield what slows a step down and happens or not, in words, and what it changes."""
+    """Yield what-ifs that slow a step down, and happen or do not."""
     q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
     for axis in b.async_axes:
         if comm_of(b, axis):
@@ -391,10 +364,7 @@ def _sized_slowdowns(b: StepBill, gap: float) -> Iterator[PossibleSlowdown]:
                 middle = (low * high) ** 0.5
                 slower = float(price(b.question.but(slow_axis=axis, slow_links=middle)).step_s) > step
                 low, high = (middle, high) if slower else (low, middle)
-            share = low
-            yield PossibleSlowdown(f"{axis} links are slow", step, 1.0, f"at {share:.1%} of the modelled bandwidth")
-    bubble = float(b.bubble_s)
-    if bubble > 0:
-        yield PossibleSlowdown(
-            "the pipeline idles longer", step, 1.0, f"a bubble of {(bubble + gap) / step:.0%}, not {bubble / now:.0%}"
-        )
+            yield PossibleSlowdown(f"{axis} links are slow", step, 1.0, f"at {low:.1%} of the modelled bandwidth")
+    if (bubble := float(b.bubble_s)) > 0:
+        longer = f"a bubble of {(bubble + gap) / step:.0%}, not {bubble / now:.0%}"
+        yield PossibleSlowdown("the pipeline idles longer", step, 1.0, longer)

@@ -60,7 +60,7 @@ class LayerSegment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A segment in its place; ``exposed`` and ``hidden`` are the intervals that it is drawn as."""
+    """A segment in its place, drawn as its ``exposed`` and ``hidden`` intervals."""
 
     segment: LayerSegment
     stage: Stage
@@ -154,7 +154,6 @@ def _chain(chain: list[LayerSegment], beside: list[LayerSegment], stage: Stage, 
 
 
 def _runs_per_microbatch(line: Line, b: StepBill) -> bool:
-    """Return whether a collective runs in every microbatch rather than once per step."""
     plan = b.question.plan
     if line.item.whole_axis != "dp":
         return True
@@ -184,21 +183,17 @@ def _interleave_segments(segments: list[LayerSegment]) -> list[LayerSegment]:
     return [*rest[:cut], *half, *rest[cut:], *half]
 
 
-SMALL = 0.05
-"""A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
-HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
-"""What a rank that trains holds."""
+SMALL = 0.05  # a share of the step below which serving's communication does not bind, as in the sentence of a bill
+HELD = ("parameters", "gradients", "optimizer", "activations", "logits")  # what a rank that trains holds
 WIRE = {"all-reduce": "2·({n}−1)/{n}·", "send-recv": ""}
 """What one rank sends of a tensor if an operation moves the least it can; the others (n-1)/n of it."""
-LESSON_BPS = 900e9
-"""The lesson's NVLink: both directions of an H100 together."""
-LESSON_RANKS = 8
-"""Ranks that it thinks of as one host."""
+LESSON_BPS = 900e9  # the lesson's NVLink: both directions of an H100 together
+LESSON_RANKS = 8  # ranks that it thinks of as one host
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The axis that costs most, and why; ``compute`` where none costs much."""
+    """The axis that costs most, and why, or ``compute`` where none costs much."""
 
     axis: AxisName | Literal["compute"]
     text: str

@@ -18,9 +18,8 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import cache_answers
 from commtax.catalog.techniques import changes_of, technique
-from commtax.judgement import starting
-from commtax.judgement.engine_limits import SHARE, Changes, best_changes, caches_are_small, changes_to_try
-from commtax.judgement.starting import SEQS
+from commtax.judgement import engine_limits
+from commtax.judgement.engine_limits import SEQS, SHARE, Changes, best_changes, caches_are_small, changes_to_try
 from commtax.options import check_taken
 from commtax.question import Question
 from commtax.records import replace
@@ -37,8 +36,8 @@ from commtax.words import words
 
 
 def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[FitOptions]) -> Fit:
-    """Does it fit, and how much room is left for KV? Without ``tp``: the smallest TP (x PP) that holds ``max_model_len`` tokens.
-    Where nothing fits, ``advise`` looks for the nearest changes that would (``advice``).
+    """Judge whether a model fits, and how much room is left for KV. Without ``tp`` it is the smallest TP (x PP) that holds
+    ``max_model_len`` tokens. Where nothing fits, ``advise`` looks for the nearest changes that would (``advice``).
 
     >>> fit("llama-3.1-70b", "8xh100-sxm").question.plan.tp
     4
@@ -66,28 +65,28 @@ def make_room(judged: Fit) -> Fit | None:
     if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
         return None
 
-    def held(changes: Changes) -> float:
+    def capacity(changes: Changes) -> float:
         other = judge(with_limits(q, changes))
         most = other.question.limits.max_num_seqs if judged.fits else 1.0  # what does not fit shall hold one request
         return min(other.max_concurrency, most) if other.is_safe else 0.0
 
-    changes = limits_worth_changing(judged, held, held)
+    changes = limits_worth_changing(judged, capacity, capacity)
     return judge(with_limits(q, changes)) if changes else None
 
 
 def limits_worth_changing(judged: Fit, gain: Callable[[Changes], float], room: Callable[[Changes], float] | None = None) -> Changes:
-    """Return the engine limits whose ``gain`` for a replica is worth a change; those with which it starts as it is come first."""
+    """Return the engine limits whose ``gain`` for a replica is worth a change, those with which it starts as it is first."""
     q, engine = judged.question, judged.question.engine
     tried = changes_to_try(q.limits, engine.memory.utilization_of, engine.serves.chunked)
 
-    def held(changes: Changes) -> Fit:
+    def changed(changes: Changes) -> Fit:
         return judge(with_limits(q, changes))
 
-    return best_changes(gain, room or (lambda on: held(on).kv_tokens), tried, lambda on: held(on).fits)
+    return best_changes(gain, room or (lambda on: changed(on).kv_tokens), tried, lambda on: changed(on).fits)
 
 
 def with_limits(q: Settled, changes: Changes) -> Settled:
-    """Return a question that has all limits with some of them changed; a share of memory that the engine chose is chosen anew."""
+    """Return a question with all limits explicit and some changed. A share of memory that the engine chose is chosen anew."""
     usual = limits_of(replace(q, limits=replace(q.limits, gpu_memory_utilization=0.0)))
     chosen_anew = {SHARE: 0.0} if usual == q.limits else {}
     changed = replace(q, limits=replace(q.limits, **{**chosen_anew, **changes}))
@@ -129,8 +128,8 @@ def _advice(failed: Fit) -> list[Note]:
     q, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
-        own = OptionValue("kv-cache-memory-bytes", f"{left:.0f}")
-        return [_advise([own], "what the chip has left")] if left > 0 else plans_with_room(failed)
+        setting = OptionValue("kv-cache-memory-bytes", f"{left:.0f}")
+        return [_advise([setting], "what the chip has left")] if left > 0 else plans_with_room(failed)
     roomier = failed.roomier
     changes = [_advise(changed_limits(roomier, failed))] if roomier and roomier.fits else []
     most = largest_max_num_seqs(failed)
@@ -180,7 +179,7 @@ def _split_caches(q: Settled, enough: Callable[[Fit], bool]) -> list[Note]:
 
 
 def without_adapters(judged: Fit) -> Fit | None:
-    """Judge the same plan without its LoRA adapters; None where it has none."""
+    """Judge the same plan without its LoRA adapters, if it has any."""
     q = judged.question
     return judge(q.vary(lora_rank=0, max_loras=1)) if q.plan.lora_rank else None
 
@@ -190,9 +189,11 @@ ROUND = 256  # lengths that were not requested are whole multiples of this many 
 
 
 def starts(workers: Question) -> Condition:
-    """Return whether workers start with the requested limits; true where none were. Arrays as the plan."""
+    """Return whether workers start with the requested limits, if any. Arrays as the plan."""
     length, seqs = workers.limits.max_model_len, workers.limits.max_num_seqs
-    return starting.starts(full_length_requests(workers) if length else 1, seqs, most_seqs_to_start(workers) if seqs else np.inf)
+    return engine_limits.starts(
+        full_length_requests(workers) if length else 1, seqs, most_seqs_to_start(workers) if seqs else np.inf
+    )
 
 
 def pools_of(q: Question) -> Mapping[str, Question]:
@@ -227,13 +228,13 @@ def _is_judged(q: Question) -> bool:
 
 
 def why_it_does_not_start(q: Question) -> Note:
-    """Return which workers lack room with the requested limits, and what would help, under the limit's name; else empty."""
+    """Return which workers lack room with the requested limits, and what would help, under the limit's name, else an empty note."""
     if not (q.limits.max_model_len or q.limits.max_num_seqs) or not _is_judged(q):
         return Note("", "")
     for kind, workers in pools_of(q).items():
         if starts(workers):
             continue
-        shortest = {} if workers.limits.max_model_len else {starting.LENGTH: 1}  # which was not requested
+        shortest = {} if workers.limits.max_model_len else {engine_limits.LENGTH: 1}  # which was not requested
         judged = add_advice(holds(judged_by_memory(workers.but(**shortest))))
         remedies = ", or with ".join(judged.advice)
         more = f"it would start with {remedies}" if remedies else "use more GPUs or a smaller model"
@@ -249,7 +250,7 @@ def lack_words(judged: Fit, kind: str = "") -> Note:
     return words("lack-bytes", workers=kind, short=judged.shortfall_bytes, length=limits.max_model_len)
 
 
-def own_limits_notes(q: Question, tokens: Number) -> list[Note]:
+def default_limits_notes(q: Question, tokens: Number) -> list[Note]:
     """Return notes that servers do not start with the model's own length or the engine's own number of sequences, which are their
     defaults, and up to which limits the figures hold; none where they start, or where not even requests of so many ``tokens``
     fit."""
@@ -265,7 +266,7 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
     if q.limits.max_model_len:
         return []
     pools = {kind: workers for kind, workers in pools_of(q).items() if full_length_requests(workers) < 1}
-    short = {kind: _own_length(replace(workers.normal(), limits=workers.limits)) for kind, workers in pools.items()}
+    short = {kind: _longest_to_start(replace(workers.normal(), limits=workers.limits)) for kind, workers in pools.items()}
     most = min((longest for longest, _ in short.values()), default=0)
     if most < np.max(tokens):
         return []
@@ -276,8 +277,8 @@ def _length_notes(q: Question, tokens: Number) -> list[Note]:
 
 
 def max_num_seqs_to_start(workers: Question, wanted: int = 0) -> int:
-    """Return the ``max_num_seqs`` to start servers with: as wanted, as far as they start with it; 0, the engine's own, where none
-    is wanted and they start with that."""
+    """Return the ``max_num_seqs`` to start servers with: the largest up to the wanted one, or 0, the engine's own, where none is
+    wanted and they start with that."""
     if not needs_blocks_for_states(workers):
         return wanted
     return _max_num_seqs_to_start(replace(workers.normal(), limits=replace(workers.limits, max_num_seqs=wanted)))
@@ -297,7 +298,7 @@ def _max_num_seqs_to_start(workers: Question) -> int:
 
 
 @cache_answers
-def _own_length(workers: Question) -> tuple[int, float]:
+def _longest_to_start(workers: Question) -> tuple[int, float]:
     """Return the longest request that workers have room for, and what a rank lacks for one of the model's own length."""
     judged = holds(judged_by_memory(workers))
     return longest_request(judged), judged.shortfall_bytes
@@ -310,7 +311,7 @@ def check_starts(q: Question) -> None:
 
 
 def length_to_start_with(q: Question, longest: float) -> int:
-    """Return the ``max_model_len`` to start servers with: as requested; 0, the model's own, where all caches hold that.
+    """Return the ``max_model_len`` to start servers with: as requested, or 0, the model's own, where all caches hold that.
 
     Else what the ``longest`` of their requests needs, in whole steps of ``ROUND``, as far as the caches hold it.
     """

@@ -15,22 +15,14 @@ from commtax.answer import Answer
 from commtax.arrays import unique_values
 from commtax.cost import memory
 from commtax.cost.caches import CacheGroup, KvPool, kv_bytes_per_token_layer, state_bytes_per_sequence
-from commtax.judgement.starting import LENGTH, stopped_by
+from commtax.judgement.engine_limits import LENGTH, stopped_by
 from commtax.question import Question
 from commtax.records import dataclass, replace
 from commtax.rules.drafts import stage_pool
 from commtax.spec import SIZES, Condition, Model, Number, Profile
 from commtax.statement import Refusal
+from commtax.verbs import kv_caches
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.kv_caches import (
-    bytes_left_for_cache,
-    cache_blocks,
-    different_stages,
-    in_flight_tokens,
-    limits_of,
-    needs_blocks_for_states,
-    stage_contents,
-)
 from commtax.verbs.kv_caches import cache_tokens as cache_tokens
 from commtax.verbs.settling import AUTO_EP, Settled, replan, settle
 
@@ -84,13 +76,13 @@ class Fit(Answer):
 
     @property
     def state_pool_bytes(self) -> float:
-        """Of a pool for states alone; as negative as the KV cache's where weights leave nothing."""
+        """Bytes of a pool for states alone, as negative as the KV cache's where weights leave nothing."""
         return self.kv_bytes * self.pool.share if self.state_bytes_per_sequence_per_rank else 0.0
 
     @property
     def longest_request(self) -> int:
-        """Tokens of the longest request that the cache holds, with its states; 0 where it holds none."""
-        step, pool = in_flight_tokens(self.question), self.pool
+        """Tokens of the longest request that the cache holds, with its states, or 0."""
+        step, pool = kv_caches.in_flight_tokens(self.question), self.pool
         if not self.holds_one and pool.places(pool.tokens(self.kv_blocks)) < 1:
             return 0
         lengths = range(1, int(pool.tokens(self.kv_blocks)) * len(pool.groups) + 1)
@@ -109,15 +101,15 @@ class Fit(Answer):
 
     @property
     def kv_tokens_range(self) -> tuple[int, int]:
-        """Four of five start-ups show KV tokens between these two; a fixed cache is exact."""
+        """Range of the KV tokens that four of five start-ups show. A fixed cache is exact."""
         spread = 0.0 if self.question.limits.kv_cache_memory_bytes else self.question.engine.memory.kv_spread_bytes
         each = self.kv_tokens / self.kv_bytes if self.kv_bytes > 0 else 0.0
         return max(0, int(self.kv_tokens - spread * each)), int(self.kv_tokens + spread * each)
 
     @property
     def stopped_by(self) -> str:
-        """The limit with which a server does not start, as options are named; "" where it starts."""
-        most = self.kv_blocks if needs_blocks_for_states(self.question) else math.inf
+        """The limit with which a server does not start, as options are named, or ""."""
+        most = self.kv_blocks if kv_caches.needs_blocks_for_states(self.question) else math.inf
         return stopped_by(self.max_concurrency, self.question.limits.max_num_seqs, most)
 
     @property
@@ -144,10 +136,10 @@ class Fit(Answer):
 
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
-    """Judge the plan of a question; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where set."""
+    """Judge the plan of a question. Where its tp was not ``chosen``, judge the smallest that fits, with ``stages`` where set."""
     q = settle(replan(put) if not chosen and put.plan.ep == AUTO_EP else put)  # which spreads experts with another tp
     check_memory(q)
-    q = replace(q, limits=limits_of(q))
+    q = replace(q, limits=kv_caches.limits_of(q))
     put = replace(put, limits=q.limits)
     if chosen:
         return judge(q)
@@ -165,7 +157,7 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
 
 
 def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
-    """Return whether (tp, pp) may fit, judging once per tp; false only where judging would find too few blocks.
+    """Return whether (tp, pp) may fit, judging once per tp. It is false only where judging would find too few blocks.
 
     The fullest of pp stages holds at least 1 / pp of what a single one would, the last one samples, and a block has the bytes
     of at least one layer: of all of a stage's, where they share one window.
@@ -175,7 +167,7 @@ def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
     block = room.block_size * int(q.plan.dcp)
-    flight = in_flight_tokens(q)
+    flight = kv_caches.in_flight_tokens(q)
     wanted = min(int(CacheGroup(block, window).blocks(room.max_model_len, flight)) for window in windows)
     total, fixed = q.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
@@ -195,7 +187,8 @@ def screen(q: Question, auto_ep: bool) -> Callable[[int, int], bool]:
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
         fullest, end, deepest = (
-            bytes_left_for_cache(one, weights, peak) for weights, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
+            kv_caches.bytes_left_for_cache(one, weights, peak)
+            for weights, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
         )
         return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
@@ -207,8 +200,8 @@ def judged_by_memory(put: Question) -> Question:
     return put if put.profile and _tells_memory(put.profile) else put.but(profile=None)
 
 
-def _tells_memory(own: Profile) -> bool:
-    return bool({"memory_bytes", "visible_bytes"} & set(own.chip))
+def _tells_memory(profile: Profile) -> bool:
+    return bool({"memory_bytes", "visible_bytes"} & set(profile.chip))
 
 
 def check_memory(q: Question) -> None:
@@ -221,9 +214,9 @@ def check_memory(q: Question) -> None:
 
 
 def candidates(
-    put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, known: Settled | None = None
+    put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None, settled: Settled | None = None
 ) -> Iterator[Settled]:
-    """Yield legal plans that ``may`` fit, as users try them: tp in a fast domain, then a pipeline; one may be ``known``."""
+    """Yield legal plans that ``may`` fit, as users try them: tp in a fast domain, then a pipeline. One may be ``settled``."""
     model, cluster = put.model, put.cluster
     heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
@@ -234,7 +227,7 @@ def candidates(
         if may and not may(t, p):
             continue
         try:
-            yield known if known and (t, p) == (known.plan.tp, known.plan.pp) else settle(put.but(tp=t, pp=p))
+            yield settled if settled and (t, p) == (settled.plan.tp, settled.plan.pp) else settle(put.but(tp=t, pp=p))
         except Refusal:  # a rule that joins tp with another axis
             continue
 
@@ -242,17 +235,17 @@ def candidates(
 def judge(q: Settled) -> Fit:
     """Judge the memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
     pp = int(q.plan.pp)
-    stages = different_stages(q, pp)
+    stages = kv_caches.different_stages(q, pp)
     return min((_stage(q, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
 def state_tokens(q: Question) -> Number:
-    """Return the cache room of one request's states in tokens, on the stage where they take most; arrays as the plan."""
+    """Return the cache room of one request's states in tokens, on the stage where they take most. Arrays as the plan."""
     return _worst_of_stages(q, lambda pool: pool.state_tokens, np.maximum) if _has_states(q.model) else 0.0
 
 
 def state_places(q: Question, tokens: Number) -> Number:
-    """Count the requests whose states have a place beside a cache of so many tokens; no limit where they lie in it."""
+    """Count the requests whose states have a place beside a cache of so many tokens. States inside the cache have no limit."""
     return _worst_of_stages(q, lambda pool: pool.places(tokens), np.minimum) if _has_states(q.model) else math.inf
 
 
@@ -266,12 +259,12 @@ def _has_states(model: Model) -> bool:
 
 
 def _worst_of_stages(q: Question, figure: Callable[[KvPool], Number], worst: Callable[[Number, Number], Number]) -> Number:
-    """Return a figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
+    """Return the worst figure of the pools of all different stages. Arrays of plans have one for each number of stages."""
     plan, size = q.plan, q.limits.block_size or q.engine.memory.block_size
     many = np.asarray(plan.pp)
 
     def of(pp: int) -> Number:
-        return reduce(worst, (figure(stage_pool(q, stage, pp, size)) for stage in different_stages(q, pp)))
+        return reduce(worst, (figure(stage_pool(q, stage, pp, size)) for stage in kv_caches.different_stages(q, pp)))
 
     first, *others = unique_values(many).astype(int).tolist()
     return reduce(lambda worst_yet, pp: np.where(many == pp, of(pp), worst_yet), others, of(first))
@@ -285,10 +278,10 @@ def step_limits(q: Question) -> tuple[int, int]:
 
 def _stage(q: Settled, stage: int, pp: int) -> Fit:
     engine, room, total = q.engine, q.limits, q.cluster.chip.visible_bytes
-    lines, peak, pool = stage_contents(q, stage, pp)
-    kv_bytes, over, blocks = cache_blocks(q, float(sum(w.nbytes for w in lines)), peak, pool)
-    wanted = int(pool.blocks_per_request(room.max_model_len, in_flight_tokens(q)))
-    seqs = room.max_num_seqs if needs_blocks_for_states(q) else 0
+    lines, peak, pool = kv_caches.stage_contents(q, stage, pp)
+    kv_bytes, over, blocks = kv_caches.cache_blocks(q, float(sum(w.nbytes for w in lines)), peak, pool)
+    wanted = int(pool.blocks_per_request(room.max_model_len, kv_caches.in_flight_tokens(q)))
+    seqs = room.max_num_seqs if kv_caches.needs_blocks_for_states(q) else 0
     one_state = float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0  # the cache beside a place for one
     concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
     if engine.states.tokens_at_full_length and len(pool.groups) > 1:  # groups keep different tokens
@@ -319,28 +312,28 @@ def _stage(q: Settled, stage: int, pp: int) -> Fit:
 def largest_max_num_seqs(judged: Fit) -> int:
     """Return the largest ``max_num_seqs``, at most that of the question, with which the cache has a block for the state of each."""
     q = judged.question
-    if not needs_blocks_for_states(q):
+    if not kv_caches.needs_blocks_for_states(q):
         return q.limits.max_num_seqs
     counts = range(1, q.limits.max_num_seqs + 1)
     return bisect_left(counts, True, key=lambda seqs: judge(q.vary(max_num_seqs=seqs)).kv_blocks < seqs)
 
 
 def longest_request(failed: Fit) -> int:
-    """Return the longest request whose blocks are there; 0 if not even a short one."""
+    """Return the longest request whose blocks are there, 0 if not even a short one is."""
     limits = failed.question.limits
     return min(failed.longest_request, limits.max_model_len) // limits.block_size * limits.block_size
 
 
 def reported_kv_tokens(q: Settled) -> int:
     """Return the KV tokens of a replica of one plan, as an engine's log and ``fit`` count them."""
-    return judge(replace(q, limits=limits_of(q))).kv_tokens
+    return judge(replace(q, limits=kv_caches.limits_of(q))).kv_tokens
 
 
 def fit_of_step(q: Settled) -> Fit:
-    """Judge a rank of a served plan for requests of its own length; its KV tokens are those that ``fit`` reports."""
+    """Judge a rank of a served plan for requests of its own length. Its KV tokens are those that ``fit`` reports."""
     # Memory is judged as the engine usually runs: of one replica, with graphs, whatever else the step was asked with.
     plain = q.vary(sequence_parallel=q.engine.trains.sequence_parallel, eager=False)
-    usual, length = replace(plain, limits=limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
+    usual, length = replace(plain, limits=kv_caches.limits_of(plain)), max(1, min(q.model.max_len, int(q.context) + 1))
     judged = judge(replace(usual, limits=replace(usual.limits, max_model_len=length)))
     return replace(judged, kv_tokens=reported_kv_tokens(plain)) if len(judged.pool.groups) > 1 else judged
 

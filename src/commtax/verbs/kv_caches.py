@@ -10,8 +10,6 @@ from functools import reduce
 import numpy as np
 
 from commtax.arrays import cache_answers, pick, unique_values
-from commtax.catalog.motion import carrier, started_with, tier
-from commtax.catalog.programs import program_of
 from commtax.cost import memory
 from commtax.cost.caches import KvPool
 from commtax.cost.inventory import stage_layers
@@ -19,8 +17,6 @@ from commtax.question import Limits, Question
 from commtax.records import replace
 from commtax.rules.drafts import drafter_of, stage_pool
 from commtax.spec import Cluster, Number
-from commtax.spec.hardware import CacheCarrier
-from commtax.statement import OTHER_CHIPS, OTHER_ENGINES, Refusal
 
 
 def limits_of(q: Question) -> Limits:
@@ -42,7 +38,7 @@ def different_stages(q: Question, pp: int) -> list[int]:
 
 
 def cache_tokens(q: Question) -> Number:
-    """Return the KV tokens that one replica has room for, of arrays of plans at once; 0 where a plan is illegal.
+    """Return the KV tokens that one replica has room for, of arrays of plans at once, and 0 where a plan is illegal.
 
     They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
     """
@@ -51,8 +47,8 @@ def cache_tokens(q: Question) -> Number:
 
 
 def full_length_requests(q: Question) -> Number:
-    """Return the requests of ``max_model_len`` tokens, the model's own by default, that one replica has room for at once; of arrays
-    of plans. Engines start where it is at least 1."""
+    """Return how many requests of ``max_model_len`` tokens (by default the model's own) one replica has room for, of arrays of
+    plans. Engines start where it is at least 1."""
     return _of_plans(replace(q.normal(), limits=q.limits, codes=q.codes), _stage_requests)
 
 
@@ -95,8 +91,8 @@ def in_flight_tokens(q: Question) -> int:
 
 
 def most_seqs_to_start(q: Question) -> Number:
-    """Return the largest ``max_num_seqs`` that an engine starts with beside these limits; of arrays of plans. No limit where it
-    captures decoding steps without a block for the state of each sequence, or captures none."""
+    """Return the largest ``max_num_seqs`` that an engine starts with beside these limits, of arrays of plans. It is infinite where
+    the engine captures decoding steps without a block for the state of each sequence, or captures none."""
     return _of_plans(q, lambda *stage: _stage_blocks(*stage)[0]) if needs_blocks_for_states(q) else np.inf
 
 
@@ -138,42 +134,7 @@ def bytes_left_for_cache(q: Question, loaded: Number, peak: Number) -> Number:
     return total * share - loaded - (0 if engine.memory.utilization_of == "static" else peak + other)
 
 
-def carrier_of(q: Question) -> CacheCarrier:
-    """Return what carries caches from prompt workers to those that decode: as requested, else what the engine is started with."""
-    return carrier(q.techniques.kv_transfer or started_with(program_of(q.engine).key))
-
-
 def outside_Bps(cluster: Cluster, gpus: Number) -> Number:
     """Return the rate of a GPU that leaves its host, while so many of the cluster do."""
     nics, each = cluster.nics_per_host, cluster.gpus_per_host
     return cluster.inter.bandwidth_Bps * np.minimum(max(1.0, nics / each), nics / np.minimum(each, gpus))
-
-
-def check_motion(q: Question) -> None:
-    """Refuse a carrier that the engine does not have on these chips, and an unknown tier."""
-    if q.techniques.kv_tier:
-        tier(q.techniques.kv_tier)
-    if not q.techniques.kv_transfer:
-        return
-    name, engine = f"kv-transfer={q.techniques.kv_transfer}", program_of(q.engine)
-    requested = carrier_of(q)
-    if engine.key not in requested.connectors:
-        raise Refusal(f"{q.engine.name} does not have it", "technique", kind=OTHER_ENGINES, subject=name)
-    if requested.vendors and any(place.chip.vendor not in requested.vendors for place in q.places):
-        rule = f"runs only on chips of {', '.join(requested.vendors).upper()}"
-        raise Refusal(rule, "technique", kind=OTHER_CHIPS, subject=name)
-
-
-def check_moving(q: Question) -> None:
-    """Refuse a carrier where no cache moves."""
-    if q.techniques.kv_transfer and not q.requests.disaggregated:
-        rule = "KV caches are sent only in disaggregated serving (simulate or plan --disaggregated)"
-        raise Refusal(rule, "technique", subject=f"kv-transfer={q.techniques.kv_transfer}")
-
-
-def check_sides(q: Question, ahead_tp: Number) -> None:
-    """Refuse workers whose ranks hold different heads on both sides, where their carrier cuts none out."""
-    used = carrier_of(q)
-    if not used.cuts_heads and np.any(np.asarray(ahead_tp != q.plan.tp)):
-        rule = f"{used.connectors[program_of(q.engine).key]} needs the same tp on both sides"
-        raise Refusal(f"{rule}, not {ahead_tp} and {q.plan.tp}", "technique", subject=f"kv-transfer={used.key}")

@@ -32,7 +32,7 @@ from commtax.words import words
 MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
 MOST_RATE = 1e6  # requests/s
 LOADS = ("request_rate", "concurrency")  # what says how many requests there are: as they come, or as clients have them in flight
-Given = dict[str, object]
+Options = dict[str, object]
 
 
 def offered_options() -> Mapping[str, Option]:
@@ -40,7 +40,7 @@ def offered_options() -> Mapping[str, Option]:
     return {name: option for name, option in taken_by("serve()").items() if option.part == "offered"}
 
 
-def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
+def split(options: Mapping[str, object]) -> tuple[Options, OfferedRequests]:
     """Split options into those of a question's other parts, and the load."""
     fields = {name: value for name, value in options.items() if value is not None}
     stream = _trace(fields) if "trace" in fields else None
@@ -59,8 +59,8 @@ def split(options: Mapping[str, object]) -> tuple[Given, OfferedRequests]:
     return fields, made
 
 
-def _trace(fields: Given) -> RequestStream:
-    """Return the requests of a trace; other options on when they come and how long they are are refused."""
+def _trace(fields: Options) -> RequestStream:
+    """Return the requests of a trace. Refuse other options on their times and lengths."""
     source = fields.pop("trace")
     for name, option in taken_by("serve()").items():
         if option.drawn and name in fields:
@@ -73,7 +73,6 @@ def _trace(fields: Given) -> RequestStream:
 
 
 def _check(fields: Mapping[str, object], offered: OfferedRequests) -> None:
-    """Refuse options of a load that do not go together."""
     shared = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
     if offered.prefix_hit_rate and shared:
         rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
@@ -186,7 +185,7 @@ class Sample:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """That not all replicas were simulated."""
+        """A note that not all replicas were simulated."""
         if self.size == self.whole:
             return ()
         text = f"{self.size[0]:,} of {self.whole[0]:,} replicas were simulated, with their share of the requests"
@@ -194,7 +193,7 @@ class Sample:
 
 
 def sample_of(q: Question, least: float = 0.0) -> Sample:
-    """Return the sample of a question's fleet that is simulated for it, at least a share of all; the fleet where it is small."""
+    """Return the sample of a question's fleet that is simulated for it, at least a share of all, or a small fleet itself."""
     wanted, replicas = q.requests, int(q.plan.replicas)
     whole = (int(wanted.decode_workers or 1), int(wanted.prefill_workers or 1)) if wanted.disaggregated else (replicas, 0)
     entered = whole[1] or whole[0]
@@ -242,7 +241,7 @@ def used_of(q: Question, replicas: int) -> int:
 
 
 def _groups(stream: RequestStream) -> Array:
-    """Return each request's group, numbered as they first come; a prompt without common text is a group of its own."""
+    """Return each request's group, numbered as they first come. A prompt without common text has its own group."""
     if stream.prefixes is None:
         return np.arange(len(stream))
     numbers: dict[object, int] = {}
@@ -251,7 +250,6 @@ def _groups(stream: RequestStream) -> Array:
 
 
 def _thinned(q: Question, share: Fraction, replicas: int, whole: int) -> Question:
-    """Return the question with a share of its requests."""
     offered, wanted = q.offered, q.requests
     repeated, kind = offered.unique_prompts, offered.router
     if repeated and kind == "round-robin":  # each replica meets as many prompts as before
@@ -275,5 +273,4 @@ def _thinned(q: Question, share: Fraction, replicas: int, whole: int) -> Questio
 
 
 def _part(count: Number, share: Fraction) -> Number:
-    """Return a share of a whole number; there may be no end of them."""
     return max(1, round(float(count) * float(share))) if np.isfinite(count) else count

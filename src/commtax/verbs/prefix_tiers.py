@@ -5,15 +5,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.catalog.motion import host_Bps, tier
+from commtax.catalog.hardware import host_Bps, tier
 from commtax.cost.caches import kv_bytes_per_token, loading_s, state_bytes_per_sequence
 from commtax.cost.pricing import inference_bill
 from commtax.question import Question
 from commtax.records import dataclass
+from commtax.rules.techniques import check_moving
 from commtax.spec import Number, Workload
 from commtax.statement import UNSAID, Note, Refusal
 from commtax.units import format_seconds
-from commtax.verbs.kv_caches import check_moving, outside_Bps
+from commtax.verbs.kv_caches import outside_Bps
 from commtax.verbs.settling import terms_of
 
 LENGTHS = 2.0 ** np.arange(4, 18)  # prefixes that are looked at for where loading begins to pay
@@ -21,7 +22,7 @@ LENGTHS = 2.0 ** np.arange(4, 18)  # prefixes that are looked at for where loadi
 
 @dataclass(frozen=True, slots=True)
 class PrefixReturn:
-    """What it takes to have a prefix back, or to compute it beside what follows; and from which length on loading is faster."""
+    """Seconds of loading a prefix and of computing it beside what follows, and the length from which on loading is faster."""
 
     tokens: float
     loaded_s: float
@@ -30,7 +31,7 @@ class PrefixReturn:
 
 
 def prefix_loading_s(worker: Question, tokens: Number) -> Number:
-    """Return the seconds of loading a prefix to all ranks of its prompt, each over its link; 0 where their caches have it."""
+    """Return the seconds of loading a prefix to all ranks of its prompt, each over its link, 0 where their caches have it."""
     if not worker.techniques.kv_tier:
         return 0.0
     where, plan, model = tier(worker.techniques.kv_tier), worker.plan, worker.model
@@ -40,7 +41,6 @@ def prefix_loading_s(worker: Question, tokens: Number) -> Number:
 
 
 def _tier_Bps(worker: Question) -> Number:
-    """Return the rate between one GPU and the tier."""
     where, place = tier(worker.techniques.kv_tier), worker.cluster
     if where.networked:
         return outside_Bps(place, worker.plan.num_gpus)
@@ -64,7 +64,7 @@ def prefix_return(worker: Question, tokens: float) -> PrefixReturn:
 
 
 def break_even(tokens: Array, loaded_s: Array, computed_s: Array) -> float:
-    """Return the least length from which on loading is faster than computing at all lengths tried; infinite where there is none."""
+    """Return the least length from which on loading is faster than computing at all lengths tried, else infinity."""
     slower = np.flatnonzero(loaded_s >= computed_s)
     if not len(slower):
         return float(tokens[0])
@@ -77,7 +77,7 @@ def break_even(tokens: Array, loaded_s: Array, computed_s: Array) -> float:
 
 
 def prefix_notes(worker: Question) -> Iterator[Note]:
-    """Yield a note on the prefixes that requests find; of whole prompts where their share is not set."""
+    """Yield a note on the prefixes of requests, as long as whole prompts where their share is not set."""
     if worker.techniques.kv_tier and np.ndim(worker.requests.input_len) == 0:
         yield prefix_note(worker, float((worker.offered.prefix_hit_rate or 1.0) * worker.requests.input_len))
 

@@ -26,7 +26,7 @@ from commtax.spec import Cluster, Engine, Model, Number, Path, Profile, RunLesso
 
 @dataclass(frozen=True, slots=True)
 class ConstantDifference:
-    """A constant of two profiles; None: that one does not hold it."""
+    """A constant of two profiles, None where one has no such constant."""
 
     name: str
     before: float | None
@@ -34,13 +34,13 @@ class ConstantDifference:
 
     @property
     def change(self) -> float | None:
-        """As a share of what it was."""
+        """The change as a share of what it was."""
         return None if self.before in (None, 0.0) or self.after is None else self.after / self.before - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyDifference:
-    """A latency that was measured in the same run of a deployment, whatever the engine's version; None: not in that profile."""
+    """A latency measured in the same run of a deployment, whatever the engine's version, None where one profile has none."""
 
     lesson: RunLesson
     before_s: float | None
@@ -77,18 +77,18 @@ def difference(first: Profile, second: Profile) -> ProfileDifference:
     )
 
 
-def constants_of(own: Profile) -> dict[str, float]:
+def constants_of(profile: Profile) -> dict[str, float]:
     """Return every number of a profile beside its runs, by a name for readers."""
-    numbers = {f"chip {key}": value for key, value in own.chip.items() if isinstance(value, (int, float))}
-    numbers |= {f"chip flops_per_s {dtype}": rate for dtype, rate in own.chip.get("flops_per_s", {}).items()}
-    numbers |= {f"kernels {table} {key}": value for table, constants in own.tables.items() for key, value in constants.items()}
-    for library, paths in own.libraries.items():
+    numbers = {f"chip {key}": value for key, value in profile.chip.items() if isinstance(value, (int, float))}
+    numbers |= {f"chip flops_per_s {dtype}": rate for dtype, rate in profile.chip.get("flops_per_s", {}).items()}
+    numbers |= {f"kernels {table} {key}": value for table, constants in profile.tables.items() for key, value in constants.items()}
+    for library, paths in profile.libraries.items():
         numbers |= dict(_path_constants(library, paths))
-    return numbers | {f"network {key}": value for key, value in own.network.items()} | dict(own.host)
+    return numbers | {f"network {key}": value for key, value in profile.network.items()} | dict(profile.host)
 
 
 def _path_constants(library: str, paths: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """Yield the constants of a library's paths; those of one collective and algorithm are numbered."""
+    """Yield the constants of a library's paths. Those of one collective and algorithm are numbered."""
     seen = Counter[str]()
     for path, row in zip(paths, path_rows(paths), strict=True):
         name = f"{library} {path.op} {path.algorithm}"
@@ -98,11 +98,11 @@ def _path_constants(library: str, paths: Sequence[Path]) -> Iterator[tuple[str, 
         yield from ((f"{name} {key} of {n}", x) for key in physics.BY_SIZE for n, x in getattr(path, key))
 
 
-def _words(own: Profile) -> dict[str, str]:
-    versions = dict.fromkeys(f"{lesson.deployment.engine} {lesson.deployment.version}".strip() for lesson in own.lessons)
-    links = {f"link {which}": link for which, link in own.links.items()}
+def _words(profile: Profile) -> dict[str, str]:
+    versions = dict.fromkeys(f"{lesson.deployment.engine} {lesson.deployment.version}".strip() for lesson in profile.lessons)
+    links = {f"link {which}": link for which, link in profile.links.items()}
     served = {"served by": ", ".join(versions)} if versions else {}
-    described = {"written": own.written, "chip": own.chip.get("key", ""), "engine": own.engine, "type": own.dtype}
+    described = {"written": profile.written, "chip": profile.chip.get("key", ""), "engine": profile.engine, "type": profile.dtype}
     return {**{name: text for name, text in described.items() if text}, **links, **served}
 
 
@@ -116,7 +116,7 @@ def _latencies(first: Iterable[RunLesson], second: Iterable[RunLesson]) -> Itera
 
 
 def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]:
-    """Return lessons by deployment (whatever its version), metric and load; repeated runs are numbered."""
+    """Return lessons by deployment (whatever its version), metric and load. Repeated runs are numbered."""
     lessons_by_run: dict[tuple[object, ...], RunLesson] = {}
     seen = Counter[tuple[object, ...]]()
     for lesson in lessons:
@@ -131,7 +131,7 @@ def _by_run(lessons: Iterable[RunLesson]) -> dict[tuple[object, ...], RunLesson]
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """The question that a profile is compared with; None and empty parts are left out."""
+    """The question that a profile is compared with, without None and empty parts."""
 
     cluster: Cluster | None = None
     engine: Engine | None = None
@@ -151,63 +151,63 @@ class ProfileCoverage:
     unused: tuple[str, ...]
 
 
-def coverage(own: Profile, asked: ProfileRequest) -> ProfileCoverage:
-    """Return what of a profile is used for a question, and what is not; impossible physics is refused."""
-    if asked.cluster and not other_chip(own, asked.cluster.chip):
-        measured_cluster(own, asked.cluster)
-        if same_link(own, "intra", asked.cluster):
-            check_paths(own, asked.cluster.intra)
-    uses = dict(_uses(own, asked))
+def coverage(profile: Profile, put: ProfileRequest) -> ProfileCoverage:
+    """Return what of a profile is used for a question, and what is not. Refuse impossible physics."""
+    if put.cluster and not other_chip(profile, put.cluster.chip):
+        measured_cluster(profile, put.cluster)
+        if same_link(profile, "intra", put.cluster):
+            check_paths(profile, put.cluster.intra)
+    uses = dict(_uses(profile, put))
     used, unused = (tuple(part for part, is_used in uses.items() if is_used is wanted) for wanted in (True, False))
-    return ProfileCoverage(own, tuple(_topics(own, asked)), used, unused)
+    return ProfileCoverage(profile, tuple(_topics(profile, put)), used, unused)
 
 
-def _uses(own: Profile, asked: ProfileRequest) -> Iterator[tuple[str, bool]]:
+def _uses(profile: Profile, put: ProfileRequest) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a profile, and whether each is used for the question."""
-    place, engine = asked.cluster, asked.engine
-    elsewhere = bool(place and other_chip(own, place.chip))
-    refused = elsewhere and tells_chip(own)
-    if tells_chip(own):
+    place, engine = put.cluster, put.engine
+    elsewhere = bool(place and other_chip(profile, place.chip))
+    refused = elsewhere and tells_chip(profile)
+    if tells_chip(profile):
         yield "chip", not elsewhere
-    if own.tables:
+    if profile.tables:
         yield "kernels", not refused
-    for name, which, part in (("collectives", "intra", own.libraries), ("network", "inter", own.network)):
+    for name, which, part in (("collectives", "intra", profile.libraries), ("network", "inter", profile.network)):
         if part:
-            yield name, not refused and (place is None or same_link(own, which, place))
-    if own.host:
-        yield "host times", not elsewhere and (engine is None or tells_of(own, engine))
-    if own.lessons:
-        yield "runs", not refused and (engine is None or any(x.deployment.engine == engine.key for x in own.lessons))
+            yield name, not refused and (place is None or same_link(profile, which, place))
+    if profile.host:
+        yield "host times", not elsewhere and (engine is None or tells_of(profile, engine))
+    if profile.lessons:
+        yield "runs", not refused and (engine is None or any(x.deployment.engine == engine.key for x in profile.lessons))
 
 
-def _topics(own: Profile, asked: ProfileRequest) -> Iterator[Topic]:
+def _topics(profile: Profile, put: ProfileRequest) -> Iterator[Topic]:
     """Yield what is requested beside what was measured: of the machine's chip and links, then of its engine and runs."""
-    if place := asked.cluster:
-        chips = dict.fromkeys(key for key in (own.chip.get("key", ""), *(x.deployment.chip for x in own.lessons)) if key)
+    if place := put.cluster:
+        chips = dict.fromkeys(key for key in (profile.chip.get("key", ""), *(x.deployment.chip for x in profile.lessons)) if key)
         if chips:
             yield Topic("chip", place.chip.key, tuple(chips))
-        if own.libraries and "intra" in own.links:
-            yield Topic("link inside", place.intra.key, (own.links["intra"],))
-        if own.network and "inter" in own.links and not place.is_one_domain:
-            yield Topic("link between", place.inter.key, (own.links["inter"],))
-    if asked.engine and own.engine and not own.lessons:
-        yield Topic("engine", asked.engine.key, (own.engine.partition("@")[0],))
+        if profile.libraries and "intra" in profile.links:
+            yield Topic("link inside", place.intra.key, (profile.links["intra"],))
+        if profile.network and "inter" in profile.links and not place.is_one_domain:
+            yield Topic("link between", place.inter.key, (profile.links["inter"],))
+    if put.engine and profile.engine and not profile.lessons:
+        yield Topic("engine", put.engine.key, (profile.engine.partition("@")[0],))
     wanted = {
-        "engine": asked.engine.key if asked.engine else "",
-        "version": asked.version,
-        "chip": asked.cluster.chip.key if asked.cluster else "",
-        "model": asked.model.key if asked.model else "",
-        "dtype": asked.dtype,
-        **{axis: str(size) for axis, size in asked.sizes.items()},
+        "engine": put.engine.key if put.engine else "",
+        "version": put.version,
+        "chip": put.cluster.chip.key if put.cluster else "",
+        "model": put.model.key if put.model else "",
+        "dtype": put.dtype,
+        **{axis: str(size) for axis, size in put.sizes.items()},
     }
-    yield from (topic for topic in run_topics(own.lessons, wanted) if topic.name != "chip")
+    yield from (topic for topic in run_topics(profile.lessons, wanted) if topic.name != "chip")
 
 
 Slopes = Mapping[str, Number]
 
 
 class LearntRest(NamedTuple):
-    """What no constant explains of a latency: a logarithm; and how sure the whole is, as standard deviations of logarithms."""
+    """What no constant explains of a latency, as a logarithm, and how sure the whole is, as standard deviations of logarithms."""
 
     log: Number
     sigma: Number
@@ -241,12 +241,12 @@ class Foresight:
     own.
     """
 
-    def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), known: Beliefs | None = None) -> None:
-        every, count = Posterior([*learnt, *latencies], known), len(learnt)
+    def __init__(self, latencies: Sequence[RunLesson], learnt: Sequence[RunLesson] = (), prior: Beliefs | None = None) -> None:
+        every, count = Posterior([*learnt, *latencies], prior), len(learnt)
         whole, noise = every.covariance, every.noise
         self.latencies, self.noise = tuple(latencies), noise[count:]
         self.mean, self.covariance = np.zeros(len(latencies)), whole[count:, count:]
-        seen = Posterior(learnt, known)
+        seen = Posterior(learnt, prior)
         self.scale, self.freedom = (np.array([one(x.metric) for x in latencies]) for one in (seen.scale, seen.freedom))
         if count:
             gain = whole[count:, :count] @ np.linalg.inv(whole[:count, :count] + np.diag(noise[:count] ** 2))
@@ -300,9 +300,9 @@ class Foresight:
 
     @property
     def half_widths(self) -> Array:
-        """Of the 80 % ranges, as factors less 1."""
+        """Half widths of the 80 % ranges, as factors less 1."""
         return np.asarray(np.expm1(Z80 * self.sigma))
 
 
-def lessons_of(own: Profile | None) -> tuple[RunLesson, ...]:
-    return own.lessons if own else ()
+def lessons_of(profile: Profile | None) -> tuple[RunLesson, ...]:
+    return profile.lessons if profile else ()

@@ -27,6 +27,7 @@ from commtax.options import check_taken, taken_by
 from commtax.question import OfferedRequests, Question
 from commtax.records import dataclass
 from commtax.rules.drafts import draft_notes, need_accepted
+from commtax.rules.techniques import carrier_of, check_sides
 from commtax.rules.values import positive
 from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
@@ -34,21 +35,13 @@ from commtax.sim.serving.running import Fleet, Moves, ServingRun, Workers, run
 from commtax.spec import Cluster, Model
 from commtax.spec.stream import RequestStream
 from commtax.statement import Note, Refusal
+from commtax.verbs import disaggregation
 from commtax.verbs.closed_loop import ClosedLoop, price_closed_loop, spread_share
-from commtax.verbs.disaggregation import (
-    Disaggregation,
-    check_apart,
-    check_pools,
-    lone_ranks,
-    pool_notes,
-    prompter,
-    prompting_of,
-    wire_of,
-)
-from commtax.verbs.fit_advice import check_lengths, check_starts, own_limits_notes
+from commtax.verbs.disaggregation import Disaggregation, pool_notes, prompter
+from commtax.verbs.fit_advice import check_lengths, check_starts, default_limits_notes
 from commtax.verbs.fitting import block_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.keywords import ServeOptions
-from commtax.verbs.kv_caches import cache_tokens, carrier_of, check_sides
+from commtax.verbs.kv_caches import cache_tokens
 from commtax.verbs.loads import PROMPTS, first_requests, length_notes, longest_of, serving_sample, split, stream_of
 from commtax.verbs.prefix_tiers import prefix_loading_s, prefix_notes
 from commtax.verbs.settling import Settled, link_notes, resolve_question, settle, terms_of
@@ -94,7 +87,7 @@ class RequestsInTime(Answer):
 
     @cached_property
     def columns(self) -> dict[str, Array]:
-        """One row a request, in the order of arrival; the server's fixed time per request is no queue."""
+        """One row a request, in the order of arrival. The server's fixed time per request is no queue."""
         columns = figures.columns(self.ran)
         waited = np.round(columns["queue_s"] - self.question.engine.host.request_s, NANOSECONDS)
         moved = {name: np.maximum(0.0, columns[name] + self.late_s) for name in ("ttft_s", "e2e_s")} if self.late_s else {}
@@ -107,7 +100,7 @@ class RequestsInTime(Answer):
 
     @property
     def as_sent(self) -> RequestStream:
-        """The requests; those of a closed loop at the times that its clients sent them."""
+        """The requests, those of a closed loop at the times that its clients sent them."""
         return replace(self.stream, arrival_s=self.columns["sent_s"]) if self.closed else self.stream
 
     @cached_property
@@ -215,7 +208,7 @@ class RequestsInTime(Answer):
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last token."""
+        """Seconds from the first arrival to the last token."""
         return float(np.max(self.columns["done_s"]) - self.stream.arrival_s[0])
 
     @property
@@ -226,7 +219,7 @@ class RequestsInTime(Answer):
 
     @property
     def max_in_flight(self) -> float:
-        """Requests that all replicas have at once, at most; infinite without a limit."""
+        """Requests that all replicas have at once, at most, infinite without a limit."""
         return float(np.round(self.stream.in_flight / self.share))
 
     @property
@@ -244,7 +237,7 @@ class RequestsInTime(Answer):
 
     @property
     def num_gpus(self) -> int:
-        """Of all workers of both kinds."""
+        """GPUs of all workers of both kinds."""
         plan, wanted = self.question.plan, self.question.requests
         if self.fleet.prompts is None:
             return int(plan.all_gpus)
@@ -253,7 +246,7 @@ class RequestsInTime(Answer):
 
     @property
     def offered_rate(self) -> float:
-        """Requests that come in a second; infinite where all come at once."""
+        """Requests that come in a second, infinite where all come at once."""
         span = float(self.stream.arrival_s[-1] - self.stream.arrival_s[0])
         return self.question.offered.request_rate or ((len(self.stream) - 1) / self.share / span if span else inf)
 
@@ -265,7 +258,7 @@ class RequestsInTime(Answer):
 
     @cached_property
     def without_prefixes(self) -> tuple[RequestsInTime, RequestsInTime] | None:
-        """The first of these requests, as they are and with nothing of a prompt in the cache; None where nothing is anyway."""
+        """The first of these requests, as they are and with no prefix cached, or None where nothing is cached anyway."""
         if not self.question.offered.prefix_hit_rate and self.stream.prefixes is None:
             return None
         q, same = self.simulated.but(prefix_hit_rate=0.0), self.step_ends[1]
@@ -353,7 +346,7 @@ def run_requests(q: Settled, watch: Callable[[ServingRun], None] | None = None) 
     _check_steps(stream, fleet)
     ran = run(stream, fleet, q.offered.prefix_hit_rate, watch)
     ahead = prompter(q) if q.requests.disaggregated else q
-    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *own_limits_notes(q, longest_of(stream)))
+    load_notes = (*length_notes(q, stream), *prefix_notes(ahead), *pool_notes(q), *default_limits_notes(q, longest_of(stream)))
     notes = (*sample.notes, *q.notes, *draft_notes(q), *link_notes(q), *stream.notes, *load_notes)
     answer = RequestsInTime(q, stream, fleet, ran, notes, part=part, share=float(sample.share))
     if ran.stopped:
@@ -405,12 +398,12 @@ def fleet_of(q: Question, longest: int) -> Fleet:
 def _moves(q: Question, both: Disaggregation) -> Moves:
     """Return how long caches move and keep links busy: a part for states and latency, and one for each token."""
     length = float(q.requests.input_len) if carrier_of(q).piece_s else 1.0  # pieces of a carrier are of many tokens
-    prompt = prompting_of(prompter(q), ClosedLoopLoad(1.0, length, 1.0), 1)[0].one_s if length > 1 else 0.0
-    ends = wire_of(q, both, 0), wire_of(q, both, length, prompt)
+    prompt = disaggregation.prompting_of(prompter(q), ClosedLoopLoad(1.0, length, 1.0), 1)[0].one_s if length > 1 else 0.0
+    ends = disaggregation.wire_of(q, both, 0), disaggregation.wire_of(q, both, length, prompt)
     none, all_ = (replace(wire, alone_s=wire.alone_s + wire.hidden_s) for wire in ends)  # what hides begins so much earlier
     of = {name: (float(getattr(none, name)), float(getattr(all_, name))) for name in ("alone_s", "out_s", "in_s", "hidden_s")}
     paces = {name: (once, (more - once) / length) for name, (once, more) in of.items()}
-    ranks = float(lone_ranks(q.model, q.plan))  # each has its own part of a worker's links
+    ranks = float(disaggregation.lone_ranks(q.model, q.plan))  # each has its own part of a worker's links
     return Moves(paces["alone_s"], paces["out_s"], (ranks * paces["in_s"][0], ranks * paces["in_s"][1]), paces["hidden_s"])
 
 
@@ -428,7 +421,7 @@ def _workers(q: Question, longest: int) -> Workers:
 
 
 def _rules(q: Question, longest: int) -> Rules:
-    """Return how the engine schedules and its capacity; a request larger than the cache is refused."""
+    """Return how the engine schedules and its capacity. Refuse a request larger than the cache."""
     serves, host = q.engine.serves, q.engine.host
     tokens, seqs = step_limits(q)
     block = block_tokens(q)
@@ -440,7 +433,7 @@ def _rules(q: Question, longest: int) -> Rules:
         rule = f"the longest request has {longest:,} tokens{beside}, and the KV cache of a replica holds {int(room):,}"
         raise Refusal.of(f"{rule}; more GPUs, smaller weights or shorter requests fit", kv_tokens=int(room))
     loading = float(prefix_loading_s(q, q.offered.prefix_hit_rate * q.requests.input_len))
-    ranks = float(q.plan.dp / lone_ranks(q.model, q.plan))
+    ranks = float(q.plan.dp / disaggregation.lone_ranks(q.model, q.plan))
     return replace(
         Rules.of(serves, tokens, int(min(seqs, places)), int(room) // block, block),
         states=states,
@@ -452,7 +445,7 @@ def _rules(q: Question, longest: int) -> Rules:
 
 
 def steps_of(q: Question, longest: int) -> Surface:
-    """Return the table of a plan's steps; equal plans share one."""
+    """Return the table of a plan's steps. Equal plans share one."""
     tokens, seqs = step_limits(q)
     rows = tokens if q.engine.serves.chunked else max(tokens, longest) + seqs * (1 + q.speculative)
     one = replace(q.normal(), plan=replace(q.plan, replicas=1))
@@ -493,10 +486,10 @@ def check_single_load(q: Question) -> Question:
             several = option.part == "plan"
             rule = "requests are simulated for one plan at a time" if several else "one number is needed; a sweep goes over several"
             raise Refusal(f"{name}: {rule}", name)
-    check_apart(q)
+    disaggregation.check_apart(q)
     if q.requests.disaggregated:
         ahead = settle(prompter(q).but(offered=OfferedRequests())).plan
-        check_pools(q, ahead, (q.requests.prefill_workers, q.requests.decode_workers))
+        disaggregation.check_pools(q, ahead, (q.requests.prefill_workers, q.requests.decode_workers))
     check_lengths(q)
     check_starts(q)
     if q.requests.kv_tokens is not None:

@@ -59,14 +59,14 @@ def loop_around(step: AnyQuestion) -> AnyQuestion:
 
 
 def steps_of(q: Settled) -> tuple[Bill, ...]:
-    """Price the step of a question; of requests in time also that of a prompt, which they wait for beside decode steps."""
+    """Price the step of a question, and of requests in time also that of a prompt, which they wait for beside decode steps."""
     if not q.offered.request_rate:
         return (price(q),)
     return price(q), price(q.but(phase="prefill", batch=1, context=max(1, int(q.requests.input_len)), speculative=0, drafter=""))
 
 
 def requests_served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
-    """Price a closed loop in closed form, with its steps: that of decodes first, where there are any; or run requests in time."""
+    """Price a closed loop in closed form, with its steps, that of decodes first if there are any, or run requests in time."""
     if q.offered.request_rate:
         from commtax.verbs import requests  # not for those who ask about a step
 
@@ -120,8 +120,7 @@ def rate_over(q: Settled, axis: str, grid: Array) -> Array:
 
 
 def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
-    """Return where along each axis a technique gains, and axes along which it never does, leaving out those where it always
-    does."""
+    """Return where along each axis a technique gains, unless it always does, and axes along which it never does."""
     paying, never = list[PayRange](), list[str]()
     for axis, (grid, rates) in swept.items():
         gains = rate_over(q, axis, grid) / rates - 1 > ALIKE

@@ -34,7 +34,7 @@ AUTO_EP = -1  # ``ep=AUTO_EP`` asks for the engine's own size, tp x dp
 
 
 def ask(model: str | spec.Model, cluster: str | spec.Cluster, **options: object) -> Settled:
-    """Resolve the names of a question; an illegal one is refused with the rule and the nearest legal values.
+    """Resolve the names of a question. Refuse an illegal one with the rule and the nearest legal values.
 
     A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine, at its version, and type are
     used unless others are given. What is None is left to the engine.
@@ -45,12 +45,12 @@ def ask(model: str | spec.Model, cluster: str | spec.Cluster, **options: object)
 def resolve_question(
     model: str | spec.Model, cluster: str | spec.Cluster, options: Mapping[str, object], phase: str = ""
 ) -> Question:
-    """Resolve the names of a question as it was put; only numbers are checked."""
+    """Resolve the names of a question as it was put, checking only numbers."""
     fields = dict(_field(name, value) for name, value in options.items() if value is not None)
     phase = phase or str(fields.pop("phase", "decode"))
     if phase not in PHASES:
         raise Refusal.of(f"one of {', '.join(PHASES)}{suggest(phase, PHASES)}", tuple(PHASES), phase=phase)
-    profile = _own_profile(fields.pop("profile", None))
+    profile = _loaded_profile(fields.pop("profile", None))
     named, weights = fields.pop("engine", ""), str(fields.pop("weights_dtype", ""))
     if profile:
         able = profile.engine and phase in catalog.engine(profile.engine).phases
@@ -86,15 +86,15 @@ def resolve_question(
 
 
 def _check_techniques(q: Question, put: bool = False) -> None:
-    """Check techniques that move caches; of a question as it was ``put``, whether any cache moves at all."""
+    """Check techniques that move caches, and of a question as it was ``put``, whether any cache moves at all."""
     if q.techniques.kv_transfer or q.techniques.kv_tier:
-        from commtax.verbs.kv_caches import check_motion, check_moving  # not for those who move none
+        from commtax.rules.techniques import check_motion, check_moving  # not for those who move none
 
         (check_moving if put else check_motion)(q)
 
 
 def _with_techniques(q: Question) -> Question:
-    """Return the question with the tokens that drafts yield; overlaps and drafters that are not available here are refused."""
+    """Return the question with the tokens that drafts yield. Refuse overlaps and drafters that are not available here."""
     if q.techniques is spec.NO_TECHNIQUES and not q.speculative:
         return q
     from commtax.rules import drafts, techniques  # not for those who ask for none
@@ -104,7 +104,7 @@ def _with_techniques(q: Question) -> Question:
     return drafts.with_accepted_tokens(q)
 
 
-def _own_profile(profiles: object) -> spec.Profile | None:
+def _loaded_profile(profiles: object) -> spec.Profile | None:
     """Load a machine's own constants, from however many files."""
     if profiles is None or isinstance(profiles, spec.Profile):
         return profiles
@@ -123,7 +123,7 @@ def _field(name: str, value: object) -> tuple[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Settled(Question):
-    """A question as it is run. ``settle`` alone makes one, at the door; verbs take nothing else and ask no rule again."""
+    """A question as it is run. ``settle`` alone makes one, at the door, and verbs take nothing else and ask no rule again."""
 
     def but(self, **changes: object) -> Settled:
         """Return the question with changes, settled anew unless no rule depends on them."""
@@ -242,7 +242,7 @@ def microbatches(batch: spec.Number, micro_batch: spec.Number) -> spec.Number:
 
 
 def _engine(engine: str | spec.Engine, phase: str) -> spec.Engine:
-    """Return an engine that has the phase; the usual one where none is named."""
+    """Return an engine that has the phase, the usual one where none is named."""
     if isinstance(engine, str):
         engine = catalog.engine(engine or PHASES[phase].engine)
     if phase not in engine.phases:
@@ -265,7 +265,7 @@ def fabric_of(q: Question) -> spec.Fabric:
 
 
 def terms_of(q: Question) -> PricingTerms:
-    """Return what a question's steps are priced from; kernel constants are a machine's own where it has some."""
+    """Return what a question's steps are priced from. Kernel constants are a machine's own where it has some."""
     chip = q.cluster.chip
     if q.profile:
         from commtax.catalog.profile import constants
@@ -284,7 +284,7 @@ def terms_of(q: Question) -> PricingTerms:
         from commtax.verbs.kv_caches import cache_tokens  # not for those whose kernels read a cache as it is
 
         copied_tokens = cache_tokens(q)
-    optional = (*_known_spread(q), drafter, copied_tokens)
+    optional = (*_published_spread(q), drafter, copied_tokens)
     return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *optional)
 
 
@@ -296,7 +296,7 @@ def copies_cache(q: Question) -> bool:
     )
 
 
-def _known_spread(q: Question) -> tuple[float, bool]:
+def _published_spread(q: Question) -> tuple[float, bool]:
     """Return the deviation of decode steps in published runs of this engine or its kin, and whether those had chip and format."""
     if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
         return math.inf, False
@@ -352,7 +352,7 @@ def describe_gpus(plan: spec.Plan) -> str:
 
 
 def describe_layout(plan: spec.Plan, over: str = "") -> str:
-    """Describe a plan's layout. Replicas are servers, DP is an engine's own; ``over`` is what carries tokens to experts."""
+    """Describe a plan's layout. Replicas are servers, DP is an engine's own, and ``over`` is what carries tokens to experts."""
     return describe_sizes(plan) + describe_experts([plan], over)
 
 
@@ -366,7 +366,7 @@ def describe_sizes(plan: spec.Plan) -> str:
 
 
 def describe_experts(plans: Sequence[spec.Plan], over: str = "") -> str:
-    """Describe the ranks that share experts, copies of these, what carries tokens to them; plans of pools differ in ranks alone."""
+    """Describe the ranks that share experts, copies of these, what carries tokens to them. Plans of pools differ in ranks alone."""
     ranks = " and ".join(dict.fromkeys(str(int(plan.ep)) for plan in plans))
     copies = f" with {int(plans[0].redundant)} redundant ones" if plans[0].redundant else ""
     return f", experts over {ranks}{copies}" + (f" ({over})" if over else "") if plans[0].ep > 1 else ""

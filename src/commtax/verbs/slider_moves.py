@@ -77,7 +77,6 @@ def _moves_along(axis: str, q: Question, now: Sizes) -> list[Move]:
 
 
 def _legal_mask(q: Question, tried: list[Sizes]) -> np.ndarray:
-    """Return which of these sizes break no rule, all judged at once."""
     names = (*PARTS, "microbatches")
     columns = {name: np.array([sizes[name] for sizes in tried]) for name in names}
     return np.asarray(codes(q.model, q.cluster, with_fields(q.plan, columns), q.engine) == 0)
@@ -110,7 +109,7 @@ def _values(axis: str, q: Question, now: Sizes) -> list[int]:
 
 
 def nearest_legal_plan(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
-    """Return the nearest legal plan of whole parts of refused sizes, and its description; ``q`` is one GPU's."""
+    """Return the nearest legal plan of whole parts of refused sizes, and its description. ``q`` is one GPU's."""
     parts = [sorted({1, *_divisors(wanted[name])[-MOST_PARTS:]}) for name in ("tp", "pp", "cp", "dp", SERVERS)]
     tried = []
     for tp, pp, cp, dp, replicas in itertools.product(*parts):
@@ -166,7 +165,7 @@ def _for_experts(base: Sizes, q: Question) -> Iterator[Sizes]:
 
 
 def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
-    """Return sizes of the experts' group, as it is first; where it must follow, over all of tp x dp, or over fewer."""
+    """Return sizes of the experts' group: first as it is, then where it must follow, over all of tp x dp, or over fewer."""
     ep, experts = sizes["ep"], q.model.experts
     if axis == "ep" or ep == 1 or experts is None:
         return [ep]
@@ -178,7 +177,7 @@ def _spread(axis: str, sizes: Sizes, q: Question) -> list[int]:
 
 
 def _note(axis: str, sizes: Sizes, now: Sizes, q: Question) -> str:
-    """Describe which sizes followed, and why; "" where none did."""
+    """Describe which sizes followed, if any, and why."""
     changed = [name for name in now if name != axis and sizes[name] != now[name]]
     if not changed:
         return ""
@@ -298,7 +297,6 @@ def grid(here: StepBill, kind: str) -> HeatGrid:
 
 
 def _batch(q: Question) -> int:
-    """Return the sequences of the step; in training, of a microbatch."""
     return int(q.micro_batch if q.trains else q.batch)
 
 
@@ -323,7 +321,7 @@ def _cell(empty: Cell, q: Settled, tp: int, column: Column) -> Cell:
 
 
 def _sizes(q: Question, tp: int, batch: int) -> Sizes:
-    """Return the sizes in which cells differ: experts follow tp as engines tie them; serving has no microbatches.
+    """Return the sizes in which cells differ. Experts follow tp as engines tie them, and serving has no microbatches.
 
     In training ``batch`` is that of a microbatch, dp gives way to tp, and the global batch stays.
     """

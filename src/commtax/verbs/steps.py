@@ -42,7 +42,7 @@ def decode_workload(seqs: Number, load: ClosedLoopLoad) -> Workload:
 
 
 def prompt_work(beside: Number, load: ClosedLoopLoad, tokens: Number, together: Number = 1.0) -> Workload:
-    """Return a step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are done."""
+    """Return a step of ``tokens`` of prompts, of a prompt that fills several the middle one, where half of the others are done."""
     past = load.input_len - load.computed + np.maximum(0.0, load.computed - tokens / together) / 2
     return Workload(beside, beside * context(load), together, tokens, together * past)
 
@@ -58,8 +58,8 @@ def context(load: ClosedLoopLoad) -> Number:
 
 
 def padding_notes(q: Question, running: Number, rows: Number) -> Iterator[Note]:
-    """Yield a note where padding is much of a decode step: a few clients more may get fewer tokens/s. Of several loads the
-    first."""
+    """Yield a note where padding is much of a decode step (of several loads the first): a few clients more may get fewer
+    tokens/s."""
     if any(np.ndim(getattr(q.plan, axis)) for axis in SIZES):
         return
     each = np.ceil(np.maximum(1.0, np.atleast_1d(running)) / q.plan.pp) * (1 + q.speculative)

@@ -32,7 +32,7 @@ RECOMPUTED = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True)
 class TrainFit(Answer):
-    """Whether a training plan fits in a rank's memory; where not, what would.
+    """Whether a training plan fits in a rank's memory, and else what would.
 
     >>> import commtax
     >>> judged = commtax.train_fit("llama-3.1-70b", "8xh100-sxm", dp=8, batch=8, zero=0)
@@ -58,7 +58,7 @@ class TrainFit(Answer):
 def train_fit(
     model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainFitOptions]
 ) -> TrainFit:
-    """Does training fit? What a rank of the first stage holds against the share of the chip that a run can use.
+    """Judge whether training fits: what a rank of the first stage holds against the share of the chip that a run can use.
 
     >>> import commtax
     >>> judged = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=8, zero=3)
@@ -96,16 +96,13 @@ def _advice(question: Settled) -> Iterator[Note]:
 def _least_changes(q: Settled) -> list[tuple[list[OptionValue], Settled]]:
     """Return all sets of options on the same GPUs with which it fits, and would not with a smaller change."""
     plan, micro = q.plan, int(q.micro_batch)
-    ladders: list[list[Changes]] = []
-    if plan.tp > 1 and not plan.sequence_parallel:
-        ladders.append([{"sequence_parallel": True}])
     further = RECOMPUTED[RECOMPUTED.index(plan.recompute) + 1 :] if plan.recompute in RECOMPUTED else RECOMPUTED[-1:]
-    ladders.append([{"recompute": kind} for kind in further])
-    if plan.dp > 1:
-        ladders.append([{"zero": stage} for stage in range(plan.zero + 1, 4)])
-    smaller = (micro >> halved for halved in range(1, micro.bit_length()))
-    ladders.append([{"micro_batch": size} for size in smaller])
-    ladders = [[{}, *ladder] for ladder in ladders]
+    ladders: list[list[Changes]] = [
+        [{}, *([{"sequence_parallel": True}] if plan.tp > 1 and not plan.sequence_parallel else [])],
+        [{}, *({"recompute": kind} for kind in further)],
+        [{}, *({"zero": stage} for stage in range(plan.zero + 1, 4) if plan.dp > 1)],
+        [{}, *({"micro_batch": micro >> halved} for halved in range(1, micro.bit_length()))],
+    ]
     fitting: dict[tuple[int, ...], tuple[list[OptionValue], Settled]] = {}
     for rungs in sorted(product(*(range(len(ladder)) for ladder in ladders)), key=sum):
         if any(all(a <= b for a, b in zip(less, rungs, strict=True)) for less in fitting):
@@ -174,19 +171,14 @@ def completed_plans(b: StepBill, measured_mfu: float) -> list[CompletedPlan]:
 
 
 def _left_out(q: Settled) -> list[list[Changes]]:
-    """Return the options that a plan left out, each with its possible values."""
-    plan = q.plan
-    options: list[list[Changes]] = []
-    if plan.tp > 1 and not plan.sequence_parallel:
-        options.append([{}, {"sequence_parallel": True}])
-    if plan.dp > 1 and not plan.zero:
-        options.append([{}, {"zero": 1}])
-    if plan.pp > 1 and plan.schedule == "1f1b":
-        chunks = sorted({2, -(-q.model.num_layers // int(plan.pp))} - {1})
-        options.append([{}, *({"schedule": "interleaved", "chunks": n} for n in chunks)])
-    if plan.recompute == "none":
-        options.append([{}, {"recompute": "full"}])
-    return options
+    plan, chunks = q.plan, sorted({2, -(-q.model.num_layers // int(q.plan.pp))} - {1})
+    options: list[tuple[object, list[Changes]]] = [
+        (plan.tp > 1 and not plan.sequence_parallel, [{"sequence_parallel": True}]),
+        (plan.dp > 1 and not plan.zero, [{"zero": 1}]),
+        (plan.pp > 1 and plan.schedule == "1f1b", [{"schedule": "interleaved", "chunks": n} for n in chunks]),
+        (plan.recompute == "none", [{"recompute": "full"}]),
+    ]
+    return [[{}, *values] for applies, values in options if applies]
 
 
 def _priced(q: Settled, left_out: list[list[Changes]], before: Sequence[OptionValue] = ()) -> Iterator[CompletedPlan]:

@@ -11,9 +11,9 @@ from itertools import chain
 import numpy as np
 
 from commtax.answer import Answer
-from commtax.catalog.effects import citation_of, engine_number, mechanism, mechanisms
 from commtax.catalog.fabric import source_title
 from commtax.catalog.loader import table as catalogue_table
+from commtax.catalog.programs import citation_of, engine_number, mechanism, mechanisms
 from commtax.cost import kernels
 from commtax.cost.collectives import ALGORITHMS, cross_domains, factor_over
 from commtax.cost.forms import equation_of
@@ -36,7 +36,7 @@ Sizes = Mapping[str, float | str]
 
 @dataclass(frozen=True, slots=True)
 class TimePart:
-    """Seconds of one launch that one cause takes. Parts add up; alone a cause may take longer, since causes overlap."""
+    """Seconds of one launch that one cause takes. Parts add up, while alone a cause may take longer, since causes overlap."""
 
     name: str
     what: str
@@ -109,7 +109,7 @@ class LikelyRange:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Of one launch of a line; parts sum to its seconds."""
+    """One launch of a line, whose parts sum to its seconds."""
 
     parts: tuple[TimePart, ...]
     shape: Sizes = field(default_factory=dict)
@@ -317,7 +317,6 @@ def _size_effects(k: Kernel, q: Question) -> Iterator[Effect]:
 
 
 def _doubts(k: Kernel, t: PricingTerms, trains: bool) -> Iterator[str]:
-    """Yield why a kernel's range is as wide as it is."""
     constants, source = t.constants, t.constants.label if trains else kernels.kernel_source(k, t.constants)
     whole = constants.tables["train.bf16"]["sigma"] if trains else constants.sigma
     yield f"{whole:g}: kernels of whole {'training ' if trains else ''}steps on {constants.family} chips against measured ones"
@@ -344,11 +343,7 @@ def explained_collective(b: StepBill, x: Line) -> Explanation:
     scaled = tuple(float(s) for s in scaled_s(x.item, chosen, q.engine, settings))
     prompts = float(x.each_s) / sum(scaled) if sum(scaled) and q.engine.paces.pace_prompt_steps != 1 else 1.0
     latency, wire = (prompts * s for s in scaled)
-    factors: tuple[Factor, ...] = (
-        ("reduce_share", all_reduce_share(x.item, q.engine)),
-        *paces,
-        ("pace_prompt_steps", prompts),
-    )
+    factors: tuple[Factor, ...] = (("reduce_share", all_reduce_share(x.item, q.engine)), *paces, ("pace_prompt_steps", prompts))
     if q.trains and x.item.whole_axis == "dp":
         factors += (("gather_rate", q.engine.trains.gather_rate),)
     ranks, domains = float(x.item.ranks), float(where.domains)
@@ -388,7 +383,6 @@ def _priced_by(path: Path, fabric: Fabric, crosses: bool, x: Line) -> PricedBy:
 
 
 def _host(b: StepBill, x: Line) -> Explanation:
-    """Explain the seconds that the GPU waits for the host, by their cause."""
     q = b.question
     if q.trains:
         parts = {str(x.priced_from): x.fixed_s}

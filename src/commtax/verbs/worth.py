@@ -21,13 +21,13 @@ from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.techniques import (
     DRAFTS,
-    asked_techniques,
     changes_of,
     default_of,
     field_value,
     is_default,
     kind_of,
     missed,
+    parse_techniques,
     technique,
     techniques,
     techniques_on,
@@ -44,17 +44,10 @@ from commtax.rules.drafts import accepted_as, accepted_width, draft_notes, is_ac
 from commtax.rules.techniques import check_spread, is_on_already, on_by_default, on_since
 from commtax.spec import Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal, rule_of
-from commtax.verbs import requests_weighed
+from commtax.verbs import fit_advice, requests_weighed
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import price_closed_loop
-from commtax.verbs.fit_advice import (
-    changed_limits,
-    check_lengths,
-    limit_costs,
-    limits_worth_changing,
-    own_limits_notes,
-    with_limits,
-)
+from commtax.verbs.fit_advice import check_lengths
 from commtax.verbs.fitting import Fit, fit_of_step, holds, judge, judged_by_memory, step_limits
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
@@ -89,23 +82,23 @@ def split_usual(put: Question) -> tuple[Question, list[UsualTechnique]]:
     usual_ones = [
         UsualTechnique(one, text, changes_on[text], *reason)
         for one, text in techniques_on(put)
-        if (reason := _told(bare, one, changes_on[text]))
+        if (reason := _usual_reason(bare, one, changes_on[text]))
     ]
     return put.but(**{name: default_of(name) for usual in usual_ones for name in usual.changes}), usual_ones
 
 
-def _told(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
-    """Return since when a technique is on anyway, the words for it, and whether it can be priced; None where it can be set."""
+def _usual_reason(bare: Question, one: Technique, changes: Mapping[str, object]) -> tuple[str, str, bool] | None:
+    """Return since when a technique is on anyway, the words for it, and whether it can be priced, or None where it can be set."""
     try:
         settle(bare.but(**changes))
     except Refusal as refused:
         if refused.kind == ALREADY_ON:
-            own_kernel = is_on_already(bare, one.key)
-            version = on_since(bare, one.key) if own_kernel else one.always.get(bare.engine.key, "")
+            separate = is_on_already(bare, one.key)
+            version = on_since(bare, one.key) if separate else one.always.get(bare.engine.key, "")
             name = bare.engine.name
             since = f"in {name} since {version}" if version else f"in every version of {name} known here"
-            why = on_by_default(bare.engine, version) if own_kernel or version else str(refused)
-            return since, why, own_kernel and "library" not in changes
+            why = on_by_default(bare.engine, version) if separate or version else str(refused)
+            return since, why, separate and "library" not in changes
     return None
 
 
@@ -114,7 +107,7 @@ FIGURES = ("gain", "low", "high", "ttft_s", "tpot_s", "tokens_per_s")
 
 @dataclass(frozen=True, slots=True)
 class SettingWorth:
-    """What whole requests gain where a setting is dropped, and the engine's own stands in its place; or where limits are set."""
+    """What whole requests gain where a setting is dropped for the engine's own, or where limits are set."""
 
     option: str
     flag: str  # as the engine's command has it
@@ -156,7 +149,7 @@ class QuestionedSetting:
 
 
 def questioned(q: Question) -> Iterator[QuestionedSetting]:
-    """Yield the settings of a question that differ from the engine's own, and may cost; not what techniques set."""
+    """Yield the settings of a question that differ from the engine's own and may cost, without what techniques set."""
     set_by_techniques = {name for _, text in techniques_on(q) for name in changes_of(text)}
     for option in (options()[name] for name in table("verbs/costly_settings.toml")["options"]):
         value = None if option.key in set_by_techniques else field_value(q, option.key)
@@ -190,23 +183,23 @@ def weigh_settings(q: Settled, figures: Callable[[Settled], Mapping[str, float]]
 
 
 def why_start_is_lost(now: Question, without: Question) -> str:
-    """Return why servers that start as they are do not without a setting; "" where they do, or where the same stops them now."""
-    before, after = (own_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
+    """Return why servers that start as they are do not without a setting, or ""."""
+    before, after = (fit_advice.default_limits_notes(servers, servers.requests.tokens) for servers in (now, without))
     return "" if before else "; ".join(after)
 
 
 def worthwhile_limits(q: Settled, figures: Callable[[Settled], Mapping[str, float]]) -> SettingWorth | None:
-    """Return engine limits that requests gain by where caches are small; None where none is worth it."""
+    """Return engine limits that requests gain by where caches are small, or None where none is worth it."""
     judged = holds(judged_by_memory(q.plain()))
     if not caches_are_small(judged.kv_bytes / q.cluster.chip.visible_bytes):
         return None
-    changes = limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
+    changes = fit_advice.limits_worth_changing(judged, lambda on: float(figures(q.but(**on))["gain"]))
     if not changes:
         return None
-    roomier, served = judge(with_limits(judged.question, changes)), figures(q.but(**changes))
+    roomier, served = judge(fit_advice.with_limits(judged.question, changes)), figures(q.but(**changes))
     gains = {name: served[name] for name in FIGURES}
-    option = flags(changed_limits(roomier, judged))
-    return SettingWorth(",".join(changes), option, fits=True, cost=limit_costs(roomier, judged), **gains)
+    option = flags(fit_advice.changed_limits(roomier, judged))
+    return SettingWorth(",".join(changes), option, fits=True, cost=fit_advice.limit_costs(roomier, judged), **gains)
 
 
 def _flag(q: Question, name: str, value: object) -> str:
@@ -224,7 +217,7 @@ DRAFTED = ("acceptance", "accepted_length", "draft_model")  # stated of one draf
 
 @dataclass(frozen=True, slots=True)
 class TechniqueWorth:
-    """One technique on one question: what it changes, where that flips, and what asks for it; or why it is none here."""
+    """One technique on one question: what it changes, where that flips, and what requests it, or why it is none here."""
 
     technique: Technique
     asked: str  # as ``--technique`` takes it, with what it needs
@@ -251,14 +244,14 @@ class TechniqueWorth:
     notes: tuple[str, ...] = ()
 
     @property
-    def own(self) -> str:
+    def single(self) -> str:
         """The technique and its value, without what it needs."""
         return self.asked.removesuffix(f",{self.beside}")
 
     @property
     def name(self) -> str:
         """What it is called in a table."""
-        return f"{self.own} (on top of {self.beside})" if self.beside else self.own
+        return f"{self.single} (on top of {self.beside})" if self.beside else self.single
 
     @property
     def idle(self) -> bool:
@@ -277,7 +270,7 @@ class TechniqueWorth:
 
 @dataclass(frozen=True, slots=True)
 class Worth(Answer):
-    """All techniques on one question, best first; those that cannot be had stand last.
+    """All techniques on one question, best first, with those that cannot be had last.
 
     >>> import commtax
     >>> commtax.worth("llama-3.1-8b", "8xh100-sxm", tp=8).refused[0].refused
@@ -334,7 +327,7 @@ def worth(model: str | Model, cluster: str | Cluster, **options: Unpack[WorthOpt
 
 
 def check_loads(options: Mapping[str, object]) -> bool:
-    """Return whether the options set a load of requests rather than a step; options that do not go together are refused."""
+    """Return whether the options set a load of requests rather than a step. Refuse options that do not go together."""
     set_load = {name for name, value in options.items() if value is not None}
     requests = bool(set_load.intersection(LOADS))
     if requests and BATCH in set_load:
@@ -350,9 +343,9 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
         raise Refusal.of("requests have prompts and decode; leave it out, or the requests", phase=put.phase)
     if put.trains:
         raise Refusal.about(phase="techniques of serving are weighed; bill --phase train lists what-ifs of training")
-    asked = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
+    requested = check_lengths(put.but(input_len=int(put.context)) if requests else loop_around(put))
     shown = {} if requests else _step_sizes(put)
-    plain, usual = split_usual(asked)
+    plain, usual = split_usual(requested)
     weigh = Scale(settle(plain), True, shown=shown)
     rows = sorted([weigh.row(one) for one in counting.counted(techniques().values())], key=_rank)
     on = (*weigh_usual(weigh, usual), *weigh_set(weigh))
@@ -368,7 +361,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
 
 
 def _settings_when_full(weigh: Scale) -> FullServer | None:
-    """Weigh settings on a full server; None where the load fills it, or is a rate."""
+    """Weigh settings on a full server, unless the load fills it or is a rate."""
     q = weigh.question
     most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * requests_weighed.replicas_of(q)
     if q.offered.request_rate or most <= q.requests.concurrency:
@@ -383,7 +376,7 @@ def _step_sizes(q: Question) -> Mapping[str, object]:
 
 
 def weigh_set(weigh: Scale) -> Iterator[TechniqueWorth]:
-    """Weigh techniques that a question has set, each against the same question without it; not those that cannot be left out."""
+    """Weigh techniques that a question has set, each against the same question without it, unless they cannot be left out."""
     q = weigh.question
     for one, text in techniques_on(q):
         values = {name: field_value(q, name) for name in (*changes_of(text), *(DRAFTED if one.group == DRAFTS else ()))}
@@ -411,13 +404,13 @@ def _rank(row: TechniqueWorth) -> tuple[bool, bool, float]:
     return bool(row.refused), not row.fits, -row.gain if not row.refused else 0.0
 
 
-def flag_of(asked: str, q: Question) -> str:
-    """Return the flags that request techniques from the question's engine; "" where none do."""
-    return flag_text([one for one, _ in asked_techniques(asked)], program_of(q.engine).key, q)
+def flag_of(text: str, q: Question) -> str:
+    """Return the flags that request techniques from the question's engine, or ""."""
+    return flag_text([one for one, _ in parse_techniques(text)], program_of(q.engine).key, q)
 
 
 class Scale:
-    """One question, priced once, that techniques are weighed on; ``flips``: also along axes, and on top of what they need.
+    """One question, priced once, that techniques are weighed on. ``flips``: also along axes, and on top of what they need.
 
     Without, full caches are compared only where a technique makes room for more requests. ``requests``: its requests are weighed,
     and its step is one in the middle of their lives, of as many as run at once; ``shown``: what the step has instead that is told
@@ -452,7 +445,7 @@ class Scale:
         return tuple((axis, float(grid[0]), float(grid[-1])) for axis, (grid, _) in self._swept.items())
 
     def row(self, one: Technique) -> TechniqueWorth:
-        """Return the best of a technique's usual values, where it needs another one on top of that; else why it is refused."""
+        """Return the best of a technique's usual values, where it needs another one on top of that, else why it is refused."""
         best = self._best(one)
         is_set = any(other is one for other, _ in techniques_on(self.question))
         if (best.refused or best.idle) and self._flips and not is_set:
@@ -471,17 +464,17 @@ class Scale:
         bases = [base for base in (self.weigh(technique(other), other) for other in one.needs) if not base.refused]
         rows = [(base, self._on_top(one, base.asked)) for base in bases]
         able = [(row.fits, base.gain * max(1.0, row.gain), row) for base, row in rows if not (row.refused or row.idle)]
-        return max(able, key=lambda found: found[:2])[2] if able else None
+        return max(able, key=lambda choice: choice[:2])[2] if able else None
 
     def _on_top(self, one: Technique, other: str) -> TechniqueWorth:
         if other not in self._tops:
             self._tops[other] = self.beside(self._with(other))
         row = self._tops[other]._best(one)
-        asked = f"{row.asked},{other}"
-        return row if row.refused else replace(row, asked=asked, beside=other, flag=flag_of(asked, self._with(asked)))
+        both = f"{row.asked},{other}"
+        return row if row.refused else replace(row, asked=both, beside=other, flag=flag_of(both, self._with(both)))
 
     def gain(self, text: str) -> float:
-        """Return tokens/s per GPU with several techniques over those without; 0 where they do not go together."""
+        """Return tokens/s per GPU with several techniques over those without, or 0 where they do not go together."""
         try:
             q = self._with(text)
             need_accepted(q)
@@ -552,7 +545,7 @@ class Scale:
         return now == then
 
     def _full_gain(self, q: Settled, judged: Fit) -> float:
-        """Return tokens/s with as many requests as fit, with the technique over without; only where they differ in number."""
+        """Return tokens/s with as many requests as fit, with the technique over without, only where they differ in number."""
         before, after = (one.most_seqs(int(q.context) + 1) for one in (self.fit, judged))
         if before == after or min(before, after) < 1 or q.phase != "decode" or (after < before and not self._swept):
             return math.nan
@@ -594,12 +587,12 @@ def ratio_sigma(a: Bill, b: Bill) -> float:
     return math.sqrt(sum(share * share for sums in (common, separate) for share in sums.values()) / 2)
 
 
-def gaining_most(q: Settled, told: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
-    """Return the few techniques that gain requests most and enough to report, but those that set what is ``told`` anyway."""
+def gaining_most(q: Settled, listed: Sequence[Mapping[str, object]] = ()) -> list[TechniqueWorth]:
+    """Return the few techniques that gain requests most and enough to report, but those that set what is ``listed`` anyway."""
     if not is_accepted_known(q):
         return []
     scale, engine = Scale(q, flips=False), program_of(q.engine).key
-    tried = [one for one in techniques().values() if engine in one.flags and one.sets not in told]
+    tried = [one for one in techniques().values() if engine in one.flags and one.sets not in listed]
     best = [(*max((scale.gain(text), text) for text in one.at_usual_values), one) for one in tried]
     able = [(one, text) for gain, text, one in best if is_worth_telling(gain)]
     if not able:

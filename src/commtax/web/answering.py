@@ -21,9 +21,8 @@ from commtax.verbs.explained_step import ExplainedStep
 from commtax.verbs.settling import settle
 from commtax.verbs.slider_moves import GRIDS
 from commtax.verbs.why import why
-from commtax.web.fitting import fit_answer, memory_answer
 from commtax.web.guard import HTTP, problem
-from commtax.web.pages import legal_alternative, state_glance, state_grid, state_view, state_worth
+from commtax.web.pages import fit_answer, legal_alternative, memory_answer, state_glance, state_grid, state_view, state_worth
 from commtax.web.planning import fleet_answer, plan_answer, several_answer
 from commtax.web.serving_rates import traffic_answer
 
@@ -91,14 +90,14 @@ def write_answer(name: str, query: bytes) -> Written:
 
 @lru_cache(maxsize=1)
 def _dropped() -> Callable[[bytes], Record]:
-    """Return what judges files that are dropped on the page; it lies above, among the readers of real runs."""
+    """Return what judges files that are dropped on the page. It lies above, among the readers of real runs."""
     module, _, name = HTTP["homes"][DROPPED].partition(":")
     answer: Callable[[bytes], Record] = getattr(import_module(module), name)
     return answer
 
 
-def _written(told: object) -> bytes:
-    return json.dumps(to_json(told), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+def _written(answer: object) -> bytes:
+    return json.dumps(to_json(answer), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _read_state(name: str, query: bytes, extra: tuple[Key, ...]) -> State:

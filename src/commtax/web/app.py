@@ -14,51 +14,40 @@ from commtax.files import table
 from commtax.report.view.state import KEYS, Key
 from commtax.web.answering import ANSWERS, DROPPED, Written, write_answer
 from commtax.web.assets import served_files
-from commtax.web.guard import BODIES, CLAIM, DROP_PATH, FILE_TYPE, HTTP, NAME, App, Guard, problem
+from commtax.web.guard import API, BODIES, CLAIM, FILE_TYPE, HTTP, NAME, App, Guard, problem
 
 Asker = Callable[[str, bytes], Coroutine[object, object, Written]]
 """Who answers: the name of a question and its query, as they came."""
+Endpoint = Callable[[Request], Awaitable[Response]]
 Schema = dict[str, object]
 VALUE = "integer | number | string | null"  # what a control may be set to
 MOST_KEPT = 32 * 2**20  # bytes of answers and their questions that are kept to be given again
 
 
 async def here(name: str, query: bytes) -> Written:
-    """Answers computed at once and without any bound: for tests and for those who serve nobody else."""
+    """Answer at once and without any bound, for tests and for those who serve nobody else."""
     return write_answer(name, query)
 
 
 def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
-    """The guarded application; ``host`` is the name it is served under, beside loopback's."""
+    """Return the guarded application. ``host`` is the name it is served under, beside loopback's."""
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
     kept = KeptAnswers(asker)
     errors: dict[int | str, Schema] = {status: _response("Problem", text) for status, text in HTTP["errors"].items()}
-    for name, (_, extra) in ANSWERS.items():
+
+    def add(name: str, endpoint: Endpoint, method: str, extra: dict[str, object] | None) -> None:
         summary, shape = HTTP["answers"][name]
-        app.add_api_route(
-            f"/api/{name}",
-            _endpoint(name, kept),
-            methods=["GET"],
-            summary=summary,
-            responses={200: _response(shape, "Successful Response"), **errors},
-            openapi_extra={"parameters": parameters(extra)} if name != "catalog" else None,
-        )
-    summary, shape = HTTP["answers"][DROPPED]
-    app.add_api_route(
-        DROP_PATH,
-        _drop(asker),
-        methods=["POST"],
-        summary=summary,
-        responses={200: _response(shape, "Successful Response"), **errors},
-        openapi_extra={
-            "parameters": parameters((NAME, BODIES, CLAIM)),
-            "requestBody": {"required": True, "content": {FILE_TYPE.decode(): {"schema": {"type": "string", "format": "binary"}}}},
-        },
-    )
-    for name, (body, kind) in served_files().items():
-        app.add_route("/" if name == "index.html" else f"/{name}", _file(body, kind), methods=["GET"], include_in_schema=False)
+        responses = {200: _response(shape, "Successful Response"), **errors}
+        app.add_api_route(f"{API}{name}", endpoint, methods=[method], summary=summary, responses=responses, openapi_extra=extra)
+
+    for name, (_, extra) in ANSWERS.items():
+        add(name, _endpoint(name, kept), "GET", {"parameters": parameters(extra)} if name != "catalog" else None)
+    body = {"required": True, "content": {FILE_TYPE.decode(): {"schema": {"type": "string", "format": "binary"}}}}
+    add(DROPPED, _drop(asker), "POST", {"parameters": parameters((NAME, BODIES, CLAIM)), "requestBody": body})
+    for name, (content, kind) in served_files().items():
+        app.add_route("/" if name == "index.html" else f"/{name}", _file(content, kind), methods=["GET"], include_in_schema=False)
     app.add_exception_handler(HTTPException, _missing)
-    app.openapi()["components"] = {"schemas": {name: _shape(name, told) for name, told in table("web/shapes.toml").items()}}
+    app.openapi()["components"] = {"schemas": {name: _shape(name, row) for name, row in table("web/shapes.toml").items()}}
     return Guard(app, host)
 
 
@@ -83,48 +72,46 @@ class KeptAnswers:
             self.answers[key] = body
             self.nbytes += len(query) + len(body)
         while self.nbytes > MOST_KEPT:
-            (_, asked), old = self.answers.popitem(last=False)
-            self.nbytes -= len(asked) + len(old)
+            (_, oldest), old = self.answers.popitem(last=False)
+            self.nbytes -= len(oldest) + len(old)
         return status, body
 
 
-def _endpoint(name: str, asker: Asker) -> Callable[[Request], Awaitable[Response]]:
-    """One question, as long as somebody waits for its answer."""
+def _endpoint(name: str, asker: Asker) -> Endpoint:
+    """Return an endpoint for one question, which works as long as somebody waits for its answer."""
 
     async def ask(request: Request) -> Response:
         answer = await _while_wanted(request, asker(name, request.scope["query_string"]))
-        if answer is None:
-            return Response(status_code=400)  # to nobody: the client is gone
-        status, body = answer
-        headers = {"cache-control": "no-store"} | ({"retry-after": "1"} if status == 429 else {})
-        return Response(body, status, media_type="application/json", headers=headers)
+        return Response(status_code=400) if answer is None else _answered(*answer)  # 400 to nobody: the client is gone
 
     ask.__name__ = name
     return ask
 
 
-def _drop(asker: Asker) -> Callable[[Request], Awaitable[Response]]:
-    """A file and its audit; neither is kept."""
+def _answered(status: int, body: bytes) -> Response:
+    headers = {"cache-control": "no-store"} | ({"retry-after": "1"} if status == 429 else {})
+    return Response(body, status, media_type="application/json", headers=headers)
+
+
+def _drop(asker: Asker) -> Endpoint:
 
     async def audit(request: Request) -> Response:
         body = await request.body()
-        status, answer = await asker(DROPPED, request.scope["query_string"] + b"\0" + body)
-        headers = {"cache-control": "no-store"} | ({"retry-after": "1"} if status == 429 else {})
-        return Response(answer, status, media_type="application/json", headers=headers)
+        return _answered(*await asker(DROPPED, request.scope["query_string"] + b"\0" + body))
 
     return audit
 
 
 async def _while_wanted(request: Request, work: Coroutine[object, object, Written]) -> Written | None:
-    """What the work brings; it is given up when the client hangs up."""
-    asked, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    """Return what the work brings, or give it up when the client hangs up."""
+    answer, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
     try:
-        await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
-        return await asked if asked.done() else None
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await answer if answer.done() else None
     finally:
-        asked.cancel()
+        answer.cancel()
         gone.cancel()
-        await asyncio.gather(asked, gone, return_exceptions=True)
+        await asyncio.gather(answer, gone, return_exceptions=True)
 
 
 async def _gone(request: Request) -> None:
@@ -132,7 +119,7 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _file(body: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
+def _file(body: bytes, kind: str) -> Endpoint:
     tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
     async def serve(request: Request) -> Response:
@@ -168,19 +155,19 @@ def schema_of(kind: str) -> Schema:
     return schema_of(VALUE) if kind == "value" else {} if kind == "any" else {"type": kind}
 
 
-def _shape(name: str, told: Mapping[str, str | bool]) -> Schema:
-    keys = {key: kind for key, kind in told.items() if isinstance(kind, str) and key != "about"}
+def _shape(name: str, row: Mapping[str, str | bool]) -> Schema:
+    keys = {key: kind for key, kind in row.items() if isinstance(kind, str) and key != "about"}
     return {
         "type": "object",
-        "description": told.get("about", name),
+        "description": row.get("about", name),
         "properties": {key.rstrip("?"): schema_of(kind) for key, kind in keys.items()},
         "required": [key for key in keys if not key.endswith("?")],
-        "additionalProperties": told.get("open", False),
+        "additionalProperties": row.get("open", False),
     }
 
 
 def parameters(extra: tuple[Key, ...]) -> list[Schema]:
-    """The keys of the state as the schema tells them: the same table that reads them."""
+    """Return the keys of the state as the schema tells them, from the table that reads them."""
     place = {"in": "query", "required": False}
     return [{"name": k.name, **place, "description": k.help, "schema": _schema(k)} for k in (*KEYS, *extra)]
 

@@ -24,13 +24,13 @@ def page_files(page: str = "page") -> dict[str, tuple[bytes, str]]:
 
 
 def served_files() -> dict[str, tuple[bytes, str]]:
-    """What a browser fetches: the page, its styles, and all of its modules in one, for each costs a round trip."""
+    """Return what a browser fetches: the page, its styles, and all of its modules in one, for each costs a round trip."""
     script = _bundle("page.js", "page").encode(), KINDS[".js"]
     return {"index.html": page_files()["index.html"], "page.css": page_files()["page.css"], "page.js": script}
 
 
 def offline(page: object, name: str = "page") -> str:
-    """One file that opens anywhere: the page with its styles, its scripts and the answers inside."""
+    """Return one file that opens anywhere: the page with its styles, its scripts and the answers inside."""
     # A closing tag inside a string would end the element: no "<" is left in the data.
     text = json.dumps(to_json(page), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     html, tag = _text("index.html", name), SCRIPT.format(name)
@@ -42,13 +42,12 @@ def offline(page: object, name: str = "page") -> str:
 
 
 def _text(file: str, page: str) -> str:
-    """A file of a page, or else of the one that is served."""
-    own = page_files(page)
-    return (own if file in own else page_files())[file][0].decode("utf-8")
+    """Return a file of a page, or else of the one that is served."""
+    return (page_files() | page_files(page))[file][0].decode("utf-8")
 
 
 def _bundle(start: str, page: str) -> str:
-    """All modules in one, those that are imported first."""
+    """Join all modules in one, those that are imported first."""
     done: list[str] = []
 
     def add(name: str) -> None:

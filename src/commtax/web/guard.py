@@ -38,7 +38,7 @@ RAW = [(name.encode(), value.encode()) for name, value in HTTP["headers"].items(
 
 
 def problem(error: str, argument: str = "", rule: str = "", nearest: Sequence[float | str] = (), instead: object = None) -> bytes:
-    """The one shape of every refusal."""
+    """Return the one shape of every refusal."""
     error, rule = redact(error), redact(rule)
     document = {"error": error, "argument": argument, "rule": rule or error, "nearest": list(nearest), "instead": instead}
     return json.dumps(document, ensure_ascii=False).encode()
@@ -87,8 +87,8 @@ class Guard:
             return 414, problem(f"query: longer than {MAX_QUERY:,} bytes", "query"), []
         return None
 
-    def _is_ours(self, given: str) -> bool:
-        match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?", given)
+    def _is_ours(self, host: str) -> bool:
+        match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?", host)
         if not match:
             return False
         name = match[1].lower().strip("[]").rstrip(".")
@@ -99,19 +99,18 @@ class Guard:
 
 
 def _foreign_origin(headers: dict[bytes, bytes]) -> str:
-    """The page elsewhere that a browser asks for, as far as it says; "" where the question is ours or a program's."""
+    """Return the page elsewhere that a browser asks for, as far as it says, or "" where the question is ours or a program's."""
     site = headers.get(b"sec-fetch-site", b"").decode("latin-1")
-    told = headers.get(b"origin") or headers.get(b"referer") or b""
-    origin = told.decode("latin-1")[:MOST_ORIGIN]
+    origin = (headers.get(b"origin") or headers.get(b"referer") or b"").decode("latin-1")[:MOST_ORIGIN]
     if site:  # told by every browser of these years, and by no script of a page
         return "" if site in ("same-origin", "none") else origin or f"a {site} page"
-    own = headers.get(b"host", b"").decode("latin-1").lower()
-    return "" if not origin or origin.partition("://")[2].partition("/")[0].lower() == own else origin
+    host = headers.get(b"host", b"").decode("latin-1").lower()
+    return "" if not origin or origin.partition("://")[2].partition("/")[0].lower() == host else origin
 
 
 def _headers(message: Message) -> list[tuple[bytes, bytes]]:
-    held = message.get("headers")
-    return list(held) if isinstance(held, Iterable) else []
+    headers = message.get("headers")
+    return list(headers) if isinstance(headers, Iterable) else []
 
 
 def _is_address(name: str) -> bool:
@@ -123,7 +122,7 @@ def _is_address(name: str) -> bool:
 
 
 def _add_headers(send: Send, head: bool) -> Send:
-    """Adds what browsers are told; to HEAD the head alone."""
+    """Add what browsers are told, and to HEAD send the head alone."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -38,12 +38,12 @@ WARM = (
 
 
 def limit_of(name: str) -> float:
-    """Seconds until the time of a question is up."""
+    """Return the seconds until the time of a question is up."""
     return float(HTTP["patience"].get(name, LIMIT_S))
 
 
 def main(control: int) -> None:
-    """Fork a worker for each line that comes; end with the server."""
+    """Fork a worker for each line that comes, and end with the server."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers need no funeral
     for name, query in WARM:
         write_answer(name, query)
@@ -89,16 +89,16 @@ def _work(line: socket.socket) -> None:
             return
         name, query = ASKED.unpack(head)
         text = line.recv(name + query, socket.MSG_WAITALL)
-        asked = text[:name].decode()
-        with _end_with_line(line, limit_of(asked)):
-            status, body = _answer(asked, text[name:])
+        kind = text[:name].decode()
+        with _end_with_line(line, limit_of(kind)):
+            status, body = _answer(kind, text[name:])
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         line.sendall(TOLD.pack(status, len(body), done == SHARE or resident > MOST_RESIDENT) + body)
 
 
 @contextlib.contextmanager
 def _end_with_line(line: socket.socket, limit_s: float) -> Iterator[None]:
-    """Inside, the process ends when the line closes or the time is up."""
+    """End the process inside when the line closes or the time is up."""
     flags = fcntl.fcntl(line, fcntl.F_GETFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())

@@ -30,7 +30,7 @@ GOING = 429, problem("The server is being stopped; ask again when it runs.", "se
 
 
 def too_long(name: str) -> Written:
-    """What is said instead of an answer that takes longer than the page waits."""
+    """Return the refusal of a question that takes longer than the page waits."""
     rule = f"{name}: not answered within {limit_of(name):g} s on this machine"
     return 422, problem(f"{rule}; choose a smaller cluster, or ask on the command line, which has no such limit", name)
 
@@ -62,7 +62,7 @@ class WorkerLine:
 
 
 class Nursery:
-    """The process that forks workers, ``main`` of a module; started again if it is gone."""
+    """The process that forks workers, ``main`` of a module, which is started again if it is gone."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -82,7 +82,7 @@ class Nursery:
         self._loading: asyncio.Future[bytes] | None = None
 
     async def loaded(self) -> None:
-        """Until it has said that it is ready, which no question's time shall pay for; not for ever."""
+        """Wait, but not for ever, until the nursery is ready, which no question's time shall pay for."""
         if self._process.poll() is not None:
             self._restart()
         if self._loading is None:
@@ -93,7 +93,7 @@ class Nursery:
                     await asyncio.shield(self._loading)
 
     async def worker(self, niceness: int) -> WorkerLine:
-        """A new worker. It may still be loading: what is asked of it waits in its line."""
+        """Return a new worker. It may still be loading: what is asked of it waits in its line."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -108,7 +108,7 @@ class Nursery:
         self._start()
 
     def close(self) -> None:
-        """It goes when its workers are gone; at once if it is still loading."""
+        """End the nursery when its workers are gone, or at once if it is still loading."""
         if self._loading:
             self._loading.cancel()
         self._control.close()
@@ -121,7 +121,7 @@ class Nursery:
 
 @contextlib.contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """What is started inside never hears Ctrl-C, which reaches the whole terminal: when it is over, the server says.
+    """Keep Ctrl-C, which reaches the whole terminal, from what is started inside: the server decides when it is over.
 
     A mask, and no code between fork and exec: an interrupt that came in there would be lost to the server too.
     """
@@ -147,7 +147,7 @@ class WorkerLane:
         self.turns = asyncio.Semaphore(self.workers)
 
     async def turn(self) -> bool:
-        """Wait for a worker; false where too many wait, or it takes too long."""
+        """Wait for a worker, and return false where too many wait, or it takes too long."""
         if self.waiting >= self.most_waiting:
             return False
         self.waiting += 1
@@ -160,7 +160,7 @@ class WorkerLane:
             self.waiting -= 1
 
     async def answer(self, nursery: Nursery, name: str, query: bytes) -> Written:
-        """Ask a worker; one that is spent is ended."""
+        """Ask a worker, and end one that is spent."""
         line = self._rested() or await nursery.worker(self.niceness)
         self.busy.append(line)
         try:
@@ -173,7 +173,6 @@ class WorkerLane:
                 line.close()
 
     def _rested(self) -> WorkerLine | None:
-        """An idle worker that is still there."""
         while self.idle:
             line = self.idle.pop()
             if line.usable:
@@ -183,7 +182,7 @@ class WorkerLane:
 
 
 class WorkerPool:
-    """All workers. ``ask`` always returns, in time and with a status; when its caller is cancelled, so is the work."""
+    """All workers. ``ask`` always returns, in time and with a status. When its caller is cancelled, so is the work."""
 
     def __init__(self, nursery: str = "commtax.web.nursery") -> None:
         self._nursery = Nursery(nursery)

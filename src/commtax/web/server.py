@@ -24,7 +24,7 @@ MOST_OPEN = min(400, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; a port that is taken or not allowed is refused by name."""
+    """Return a bound socket, or refuse a port that is taken or not allowed by name."""
     if not 0 <= port <= 65_535:
         raise Refusal(f"port={port}: from 0 to 65535 (0: any that is free)", "port")
     try:

@@ -10,9 +10,9 @@ from commtax.files import table
 from commtax.options import taken_by
 from commtax.report.documents import Record
 from commtax.report.requests import STATISTICS, TIMES, fleet_words, rate_words, sweep_document, tail_words
-from commtax.report.view.state import FLAGS, USUAL, RefusedError, State, command_line
+from commtax.report.view.state import USUAL, RefusedError, State, command_line, flag_of
 from commtax.sim.serving.figures import weighted_quantile
-from commtax.timeline import Counter
+from commtax.timeline import Counter, Timeline
 from commtax.units import format_seconds
 from commtax.verbs import requests
 from commtax.verbs.examining import NEEDED, RequestSweep, Slo, question_at, sweep, timeline_of
@@ -27,62 +27,60 @@ RATE = LOADS[0]
 
 
 def traffic_answer(state: State) -> Record:
-    """What ``commtax simulate --sweep --json`` prints, and how the page shows it."""
+    """Return what ``commtax simulate --sweep --json`` prints, and how the page shows it."""
     q = state.question
     if q.trains:
         raise RefusedError("ph: requests come to a model that is served", "ph", malformed=False)
-    known = taken_by("serve()")
-    said = {name: value for name, value in state.options.items() if name in known and value not in ("", None, False)}
-    said.pop("cp", None)  # which the page has for training alone
+    taken = taken_by("serve()")
+    options = {name: value for name, value in state.options.items() if name in taken and value not in ("", None, False)}
+    options.pop("cp", None)  # which the page has for training alone
     if state["pw"]:  # servers for prompts, and others that decode
-        said |= ServeOptions(disaggregated=True, decode_workers=state["rep"], replicas=1)
-        said |= ServeOptions(prefill_workers=state["pw"], prefill_tp=state["ptp"], prefill_dp=state["pdp"])
-    asked = {**said, **ServeOptions(input_len=state["il"], output_len=state["ol"])}
-    one = requests_question(q.model, q.cluster, {**asked, RATE: state["rps"] or 1.0})
+        options |= ServeOptions(disaggregated=True, decode_workers=state["rep"], replicas=1)
+        options |= ServeOptions(prefill_workers=state["pw"], prefill_tp=state["ptp"], prefill_dp=state["pdp"])
+    options |= ServeOptions(input_len=state["il"], output_len=state["ol"])
+    one = requests_question(q.model, q.cluster, {**options, RATE: state["rps"] or 1.0})
     rates = rates_of(requests.run_requests(settle(one)).capacity, state["rps"])
     swept = sweep(RATE, rates, [question_at(one, RATE, rate) for rate in rates])
     slo = Slo(**{f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")})
     words = [state.file or state["m"], "--cluster", state["c"]]
-    links = {"intra": state["intra"], "inter": state["inter"]}
-    for name, value in {**{n: v for n, v in links.items() if v}, **asked}.items():
+    links = {name: state[name] for name in ("intra", "inter") if state[name]}
+    for name, value in (links | options).items():
         if value != USUAL.get(name):
-            words += [FLAGS.get(name, f"--{name.replace('_', '-')}"), *([] if value is True else [str(value)])]
+            words += [flag_of(name), *([] if value is True else [str(value)])]
     words += ["--sweep", f"request-rate={','.join(f'{rate:g}' for rate in rates)}"]
     words += [word for name in ("ttft", "tpot") if state[name] for word in (f"--{name}", f"{state[name]:g}ms")]
     return traffic_view(swept, state["rps"], slo) | {"command": command_line(state, "simulate", *words)}
 
 
-def rates_of(capacity: float, asked: float) -> tuple[float, ...]:
-    """Rates to simulate: shares of the capacity, and the one that is asked for."""
+def rates_of(capacity: float, chosen: float) -> tuple[float, ...]:
+    """Return the rates to simulate: shares of the capacity, and the chosen one."""
     rates = {float(f"{share * capacity:.3g}") for share in SHOWN["loads"]}
-    return tuple(sorted(rates | ({asked} if asked else set())))
+    return tuple(sorted(rates | ({chosen} if chosen else set())))
 
 
-def traffic_view(s: RequestSweep, asked: float, slo: Slo) -> Record:
-    """What ``commtax simulate --sweep --json`` prints, pictures of it, and one run in detail: at the rate asked for or the knee."""
-    at = s.values.index(asked) if asked in s.values else (0 if s.knee is None else s.knee)
-    told = [f"{fleet_words(s.outcomes[0])} can answer up to {rate_words(s.capacity)}."]
+def traffic_view(s: RequestSweep, chosen: float, slo: Slo) -> Record:
+    """Return a sweep as the command line prints it, pictures of it, and one run in detail: at the chosen rate or the knee."""
+    at = s.values.index(chosen) if chosen in s.values else (0 if s.knee is None else s.knee)
+    sentences = [f"{fleet_words(s.outcomes[0])} can answer up to {rate_words(s.capacity)}."]
     if s.knee is not None:
-        told.append(f"Throughput and latency are best balanced at {rate_words(s.values[s.knee])}, the knee.")
+        sentences.append(f"Throughput and latency are best balanced at {rate_words(s.values[s.knee])}, the knee.")
     if slo.limits:
-        most = s.most(slo)
-        kept = f"{NEEDED:.0%} of the requests keep to the limits"
-        held = f"{kept} up to {rate_words(s.values[most])}." if most is not None else f"At no rate do {kept}."
-        told.append(held)
+        most, kept = s.most(slo), f"{NEEDED:.0%} of the requests keep to the limits"
+        sentences.append(f"At no rate do {kept}." if most is None else f"{kept} up to {rate_words(s.values[most])}.")
     return {
         **sweep_document(s, slo),
         "fleet": fleet_words(s.outcomes[0]),
-        "sentence": " ".join(told),
+        "sentence": " ".join(sentences),
         "rates": list(s.values),
         "overloaded": [o.overloaded for o in s.outcomes],
-        "curves": [_curve(s, name, told) for name, told in CURVES.items()],
+        "curves": [_curve(s, name, curve) for name, curve in CURVES.items()],
         "detail": _detail(s.outcomes[at], s.values[at], at == s.knee),
     }
 
 
-def _curve(s: RequestSweep, statistic: str, told: Mapping[str, str]) -> Record:
+def _curve(s: RequestSweep, statistic: str, curve: Mapping[str, str]) -> Record:
     values = [o.statistic(statistic) for o in s.outcomes]
-    return {"key": statistic, **told, "values": [value if isfinite(value) else None for value in values]}
+    return {"key": statistic, **curve, "values": [value if isfinite(value) else None for value in values]}
 
 
 def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
@@ -92,8 +90,8 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
     shown, _ = timeline_of(o, SHOWN["most_slices"] * max(1, len(o.ran.engines) + len(o.ran.prompt_engines)))
     first = shown.owners[0] if shown.owners else ""
     lanes = [i for i, owner in enumerate(shown.owners) if owner == first]
-    own = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
-    until = float(shown.end_s[own].max()) if len(own) else 0.0
+    slices = np.flatnonzero(np.isin(shown.lane, lanes))[: SHOWN["most_slices"]]
+    until, inner = float(shown.end_s[slices].max()) if len(slices) else 0.0, "stage" if o.fleet.workers.stages > 1 else "rank"
     return {
         "rate": rate,
         "sentence": text,
@@ -102,26 +100,19 @@ def _detail(o: RequestsInTime, rate: float, knee: bool) -> Record:
         "histogram": histogram(*o.gaps),
         "timeline": {
             "engine": first,
-            "lanes": [_lane_name(o, place, len(lanes)) for place in range(len(lanes))],
+            "lanes": [f"{inner} {place}" if len(lanes) > 1 else "steps" for place in range(len(lanes))],
             "kinds": list(shown.kinds),
             "until_s": until,
-            "slices": [_slice(shown.lane[i], lanes, shown.start_s[i], shown.end_s[i], shown.kind[i], shown.name[i]) for i in own],
+            "slices": [_slice(shown, i, lanes) for i in slices],
             "counters": [_counter(c, until) for c in shown.counters if c.owner == first],
         },
     }
 
 
 def _counter(counter: Counter, until: float) -> Record:
-    """Return a figure of an engine in time, up to a moment."""
     seen = counter.at_s <= until
     names = {"name": counter.figure, "short": SHOWN["counters"][counter.figure]}
     return {**names, "at_s": counter.at_s[seen], "values": counter.value[seen]}
-
-
-def _lane_name(o: RequestsInTime, number: int, lanes: int) -> str:
-    """Return the name of one of an engine's lanes, beside the others of that engine."""
-    inner = "stage" if o.fleet.workers.stages > 1 else "rank"
-    return f"{inner} {number}" if lanes > 1 else "steps"
 
 
 def _percentiles(o: RequestsInTime, metric: str, name: str) -> Record:
@@ -130,7 +121,7 @@ def _percentiles(o: RequestsInTime, metric: str, name: str) -> Record:
 
 
 def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
-    """Shares of the gaps between tokens in equal bins; those beyond the last are in a share of their own.
+    """Return shares of the gaps between tokens in equal bins, and one of those beyond the last.
 
     >>> histogram(np.array([1.0, 2.0]), np.array([3, 1]))["shares"][0]
     0.75
@@ -146,12 +137,8 @@ def histogram(times: np.ndarray, counts: np.ndarray) -> Record:
     return {"edges_s": edges.tolist(), "shares": shares.tolist(), "beyond": max(0.0, 1 - float(shares.sum())), "marks": marks}
 
 
-def _slice(lane: int, lanes: Sequence[int], start_s: float, end_s: float, kind: int, name: str) -> list[object]:
-    """One row of the timeline, short because there are many; its label says how long it takes."""
-    return [
-        lanes.index(int(lane)),
-        round(float(start_s), 6),
-        round(float(end_s), 6),
-        int(kind),
-        f"{name}, {format_seconds(end_s - start_s)}",
-    ]
+def _slice(shown: Timeline, i: int, lanes: Sequence[int]) -> list[object]:
+    """Return one row of the timeline, short because there are many. Its label says how long it takes."""
+    start_s, end_s = shown.start_s[i], shown.end_s[i]
+    label = f"{shown.name[i]}, {format_seconds(end_s - start_s)}"
+    return [lanes.index(int(shown.lane[i])), round(float(start_s), 6), round(float(end_s), 6), int(shown.kind[i]), label]

@@ -16,9 +16,8 @@ from commtax.launch.deployment import FORMS, start_commands
 from commtax.launch.launch_options import implied_options, options_of
 from commtax.launch.read_command import parse
 from commtax.planner import plan
-from commtax.planner.deploying import fleet_servers, servers_of
-from commtax.planner.fleet_sizes import lengths_of_run
-from commtax.planner.fleets import plan_fleet
+from commtax.planner.fleets import fleet_servers, plan_fleet, servers_of
+from commtax.planner.layouts import lengths_of_run
 from commtax.verbs.requests import RequestsInTime
 
 Question = dict[str, Any]

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 import commtax
-from commtax.judgement.starting import SEQS
+from commtax.judgement.engine_limits import SEQS
 from commtax.options import taken_by
 from commtax.report.documents import to_json
 from commtax.verbs.fit_advice import max_num_seqs_to_start, startable, why_it_does_not_start

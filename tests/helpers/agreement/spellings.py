@@ -9,7 +9,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.launch.flags import QUIET, flags_of
 from commtax.launch.launch_options import read_pasted
-from commtax.launch.unread import TABLE
+from commtax.launch.read_techniques import TABLE
 from commtax.report.view.state import parse as parse_state
 from commtax.runs.doors.dropped import _launch
 from commtax.statement import Refusal
@@ -108,7 +108,7 @@ def _mistyped(rng: Random, name: str) -> str:
 
 def _is_real(engine: str, name: str) -> bool:
     own, real = flags_of(engine), {one for program in RECORDED.get(engine, ()) for one in OPTIONS[program]["options"].split()}
-    known = {*own.flags, *own.asked, *own.same, *QUIET, *TABLE.get(engine, ()), *TABLE["any"], *real}
+    known = {*own.flags, *own.technique_flags, *own.same, *QUIET, *TABLE.get(engine, ()), *TABLE["any"], *real}
     return name in known or name.removeprefix("no-") in known or not name.strip("-")
 
 
@@ -116,13 +116,13 @@ def misspelt_flags_are_refused(rng: Random) -> str | None:
     """A flag that changes the plan, with a letter out of place, is refused by the name of the right one, wherever it is pasted."""
     engine = rng.choice(list(STARTS))
     own = flags_of(engine)
-    flag = rng.choice(sorted({*own.flags, *own.asked} - {name for name in own.asked if name[0] == "$"}))
+    flag = rng.choice(sorted({*own.flags, *own.technique_flags} - {name for name in own.technique_flags if name[0] == "$"}))
     name = _mistyped(rng, flag)
     if _is_real(engine, name) or len(name.strip("-.")) < len(name):
         return None
     dashes = rng.choice(("-", "--")) if len(flag) <= 3 else "--"
     typed = dashes + (name.replace("-", "_") if rng.random() < 0.3 else name)
-    switch = own.flags.get(flag, own.asked.get(flag, ("", "")))[1] == "on"
+    switch = own.flags.get(flag, own.technique_flags.get(flag, ("", "")))[1] == "on"
     text = f"{STARTS[engine]} {typed}{'' if switch else rng.choice((' ', '=')) + '4'}"
     said = f"{text!r} ({flag})"
     try:

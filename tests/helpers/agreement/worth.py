@@ -15,7 +15,7 @@ from commtax.judgement.gains import is_worth_telling
 from commtax.launch.launch_options import implied_options, options_of, read_pasted
 from commtax.launch.writing import launch_command
 from commtax.options import taken_by
-from commtax.planner.technique_reasons import UntriedTechniques, untried_gain, untried_techniques
+from commtax.planner.technique_sets import UntriedTechniques, untried_gain, untried_techniques
 from commtax.verbs.explained_step import ExplainedStep
 from laws import LARGE, SMALL, Law, Question, _asked, _axes, _number
 
@@ -219,7 +219,8 @@ def plans_tell_what_techniques_bring(rng: Random) -> str | None:
     sizes = {axis: int(getattr(rows, axis)[0]) for axis in ("tp", "pp", "dp", "ep")}
     lengths, limits = ("input_len", "output_len"), (goal["ttft_s"], goal["tpot_s"])
     load = {"concurrency": int(rows.concurrency[0]) // copies, "technique": told.techniques, **{x: goal[x] for x in lengths}}
-    loop = commtax.simulate(**asked, **sizes, **load, **{k: v for k, v in found.exchanges[int(rows.exchange[0])].told.items() if v})
+    ways = {name: value for name, value in found.exchanges[int(rows.exchange[0])].stated.items() if value}
+    loop = commtax.simulate(**asked, **sizes, **load, **ways)
     rate = float(loop.tokens_per_s) * copies
     gain = rate / float(found.plans.tokens_per_s[found.recommended])
     if not math.isclose(rate, float(rows.tokens_per_s[0]), rel_tol=CLOSE) or not math.isclose(gain, told.gain, rel_tol=CLOSE):

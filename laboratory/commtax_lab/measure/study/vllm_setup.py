@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from commtax import catalog
-from commtax.cost.inventory import held_tensors
+from commtax.cost.inventory import rank_tensors
 from commtax.files import write_text
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
@@ -157,7 +157,7 @@ def kv_space(model: Model, dtype: str, workers: int, args: str) -> ChosenEnviron
     by = next((word for word in KV_OPTIONS if word in args), KV_SPACE if os.environ.get(KV_SPACE) else "")
     if by:
         return ChosenEnvironment(checks=(check("KV cache space", None, f"as {by} says"),))
-    parts = held_tensors(model, Plan(weights_dtype=dtype), catalog.engine("vllm"), 0, 1)
+    parts = rank_tensors(model, Plan(weights_dtype=dtype), catalog.engine("vllm"), 0, 1)
     free, weights_bytes = machine.free_bytes(), sum(float(part.ideal_bytes) for part in parts)
     gib, room = kv_gib(free, weights_bytes, workers), format_bytes(free)
     text = f"{gib} GiB for each of {workers} worker(s) ({KV_SPACE}): {room} are free, weights take {format_bytes(weights_bytes)}"

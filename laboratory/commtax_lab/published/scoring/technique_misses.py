@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.catalog.techniques import DRAFTS, NONE, OTHERS, asked_techniques, kind_of, width
+from commtax.catalog.techniques import DRAFTS, NONE, OTHERS, kind_of, parse_techniques, width
 from commtax.options import check_taken
 from commtax.verbs.settling import resolve_question, settle
 from commtax_lab.published.scoring.technique_scores import ScoredTechnique
@@ -63,7 +63,7 @@ def misses(rows: Iterable[ScoredTechnique]) -> Iterator[TechniqueMiss]:
 def _kind(before: Options, after: Options) -> str:
     """Return the kind of technique that only the side after has."""
     had, has = (set(str(side.get("technique") or NONE).split(",")) for side in (before, after))
-    new = {kind_of(one.group) for text in has - had for one, _ in asked_techniques(text)}
+    new = {kind_of(one.group) for text in has - had for one, _ in parse_techniques(text)}
     return DRAFTS if DRAFTS in new else OTHERS
 
 

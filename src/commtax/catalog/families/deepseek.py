@@ -1,9 +1,12 @@
-"""DeepSeek and what has its latent attention: V2 to V4, GLM-5."""
+"""DeepSeek and what has its latent attention: V2 to V4, GLM-5, and Kimi: K2.5 behind a vision tower, K3 and Kimi-Linear with linear
+attention between latent layers."""
 
 from dataclasses import replace
+from functools import partial
 
 from commtax.catalog.families.parts import Fields, chosen_layers, decoder, family, fine_experts, mlp, with_prediction_layers
-from commtax.spec import Attention, Block, Compressed, Extra, Hyper, Indexer, Latent, Model
+from commtax.catalog.families.vision import moonvit, moonvit2, register_vision
+from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Hyper, Indexer, Latent, Model
 
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 """Tokens that share an entry, by the names that transformers has for V4's layers."""
@@ -18,13 +21,15 @@ def _deepseek2(c: Fields) -> Model:
     "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", sequence_parallel_moe=True
 )
 def _deepseek3(c: Fields) -> Model:
-    return with_prediction_layers(
-        c, latent_decoder(c, correction_bias=True), "num_nextn_predict_layers", block=_prediction_block(c)
-    )
+    model = latent_decoder(c, correction_bias=True)
+    # A layer that guesses a token further has experts and, where the model has any, a selector of its own.
+    one = c.with_(num_hidden_layers=1, indexer_types=None, index_topk_pattern=None, mlp_layer_types=None, moe_layer_freq=1)
+    further = latent_decoder(one.with_(first_k_dense_replace=0), correction_bias=True).blocks[0]
+    return with_prediction_layers(c, model, "num_nextn_predict_layers", block=further)
 
 
 def latent_decoder(c: Fields, correction_bias: bool) -> Model:
-    """Latent attention; the first layers dense, then experts with shared ones; V3.2 and GLM-5 add a token selector."""
+    """Read latent attention with the first layers dense, then experts with shared ones, and V3.2's and GLM-5's token selector."""
     count, attention, moe, dense = c.layers("num_hidden_layers"), latent_attention(c), fine_experts(c, correction_bias), mlp(c)
     selectors = _selectors(c, count)
     blocks = [
@@ -51,33 +56,23 @@ def routed_layers(c: Fields, count: int) -> list[bool]:
 
 
 def _selectors(c: Fields, count: int) -> list[Indexer | None]:
-    """Return the token selector of each layer. Later GLM models give one to some layers only; the others take the last choice. As
+    """Return the token selector of each layer. Later GLM models give one to some layers, and the others take the last choice. As
     transformers' GlmMoeDsaConfig has it: ``indexer_types``, else a pattern of F and S, else every ``index_topk_freq``-th."""
     if "index_n_heads" not in c.config:
         return [None] * count
-    own = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
-    taken = replace(own, own=False)
-    listed = c.sequence("indexer_types", count) or _letters(c, count)
+    chooser = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
+    taken = replace(chooser, own=False)
+    listed = c.sequence("indexer_types", count)
+    if not listed and isinstance(pattern := c.get("index_topk_pattern"), str):  # one letter a layer
+        listed = c.with_(index_topk_pattern=list(pattern)).sequence("index_topk_pattern", count)
     every, offset = c.number("index_topk_freq", 1) or 1, c.number("index_skip_topk_offset", 2)
     full = [kind in ("full", "F") for kind in listed] if listed else [not max(i - offset + 1, 0) % every for i in range(count)]
-    return [own if chooses else taken for chooses in full]
-
-
-def _letters(c: Fields, count: int) -> list[object] | None:
-    """``index_topk_pattern``: a list, or a text of one letter a layer."""
-    pattern = c.get("index_topk_pattern")
-    return c.with_(index_topk_pattern=list(pattern)).sequence("index_topk_pattern", count) if isinstance(pattern, str) else None
-
-
-def _prediction_block(c: Fields) -> Block:
-    """Return the layer that guesses a token further: one with experts and, where the model has any, a selector of its own."""
-    whole = c.with_(num_hidden_layers=1, indexer_types=None, index_topk_pattern=None, mlp_layer_types=None, moe_layer_freq=1)
-    return latent_decoder(whole.with_(first_k_dense_replace=0), correction_bias=True).blocks[0]
+    return [chooser if chooses else taken for chooses in full]
 
 
 @family("DeepseekV4ForCausalLM", sequence_parallel_moe=True, shared=("compress_ratios layer_types",))
 def _deepseek4(c: Fields) -> Model:
-    """Compressed attention in every layer, experts in every layer, the first ones named by a table; several residual streams."""
+    """Read compressed attention and experts in every layer, the first ones named by a table, and several residual streams."""
     count, hidden = c.layers("num_hidden_layers"), c.need("hidden_size")
     hashed = c.number("num_hash_layers", 3)
     chosen = fine_experts(c, correction_bias=True)
@@ -93,7 +88,7 @@ def _deepseek4(c: Fields) -> Model:
 
 
 def _ratios(c: Fields, count: int) -> list[int]:
-    """Tokens that share an entry in each layer, by number, by the layer's name, or as transformers' class alternates them."""
+    """Return the tokens that share an entry in each layer, by number, by the layer's name, or as in transformers."""
     numbers, names = c.sequence("compress_ratios", count), c.sequence("layer_types", count)
     listed: list[object] = numbers or [RATIOS.get(name, -1) if isinstance(name, str) else -1 for name in names or ()]
     if not listed:
@@ -107,7 +102,7 @@ def _ratios(c: Fields, count: int) -> list[int]:
 
 
 def _compressed_attention(c: Fields, ratio: int) -> Attention:
-    """One latent is key and value of all heads; few tokens an entry: a selector chooses among the entries."""
+    """Return attention with one latent as key and value of all heads, and with few tokens an entry a selector among entries."""
     window, groups = c.number("sliding_window", 128), c.need("o_groups")
     made = Compressed(c.need("q_lora_rank"), c.need("qk_rope_head_dim"), ratio, window, groups, c.need("o_lora_rank"))
     indexer = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
@@ -115,3 +110,59 @@ def _compressed_attention(c: Fields, ratio: int) -> Attention:
     return Attention(
         c.need("num_attention_heads"), 1, width, width, sinks=True, indexer=indexer if made.overlap > 1 else None, compressed=made
     )
+
+
+@family("KimiLinearForCausalLM", shared=("linear_attn_config",))
+def _kimi_linear(c: Fields) -> Model:
+    """Read layers of linear attention, some of latent attention, and K3's gates, narrower experts and look back over blocks."""
+    count = c.layers("num_hidden_layers")
+    c = c.with_(num_experts_per_tok=c.get("num_experts_per_token") or c.get("num_experts_per_tok"))
+    extras, norms = _residuals(c, ("self_attention", "mlp")), 2
+    moe = _experts(c) if c.get("num_experts") is not None else mlp(c)
+    # Which layers see everything: by number from 1, by name, or every fourth as transformers' class has it.
+    linear, latent = _delta_net(c), replace(latent_attention(c), gate="element" if c.flag("mla_use_output_gate") else "")
+    section = c.section("linear_attn_config")
+    full, names = section.indices("full_attn_layers") if section else set(), c.sequence("layer_types", count)
+    if names:
+        full = {i + 1 for i, name in enumerate(names) if name != "linear_attention"}
+    if not full:
+        c.default("linear_attn_config", "every fourth layer sees everything")
+        full = set(range(4, count + 1, 4))
+    mixers, routed = [latent if i + 1 in full else linear for i in range(count)], routed_layers(c, count)
+    blocks = [Block(m, moe if r else mlp(c), norms, extras) for m, r in zip(mixers, routed, strict=True)]
+    model = replace(decoder(c, blocks), extras=_residuals(c, ("output",)), lookback=c.number("attn_res_block_size", 0))
+    return with_prediction_layers(c, model, "num_nextn_predict_layers")
+
+
+def _delta_net(c: Fields) -> DeltaNet:
+    """Return linear attention with equally many key and value heads, and a decay through a matrix of one head's width."""
+    section = c.section("linear_attn_config") or c
+    if section is c and c.get("linear_num_heads") is None:
+        c.bad.append("linear_attn_config")
+    heads, width = section.need("num_heads", "linear_num_heads"), section.need("head_dim", "linear_head_dim")
+    conv = section.number("short_conv_kernel_size", c.number("linear_conv_kernel_dim", 4)) or 1
+    gate = 0 if section.flag("use_full_rank_gate") else width
+    return DeltaNet(heads, heads, width, width, conv, width, gate, state_dtype="fp32")  # whatever else engines keep in 16 bits
+
+
+def _experts(c: Fields) -> Experts:
+    width = c.need("moe_intermediate_size")
+    sizes = c.need("num_experts"), c.need("num_experts_per_tok"), width
+    latent, shared = c.number("routed_expert_hidden_size", 0), width * c.number("num_shared_experts", 0)
+    norm = c.flag("latent_moe_use_norm") and latent > 0
+    return Experts(*sizes, shared_intermediate=shared, correction_bias=True, latent=latent, latent_norm=norm)
+
+
+def _residuals(c: Fields, places: tuple[str, ...]) -> tuple[Extra, ...]:
+    """Return attention over the residuals of earlier blocks of layers: a norm and a vector that scores them, at each place."""
+    if not c.number("attn_res_block_size", 0):
+        return ()
+    hidden = c.need("hidden_size")
+    kinds = (("norm", (hidden,)), ("proj", (1, hidden)))
+    return tuple(Extra(f"{place}_res_{kind}.weight", shape) for place in places for kind, shape in kinds)
+
+
+register_vision(
+    "KimiK25ForConditionalGeneration", partial(latent_decoder, correction_bias=True), moonvit, sequence_parallel_moe=True
+)
+register_vision("KimiK3ForConditionalGeneration", _kimi_linear, moonvit2, "linear_attn_config")

@@ -26,30 +26,30 @@ register_vision("Gemma3ForConditionalGeneration", _gemma3_text, siglip)
 
 @family("Gemma4ForCausalLM")
 def _gemma4_text(c: Fields) -> Model:
-    """Layers with a window and layers without differ in heads; the last ones may take an earlier layer's keys and values."""
+    """Read layers with and without a window, which differ in heads, where the last ones may share an earlier layer's cache."""
     count = c.layers("num_hidden_layers")
     near, far = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512)), _global_attention(c)
-    own = count - min(count, c.number("num_kv_shared_layers", 0))
+    caching = count - min(count, c.number("num_kv_shared_layers", 0))
     # Which layers have a window: as listed, or five of six as transformers' class has it, and never the last.
     types = c.sequence("layer_types", count)
     if types is None:
         c.default("layer_types", "five of six layers have a window")
     windowed = [t == "sliding_attention" for t in types] if types else [bool((i + 1) % 6) for i in range(count)]
-    blocks = [_gemma4_block(c, near if t else far, i < own) for i, t in enumerate([*windowed[:-1], False])]
+    blocks = [_gemma4_block(c, near if t else far, i < caching) for i, t in enumerate([*windowed[:-1], False])]
     return replace(decoder(c, blocks, tied=True), extras=_inputs(c, count))
 
 
 def _global_attention(c: Fields) -> Attention:
-    """Attention over everything: wider heads; where keys are the values, fewer of them and no matrix for values."""
+    """Return attention over everything: wider heads, fewer and without values' matrix where keys are the values."""
     shared = c.flag("attention_k_eq_v")
     kv = c.number("num_global_key_value_heads", 0) if shared else 0
     width = c.number("global_head_dim", 512) or 512
-    own = c.with_(head_dim=width, num_key_value_heads=kv or c.get("num_key_value_heads"))
-    return replace(heads(own, qk_norm="head"), own_values=not shared)
+    wide = c.with_(head_dim=width, num_key_value_heads=kv or c.get("num_key_value_heads"))
+    return replace(heads(wide, qk_norm="head"), own_values=not shared)
 
 
-def _gemma4_block(c: Fields, attention: Attention, own_cache: bool) -> Block:
-    """Return an MLP, and beside it experts where there are any; a scalar, and what brings a layer's own input in."""
+def _gemma4_block(c: Fields, attention: Attention, caches: bool) -> Block:
+    """Return an MLP, and beside it experts where there are any, with a scalar and what brings a layer's own input in."""
     width, hidden, inputs = c.need("intermediate_size"), c.need("hidden_size"), c.number("hidden_size_per_layer_input", 256)
     extras = [Extra("layer_scalar", (1,))]
     if inputs:
@@ -59,9 +59,9 @@ def _gemma4_block(c: Fields, attention: Attention, own_cache: bool) -> Block:
         sizes = c.need("num_experts"), c.need("top_k_experts", "num_experts_per_tok"), c.need("moe_intermediate_size")
         extras += [Extra("router.scale", (hidden,), part="router"), Extra("router.per_expert_scale", sizes[:1], part="router")]
         experts = Experts(*sizes, shared_intermediate=width, shared_apart=True)
-        return Block(replace(attention, own_cache=own_cache), experts, 7, tuple(extras))
-    doubled = 2 if c.flag("use_double_wide_mlp") and not own_cache else 1
-    return Block(replace(attention, own_cache=own_cache), Mlp(doubled * width), 4, tuple(extras))
+        return Block(replace(attention, own_cache=caches), experts, 7, tuple(extras))
+    doubled = 2 if c.flag("use_double_wide_mlp") and not caches else 1
+    return Block(replace(attention, own_cache=caches), Mlp(doubled * width), 4, tuple(extras))
 
 
 def _inputs(c: Fields, count: int) -> tuple[Extra, ...]:
@@ -85,7 +85,7 @@ def _gemma4(c: Fields) -> Model:
 
 
 def _audio(c: Fields, hidden: int) -> tuple[Extra, ...]:
-    """Return a conformer: two MLPs, attention with relative places and a convolution a layer; the decoder's width at the end."""
+    """Return a conformer: two MLPs, attention with relative places and a convolution a layer, at the end the decoder's width."""
     width, layers, out = c.number("hidden_size", 1024), c.number("num_hidden_layers", 12), c.number("output_proj_dims", 1536)
     matrices = {
         "mlp": (4 * layers, 4 * width, width),

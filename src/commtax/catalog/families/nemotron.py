@@ -28,7 +28,7 @@ def _nemotron_h(c: Fields) -> Model:
 
 
 def _pattern(c: Fields, words: str, letters: str) -> list[str]:
-    """Kinds of layers in order, as letters."""
+    """Return the kinds of layers in order, as letters."""
     listed = c.get(words) or c.get("layer_types" if words == "layers_block_type" else letters) or c.get(letters)
     entries = [e for e in listed if e != "|"] if isinstance(listed, (list, str)) else []
     if len(entries) > MAX_LAYERS or not all(isinstance(e, str) and e in KINDS for e in entries):
@@ -38,7 +38,7 @@ def _pattern(c: Fields, words: str, letters: str) -> list[str]:
 
 
 def _block(c: Fields, kind: str) -> Block:
-    """One norm, and one thing that a layer does."""
+    """Return one norm, and the single part that a layer has."""
     if kind in "M*":
         return Block(_mamba(c) if kind == "M" else _attention(c), None, 1)
     return Block(None, _experts(c) if kind == "E" else Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1)
@@ -56,7 +56,7 @@ def _mamba(c: Fields) -> Mamba2:
 
 
 def _experts(c: Fields) -> Experts:
-    """Not gated; a narrower width for the routed ones in the larger models."""
+    """Return experts without gates, with a narrower width for the routed ones in the larger models."""
     sizes = c.need("n_routed_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
     shared = c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0)
     return Experts(*sizes, shared_intermediate=shared, gated=False, correction_bias=True, latent=c.number("moe_latent_size", 0))
@@ -81,7 +81,7 @@ def _pruned_block(c: Fields, entry: object) -> Block:
 
 
 def _grouped_attention(c: Fields, attention: Mapping[str, object]) -> Attention:
-    """``n_heads_in_group`` query heads share keys and values."""
+    """Return attention with ``n_heads_in_group`` query heads per key and value head."""
     each, count = c.inside(attention).need("n_heads_in_group"), c.need("num_attention_heads")
     window = c.inside(attention).number("window_length", 0)
     return replace(heads(c.with_(num_key_value_heads=max(1, count // each)), bias=False), window=window)

@@ -1,5 +1,6 @@
-"""Families of few members, each with a turn of its own: GLM-4.5 to 4.7, MiMo, Step (mixtures with windows between), hybrid Granite,
-OLMo 3, Command R, and models of the first years (learned positions, LayerNorms, biases)."""
+"""Families of few members, each with a turn of its own: GLM-4.5 to 4.7, MiMo, Step (mixtures with windows between), MiniMax (M3
+looks at the best blocks of the past only), hybrid Granite, OLMo 3, Command R, and models of the first years (learned positions,
+LayerNorms, biases)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,13 +8,13 @@ from dataclasses import replace
 from commtax.catalog.families import parts
 from commtax.catalog.families.deepseek import routed_layers
 from commtax.catalog.families.parts import Fields
-from commtax.catalog.families.vision import register_vision, step_tower
-from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
+from commtax.catalog.families.vision import minimax_tower, register_vision, step_tower
+from commtax.spec import Attention, Block, Experts, Extra, Indexer, Mamba2, Mlp, Model
 
 
 @parts.family("Glm4MoeForCausalLM", sequence_parallel_moe=True)
 def _glm4_moe(c: Fields) -> Model:
-    """The first layers dense; queries, keys and values have biases, the output none."""
+    """Read layers of which the first are dense, with biases for queries, keys and values but not the output."""
     attention = replace(parts.heads(c), qkv_bias=c.flag("attention_bias"), qk_norm="head" if c.flag("use_qk_norm") else "")
     moe, count = parts.fine_experts(c, correction_bias=True, usual_shared=1), c.layers("num_hidden_layers")
     model = parts.decoder(c, [Block(attention, moe if routed else parts.mlp(c)) for routed in routed_layers(c, count)])
@@ -29,7 +30,7 @@ def _glm4v_moe(c: Fields) -> Model:
     "MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", shared=("hybrid_layer_pattern layer_types", "moe_layer_freq mlp_layer_types")
 )
 def _mimo_v2(c: Fields) -> Model:
-    """Keys wider than values; layers with a window have heads of their own, and sinks."""
+    """Read keys wider than values, and layers with a window that have heads of their own, and sinks."""
     count = c.layers("num_hidden_layers")
     moe, dense = parts.fine_experts(c, correction_bias=True), parts.mlp(c)
     window = c.number("sliding_window", 0) or c.number("sliding_window_size", 0)
@@ -43,7 +44,7 @@ def _mimo_v2(c: Fields) -> Model:
 
 
 def _unequal_head_attention(c: Fields, prefix: str) -> Attention:
-    """Heads with keys of one width and values of another; layers with a window have the others' where they have none."""
+    """Return heads with keys of one width and values of another, where a window's unlisted sizes are the others'."""
     count, width = c.need(f"{prefix}num_attention_heads", "num_attention_heads"), c.need(f"{prefix}head_dim", "head_dim")
     kv = c.number(f"{prefix}num_key_value_heads", c.number("num_key_value_heads", count)) or count
     values = c.number(f"{prefix}v_head_dim", c.number("v_head_dim", width)) or width
@@ -52,7 +53,7 @@ def _unequal_head_attention(c: Fields, prefix: str) -> Attention:
 
 @parts.family("Step3p5ForCausalLM", "Step3p7FlashForCausalLM", shared=("attention_other_setting num_sliding_attention_heads",))
 def _step(c: Fields) -> Model:
-    """Layers with a window have more heads; each head has a gate; a layer that guesses further has an output head of its own."""
+    """Read layers that have more heads with a window, a gate per head, and an output head in each layer that guesses further."""
     count = c.layers("num_hidden_layers")
     near, far, moe, dense = _step_near(c), _step_heads(c), _step_experts(c), parts.mlp(c)
     types = c.sequence("layer_types", count) or ["full_attention"] * count
@@ -71,13 +72,13 @@ def _step_heads(c: Fields) -> Attention:
 def _step_near(c: Fields) -> Attention:
     """Return what ``attention_other_setting`` says of layers with a window."""
     other = c.section("attention_other_setting")
-    given = {name: other.get(name) for name in ("num_attention_heads", "num_attention_groups", "head_dim")} if other else {}
-    if not given and c.get("num_sliding_attention_heads") is not None:
-        given = {"num_attention_heads": c.get("num_sliding_attention_heads")}
-    elif not given:
+    sizes = {name: other.get(name) for name in ("num_attention_heads", "num_attention_groups", "head_dim")} if other else {}
+    if not sizes and c.get("num_sliding_attention_heads") is not None:
+        sizes = {"num_attention_heads": c.get("num_sliding_attention_heads")}
+    elif not sizes:
         c.default("attention_other_setting", "layers with a window have as many heads as the others")
-    own = c.with_(**{name: value for name, value in given.items() if value is not None})
-    return replace(_step_heads(own), window=c.number("sliding_window", 0))
+    near = c.with_(**{name: value for name, value in sizes.items() if value is not None})
+    return replace(_step_heads(near), window=c.number("sliding_window", 0))
 
 
 def _step_experts(c: Fields) -> Experts:
@@ -91,7 +92,7 @@ def _step_experts(c: Fields) -> Experts:
 
 
 def _expert_layers(c: Fields, count: int) -> list[bool]:
-    """Layers with experts: numbers by commas, or all but the first."""
+    """Return which layers have experts: numbers by commas, or all but the first."""
     listed = c.get("moe_layers_enum")
     if isinstance(listed, str):
         numbers = {int(part) for part in listed.split(",") if part.strip().isdigit()}
@@ -104,7 +105,7 @@ register_vision("Step3p7ForConditionalGeneration", _step, step_tower, "attention
 
 @parts.family("GraniteMoeHybridForCausalLM", plain_residual=True)
 def _granite_hybrid(c: Fields) -> Model:
-    """State-space layers with a few of attention between; all widen, by experts and an MLP of all tokens, or by that alone."""
+    """Read state-space layers with a few of attention between, all with an MLP of all tokens, maybe beside experts."""
     attention, shared = parts.heads(c, bias=False), c.number("shared_intermediate_size", 0)
     ffn: Mlp | Experts = Mlp(shared or 1)
     if c.number("num_local_experts", 0):
@@ -117,7 +118,7 @@ def _granite_hybrid(c: Fields) -> Model:
 
 
 def _granite_mamba(c: Fields) -> Mamba2:
-    """``mamba_d_head``: "auto" shares the widened state out."""
+    """Return a state space, where ``mamba_d_head`` "auto" shares the widened state out."""
     count, width = c.need("mamba_n_heads"), c.get("mamba_d_head")
     auto = (c.number("mamba_expand", 2) or 2) * c.need("hidden_size") // count
     sizes = count, auto if width in (None, "auto") else c.need("mamba_d_head"), c.number("mamba_n_groups", 1) or 1
@@ -127,7 +128,7 @@ def _granite_mamba(c: Fields) -> Mamba2:
 
 @parts.family("Olmo3ForCausalLM", plain_residual=True)
 def _olmo3(c: Fields) -> Model:
-    """Three of four layers look back a window only, as transformers' class has it where no list says otherwise."""
+    """Read three of four layers as windowed where no list says otherwise, as transformers' class has it."""
     attention = parts.heads(c, bias=False, qk_norm="full")
     return parts.decoder(
         c, parts.layers(c, attention, parts.mlp(c)) if c.get("layer_types") else parts.windowed_layers(c, attention, 4, 2)
@@ -136,8 +137,8 @@ def _olmo3(c: Fields) -> Model:
 
 @parts.family("CohereForCausalLM")
 def _cohere(c: Fields) -> Model:
-    """One norm before both halves of a layer, which add up; the largest norms each head's queries and keys. Some configs have 8,192
-    positions beside a ``model_max_length`` of what the model was trained on, which engines take."""
+    """Read one norm before both halves of a layer, which add up. The largest norms each head's queries and keys. Some configs have
+    8,192 positions beside a ``model_max_length`` of what the model was trained on, which engines take."""
     attention = parts.heads(c, bias=False, qk_norm="full" if c.flag("use_qk_norm") else "")
     longest = c.number("model_max_length", 0) or c.get("max_position_embeddings")
     return parts.decoder(c.with_(max_position_embeddings=longest), parts.layers(c, attention, parts.mlp(c), norms=1), tied=True)
@@ -152,7 +153,7 @@ def _cohere2(c: Fields) -> Model:
 
 @parts.family("OPTForCausalLM", plain_residual=True)
 def _opt(c: Fields) -> Model:
-    """Biases and LayerNorms everywhere; the position table has two more rows than positions."""
+    """Read biases and LayerNorms everywhere, and a position table with two more rows than positions."""
     if c.number("word_embed_proj_dim", c.need("hidden_size")) != c.need("hidden_size"):
         c.bad.append("word_embed_proj_dim (a projected embedding is not supported)")
     bias = c.flag("enable_bias", True)
@@ -164,7 +165,7 @@ def _opt(c: Fields) -> Model:
 
 @parts.family("GPT2LMHeadModel", "GPTBigCodeForCausalLM", plain_residual=True)
 def _gpt2(c: Fields) -> Model:
-    """StarCoder's first has one head of keys and values for all queries."""
+    """Read GPT-2's layers, and StarCoder's first, which has one head of keys and values for all queries."""
     count, hidden = c.need("n_head", "num_attention_heads"), c.need("n_embd", "hidden_size")
     kv, width = 1 if c.flag("multi_query") else count, hidden // count
     attention = Attention(count, kv, width, width, qkv_bias=True, out_bias=True)
@@ -175,7 +176,7 @@ def _gpt2(c: Fields) -> Model:
 
 @parts.family("MPTForCausalLM", plain_residual=True)
 def _mpt(c: Fields) -> Model:
-    """ALiBi models have no position table, whatever ``learned_pos_emb`` says."""
+    """Read ALiBi models, which have no position table whatever ``learned_pos_emb`` says."""
     count, hidden, bias = c.need("n_heads"), c.need("d_model"), not c.flag("no_bias")
     inner = c.get("attn_config")
     settings = inner if isinstance(inner, Mapping) else {}
@@ -188,7 +189,7 @@ def _mpt(c: Fields) -> Model:
 
 @parts.family("GPTJForCausalLM", plain_residual=True)
 def _gpt_j(c: Fields) -> Model:
-    """One norm before both halves of a layer; biases in the MLP and the output head."""
+    """Read one norm before both halves of a layer, and biases in the MLP and the output head."""
     count, hidden = c.need("n_head"), c.need("n_embd")
     ffn = Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True)
     block = Block(Attention(count, count, hidden // count, hidden // count), ffn, 1)
@@ -197,7 +198,7 @@ def _gpt_j(c: Fields) -> Model:
 
 @parts.family("GPTNeoForCausalLM", plain_residual=True)
 def _gpt_neo(c: Fields) -> Model:
-    """Every second layer looks back a window only; of attention's products the last alone has a bias."""
+    """Read every second layer as windowed, with a bias for attention's last product alone."""
     count, hidden, window = c.need("num_heads"), c.need("hidden_size"), c.number("window_size", 256)
     attention = Attention(count, count, hidden // count, hidden // count, out_bias=True)
     ffn = Mlp(c.number("intermediate_size", 4 * hidden) or 4 * hidden, gated=False, bias=True)
@@ -207,10 +208,52 @@ def _gpt_neo(c: Fields) -> Model:
 
 @parts.family("BloomForCausalLM", plain_residual=True)
 def _bloom(c: Fields) -> Model:
-    """ALiBi instead of positions, a norm after the embedding; transformers' class has 2048 tokens where a config names none."""
+    """Read ALiBi instead of positions and a norm after the embedding, with transformers' 2048 tokens where a config names none."""
     count, hidden = c.need("n_head", "num_attention_heads"), c.need("hidden_size", "n_embed")
     attention = Attention(count, count, hidden // count, hidden // count, qkv_bias=True, out_bias=True)
     block = Block(attention, Mlp(4 * hidden, gated=False, bias=True))
     sized = c.with_(hidden_size=hidden, max_position_embeddings=c.number("seq_length", 2048) or 2048)
     model = parts.decoder(sized, [block] * c.layers("n_layer", "num_hidden_layers"), tied=True, norm_bias=True)
     return replace(model, extras=tuple(Extra(f"model.embed_norm.{part}", (hidden,)) for part in ("weight", "bias")))
+
+
+@parts.family("MiniMaxM2ForCausalLM")
+def _minimax_m2(c: Fields) -> Model:
+    attention = parts.heads(c, qk_norm="full" if c.flag("use_qk_norm") else "")
+    shared, correction = c.number("shared_intermediate_size", 0), c.flag("use_routing_bias")
+    moe = replace(parts.experts(c), shared_intermediate=shared, correction_bias=correction)
+    return parts.decoder(c, parts.layers(c, attention, moe))
+
+
+@parts.family(
+    "MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM", shared=("sparse_attention_config", "moe_layer_freq mlp_layer_types")
+)
+def _minimax_m3_text(c: Fields) -> Model:
+    count = c.layers("num_hidden_layers")
+    attention = parts.heads(c, qk_norm="head" if c.flag("use_qk_norm", True) else "")
+    shared = c.number("n_shared_experts", 1) * c.number("shared_intermediate_size", 0)
+    moe = replace(parts.experts(c), shared_intermediate=shared, correction_bias=c.flag("use_routing_bias", True))
+    dense, selectors = Mlp(c.need("dense_intermediate_size")), _selectors(c, count)
+    routed = routed_layers(c, count)
+    blocks = [Block(replace(attention, indexer=s), moe if r else dense) for s, r in zip(selectors, routed, strict=True)]
+    return parts.decoder(c, blocks)
+
+
+def _selectors(c: Fields, count: int) -> list[Indexer | None]:
+    """Return which layers choose blocks, and how many, or that all see everything without the section, as in transformers."""
+    section = c.section("sparse_attention_config")
+    if section is None:
+        c.default("sparse_attention_config", "every layer sees everything")
+        return [None] * count
+    block = section.number("sparse_block_size", 128) or 1
+    tokens = block * section.need("sparse_topk_blocks")
+    chooser = Indexer(section.need("sparse_num_index_heads"), section.need("sparse_index_dim"), tokens, block)
+    return [chooser if chooses == 1 else None for chooses in section.pattern("sparse_attention_freq", count)]
+
+
+register_vision(
+    "MiniMaxM3SparseForConditionalGeneration",
+    _minimax_m3_text,
+    minimax_tower,
+    *("sparse_attention_config", "moe_layer_freq mlp_layer_types"),
+)

@@ -21,22 +21,22 @@ class Fields:
     config: Mapping[str, object]
     bad: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    asked: set[str] = field(default_factory=set)
+    names_read: set[str] = field(default_factory=set)
 
     def get(self, name: str) -> object:
-        """Return the field as it is; None where it is absent."""
-        self.asked.add(name)
+        """Return the field as it is, or None where it is absent."""
+        self.names_read.add(name)
         return self.config.get(name)
 
     def with_(self, **values: object) -> Fields:
-        return Fields({**self.config, **values}, self.bad, self.notes, self.asked)
+        return Fields({**self.config, **values}, self.bad, self.notes, self.names_read)
 
     def inside(self, config: Mapping[str, object]) -> Fields:
         """Return a section of the same config."""
-        return Fields(config, self.bad, self.notes, self.asked)
+        return Fields(config, self.bad, self.notes, self.names_read)
 
     def whole(self, name: str, least: int, default: int) -> int:
-        """Return a whole number of at least so much; what is none is remembered."""
+        """Return a whole number of at least so much, and remember what is none."""
         value = self.config[name]
         if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < MAX_SIZE and value == int(value):
             return int(value)
@@ -102,7 +102,7 @@ class Fields:
         return entries or [None] * length
 
     def indices(self, name: str) -> set[int]:
-        """Return a list of layers' numbers; none where it is absent."""
+        """Return a list of layers' numbers, empty where it is absent."""
         value = self.get(name)
         if value is not None and not (isinstance(value, list) and all(type(entry) is int for entry in value)):
             self.bad.append(f"{name} (want a list of layers' numbers)")
@@ -110,7 +110,7 @@ class Fields:
         return set(value) if isinstance(value, list) else set()
 
     def default(self, name: str, value: str) -> None:
-        """A field that is absent has the value that the family's own code gives it: said, because it was not read."""
+        """Note that an absent field has the value that the family's own code gives it, because it was not read."""
         self.notes.append(Note("config-default", f"{name} is not in the config: {value}, as its model class assumes"))
 
 
@@ -146,7 +146,7 @@ def family(
 
 
 def decoder(c: Fields, blocks: list[Block], tied: bool = False, norm_bias: bool = False, positions: int = 0) -> Model:
-    """Return a model from one block a layer: equal blocks are kept once; ``tied``: its embedding, where the config does not say."""
+    """Return a model from one block a layer, equal blocks kept once. ``tied``: its embedding, where the config does not say."""
     kinds = {block: index for index, block in enumerate(dict.fromkeys(blocks))}
     return Model(
         key="",
@@ -163,7 +163,7 @@ def decoder(c: Fields, blocks: list[Block], tied: bool = False, norm_bias: bool 
 
 
 def heads(c: Fields, bias: bool | None = None, qk_norm: str = "", sinks: bool = False) -> Attention:
-    """Heads as most configs name them; ``bias``: of all four products, unless the config says it."""
+    """Return heads as most configs name them. ``bias``: of all four products, unless the config says it."""
     count = c.need("num_attention_heads")
     head_dim = c.number("head_dim", 0) or c.need("hidden_size") // count
     biased = bias is not None and c.flag("attention_bias", bias)
@@ -179,7 +179,7 @@ def experts(c: Fields) -> Experts:
 
 
 def layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2) -> list[Block]:
-    """One block a layer, with each layer's attention window as ``layer_types`` or the sliding fields tell it."""
+    """Return one block a layer, with each layer's attention window as ``layer_types`` or the sliding fields list it."""
     count = c.layers("num_hidden_layers")
     types = c.sequence("layer_types", count)
     window = c.number("sliding_window", 0)
@@ -191,14 +191,14 @@ def layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2) 
 
 
 def windowed_layers(c: Fields, attention: Attention, every: int, norms: int) -> list[Block]:
-    """All layers but each ``every``-th look back ``sliding_window`` tokens only."""
+    """Return layers of which all but each ``every``-th look back ``sliding_window`` tokens only."""
     window, ffn = c.number("sliding_window", 4096), mlp(c)
     windows = [window if (i + 1) % every else 0 for i in range(c.layers("num_hidden_layers"))]
     return [Block(replace(attention, window=w), ffn, norms) for w in windows]
 
 
 def fine_experts(c: Fields, correction_bias: bool, usual_shared: int = 0) -> Experts:
-    """Experts narrower than a dense layer, and shared ones of the same width; ``usual_shared`` where the config counts none."""
+    """Return experts narrower than a dense layer, and shared ones of that width, ``usual_shared`` where none are counted."""
     width = c.need("moe_intermediate_size")
     shared, sizes = width * c.number("n_shared_experts", usual_shared), (c.need("n_routed_experts"), c.need("num_experts_per_tok"))
     groups, top_groups = (max(1, c.number(name, 1)) for name in ("n_group", "topk_group"))
@@ -209,20 +209,20 @@ def fine_experts(c: Fields, correction_bias: bool, usual_shared: int = 0) -> Exp
 
 
 def chosen_layers(c: Fields, count: int, name: str) -> list[bool] | None:
-    """Return which layers a list picks: by name (``mlp_layer_types``) or by 1 (``moe_layer_freq``); None where it is no list."""
+    """Return which layers a list picks, by name (``mlp_layer_types``) or by 1 (``moe_layer_freq``), or None where it is no list."""
     entries = c.sequence(name, count) if isinstance(c.get(name), list) else None
     return None if entries is None else [entry in ("sparse", 1) and entry is not False for entry in entries]
 
 
 def text_of(c: Fields) -> Fields:
-    """Return the decoder's section of a config for several kinds of input; whether embeddings are tied may stand outside it."""
+    """Return the decoder's section of a config for several kinds of input, with tied embeddings as stated there or outside it."""
     text = c.inner("text_config")
     outer = c.get("tie_word_embeddings")
     return text if outer is None or text.get("tie_word_embeddings") is not None else text.with_(tie_word_embeddings=outer)
 
 
 def predictor(block: Block, hidden: int, heads_of: int = 0) -> Block:
-    """A layer that guesses one token further: it joins the last state and the next embedding, and has three norms of its own.
+    """Return a layer that guesses one token further: it joins the last state and the next embedding, with three norms of its own.
 
     ``heads_of``: rows of an output head of its own; 0: the model's is used.
     """
@@ -232,6 +232,6 @@ def predictor(block: Block, hidden: int, heads_of: int = 0) -> Block:
 
 
 def with_prediction_layers(c: Fields, model: Model, *names: str, block: Block | None = None) -> Model:
-    """The model with as many layers for further tokens as its config says under one of the names, each like its last layer."""
+    """Return the model with the layers for further tokens that its config counts under a name, each like its last layer."""
     count = next((n for name in names if (n := c.number(name, 0, MAX_PREDICTIONS))), 0)
     return replace(model, mtp=(predictor(block or model.blocks[model.layers[-1]], model.hidden),) * count)

@@ -1,11 +1,22 @@
-"""Decoders whose layers are all alike but for windows, as ``families.toml`` tells them."""
+"""Decoders whose layers are all alike but for windows, as ``families.toml`` lists them; Llama 4, Mistral behind a tower."""
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import ARCHITECTURES, Fields, Reader, decoder, family, heads, layers, with_prediction_layers
+from commtax.catalog.families.parts import (
+    ARCHITECTURES,
+    Fields,
+    Reader,
+    decoder,
+    experts,
+    family,
+    heads,
+    layers,
+    with_prediction_layers,
+)
+from commtax.catalog.families.vision import llama4_tower, pixtral_tower, register_vision
 from commtax.files import table
 from commtax.records import dataclass
-from commtax.spec import Experts, Mlp, Model
+from commtax.spec import Block, Experts, Mlp, Model
 
 Fact = bool | str  # itself, or the field that says it: ``name``, or ``name=true`` for one that is true where it is absent
 
@@ -18,7 +29,7 @@ class PlainFamily:
     out_bias: Fact = False
     qk_norm: str = ""
     sinks: bool = False
-    windows_asked_for: bool = False  # a window that a config names counts only where the config asks for it
+    windows_by_flag: bool = False  # a window that a config names counts only where the config asks for it
     gated: bool = True
     mlp_bias: Fact = False
     experts: str = ""  # the field that counts them; "": an MLP
@@ -35,7 +46,7 @@ class PlainFamily:
             c.bad.append(f"{', '.join(self.unsupported)} (not supported)")
         qkv, out = _fact_flag(c, self.qkv_bias), _fact_flag(c, self.out_bias)
         attention = replace(heads(c), qkv_bias=qkv, out_bias=out, qk_norm=self.qk_norm, sinks=self.sinks)
-        seen = c.with_(use_sliding_window=c.flag("use_sliding_window")) if self.windows_asked_for else c
+        seen = c.with_(use_sliding_window=c.flag("use_sliding_window")) if self.windows_by_flag else c
         blocks = layers(seen, attention, self._feed_forward(c), self.norms)
         model = replace(decoder(c, blocks, self.tied, self.norm_bias), head_bias=self.head_bias)
         return with_prediction_layers(c, model, self.predictions) if self.predictions else model
@@ -61,3 +72,20 @@ for _row in table("catalog/families.toml")["family"]:
 
 def reader(architecture: str) -> Reader:
     return ARCHITECTURES[architecture].read
+
+
+@family("Llama4ForCausalLM", sequence_parallel_moe=True)
+def _llama4_text(c: Fields) -> Model:
+    """Read chunked attention except where a layer has no rotary embedding, with a query/key norm without parameters."""
+    count, chunk = c.layers("num_hidden_layers"), c.number("attention_chunk_size", 8192)
+    step = c.number("interleave_moe_layer_step", 1) or 1
+    moe_layers = c.indices("moe_layers") or {i for i in range(count) if (i + 1) % step == 0}
+    rotary = c.sequence("no_rope_layers", count) or [int((i + 1) % 4 != 0) for i in range(count)]
+    width, attention = c.need("intermediate_size"), heads(c, bias=False)
+    moe, dense = replace(experts(c), shared_intermediate=width), Mlp(c.number("intermediate_size_mlp", width))
+    blocks = [Block(replace(attention, window=chunk if rotary[i] else 0), moe if i in moe_layers else dense) for i in range(count)]
+    return decoder(c, blocks)
+
+
+register_vision("Llama4ForConditionalGeneration", _llama4_text, llama4_tower, sequence_parallel_moe=True)
+register_vision("Mistral3ForConditionalGeneration", reader("LlamaForCausalLM"), pixtral_tower)

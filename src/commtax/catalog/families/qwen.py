@@ -13,7 +13,7 @@ def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
 
 
 def _feed_forwards(c: Fields, shared: int) -> list[Mlp | Experts]:
-    """Experts in every ``decoder_sparse_step``-th layer that is not listed as dense."""
+    """Return experts in every ``decoder_sparse_step``-th layer that is not listed as dense."""
     sizes = c.need("num_experts", "num_local_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
     moe = Experts(*sizes, shared_intermediate=shared, shared_gate=shared > 0)
     step, dense_layers = c.number("decoder_sparse_step", 1) or 1, c.indices("mlp_only_layers")
@@ -51,7 +51,7 @@ def _hybrid(c: Fields, feed_forwards: list[Mlp | Experts]) -> Model:
 
 
 def _mixers(c: Fields, full: Attention, count: int) -> list[Mixer]:
-    """By name, or full attention in every ``full_attention_interval``-th layer; 4 is what transformers' classes assume."""
+    """Return mixers by name, or full attention in every ``full_attention_interval``-th layer, 4 in transformers' classes."""
     counts = c.need("linear_num_key_heads"), c.need("linear_num_value_heads")
     state = STATES.get(str(c.get("mamba_ssm_dtype")), "")
     dims = c.need("linear_key_head_dim"), c.need("linear_value_head_dim")
@@ -66,7 +66,7 @@ def _mixers(c: Fields, full: Attention, count: int) -> list[Mixer]:
 
 
 def _section(c: Fields) -> Fields:
-    """Text fields in a section of their own, or in older configs beside the tower's."""
+    """Return text fields in a section of their own, or in older configs beside the tower's."""
     return text_of(c) if c.get("text_config") is not None else c
 
 

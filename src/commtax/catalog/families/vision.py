@@ -42,7 +42,7 @@ def tower(v: Vit, patch: int, patches_per_token: int, projector: tuple[TowerTens
 
 
 def _tensors(v: Vit) -> tuple[TowerTensor, ...]:
-    """Patches, positions, layers, last norm. Attention's output matrix stands the other way round."""
+    """List patches, positions, layers and the last norm. Attention's output matrix stands the other way round."""
     h, norm, width = v.hidden, 1 + v.norm_bias, v.heads * v.head_dim if v.head_dim else v.hidden
     rows: list[TowerTensor] = [("vision.patch.weight", (h, v.inputs), 1), ("vision.positions", (v.positions, h), 1)]
     rows += _weight_and_bias("vision.attention", (width, h), 4 * v.layers, v.bias)
@@ -68,7 +68,7 @@ def _weight_and_bias(name: str, shape: tuple[int, int], count: int, bias: bool =
 
 
 def chain(name: str, widths: tuple[int, ...], bias: bool, count: int = 1) -> tuple[TowerTensor, ...]:
-    """Matrices one after the other, from each width to the next."""
+    """List matrices one after the other, from each width to the next."""
     pairs = enumerate(zip(widths[1:], widths, strict=False))
     return tuple(row for i, (out, into) in pairs for row in _weight_and_bias(f"{name}.{i}", (out, into), count, bias))
 
@@ -76,7 +76,7 @@ def chain(name: str, widths: tuple[int, ...], bias: bool, count: int = 1) -> tup
 def register_vision(
     name: str, read: Reader, make: TowerMaker, *shared: str, sequence_parallel_moe: bool = False, text: Text = text_of
 ) -> None:
-    """Enter an architecture whose decoder, the section ``text``, stands behind a tower; without one it stands alone."""
+    """Enter an architecture whose decoder, the section ``text``, stands behind a tower, or alone without one."""
 
     entered = family(name, sequence_parallel_moe=sequence_parallel_moe, shared=("vision_config", *shared))
     entered(lambda c: with_tower(c, read(text(c)), make))
@@ -92,7 +92,7 @@ def with_tower(c: Fields, model: Model, make: TowerMaker) -> Model:
 
 
 def siglip(v: Fields, hidden: int, c: Fields) -> Tower:
-    """Gemma 3's: biases and LayerNorms everywhere, an average over patches, one matrix into the decoder."""
+    """Return Gemma 3's: biases and LayerNorms everywhere, an average over patches, one matrix into the decoder."""
     tokens, width, patch = c.number("mm_tokens_per_image", 256), v.need("hidden_size"), v.need("patch_size")
     patches = (v.need("image_size") // patch) ** 2
     projector = (("projector.input_projection", (width, hidden), 1), ("projector.norm", (width,), 1))
@@ -119,7 +119,7 @@ def llama4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
 
 
 def _two_frame_vit(v: Fields, channels: str) -> tuple[Vit, int, int]:
-    """Qwen's: patches of two frames, and how many of them on a side make a token; the patch's own side beside it."""
+    """Return Qwen's patches of two frames, the side of a patch, and how many patches make a token."""
     h, patch, merge = v.need("hidden_size"), v.need("patch_size"), v.number("spatial_merge_size", 2) or 1
     inputs = v.number(channels, 3) * (v.number("temporal_patch_size", 2) or 1) * patch * patch
     sizes = v.layers("depth"), h, v.need("intermediate_size"), v.need("num_heads"), inputs
@@ -127,7 +127,7 @@ def _two_frame_vit(v: Fields, channels: str) -> tuple[Vit, int, int]:
 
 
 def qwen_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
-    """Qwen3-VL's and Qwen3.5's: a learned table of positions; deep layers hand on theirs too."""
+    """Return Qwen3-VL's and Qwen3.5's: a learned table of positions, and deep layers that hand on theirs too."""
     plain, patch, merged = _two_frame_vit(v, "in_channels")
     vit, wide = replace(plain, positions=v.need("num_position_embeddings")), merged * plain.hidden
     out, deep = v.number("out_hidden_size", hidden) or hidden, v.get("deepstack_visual_indexes")
@@ -138,7 +138,7 @@ def qwen_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
 
 
 def qwen25_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
-    """Qwen2.5-VL's: RMS norms, a gated MLP with biases, rotary positions."""
+    """Return Qwen2.5-VL's: RMS norms, a gated MLP with biases, rotary positions."""
     plain, patch, merged = _two_frame_vit(v, "in_chans")
     h, out = plain.hidden, v.number("out_hidden_size", hidden) or hidden
     rows = (("projector.norm", (h,), 1), *chain("projector", (merged * h, merged * h, out), bias=True))
@@ -146,7 +146,7 @@ def qwen25_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
 
 
 def pixtral_tower(v: Fields, hidden: int, c: Fields) -> Tower:
-    """Mistral's: a gated MLP without biases, RMS norms, one before the layers; patches merged by a matrix."""
+    """Return Mistral's: a gated MLP without biases, RMS norms, one before the layers, and patches merged by a matrix."""
     merge, bias = c.number("spatial_merge_size", 2) or 1, c.flag("multimodal_projector_bias")
     h, patch = v.need("hidden_size"), v.need("patch_size")
     vit = replace(_plain_vit(v, patch), head_dim=v.number("head_dim", 0), gated=True, first_norm=True, **UNBIASED)
@@ -155,7 +155,7 @@ def pixtral_tower(v: Fields, hidden: int, c: Fields) -> Tower:
 
 
 def _moon(v: Fields) -> tuple[Vit, int, int]:
-    """Kimi's: a learned grid of positions; its patches' side, and how many patches make a token."""
+    """Return Kimi's: a learned grid of positions, its patches' side, and how many patches make a token."""
     h, patch = v.need("vt_hidden_size"), v.number("patch_size", 14) or 14
     grid = v.number("init_pos_emb_height", 64) * v.number("init_pos_emb_width", 64)
     sizes = v.layers("vt_num_hidden_layers"), h, v.need("vt_intermediate_size"), v.need("vt_num_attention_heads"), 3 * patch * patch
@@ -163,14 +163,14 @@ def _moon(v: Fields) -> tuple[Vit, int, int]:
 
 
 def moonvit(v: Fields, hidden: int, _c: Fields) -> Tower:
-    """Kimi-K2.5's: biases and LayerNorms, patches merged before two matrices."""
+    """Return Kimi-K2.5's: biases and LayerNorms, patches merged before two matrices."""
     vit, patch, merged = _moon(v)
     wide = merged * vit.hidden
     return tower(vit, patch, merged, (("projector.norm", (vit.hidden,), 2), *chain("projector", (wide, wide, hidden), bias=True)))
 
 
 def _patches_per_token(v: Fields) -> int:
-    """Patches of a token: the sides of the kernel that merges them."""
+    """Return the patches of a token: the sides of the kernel that merges them."""
     sides = v.get("merge_kernel_size")
     if sides is None:
         return 4
@@ -181,7 +181,7 @@ def _patches_per_token(v: Fields) -> int:
 
 
 def moonvit2(v: Fields, hidden: int, _c: Fields) -> Tower:
-    """Kimi-K3's: no biases, RMS norms, heads wider than the hidden state shared out, a norm after the projector."""
+    """Return Kimi-K3's: no biases, RMS norms, heads wider than the hidden state shared out, a norm after the projector."""
     plain, patch, merged = _moon(v)
     wide, head_dim = merged * plain.hidden, v.number("qkv_hidden_size", plain.hidden) // plain.heads
     vit = replace(plain, head_dim=head_dim, bias=False, norm_bias=False, patch_bias=False)
@@ -189,7 +189,7 @@ def moonvit2(v: Fields, hidden: int, _c: Fields) -> Tower:
 
 
 def minimax_tower(v: Fields, hidden: int, c: Fields) -> Tower:
-    """MiniMax-M3's: CLIP's layers over patches of two frames, rotary positions, two matrices before the merge and two after."""
+    """Return MiniMax-M3's: CLIP's layers over patches of two frames, rotary positions, two matrices before and after the merge."""
     wide, h, patch = c.number("projector_hidden_size", hidden), v.need("hidden_size"), v.need("patch_size")
     inner = v.section("img_token_compression_config") or v
     merge, frames = inner.number("spatial_merge_size", 2) or 1, inner.number("temporal_patch_size", 2) or 1
@@ -201,7 +201,7 @@ def minimax_tower(v: Fields, hidden: int, c: Fields) -> Tower:
 
 
 def gemma4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
-    """Gemma 4's: gated, normed queries and keys, four norms a layer, positions of both axes, patches pooled."""
+    """Return Gemma 4's: gated, normed queries and keys, four norms a layer, positions of both axes, patches pooled."""
     h, patch, side = v.need("hidden_size"), v.need("patch_size"), v.number("pooling_kernel_size", 3) or 1
     plain = _plain_vit(v, patch, 2 * v.number("position_embedding_size", 10240))
     vit = replace(plain, head_dim=v.number("head_dim", 0), norms=4, gated=True, qk_norm=True, **UNBIASED)
@@ -210,9 +210,9 @@ def gemma4_tower(v: Fields, hidden: int, _c: Fields) -> Tower:
 
 
 def step_tower(v: Fields, hidden: int, c: Fields) -> Tower:
-    """Step-3.7's: a perception encoder with scaled layers; two convolutions over 3 x 3 patches, each halving both sides."""
+    """Return Step-3.7's: a perception encoder with scaled layers, and two convolutions over 3 x 3 patches that halve both sides."""
     names = {"hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads"}
-    v = v.with_(**{usual: v.get(own) or v.get(usual) for usual, own in names.items()})
+    v = v.with_(**{usual: v.get(theirs) or v.get(usual) for usual, theirs in names.items()})
     bias, h, patch, ratio = c.flag("projector_bias"), v.need("hidden_size"), v.need("patch_size"), v.get("mlp_ratio")
     if isinstance(ratio, (int, float)) and 0 < ratio < 1000:
         v = v.with_(intermediate_size=int(h * ratio))

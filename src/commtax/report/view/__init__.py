@@ -27,7 +27,7 @@ NO_COMMANDS = dict.fromkeys(("commtax", "launch", "launch_engine", "launch_why",
 
 
 def view(step: ExplainedStep, state: State, command: str = "") -> Record:
-    """The view of a bill; ``command`` is the line that priced it, where it was not the state.
+    """Return the view of a bill. ``command`` is the line that priced it, where it was not the state.
 
     The slower pictures (grids, plans, the pipeline) are asked for on their own.
     """
@@ -35,7 +35,7 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
     ways = moves(q)
     # one replica may grow where the others stand
     one = step if int(q.plan.replicas) == 1 else ExplainedStep(price(settle(q.but(replicas=1))))
-    patches = [_with_room(patch_of(c.changes, one.bill.question), q) for c in one.what_ifs]
+    patches = [_alone(patch_of(c.changes, one.bill.question), q) for c in one.what_ifs]
     changes = [(c, c.delta_s / float(b.step_s), patch) for c, patch in zip(one.what_ifs, patches, strict=True)]
     return _view(
         step,
@@ -58,19 +58,19 @@ def view(step: ExplainedStep, state: State, command: str = "") -> Record:
     )
 
 
-def _with_room(patch: Patch | None, q: Question) -> Patch | None:
-    """Another size of a server is shown alone: so many of them need not have room."""
+def _alone(patch: Patch | None, q: Question) -> Patch | None:
+    """Show another size of a server alone: so many of them need not have room."""
     grown = patch and int(q.plan.replicas) > 1 and any(axis in patch for axis in SIZES)
     return {**patch, "rep": 1} if patch and grown else patch
 
 
 def glance(step: ExplainedStep, state: State) -> Record:
-    """The view without what has to be tried out (what-ifs, legal moves, commands): it keeps up with a hand on a slider."""
+    """Return the view without what has to be tried out (what-ifs, legal moves, commands), to keep up with a hand on a slider."""
     return _view(step, state, sentence="", changes=[], commands=NO_COMMANDS, limits={}, moves={})
 
 
 def _view(step: ExplainedStep, state: State, **tried: object) -> Record:
-    """What follows from the step itself, and what was tried out beside it."""
+    """Return what follows from the step itself, and what was tried out beside it."""
     b, q = step.bill, step.bill.question
     trained = {"trained": b if q.trains else None, "mfu_definition": b.mfu_definition if q.trains else ""}
     c, used = q.cluster, int(q.plan.all_gpus)
@@ -95,10 +95,10 @@ def _view(step: ExplainedStep, state: State, **tried: object) -> Record:
 
 
 def normal(state: State, q: Question) -> State:
-    """The state with what was left to the engine said aloud."""
-    asked = {"m": not state.file, "c": True, "e": "@" not in state["e"], "s": True, "z": q.trains, "sp": True}
-    said = state_of(q)
-    return state.but({name: said[name] for name, open_ in asked.items() if open_})
+    """Fill in what the state left to the engine."""
+    left = {"m": not state.file, "c": True, "e": "@" not in state["e"], "s": True, "z": q.trains, "sp": True}
+    settled = state_of(q)
+    return state.but({name: settled[name] for name, is_left in left.items() if is_left})
 
 
 def _bar(bar: Bar, step: ExplainedStep) -> Record:
@@ -118,13 +118,13 @@ UNTOLD = ("images", "shard", "speculative")  # what a what-if sets back and the 
 
 
 def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:
-    """The keys that a what-if sets; none where the state has no key for it (a link that nobody sells)."""
+    """Return the keys that a what-if sets, or none where the state has no key for it (a link that nobody sells)."""
     names = SHORT | {"weights_dtype": "dt"} | ({"batch": "n"} if q.trains else {})
-    asked = [field for field in changes if field not in UNTOLD]
-    if any(field not in names for field in asked):
+    fields = [field for field in changes if field not in UNTOLD]
+    if any(field not in names for field in fields):
         return None
     after = state_of(q.but(**changes))
-    return {names[field]: after[names[field]] for field in asked}
+    return {names[field]: after[names[field]] for field in fields}
 
 
 def _powers_of_two(low: int, high: int, now: int) -> list[int]:
@@ -132,7 +132,7 @@ def _powers_of_two(low: int, high: int, now: int) -> list[int]:
 
 
 def commands(state: State, b: StepBill, command: str = "") -> Record:
-    """All lines, each empty where there is none, with the reason; ``command`` is the line that asked, where the state was not."""
+    """Return all lines, empty with the reason where there is none. ``command`` is the line that priced it, if not the state."""
     line = command or command_line(state, "bill", *arguments(state))
     top, nccl, why = assumption(b), "", "nothing is sent"
     if top is not None:
@@ -143,7 +143,7 @@ def commands(state: State, b: StepBill, command: str = "") -> Record:
 
 
 def assumption(b: StepBill) -> Line | None:
-    """The collective whose uncertainty moves the answer most: exposed time times the spread of its source."""
+    """Return the collective whose uncertainty moves the answer most: exposed time times the spread of its source."""
     lines = [x for x in b.items if x.kind == "comm" and float(x.exposed_s) > 0]
     return max(lines, key=lambda x: (float(x.exposed_s) * float(x.sigma), float(x.exposed_s)), default=None)
 

@@ -43,7 +43,7 @@ SHOWN = ("decode", "prefill", "train")  # phases that the page draws
 
 
 class RefusedError(Refusal):
-    """A question that cannot be asked, under the page's own key; ``malformed`` where it cannot even be read."""
+    """A question that cannot be priced, under the page's own key, ``malformed`` where it cannot even be read."""
 
     def __init__(self, rule: str, argument: str = "", nearest: Sequence[float | str] = (), malformed: bool = True) -> None:
         super().__init__(rule, argument, nearest)
@@ -52,7 +52,7 @@ class RefusedError(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of the state. Numbers have a range, words a length or a list; ``option`` is its long name."""
+    """One key of the state. Numbers have a range, words a length or a list. ``option`` is its long name."""
 
     name: str
     option: str
@@ -72,7 +72,7 @@ class Key:
         return not isinstance(self.default, str)
 
     def read(self, text: str) -> int | float | str:
-        """A value from a link; what is not one is refused with the rule."""
+        """Read a value from a link, or refuse it with the rule."""
         if not self.is_number:
             return self._word(text)
         whole = isinstance(self.default, int)
@@ -87,8 +87,10 @@ class Key:
 
     def _word(self, text: str) -> str:
         if self.words and text not in self.words:
-            known = [w for w in self.words if w]
-            raise RefusedError(f"{self.name} '{_printable(text)}': one of {', '.join(known)}{suggest(text[:64], known)}", self.name)
+            listed = [w for w in self.words if w]
+            raise RefusedError(
+                f"{self.name} '{_printable(text)}': one of {', '.join(listed)}{suggest(text[:64], listed)}", self.name
+            )
         if len(text.encode("utf-8", "replace")) > self.length:
             raise RefusedError(f"{self.name}: longer than {self.length:,} bytes", self.name)
         if self.pattern and text and not re.fullmatch(self.pattern, text):
@@ -135,12 +137,9 @@ def on_page(text: str) -> str:
 
 
 def _control(option: str, value: str) -> str:
-    """Return a control and the value to set it to; "" where the page has none for an option."""
+    """Return a control and the value to set it to, or "" where the page has none for an option."""
     label = LABELS.get(option.replace("-", "_"), "")
     return f"‘{label}’{f' {value}' if value and value != AUTO else ''}" if label else ""
-
-
-"""Arguments of the library, and the key that a reader knows them by."""
 
 
 @dataclass(frozen=True)  # without slots: the question is asked for often and kept
@@ -175,37 +174,37 @@ class State:
 
     @property
     def file(self) -> str:
-        """The file that a command line needs for a model that the catalogue does not have; "" for one that it has."""
+        """The file that a command line needs for a model that is not in the catalogue, else ""."""
         return "pasted.json" if self["cfg"] else f"free-h{self['h']}-l{self['L']}.json" if self["h"] else ""
 
     @property
     def options(self) -> dict[str, object]:
-        """What is asked beside model and cluster, by the names that the library and the command line have for it."""
-        asked: dict[str, object] = {**CompareOptions(engine=self["e"], dtype=self["dt"], library=self["lib"])}
-        asked |= {key.option: self[key.name] for key in PLAIN}
-        asked |= CompareOptions(phase=self["ph"], sequence_parallel=bool(self["sp"]) or None, eager=bool(self["eg"]))
+        """The options beside model and cluster, by the names that the library and the command line have for them."""
+        chosen: dict[str, object] = {**CompareOptions(engine=self["e"], dtype=self["dt"], library=self["lib"])}
+        chosen |= {key.option: self[key.name] for key in PLAIN}
+        chosen |= CompareOptions(phase=self["ph"], sequence_parallel=bool(self["sp"]) or None, eager=bool(self["eg"]))
         if self["ep"] > 1 and self["imb"]:
-            asked |= CompareOptions(imbalance=self["imb"])
+            chosen |= CompareOptions(imbalance=self["imb"])
         if not PHASES[self["ph"]].trains:
             if self["ep"] > 1:
-                asked |= CompareOptions(redundant_experts=self["red"], ep_backend=self["a2a"])
-            asked |= CompareOptions(technique=self["tq"])
-            return {**asked, **CompareOptions(batch=self["b"], context=self.length, kv_dtype=self["kv"])}
+                chosen |= CompareOptions(redundant_experts=self["red"], ep_backend=self["a2a"])
+            chosen |= CompareOptions(technique=self["tq"])
+            return {**chosen, **CompareOptions(batch=self["b"], context=self.length, kv_dtype=self["kv"])}
         axes, chunks = self["as"], self["v"] if self["sch"] == "interleaved" else 1
-        asked |= CompareOptions(batch=self["b"] * self["n"], micro_batch=self["b"], context=self.length)
-        asked |= CompareOptions(zero=int(self["z"]) if self["z"] else None)
-        asked |= CompareOptions(async_axes=None if not axes else () if axes == "none" else tuple(axes.split(",")))
-        return {**asked, **CompareOptions(recompute=self["rc"], schedule=self["sch"], chunks=chunks)}
+        chosen |= CompareOptions(batch=self["b"] * self["n"], micro_batch=self["b"], context=self.length)
+        chosen |= CompareOptions(zero=int(self["z"]) if self["z"] else None)
+        chosen |= CompareOptions(async_axes=None if not axes else () if axes == "none" else tuple(axes.split(",")))
+        return {**chosen, **CompareOptions(recompute=self["rc"], schedule=self["sch"], chunks=chunks)}
 
     @cached_property
     def question(self) -> Question:
-        """What the controls ask; names that nobody knows are refused here."""
+        """The question of the controls, whose unknown names are refused here."""
         model = _model(self["m"], self["cfg"], self["h"], self["L"], self.file.removesuffix(".json"))
         return resolve_question(model, _cluster(self["c"], self["intra"], self["inter"]), self.options)
 
 
 def state_of(q: Question) -> State:
-    """The controls as a question would have them."""
+    """Return the controls as a question would have them."""
     plan, place, engine = q.plan, q.cluster, q.engine
     keys: dict[str, Value] = {
         "m": q.model.key,
@@ -240,38 +239,43 @@ FLAGS = {name: option.flags[0] for name, option in options().items() if option.f
 
 
 def arguments(state: State) -> list[str]:
-    """The words behind ``commtax bill`` that ask the same question."""
+    """Return the words behind ``commtax bill`` that ask the same question."""
     line = [state.file or state["m"], "--cluster", state["c"]]
     for name, value in {"intra": state["intra"], "inter": state["inter"], **state.options}.items():
         if value is not None and value is not False and value not in ("", USUAL.get(name)):
-            said = (",".join(value) or "none") if isinstance(value, tuple) else value
-            line += [FLAGS.get(name, f"--{name.replace('_', '-')}"), *([] if value is True else [str(said)])]
+            text = (",".join(value) or "none") if isinstance(value, tuple) else str(value)
+            line += [flag_of(name), *([] if value is True else [text])]
     return line
 
 
+def flag_of(option: str) -> str:
+    """Return the flag that command lines have for an option."""
+    return FLAGS.get(option, f"--{option.replace('_', '-')}")
+
+
 def command_line(state: State, *words: str) -> str:
-    """A line of the command, and before it the config.json that it reads where the model is not of the catalogue."""
+    """Return a line of the command, and before it the config.json that it reads where the model is not of the catalogue."""
     line = shlex.join(["commtax", *words])
     return f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}" if state.file else line
 
 
 def config_text(state: State) -> str:
-    """The config.json of a model that is not of the catalogue."""
+    """Return the config.json of a model that is not of the catalogue."""
     config = parse_pasted_config(state["cfg"]) if state["cfg"] else free_config(state["h"], state["L"])
     return json.dumps(config, separators=(",", ":"))
 
 
 def parse(query: Iterable[tuple[str, str]], extra: tuple[Key, ...] = ()) -> State:
-    """A state from the pairs of a query, with keys beside its own; unknown, repeated and bad ones are refused by name."""
-    known = {key.name: key for key in (*KEYS, *extra)}
-    given: dict[str, Value] = {}
+    """Read a state from the pairs of a query, with keys beside its own, and refuse unknown, repeated and bad ones by name."""
+    keys = {key.name: key for key in (*KEYS, *extra)}
+    values: dict[str, Value] = {}
     for name, text in query:
-        if name not in known:
-            raise RefusedError(f"unknown key '{_printable(name)}'{suggest(name[:32], list(known))}", _printable(name))
-        if name in given:
+        if name not in keys:
+            raise RefusedError(f"unknown key '{_printable(name)}'{suggest(name[:32], list(keys))}", _printable(name))
+        if name in values:
             raise RefusedError(f"{name}: given twice", name)
-        given[name] = known[name].read(text)
-    return State({key.name: key.default for key in known.values()} | given)
+        values[name] = keys[name].read(text)
+    return State({key.name: key.default for key in keys.values()} | values)
 
 
 def short_keys(sizes: Mapping[str, Value]) -> dict[str, Value]:
@@ -280,24 +284,23 @@ def short_keys(sizes: Mapping[str, Value]) -> dict[str, Value]:
 
 @lru_cache(maxsize=64)
 def _model(key: str, config: str, hidden: int, layers: int, name: str) -> Model:
-    """The model: pasted, free, or of the catalogue; never a look at a disk or a network."""
+    """Return the model: pasted, free, or of the catalogue, without a look at a disk or a network."""
     if name:
         model = from_config(parse_pasted_config(config) if config else free_config(hidden, layers), name)
         if model.num_layers > MAX_LAYERS:
             rule = f"cfg: {model.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws"
             raise RefusedError(rule, "cfg", malformed=False)
         return model
-    known = known_model(key)
-    if known is None:
+    if (bundled := known_model(key)) is None:
         near = [name for name in catalog.keys("models") if name.startswith(key[:4].lower())][:3]
         rule = f"m '{_printable(key)}': not in the catalogue{suggest(key, catalog.keys('models'))} (or paste its config.json)"
         raise RefusedError(rule, "m", near, malformed=False)
-    return known
+    return bundled
 
 
 @lru_cache(maxsize=128)
 def _cluster(name: str, intra: str, inter: str, key: str = "c") -> Cluster:
-    """The cluster with its links; bounded, because a page draws it, and no file, because whoever asks need not be its owner."""
+    """Return the cluster with its links: bounded, because a page draws it, and no file, which whoever asks need not own."""
     if catalog.is_file(name):
         rule = f"{key} '{_printable(name)}': the page reads no files; a name of the catalogue, or 8xh100-sxm"
         raise RefusedError(rule, key, malformed=False)
@@ -322,7 +325,7 @@ def _no_constant(name: str) -> float:
 
 
 def free_config(hidden: int, layers: int) -> Mapping[str, object]:
-    """The lesson's layer in these sizes."""
+    """Return the lesson's layer in these sizes."""
     if hidden < 64 or hidden % 64:
         near = max(64, round(hidden / 64) * 64)
         raise RefusedError(f"h={hidden}: a multiple of 64, so that heads are whole", "h", [near], malformed=False)
@@ -331,7 +334,7 @@ def free_config(hidden: int, layers: int) -> Mapping[str, object]:
 
 
 def refusal(error: ValueError) -> RefusedError:
-    """The library's refusal as one of ours: the argument under its short key, and the nearest legal values as numbers."""
+    """Return the library's refusal as one of ours: the argument under its short key, and the nearest legal values as numbers."""
     if isinstance(error, RefusedError):
         return error
     if not isinstance(error, Refusal):

@@ -13,12 +13,12 @@ from commtax.runs.evidence.finding import Audit, Claim, Section
 
 
 def audit(files: Sequence[Path], claim: Claim | None = None, baseline: Path | None = None, nsys: str = "nsys") -> Audit:
-    """All that files and folders say. ``nsys`` opens reports of Nsight Systems."""
+    """Audit everything that the files and folders hold. ``nsys`` opens reports of Nsight Systems."""
     return audit_read(read_all(files, nsys), claim, baseline)
 
 
 def audit_read(read: ReadFiles, claim: Claim | None = None, baseline: Path | None = None) -> Audit:
-    """All that was read; what the ranks of a job left of one kind is told together, and several jobs one after the other."""
+    """Audit what was read: one section for what the ranks of a job left of one kind, and one after the other for several jobs."""
     sections = [_section(name, record, claim, baseline) for name, record in read.left if not kind_of(record).together]
     jobs = {id(record) for job in read.jobs for _, record in job}
     others: dict[type, list[tuple[str, object]]] = {}

@@ -7,8 +7,10 @@ is left.
 
 import gzip
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from commtax.files import Json, JsonObject, check_writable, replace_when_written, table
@@ -25,6 +27,8 @@ TRAINING = "Optimizer.step#anonymous"
 WORDS = table("runs/audit/anonymous.toml")
 LABELS = {"wait": WAIT_KERNELS[0]}  # of kinds that are known by their name alone
 NCCL = "ncclDevKernel"
+Numbers = dict[str, dict[str, int]]
+"""Numbers of names by kind, in the order in which they are met: the same name has the same number on all ranks."""
 
 
 def write_anonymous(traces: Sequence[Trace], out: Path) -> list[Path]:
@@ -49,11 +53,11 @@ def write_anonymous(traces: Sequence[Trace], out: Path) -> list[Path]:
 
 
 def anonymous(traces: Sequence[Trace]) -> list[JsonObject]:
-    """Documents of a job's ranks, of the same steps each."""
+    """Return the documents of a job's ranks, each over the same steps."""
     windows = [_window(t, traces) for t in traces]
     begins = [t.origin_ns + _ns(w.begin_s) for t, w in zip(traces, windows, strict=True)]
     common = min(begins) if max(begins) - min(begins) < COUNT.day_ns else None
-    numbers = _Numbers()
+    numbers: Numbers = defaultdict(lambda: defaultdict(count(1).__next__))
     return [
         _Rank(t, w, begin - (begin if common is None else common), numbers).document()
         for t, w, begin in zip(traces, windows, begins, strict=True)
@@ -70,7 +74,7 @@ class _Window:
 
 
 def _window(trace: Trace, traces: Sequence[Trace]) -> _Window:
-    """The middle steps, by their numbers the same on all ranks; without steps the beginning of the trace."""
+    """Return the middle steps, with the same numbers on all ranks, or the beginning of a trace without steps."""
     fewest = min(len(t.steps) for t in traces)
     first = max(0, (fewest - COUNT.most_steps) // 2)
     steps = trace.steps[first : first + min(fewest, COUNT.most_steps)]
@@ -81,21 +85,10 @@ def _window(trace: Trace, traces: Sequence[Trace]) -> _Window:
     return _Window((), trace.timeline.begin_s, end)
 
 
-@dataclass
-class _Numbers:
-    """Names by number, in the order in which they are met: the same name has the same number on all ranks."""
-
-    names: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def of(self, kind: str, name: str) -> int:
-        known = self.names.setdefault(kind, {})
-        return known.setdefault(name, len(known) + 1)
-
-
 class _Rank:
-    """One rank's events; ``shift_ns`` is when its window begins on the clock that all ranks share."""
+    """One rank's events, with ``shift_ns``, the moment its window begins on the clock that all ranks share."""
 
-    def __init__(self, trace: Trace, window: _Window, shift_ns: int, numbers: _Numbers) -> None:
+    def __init__(self, trace: Trace, window: _Window, shift_ns: int, numbers: Numbers) -> None:
         self.trace, self.window, self.numbers = trace, window, numbers
         self.before_s = window.begin_s - BEFORE_S  # outside of every step
         self.zero_ns = _ns(self.before_s) - shift_ns
@@ -120,7 +113,7 @@ class _Rank:
         return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": tid, **times, "args": args or {}}
 
     def _steps(self) -> Iterator[JsonObject]:
-        """Annotations over the steps' own windows, each pinned to the device by two marks that take no time."""
+        """Yield annotations over the steps' windows, each pinned to the device by two marks of no duration."""
         described = any(s.phase not in ("", "train") for s in self.window.steps)
         named = described and all(s.phase not in ("", "train") for s in self.window.steps)
         for number, step in enumerate(self.window.steps, 1):
@@ -142,15 +135,15 @@ class _Rank:
     def _launched(
         self, start_s: float, end_s: float, cat: str, name: str, stream: int, args: JsonObject | None = None, *, at_s: float
     ) -> Iterator[JsonObject]:
-        """A device event and the host's call that launched it at some moment."""
+        """Yield a device event after the host's call that launched it at ``at_s``."""
         self.correlation += 1
         launch = "cudaGraphLaunch" if args and args.pop("graph", False) else "cudaLaunchKernel"
         yield self._event("cuda_runtime", launch, at_s, at_s, 1, {"correlation": self.correlation})
-        own = {"device": 0, "stream": stream, "correlation": self.correlation}
-        yield self._event(cat, name, start_s, end_s, stream, own | (args or {}))
+        place = {"device": 0, "stream": stream, "correlation": self.correlation}
+        yield self._event(cat, name, start_s, end_s, stream, place | (args or {}))
 
     def _intervals(self) -> Iterator[JsonObject]:
-        """All that runs inside the window, from its beginning on, and collectives of its steps wherever they run."""
+        """Yield what runs inside the window, clipped to its beginning, and the collectives of its steps wherever they run."""
         line, steps = self.trace.timeline, {s.index: s for s in self.window.steps}
         sent = {(_ns(c.start_s), _ns(c.end_s), c.name): c for c in self.trace.collectives}
         columns = zip(line.lane.tolist(), line.start_s.tolist(), line.end_s.tolist(), line.kind.tolist(), line.name, strict=True)
@@ -166,7 +159,7 @@ class _Rank:
         self, lane: int, start: float, end: float, kind: str, name: str, sent: Collective | None, steps: dict[int, TraceStep]
     ) -> Iterator[JsonObject]:
         if sent is None:
-            label = f"{LABELS.get(kind, kind)} {self.numbers.of(kind, name)}"
+            label = f"{LABELS.get(kind, kind)} {self.numbers[kind][name]}"
             cat = WORDS["categories"][kind] if self.trace.on_device else "cpu_op"
             yield self._event(cat, label, start, end, lane, {"device": 0, "stream": lane} if self.trace.on_device else None)
             return
@@ -178,7 +171,7 @@ class _Rank:
         yield from self._launched(start, end, "kernel", label, lane, args | {"graph": sent.graph}, at_s=at)
 
     def _collective(self, c: Collective) -> tuple[str, JsonObject]:
-        """A name that tells the operation, and what a profiler tells beside it."""
+        """Return a name that identifies the operation, and the arguments that a profiler records with it."""
         word = c.op.replace("-", "_")
         label = _kernel_name(c) if self.trace.on_device else f"gloo:{word}"
         args: JsonObject = {} if c.op == UNNAMED else {"Collective name": word}
@@ -187,14 +180,14 @@ class _Rank:
         if c.ranks:
             args["Group size"] = c.ranks
         if c.group:
-            args["Process Group Name"] = str(self.numbers.of("group", c.group))
+            args["Process Group Name"] = str(self.numbers["group"][c.group])
         if c.members:
             args["Process Group Ranks"] = str(list(c.members))
         return label, args
 
 
 def _kernel_name(c: Collective) -> str:
-    """A kernel that is read as the same operation by the same algorithm.
+    """Return a kernel name that is read back as the same operation by the same algorithm.
 
     >>> _kernel_name(Collective("all-reduce", None, 8, 0.0, 1.0, "x", algorithm="tree ll128"))
     'ncclDevKernel_AllReduce_TREE_LL128'

@@ -36,7 +36,6 @@ UNSAID = "assumed (neither a file nor -tp says it)"
 ENGINE = "engine"
 LAYOUT = ("tp", "pp", "dp")
 SIZES = (*LAYOUT, "ep")
-LENGTH = ("max_model_len",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,78 +45,73 @@ class LoggedRun:
     options: Mapping[str, str | int] = field(default_factory=dict)
     files: str = ""
 
-    def over(self, claim: Claim, said: set[str]) -> Claim:
-        """The claim, with all that nobody has ``said`` as the files have it.
+    def over(self, claim: Claim, stated: set[str]) -> Claim:
+        """Return the claim with everything that nobody has ``stated`` taken from the files.
 
-        Who said one size said the whole layout, and files that have another contradict it.
+        Whoever states one size states the whole layout, and files with another layout contradict it.
         """
         q = claim.question
-        held = {options()[name].field.rpartition(".")[2] for name in said if name in options()}
-        held |= (set(SIZES) if said & {*LAYOUT} else set()) | ({"weights_dtype"} if q.model.quant else set())
+        fixed = {options()[name].field.rpartition(".")[2] for name in stated if name in options()}
+        fixed |= (set(SIZES) if stated & {*LAYOUT} else set()) | ({"weights_dtype"} if q.model.quant else set())
         ranks = prod(int(self.options.get(axis, 1)) for axis in LAYOUT)
         if ranks > q.cluster.num_gpus:  # which the audit then says
-            held |= set(SIZES)
-        taken = {name: value for name, value in self.options.items() if name not in held}
+            fixed |= set(SIZES)
+        taken = {name: value for name, value in self.options.items() if name not in fixed}
         if q.trains:
             return claim
         if engine := taken.pop(ENGINE, ""):
             q = replace(q, engine=catalog.engine(str(engine)))
-        guessed = "tp" not in taken and not said & {*LAYOUT} and q.cluster.num_gpus > 1
+        guessed = "tp" not in taken and not stated & {*LAYOUT} and q.cluster.num_gpus > 1
         source = f"from {self.files}" if "tp" in taken else UNSAID if guessed else ""
         return replace(claim, question=q.but(**taken), plan_source=source, guessed=guessed)
 
 
-def launched_options(read: ReadFiles, model: str, said: Mapping[str, object]) -> dict[str, object]:
-    """What the commands beside a run say of its deployment, beside what somebody ``said``; who said one size said them all."""
+def launched_options(read: ReadFiles, model: str, stated: Mapping[str, object]) -> dict[str, object]:
+    """Return the options in the commands beside a run that are not among those ``stated``, where one size fixes all."""
     if not read.launches:
         return {}
     from commtax.runs.audit.reported_deployments import ReportedDeployment, joined
 
-    sizes = {axis: said[axis] for axis in LAYOUT if axis in said}
-    held = {*said, *(SIZES if sizes else ())}
+    sizes = {axis: stated[axis] for axis in LAYOUT if axis in stated}
+    fixed = {*stated, *(SIZES if sizes else ())}
     of_it = [launch for launch in read.launches if all(launch.options.get(axis, n) == n for axis, n in sizes.items())]
     try:
         options = joined((ReportedDeployment("--model", model), *of_it)).options
     except Refusal as refusal:
         raise Refusal(f"{refusal}; name with --from what ran", refusal.argument) from None
-    return {name: value for name, value in options.items() if name not in held}
+    return {name: value for name, value in options.items() if name not in fixed}
 
 
 def by_launch(read: ReadFiles, claim: Claim, options: Mapping[str, object]) -> Claim:
-    """The claim, with who said its plan where a command beside the run did."""
+    """Return the claim with its plan attributed to the command beside the run, if that gave one."""
     return replace(claim, plan_source=f"from {read.launches[0].source}", guessed=False) if "tp" in options else claim
 
 
 def logged_run(read: ReadFiles) -> LoggedRun:
-    """What all engines' logs say alike, else what all benchmark results do."""
-    logs = [(name, _log_options(said)) for name, said in read.left if isinstance(said, StartupLog)]
-    results = [
-        (name, _result_options(cast("BenchmarkRun", run))) for name, said in read.left if isinstance(said, tuple) for run in said
-    ]
-    told = logs or results
-    if not told:
+    """Return the options on which all engine logs agree, or without logs all benchmark results."""
+    logs = [(name, _log_options(record)) for name, record in read.left if isinstance(record, StartupLog)]
+    benches = [(name, cast("tuple[BenchmarkRun, ...]", record)) for name, record in read.left if isinstance(record, tuple)]
+    results = [(name, _result_options(run)) for name, runs in benches for run in runs]
+    reports = logs or results
+    if not reports:
         return LoggedRun()
-    first, *others = (options for _, options in told)
+    first, *others = (options for _, options in reports)
     alike = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
-    names = [name for name, _ in told]
+    names = [name for name, _ in reports]
     return LoggedRun(alike, listed(names if len(names) < 3 else [names[0], f"{len(names) - 1} more"])) if alike else LoggedRun()
 
 
 def _log_options(log: StartupLog) -> dict[str, str | int]:
-    said = {name: value for name, value in logged_options(log).items() if name != "model"}
-    rest = {name: value for name in ("ep", *LENGTH) if (value := getattr(log, name))}
-    return {**said, **rest, **_engine(log)}
-
-
-def _engine(log: StartupLog) -> dict[str, str | int]:
-    """The engine at the version that the log names; nothing of one that is not modelled."""
+    """Return the options of a start-up log, with no name for an engine or version that is not modelled."""
+    options = {name: value for name, value in logged_options(log).items() if name != "model"}
+    options |= {name: value for name in ("ep", "max_model_len") if (value := getattr(log, name))}
     release = RELEASE.match(log.version)
-    name = f"{log.engine}@{release[1]}" if release else log.engine
+    engine = f"{log.engine}@{release[1]}" if release else log.engine
     try:
-        catalog.engine(name)
+        catalog.engine(engine)
     except Refusal:
-        return {ENGINE: ""}
-    return {ENGINE: name}
+        engine = ""
+    return {**options, ENGINE: engine}
 
 
 def _result_options(run: BenchmarkRun) -> dict[str, str | int]:
@@ -138,7 +132,7 @@ def audit_run(
     baseline: str | PathLike[str] = "",
     **options: Unpack[AuditRunOptions],
 ) -> Audit:
-    """What logs, traces and benchmark results say of a run, and who is to blame.
+    """Audit the logs, traces and benchmark results of a run, and name who is to blame.
 
     With ``model`` (and ``cluster``, where the files do not name it) every count, size and time is also held against its
     prediction: ``tolerance`` is relative, for seconds. The other keywords say how it was launched. ``baseline`` is the same
@@ -158,14 +152,14 @@ def audit_run(
     return audit_read(read, claim, Path(baseline) if baseline else None)
 
 
-def _claim(read: ReadFiles, model: str | Model, cluster: str | Cluster, tolerance: float, said: AuditRunOptions) -> Claim:
-    """What is said to have run, and on what; where one of them is not said, as the files do."""
+def _claim(read: ReadFiles, model: str | Model, cluster: str | Cluster, tolerance: float, stated: AuditRunOptions) -> Claim:
+    """Return the claim on what ran and where, completed from the files."""
     place = cluster or place_of(read)
     if not place:
         raise Refusal("cluster: the files do not tell where it ran: name it, such as 8xh100-sxm", "cluster")
-    phase = said.pop("phase", "decode")
-    work = {name: value for name, value in said.items() if name in WORKLOAD}
-    plain = {name: value for name, value in said.items() if name not in WORKLOAD}
+    phase = stated.pop("phase", "decode")
+    work = {name: value for name, value in stated.items() if name in WORKLOAD}
+    plain = {name: value for name, value in stated.items() if name not in WORKLOAD}
     trained = CompareOptions(phase="train") if phase == "train" else CompareOptions()  # which has engines of its own
     resolved = catalog.cluster(place) if isinstance(place, str) else place
     launched = launched_options(read, model if isinstance(model, str) else "", plain)

@@ -35,7 +35,7 @@ LOOKED_FOR = (
 
 
 def hint(head: bytes) -> str:
-    """Return what such a file most likely is, and where it belongs; "" where nothing is known.
+    """Return what such a file most likely is, and where it belongs, or "" if nothing matches.
 
     >>> hint(b"<!DOCTYPE html><html>"), hint(b"hello")
     ('; it seems to be a web page: save the file itself', '')
@@ -112,7 +112,7 @@ class FileToRead:
 
     @cached_property
     def is_json(self) -> bool:
-        """Whether its text begins as JSON does, behind what a launcher wrote; the bracket of a log's line is none."""
+        """Whether the text begins as JSON behind a launcher's prefix (the bracket that opens a log line is no JSON)."""
         text = prefixes.strip_prefixes(prefixes.unpack_docker(decode_text(self.head[:8192]))).lstrip()
         return text[:1] == "{" or (text[:1] == "[" and text[1:].lstrip()[:1] in ("{", "[", "]", ""))
 
@@ -140,7 +140,7 @@ def _fetched(name: str) -> Callable[..., object]:
 
 @dataclass(frozen=True, slots=True)
 class RecordKind:
-    """A reader's record; ``formats.toml`` describes the fields."""
+    """A reader's record, with the fields that ``formats.toml`` describes."""
 
     kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
     audit: str
@@ -155,7 +155,7 @@ class RecordKind:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How files of one format are recognised and read; ``formats.toml`` describes the fields."""
+    """How files of one format are recognised and read, with the fields that ``formats.toml`` describes."""
 
     record: str
     described: str
@@ -174,7 +174,7 @@ class Format:
         return RECORDS[self.record].kind
 
     def fits(self, source: FileToRead) -> bool:
-        """Return whether a file is of this format; what costs least is asked first."""
+        """Return whether a file is of this format, by the cheapest checks first."""
         if (self.json and not source.is_json) or (self.ends and not source.name.endswith(tuple(self.ends))):
             return False
         looked = getattr(source, self.looked_at)
@@ -186,8 +186,8 @@ class Format:
         return not (self.unless and getattr(source, self.unless))
 
     def read(self, source: FileToRead) -> object:
-        given = [getattr(source, name) for name in self.takes]
-        return _fetched(self.reader)(*given) if self.reader else given[0]
+        arguments = [getattr(source, name) for name in self.takes]
+        return _fetched(self.reader)(*arguments) if self.reader else arguments[0]
 
 
 _REGISTRY = table("runs/audit/formats.toml")
@@ -219,25 +219,25 @@ def kinds(path: Path) -> list[str]:
 
 
 def read(path: Path, program: str = "nsys", watch: Watch | None = None) -> list[object]:
-    """Return the records of a file, unpacked where it is packed; of a text those that any format can read."""
+    """Return the records of a file, decompressed if needed, and of a text with several formats those that can be read."""
     records: list[object] = []
     refused: list[Refusal] = []
     with open_stream(path, watch=watch) as stream:
         source = FileToRead(stream, program)
         for fitting in formats_of(source):
             try:
-                found = fitting.read(source)
+                record = fitting.read(source)
             except Refusal as refusal:
                 refused.append(refusal)
             else:
-                records += found if isinstance(found, list) else [found]
+                records += record if isinstance(record, list) else [record]
     if refused and not records:
         raise refused[0]
     return records
 
 
 def read_traces(path: Path) -> list[Trace] | None:
-    """Return the traces of a profiler's file; None of any other."""
+    """Return the traces of a profiler's file, or None for any other file."""
     with open_stream(path) as stream:
         source = FileToRead(stream)
         fitting = next((f for f in DATA if f.kind == "trace" and f.fits(source)), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -67,14 +68,14 @@ def dump_signs(dump: Dump) -> JobSigns:
 Files = list[tuple[int, JobSigns]]  # each with its place among those that were given
 
 
-def by_job(given: Sequence[JobSigns], names: Sequence[str]) -> list[list[int]]:
-    """Places of the files of each job, jobs in the order of their first files; ``names`` are those of the files."""
-    found = (job for world in _worlds(list(enumerate(given))) for job in _split_clashing(world, names))
-    return sorted(sorted(at for at, _ in job) for job in found)
+def by_job(signs: Sequence[JobSigns], names: Sequence[str]) -> list[list[int]]:
+    """Return the indices of each job's files, jobs in the order of their first files."""
+    jobs = (job for world in _worlds(list(enumerate(signs))) for job in _split_clashing(world, names))
+    return sorted(sorted(at for at, _ in job) for job in jobs)
 
 
 def _worlds(files: Files) -> list[Files]:
-    """By the number of ranks; files that tell none are of the only job that does, if their ranks are free in it."""
+    """Group by world size, where files that report none join the only job that does, if its ranks leave room for them."""
     groups = _group_files(files, lambda one: one[1].world)
     unknown = groups.pop(0, [])
     if unknown and len(groups) == 1 and not _clash(joined := [*next(iter(groups.values())), *unknown]):
@@ -83,7 +84,7 @@ def _worlds(files: Files) -> list[Files]:
 
 
 def _split_clashing(files: Files, names: Sequence[str]) -> Iterator[Files]:
-    """Files of one number of ranks, by device, by time, and one by one, as long as ranks clash."""
+    """Split files of one world size by device, then by time, then one by one, as long as ranks clash."""
     if not _clash(files):
         yield files
     elif files[0][1].world == 1:
@@ -96,7 +97,7 @@ def _split_clashing(files: Files, names: Sequence[str]) -> Iterator[Files]:
 
 
 def _split_runs(files: Files, names: Sequence[str]) -> list[Files]:
-    """Files whose ranks clash, by run: by long pauses; where ranks are told, by whatever leaves none of them together."""
+    """Split files whose ranks clash into runs: by long pauses, or by whatever else leaves no clash where ranks are reported."""
     long_after = _moments(files, LEVEL.apart_s)
     if not files[0][1].world:
         return long_after
@@ -107,7 +108,7 @@ def _split_runs(files: Files, names: Sequence[str]) -> list[Files]:
 
 
 def _name_without_rank(name: str, rank: int) -> str:
-    """What a file is called beside its rank.
+    """Return a file's name with its rank replaced by ``#``.
 
     >>> _name_without_rank("run2-rank0.json", 0), _name_without_rank("run2-rank1.json", 1)
     ('run2-rank#.json', 'run2-rank#.json')
@@ -120,15 +121,15 @@ def _clash(files: Files) -> bool:
 
 
 def _moments(files: Files, apart_s: float) -> list[Files]:
-    """By time: those that begin so long after all before them have ended are another run."""
+    """Split by time: a file that begins this long after all before it have ended belongs to another run."""
     ordered = sorted(files, key=lambda one: one[1].begin_s)
-    found, until = [ordered[:1]], ordered[0][1].end_s
+    moments, until = [ordered[:1]], ordered[0][1].end_s
     for at, signs in ordered[1:]:
         if signs.begin_s > until + apart_s:
-            found.append([])
-        found[-1].append((at, signs))
+            moments.append([])
+        moments[-1].append((at, signs))
         until = max(until, signs.end_s)
-    return found
+    return moments
 
 
 def _group_files(files: Files, key: Callable[[tuple[int, JobSigns]], Hashable]) -> dict[Hashable, Files]:
@@ -140,19 +141,20 @@ def _group_files(files: Files, key: Callable[[tuple[int, JobSigns]], Hashable]) 
 
 _counted: Synchronized[int]  # bytes that all processes have read, in each of them
 Run = Sequence[Path]  # files that are read together
-Said = list[object] | Refusal  # what they say, or why they say nothing
+ReadRecords = list[object] | Refusal  # what they hold, or why nothing
 
 
-def read_runs(runs: Sequence[Run], nsys: str, watch: Watch | None = None, processes: int = 1) -> list[Said]:
-    """What each run of files says. ``nsys`` opens reports of Nsight Systems; 0 processes: one for each core."""
-    count = min(processes or _cores(), len(runs))
+def read_runs(runs: Sequence[Run], nsys: str, watch: Watch | None = None, processes: int = 1) -> list[ReadRecords]:
+    """Read each run of files. ``nsys`` opens reports of Nsight Systems, and 0 processes means one for each core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(processes or cores, len(runs))
     sizes = sorted(map(_text_bytes, runs))
     if count < 2 or sum(sizes[:-1]) < COUNT.worth_bytes:
         return [_read(run, nsys, watch) for run in runs]
     return _read_in_processes(runs, nsys, watch, count)
 
 
-def _read_in_processes(runs: Sequence[Run], nsys: str, watch: Watch | None, count: int) -> list[Said]:
+def _read_in_processes(runs: Sequence[Run], nsys: str, watch: Watch | None, count: int) -> list[ReadRecords]:
     import multiprocessing  # here, because most runs need no second process
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -176,31 +178,29 @@ def _read_in_processes(runs: Sequence[Run], nsys: str, watch: Watch | None, coun
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _attend(tasks: set[Future[Said]], counter: Synchronized[int], watch: Watch | None) -> None:
+def _attend(tasks: set[Future[ReadRecords]], counter: Synchronized[int], watch: Watch | None) -> None:
     """Wait until all are done or one has failed, and tell how far they are."""
     from concurrent.futures import wait
 
-    told = 0
+    reported = 0
     while tasks:
         done, tasks = wait(tasks, timeout=LEVEL.every_s)
-        if watch and counter.value > told:
-            further = counter.value - told
-            told += further
+        if watch and counter.value > reported:
+            further = counter.value - reported
+            reported += further
             watch(further)
         if any(task.exception() for task in done):
             return
 
 
 def _begin(counter: Synchronized[int]) -> None:
-    """In a process of the pool: an interrupt is for the one that started it."""
-    import signal
-
+    """Set up a process of the pool, which leaves interrupts to its parent."""
     global _counted
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _counted = counter
 
 
-def _read(run: Run, nsys: str, watch: Watch | None) -> Said:
+def _read(run: Run, nsys: str, watch: Watch | None) -> ReadRecords:
     try:
         if len(run) == 1:
             return formats.read(run[0], nsys, watch)
@@ -217,17 +217,12 @@ def _count(further: int) -> None:
 
 
 def _text_bytes(run: Run) -> int:
-    """About how much text files hold; nothing where they cannot be asked."""
+    """Estimate the uncompressed size of files, skipping those that cannot be examined."""
     total = 0
     for path in run:
         with suppress(OSError, ValueError):
             total += os.stat(path).st_size * (COUNT.unpacked if path.suffix == ".gz" else 1)
     return total
-
-
-def _cores() -> int:
-    able = getattr(os, "sched_getaffinity", None)
-    return len(able(0)) if able else os.cpu_count() or 1
 
 
 ANY = "any model"
@@ -236,7 +231,7 @@ JOBS = ("trace", "flight")  # kinds of which each rank of a job leaves a file
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """All that the files say, each with the name of its file; and notes on those of a folder that say nothing.
+    """All records with the names of their files, and notes on files of a folder that hold none.
 
     ``jobs`` are the traces and the flight recorders' dumps of ``left``, those of one job together; ``launches`` is what scripts
     and YAML beside them start.
@@ -249,47 +244,56 @@ class ReadFiles:
 
     @property
     def traces(self) -> list[tuple[str, Trace]]:
-        return [(name, cast("Trace", said)) for name, said in self.left if kind_of(said).kind == "trace"]
+        return [(name, cast("Trace", record)) for name, record in self.left if kind_of(record).kind == "trace"]
 
 
-def read_all(given: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None = None, processes: int = 1) -> ReadFiles:
-    """Files that are named must be read; of a folder those that are recognised are.
+def read_all(paths: Sequence[Path], nsys: str = "nsys", *, watch: Watch | None = None, processes: int = 1) -> ReadFiles:
+    """Read the named files, all of which must be recognised, and the recognised files of the named folders.
 
     ``nsys`` opens reports of Nsight Systems; ``watch`` is told of bytes as they are read; 0 processes: one for each core.
     """
-    if not given:
+    if not paths:
         raise Refusal("file: at least one log, trace or benchmark result is needed")
-    named = dict(_files(given))
+    named = dict(_files(paths))
     runs = _runs(named)
-    often = Counter(paths[0].name for paths in runs)
+    often = Counter(run[0].name for run in runs)
     left: list[tuple[str, object]] = []
     passed: dict[Path, Refusal] = {}
-    for paths, said in zip(runs, read_runs(runs, nsys, watch, processes), strict=True):
-        if isinstance(said, Refusal):
-            passed |= dict.fromkeys(paths, said)
+    for run, records in zip(runs, read_runs(runs, nsys, watch, processes), strict=True):
+        if isinstance(records, Refusal):
+            passed |= dict.fromkeys(run, records)
         else:
-            name, whole = paths[0].name, str(paths[0])  # ranks of a job may lie in folders of their own
-            left += [(whole if often[name] > 1 and kind_of(one).kind not in JOBS else name, one) for one in said]
-    launches, remarks = _launches(passed) if passed else ({}, [])
+            name, whole = run[0].name, str(run[0])  # ranks of a job may lie in folders of their own
+            left += [(whole if often[name] > 1 and kind_of(one).kind not in JOBS else name, one) for one in records]
+    launches, remarks = dict[Path, "ReportedDeployment"](), list[str]()
+    if passed:
+        from commtax.runs.audit.reported_deployments import launches_in
+
+        launches = launches_in(passed, remarks)
     for path, refusal in passed.items():
         if named[path] and path not in launches:
             raise refusal
     if not left:
-        if not Path(given[0]).is_dir():
-            reads = f"audit reads what a server wrote; commtax fit --from {given[0]} says what its log will say"
-            raise Refusal(f"file '{given[0]}': it starts a server, and {reads}", "file")
-        found = f"none of its {plural(len(passed), 'file')} is recognised" if passed else "no file is in it"
-        raise Refusal(f"file '{given[0]}': a folder, and {found}", "file")
+        if not Path(paths[0]).is_dir():
+            reads = f"audit reads what a server wrote; commtax fit --from {paths[0]} says what its log will say"
+            raise Refusal(f"file '{paths[0]}': it starts a server, and {reads}", "file")
+        contents = f"none of its {plural(len(passed), 'file')} is recognised" if passed else "no file is in it"
+        raise Refusal(f"file '{paths[0]}': a folder, and {contents}", "file")
     read = gather(left, [path.name for path in passed if path not in launches])
-    told = tuple(Note("launch", remark) for remark in remarks)
-    return replace(read, launches=tuple(launches.values()), notes=(*read.notes, *told))
+    return replace(read, launches=tuple(launches.values()), notes=(*read.notes, *(Note("launch", remark) for remark in remarks)))
 
 
-def gather(found: Sequence[tuple[str, object]], passed: Sequence[str] = ()) -> ReadFiles:
-    """What files say, each with the name of its file, put together by jobs; ``passed`` are those that say nothing."""
-    joined, notes = _join_counters(list(found)), tuple(_passed_over(passed))
-    traces = [(name, cast("Trace", said)) for name, said in joined if kind_of(said).kind == "trace"]
-    dumps = [(name, cast("Dump", said)) for name, said in joined if kind_of(said).kind == "flight" and kind_of(said).together]
+def gather(records: Sequence[tuple[str, object]], passed: Sequence[str] = ()) -> ReadFiles:
+    """Group records by jobs. ``passed`` names the files that hold none."""
+    joined, notes = _join_counters(list(records)), list[Note]()
+    if passed:
+        more = f" and {len(passed) - COUNT.most_named} more" if len(passed) > COUNT.most_named else ""
+        shown = f"{', '.join(passed[: COUNT.most_named])}{more}"
+        notes.append(Note("passed over", f"{plural(len(passed), 'file')} of the folder not recognised, and left out: {shown}"))
+    traces = [(name, cast("Trace", record)) for name, record in joined if kind_of(record).kind == "trace"]
+    dumps = [
+        (name, cast("Dump", record)) for name, record in joined if (kind := kind_of(record)).kind == "flight" and kind.together
+    ]
     jobs: list[list[tuple[str, Trace | Dump]]] = []
     if traces:
         from commtax.runs.traces.trace import distinct
@@ -297,50 +301,39 @@ def gather(found: Sequence[tuple[str, object]], passed: Sequence[str] = ()) -> R
         for job in by_job([trace_signs(t) for _, t in traces], [n for n, _ in traces]):
             ranked = distinct([traces[at][1] for at in job])
             jobs.append([(traces[at][0], trace) for at, trace in zip(job, ranked, strict=True)])
-    others = [(name, said) for name, said in joined if kind_of(said).kind != "trace"]
+    others = [(name, record) for name, record in joined if kind_of(record).kind != "trace"]
     left = [*others, *(one for job in jobs for one in job)]
     recorded = [[dumps[at] for at in job] for job in by_job([dump_signs(d) for _, d in dumps], [n for n, _ in dumps])]
-    return ReadFiles(tuple(left), notes, (*jobs, *recorded))
-
-
-def _launches(paths: Iterable[Path]) -> tuple[dict[Path, ReportedDeployment], list[str]]:
-    """Return what scripts and YAML beside a run start, and remarks on commands that cannot be read."""
-    from commtax.runs.audit.reported_deployments import launches_in
-
-    remarks = list[str]()
-    return launches_in(paths, remarks), remarks
+    return ReadFiles(tuple(left), tuple(notes), (*jobs, *recorded))
 
 
 def _runs(files: Iterable[Path]) -> list[list[Path]]:
-    """Files that are read together, in order: the tables of one run of rocprofv3; each of all others alone."""
-    found: dict[str, list[Path]] = {}
+    """Return the files to be read together, in order: the tables of one rocprofv3 run, and every other file alone."""
+    by_run: dict[str, list[Path]] = {}
     for path in files:
-        found.setdefault(_run_of_tables(path) or str(path), []).append(path)
-    return list(found.values())
+        run = ""
+        if path.name.endswith((".csv", ".csv.gz")):
+            from commtax.runs.traces.profilers.rocprof import run_of
 
-
-def _run_of_tables(path: Path) -> str:
-    if not path.name.endswith((".csv", ".csv.gz")):
-        return ""
-    from commtax.runs.traces.profilers.rocprof import run_of
-
-    return run_of(path)
+            run = run_of(path)
+        by_run.setdefault(run or str(path), []).append(path)
+    return list(by_run.values())
 
 
 def _join_counters(left: list[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Counters of links that several files hold, first to last, as one record: their difference is what was carried."""
-    counters = [(name, cast("Links", said)) for name, said in left if kind_of(said).kind == "links"]
+    """Join the link counters of several files, first to last, into one record: their difference is the traffic."""
+    counters = [(name, cast("Links", record)) for name, record in left if kind_of(record).kind == "links"]
     if len(counters) < 2:
         return left
     names, seen = ", ".join(name for name, _ in counters), counters[0][1]
     for _, later in counters[1:]:
         seen = seen.and_then(later)
-    return [*((name, said) for name, said in left if kind_of(said).kind != "links"), (names, seen)]
+    return [*((name, record) for name, record in left if kind_of(record).kind != "links"), (names, seen)]
 
 
-def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Files in order, and whether somebody named them; a folder's own files, and not those of folders in it."""
-    for path in given:
+def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Yield the files in order, each with whether it was named, from folders only the files directly inside."""
+    for path in paths:
         if not path.is_dir():
             yield path, True
             continue
@@ -351,23 +344,17 @@ def _files(given: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
         yield from ((p, False) for p in inside)
 
 
-def _passed_over(names: Sequence[str]) -> Iterator[Note]:
-    if names:
-        more = f" and {len(names) - COUNT.most_named} more" if len(names) > COUNT.most_named else ""
-        shown = f"{', '.join(names[: COUNT.most_named])}{more}"
-        yield Note("passed over", f"{plural(len(names), 'file')} of the folder not recognised, and left out: {shown}")
-
-
 def model_of(read: ReadFiles) -> Model:
-    """The model that the first log or benchmark result tells; any where no file asks for one."""
-    told = (_trained_model(cast("TrainingLog", said)) for _, said in read.left if kind_of(said).kind == "training")
-    runs = (cast("BenchmarkRun", run) for _, said in read.left if isinstance(said, tuple) for run in said)
+    """Return the model of the first log or benchmark result, or any model if no file needs one."""
+    trained = (_trained_model(cast("TrainingLog", record)) for _, record in read.left if kind_of(record).kind == "training")
+    runs = (cast("BenchmarkRun", run) for _, record in read.left if isinstance(record, tuple) for run in record)
     measured = (known_model(run.model) for run in runs if run.model)
-    started = (known_model(name) for _, said in read.left if isinstance(said, StartupLog) for name in names_of(said.model) if name)
-    launched = (known_model(said.model) for said in read.launches if said.model)
-    if model := next(filter(None, chain(told, measured, started, launched)), None):
+    logs = (record for _, record in read.left if isinstance(record, StartupLog))
+    started = (known_model(name) for log in logs for name in names_of(log.model) if name)
+    launched = (known_model(record.model) for record in read.launches if record.model)
+    if model := next(filter(None, chain(trained, measured, started, launched)), None):
         return model
-    if all(kind_of(said).by_place for _, said in read.left):
+    if all(kind_of(record).by_place for _, record in read.left):
         return replace(catalog.model(next(iter(catalog.keys("models")))), key=ANY)
     raise Refusal("model: name what ran with --model; the files do not tell it", "model")
 
@@ -379,9 +366,9 @@ def _trained_model(log: TrainingLog) -> Model | None:
 
 
 def place_of(read: ReadFiles) -> str:
-    """The cluster that a trace ran on, by the devices that its driver lists; "" where it lists none that one chip alone is like."""
+    """Return the cluster of the first trace that lists its devices, or "" if no single chip matches them."""
     for _, trace in read.traces:
         if trace.device:
-            known = recognise(trace.device.name, trace.device.memory_bytes, trace.device.num_sms)
-            return f"{max(1, trace.device.count)}x{known[0]}" if len(known) == 1 else ""
+            chips = recognise(trace.device.name, trace.device.memory_bytes, trace.device.num_sms)
+            return f"{max(1, trace.device.count)}x{chips[0]}" if len(chips) == 1 else ""
     return ""

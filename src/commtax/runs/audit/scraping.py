@@ -27,7 +27,7 @@ class OpenReply(Protocol):
 
 
 class MetricsPage:
-    """Where metrics are: an address, and the headers that it asks for."""
+    """A page of metrics: its address, and the headers to send."""
 
     def __init__(self, url: str, headers: Sequence[str] = ()) -> None:
         self.url = metrics_address(url)
@@ -36,7 +36,7 @@ class MetricsPage:
         self._opener = build_opener(_SameOrigin(), *([ProxyHandler({})] if local else []))  # nobody's proxy knows our loopback
 
     def fetch(self) -> LookAtServer:
-        """The samples of engines on the page, and when they came."""
+        """Fetch the engines' samples from the page, with the time of their arrival."""
         request = Request(self.url, headers={"User-Agent": "commtax", "Accept": "text/plain"})
         for name, value in self.headers.items():
             request.add_unredirected_header(name, value)
@@ -64,12 +64,12 @@ class MetricsPage:
             self._refuse(f"answers with JSON, not with metrics{_remedy('json')}")
         names = [line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if line[:1].isalpha()]
         others = ", ".join(dict.fromkeys(name[: COUNT.most_signs] for name in names[: COUNT.most_lines]))
-        found = f"; there are {others}" if others else ""
-        self._refuse(f"holds no metric of vLLM, SGLang or TensorRT-LLM{found}{_remedy('none')}")
+        instead = f"; there are {others}" if others else ""
+        self._refuse(f"holds no metric of vLLM, SGLang or TensorRT-LLM{instead}{_remedy('none')}")
 
 
 class _SameOrigin(HTTPRedirectHandler):
-    """Another path of the same server is followed; another server is not."""
+    """A redirect handler that follows other paths of the same server, and no other server."""
 
     def redirect_request(  # the names are urllib's
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -84,7 +84,7 @@ class _SameOrigin(HTTPRedirectHandler):
 
 
 def _read_within(answer: OpenReply, until: float) -> bytes:
-    """A body up to its end; one that is too large, or that trickles for too long, is given up."""
+    """Read a body to its end, and give up on one that is too large or trickles for too long."""
     body = bytearray()
     while piece := answer.read1(COUNT.piece_bytes):
         body += piece
@@ -117,7 +117,7 @@ def _remedy(key: str) -> str:
 
 
 def metrics_address(url: str) -> str:
-    """An address of http or https with a host; without a path it is that of vLLM and SGLang.
+    """Check an address (http or https, with a host), and complete one without a path as vLLM and SGLang serve it.
 
     >>> metrics_address("http://localhost:8000")
     'http://localhost:8000/metrics'
@@ -139,7 +139,7 @@ def metrics_address(url: str) -> str:
 
 
 def _header(text: str) -> tuple[str, str]:
-    """A header as it is written: ``Authorization: Bearer …``."""
+    """Parse a header such as ``Authorization: Bearer …``."""
     name, colon, value = text.partition(":")
     if not colon or not name.strip().isascii() or not name.strip().replace("-", "").isalnum() or not value.strip().isprintable():
         raise Refusal.about(header="write NAME: VALUE, such as 'Authorization: Bearer TOKEN'")
@@ -147,7 +147,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine alone.
+    """Return whether a host is this machine alone.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("example.org")
     (True, True, False, False)

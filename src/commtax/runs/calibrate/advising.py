@@ -36,7 +36,7 @@ LOAD = tuple(SimulateOptions(concurrency=1, input_len=1, output_len=1))
 
 @dataclass(frozen=True, slots=True)
 class AdvisedRun:
-    """A run, what it is worth, what it takes and how it is started; half-widths of ranges are factors less 1."""
+    """A run with its worth, its duration and its command, half-widths of ranges as factors less 1."""
 
     clients: int
     input_len: int
@@ -65,7 +65,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Loads that a deployment can be measured at: their latencies, and the seconds that a benchmark takes."""
+    """Loads that a deployment can be measured at: their latencies, and the seconds that each benchmark takes."""
 
     latencies: tuple[RunLesson, ...]  # TPOT and TTFT of each load
     seconds: Array
@@ -81,13 +81,13 @@ class Candidates:
         return Candidates(latencies, self.seconds[chosen], self.roomy[chosen])
 
 
-def advise(question: Question, wanted: int, asked: Sequence[str] = ()) -> Advice:
-    """The runs of a deployment that narrow most what is asked: its loads, where ``asked`` names none of their parts all of them."""
+def advise(question: Question, wanted: int, named: Sequence[str] = ()) -> Advice:
+    """Choose the runs that narrow the requested ranges most. ``named`` lists the parts of the load that are fixed."""
     if not 1 <= wanted <= COUNT.most_runs:
         nearest = min(max(1, wanted), COUNT.most_runs)
         raise Refusal(f"next={wanted}: from 1 to {COUNT.most_runs} runs; nearest valid: {nearest}", "next", (nearest,))
     base = settle(question)
-    points = _priced(base, asked_loads(base, asked))
+    points = _priced(base, requested_loads(base, named))
     points = points if len(points.loads) == 1 else points.take(np.flatnonzero(points.roomy))
     # What is asked, and doublings of clients at its lengths and at lengths around them.
     ranks = max(1, int(base.plan.dp) * int(base.plan.replicas))
@@ -97,98 +97,85 @@ def advise(question: Question, wanted: int, asked: Sequence[str] = ()) -> Advice
     lengths = {(max(1, int(p * a)), max(2, int(o * b))) for _, p, o in points.loads for a in steps for b in steps if 1.0 in (a, b)}
     candidate_loads = _allowed(base, [*points.loads, *((c, *pair) for pair in sorted(lengths) for c in clients)])
     around = _priced(base, candidate_loads)
-    own = np.array([load in points.loads for load in around.loads], bool)  # may wait for room, if that is asked
-    around = around.take(np.flatnonzero((around.roomy | own) & (around.seconds <= LEVEL.longest_s)))
+    requested = np.array([load in points.loads for load in around.loads], bool)  # may wait for room, if that is asked
+    around = around.take(np.flatnonzero((around.roomy | requested) & (around.seconds <= LEVEL.longest_s)))
     if not points.loads or not around.loads:
         raise Refusal("next: no load fits that a benchmark could measure; see commtax fit")
     learnt = lessons_of(question.profile)
-    known = Foresight([*points.latencies, *around.latencies], learnt)
+    foresight = Foresight([*points.latencies, *around.latencies], learnt)
     first, each = len(points.latencies), len(METRICS)
     shows = {load: range(first + each * i, first + each * (i + 1)) for i, load in enumerate(around.loads)}
     seconds = dict(zip(around.loads, around.seconds.tolist(), strict=True))
     runs = list[AdvisedRun]()
-    for load in best_runs(known, range(first), shows, seconds, wanted):
-        after = known.shown(shows[load])
-        wide, narrow = ({m: _width(one, range(i, first, each)) for i, m in enumerate(METRICS)} for one in (known, after))
+    for load in best_runs(foresight, range(first), shows, seconds, wanted):
+        after = foresight.shown(shows[load])
+        halves = (seen.half_widths for seen in (foresight, after))
+        wide, narrow = ({m: float(np.median(half[i:first:each])) for i, m in enumerate(METRICS)} for half in halves)
         runs.append(AdvisedRun(*load, wide, narrow, seconds[load], _command(base, load)))
-        known = after
+        foresight = after
     return Advice(base, tuple(points.loads), len(learnt), tuple(runs), wanted)
 
 
 def best_runs(
-    known: Foresight, asked: Sequence[int], runs: Mapping[Run, Sequence[int]], seconds: Mapping[Run, float], wanted: int
+    foresight: Foresight, targets: Sequence[int], runs: Mapping[Run, Sequence[int]], seconds: Mapping[Run, float], wanted: int
 ) -> list[Run]:
-    """At most so many runs that together narrow the latencies asked for, the one that is worth most first.
+    """Choose at most ``wanted`` runs that together narrow the target latencies, the most valuable first.
 
     One is added after the other, then each is chosen again beside all others: the best two need not hold the best one.
     """
+    which = list(targets)
+    metrics = np.array([foresight.latencies[i].metric for i in which])
+
+    def best_beside(taken: Sequence[Run], choice: Iterable[Run] = runs) -> Run | None:
+        """Return the run that narrows the targets most beside those taken, the shortest of the best, or None if no run helps."""
+        shown = [i for run in taken for i in runs[run]]
+        now = foresight.shown(shown) if shown else foresight
+        before = _usual_log(now.sigma[which], metrics)
+        worth = {run: before - _usual_log(now.sigma_after(runs[run], which), metrics) for run in choice if run not in taken}
+        most = max(worth.values(), default=0.0)
+        best = (run for run in worth if worth[run] >= LEVEL.as_good * most)
+        return None if most < LEVEL.least_worth else min(best, key=lambda run: (seconds[run], -worth[run]))
+
     taken = list[Run]()
-    for _ in range(wanted):
-        if (best := _best_beside(known, asked, runs, seconds, taken)) is None:
-            break
+    while len(taken) < wanted and (best := best_beside(taken)) is not None:
         taken.append(best)
         for _ in range(COUNT.rounds if len(taken) > 1 else 0):
             before = list(taken)
             for one in before:
                 others = [run for run in taken if run != one]
-                taken = [*others, _best_beside(known, asked, runs, seconds, others) or one]
+                taken = [*others, best_beside(others) or one]
             if set(taken) == set(before):
                 break
     ordered = list[Run]()
     while len(ordered) < len(taken):
-        left = {run: runs[run] for run in taken if run not in ordered}
-        ordered.append(_best_beside(known, asked, left, seconds, ordered, runs) or next(iter(left)))
+        left = [run for run in taken if run not in ordered]
+        ordered.append(best_beside(ordered, left) or left[0])
     return ordered
 
 
-def _best_beside(
-    known: Foresight,
-    asked: Sequence[int],
-    runs: Mapping[Run, Sequence[int]],
-    seconds: Mapping[Run, float],
-    taken: Sequence[Run],
-    every: Mapping[Run, Sequence[int]] | None = None,
-) -> Run | None:
-    """The run that narrows the latencies asked for most beside others, the shortest of the best; None where none does."""
-    which, shown = list(asked), [i for run in taken for i in (every or runs)[run]]
-    now = known.shown(shown) if shown else known
-    metrics = np.array([known.latencies[i].metric for i in which])
-    before = _usual_log(now.sigma[which], metrics)
-    worth = {run: before - _usual_log(now.sigma_after(more, which), metrics) for run, more in runs.items() if run not in taken}
-    most = max(worth.values(), default=0.0)
-    if most < LEVEL.least_worth:
-        return None
-    return min((run for run in worth if worth[run] >= LEVEL.as_good * most), key=lambda run: (seconds[run], -worth[run]))
-
-
 def _usual_log(sigma: Array, metrics: Array) -> float:
-    """The logarithm of the usual deviation (a root of mean squares) of each metric, all metrics alike."""
+    """Return the logarithm of each metric's root-mean-square deviation, averaged over metrics with equal weight."""
     return float(np.mean([np.log(np.mean(sigma[metrics == metric] ** 2)) / 2 for metric in np.unique(metrics)]))
 
 
-def _width(known: Foresight, which: Sequence[int]) -> float:
-    """The usual half-width of some ranges."""
-    return float(np.median(known.half_widths[list(which)]))
-
-
-def asked_loads(base: Settled, asked: Sequence[str]) -> list[tuple[int, int, int]]:
-    """Every load that is asked for: what nobody named takes all of its usual values."""
+def requested_loads(base: Settled, named: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return every requested load, with all usual values of the parts that nobody named."""
     wanted, usual = base.requests, table("runs/calibrate/usual_loads.toml")
     lengths = [(int(wanted.input_len), int(wanted.output_len))]
-    named, prompts, outputs = (name in asked for name in LOAD)
+    fixed, prompts, outputs = (name in named for name in LOAD)
     if not (prompts or outputs):
         lengths = [(int(prompt), int(output)) for prompt, output in usual["lengths"]]
-    clients = [int(wanted.concurrency)] if named else usual["clients"]
+    clients = [int(wanted.concurrency)] if fixed else usual["clients"]
     return _allowed(base, [(int(c), *pair) for pair in lengths for c in clients])
 
 
 def _allowed(base: Settled, loads: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Loads whose requests the model takes."""
+    """Return the loads whose requests fit in the model's longest length."""
     return [load for load in dict.fromkeys(loads) if sum(load[1:]) <= base.model.max_len]
 
 
 def _priced(base: Settled, loads: Sequence[tuple[int, int, int]]) -> Candidates:
-    """Loads of one deployment; prompts on workers of their own are priced one load after the other."""
+    """Price loads of one deployment, one by one where prompts have workers of their own."""
     if not loads:
         return Candidates((), np.array([]), np.array([], bool))
     parts = [[load] for load in loads] if base.requests.disaggregated else [loads]
@@ -205,7 +192,7 @@ def _priced(base: Settled, loads: Sequence[tuple[int, int, int]]) -> Candidates:
 
 
 def _command(base: Settled, load: tuple[int, int, int]) -> str:
-    """The engine's own benchmark of a load."""
+    """Return the engine's own benchmark command for a load."""
     able = {one.key: one.emitted_as for one in programs() if one.benchmark}
     tool = next((able[key] for key in (base.engine.key, base.engine.launched_as) if key in able), "")
     clients, prompt, output = load

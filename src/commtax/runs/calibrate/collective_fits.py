@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, product
+from operator import attrgetter
 
 import numpy as np
 
@@ -13,7 +14,22 @@ from commtax.catalog import physics
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
 from commtax.files import table
-from commtax.runs.calibrate import measurements, robust_fit
+from commtax.runs.calibrate import robust_fit
+from commtax.runs.calibrate.measurements import (
+    LEAST_SIZES,
+    ConstantChange,
+    MeasuredMachine,
+    MeasurementFiles,
+    ProfilePart,
+    Step,
+    TimedCollective,
+    TooFewError,
+    Wish,
+    check_row,
+    check_sizes,
+    distinct,
+    expected_seconds,
+)
 from commtax.runs.calibrate.robust_fit import HUBER, MOST_LEFT_OUT, NORMAL, TUKEY, RobustFit
 from commtax.spec import Algorithm, Cluster, NetworkCurve, Path, Profile
 from commtax.statement import Refusal
@@ -31,6 +47,9 @@ ASKED = tuple(float(2**x) for x in range(10, 31, 2))  # sizes that a further mea
 NO_HOPS = ("send-recv", "broadcast")
 
 
+Rows = Sequence[TimedCollective]
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """One linear form: its algorithm, and the constants its columns stand for."""
@@ -42,12 +61,12 @@ class Form:
         sent = ring_factor(op, ranks) * nbytes
         if self.algorithm == "in-switch" and op == "all-reduce":
             sent = nbytes * (1 + 1 / ranks)
-        known = {"launch_s": np.ones(len(nbytes)), "hop_s": ranks - 1.0, "byte_s": sent, "sqrt_s": np.sqrt(sent)}
+        columns = {"launch_s": np.ones(len(nbytes)), "hop_s": ranks - 1.0, "byte_s": sent, "sqrt_s": np.sqrt(sent)}
         worlds = {c: sent * (ranks == int(c.partition("@")[2])) for c in self.constants if "@" in c}
-        return np.stack([(known | worlds)[c] for c in self.constants], axis=1)
+        return np.stack([(columns | worlds)[c] for c in self.constants], axis=1)
 
     def path(self, op: str, values: Array, name: str) -> Path:
-        """The record that prices what was fitted."""
+        """Return the path record that prices the fitted constants."""
         by_name = dict(zip(self.constants, (float(v) for v in values), strict=True))
         slow = {int(c.partition("@")[2]): v for c, v in by_name.items() if "@" in c}
         first = slow[min(slow)] if slow else by_name["byte_s"]
@@ -70,27 +89,27 @@ class CollectiveFit:
         return sum(len(form.constants) for form, _ in self.pieces) + bool(self.limits)
 
     def score(self, rows: int) -> float:
-        """Schwarz' criterion with capped residuals: lower is better; each constant has to earn ln(rows)."""
+        """Return Schwarz' criterion with capped residuals, lower is better: each constant has to earn ln(rows)."""
         capped = np.minimum(np.abs(self.residuals), CAP)
         return float(rows * np.log(np.mean(capped**2) + NOISE**2) + self.constants * np.log(rows))
 
 
-def fit_inside(rows: measurements.MeasurementFiles, place: measurements.MeasuredMachine, own: Profile) -> measurements.Step:
-    """Collectives of groups that stay in one fast domain, library by library and operation by operation."""
-    groups: dict[tuple[str, str], list[measurements.TimedCollective]] = {}
+def fit_inside(rows: MeasurementFiles, place: MeasuredMachine, profile: Profile) -> Step:
+    """Fit collectives of groups inside one fast domain, by library and operation."""
+    groups: dict[tuple[str, str], list[TimedCollective]] = {}
     for row in rows.collectives:
         if row.ranks > place.cluster.num_gpus:
             raise Refusal(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
-        measurements.check_row(row, place.cluster)
+        check_row(row, place.cluster)
         if row.ranks <= place.cluster.domain and not (place.cluster.bridge and row.ranks == 2):
             groups.setdefault((row.library, row.op), []).append(row)
     libraries: dict[str, tuple[Path, ...]] = {}
-    parts: dict[tuple[str, str], measurements.ProfilePart] = {}
+    parts: dict[tuple[str, str], ProfilePart] = {}
     refused = _pairs(rows, place.cluster)
     for (library, op), members in groups.items():
         try:
-            paths, parts[library, op] = _fit_op(measurements.distinct(members), place)
-        except measurements.TooFewError as why:
+            paths, parts[library, op] = _fit_op(distinct(members), place)
+        except TooFewError as why:
             refused.append(str(why))
         else:
             libraries[library] = (*libraries.get(library, ()), *paths)
@@ -100,19 +119,17 @@ def fit_inside(rows: measurements.MeasurementFiles, place: measurements.Measured
             # Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays.
             cluster = place.cluster.without_pairs
             spread = float(expect("all-reduce", cluster, nbytes=65536.0, ranks=min(2, cluster.domain), library=library).spread)
-            all_reduce_wish = measurements.Wish(
-                f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread
-            )
-            parts[last] = parts[last].with_remarks(wishes=[all_reduce_wish])
+            what = f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}"
+            parts[last] = parts[last].with_remarks(wishes=[Wish(what, spread)])
     links = {"intra": place.cluster.intra.key} if libraries else {}
     named = sorted(libraries, key=lambda name: (name != place.library, name))  # whatever file came first
     by_op = {name: tuple(sorted(libraries[name], key=lambda p: p.op)) for name in named}
-    kept = {name: paths for name, paths in own.libraries.items() if name not in by_op}
-    return replace(own, libraries={**by_op, **kept}, links={**own.links, **links}), list(parts.values()), refused
+    kept = {name: paths for name, paths in profile.libraries.items() if name not in by_op}
+    return replace(profile, libraries={**by_op, **kept}, links={**profile.links, **links}), list(parts.values()), refused
 
 
-def _pairs(rows: measurements.MeasurementFiles, cluster: Cluster) -> list[str]:
-    """Why rows of two ranks are left out where bridges join pairs: a profile tells of one inside link, and theirs is another."""
+def _pairs(rows: MeasurementFiles, cluster: Cluster) -> list[str]:
+    """Explain why rows of two ranks are left out where bridges join pairs: a profile describes one inside link, not theirs."""
     count = sum(row.ranks == 2 for row in rows.collectives)
     if not count or not cluster.bridge:
         return []
@@ -120,15 +137,13 @@ def _pairs(rows: measurements.MeasurementFiles, cluster: Cluster) -> list[str]:
     return [f"{reason}: --cluster 2x{cluster.chip.key} makes a profile of them"]
 
 
-def _fit_op(
-    rows: Sequence[measurements.TimedCollective], place: measurements.MeasuredMachine
-) -> tuple[tuple[Path, ...], measurements.ProfilePart]:
-    """The paths of one collective of one library inside a host."""
+def _fit_op(rows: Rows, place: MeasuredMachine) -> tuple[tuple[Path, ...], ProfilePart]:
+    """Fit the paths of one collective of one library inside a host."""
     op, name = rows[0].op, f"{rows[0].library} {rows[0].op}"
     nbytes, ranks, times = (np.array([getattr(r, key) for r in rows], float) for key in ("nbytes", "ranks", "seconds"))
     worlds = sorted({int(n) for n in ranks})
     where = ", below and above the size where bytes take as long as latency"
-    measurements.check_sizes(f"{name} over {' and '.join(map(str, worlds))} ranks", nbytes.tolist(), where)
+    check_sizes(f"{name} over {' and '.join(map(str, worlds))} ranks", nbytes.tolist(), where)
     best = _best(op, nbytes, ranks, times)
     spread = robust_fit.half_width(best.residuals, best.constants)
     paths = tuple(replace(p, ranks=(worlds[0], worlds[-1]), spread=spread) for p in _paths(best, op, rows[0].library))
@@ -140,30 +155,28 @@ def _fit_op(
         except ValueError as error:
             ratio = f"{fastest_Bps(path) / link.bandwidth_Bps:,.0f} times what {link.key} can carry"
             raise Refusal(f"{error}; {ratio}: these times are not of it") from None
-    before = np.log(times / measurements.expected_seconds(rows, place, None))
-    after = np.log(times / measurements.expected_seconds(rows, place, Profile(place.name, libraries={rows[0].library: paths})))
+    before = np.log(times / expected_seconds(rows, place, None))
+    after = np.log(times / expected_seconds(rows, place, Profile(place.name, libraries={rows[0].library: paths})))
     changes = _changes(paths, op, rows[0].library, place)
-    part = measurements.ProfilePart.of(name, [r.label for r in rows], before, after, spread, changes)
+    part = ProfilePart.of(name, [r.label for r in rows], before, after, spread, changes)
     notes, wishes = _notes(best, paths, worlds, place), _wishes(best, op, rows[0].library, worlds, place)
     return paths, part.with_remarks(notes, wishes)
 
 
 def _both_sides(name: str, paths: tuple[Path, ...], nbytes: Array, worlds: list[int]) -> None:
-    """Latency is told by sizes that are mostly latency, bandwidth by those that are mostly bytes."""
+    """Check that some sizes are mostly latency and others mostly bytes, so that both constants can be told."""
     latency, wire = path_parts(paths[0], float(nbytes.min()), worlds[-1])
     late, moved = path_parts(paths[-1], float(nbytes.max()), worlds[-1])
     crossing = float(latency) * paths[-1].bandwidth_Bps / float(ring_factor(paths[0].op, worlds[-1]))
     if latency < wire:
-        raise measurements.TooFewError(
-            f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well"
-        )
+        raise TooFewError(f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well")
     if moved < late:
         wanted = format_bytes(2.0 ** np.ceil(np.log2(4 * max(crossing, nbytes.max()))))
-        raise measurements.TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
+        raise TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
 
 
 def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> CollectiveFit:
-    """The cheapest form that the rows support."""
+    """Return the form with the fewest constants that the rows support, in one piece or two."""
     rows = len(set(zip(nbytes.tolist(), ranks.tolist(), strict=True)))
     single = _cheapest(op, nbytes, ranks, times)
     double = min(_doubles(op, nbytes, ranks, times), key=lambda f: f.score(rows), default=single)
@@ -173,13 +186,13 @@ def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> CollectiveFit:
 
 
 def _cheapest(op: str, nbytes: Array, ranks: Array, times: Array) -> CollectiveFit:
-    """The one form that describes these rows with the fewest constants."""
+    """Return the single form that describes these rows with the fewest constants."""
     pieces = ((form, robust_fit.linear(form.columns(op, nbytes, ranks), times)) for form in _forms(op, nbytes, ranks))
     return min((CollectiveFit((piece,), piece[1].residuals) for piece in pieces), key=lambda f: f.score(len(times)))
 
 
 def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
-    """Forms that these sizes and groups can tell apart."""
+    """Yield the forms that these sizes and groups can tell apart."""
     worlds = sorted({int(n) for n in ranks})
     hop = ("hop_s",) if len(worlds) > 1 and op not in NO_HOPS else ()
     yield Form("ring", ("launch_s", *hop, "byte_s"))
@@ -187,20 +200,20 @@ def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
         yield Form("ring", ("launch_s", *hop, "byte_s", "sqrt_s"))
     if len(worlds) > 1 and op == "all-reduce":
         yield Form("in-switch", ("launch_s", "byte_s"))
-    if len(worlds) > 1 and all(len(np.unique(nbytes[ranks == n])) >= measurements.LEAST_SIZES for n in worlds):
+    if len(worlds) > 1 and all(len(np.unique(nbytes[ranks == n])) >= LEAST_SIZES for n in worlds):
         yield Form("ring", ("launch_s", *hop, *(f"byte_s@{n}" for n in worlds)))
 
 
 def _doubles(op: str, nbytes: Array, ranks: Array, times: Array) -> Iterator[CollectiveFit]:
-    """One form up to a size and another above: the size the same for all groups, or growing with them."""
+    """Yield pairs of forms below and above a size, which is the same for all groups or grows with them."""
     sizes, worlds = np.unique(nbytes), sorted({int(n) for n in ranks})
     grows: tuple[float, ...] = (0.0, 1.0) if len(worlds) > 1 else (0.0,)
-    for limit, grow in product(sizes[(measurements.LEAST_SIZES - 1) : -measurements.LEAST_SIZES], grows):
+    for limit, grow in product(sizes[(LEAST_SIZES - 1) : -LEAST_SIZES], grows):
         if limit < LEAST_SWITCH:
             continue
         most = limit * (ranks / worlds[0]) ** grow
         low = nbytes <= most
-        if min(len(np.unique(nbytes[part])) for part in (low, ~low)) < measurements.LEAST_SIZES:
+        if min(len(np.unique(nbytes[part])) for part in (low, ~low)) < LEAST_SIZES:
             continue
         chosen = [_cheapest(op, nbytes[part], ranks[part], times[part]) for part in (low, ~low)]
         residuals = np.empty(len(times))
@@ -214,10 +227,8 @@ def _paths(fit: CollectiveFit, op: str, library: str) -> tuple[Path, ...]:
     return (replace(paths[0], max_bytes=fit.limits), replace(paths[1], turn=1)) if fit.limits else paths
 
 
-def _changes(
-    paths: tuple[Path, ...], op: str, library: str, place: measurements.MeasuredMachine
-) -> Iterator[measurements.ConstantChange]:
-    """Each constant beside the catalogue's: of a path of the same algorithm, where it has one."""
+def _changes(paths: tuple[Path, ...], op: str, library: str, place: MeasuredMachine) -> Iterator[ConstantChange]:
+    """Yield each constant beside the catalogue's, from a path of the same algorithm where there is one."""
     usual = catalog.fabric(library, place.cluster).paths[op]
     for index, path in enumerate(paths):
         old = next((p for p in usual if p.algorithm == path.algorithm), None)
@@ -225,12 +236,12 @@ def _changes(
         for key, unit in (("launch_s", "s"), ("hop_s", "s"), ("bandwidth_Bps", "B/s"), ("sqrt_s", "s/√B")):
             value, was = getattr(path, key), getattr(old, key) if old else None
             if value or was:
-                yield measurements.ConstantChange(f"{path.algorithm} {key}{where}", was, value, unit)
+                yield ConstantChange(f"{path.algorithm} {key}{where}", was, value, unit)
         for world, slower in path.contention[1:]:
-            yield measurements.ConstantChange(f"{path.algorithm} contention of {world} ranks{where}", None, slower)
+            yield ConstantChange(f"{path.algorithm} contention of {world} ranks{where}", None, slower)
 
 
-def _notes(fit: CollectiveFit, paths: tuple[Path, ...], worlds: list[int], place: measurements.MeasuredMachine) -> Iterator[str]:
+def _notes(fit: CollectiveFit, paths: tuple[Path, ...], worlds: list[int], place: MeasuredMachine) -> Iterator[str]:
     if len(worlds) == 1 and paths[0].op not in NO_HOPS:
         yield f"one group size, {worlds[0]} ranks: all latency is in launch_s, and other groups are assumed"
     if fit.limits:
@@ -239,10 +250,8 @@ def _notes(fit: CollectiveFit, paths: tuple[Path, ...], worlds: list[int], place
         yield f"faster than {place.cluster.intra.key}: is the cluster, --intra or the collective another one?"
 
 
-def _wishes(
-    fit: CollectiveFit, op: str, library: str, worlds: list[int], place: measurements.MeasuredMachine
-) -> Iterator[measurements.Wish]:
-    """The range that the rows leave at sizes and groups that could be measured: from the constants' covariance."""
+def _wishes(fit: CollectiveFit, op: str, library: str, worlds: list[int], place: MeasuredMachine) -> Iterator[Wish]:
+    """Yield the range that the constants' covariance leaves at sizes and groups that could be measured."""
     least = 4 if place.cluster.bridge else 2  # a bridged pair has a link of its own
     groups = sorted({*worlds, *(n for n in (2, 4, 8, 16, 32, 64) if least <= n <= place.cluster.domain)})
     for index, (form, fitted) in enumerate(fit.pieces):
@@ -260,11 +269,11 @@ def _wishes(
             row = columns.columns(op, np.array([size]), np.array([float(n)]))[0]
             slope = row / max(float(row @ values), 1e-30)
             where = f"{library} {op} of {format_bytes(size)} over {n} ranks"
-            yield measurements.Wish.at(where, slope @ spread @ slope + fitted.sigma**2)
+            yield Wish.at(where, slope @ spread @ slope + fitted.sigma**2)
 
 
 def _with_hop(form: Form, fitted: RobustFit, op: str, worlds: list[int]) -> tuple[Form, Array, Array]:
-    """The form with a hop where the rows had one group size only: nobody knows it, and latency is shared between both."""
+    """Add a hop constant where all rows have one group size, which leaves latency divided between both in an unknown way."""
     if "hop_s" in form.constants or op in NO_HOPS or form.algorithm != "ring" or "launch_s" not in form.constants:
         return form, fitted.values, fitted.information
     wide = Form(form.algorithm, (*form.constants, "hop_s"))
@@ -289,89 +298,79 @@ TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has none of a constant: what t
 FARTHEST = 3.0  # deviations that a row counts at most in the scatter of all
 UNLIKELIEST = 5.0  # … and against deviations that leave it out
 
-Times = Callable[[Array, Sequence[measurements.TimedCollective]], Array]  # seconds of rows, by constants alone
+Times = Callable[[Array, Rows], Array]  # seconds of rows, by constants alone
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkPosterior:
-    """What the rows say: constants as logarithms, and all that a prediction elsewhere needs."""
+    """The posterior of the network's constants as logarithms, with all that a prediction elsewhere needs."""
 
     times: Times
-    rows: tuple[measurements.TimedCollective, ...]
+    rows: tuple[TimedCollective, ...]
     logs: Array
     residuals: Array  # ln(measured / what the constants say)
     weights: Array
     scale: float  # how many times as far as the prior says rows lie from each other
     deviation: float  # of times from what the constants say
     noise: float  # … and of a single timing
-    told: Array  # which constants the rows tell
+    informed: Array  # which constants the rows tell
     evidence: float  # logarithm of how likely each row is by all others, and this noise
 
     @property
     def values(self) -> Array:
         return np.asarray(np.exp(self.logs))
 
-    def curve(self, asked: Sequence[measurements.TimedCollective]) -> tuple[Array, Array]:
-        """Logarithms of what other rows take over what the constants say, and their deviations with a timing's own noise."""
+    def curve(self, others: Rows) -> tuple[Array, Array]:
+        """Return the logarithms of other rows' times over the constants' prediction, and deviations including timing noise."""
         noise = np.diag(self.noise**2 / self.weights)
-        near, inside = _alike(asked, self.rows, self.deviation), _alike(self.rows, self.rows, self.deviation)
+        near, inside = _alike(others, self.rows, self.deviation), _alike(self.rows, self.rows, self.deviation)
         mean = near @ np.linalg.solve(inside + noise, self.residuals)
-        here, there = (_slopes(self.times, self.logs, some) * DEVIATIONS for some in (self.rows, asked))
+        here, there = (_slopes(self.times, self.logs, some) * DEVIATIONS for some in (self.rows, others))
         shared = near + there @ here.T
-        known = np.linalg.solve(inside + here @ here.T + noise, shared.T)
-        free = self.deviation**2 + np.sum(there**2, axis=1) - np.sum(shared.T * known, axis=0)
-        free += self._beyond(asked) * 2 / CURVE["octaves"] * (CURVE["deviation"] ** 2 - self.deviation**2)
+        explained = np.linalg.solve(inside + here @ here.T + noise, shared.T)
+        free = self.deviation**2 + np.sum(there**2, axis=1) - np.sum(shared.T * explained, axis=0)
+        free += self._beyond(others) * 2 / CURVE["octaves"] * (CURVE["deviation"] ** 2 - self.deviation**2)
         return mean, self.scale * np.sqrt(np.maximum(free, 0.0) + self.noise**2)
 
-    def _beyond(self, asked: Sequence[measurements.TimedCollective]) -> Array:
-        """Octaves beyond the sizes that were measured: there, how well the form tells those does not say how well it goes on."""
-        seen, sizes = (np.log2([row.nbytes for row in rows]) for rows in (self.rows, asked))
+    def _beyond(self, others: Rows) -> Array:
+        """Return octaves beyond the measured sizes, where a good fit says little about how the curve goes on."""
+        seen, sizes = (np.log2([row.nbytes for row in rows]) for rows in (self.rows, others))
         return np.asarray(np.maximum(0.0, np.maximum(seen.min() - sizes, sizes - seen.max())))
 
 
-def fit(rows: Sequence[measurements.TimedCollective], times: Times, usual: Array) -> NetworkPosterior:
-    """The posterior with the deviations that make each row likeliest by all others: how far the form is off, then the noise."""
-    found = _fit_told(rows, times, usual, CURVE["deviation"], CURVE["noise"])
+def fit(rows: Rows, times: Times, usual: Array) -> NetworkPosterior:
+    """Find the deviations that make each row likeliest given all others: of the form first, then of single timings."""
+    posterior = _fit_informed(rows, times, usual, CURVE["deviation"], CURVE["noise"])
     if len(rows) < FEW:
-        return found
+        return posterior
     for share in CLOSER:
-        found = max(found, _fit_told(rows, times, usual, share * CURVE["deviation"], CURVE["noise"], found), key=_evidence)
+        closer = _fit_informed(rows, times, usual, share * CURVE["deviation"], CURVE["noise"], posterior)
+        posterior = max(posterior, closer, key=_evidence)
     for more in NOISIER:
-        found = max(found, _fit_told(rows, times, usual, found.deviation, more * CURVE["noise"], found), key=_evidence)
-    return found
+        noisier = _fit_informed(rows, times, usual, posterior.deviation, more * CURVE["noise"], posterior)
+        posterior = max(posterior, noisier, key=_evidence)
+    return posterior
 
 
-def _evidence(found: NetworkPosterior) -> float:
-    return found.evidence
+_evidence = attrgetter("evidence")
 
 
-def _fit_told(
-    rows: Sequence[measurements.TimedCollective],
-    times: Times,
-    usual: Array,
-    deviation: float,
-    noise: float,
-    near: NetworkPosterior | None = None,
+def _fit_informed(
+    rows: Rows, times: Times, usual: Array, deviation: float, noise: float, near: NetworkPosterior | None = None
 ) -> NetworkPosterior:
-    """The posterior of all constants, sought from ``near``; those that the rows do not tell stay where the catalogue has them."""
-    told, start = np.ones(len(usual), bool), near.logs if near else None
+    """Fit all constants from ``near`` on, leaving those that the rows do not inform at the catalogue's values."""
+    informed, start = np.ones(len(usual), bool), near.logs if near else None
     while True:
-        found = _fit_some(rows, times, usual, told, deviation, noise, start)
-        if np.all(found.told == told) or not told.any():
-            return found
-        told, start = told & found.told, found.logs
+        posterior = _fit_some(rows, times, usual, informed, deviation, noise, start)
+        if np.all(posterior.informed == informed) or not informed.any():
+            return posterior
+        informed, start = informed & posterior.informed, posterior.logs
 
 
 def _fit_some(
-    rows: Sequence[measurements.TimedCollective],
-    times: Times,
-    usual: Array,
-    free: Array,
-    deviation: float,
-    noise: float,
-    start: Array | None,
+    rows: Rows, times: Times, usual: Array, free: Array, deviation: float, noise: float, start: Array | None
 ) -> NetworkPosterior:
-    """The constants that are ``free``: damped Gauss-Newton steps, and weights anew after each."""
+    """Fit the ``free`` constants by damped Gauss-Newton steps, with new weights after each."""
     prior = np.log(np.maximum(usual, np.where(free & (usual <= 0), TRIED, NOTHING)))
     measured, alike = np.log([row.seconds for row in rows]), _alike(rows, rows, deviation)
     tight = np.diag(np.where(free, DEVIATIONS, NOTHING) ** -2.0)
@@ -395,48 +394,46 @@ def _fit_some(
         weights, before = _weigh(far, last=turn >= FIRST_ROUNDS), weights
         if turn > FIRST_ROUNDS and not moves and np.max(np.abs(weights - before)) < SETTLED:
             break
-    told = free & (np.sqrt(np.diag(np.linalg.inv(normal))) <= TOLD["share"] * DEVIATIONS)
+    informed = free & (np.sqrt(np.diag(np.linalg.inv(normal))) <= TOLD["share"] * DEVIATIONS)
     evidence = -float(np.sum(np.log(alone) + np.minimum(far**2, UNLIKELIEST**2) / 2))
     evidence -= CURVE["sure"] * float(np.log(CURVE["deviation"] / deviation) ** 2 + np.log(noise / CURVE["noise"]) ** 2)
-    return NetworkPosterior(times, tuple(rows), logs, rest, weights, _scale(far), deviation, noise, told, evidence)
+    return NetworkPosterior(times, tuple(rows), logs, rest, weights, _scale(far), deviation, noise, informed, evidence)
 
 
-def _alike(some: Sequence[measurements.TimedCollective], others: Sequence[measurements.TimedCollective], deviation: float) -> Array:
-    """Covariance of the curve between rows: of one collective, less by every doubling of size or ranks between them."""
+def _alike(some: Rows, others: Rows, deviation: float) -> Array:
+    """Return the curve's covariance between rows of one collective, which decays with each doubling of size or ranks."""
     one, two = (np.log2([(row.nbytes, row.ranks) for row in rows]) for rows in (some, others))
     apart = np.abs(one[:, None] - two).sum(axis=2)
     same = np.array([[a.op == b.op for b in others] for a in some])
     return np.asarray(deviation**2 * np.exp(-apart / CURVE["octaves"]) * same)
 
 
-def _slopes(times: Times, logs: Array, rows: Sequence[measurements.TimedCollective]) -> Array:
-    """d ln(seconds) / d ln(constant), by differences."""
-    moves = STEP * np.eye(len(logs))
-    sides = ((np.log(times(np.exp(logs + way), rows)) for way in (move, -move)) for move in moves)
-    return np.stack([(up - down) / (2 * STEP) for up, down in sides], axis=1)
+def _slopes(times: Times, logs: Array, rows: Rows) -> Array:
+    """Return d ln(seconds) / d ln(constant)."""
+    return robust_fit.log_slopes(lambda values: times(values, rows), logs, STEP)
 
 
-def _surprise(known: Array, own: Array, left: Array, noise: float) -> tuple[Array, Array]:
-    """How many deviations each row lies from what all others say of it, and that deviation; ``own``: variances of the rows."""
-    inverse = np.linalg.inv(known + np.diag(own))
+def _surprise(covariance: Array, variances: Array, left: Array, noise: float) -> tuple[Array, Array]:
+    """Return how many deviations each row lies from its prediction by all others, and that deviation."""
+    inverse = np.linalg.inv(covariance + np.diag(variances))
     alone = 1 / np.diag(inverse)
-    deviation = np.sqrt(np.maximum(alone - own, 0.0) + noise**2)
+    deviation = np.sqrt(np.maximum(alone - variances, 0.0) + noise**2)
     return np.asarray((inverse @ left) * alone / deviation), np.asarray(deviation)
 
 
 def _weigh(far: Array, last: bool) -> Array:
-    """Huber's weights, then Tukey's; a fabric whose rows scatter more than others' is measured by its own scatter."""
+    """Return Huber's weights, then Tukey's, relative to the fabric's own scatter where its rows scatter more than others'."""
     if len(far) < FEW:
         return np.ones(len(far))
-    own = np.abs(far) / max(1.0, NORMAL * float(np.median(np.abs(far))))
-    tukey = np.clip(1 - (own / TUKEY) ** 2, 0, None) ** 2
+    distance = np.abs(far) / max(1.0, NORMAL * float(np.median(np.abs(far))))
+    tukey = np.clip(1 - (distance / TUKEY) ** 2, 0, None) ** 2
     if last and np.mean(tukey == 0) <= MOST_LEFT_OUT:
         return np.asarray(np.maximum(tukey, LEAST_WEIGHT))
-    return np.asarray(np.minimum(1.0, HUBER / np.maximum(own, HUBER)))
+    return np.asarray(np.minimum(1.0, HUBER / np.maximum(distance, HUBER)))
 
 
 def _scale(far: Array) -> float:
-    """Deviations of this fabric over the prior's, which weigh as much as some rows; outliers count as the farthest others."""
+    """Return this fabric's deviations over the prior's, which counts as some rows, with outliers capped."""
     if len(far) < FEW:
         return 1.0
     rows = CURVE["sure_rows"]
@@ -445,101 +442,98 @@ def _scale(far: Array) -> float:
 
 KNOTS = tuple(float(4**x) for x in range(1, 19))  # sizes at which a curve stands beside those that were measured
 APART = 0.25  # octaves between two sizes of a curve, at least
-LEAST_SIZES = 4  # … that tell the form of a curve
+CURVE_SIZES = 4  # … that tell the form of a curve
 NETWORK_ASKED = tuple(float(2**x) for x in range(10, 34, 2))
 
 
-def fit_network(files: measurements.MeasurementFiles, place: measurements.MeasuredMachine, own: Profile) -> measurements.Step:
-    """Constants across hosts and the curve over them; ``own`` holds what was fitted inside them."""
+def fit_network(files: MeasurementFiles, place: MeasuredMachine, profile: Profile) -> Step:
+    """Fit the constants across hosts and the curve over them, on top of what ``profile`` holds inside hosts."""
     every = [r for r in files.collectives if r.ranks > place.cluster.domain]
     if not every:
-        return own, [], []
+        return profile, [], []
     libraries = [r.library for r in every]
     library = max(sorted(set(libraries)), key=libraries.count)
-    rows = measurements.distinct(r for r in every if r.library == library)
+    rows = distinct(r for r in every if r.library == library)
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=library).fabric.network
     before = np.array([getattr(usual, name) for name in CONSTANTS])
-    found = fit(rows, _remembered_times(place, own), before)
-    profile = _profile(found, before, place, own)
+    posterior = fit(rows, _remembered_times(place, profile), before)
+    fitted = _profile(posterior, before, place, profile)
     times = np.array([r.seconds for r in rows])
-    then, now = (np.log(times / measurements.expected_seconds(rows, place, one)) for one in (None, profile))
-    spread = robust_fit.width(float(np.median(found.curve(rows)[1])))
-    named = zip(CONSTANTS, before.tolist(), found.told.tolist(), strict=True)
-    changes = (measurements.ConstantChange(f"network {name}", was, profile.network[name]) for name, was, told in named if told)
-    part = measurements.ProfilePart.of(f"{library} across hosts", [r.label for r in rows], then, now, spread, changes)
+    then, now = (np.log(times / expected_seconds(rows, place, one)) for one in (None, fitted))
+    spread = robust_fit.width(float(np.median(posterior.curve(rows)[1])))
+    named = zip(CONSTANTS, before.tolist(), posterior.informed.tolist(), strict=True)
+    changes = (ConstantChange(f"network {name}", was, fitted.network[name]) for name, was, tells in named if tells)
+    part = ProfilePart.of(f"{library} across hosts", [r.label for r in rows], then, now, spread, changes)
     others = sorted(set(libraries) - {library})
     refused = [f"across hosts: rows of {one} are left out; a profile has one library there, {library}" for one in others]
-    return profile, [part.with_remarks(_network_notes(rows, place, found), _network_wishes(place, found, profile))], refused
+    return fitted, [part.with_remarks(_network_notes(rows, place, posterior), _network_wishes(place, posterior, fitted))], refused
 
 
-def _remembered_times(place: measurements.MeasuredMachine, own: Profile) -> Times:
-    """Seconds of rows by constants; fits begin where others ended, and a curve asks again what its fit has asked."""
+def _remembered_times(place: MeasuredMachine, profile: Profile) -> Times:
+    """Return a memoised function from constants to the seconds of rows, since fits and curves repeat questions."""
 
     @cache
-    def seconds(values: tuple[float, ...], rows: tuple[measurements.TimedCollective, ...]) -> Array:
-        return measurements.expected_seconds(rows, place, replace(own, network=dict(zip(CONSTANTS, values, strict=True))))
+    def seconds(values: tuple[float, ...], rows: tuple[TimedCollective, ...]) -> Array:
+        return expected_seconds(rows, place, replace(profile, network=dict(zip(CONSTANTS, values, strict=True))))
 
     return lambda values, rows: seconds(tuple(values.tolist()), tuple(rows))
 
 
-def _profile(found: NetworkPosterior, before: Array, place: measurements.MeasuredMachine, own: Profile) -> Profile:
-    """The profile with what was found: constants, what they leave, and where it was measured."""
-    ranks = [r.ranks for r in found.rows]
-    values = np.where(found.told, found.values, before).tolist()
+def _profile(posterior: NetworkPosterior, before: Array, place: MeasuredMachine, profile: Profile) -> Profile:
+    """Return the profile with the fitted constants, the curves over them, and where they were measured."""
+    ranks = [r.ranks for r in posterior.rows]
+    values = np.where(posterior.informed, posterior.values, before).tolist()
     constants = dict(zip(CONSTANTS, values, strict=True))
-    spread = min(robust_fit.half_width(found.residuals, len(CONSTANTS)), physics.NETWORK["spread"].high)
+    spread = min(robust_fit.half_width(posterior.residuals, len(CONSTANTS)), physics.NETWORK["spread"].high)
     constants |= {"spread": spread, "least_ranks": min(ranks), "most_ranks": max(ranks)}
-    curves = tuple(_curve(found, op, place.cluster.domain) for op in sorted({r.op for r in found.rows}))
-    return replace(own, network=constants, curves=curves, links={**own.links, "inter": place.cluster.inter.key})
+    curves = tuple(_curve(posterior, op, place.cluster.domain) for op in sorted({r.op for r in posterior.rows}))
+    return replace(profile, network=constants, curves=curves, links={**profile.links, "inter": place.cluster.inter.key})
 
 
-def _curve(found: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
-    """What one collective takes over what the constants say, at the sizes that were measured and some around them."""
-    mine = [r for r in found.rows if r.op == op]
+def _curve(posterior: NetworkPosterior, op: str, domain: int) -> NetworkCurve:
+    """Return one collective's time over the constants' prediction, at the measured sizes and some around them."""
+    mine = [r for r in posterior.rows if r.op == op]
     # Sizes that were measured, of those that nearly coincide one; and powers of four where none is near.
-    measured = [r.nbytes for r in mine]
     kept: list[float] = []
-    for size in sorted(set(measured)):
+    for size in sorted({r.nbytes for r in mine}):
         if not kept or np.log2(size / kept[-1]) >= APART:
             kept.append(size)
     sizes = sorted([*kept, *(size for size in KNOTS if min(abs(np.log2(size / one)) for one in kept) > 1)])
     groups = sorted({r.ranks for r in mine})
-    asked = [replace(mine[0], ranks=ranks, nbytes=size) for ranks in groups for size in sizes]
-    mean, sigma = (np.round(x, 5).reshape(len(groups), -1) for x in found.curve(asked))
-    drift, grown = (deviation * float(np.sqrt(2 / CURVE["octaves"])) for deviation in (found.deviation, CURVE["deviation"]))
+    wanted = [replace(mine[0], ranks=ranks, nbytes=size) for ranks in groups for size in sizes]
+    mean, sigma = (np.round(x, 5).reshape(len(groups), -1) for x in posterior.curve(wanted))
+    drift, grown = (deviation * float(np.sqrt(2 / CURVE["octaves"])) for deviation in (posterior.deviation, CURVE["deviation"]))
     return NetworkCurve(
         op=op,
         ranks=tuple(groups),
         nbytes=tuple(sizes),
         factor=tuple(map(tuple, np.round(np.exp(mean), 5).tolist())),
         sigma=tuple(map(tuple, sigma.tolist())),
-        drift=round(found.scale * drift, 5),
-        grown=round(max(1.0, found.scale) * grown, 5),
+        drift=round(posterior.scale * drift, 5),
+        grown=round(max(1.0, posterior.scale) * grown, 5),
         reshaped=CURVE["reshaped"],
         domain=domain,
     )
 
 
-def _network_notes(
-    rows: Sequence[measurements.TimedCollective], place: measurements.MeasuredMachine, found: NetworkPosterior
-) -> Iterator[str]:
+def _network_notes(rows: Rows, place: MeasuredMachine, posterior: NetworkPosterior) -> Iterator[str]:
     hosts = sorted({-(-r.ranks // place.cluster.domain) for r in rows})
     yield f"measured over {', '.join(map(str, hosts))} hosts: other numbers of hosts have a wider range"
-    untold = [name for name, yes in zip(CONSTANTS, found.told, strict=True) if not yes]
+    untold = [name for name, yes in zip(CONSTANTS, posterior.informed, strict=True) if not yes]
     if untold:
         yield f"{', '.join(untold)}: these sizes do not tell {'it' if len(untold) == 1 else 'them'}, the catalogue's stays"
     sizes = len({r.nbytes for r in rows})
-    if sizes < LEAST_SIZES:
+    if sizes < CURVE_SIZES:
         yield f"{plural(sizes, 'size')}: others rest on the catalogue's constants; measure from 1 KiB to 1 GiB"
 
 
-def _network_wishes(place: measurements.MeasuredMachine, found: NetworkPosterior, profile: Profile) -> Iterator[measurements.Wish]:
-    """The range left at other sizes and numbers of hosts."""
-    row, domain = found.rows[0], place.cluster.domain
+def _network_wishes(place: MeasuredMachine, posterior: NetworkPosterior, profile: Profile) -> Iterator[Wish]:
+    """Yield the range left at other sizes and numbers of hosts."""
+    row, domain = posterior.rows[0], place.cluster.domain
     doubled = {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus}
-    for ranks in sorted(doubled | {r.ranks for r in found.rows}):
+    for ranks in sorted(doubled | {r.ranks for r in posterior.rows}):
         sizes = np.array(NETWORK_ASKED)
         priced = expect(row.op, place.cluster, nbytes=sizes, ranks=ranks, library=row.library, profile=profile)
         for size, spread in zip(NETWORK_ASKED, np.broadcast_to(priced.spread, sizes.shape).tolist(), strict=True):
             where = f"{row.library} {row.op} of {format_bytes(size)} over {ranks} ranks"
-            yield measurements.Wish.at(where, robust_fit.sigma_of(spread) ** 2)
+            yield Wish.at(where, robust_fit.sigma_of(spread) ** 2)

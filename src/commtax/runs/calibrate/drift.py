@@ -43,7 +43,7 @@ LEAST = 1e-9  # of the square of a slope, below which nothing is seen of a part
 
 @dataclass(frozen=True, slots=True)
 class PartShift:
-    """What a part would take longer by if it alone had moved, with its 80 % range, and the least that could be seen; shares."""
+    """The slowdown of a part that alone had moved, with its 80 % range, and the least visible slowdown, all as shares."""
 
     name: str
     slower: float
@@ -68,7 +68,7 @@ class CheckedLatency:
 
 @dataclass(frozen=True, slots=True)
 class DriftCheck:
-    """Whether a machine is what it was; ``suspects`` are the parts that may have moved, the likeliest first."""
+    """Whether a machine is what it was, with the parts that may have moved as ``suspects``, the likeliest first."""
 
     verdict: Literal["same", "drifted", "unknown"]
     reason: str
@@ -82,25 +82,25 @@ class DriftCheck:
 
     @property
     def moved(self) -> str:
-        """The part that stands out; "" where none does."""
+        """The single part that stands out, or ""."""
         return self.suspects[0] if len(self.suspects) == 1 else ""
 
 
-def check_drift(runs: Sequence[Measured], own: Profile) -> DriftCheck:
-    """New runs of a deployment against a profile that knows it."""
-    lessons, refused = observe(runs, own)
+def check_drift(runs: Sequence[Measured], profile: Profile) -> DriftCheck:
+    """Compare new runs of a deployment with a profile that holds lessons of it."""
+    lessons, refused = observe(runs, profile)
     if not lessons:
         raise Refusal(f"check: {refused[0] if refused else 'no file holds a run that can be compared'}")
-    renamed, notes = same_versions(lessons, own.lessons)
-    return judge(renamed, own.lessons, notes=(*notes, *refused))
+    renamed, notes = same_versions(lessons, profile.lessons)
+    return judge(renamed, profile.lessons, notes=(*notes, *refused))
 
 
 def same_versions(lessons: Sequence[RunLesson], learnt: Sequence[RunLesson]) -> tuple[list[RunLesson], tuple[str, ...]]:
-    """Lessons as if of the version that was calibrated, where only that differs: whether an upgrade changed anything is asked."""
+    """Return lessons relabelled with the calibrated version where only that differs, to see whether an upgrade changed anything."""
     made, notes = [], dict[str, None]()
     for lesson in lessons:
-        before = [x.deployment for x in learnt if _but_version(x.deployment) == _but_version(lesson.deployment)]
         now = lesson.deployment
+        before = [x.deployment for x in learnt if replace(x.deployment, version=now.version) == now]
         if before and now not in before:
             notes[f"{now.engine} {now.version} is held against {before[-1].version}, which was calibrated"] = None
             now = before[-1]
@@ -108,19 +108,15 @@ def same_versions(lessons: Sequence[RunLesson], learnt: Sequence[RunLesson]) -> 
     return made, tuple(notes)
 
 
-def _but_version(deployment: Deployment) -> Deployment:
-    return replace(deployment, version="")
-
-
 def judge(
-    lessons: Sequence[RunLesson], learnt: Sequence[RunLesson], known: Beliefs | None = None, notes: tuple[str, ...] = ()
+    lessons: Sequence[RunLesson], learnt: Sequence[RunLesson], prior: Beliefs | None = None, notes: tuple[str, ...] = ()
 ) -> DriftCheck:
-    """New lessons against those that a profile holds."""
+    """Judge new lessons by those that a profile holds."""
     near = [x for x in learnt if x.deployment in {lesson.deployment for lesson in lessons}]
-    foreseen = Foresight(lessons, learnt, known)
+    foreseen = Foresight(lessons, learnt, prior)
     off = np.array([x.residual for x in lessons]) - foreseen.mean
     inverse = np.linalg.inv(np.outer(foreseen.scale, foreseen.scale) * (foreseen.covariance + np.diag(foreseen.noise**2)))
-    slopes = {name: np.array([sum(x.slopes.get(c, 0.0) for c in held) for x in lessons]) for name, held in PARTS.items()}
+    slopes = {name: np.array([sum(x.slopes.get(c, 0.0) for c in constants) for x in lessons]) for name, constants in PARTS.items()}
     slopes |= {EVERYTHING: np.ones(len(lessons))}
     seen = {name: s for name, s in slopes.items() if s @ s > LEAST}
     freedom = min(float(foreseen.freedom.min()), LEVEL.tails)
@@ -131,7 +127,7 @@ def judge(
     parts = tuple(_shift(name, *best[name], end, edge, freedom, likely[name]) for name in seen)
     chance = _chance(max((log / sigma) ** 2 for log, sigma in best.values()), ways, freedom)
     widths = end * foreseen.scale * np.sqrt(np.maximum(0.0, np.diag(foreseen.covariance)) + foreseen.noise**2)
-    latencies = tuple(_checked(*one) for one in zip(lessons, off.tolist(), widths.tolist(), strict=True))
+    latencies = tuple(map(_checked, lessons, off.tolist(), widths.tolist()))
     verdict, reason = _verdict(chance, near, parts[-1])
     return DriftCheck(
         verdict,
@@ -163,19 +159,19 @@ def _verdict(chance: float, near: Sequence[RunLesson], every: PartShift) -> tupl
 
 
 def _best(slopes: Array, off: Array, inverse: Array) -> tuple[float, float]:
-    """The logarithm of the shift of a part that fits best, and its deviation."""
-    held = float(slopes @ inverse @ slopes)
-    return float(slopes @ inverse @ off) / held, 1 / sqrt(held)
+    """Return the logarithm of the best-fitting shift of a part, and its deviation."""
+    information = float(slopes @ inverse @ slopes)
+    return float(slopes @ inverse @ off) / information, 1 / sqrt(information)
 
 
 def _weight(slopes: Array, off: Array, inverse: Array) -> float:
-    """The logarithm of how much likelier the runs are with a shift of a part than without."""
+    """Return the log-likelihood ratio of the runs with a shift of a part to those without."""
     (log, sigma), usual = _best(slopes, off, inverse), LEVEL.usual_drift**2
     return 0.5 * (log / sigma) ** 2 * usual / (usual + sigma**2) - 0.5 * log1p(usual / sigma**2)
 
 
 def _shift(name: str, log: float, sigma: float, end: float, edge: float, freedom: float, likely: float) -> PartShift:
-    """The shift of a part that fits best, and how sure it is."""
+    """Return the best-fitting shift of a part with its range and significance."""
     low, high = (float(np.expm1(log + side * end * sigma)) for side in (-1, 1))
     chance = tail((log / sigma) ** 2, 1, freedom)
     return PartShift(name, float(np.expm1(log)), low, high, float(np.expm1(edge * sigma)), chance, likely)
@@ -187,13 +183,15 @@ def _checked(lesson: RunLesson, off: float, width: float) -> CheckedLatency:
 
 
 def _chance(square: float, ways: tuple[int, int], freedom: float) -> float:
-    """The probability that the farthest t^2 of some directions is above a value: the sum over them, or where that is less Scheffe's
-    bound over all directions of the space that they span, as ``ways`` has its size and their number."""
+    """Return the probability that the farthest t^2 of some directions is above a value.
+
+    It is the sum over the directions, or Scheffe's bound over the space that they span where that is less: ``ways`` has the
+    dimension of that space, and the number of directions."""
     return min(1.0, ways[1] * tail(square, 1, freedom), tail(square / ways[0], ways[0], freedom))
 
 
 def tail(square: float, directions: int, freedom: float) -> float:
-    """The probability of Fisher's F above a value: of a mean square of so many directions over one of so many degrees of freedom.
+    """Return the upper tail of Fisher's F, a mean square of some directions over one with so many degrees of freedom.
 
     >>> round(tail(10.04, 1, 10), 3), round(tail(4.10, 2, 10), 3)
     (0.01, 0.05)
@@ -201,12 +199,12 @@ def tail(square: float, directions: int, freedom: float) -> float:
     a, b = freedom / 2, directions / 2
     top = (freedom / (freedom + directions * square)) ** a
     points = top * (NODES + 1) / 2
-    held = top / 2 * float(np.sum(WEIGHTS * (1 - points ** (1 / a)) ** (b - 1))) / a
-    return float(min(1.0, held * exp(lgamma(a + b) - lgamma(a) - lgamma(b))))
+    area = top / 2 * float(np.sum(WEIGHTS * (1 - points ** (1 / a)) ** (b - 1))) / a
+    return float(min(1.0, area * exp(lgamma(a + b) - lgamma(a) - lgamma(b))))
 
 
 def _edge(probability: float, ways: tuple[int, int], freedom: float) -> float:
-    """The |t| that the farthest of some directions exceeds with a probability."""
+    """Return the |t| that the farthest of some directions exceeds with a given probability."""
     low, high = 0.0, 1.0
     while _chance(high**2, ways, freedom) > probability:
         high *= 2

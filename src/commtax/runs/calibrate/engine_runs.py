@@ -22,7 +22,7 @@ from commtax.runs.traces.accounts import TracedJob
 from commtax.runs.traces.claim_check import MOMENT_S, UNTOLD, work_seconds
 from commtax.runs.traces.meeting import spans
 from commtax.runs.traces.trace import Trace, TraceStep, distinct, middle
-from commtax.spec import KERNEL_PACES, Cluster, Model, Workload
+from commtax.spec import KERNEL_PACES, Cluster, Workload
 from commtax.statement import Refusal
 from commtax.thresholds import thresholds
 from commtax.units import format_figure, plural
@@ -40,11 +40,11 @@ ASSUMED_TP = "no file says its tensor-parallel size: tp 1"
 
 @dataclass(frozen=True, slots=True)
 class LabelledResult:
-    """One result, what its file is called, and all that is said of its deployment."""
+    """One result with its file's label and all that is reported of its deployment."""
 
     label: str
     result: BenchmarkRun
-    said: ReportedDeployment
+    reported: ReportedDeployment
 
     @property
     def is_batch(self) -> bool:
@@ -53,12 +53,12 @@ class LabelledResult:
 
     @property
     def clients(self) -> int:
-        """Of a closed loop, as the result says or the command that sent it; 0 where none is told."""
-        return int(self.result.concurrency or self.said.load.concurrency)
+        """The clients of a closed loop, by the result or its command, 0 if neither states them."""
+        return int(self.result.concurrency or self.reported.load.concurrency)
 
 
 def measured_runs(results: Sequence[LabelledResult], cluster: Cluster) -> MeasurementFiles:
-    """The runs of all results of which nothing is missing."""
+    """Return the runs of all results that lack nothing."""
     checked = [(one, reason_unusable(one)) for one in results]
     usable = [one for one, why in checked if not why]
     tried: dict[tuple[object, ...], str] = {}
@@ -78,18 +78,18 @@ def measured_runs(results: Sequence[LabelledResult], cluster: Cluster) -> Measur
 def _notes(one: LabelledResult) -> Iterable[str]:
     if not one.is_batch and _in_flight(one) and not _is_closed(one):
         yield OPEN_LOOP
-    if "tp" not in one.said.options:
+    if "tp" not in one.reported.options:
         yield ASSUMED_TP
 
 
 def name_some(labels: Sequence[str]) -> str:
-    """The first of several names, and how many others there are."""
+    """Name the first few labels, and count the others."""
     more = len(labels) - COUNT.most_named
     return ", ".join(labels[: COUNT.most_named]) + (f" and {more} others" if more > 0 else "")
 
 
 def refuse_missing(wanted_of: Mapping[str, Sequence[str]], lacking: Sequence[str] = ()) -> None:
-    """Ask for all that no file says in one sentence; ``lacking`` are options of the whole call that nobody gave."""
+    """Ask in one sentence for all that no file states, and for options of the call that are ``lacking``."""
     missing = {label: wanted for label, wanted in wanted_of.items() if wanted}
     names = list(dict.fromkeys((*lacking, *(name for wanted in missing.values() for name in wanted))))
     if not names:
@@ -104,24 +104,24 @@ def refuse_missing(wanted_of: Mapping[str, Sequence[str]], lacking: Sequence[str
 
 
 def missing_facts(one: LabelledResult) -> list[str]:
-    """Options that nobody says of a result, and that its question needs."""
+    """Return the options that a result's question needs and nobody states."""
     if reason_unusable(one):
         return []
     prompt, answer = _lengths(one)
     loaded = one.is_batch or one.clients or _rate(one)
     wanted = SimulateOptions(input_len=prompt, output_len=answer, concurrency=1 if loaded else 0)
     batch = BillOptions(batch=_batch(one) if one.is_batch else 1)
-    return [name for name, value in {"model": one.said.model, **wanted, **batch}.items() if not value]
+    return [name for name, value in {"model": one.reported.model, **wanted, **batch}.items() if not value]
 
 
 def reason_unusable(one: LabelledResult) -> str:
-    """Why a result tells nothing of a step; "" where it does."""
-    result, said = one.result, one.said
+    """Explain why a result teaches nothing about a step, "" if it does."""
+    result, reported = one.result, one.reported
     if result.failed:
         return f"{result.failed} requests failed, and what failed is not in the means"
     if result.accepted > 1:
         return f"{result.accepted:g} tokens per step under speculative decoding, which hides the time of a step"
-    if said.drafts or any(note.code == "drafted" for note in result.notes):
+    if reported.drafts or any(note.code == "drafted" for note in result.notes):
         return "tokens are drafted (speculative decoding), which hides the time of a step"
     if invalid := [str(note) for note in result.notes if note.code == "invalid"]:
         return invalid[0]
@@ -135,9 +135,9 @@ def reason_unusable(one: LabelledResult) -> str:
 
 
 def _reason_unloaded(one: LabelledResult) -> str:
-    """Why the load of a served result is not known, or is none that lasts."""
+    """Explain why a served result has no known and steady load, "" if it has one."""
     result = one.result
-    if result.tool == "prometheus" and not one.said.load.concurrency:  # its own count is an average over all loads
+    if result.tool == "prometheus" and not one.reported.load.concurrency:  # its own count is an average over all loads
         return "a server's metrics since its start are of no one load; a result of its benchmark is"
     if _is_closed(one):
         return "" if _timed(one, "tpot") or _timed(one, "ttft") else "no mean time a token"
@@ -155,26 +155,25 @@ def _reason_unloaded(one: LabelledResult) -> str:
 
 
 def _is_closed(one: LabelledResult) -> bool:
-    """Whether clients wait for their answers before they send again: no rate is set, or none that they keep up with."""
+    """Return whether clients wait for answers before they send again: no rate is set, or none that is kept up with."""
     if not one.clients:
         return False
     return not _rate(one) or _falls_behind(one) or come_at_once(replace(one.result, concurrency=float(one.clients)))
 
 
 def _falls_behind(one: LabelledResult) -> bool:
-    """Whether fewer requests are answered than are sent."""
     answered = one.result.requests_per_s
     return bool(answered) and falls_behind(_rate(one), answered or 0.0)
 
 
 def _rate(one: LabelledResult) -> float:
-    """Requests a second that were sent; 0 where no rate was set, or none that limits."""
-    rate = one.result.request_rate or one.said.load.request_rate
+    """Return the request rate per second, 0 if none is set or none that limits."""
+    rate = one.result.request_rate or one.reported.load.request_rate
     return rate if 0 < rate < float("inf") else 0.0
 
 
 def _in_flight(one: LabelledResult) -> float:
-    """By Little's law: requests in flight on average; 0 where it is not told."""
+    """Return the mean number of requests in flight by Little's law, 0 if it cannot be computed."""
     result = one.result
     if counted := _number(result.facts.get("mean concurrency")):
         return counted
@@ -185,35 +184,40 @@ def _in_flight(one: LabelledResult) -> float:
 
 
 def _lengths(one: LabelledResult) -> tuple[int, int]:
-    """Prompt and output tokens: as the result has them, or as was said of it; 0 where nobody tells."""
-    sent = one.said.load
+    """Return prompt and output tokens, by the result or its command, 0 where neither states them."""
+    sent = one.reported.load
     return round(one.result.input_len or sent.input_len), round(one.result.output_len or sent.output_len)
 
 
 def _batch(one: LabelledResult) -> int:
-    return one.result.batch or one.said.load.batch or one.clients
+    return one.result.batch or one.reported.load.batch or one.clients
 
 
 def _run(one: LabelledResult, cluster: Cluster) -> MeasuredRun:
-    prompt, answer = _lengths(one)
-    options = cast(SimulateOptions, _deployment(one, cluster))
+    facts, (prompt, answer) = one.result.facts, _lengths(one)
+    if why := another_chip(facts.get(HARDWARE, ""), cluster.chip.key):
+        raise Refusal(f"'{one.label}': {why}", "cluster")
+    stored = FORMATS["weights"].get((facts.get("precision") or facts.get("quantization") or "").lower(), "")
+    usual_engine = client_engine(one.result) or PHASES["decode"].engine
+    options = cast(SimulateOptions, deployment_options(one.label, one.reported, usual_engine, stored))
+    if cache := FORMATS["cache"].get(facts.get("kv_cache_dtype", "").lower(), ""):
+        options.setdefault("kv_dtype", cache)
     # How lengths vary; equal ones are what the engines' own benchmarks send unless told.
-    told = one.result.spread
-    options |= SimulateOptions(input_len=prompt, output_len=answer, spread=told if told is not None else one.said.load.spread)
+    spread = one.reported.load.spread if one.result.spread is None else one.result.spread
+    options |= SimulateOptions(input_len=prompt, output_len=answer, spread=spread)
     options |= SimulateOptions(prefix_cache=one.result.hit_rate) if one.result.hit_rate else {}
     options |= _load(one)
-    metrics: tuple[str, ...] = ("tpot", "ttft") if _is_closed(one) else ("tpot",)
-    metrics = ("e2el",) if one.is_batch and _timed(one, "e2el") else metrics
-    timed = {metric: found for metric in metrics if (found := _timed(one, metric))}
+    metrics = ["e2el"] if one.is_batch and _timed(one, "e2el") else ["tpot", "ttft"] if _is_closed(one) else ["tpot"]
+    timed = {metric: timing for metric in metrics if (timing := _timed(one, metric))}
     extra = 1.0 if one.is_batch or _is_closed(one) else LEVEL.open_loop
-    named = {"e2el": "e2e"}
-    measured = {named.get(metric, metric): seconds for metric, (seconds, _) in timed.items()}
-    noise = {named.get(metric, metric): noise * extra for metric, (_, noise) in timed.items()}
-    return MeasuredRun(one.said.model, cluster, options, measured, noise, one.label)
+    timed = {"e2e" if metric == "e2el" else metric: timing for metric, timing in timed.items()}
+    measured = {metric: seconds for metric, (seconds, _) in timed.items()}
+    noise = {metric: noise * extra for metric, (_, noise) in timed.items()}
+    return MeasuredRun(one.reported.model, cluster, options, measured, noise, one.label)
 
 
 def _load(one: LabelledResult) -> SimulateOptions:
-    """Clients, and how many requests they sent; of an open loop no number, for it has no burst at its start."""
+    """Return the clients and their number of requests, which is omitted for an open loop without a burst at its start."""
     if one.is_batch:
         return SimulateOptions(concurrency=_batch(one), num_prompts=_batch(one))
     if not _is_closed(one):
@@ -224,58 +228,37 @@ def _load(one: LabelledResult) -> SimulateOptions:
 
 
 def _timed(one: LabelledResult, metric: str) -> tuple[float, float] | None:
-    """A mean in seconds and its noise; a median where there is no mean. None where neither is told, or none is a time."""
+    """Return a mean (else a median) in seconds with its relative noise, or None if there is no plausible time."""
     stats = one.result.stats.get(metric, {})
-    if metric == "tpot" and "mean" not in stats and (derived := _derived_tpot(one.result)):
-        return derived, 1.0
+    if metric == "tpot" and "mean" not in stats:  # the means of whole requests and of first tokens may tell it
+        first, whole = (one.result.stats.get(name, {}).get("mean", 0.0) for name in ("ttft", "e2el"))
+        answer = one.result.output_len or 0.0
+        if first and whole > first and answer > 1:
+            return (whole - first) / (answer - 1), 1.0
     noisy = LEVEL.median_ttft if metric == "ttft" else LEVEL.median_tpot
-    said = [(stats[name], 1.0 if name == "mean" else noisy) for name in ("mean", *MEDIANS) if name in stats]
-    return next(((s, noise) for s, noise in said if LEVEL.shortest_s <= s < LEVEL.longest_s), None)
+    means = [(stats[name], 1.0 if name == "mean" else noisy) for name in ("mean", *MEDIANS) if name in stats]
+    return next(((s, noise) for s, noise in means if LEVEL.shortest_s <= s < LEVEL.longest_s), None)
 
 
-def _derived_tpot(result: BenchmarkRun) -> float:
-    """From the means of whole requests and of first tokens, where they are all that is told."""
-    first, whole = (result.stats.get(metric, {}).get("mean", 0.0) for metric in ("ttft", "e2el"))
-    answer = result.output_len or 0.0
-    return max(0.0, whole - first) / (answer - 1) if first and whole and answer > 1 else 0.0
-
-
-def _deployment(one: LabelledResult, cluster: Cluster) -> dict[str, object]:
-    """Options of the deployment: as was said, and number formats that the checkpoint does not have by itself."""
-    if why := another_chip(one.result.facts.get(HARDWARE, ""), cluster.chip.key):
-        raise Refusal(f"'{one.label}': {why}", "cluster")
-    facts = one.result.facts
-    said = (facts.get("precision") or facts.get("quantization") or "").lower()
-    stored = FORMATS["weights"].get(said, "")
-    options = deployment_options(one.label, one.said, client_engine(one.result) or PHASES["decode"].engine, stored)
-    if cache := FORMATS["cache"].get(facts.get("kv_cache_dtype", "").lower(), ""):
-        options.setdefault("kv_dtype", cache)
-    return options
-
-
-def deployment_options(label: str, said: ReportedDeployment, usual_engine: str, stored: str = "") -> dict[str, object]:
-    """Options of a deployment as was said; ``stored`` is the number format of weights where nobody says it."""
-    engine, version = said.engine
+def deployment_options(label: str, reported: ReportedDeployment, usual_engine: str, stored: str = "") -> dict[str, object]:
+    """Return a deployment's options as reported, with ``stored`` as the weights' format where nobody states it."""
+    engine, version = reported.engine
     engine = engine or usual_engine
-    options: dict[str, object] = {"tp": 1, **said.options, "engine": f"{engine}@{version}" if version else engine}
+    options: dict[str, object] = {"tp": 1, **reported.options, "engine": f"{engine}@{version}" if version else engine}
     try:
-        model = catalog.model(said.model)
+        model = catalog.model(reported.model)
     except Refusal as refusal:
         raise Refusal(f"'{label}': {refusal}; say --model", "model") from None
     dtype = str(options.pop("dtype", "")) or stored
-    if dtype and not _is_stored(dtype, model):
+    in_checkpoint = {quant.dtype for quant in model.quant.formats} if model.quant else set()
+    alike = in_checkpoint & set(FLOATS_OF_4_BITS) if dtype in FLOATS_OF_4_BITS else in_checkpoint & {dtype}
+    if dtype and not alike:
         options["dtype"] = dtype
     return options
 
 
-def _is_stored(dtype: str, model: Model) -> bool:
-    """Whether a checkpoint has weights of a format anyway."""
-    kept = {quant.dtype for quant in model.quant.formats} if model.quant else set()
-    return dtype in kept or (dtype in FLOATS_OF_4_BITS and bool(kept & set(FLOATS_OF_4_BITS)))
-
-
 def reason_unanswerable(run: MeasuredRun, tried: dict[tuple[object, ...], str]) -> str:
-    """The rule that the question of a run breaks; "" where it has an answer. Each question is asked once."""
+    """Return the rule that a run's question breaks, "" if it has an answer, and ask each question once."""
     key = (run.model, *sorted((name, str(value)) for name, value in run.options.items()))
     if key not in tried:
         try:
@@ -287,7 +270,7 @@ def reason_unanswerable(run: MeasuredRun, tried: dict[tuple[object, ...], str]) 
 
 
 def _number(value: object) -> float:
-    """A number that may be told as a text; 0 where it is none."""
+    """Parse a number that may be stated as a text, 0 if it is none."""
     try:
         return float(str(value)) if value not in (None, "") else 0.0
     except ValueError:
@@ -302,74 +285,66 @@ ONE_RANK = "one rank of several is here: of each kind of collective the quickest
 
 @dataclass(frozen=True, slots=True)
 class LabelledTraces:
-    """Traces of one job, one for each rank that is here, what their file is called, and all that is said of their deployment."""
+    """Traces of one job, one for each rank at hand, with their file's label and all that is reported of their deployment."""
 
     label: str
     traces: tuple[Trace, ...]
-    said: ReportedDeployment
+    reported: ReportedDeployment
 
 
 def label_jobs(files: Sequence[tuple[str, Trace]]) -> list[tuple[str, tuple[Trace, ...]]]:
-    """Traces by job: those of several ranks together, where each is there once; all others alone."""
+    """Group traces by job: several ranks together if each occurs once, all others alone."""
     worlds: dict[int, list[tuple[str, Trace]]] = {}
     for name, trace in files:
         worlds.setdefault(trace.world, []).append((name, trace))
     jobs: list[list[tuple[str, Trace]]] = []
-    for world, held in worlds.items():
-        whole = world > 1 and len({trace.rank for _, trace in held}) == len(held)
-        jobs += [held] if whole else [[one] for one in held]
-    return [(_job_label([name for name, _ in job]), tuple(distinct([trace for _, trace in job]))) for job in jobs]
+    for world, of_world in worlds.items():
+        whole = world > 1 and len({trace.rank for _, trace in of_world}) == len(of_world)
+        jobs += [of_world] if whole else [[one] for one in of_world]
+    more = (f" and {plural(len(job) - 1, 'other rank')}" if len(job) > 1 else "" for job in jobs)
+    return [(job[0][0] + others, tuple(distinct([trace for _, trace in job]))) for job, others in zip(jobs, more, strict=True)]
 
 
-def _job_label(names: Sequence[str]) -> str:
-    """The file of the first rank, and how many others there are."""
-    return names[0] + (f" and {plural(len(names) - 1, 'other rank')}" if len(names) > 1 else "")
-
-
-def measured_steps(found: Sequence[LabelledTraces], cluster: Cluster) -> MeasurementFiles:
-    """The steps of all traces that tell some."""
+def measured_steps(jobs: Sequence[LabelledTraces], cluster: Cluster) -> MeasurementFiles:
+    """Return the steps of all traces that hold any."""
     steps: list[MeasuredStep] = []
     refused: list[str] = []
     notes: dict[str, list[str]] = {}
-    for one in found:
+    for one in jobs:
         if why := reason_untold(one):
             refused.append(f"{one.label}: {why}")
             continue
         device = one.traces[0].device
-        known = recognise(device.name, device.memory_bytes, device.num_sms) if device else ()
-        if known and cluster.chip.key not in known:
-            raise Refusal(f"'{one.label}': the trace is of {' or '.join(known)}, not of {cluster.chip.key}", "cluster")
-        options = deployment_options(one.label, one.said, PHASES["decode"].engine)
-        asked = {name: value for name, value in options.items() if name in BILLED}
-        told = _Told(one, TracedJob.of(one.traces), asked)
-        made = list(told.steps(cluster)) if told.job.named else []
+        chips = recognise(device.name, device.memory_bytes, device.num_sms) if device else ()
+        if chips and cluster.chip.key not in chips:
+            raise Refusal(f"'{one.label}': the trace is of {' or '.join(chips)}, not of {cluster.chip.key}", "cluster")
+        options = deployment_options(one.label, one.reported, PHASES["decode"].engine)
+        billed = {name: value for name, value in options.items() if name in BILLED}
+        traced = _TracedDeployment(one, TracedJob.of(one.traces), billed)
+        made = list(traced.steps(cluster)) if traced.job.named else []
         steps += made
-        why = "no step in it decodes or runs prompts" if told.job.named else UNNAMED
+        why = "no step in it decodes or runs prompts" if traced.job.named else UNNAMED
         refused += [] if made else [f"{one.label}: {why}"]
-        for note in told.notes(made):
+        for note in traced.notes(made):
             notes.setdefault(note, []).append(one.label)
     texts = tuple(f"{note} ({name_some(labels)})" for note, labels in notes.items())
     return MeasurementFiles(steps=tuple(steps), refused=tuple(refused), notes=texts)
 
 
 def missing_step_facts(one: LabelledTraces) -> list[str]:
-    """Options that nobody says of a trace's steps, and that their price needs."""
+    """Return the options that the price of a trace's steps needs and nobody states."""
     if reason_untold(one):
         return []
-    load, steps = one.said.load, one.traces[0].steps
+    load, steps = one.reported.load, one.traces[0].steps
     described = [s for s in steps if s.phase]
-    lengths = bool(described) and all(map(_says_lengths, described))
+    cached = all(s.cached_tokens or not s.decode_seqs for s in described)
+    lengths = bool(described) and cached and all(s.prefill_tokens or not s.prefill_seqs for s in described)
     wanted = BillOptions(batch=load.batch or len(described), context=load.input_len or int(lengths))
-    return [name for name, value in {"model": one.said.model, **wanted}.items() if not value]
-
-
-def _says_lengths(step: TraceStep) -> bool:
-    """Whether a step's name tells what its sequences see, and how long its prompts are."""
-    return bool((step.cached_tokens or not step.decode_seqs) and (step.prefill_tokens or not step.prefill_seqs))
+    return [name for name, value in {"model": one.reported.model, **wanted}.items() if not value]
 
 
 def reason_untold(one: LabelledTraces) -> str:
-    """Why traces tell nothing of a served step; "" where they do."""
+    """Explain why traces teach nothing about a served step, "" if they do."""
     head = one.traces[0]
     described = any(s.phase not in ("", "train") for s in head.steps)
     if head.training and not described:
@@ -380,32 +355,32 @@ def reason_untold(one: LabelledTraces) -> str:
         return "the trace has no device: its times are the host's, profiler included"
     if any(note.code == "simulated" for note in head.notes):
         return "written by commtax: a prediction, and no measurement"
-    if one.said.drafts:
+    if one.reported.drafts:
         return "tokens are drafted (speculative decoding), and a step holds the drafts' kernels, too"
-    if int(str(one.said.options.get("pp", 1))) > 1:
+    if int(str(one.reported.options.get("pp", 1))) > 1:
         return "a rank of a pipeline holds its own stage's kernels only"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """A job with what is said of it."""
+class _TracedDeployment:
+    """A traced job with what is reported of its deployment."""
 
-    given: LabelledTraces
+    source: LabelledTraces
     job: TracedJob
     options: Mapping[str, object]
 
     def steps(self, cluster: Cluster) -> Iterator[MeasuredStep]:
-        """A typical step that decodes, and one with prompts, as far as there are some."""
-        said = self.given.said
+        """Yield a typical decode step and one with prompts, as far as there are any."""
+        reported = self.source.reported
         for work, chosen in self._kinds():
             parts, noise = self._parts(chosen)
-            label = self.given.label + (" (prompts)" if work.prefill_seqs else "")
-            apart = bool(said.options.get("disaggregated"))
-            yield MeasuredStep(said.model, cluster, self.options, work, parts, noise, label, apart)
+            label = self.source.label + (" (prompts)" if work.prefill_seqs else "")
+            apart = bool(reported.options.get("disaggregated"))
+            yield MeasuredStep(reported.model, cluster, self.options, work, parts, noise, label, apart)
 
     def _kinds(self) -> Iterator[tuple[Workload, list[list[TraceStep]]]]:
-        """The commonest steps of both kinds, of each rank; prompts are rarely of one length, and one step tells."""
+        """Yield the commonest steps of both kinds on each rank. One step suffices, since prompts rarely share a length."""
         head = [s for s in self.job.traces[0].steps if s.phase != "train"]
         for prompts in (False, True):
             alike = Counter((s.decode_seqs, s.prefill_seqs, s.prefill_tokens) for s in head if bool(s.prefill_seqs) is prompts)
@@ -421,8 +396,8 @@ class _Told:
                 yield self._work(kept[0]), kept
 
     def _work(self, steps: Sequence[TraceStep]) -> Workload:
-        """What a step computes: as its name tells, else as was said."""
-        load, first = self.given.said.load, steps[0]
+        """Return the work of a step, by its name or else as reported."""
+        load, first = self.source.reported.load, steps[0]
         seqs = first.decode_seqs if first.phase else load.batch
         cached = float(np.mean([s.cached_tokens for s in steps])) or float(seqs * load.input_len)
         past = float(np.mean([s.past_tokens for s in steps]))
@@ -430,7 +405,7 @@ class _Told:
         return Workload(seqs, cached, first.prefill_seqs, tokens, past)
 
     def _parts(self, chosen: Sequence[Sequence[TraceStep]]) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds of each part of a step, the mean of the ranks, and what its scatter is over the usual one."""
+        """Return the seconds of a step's parts, averaged over ranks, and their scatter over the usual one."""
         places = range(len(chosen))
         ran = [work_seconds(self.job, place, chosen[place]) for place in places]
         parts = {kind: float(np.mean([one.get(kind, 0.0) for one in ran])) for kind in (*KERNEL_PACES, UNTOLD)}
@@ -445,11 +420,11 @@ class _Told:
 
     @property
     def _alone(self) -> bool:
-        """Whether its collectives met ranks that are not here."""
+        """Whether its collectives met ranks whose traces are missing."""
         return bool(self.job.traces[0].collectives) and self.job.meetings is None
 
     def _sent_s(self, place: int, steps: Sequence[TraceStep]) -> float:
-        """Communication of a step that no compute hides and nobody waits in."""
+        """Return a step's communication that no compute hides, without waiting."""
         trace, inside = self.job.traces[place], {s.index for s in steps}
         mine = np.array([i for i, c in enumerate(trace.collectives) if c.step in inside], int)
         if not len(mine):
@@ -463,7 +438,7 @@ class _Told:
         return float((wire * np.clip(1 - hidden / np.maximum(lasted, LEVEL.shortest_collective_s), 0.0, 1.0)).sum()) / len(steps)
 
     def _host_s(self, place: int, steps: Sequence[TraceStep]) -> float:
-        """What a step has beside kernels and collectives, where another follows it at once: 0 where that cannot be told."""
+        """Return a step's time beside kernels and collectives, 0 unless another step follows at once."""
         # Steps that decode and did not come from graphs, as they are served, tell nothing of a served host.
         prompts, eager = any(s.prefill_seqs for s in steps), bool(self.options.get("eager"))
         if not (prompts or eager or self.job.traces[0].replayed > LEVEL.replayed):
@@ -475,7 +450,7 @@ class _Told:
         return min(self._rest_s(place, s) for s in whole)  # a profiler adds to it, and more to some
 
     def _rest_s(self, place: int, step: TraceStep) -> float:
-        """What a device rests in a step, without the moments between kernels."""
+        """Return the idle time of a device in a step, without the moments between kernels."""
         busy = self.job.covered[place].either
         starts, lengths = busy.gaps
         inside = (starts >= step.start_s) & (starts < step.end_s) & (lengths <= MOMENT_S)
@@ -491,5 +466,5 @@ class _Told:
             yield "names of its kernels do not tell what they do: they are taken together"
         if self._alone and "collectives" in parts:
             yield ONE_RANK
-        if "tp" not in self.given.said.options:
+        if "tp" not in self.source.reported.options:
             yield ASSUMED_TP

@@ -14,6 +14,7 @@ from commtax.catalog.posterior import METRICS, Beliefs, Posterior, beliefs, depl
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80, Bill
 from commtax.options import options
+from commtax.question import Question
 from commtax.records import dataclass, replace
 from commtax.runs.calibrate import measurements
 from commtax.runs.calibrate.measurements import Measured, MeasuredRun, MeasuredStep, Repetition
@@ -33,28 +34,28 @@ Named = tuple[str, ...]  # who or what a run is, as something to sort and to loo
 
 
 def distinct_runs(runs: Iterable[Measured]) -> list[Measured]:
-    """Each run once, in an order of their own: neither the order of files nor a copy of one changes anything."""
-    known = {
+    """Return each run once, in an order that depends neither on the files' order nor on copies."""
+    by_answer = {
         (*question_of(run), repr(sorted(run.measured.items()))): run
         for run in sorted(runs, key=lambda run: run.label, reverse=True)
     }
-    return [known[key] for key in sorted(known)]
+    return [by_answer[key] for key in sorted(by_answer)]
 
 
 def question_of(run: Measured) -> Named:
-    """What a run answers: its deployment and its load. Repeats answer the same."""
+    """Return the deployment and load that identify a run's question. Repeats share it."""
     work = repr(run.work) if isinstance(run, MeasuredStep) else ""
     return (str(run.model), run.cluster.key, repr(sorted(run.options.items(), key=str)), work)
 
 
 def _deployment_of(run: MeasuredRun) -> Named:
-    known = options()
-    said = sorted((name, value) for name, value in run.options.items() if not known[name].field.startswith(LOAD))
-    return (str(run.model), run.cluster.key, repr(said))
+    by_name = options()
+    stated = sorted((name, value) for name, value in run.options.items() if not by_name[name].field.startswith(LOAD))
+    return (str(run.model), run.cluster.key, repr(stated))
 
 
 def join_repeats(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    """One run for each load, with the median of its repeats, how many there were, and what the deployment scatters by."""
+    """Join repeats of each load into one run with their median, their number, and the deployment's scatter."""
     loads = _grouped((question_of(run), run) for run in runs)
     deployments = _grouped((_deployment_of(repeats[0]), repeats) for repeats in loads.values())
     scatter = {name: _scatter(series) for name, series in deployments.items()}
@@ -62,22 +63,22 @@ def join_repeats(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def _grouped(pairs: Iterable[tuple[Named, T]]) -> dict[Named, list[T]]:
-    found: dict[Named, list[T]] = {}
+    groups: dict[Named, list[T]] = {}
     for name, one in pairs:
-        found.setdefault(name, []).append(one)
-    return found
+        groups.setdefault(name, []).append(one)
+    return groups
 
 
 def _scatter(loads: Sequence[Sequence[MeasuredRun]]) -> dict[str, float]:
-    """Of one run of a deployment, by metric, beyond the usual noise: from what repeats of each load differ by."""
-    known, found = beliefs(), {}
+    """Return by metric the scatter of one run of a deployment beyond the usual noise, from repeats of each load."""
+    prior, scatter = beliefs(), {}
     for metric in {metric for repeats in loads for run in repeats for metric in run.measured}:
         logs = [np.log(_seconds(repeats, metric)) for repeats in loads]
         free = sum(max(0, len(one) - 1) for one in logs)
         squares = sum(float(((one - one.mean()) ** 2).sum()) for one in logs if len(one) > 1)
-        usual = known.smooth["ttft" if metric == "ttft" else "tpot"].noise
-        found[metric] = float(np.sqrt(max(0.0, squares - free * usual**2) / (known.freedom + free)))
-    return found
+        usual = prior.smooth["ttft" if metric == "ttft" else "tpot"].noise
+        scatter[metric] = float(np.sqrt(max(0.0, squares - free * usual**2) / (prior.freedom + free)))
+    return scatter
 
 
 def _seconds(repeats: Iterable[MeasuredRun], metric: str) -> list[float]:
@@ -87,8 +88,7 @@ def _seconds(repeats: Iterable[MeasuredRun], metric: str) -> list[float]:
 def _joined(repeats: Sequence[MeasuredRun], scatter: Mapping[str, float]) -> MeasuredRun:
     labels = sorted({run.label for run in repeats})
     label = labels[0] if len(labels) == 1 else f"{labels[0]} and its repeats"
-    timed = {metric: _seconds(repeats, metric) for metric in scatter}
-    timed = {metric: seconds for metric, seconds in timed.items() if seconds}
+    timed = {metric: seconds for metric in scatter if (seconds := _seconds(repeats, metric))}
     return replace(
         repeats[0],
         measured={metric: median(seconds) for metric, seconds in timed.items()},
@@ -100,7 +100,7 @@ def _joined(repeats: Sequence[MeasuredRun], scatter: Mapping[str, float]) -> Mea
 
 @dataclass(frozen=True, slots=True)
 class PricedStep:
-    """A profiled step as it is predicted: seconds of each part by the constants that it goes by, and in all."""
+    """A profiled step as predicted: seconds of each part, in all and by the constants behind them."""
 
     question: Settled
     bill: Bill
@@ -108,24 +108,24 @@ class PricedStep:
     by: Mapping[str, Mapping[str, float]]
 
     def slopes(self, part: str, prompts: bool) -> dict[str, float]:
-        """How much each constant has to do with a part."""
+        """Return the share of each constant in a part."""
         shares = {name: s / self.seconds[part] for name, s in self.by[part].items() if s > 0}
         return {**shares, "pace_prompt_steps": 1.0} if prompts else shares
 
 
-def price_step(step: measurements.MeasuredStep, own: Profile) -> PricedStep:
-    q = settle(resolve_question(step.model, step.cluster, {**step.options, "profile": own}))
+def price_step(step: MeasuredStep, profile: Profile) -> PricedStep:
+    q = settle(resolve_question(step.model, step.cluster, {**step.options, "profile": profile}))
     bill = inference_bill(terms_of(q), step.work, 1)
     prompts = bool(step.work.prefill_seqs)
-    found = {name: float(s) for name, s in step_seconds(bill, q.engine, step.work.samples, prompts).items()}
-    by = {part: {name: found.get(name, 0.0) for name in names} for part, names in STEP_PARTS.items()}
-    seconds = {part: sum(held.values()) for part, held in by.items()}
+    exposed = {name: float(s) for name, s in step_seconds(bill, q.engine, step.work.samples, prompts).items()}
+    by = {part: {name: exposed.get(name, 0.0) for name in names} for part, names in STEP_PARTS.items()}
+    seconds = {part: sum(each.values()) for part, each in by.items()}
     host = float(sum((x.exposed_s for x in bill.lines if x.kind == "host"), start=0.0))
     return PricedStep(q, bill, {**seconds, "host": host}, by)
 
 
-def comparable(step: measurements.MeasuredStep, priced: PricedStep) -> Mapping[str, float]:
-    """The parts that both have; kernels together where a kind that should be there is not: its name is not known."""
+def comparable(step: MeasuredStep, priced: PricedStep) -> Mapping[str, float]:
+    """Return the parts that both have, with kernels merged where the trace lacks an expected kind under its name."""
     measured, expected = step.parts, priced.seconds
     missing = [kind for kind in KERNEL_PACES if expected[kind] > LEVEL.least_part * expected["kernels"] and kind not in measured]
     if missing and "kernels" not in measured:
@@ -134,43 +134,49 @@ def comparable(step: measurements.MeasuredStep, priced: PricedStep) -> Mapping[s
     return {name: s for name, s in measured.items() if expected[name] > 0}
 
 
-@dataclass(frozen=True, slots=True)
-class AskedStep:
-    """A profiled step, and what is predicted of it before anything was learnt."""
+def _reason_too_fast(q: Question, least_s: float, measured_s: float, what: str) -> str:
+    """Explain a time below the least that the hardware allows, "" if it is possible."""
+    if measured_s >= least_s * measurements.FLOOR_SLACK:
+        return ""
+    beats = f"{format_seconds(measured_s)} {what} the hardware, which needs {format_seconds(least_s)} at the least"
+    return f"{beats} on {q.cluster.chip.key} at tp {q.plan.tp}; other hardware, weights or sizes than was said"
 
-    step: measurements.MeasuredStep
+
+@dataclass(frozen=True, slots=True)
+class ExpectedStep:
+    """A profiled step, and its prediction before anything was learnt."""
+
+    step: MeasuredStep
     base: PricedStep
 
     def reason_refused(self) -> str:
-        """Why a profiled step cannot be of this deployment: kernels beat the hardware, or collectives are there for no reason."""
+        """Explain why a profiled step cannot be of this deployment: too fast for the hardware, or with the wrong collectives."""
         step, q = self.step, self.base.question
         ran = sum(s for name, s in step.parts.items() if name in KERNEL_PACES or name == "kernels")
         least = float(self.base.bill.least_s(q.cluster.chip.memory_Bps))
-        if ran < least * measurements.FLOOR_SLACK:
-            beats = f"{format_seconds(ran)} of kernels per step beat the hardware, which needs {format_seconds(least)} at the least"
-            where = f"{q.cluster.chip.key} at tp {q.plan.tp}"
-            return f"{step.label}: {beats} on {where}; other hardware, weights or sizes than was said"
+        if why := _reason_too_fast(q, least, ran, "of kernels per step beat"):
+            return f"{step.label}: {why}"
         sends = self.base.seconds["collectives"] > 0
         if sends is not ("collectives" in step.parts):
-            found = "no collective in its steps" if sends else "its steps hold collectives"
-            return f"{step.label}: {found}, and tp {q.plan.tp} {'has' if sends else 'needs'} {'some' if sends else 'none'}"
+            present = "no collective in its steps" if sends else "its steps hold collectives"
+            return f"{step.label}: {present}, and tp {q.plan.tp} {'has' if sends else 'needs'} {'some' if sends else 'none'}"
         return ""
 
-    def without_strange(self) -> "tuple[AskedStep, list[str]]":
-        """Without parts that are so far off that they are of something else, and what those are."""
-        found = comparable(self.step, self.base)
-        times = {part: s / self.base.seconds[part] for part, s in found.items()}
+    def without_strange(self) -> "tuple[ExpectedStep, list[str]]":
+        """Drop parts that are so far off that they must be of something else, and name them."""
+        measured = comparable(self.step, self.base)
+        times = {part: s / self.base.seconds[part] for part, s in measured.items()}
         strange = [part for part, x in times.items() if abs(np.log(x)) > measurements.STRANGE]
-        said = [f"{self.step.label}: {part} take {times[part]:.3g} times what is expected, and are left out" for part in strange]
-        parts = {part: s for part, s in found.items() if part not in strange}
-        return AskedStep(replace(self.step, parts=parts), self.base), said
+        remarks = [f"{self.step.label}: {part} take {times[part]:.3g} times what is expected, and are left out" for part in strange]
+        parts = {part: s for part, s in measured.items() if part not in strange}
+        return ExpectedStep(replace(self.step, parts=parts), self.base), remarks
 
-    def lessons(self, own: Profile) -> Iterable[RunLesson]:
-        return part_lessons(self.step, self.base, price_step(self.step, own))
+    def lessons(self, profile: Profile) -> Iterable[RunLesson]:
+        return part_lessons(self.step, self.base, price_step(self.step, profile))
 
 
-def part_lessons(step: measurements.MeasuredStep, base: PricedStep, now: PricedStep) -> Iterable[RunLesson]:
-    """One for each part, with slopes where the constants have moved to."""
+def part_lessons(step: MeasuredStep, base: PricedStep, now: PricedStep) -> Iterable[RunLesson]:
+    """Yield one lesson for each part, with slopes at the present constants."""
     q, work = now.question, step.work
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, step.disaggregated)
     logs = dict(q.engine.paces.learnt)
@@ -200,106 +206,104 @@ MEDIAN = 0.6745  # of a normal distribution's deviations, over its standard devi
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """The profile with its lessons, the runs that no machine can have had, and latencies that the others contradict."""
+    """The profile with its lessons, the impossible runs, and latencies that the others contradict."""
 
     profile: Profile
     refused: tuple[str, ...]
     odd: tuple[tuple[str, float], ...]  # a latency, and how many times what the others say it took
 
 
-def learn(runs: Sequence[measurements.Measured], own: Profile) -> Learnt:
-    """What the runs teach, over what is known of the machine already, and beside what others taught."""
-    blank = replace(own, lessons=())
-    asked = [(one := ask(run, blank), one.reason_refused()) for run in counting.counted(list(distinct_runs(runs)))]
-    impossible = [why for _, why in asked if why]
-    kept = [one.without_strange() for one, why in asked if not why]
+def learn(runs: Sequence[Measured], profile: Profile) -> Learnt:
+    """Learn from runs, on top of what the profile holds and beside its other lessons."""
+    blank = replace(profile, lessons=())
+    predicted = [(one := ask(run, blank), one.reason_refused()) for run in counting.counted(list(distinct_runs(runs)))]
+    impossible = [why for _, why in predicted if why]
+    kept = [one.without_strange() for one, why in predicted if not why]
     possible = _without_repeats([one for one, _ in kept])
     fresh = [lesson for one in possible for lesson in one.lessons(blank)]
-    told = {_place_of(x) for x in fresh}
-    held = [x for x in own.lessons if _place_of(x) not in told]
-    lessons = doubt([*held, *fresh])
+    relearnt = {_place_of(x) for x in fresh}
+    earlier = [x for x in profile.lessons if _place_of(x) not in relearnt]
+    lessons = doubt([*earlier, *fresh])
     for _ in range(COUNT.rounds):
-        moved = replace(own, lessons=tuple(lessons))
-        lessons = doubt([*held, *(lesson for one in possible for lesson in one.lessons(moved))])
+        moved = replace(profile, lessons=tuple(lessons))
+        lessons = doubt([*earlier, *(lesson for one in possible for lesson in one.lessons(moved))])
     refused = (*impossible, *(why for _, strange in kept for why in strange))
-    return Learnt(replace(own, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons)))
+    return Learnt(replace(profile, lessons=tuple(lessons)), refused, tuple(_contradicted(lessons)))
 
 
-def observe(runs: Sequence[measurements.Measured], own: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
-    """Runs beside what a profile has learnt, which they do not change: their lessons where its constants lie, and the refused."""
-    blank = replace(own, lessons=())
-    asked = [(one := ask(run, blank), one.reason_refused()) for run in distinct_runs(runs)]
-    possible = _without_repeats([one for one, why in asked if not why])
-    return [lesson for one in possible for lesson in one.lessons(own)], tuple(why for _, why in asked if why)
+def observe(runs: Sequence[Measured], profile: Profile) -> tuple[list[RunLesson], tuple[str, ...]]:
+    """Return the lessons of runs at a profile's constants, which they do not change, and why others are refused."""
+    blank = replace(profile, lessons=())
+    predicted = [(one := ask(run, blank), one.reason_refused()) for run in distinct_runs(runs)]
+    possible = _without_repeats([one for one, why in predicted if not why])
+    return [lesson for one in possible for lesson in one.lessons(profile)], tuple(why for _, why in predicted if why)
 
 
 def _place_of(x: RunLesson) -> tuple[object, ...]:
-    """What a lesson is of: a new run of a load replaces what a profile held of it. Repeats are given in one call."""
+    """Identify what a lesson is of, so that a new run of a load replaces the one in the profile. Repeats come in one call."""
     return (x.deployment, x.metric, *(f"{size:.4g}" for size in (x.clients, x.input_len, x.output_len)))
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRun:
-    """A run, and what is predicted of it before anything was learnt."""
+class ExpectedRun:
+    """A run, and its prediction before anything was learnt."""
 
-    run: measurements.MeasuredRun
+    run: MeasuredRun
     base: ClosedLoop
 
     def reason_refused(self) -> str:
-        """Why no machine can have had a run: a token came sooner than bytes over bandwidth and FLOPs over peak let a single one."""
+        """Explain why no machine can have produced a run: a token came sooner than bandwidth and peak FLOPs allow."""
         steps = max(1.0, float(self.base.requests.output_len) - 1)
         each = self.run.measured.get("tpot", self.run.measured.get("e2e", np.inf) / steps)
         q = self.base.question
         least = float(price(q.but(batch=1, context=1)).least_s(q.cluster.chip.memory_Bps))
-        if each >= least * measurements.FLOOR_SLACK:
-            return ""
-        beats = f"{format_seconds(each)} per token beats the hardware, which needs {format_seconds(least)} at the least"
-        where = f"{q.cluster.chip.key} at tp {q.plan.tp}"
-        return f"{self.run.label}: {beats} on {where}; other hardware, weights or sizes than was said"
+        why = _reason_too_fast(q, least, each, "per token beats")
+        return f"{self.run.label}: {why}" if why else ""
 
-    def without_strange(self) -> tuple["AskedRun", list[str]]:
-        run, said = without_strange(self.run, self.base)
-        return AskedRun(run, self.base), said
+    def without_strange(self) -> tuple["ExpectedRun", list[str]]:
+        run, remarks = without_strange(self.run, self.base)
+        return ExpectedRun(run, self.base), remarks
 
-    def lessons(self, own: Profile) -> Iterable[RunLesson]:
-        return _lessons(self.run, self.base, _ask(self.run, own))
+    def lessons(self, profile: Profile) -> Iterable[RunLesson]:
+        return _lessons(self.run, self.base, _ask(self.run, profile))
 
 
-def ask(run: measurements.Measured, blank: Profile) -> AskedRun | AskedStep:
-    """What is predicted before anything was learnt."""
-    return AskedStep(run, price_step(run, blank)) if isinstance(run, measurements.MeasuredStep) else AskedRun(run, _ask(run, blank))
+def ask(run: Measured, blank: Profile) -> ExpectedRun | ExpectedStep:
+    """Predict a run before anything was learnt."""
+    if isinstance(run, MeasuredStep):
+        return ExpectedStep(run, price_step(run, blank))
+    return ExpectedRun(run, _ask(run, blank))
 
 
-def _without_repeats(asked: Sequence["AskedRun | AskedStep"]) -> list["AskedRun | AskedStep"]:
-    """Runs of one load as one."""
-    runs = [one for one in asked if isinstance(one, AskedRun)]
+def _without_repeats(predicted: Sequence["ExpectedRun | ExpectedStep"]) -> list["ExpectedRun | ExpectedStep"]:
+    """Join runs of one load."""
+    runs = [one for one in predicted if isinstance(one, ExpectedRun)]
     answers = {question_of(one.run): one.base for one in runs}
-    joined = [AskedRun(run, answers[question_of(run)]) for run in join_repeats(one.run for one in runs)]
-    return [*joined, *(one for one in asked if not isinstance(one, AskedRun))]
+    joined = [ExpectedRun(run, answers[question_of(run)]) for run in join_repeats(one.run for one in runs)]
+    return [*joined, *(one for one in predicted if not isinstance(one, ExpectedRun))]
 
 
-def _ask(run: measurements.MeasuredRun, own: Profile) -> ClosedLoop:
-    options = cast(SimulateOptions, {**run.options, "profile": own})
+def _ask(run: MeasuredRun, profile: Profile) -> ClosedLoop:
+    options = cast(SimulateOptions, {**run.options, "profile": profile})
     return simulate(run.model, run.cluster, **options)
 
 
-def without_strange(run: measurements.MeasuredRun, answer: ClosedLoop) -> tuple[measurements.MeasuredRun, list[str]]:
-    """The run without latencies that are so far off that something else was measured, and what those are."""
+def without_strange(run: MeasuredRun, answer: ClosedLoop) -> tuple[MeasuredRun, list[str]]:
+    """Drop latencies that are so far off that something else was measured, and name them."""
     factors = {metric: seconds / _constants_alone(answer, metric) for metric, seconds in run.measured.items()}
     strange = [metric for metric, times in factors.items() if abs(np.log(times)) > measurements.STRANGE]
-    said = [
-        f"{run.label}: {metric.upper()} is {factors[metric]:.3g} times what is expected: not this deployment" for metric in strange
-    ]
-    return replace(run, measured={m: seconds for m, seconds in run.measured.items() if m not in strange}), said
+    odd = (f"{metric.upper()} is {factors[metric]:.3g} times what is expected" for metric in strange)
+    remarks = [f"{run.label}: {text}: not this deployment" for text in odd]
+    return replace(run, measured={m: seconds for m, seconds in run.measured.items() if m not in strange}), remarks
 
 
-def _lessons(run: measurements.MeasuredRun, base: ClosedLoop, now: ClosedLoop) -> Iterable[RunLesson]:
-    """One for each latency of a run, with slopes where the constants have moved to."""
+def _lessons(run: MeasuredRun, base: ClosedLoop, now: ClosedLoop) -> Iterable[RunLesson]:
+    """Yield one lesson for each latency of a run, with slopes at the present constants."""
     q, wanted = now.question, now.requests
     where = deployment_of(q.engine, q.cluster.chip, q.model, q.plan, now.apart is not None)
     logs = dict(q.engine.paces.learnt)
     for metric, seconds in sorted(run.measured.items()):
-        repeated = run.repeated.get(metric, measurements.Repetition())
+        repeated = run.repeated.get(metric, Repetition())
         slopes = _slopes(now, metric)
         off = np.log(seconds / _constants_alone(now, metric)) + sum(slope * logs.get(name, 0.0) for name, slope in slopes.items())
         yield RunLesson(
@@ -320,14 +324,14 @@ def _lessons(run: measurements.MeasuredRun, base: ClosedLoop, now: ClosedLoop) -
 
 
 def _constants_alone(answer: ClosedLoop, metric: str) -> float:
-    """A latency as its constants say it, without what they do not explain."""
+    """Return a latency by its constants, without the correction for what they do not explain."""
     learnt = {name: float(np.exp(answer.learnt[name].log if answer.learnt else 0.0)) for name in ("tpot", "ttft")}
     tpot, ttft = (float(getattr(answer, f"{name}_s")) / factor for name, factor in learnt.items())
     return {"tpot": tpot, "ttft": ttft, "e2e": ttft + (float(answer.requests.output_len) - 1) * tpot}[metric]
 
 
 def _slopes(answer: ClosedLoop, metric: str) -> dict[str, float]:
-    """Of a latency; of a whole request's by its parts."""
+    """Return the slopes of a latency, of a whole request's from its parts."""
     every = {name: {key: float(x) for key, x in slopes.items()} for name, slopes in answer.slopes.items()}
     if metric != "e2e":
         return every[metric]
@@ -335,62 +339,60 @@ def _slopes(answer: ClosedLoop, metric: str) -> dict[str, float]:
     return {name: share * every["ttft"].get(name, 0.0) + (1 - share) * slope for name, slope in every["tpot"].items()}
 
 
-def doubt(lessons: Sequence[RunLesson], known: Beliefs | None = None) -> list[RunLesson]:
-    """Lessons with more scatter where the others contradict them: with so much that they could be right."""
+def doubt(lessons: Sequence[RunLesson], prior: Beliefs | None = None) -> list[RunLesson]:
+    """Widen the noise of lessons that the others contradict until they could be right."""
     judged = _can_be_contradicted(lessons)
     if not judged.any():
         return list(lessons)
-    post = Posterior(lessons, known)
-    said, own = np.array([x.noise for x in lessons]), post.noise
+    post = Posterior(lessons, prior)
+    stated, noise = np.array([x.noise for x in lessons]), post.noise
     # At first by what is usual alone, which no run pulls; then by the others.
     off, sigma = post.residuals, np.sqrt(np.diag(post.covariance))
     doubted = list(lessons)
     for _ in range(COUNT.doubts):
-        far = float(np.median((np.abs(off) / np.hypot(sigma, own))[judged])) / MEDIAN
+        far = float(np.median((np.abs(off) / np.hypot(sigma, noise))[judged])) / MEDIAN
         believed = np.abs(off) / LEVEL.doubted / max(1.0, far)  # where all are far off, the deployment is unlike others
-        times = np.where(judged, np.sqrt(np.maximum(own**2, believed**2 - sigma**2)) / own, 1.0)
-        doubted = [replace(x, noise=float(s * more)) for x, s, more in zip(lessons, said, times, strict=True)]
-        off, sigma = Posterior(doubted, known).left_out()
+        times = np.where(judged, np.sqrt(np.maximum(noise**2, believed**2 - sigma**2)) / noise, 1.0)
+        doubted = [replace(x, noise=float(s * more)) for x, s, more in zip(lessons, stated, times, strict=True)]
+        off, sigma = Posterior(doubted, prior).left_out()
     return doubted
 
 
 def _can_be_contradicted(lessons: Sequence[RunLesson]) -> Array:
-    """Latencies among enough others; of a part of steps only the same part of others tells, and what is usual is no reason."""
+    """Return which lessons enough others can contradict: any latencies, but for parts of steps only the same part."""
     alike = Counter(x.metric for x in lessons)
     many = len(lessons) >= COUNT.fewest
     return np.array([many if x.metric in METRICS else alike[x.metric] >= COUNT.fewest for x in lessons], bool)
 
 
 def _contradicted(lessons: Sequence[RunLesson]) -> Iterable[tuple[str, float]]:
-    """Latencies that the others contradict, the farthest first."""
+    """Return latencies that the others contradict, the farthest first."""
     if not _can_be_contradicted(lessons).any():
         return []
-    off = Posterior(lessons).left_out()[0]
-    odd = [
-        (f"{x.label}: {metric_words(x.metric)}", float(np.exp(o))) for x, o in zip(lessons, off, strict=True) if x.noise > LEVEL.odd
-    ]
-    return sorted(odd, key=lambda one: -abs(np.log(one[1])))
+    off = zip(lessons, Posterior(lessons).left_out()[0].tolist(), strict=True)
+    odd = sorted(((x, o) for x, o in off if x.noise > LEVEL.odd), key=lambda one: -abs(one[1]))
+    return [(f"{x.label}: {metric_words(x.metric)}", float(np.exp(o))) for x, o in odd]
 
 
-def fit_engine(rows: measurements.MeasurementFiles, _place: measurements.MeasuredMachine, own: Profile) -> measurements.Step:
-    """The lessons of all runs, and for each deployment what they moved."""
+def fit_engine(rows: measurements.MeasurementFiles, _place: measurements.MeasuredMachine, profile: Profile) -> measurements.Step:
+    """Learn from all runs, and report what they moved for each deployment."""
     if not rows.taught:
-        return own, [], []
-    found = learn(rows.taught, own)
-    if not found.profile.lessons:
-        raise measurements.TooFewError(found.refused[0])
-    deployments = dict.fromkeys(x.deployment for x in found.profile.lessons)
-    parts = [part for one in deployments for part in _parts(one, found)]
+        return profile, [], []
+    learnt = learn(rows.taught, profile)
+    if not learnt.profile.lessons:
+        raise measurements.TooFewError(learnt.refused[0])
+    deployments = dict.fromkeys(x.deployment for x in learnt.profile.lessons)
+    parts = [part for one in deployments for part in _parts(one, learnt)]
     ran = {f"{one.engine}@{one.version}" for one in deployments}
-    return replace(found.profile, engine=ran.pop() if len(ran) == 1 else ""), parts, list(found.refused)
+    return replace(learnt.profile, engine=ran.pop() if len(ran) == 1 else ""), parts, list(learnt.refused)
 
 
-def _parts(one: Deployment, found: Learnt) -> Iterator[measurements.ProfilePart]:
-    """What was learnt of a deployment's latencies, each judged by the others; constants stand with the first."""
-    lessons = found.profile.lessons
-    post = posterior_of(found.profile)
+def _parts(one: Deployment, learnt: Learnt) -> Iterator[measurements.ProfilePart]:
+    """Yield what was learnt of a deployment's latencies, judged by the others, with constants beside the first."""
+    lessons = learnt.profile.lessons
+    post = posterior_of(learnt.profile)
     off, sigma = post.left_out()
-    changes = tuple(_changes(one, found.profile))
+    changes = tuple(_changes(one, learnt.profile))
     groups = {**{metric_words(metric): (metric,) for metric in METRICS}, PROFILED: tuple(STEP_PARTS)}
     for title, metrics in groups.items():
         mine = [i for i, x in enumerate(lessons) if x.deployment == one and x.metric in metrics]
@@ -400,18 +402,17 @@ def _parts(one: Deployment, found: Learnt) -> Iterator[measurements.ProfilePart]
         sure = np.array([post.scale(lessons[i].metric) for i in mine]) * np.hypot(sigma[mine], post.noise[mine])
         spread = float(np.median(np.expm1(Z80 * sure)))
         labels = {f"{lessons[i].label}: {metric_words(lessons[i].metric)}" for i in mine}
-        odd = tuple((label, times) for label, times in found.odd if label in labels)
+        odd = tuple((label, times) for label, times in learnt.odd if label in labels)
         name = f"{name_of(one)}: {title}"
         after = post.left_over() if title == PROFILED else off  # a part of a step has nothing beside it that tells of it
-        yield measurements.ProfilePart(
-            name, len(mine), changes, measurements.Errors.of(before), measurements.Errors.of(after[mine]), spread, odd
-        )
+        errors = (measurements.Errors.of(before), measurements.Errors.of(after[mine]))
+        yield measurements.ProfilePart(name, len(mine), changes, *errors, spread, odd)
         changes = ()
 
 
-def _changes(one: Deployment, own: Profile) -> Iterator[measurements.ConstantChange]:
-    """Constants of a deployment that the runs told something of."""
-    for name, change in dict(moves_of(own))[one].items():
+def _changes(one: Deployment, profile: Profile) -> Iterator[measurements.ConstantChange]:
+    """Yield the constants of a deployment that the runs informed."""
+    for name, change in dict(moves_of(profile))[one].items():
         usual, unit = _usual(one, name)
         if usual:
             yield measurements.ConstantChange(name, usual, usual * float(np.exp(change.log)), unit, change.before, change.after)
@@ -423,7 +424,7 @@ def name_of(one: Deployment) -> str:
 
 
 def _usual(one: Deployment, name: str) -> tuple[float, str]:
-    """A constant as the catalogue has it, and its unit."""
+    """Return a constant of the catalogue, and its unit."""
     if name.startswith("pace_"):
         return 1.0, ""
     engine = catalog.engine(f"{one.engine}@{one.version}")

@@ -13,31 +13,11 @@ from typing import cast
 from commtax.catalog.fabric import OPS, library
 from commtax.files import OUTPUT_BYTES, Json, JsonObject, object_of, open_stream, parse_documents, read_text
 from commtax.launch.read_command import from_settings
+from commtax.runs.audit import reported_deployments
 from commtax.runs.audit.formats import read_traces
-from commtax.runs.audit.reported_deployments import (
-    PROSE,
-    ReportedDeployment,
-    from_command_lines,
-    from_launch,
-    from_log,
-    from_result,
-    from_text,
-    joined,
-    released,
-    suits,
-)
-from commtax.runs.calibrate.engine_runs import (
-    LabelledResult,
-    LabelledTraces,
-    label_jobs,
-    measured_runs,
-    measured_steps,
-    missing_facts,
-    name_some,
-    reason_unusable,
-    refuse_missing,
-)
-from commtax.runs.calibrate.engine_runs import missing_step_facts as missing_in_traces
+from commtax.runs.audit.reported_deployments import PROSE, ReportedDeployment, from_launch, joined
+from commtax.runs.calibrate import engine_runs
+from commtax.runs.calibrate.engine_runs import LabelledResult, LabelledTraces
 from commtax.runs.calibrate.measurements import SHAPES, MeasurementFiles, SweepRow, SweptKernel, TimedCollective
 from commtax.runs.evidence import prefixes
 from commtax.runs.logs.engine_logs import ENGINE_LOGS
@@ -56,14 +36,14 @@ SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """What one file holds: rows, results of benchmarks, and what it says of the deployment that they are of."""
+    """The contents of one file: rows, results of benchmarks, and what it reports of their deployment."""
 
     name: str
     rows: MeasurementFiles = field(default_factory=MeasurementFiles)
     results: tuple[BenchmarkRun, ...] = ()
     launch: ReportedDeployment | None = None
     is_log: bool = False
-    told: tuple[ReportedDeployment | None, ...] = ()  # by each result, of its own server
+    servers: tuple[ReportedDeployment | None, ...] = ()  # by each result, of its own server
     traces: tuple[Trace, ...] = ()  # of profilers
 
 
@@ -72,34 +52,37 @@ Group = tuple[list[ReadFile], tuple[ReportedDeployment, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class FoundMeasurements:
-    """All files that were named, and those of folders: rows of collectives and kernels, and results with what is said of them."""
+class ReadMeasurements:
+    """Measurements of all named files and folders: rows of collectives and kernels, and results with their deployments."""
 
     rows: MeasurementFiles
     results: tuple[LabelledResult, ...] = ()
     traces: tuple[LabelledTraces, ...] = ()
 
-    def laid_out_as(self, known: Profile) -> FoundMeasurements:
-        """The same with the one layout that a profile's runs have, where nobody says another; what stays open is asked for."""
-        results = tuple(replace(one, said=one.said.laid_out_as(known)) for one in self.results)
-        refuse_missing({one.label: ["tp"] for one in results if "tp" not in one.said.options and not reason_unusable(one)})
+    def laid_out_as(self, profile: Profile) -> ReadMeasurements:
+        """Return the same with the one layout of a profile's runs where nobody reports another, or ask for what stays open."""
+        results = tuple(replace(one, reported=one.reported.laid_out_as(profile)) for one in self.results)
+        unstated = (one for one in results if "tp" not in one.reported.options)
+        engine_runs.refuse_missing({one.label: ["tp"] for one in unstated if not engine_runs.reason_unusable(one)})
         return replace(self, results=results)
 
     def refuse_missing(self, lacking: Sequence[str] = ()) -> None:
-        """Ask for all that no file says; ``lacking`` are options of the whole call that nobody gave."""
-        of_results = {one.label: missing_facts(one) for one in self.results}
-        refuse_missing({**of_results, **{one.label: missing_in_traces(one) for one in self.traces}}, lacking)
+        """Ask for all that no file states, and for options of the call that are ``lacking``."""
+        missing = {one.label: engine_runs.missing_facts(one) for one in self.results}
+        missing |= {one.label: engine_runs.missing_step_facts(one) for one in self.traces}
+        engine_runs.refuse_missing(missing, lacking)
 
     def at(self, cluster: Cluster) -> MeasurementFiles:
-        """All that was measured, as it was on a machine."""
-        return self.rows + measured_runs(self.results, cluster) + measured_steps(self.traces, cluster)
+        """Return everything that was measured, as measured on a cluster."""
+        return self.rows + engine_runs.measured_runs(self.results, cluster) + engine_runs.measured_steps(self.traces, cluster)
 
 
 def read_all(
-    paths: Sequence[Path], library_key: str, said: Sequence[ReportedDeployment] = (), profiled: Sequence[ReportedDeployment] = ()
-) -> FoundMeasurements:
-    """All measurements of files and folders; ``said`` holds for every benchmark and trace among them, ``profiled`` for traces
-    alone, the library for nccl-tests.
+    paths: Sequence[Path], library_key: str, stated: Sequence[ReportedDeployment] = (), profiled: Sequence[ReportedDeployment] = ()
+) -> ReadMeasurements:
+    """Read all measurements of files and folders.
+
+    ``stated`` holds for every benchmark and trace among them, ``profiled`` for traces alone, the library for nccl-tests.
 
     A folder is a deployment: results in it, and in folders below, are of the launches that stand in it. Files that are named one
     by one are told apart by what they say.
@@ -108,15 +91,15 @@ def read_all(
     places = [alone, *(_read_folder(path, path.name, library_key) for path in paths if path.is_dir())]
     groups = [group for place in map(_without_repeats, places) for group in place]
     rows = sum((file.rows for files, _ in groups for file in files), MeasurementFiles())
-    results = tuple(one for files, above in groups for one in _label_results(files, said, above))
-    traces = tuple(one for files, above in groups for one in _label_traces(files, (*said, *profiled), above))
+    results = tuple(one for files, above in groups for one in _label_results(files, stated, above))
+    traces = tuple(one for files, above in groups for one in _label_traces(files, (*stated, *profiled), above))
     launches = [launch for files, _ in groups for file in files if (launch := file.launch)]
-    notes = dict.fromkeys(note for launch in (*said, *launches) for note in launch.notes)
-    return FoundMeasurements(rows + MeasurementFiles(notes=tuple(notes)), results, traces)
+    notes = dict.fromkeys(note for launch in (*stated, *launches) for note in launch.notes)
+    return ReadMeasurements(rows + MeasurementFiles(notes=tuple(notes)), results, traces)
 
 
 def _without_repeats(groups: list[Group]) -> list[Group]:
-    """Without what logs printed of results, where files of results stand beside them: those hold it, too."""
+    """Drop results printed in logs where files of results stand beside them, since those hold the same."""
     if not any(file.results for files, _ in groups for file in files if not file.is_log):
         return groups
     return [([replace(file, results=()) if file.is_log else file for file in files], above) for files, above in groups]
@@ -125,8 +108,8 @@ def _without_repeats(groups: list[Group]) -> list[Group]:
 def read(path: Path, library_key: str) -> ReadFile:
     if (traces := read_traces(path)) is not None:
         return ReadFile(path.name, traces=tuple(traces))
-    if found := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, library_key):
-        return found
+    if file := recognise(read_text(path, "file", most=OUTPUT_BYTES), path.name, library_key):
+        return file
     raise Refusal(
         f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
         "kernels), results of vllm bench, sglang.bench_serving, trtllm-bench, AIPerf, GenAI-Perf or GuideLLM, traces of "
@@ -137,62 +120,51 @@ def read(path: Path, library_key: str) -> ReadFile:
 def _read_folder(
     path: Path, name: str, library_key: str, above: tuple[ReportedDeployment, ...] = (), depth: int = 1
 ) -> list[Group]:
-    """The files of a folder, and of those below it; what is neither measured nor launched is left out, and said."""
+    """Read a folder and those below it, with a note on files that hold neither measurements nor launches."""
     inside = sorted(islice(path.iterdir(), COUNT.most_files + 1))
     if len(inside) > COUNT.most_files:
         raise Refusal(f"'{path}' holds more than {COUNT.most_files:,} files; name the ones that were measured")
     files, others = [], list[str]()
     for file in (one for one in inside if one.is_file() and not one.name.startswith(".")):
-        found = _read_if_text(file, f"{name}/{file.name}", library_key)
-        files += [found] if found else []
-        others += [] if found else [f"{name}/{file.name}"]
-    note = (f"not recognised, and left out: {name_some(others)}",) if others else ()
+        read_file = _read_if_text(file, f"{name}/{file.name}", library_key)
+        files += [read_file] if read_file else []
+        others += [] if read_file else [f"{name}/{file.name}"]
+    note = (f"not recognised, and left out: {engine_runs.name_some(others)}",) if others else ()
     files += [ReadFile(name, MeasurementFiles(notes=note))] if note else []
-    own = tuple(launch for file in files if (launch := file.launch)) or above
+    local = tuple(launch for file in files if (launch := file.launch)) or above
     below = [one for one in inside if one.is_dir() and not one.is_symlink() and not one.name.startswith(".")]
-    deeper = [_read_folder(one, f"{name}/{one.name}", library_key, own, depth + 1) for one in below if depth < COUNT.deepest]
+    deeper = [_read_folder(one, f"{name}/{one.name}", library_key, local, depth + 1) for one in below if depth < COUNT.deepest]
     return [(files, above), *(group for groups in deeper for group in groups)]
 
 
 def _read_if_text(path: Path, name: str, library_key: str) -> ReadFile | None:
-    """A file of a folder; None where it is nothing that is read here. JSON that is cut off or damaged is refused."""
+    """Read a file of a folder, None if it is of no use here, and refuse JSON that is cut off or damaged."""
     if path.suffix in PROSE:
         return None
-    if (traces := _traces_if_any(path)) is not None:
-        return ReadFile(name, traces=tuple(traces))
+    try:
+        if (traces := read_traces(path)) is not None:
+            return ReadFile(name, traces=tuple(traces))
+    except Refusal:  # a damaged trace is refused, but what only resembles one may be anything
+        with open_stream(path) as stream:
+            if b'"traceEvents"' in stream.head(COUNT.head_bytes):
+                raise
     try:
         text = read_text(path, "file", most=OUTPUT_BYTES)
     except Refusal:  # a picture, an archive, weights
         return None
-    if _is_json(text):
-        documents = parse_documents(text, f"'{name}'")
-        known = any(isinstance(one, dict) and (_is_own_row(one) or _is_result(one)) for one in documents)
-        return recognise(text, name, library_key) if known else None
-    return recognise(text, name, library_key)
-
-
-def _traces_if_any(path: Path) -> list[Trace] | None:
-    """The traces of a file of a folder. One that is damaged is refused; what only looks like one may be anything."""
-    try:
-        return read_traces(path)
-    except Refusal:
-        with open_stream(path) as stream:
-            if b'"traceEvents"' in stream.head(COUNT.head_bytes):
-                raise
-        return None
+    rows = [one for one in parse_documents(text, f"'{name}'") if isinstance(one, dict)] if _is_json(text) else None
+    foreign = rows is not None and not any(map(_is_measured, rows))
+    return None if foreign else recognise(text, name, library_key)
 
 
 def _is_json(text: str) -> bool:
     return prefixes.strip_prefixes(text)[:99].lstrip()[:1] in ("{", "[")
 
 
-def _is_own_row(row: JsonObject) -> bool:
-    """Whether ``commtax measure`` wrote it."""
-    return isinstance(row.get("rows"), list) or {"time_us", "size_bytes"} <= row.keys() or row.get("kind") in (*SHAPES, *UNUSED)
-
-
-def _is_result(row: JsonObject) -> bool:
-    """Whether a benchmark's client wrote it."""
+def _is_measured(row: JsonObject) -> bool:
+    """Return whether ``commtax measure`` or a benchmark's client wrote a row."""
+    if isinstance(row.get("rows"), list) or {"time_us", "size_bytes"} <= row.keys() or row.get("kind") in (*SHAPES, *UNUSED):
+        return True
     try:
         return bool(bench.parse(json.dumps(row)))
     except Refusal:
@@ -200,68 +172,65 @@ def _is_result(row: JsonObject) -> bool:
 
 
 def recognise(text: str, name: str, library_key: str) -> ReadFile | None:
-    """What a text holds, by what is inside it; None where it is nothing that is read here."""
+    """Read a text by its contents, None if it is of no use here."""
     if _is_json(text):
         return _json(prefixes.strip_prefixes(text), name, library_key)
     if runs := collective_tests.parse_all(text, name):
         return ReadFile(name, sum((_nccl_tests(run, name, library_key) for run in runs), MeasurementFiles()))
     written = prefixes.strip_prefixes(prefixes.unpack_docker(text))
     log = next((log.parse(written) for log in ENGINE_LOGS if log.looks_like(written)), None)
-    printed = bench.looks_like_text(text)
-    results = _printed_results(text, name, refuse=log is None) if printed else ()
+    try:
+        results = bench.parse_text(text, name) if bench.looks_like_text(text) else ()
+    except Refusal:  # a log may hold words of a title, and no result
+        if log is None:
+            raise
+        results = ()
     if log:
-        lines = from_command_lines(written, name)
-        return ReadFile(name, results=results, launch=joined(filter(None, (lines, from_log(log, name)))), is_log=True)
-    launch = from_command_lines(text, name) if results else from_text(text, name)
+        lines = reported_deployments.from_command_lines(written, name)
+        return ReadFile(
+            name, results=results, launch=joined(filter(None, (lines, reported_deployments.from_log(log, name)))), is_log=True
+        )
+    launch = reported_deployments.from_command_lines(text, name) if results else reported_deployments.from_text(text, name)
     return ReadFile(name, results=results, launch=launch) if results or launch else None
 
 
-def _printed_results(text: str, name: str, refuse: bool) -> tuple[BenchmarkRun, ...]:
-    """Results that a text prints; a log may hold words of a title, and no result."""
-    try:
-        return bench.parse_text(text, name)
-    except Refusal:
-        if refuse:
-            raise
-        return ()
-
-
 def _label_results(
-    files: Sequence[ReadFile], said: Sequence[ReportedDeployment], above: Sequence[ReportedDeployment]
+    files: Sequence[ReadFile], stated: Sequence[ReportedDeployment], above: Sequence[ReportedDeployment]
 ) -> Iterator[LabelledResult]:
-    launches = [launch for file in files if (launch := file.launch)] or list(above)
     for file in files:
         for number, result in enumerate(file.results, 1):
             label = f"{file.name}: run {number}" if len(file.results) > 1 else file.name
-            told = file.told[number - 1] if file.told else None
-            own = joined(filter(None, (from_result(result, label), told)))
-            yield LabelledResult(label, result, joined((*said, *_launches_of(own, launches), own)))
+            server = file.servers[number - 1] if file.servers else None
+            reported = joined(filter(None, (reported_deployments.from_result(result, label), server)))
+            yield LabelledResult(label, result, joined((*stated, *_launches_of(reported, files, above), reported)))
 
 
 def _label_traces(
-    files: Sequence[ReadFile], said: Sequence[ReportedDeployment], above: Sequence[ReportedDeployment]
+    files: Sequence[ReadFile], stated: Sequence[ReportedDeployment], above: Sequence[ReportedDeployment]
 ) -> Iterator[LabelledTraces]:
-    """Traces, those of one job together, with what is said of their deployment."""
+    """Yield traces, those of one job together, with what is reported of their deployment."""
+    for label, traces in engine_runs.label_jobs([(file.name, trace) for file in files for trace in file.traces]):
+        reported = ReportedDeployment(f"'{label}'")
+        yield LabelledTraces(label, traces, joined((*stated, *_launches_of(reported, files, above), reported)))
+
+
+def _launches_of(
+    reported: ReportedDeployment, files: Sequence[ReadFile], above: Sequence[ReportedDeployment]
+) -> Sequence[ReportedDeployment]:
+    """Return the launches beside a result that it can be of, which must agree with each other, or with it alone."""
     launches = [launch for file in files if (launch := file.launch)] or list(above)
-    for label, traces in label_jobs([(file.name, trace) for file in files for trace in file.traces]):
-        own = ReportedDeployment(f"'{label}'")
-        yield LabelledTraces(label, traces, joined((*said, *_launches_of(own, launches), own)))
-
-
-def _launches_of(own: ReportedDeployment, launches: Sequence[ReportedDeployment]) -> Sequence[ReportedDeployment]:
-    """Of the launches beside a result those that it can be of; they must agree with each other, or one alone with it."""
-    fitting = [launch for launch in launches if suits(launch, own)]
+    fitting = [launch for launch in launches if reported_deployments.suits(launch, reported)]
     if len(fitting) < 2:
         return fitting or launches
     try:
         return [joined(fitting)]
     except Refusal as refusal:
-        unclear = f"{own.source} does not say which it is of; a folder for each deployment tells them apart"
+        unclear = f"{reported.source} does not say which it is of; a folder for each deployment tells them apart"
         raise Refusal(f"{refusal}: {unclear}", refusal.argument) from None
 
 
 def _nccl_tests(run: collective_tests.NcclTestsRun, name: str, library_key: str) -> MeasurementFiles:
-    """Out of place and in place are two timings of one size; rows with wrong values are no measurements."""
+    """Return out-of-place and in-place timings of each size, without rows that have wrong values."""
     if not run.op or run.op not in OPS:
         raise Refusal(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")
     if run.ranks < 2:
@@ -280,7 +249,7 @@ def _nccl_tests(run: collective_tests.NcclTestsRun, name: str, library_key: str)
 
 
 def _json(text: str, name: str, library_key: str) -> ReadFile:
-    """A document, a list of them, or one a line; lines of several kinds may be mixed."""
+    """Read a document, a list of them, or one per line, where lines of several kinds may be mixed."""
     documents = parse_documents(text, f"'{name}'")
     rows = [document for document in documents if isinstance(document, dict)]
     if not rows or len(rows) < len(documents):
@@ -288,8 +257,8 @@ def _json(text: str, name: str, library_key: str) -> ReadFile:
     ours = MeasurementFiles()
     others = []
     for number, row in enumerate(rows, 1):
-        if isinstance(held := row.get("rows"), list):  # measure collectives --json
-            ours += _json("\n".join(json.dumps(r) for r in held), name, library_key).rows
+        if isinstance(inner := row.get("rows"), list):  # measure collectives --json
+            ours += _json("\n".join(json.dumps(r) for r in inner), name, library_key).rows
         elif "time_us" in row and "size_bytes" in row:
             ours += _collective(row, f"{name}: row {number}")
         elif row.get("kind") in (*SHAPES, *UNUSED):
@@ -298,18 +267,22 @@ def _json(text: str, name: str, library_key: str) -> ReadFile:
             others.append(row)
     if not any("server_info" in row for row in others):
         return ReadFile(name, ours, bench.parse(json.dumps(others), name) if others else ())
-    told = [(one, _server_info(row, name)) for row in others for one in bench.parse(json.dumps(row), name)]
-    return ReadFile(name, ours, tuple(one for one, _ in told), told=tuple(info for _, info in told))
+    runs = [(one, _server_info(row, name)) for row in others for one in bench.parse(json.dumps(row), name)]
+    return ReadFile(name, ours, tuple(one for one, _ in runs), servers=tuple(info for _, info in runs))
 
 
 def _server_info(row: JsonObject, name: str) -> ReportedDeployment | None:
-    """What an SGLang server told the client of itself, where the client keeps it in its result."""
+    """Return what an SGLang server reported to the client, if the client keeps it in its result."""
     info = {key: str(value) for key, value in object_of(row.get("server_info")).items() if isinstance(value, (str, int, float))}
-    return from_launch(from_settings("sglang", info, released(info.get("version", ""))), f"'{name}'") if info else None
+    return (
+        from_launch(from_settings("sglang", info, reported_deployments.released(info.get("version", ""))), f"'{name}'")
+        if info
+        else None
+    )
 
 
 def _collective(row: JsonObject, label: str) -> MeasurementFiles:
-    """A line of ``measure collectives --output``."""
+    """Read a line of ``measure collectives --output``."""
     op, ranks, nbytes = str(row.get("op")), _count(row, "ranks", label), _count(row, "size_bytes", label)
     if op not in OPS:
         raise Refusal(f"'{label}': collective {op!r} is none of {', '.join(OPS)}")
@@ -321,7 +294,7 @@ def _collective(row: JsonObject, label: str) -> MeasurementFiles:
 
 
 def _kernel(row: JsonObject, label: str) -> MeasurementFiles:
-    """A line of ``python -m commtax_lab.measure.study.kernels``."""
+    """Read a line of ``python -m commtax_lab.measure.study.kernels``."""
     kind = str(row["kind"])
     if kind in UNUSED:
         return MeasurementFiles()

@@ -167,7 +167,7 @@ class ConstantChange:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Residuals of rows: median and 90th percentile of |measured / predicted - 1|, as factors less 1; ``bias`` by the median."""
+    """Median and 90th percentile of |measured / predicted - 1| over rows, and ``bias``, the median, as factors less 1."""
 
     median: float
     p90: float
@@ -175,7 +175,7 @@ class Errors:
 
     @classmethod
     def of(cls, residuals: Array) -> Errors:
-        """From ln(measured / predicted)."""
+        """Return the errors of residuals ln(measured / predicted)."""
         size = np.expm1(np.abs(residuals))
         return cls(float(np.median(size)), float(np.quantile(size, 0.9)), float(np.expm1(np.median(residuals))))
 
@@ -189,7 +189,7 @@ class Wish:
 
     @classmethod
     def at(cls, where: str, variance: float) -> Wish:
-        """From the variance of logarithms there."""
+        """Return a wish by the variance of logarithms at a place."""
         width = robust_fit.width(float(np.sqrt(variance)))
         return cls(f"{where}: the range there is ±{width:.0%}", width)
 
@@ -212,7 +212,7 @@ class ProfilePart:
     def of(
         cls, name: str, labels: Sequence[str], before: Array, after: Array, spread: float, changes: Iterable[ConstantChange]
     ) -> ProfilePart:
-        """From ln(measured / predicted) of each row, by the catalogue's constants and by the fitted ones."""
+        """Return a part by ln(measured / predicted) of each row, with the catalogue's constants and with the fitted ones."""
         far = np.flatnonzero(robust_fit.outliers(after)).tolist()
         outliers = ((labels[i], float(np.exp(after[i]))) for i in sorted(far, key=lambda i: -abs(after[i])))
         return cls(name, len(labels), tuple(changes), Errors.of(before), Errors.of(after), spread, tuple(outliers))
@@ -243,11 +243,11 @@ Step = tuple[Profile, list[ProfilePart], list[str]]
 
 
 class TooFewError(ValueError):
-    """A group of rows that cannot tell its constants; says how many would."""
+    """A group of rows that cannot determine its constants, with the number that would."""
 
 
 def check_sizes(name: str, nbytes: Sequence[float], where: str = "") -> None:
-    """Latency and bandwidth are told by a few sizes that lie far apart."""
+    """Check that sizes are several and far apart, since they tell latency from bandwidth."""
     sizes, span = len(set(nbytes)), max(nbytes) / min(nbytes)
     if sizes < LEAST_SIZES or span < LEAST_SPAN:
         wanted = f"at least {LEAST_SIZES} spanning {LEAST_SPAN}x are needed{where}"
@@ -255,7 +255,7 @@ def check_sizes(name: str, nbytes: Sequence[float], where: str = "") -> None:
 
 
 def distinct(rows: Iterable[TimedCollective]) -> list[TimedCollective]:
-    """Rows in an order that does not tell of their files'; those that say exactly the same count once."""
+    """Return rows once each, in an order independent of their files'."""
     kept: dict[tuple[object, ...], TimedCollective] = {}
     for row in rows:
         key = (row.library, row.op, row.ranks, row.nbytes, row.seconds)
@@ -264,7 +264,7 @@ def distinct(rows: Iterable[TimedCollective]) -> list[TimedCollective]:
 
 
 def check_row(row: TimedCollective, cluster: Cluster) -> None:
-    """No link carries a collective faster than it can: such a row is refused by name.
+    """Refuse a row that is faster than its link can carry it.
 
     Across hosts every byte crosses once at least, even where switches add; inside one domain a path may send fewer bytes than the
     tensor has (quantised), over both directions.
@@ -278,13 +278,13 @@ def check_row(row: TimedCollective, cluster: Cluster) -> None:
         least /= float(ring_factor(row.op, -(-row.ranks // cluster.domain)))
     if row.seconds * (CLOCKS if crosses else MOST_OF_A_LINK) < least:
         where = f"{cluster.nics_per_host} x {link.key} per host" if crosses else link.key
-        asked = "--inter and --nics" if crosses else "--intra"
+        options = "--inter and --nics" if crosses else "--intra"
         times = f"{least / row.seconds:,.1f} times as fast as {where} can carry it"
-        raise Refusal(f"'{row.label}': {times}; was it another link ({asked}), or no time of this collective?")
+        raise Refusal(f"'{row.label}': {times}; was it another link ({options}), or no time of this collective?")
 
 
 def expected_seconds(rows: Sequence[TimedCollective], place: MeasuredMachine, profile: Profile | None) -> Array:
-    """What every row of one library should take, by the catalogue or with a profile, as ``commtax expect`` says it."""
+    """Return the expected time of each row of one library, by the catalogue or a profile, as ``commtax expect`` has it."""
     collected = np.empty(len(rows))
     keys = [(r.op, r.ranks) for r in rows]
     sizes = np.array([r.nbytes for r in rows])
@@ -296,7 +296,7 @@ def expected_seconds(rows: Sequence[TimedCollective], place: MeasuredMachine, pr
 
 
 def kernel(row: SweepRow) -> Kernel:
-    """The cost model's kernel of a row that is one; ``KeyError`` names what is missing of its shape."""
+    """Return the cost model's kernel of a row. ``KeyError`` names what is missing of its shape."""
     dtype = row.get("dtype", "bf16")
     size = DTYPE_BYTES[dtype]
     if row["kind"] == "gemm":
@@ -310,14 +310,14 @@ def kernel(row: SweepRow) -> Kernel:
 
 
 def product(m: Number, n: Number, k: Number, dtype: str, stored: float, act: float, *, static_scales: bool = False) -> Kernel:
-    """m x k times k x n: 2 m n k FLOPs; ``stored`` and ``act`` bytes an element of the weights and of the activations."""
+    """Return the kernel m x k times k x n: 2 m n k FLOPs, ``stored`` and ``act`` bytes per element of weights and activations."""
     flops, nbytes = 2.0 * m * n * k, act * m * k + stored * n * k + OUT_BYTES * m * n
     plain = Kernel("product", "gemm", 1, flops, nbytes, m=m, n=n, k=k, dtype=dtype, weight_bytes=stored)
     return replace(plain, static_scales=static_scales)
 
 
 def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
-    """Queries over keys and values of ``stored`` bytes an element: 4 FLOPs for each pair of query and key, and element."""
+    """Return queries over keys and values of ``stored`` bytes an element: 4 FLOPs per query-key pair and element."""
     batch, heads, kv_heads, dim = x["batch_size"], x["num_heads"], x["num_key_value_heads"], float(np.max(x["head_dim"]))
     if form == "decode":  # one query a sequence
         seen = visible_keys(x)
@@ -332,12 +332,12 @@ def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
 
 
 def visible_keys(x: Sizes) -> np.ndarray:
-    """Keys that a decode step's query sees."""
+    """Return the keys that a decode step's query sees."""
     return np.where(x["window_size"] > 0, np.minimum(x["step"] + 1, x["window_size"]), x["step"] + 1)
 
 
 def _pairs(x: Sizes) -> Number:
-    """Causal pairs of query and key, inside the window where there is one."""
+    """Return the causal pairs of query and key, inside the window where there is one."""
     window, length, past = float(np.max(x["window_size"])), x["isl"], x["step"]
     if not window:
         return length * (length + 1) / 2 + length * past

@@ -32,14 +32,14 @@ class RobustFit:
 
 
 def scale(residuals: Array) -> float:
-    """Standard deviation by the median of absolute residuals; ``np.median`` takes several times as long where they are few."""
+    """Return the standard deviation by the median of absolute residuals, without ``np.median``, which is slower on few."""
     ordered, middle = np.sort(np.abs(residuals)), len(residuals) // 2
     median = ordered[middle] if len(residuals) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
     return max(LEAST_SCALE, NORMAL * float(median))
 
 
 def weigh(residuals: Array, last: bool) -> Array:
-    """Huber's weights; in the last rounds Tukey's, unless they would leave out more than outliers."""
+    """Return Huber's weights, or in the last rounds Tukey's, unless those would leave out more than outliers."""
     far = np.abs(residuals) / scale(residuals)
     if last:
         tukey: Array = np.maximum(1 - (far / TUKEY) ** 2, 0) ** 2
@@ -49,13 +49,13 @@ def weigh(residuals: Array, last: bool) -> Array:
 
 
 def outliers(residuals: Array) -> Array:
-    """Rows that are far outside the bulk, and by more than a tenth."""
+    """Return which rows lie far outside the bulk, and by more than a tenth."""
     far: Array = np.abs(residuals) > np.maximum(TUKEY * scale(residuals), np.log(1 + LEAST_OUTLIER))
     return far if np.mean(far) <= MOST_LEFT_OUT else far & False
 
 
 def linear(columns: Array, times: Array, base: Array | float = 0.0, rounds: int = 24) -> RobustFit:
-    """times = base + columns @ values with values of at least 0: Gauss-Newton on logarithms."""
+    """Fit times = base + columns @ values, with values of at least 0, by Gauss-Newton on logarithms."""
     columns, times = np.asarray(columns, float), np.asarray(times, float)
     base = np.broadcast_to(np.asarray(base, float), times.shape)
     values = nonnegative(columns / times[:, None], 1 - base / times)
@@ -73,7 +73,7 @@ def linear(columns: Array, times: Array, base: Array | float = 0.0, rounds: int 
 
 
 def nonnegative(rows: Array, target: Array) -> Array:
-    """Least squares with values of at least 0: what would be negative is left out, the most negative first."""
+    """Solve least squares with values of at least 0, dropping the most negative first."""
     kept = list(range(rows.shape[1]))
     size = np.maximum(np.sqrt((rows * rows).sum(axis=0)), 1e-300)
     while kept:
@@ -87,13 +87,13 @@ def nonnegative(rows: Array, target: Array) -> Array:
 
 
 def curve(predict: Callable[[Array], Array], start: Array, times: Array, most: Array, rounds: int = 30) -> RobustFit:
-    """Constants of any form by damped Gauss-Newton on logarithms of constants and times; each at most ``most``."""
+    """Fit constants of any form by damped Gauss-Newton on logarithms of constants and times, each at most ``most``."""
     logs, most = np.log(np.asarray(start, float)), np.log(np.asarray(most, float))
     damping = 1e-2
     for turn in range(rounds):
         residuals = np.log(times / predict(np.exp(logs)))
         weights = weigh(residuals, turn >= rounds // 2)
-        slope = _slope(predict, logs)
+        slope = log_slopes(predict, logs)
         normal = slope.T @ (slope * weights[:, None])
         step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), slope.T @ (weights * residuals))
         tried = np.minimum(logs + np.clip(step, -1, 1), most)
@@ -104,8 +104,8 @@ def curve(predict: Callable[[Array], Array], start: Array, times: Array, most: A
     return _make_fit(np.exp(logs), residuals, slopes(predict, np.exp(logs)))
 
 
-def _slope(predict: Callable[[Array], Array], logs: Array, step: float = 1e-4) -> Array:
-    """d ln(predicted) / d ln(constant), by differences."""
+def log_slopes(predict: Callable[[Array], Array], logs: Array, step: float = 1e-4) -> Array:
+    """Return d ln(predicted) / d ln(constant), by central differences."""
 
     def log_s(at: Array) -> Array:
         return np.asarray(np.log(predict(np.exp(at))))
@@ -122,7 +122,7 @@ def _make_fit(values: Array, residuals: Array, slope: Array) -> RobustFit:
 
 
 def half_width(residuals: Array, constants: int) -> float:
-    """Half-width of the 80 % range as a factor: that percentile of all rows' residuals, widened for what was fitted.
+    """Return the half-width of the 80 % range as a factor: that percentile of residuals, widened for what was fitted.
 
     Of n rows the ceil(0.8 (n + 1))-th holds the next one with 80 % (as conformal prediction has it): few rows, a wide range.
     """
@@ -133,21 +133,21 @@ def half_width(residuals: Array, constants: int) -> float:
 
 
 def width(sigma: float) -> float:
-    """Half-width of the 80 % range as a factor, from the standard deviation of logarithms; beyond e^3 nothing is known."""
+    """Return the half-width of the 80 % range as a factor, from the standard deviation of logarithms, capped at e^3."""
     return float(np.expm1(min(3.0, Z80 * sigma)))
 
 
 def sigma_of(half: float) -> float:
-    """The standard deviation of logarithms whose 80 % range has this half-width."""
+    """Return the standard deviation of logarithms whose 80 % range has this half-width."""
     return float(np.log1p(half) / Z80)
 
 
 def covariance(information: Array, prior: Array) -> Array:
-    """Of constants, from what the rows tell and a prior standard deviation of each; scaled, because units differ by 1e12."""
+    """Return the constants' covariance from the rows' information and prior deviations, scaled since units differ by 1e12."""
     inside = information * np.outer(prior, prior) + np.eye(len(prior))
     return np.linalg.inv(inside) * np.outer(prior, prior)
 
 
 def slopes(predict: Callable[[Array], Array], values: Array) -> Array:
-    """d ln(predicted) / d constant."""
-    return np.asarray(_slope(predict, np.log(values)) / values)
+    """Return d ln(predicted) / d constant."""
+    return np.asarray(log_slopes(predict, np.log(values)) / values)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from commtax.cli.options import GivenOptions, Verb, add_verb_options
+from commtax.cli.options import CommandOptions, Verb, add_verb_options
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.spec import Cluster, Profile
@@ -21,19 +21,19 @@ VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}  # exit codes
 @click.argument("op", metavar="COLLECTIVE")
 @add_verb_options("expect")
 def expect_command(
-    op: str, size: float, ranks: int, library: str, technique: str, measured: str, as_json: bool, **options: object
+    op: str, size: float, ranks: int, library: str, technique: str, measured: str, as_json: bool, **flags: object
 ) -> None:
-    """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3)."""
+    """Tell what a collective should take on this hardware, or with --measured pass (exit 0), fail (1) or undecided (3)."""
     from commtax.report import bills
 
-    given, output = GivenOptions(options), Output(as_json)
-    own = profile_of(given)
-    place = output.read(cluster_of(given))
+    options, output = CommandOptions(flags), Output(as_json)
+    profile = profile_of(options)
+    place = output.read(cluster_of(options))
     if measured and os.path.exists(measured):
-        _expect_file(op, place, ranks, library, own, Path(measured), output)
-    usual = "" if measured else billed_library(own)  # what is judged was measured by tests of NCCL
-    expectation = expect(op, place, nbytes=size, ranks=ranks, library=library or usual, profile=own, technique=technique)
-    alone = expect(op, place, nbytes=size, ranks=ranks) if not (library or technique or measured or own) else None
+        _expect_file(op, place, ranks, library, profile, Path(measured), output)
+    usual = "" if measured else billed_library(profile)  # what is judged was measured by tests of NCCL
+    expectation = expect(op, place, nbytes=size, ranks=ranks, library=library or usual, profile=profile, technique=technique)
+    alone = expect(op, place, nbytes=size, ranks=ranks) if not (library or technique or measured or profile) else None
     seconds = _measured_seconds(measured, expectation) if measured else None
     code = 0 if seconds is None else VERDICTS[expectation.verdict(seconds)]
     output.answer(bills.expectation_document, bills.show_expectation, expectation, seconds, alone, code=code)
@@ -49,8 +49,8 @@ def _measured_seconds(text: str, expectation: Expectation) -> float:
     return expectation.seconds_of_busbw(value) if is_rate else value
 
 
-def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile | None, path: Path, output: Output) -> None:
-    """Every row of tests of a collective against its expectation."""
+def _expect_file(op: str, place: Cluster, ranks: int, library: str, profile: Profile | None, path: Path, output: Output) -> None:
+    """Compare every row of a collective's tests with its expectation."""
     from commtax.report import bills
     from commtax.runs.audit.formats import read
     from commtax.runs.report.expected_tests import show_expectations
@@ -60,7 +60,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile
     tests = next((record for record in read(path) if isinstance(record, CollectiveTests)), None)
     if tests is None:
         raise Refusal.of("no nccl-tests rows found", measured=str(path))
-    judged = judge_tests(tests, op, place, ranks, library, own)
+    judged = judge_tests(tests, op, place, ranks, library, profile)
     if not all(0 < time.row.seconds < 1e6 for time in judged.times):
         raise Refusal.of("a row has no time above 0", measured=str(path))
     if len(judged.times) > MOST_ROWS:
@@ -70,7 +70,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile
     def document() -> object:
         rows = [bills.expectation_document(time.expected, time.row.seconds) for time in judged.times]
         faults = [f"{f.item}: {f.reason}" for f in judged.faults]
-        said = {"verdict": judged.verdict, "pass": bills.PASSED[judged.verdict], "faults": faults}
-        return {"schema": "commtax.expect-file/1", **said, "rows": rows}
+        verdict = {"verdict": judged.verdict, "pass": bills.PASSED[judged.verdict], "faults": faults}
+        return {"schema": "commtax.expect-file/1", **verdict, "rows": rows}
 
     output.answer(document, lambda console: show_expectations(console, judged), code=VERDICTS[judged.verdict])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from pathlib import Path
 from threading import Thread
 from typing import NoReturn
@@ -20,14 +21,13 @@ from typing import NoReturn
 import click
 
 from commtax import catalog
-from commtax.cli.options import GivenOptions
+from commtax.cli.options import CommandOptions
 from commtax.cli.order import refuse
 from commtax.cli.output import Output
 from commtax.cli.progress import tell
 from commtax.files import write_text
 from commtax.rules.values import number
 from commtax.runs.audit.scraping import MetricsPage, is_loopback
-from commtax.runs.doors.claim_options import claim_of
 from commtax.runs.evidence.finding import DISAGREE, FAULT, UNKNOWN, Claim
 from commtax.runs.report import server_words
 from commtax.runs.report.audit_words import audit_document
@@ -44,7 +44,7 @@ SILENT_S = 10  # seconds after which a client that asks nothing is let go
 
 
 class MetricsExporter:
-    """Serves what ``page`` returns until it is closed."""
+    """A server of what ``page`` returns, until it is closed."""
 
     def __init__(self, address: str, page: Callable[[], str]) -> None:
         host, port = exporter_address(address)
@@ -56,23 +56,23 @@ class MetricsExporter:
             server_version, sys_version = "commtax", ""
 
             def do_GET(self) -> None:
-                known = self.path.partition("?")[0] == PATH
-                body = (page() if known else f"metrics are at {PATH}\n").encode()
-                self.send_response(HTTPStatus.OK if known else HTTPStatus.NOT_FOUND)
+                is_page = self.path.partition("?")[0] == PATH
+                body = (page() if is_page else f"metrics are at {PATH}\n").encode()
+                self.send_response(HTTPStatus.OK if is_page else HTTPStatus.NOT_FOUND)
                 self.send_header("Content-Type", TYPE)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing: the terminal is the dashboard's."""
+                """Log nothing, since the terminal is the dashboard's."""
 
         class Server(ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             daemon_threads = True
 
             def handle_error(self, request: object, client_address: object) -> None:
-                """Nothing: a client that goes away in the middle is no fault of ours."""
+                """Ignore a client that goes away in the middle, which is no fault of ours."""
 
         try:
             self._server = Server((host, port), Handler)
@@ -88,7 +88,7 @@ class MetricsExporter:
 
 
 def exporter_address(text: str) -> tuple[str, int]:
-    """An address and a port; a port alone is this machine's.
+    """Parse an address and a port, where a port alone is on this machine.
 
     >>> exporter_address("9105"), exporter_address("0.0.0.0:9105"), exporter_address("[::1]:0")
     (('127.0.0.1', 9105), ('0.0.0.0', 9105), ('::1', 0))
@@ -105,55 +105,52 @@ MOST_KEPT = 32  # looks that the dashboard shows
 NO_VERDICT = 3
 
 
-def answer_metrics(files: tuple[Path, ...], output: Output, given: GivenOptions, claimed: bool) -> NoReturn:
+def answer_metrics(
+    files: tuple[Path, ...], output: Output, options: CommandOptions, claim_of: Callable[[Callable[[], Model]], Claim] | None
+) -> NoReturn:
     """Look at a server, compare, and tell: once, over a window, or until Ctrl-C."""
     if files:
         raise Refusal.about(metrics="give a server or files, not both")
-    refuse(given, ("diff", "anonymise", "html", "baseline"), "belongs to files, not to --metrics")
-    refuse(given, () if claimed else ("tolerance",), "belongs to a comparison: say with --model what runs")
+    refuse(options, ("diff", "anonymise", "html", "baseline"), "belongs to files, not to --metrics")
+    refuse(options, () if claim_of else ("tolerance",), "belongs to a comparison: say with --model what runs")
     span_s, every_s = (
-        None if given[name] is None else float(number(given[name], name, SHORTEST_S, LONGEST_S, " s"))
+        None if options[name] is None else float(number(options[name], name, SHORTEST_S, LONGEST_S, " s"))
         for name in ("window", "every")
     )
-    page = MetricsPage(str(given.metrics), given.header or ())
-    if given.grafana:
-        from importlib.resources import files as shipped
-
-        write_text(
-            given.grafana,
-            (shipped("commtax") / "runs" / "report" / "grafana_dashboard.json").read_text(encoding="utf-8"),
-            "grafana",
-        )
-        output.remarks.append(Note("grafana", f"{given.grafana}: import it in Grafana (Dashboards, New, Import)"))
-    if given.export_prometheus and every_s is None:
+    page = MetricsPage(str(options.metrics), options.header or ())
+    if options.grafana:
+        shipped = resources.files("commtax") / "runs" / "report" / "grafana_dashboard.json"
+        write_text(options.grafana, shipped.read_text(encoding="utf-8"), "grafana")
+        output.remarks.append(Note("grafana", f"{options.grafana}: import it in Grafana (Dashboards, New, Import)"))
+    if options.export_prometheus and every_s is None:
         every_s = USUAL_EVERY_S
     first = page.fetch()
-    claim = claim_of(output, given, lambda: _model_named(first.page)) if claimed else None
+    claim = claim_of(lambda: _model_named(first.page)) if claim_of else None
     watch = ServerWatch(page, claim, span_s or max(USUAL_WINDOW_S, every_s or 0.0))
     if every_s is not None:
-        _follow(watch, first, every_s, output, str(given.export_prometheus or ""))
+        _follow(watch, first, every_s, output, str(options.export_prometheus or ""))
     if span_s is not None:
         watch.remember(first)
-        end, told = time.monotonic() + span_s, sys.stderr.isatty()
+        end, shown = time.monotonic() + span_s, sys.stderr.isatty()
         while (left := end - time.monotonic()) > 0:
-            if told:
+            if shown:
                 tell(f"the second look comes in {left:.0f} s")
-            time.sleep(min(left, 1.0) if told else left)
-        if told:
+            time.sleep(min(left, 1.0) if shown else left)
+        if shown:
             tell()
     seen = watch.look(first if span_s is None else None)
     verdict = seen.audited.verdict
-    code = 1 if verdict in (DISAGREE, FAULT) else NO_VERDICT if claimed and verdict == UNKNOWN else 0
+    code = 1 if verdict in (DISAGREE, FAULT) else NO_VERDICT if claim and verdict == UNKNOWN else 0
     output.answer(lambda s: audit_document(s.audited), server_words.show_server, seen, code=code)
 
 
 def _model_named(page: Exposition) -> Model:
-    """The model that the server names itself, where the catalogue knows it."""
+    """Return the model that the server reports, if the catalogue has it."""
     try:
         return catalog.model(page.model)
     except ValueError:
-        said = f"the server calls it '{page.model[:80]}'" if page.model else "the server does not name it"
-        raise Refusal(f"model: name what runs with --model; {said}, which is no model of the catalogue", "model") from None
+        reported = f"the server calls it '{page.model[:80]}'" if page.model else "the server does not name it"
+        raise Refusal(f"model: name what runs with --model; {reported}, which is no model of the catalogue", "model") from None
 
 
 class ServerWatch:
@@ -165,12 +162,12 @@ class ServerWatch:
         self._kept = LooksAtServer(window_s)
 
     def remember(self, look: LookAtServer) -> MetricsWindow:
-        """What happened up to this look."""
+        """Add a look, and return what happened up to it."""
         self.last_s = time.time()
         return self._kept.add(look)
 
     def look(self, look: LookAtServer | None = None) -> ServerAudit:
-        """Fetch, compare, remember; a refusal where nobody answers."""
+        """Fetch, compare and remember, or refuse if nobody answers."""
         self.looks += 1
         seen = audit_server(self.remember(look or self.page.fetch()), self.claim, self.page.url)
         self.trouble = ""
@@ -178,7 +175,7 @@ class ServerWatch:
         return seen
 
     def try_look(self) -> ServerAudit | None:
-        """The same of a server that has answered before: one that does not is told, and looked at again."""
+        """Look again at a server that has answered before, and count a look that fails."""
         try:
             return self.look()
         except Refusal as refusal:
@@ -187,10 +184,8 @@ class ServerWatch:
             return None
 
     def exposition(self) -> str:
-        from commtax.runs.report.predicted_band import exposition
-
         last = None if self.trouble or not self.history else self.history[-1]
-        return exposition(last, self.looks, self.failures, self.last_s)
+        return server_words.exposition(last, self.looks, self.failures, self.last_s)
 
 
 Show = Callable[[ServerAudit | None], None]  # told of each look; None where it failed
@@ -198,9 +193,8 @@ Show = Callable[[ServerAudit | None], None]  # told of each look; None where it 
 
 def _follow(watch: ServerWatch, first: LookAtServer, every_s: float, output: Output, export: str) -> NoReturn:
     """Look again and again, until Ctrl-C."""
-    exporter = None
-    if export:
-        exporter = MetricsExporter(export, watch.exposition)
+    exporter = MetricsExporter(export, watch.exposition) if export else None
+    if exporter:
         open_to = "" if exporter.is_local else ", reachable from other machines"
         output.remarks.append(f"predicted band for Prometheus at {exporter.url}{open_to}")
     for remark in output.remarks:
@@ -224,7 +218,7 @@ def _follow(watch: ServerWatch, first: LookAtServer, every_s: float, output: Out
 
 @contextmanager
 def _ended_by_signal() -> Iterator[None]:
-    """An ordinary end by another process is as clean as Ctrl-C: the terminal gets its cursor back."""
+    """Treat an ordinary end by another process like Ctrl-C, so that the terminal gets its cursor back."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -234,7 +228,7 @@ def _ended_by_signal() -> Iterator[None]:
 
 @contextmanager
 def _shown(watch: ServerWatch, every_s: float, as_json: bool, exported: str) -> Iterator[Show]:
-    """Where looks are told: a dashboard on a terminal, else a line or a document each."""
+    """Yield a function that shows each look: a dashboard on a terminal, else a line or a document."""
     if as_json or not sys.stdout.isatty():
         yield lambda seen: _tell_line(watch, seen, as_json)
         return
@@ -252,7 +246,7 @@ def _shown(watch: ServerWatch, every_s: float, as_json: bool, exported: str) -> 
 
 
 def _tell_line(watch: ServerWatch, seen: ServerAudit | None, as_json: bool) -> None:
-    """One line for each look, so that others can read along."""
+    """Print one line for each look, so that others can read along."""
     if seen is None:
         click.echo(watch.trouble, err=True)
     elif as_json:

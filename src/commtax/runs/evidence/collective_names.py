@@ -13,7 +13,7 @@ from commtax.thresholds import counts
 
 Names = Sequence[tuple[str, str]]
 COUNT = counts(__name__)
-UNNAMED = "collective"  # a communication kernel whose name does not tell what it does (RCCL's generic kernel)
+UNNAMED = "collective"  # a communication kernel whose name does not show what it does (RCCL's generic kernel)
 
 _TABLE = table("runs/evidence/collective_names.toml")
 _NAMES: Names = [(part, op) for part, op in _TABLE["names"]]
@@ -27,7 +27,7 @@ _MOVED, _NOT_OPERATORS = tuple(_TABLE["moved"]), tuple(_TABLE["not_operators"])
 
 @lru_cache(maxsize=65536)
 def kernel_op(name: str) -> str:
-    """The collective that a device kernel performs, or "" for any other kernel.
+    """Return the collective that a device kernel performs, or "" for any other kernel.
 
     >>> kernel_op("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)")
     'all-reduce'
@@ -41,17 +41,17 @@ def kernel_op(name: str) -> str:
         return _find(base, _NAMES) or ("reduce" if "_Reduce_" in base else UNNAMED)
     if _NOT.search(base) or not _OWN.search(base):
         return ""
-    own = base.rsplit("::", 1)[-1]
-    if op := _find(own, _KERNELS) or _find(own, _NAMES) or _find(base, _NAMES):
+    last = base.rsplit("::", 1)[-1]
+    if op := _find(last, _KERNELS) or _find(last, _NAMES) or _find(base, _NAMES):
         return op
-    if re.search(r"reduce|sum", own, re.I):
+    if re.search(r"reduce|sum", last, re.I):
         return "all-reduce"  # one-shot, two-shot, multimem and user-buffer kernels
     return UNNAMED
 
 
 @lru_cache(maxsize=65536)
 def algorithm_of(name: str) -> str:
-    """The algorithm of a communication kernel, with the protocol where its name is to be believed; "" where it does not tell.
+    """Return the algorithm of a communication kernel, with the protocol where its name can be trusted, or "" if not stated.
 
     NCCL's kernels run other variants than the one they are named after: LL says nothing there, and RING may be NVLS.
 
@@ -69,7 +69,7 @@ def algorithm_of(name: str) -> str:
 
 
 def call_op(name: str) -> str:
-    """The collective of a host call (``nccl:all_reduce``, ``gloo:all_gather``, ``c10d::allreduce_``) or of a metadata word.
+    """Return the collective of a host call (``nccl:all_reduce``, ``gloo:all_gather``, ``c10d::allreduce_``) or of a metadata word.
 
     >>> call_op("nccl:_all_gather_base"), call_op("_reduce_scatter_base"), call_op("c10d::alltoall_base_"), call_op("wait")
     ('all-gather', 'reduce-scatter', 'all-to-all', '')
@@ -79,12 +79,12 @@ def call_op(name: str) -> str:
 
 
 def is_call(name: str) -> bool:
-    """Whether a host event is a process group's own record of a collective: ``nccl:…``, ``gloo:…``."""
+    """Return whether a host event is a process group's record of a collective: ``nccl:…``, ``gloo:…``."""
     return bool(_CALL.match(name))
 
 
 def shared_memory_op(name: str) -> str:
-    """The collective of a shared-memory operation on CPUs (``_C::shm_allreduce``), or "".
+    """Return the collective of a shared-memory operation on CPUs (``_C::shm_allreduce``), or "".
 
     >>> shared_memory_op("_C::shm_allreduce"), shared_memory_op("sgl_kernel::shm_allgather"), shared_memory_op("aten::mm")
     ('all-reduce', 'all-gather', '')
@@ -95,7 +95,7 @@ def shared_memory_op(name: str) -> str:
 
 @lru_cache(maxsize=65536)
 def operator_op(name: str) -> str:
-    """The collective of an operator that an engine or a library registered with torch, or "".
+    """Return the collective of an operator that an engine or a library registered with torch, or "".
 
     >>> operator_op("vllm::all_reduce"), operator_op("symm_mem::two_shot_all_reduce_"), operator_op("_C_custom_ar::all_reduce")
     ('all-reduce', 'all-reduce', 'all-reduce')
@@ -115,7 +115,7 @@ def _find(text: str, names: Names) -> str:
 
 
 def _function(name: str) -> str:
-    """A kernel's own name: without return type, template arguments and parameters.
+    """Strip the return type, template arguments and parameters from a kernel's name.
 
     >>> _function("void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16, 16>(float)")
     'two_shot_all_reduce_kernel'

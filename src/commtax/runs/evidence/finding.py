@@ -56,7 +56,7 @@ class Finding:
     high: float | None = None
     of: str = ""  # the kind of collective, the clock …: which of several figures under one code
     impossible: bool = False  # faster than anything could be: what was claimed did not run, and nothing else can agree
-    told: bool = False  # the reason describes the figure (its range, how often it was printed), and is none for lacking a verdict
+    remark: bool = False  # the reason describes the figure (its range, how often it was printed), and not why it has no verdict
 
     @property
     def code(self) -> str:
@@ -77,7 +77,7 @@ class Finding:
         return (self.measured - self.predicted) / base
 
     def judged(self) -> Finding:
-        """Agree within the tolerance, else disagree for the reason; unknown where one side is missing.
+        """Decide: agree within the tolerance, else disagree for the reason, and unknown where one side is missing.
 
         >>> Finding("weights", 7.5, 15.0, "bytes", 0.02, "as if not split").judged().verdict
         'disagree'
@@ -88,11 +88,11 @@ class Finding:
         return replace(self, verdict=AGREE if near else DISAGREE, reason="" if near else self.reason)
 
     def undecided(self, why: str) -> Finding:
-        """The same figures without a verdict: what was measured is not what was predicted."""
+        """Return the same figures without a verdict, because what was measured is not what was predicted."""
         return replace(self, verdict=UNKNOWN, reason=why, evidence=False)
 
     def unsure(self, why: str) -> Finding:
-        """… where the prediction itself is assumed: it cannot agree, and while it is far off nothing else can."""
+        """Return the figures without a verdict, because the prediction is assumed: far off, it prevents agreement elsewhere."""
         return replace(self, verdict=UNKNOWN, reason=why)
 
     @property
@@ -110,15 +110,15 @@ class Finding:
 
 
 def reason_assumed(priced: StepBill) -> str:
-    """Why seconds of a step are no yardstick; "" where they are calibrated."""
+    """Explain why seconds of a step cannot be compared, or return "" where they are calibrated."""
     lines = [x for x in priced.lines if x.kind in ("compute", "comm") and x.source.kind == "assumed"]
     weak = dict.fromkeys(x.source.detail for x in lines)
     return f"seconds of {priced.question.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
 
 
-@dataclass(frozen=True)  # without slots: whether to trust it is asked once
+@dataclass(frozen=True)  # without slots: whether to trust it is decided once
 class Claim:
-    """What the user says ran: a question, and the workload; None is as the file has it."""
+    """The run that the user claims: a question and its workload. None leaves a value to the file."""
 
     question: Question
     batch: int | None = None
@@ -126,8 +126,8 @@ class Claim:
     output_len: int | None = None
     tolerance: float = LEVEL.seconds_tolerance
     strict: bool = False  # the tolerance decides alone: no range and no distrust of constants excuses a difference
-    plan_source: str = ""  # who says the plan, in words; "": the user
-    guessed: bool = False  # nobody says the plan, and the cluster has room for others
+    plan_source: str = ""  # who states the plan, in words; "": the user
+    guessed: bool = False  # the plan is not stated, and the cluster has room for others
 
     def __post_init__(self) -> None:
         if self.question.phase not in PHASES:
@@ -149,24 +149,24 @@ class Claim:
 
     @cached_property
     def distrust(self) -> str:
-        """Why seconds are no yardstick: nobody told the plan, or the cluster is not calibrated; "" where they are one."""
+        """Why seconds cannot be compared: the plan is assumed, or the cluster is not calibrated. "" where they can."""
         return f"tp {self.tp} is assumed: say with -tp or --from what ran" if self.guessed else reason_assumed(self.bill())
 
     def seconds(
         self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None
     ) -> Finding:
-        """A comparison of times, decided only where the prediction rests on measurements."""
+        """Compare times, with a verdict only where the prediction rests on measurements."""
         finding = Finding(item, predicted, measured, "s", self.tolerance, reason, base, evidence=True)
         return finding.unsure(self.distrust) if self.distrust and not self.strict else finding.judged()
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What binds or costs, in words; what to change, and what that would gain. ``share`` is of the step (or of the request)."""
+    """What binds or costs, what to change and what that would gain. ``share`` is of the step (or of the request)."""
 
     code: str
     said: str
-    cost_s: float | None = None  # a step, where a step is what is told
+    cost_s: float | None = None  # of a step, where steps are known
     share: float | None = None
     change: str = ""
     gain: str = ""
@@ -174,7 +174,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Who is to blame: one of ``CULPRITS``; None where it is no rank's, or since the beginning."""
+    """The one to blame, of a kind in ``CULPRITS``. None where it is no single rank, or blamed since the beginning."""
 
     kind: str
     rank: int | None
@@ -198,7 +198,7 @@ class StepRow:
     hidden_s: float
     copy_s: float
     idle_s: float
-    usual: bool = True  # like most steps of the run: what is told of a step is told of these
+    usual: bool = True  # like most steps of the run, which stand for the typical one
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class SentCollectives:
-    """Collectives of one kind and group size: a rank's in a usual step, where steps are told, else all."""
+    """Collectives of one kind and group size: a rank's in a usual step, where steps are known, else all."""
 
     count: float = 0.0
     nbytes: float | None = 0.0
@@ -234,7 +234,7 @@ class SentCollectives:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """Device work under one name, in the steps that are told, of all ranks together: its seconds a step of a rank."""
+    """Device work under one name, in the known steps, of all ranks together: its seconds a step of a rank."""
 
     name: str
     kind: str  # compute | comm | copy | wait
@@ -275,7 +275,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one file (or the ranks of one job) says."""
+    """The content of one file, or of the ranks of one job."""
 
     kind: str  # log | trace | flight | bench | training | collectives | links | monitor | topology | state | crash
     files: tuple[str, ...]
@@ -289,7 +289,9 @@ class Section:
     kernels: tuple[KernelRow, ...] = ()  # dearest first, the first few hundred
     facts: Mapping[str, str] = field(default_factory=dict)  # versions, flags, hosts, transports: what two runs may differ in
     measured: Timeline | None = None  # a typical step of the first ranks, from its own beginning
-    sent: Mapping[tuple[str, int], SentCollectives] | None = None  # in a usual step, by kind and group size; None: no step is told
+    sent: Mapping[tuple[str, int], SentCollectives] | None = (
+        None  # in a usual step, by kind and group size; None: steps are unknown
+    )
     phases: Mapping[str, str] = field(default_factory=dict)  # of steps, by the names that report them
     blamed: str = ""  # code of the cause that is the culprit's, where that is not its kind
 
@@ -303,7 +305,7 @@ def length_s(row: StepRow) -> float:
 
 
 def mean_middle_half(rows: Sequence[StepRow]) -> Usage:
-    """The mean of the middle half of the steps by length: no outlier is in it, and its parts still sum to it."""
+    """Average the middle half of the steps by length: outliers are left out, and the parts still sum to the whole."""
     ordered = sorted(rows, key=length_s)
     quarter = len(ordered) // 4
     kept = ordered[quarter : len(ordered) - quarter]
@@ -312,19 +314,19 @@ def mean_middle_half(rows: Sequence[StepRow]) -> Usage:
 
 
 def _mean(seconds: Sequence[float]) -> float:
-    """Nothing where only rounding is left."""
+    """Return the mean, or 0 where only rounding is left."""
     mean = sum(seconds) / len(seconds)
     return mean if mean > ROUNDING_S else 0.0
 
 
 def usual_phase(section: Section) -> str:
-    """The phase of most steps: an engine's prompts and tokens between them are not of one length."""
+    """Return the phase of most steps, since an engine's prompts and the tokens between them differ in length."""
     counted = Counter(section.phases.get(row.name, "") for row in [r for r in section.steps if r.usual] or section.steps)
     return counted.most_common(1)[0][0] if counted else ""
 
 
 def by_rank(section: Section) -> list[tuple[int, int, Usage]]:
-    """Rank, how many steps of the usual phase it has, and a typical one; the mean step where steps are not told one by one."""
+    """Return each rank, its number of steps of the usual phase and a typical one, or the mean where steps are not listed."""
     if not section.steps:
         return [(rank, 0, used) for rank, used in section.usage]
     usual = usual_phase(section)
@@ -332,7 +334,7 @@ def by_rank(section: Section) -> list[tuple[int, int, Usage]]:
 
 
 def typical_by_rank(steps: Sequence[StepRow]) -> list[tuple[int, int, Usage]]:
-    """Rank, how many steps it has, and a typical one of those that are usual (of all where none is)."""
+    """Return each rank, its number of steps and a typical one of the usual steps (of all where none is usual)."""
     ranks: dict[int, list[StepRow]] = {}
     for row in steps:
         ranks.setdefault(row.rank, []).append(row)
@@ -340,7 +342,7 @@ def typical_by_rank(steps: Sequence[StepRow]) -> list[tuple[int, int, Usage]]:
 
 
 def typical_of_ranks(section: Section) -> Usage | None:
-    """The mean over the ranks of their typical steps; None where no step is told."""
+    """Average the typical steps of the ranks, or return None where no step is listed."""
     each = [used for _, _, used in by_rank(section)]
     if not each:
         return None
@@ -349,7 +351,7 @@ def typical_of_ranks(section: Section) -> Usage | None:
 
 @dataclass(frozen=True, slots=True)
 class Audit(Answer):
-    """What files say of a run, held against ``claim``; without one it is told what happened, and not whether it should have.
+    """What files report of a run, compared with ``claim``. Without a claim it describes the run and does not judge it.
 
     >>> import commtax
     >>> run = commtax.audit_run("tests/fixtures/vllm-cpu-tp2.log", model="tests/fixtures/tiny-llama", cluster="2xcpu", tp=2)
@@ -370,7 +372,7 @@ class Audit(Answer):
 
     @property
     def verdict(self) -> str:
-        """Fault where somebody is to blame; disagree if anything does; agree if evidence does and none is far off; else unknown."""
+        """Fault if there is a culprit, disagree if a finding does, agree if evidence does and none is far off, else unknown."""
         if self.culprit or self.count(DISAGREE):
             return FAULT if self.culprit else DISAGREE
         agreed = any(f.evidence and f.verdict == AGREE for f in self.findings)
@@ -382,7 +384,7 @@ class Audit(Answer):
 
 
 def missing_sentence(audited: Audit) -> str:
-    """Why there is no verdict on a claim, and what would make one; "" where there is one."""
+    """Explain why a claim has no verdict and what would give one, or return "" where there is one."""
     if audited.claim is None or audited.verdict != UNKNOWN:
         return ""
     unsure = [f for f in audited.findings if f.evidence and f.verdict == UNKNOWN and f.difference is not None]
@@ -392,34 +394,34 @@ def missing_sentence(audited: Audit) -> str:
         weak = audited.claim.distrust or unsure[0].reason
         mend = "" if audited.claim.guessed else CALIBRATE
         return "; ".join(filter(None, (weak, mend, _furthest_words(unsure))))
-    measured = [f for f in audited.findings if f.verdict == UNKNOWN and f.measured is not None and f.reason and not f.told]
+    measured = [f for f in audited.findings if f.verdict == UNKNOWN and f.measured is not None and f.reason and not f.remark]
     reasons = list(dict.fromkeys(f.reason for f in measured))[: COUNT.most_reasons]
-    absent = [f.item for f in audited.findings if f.predicted is not None and f.measured is None and not f.told]
+    absent = [f.item for f in audited.findings if f.predicted is not None and f.measured is None and not f.remark]
     if not reasons and absent:
         return f"the files do not tell {', '.join(absent[: COUNT.most_reasons])}"
-    same = [f.item for f in audited.findings if f.verdict == AGREE]  # what was compared all the same, and is as said
+    same = [f.item for f in audited.findings if f.verdict == AGREE]  # what was compared, and is as claimed
     agreed = f"; as claimed: {', '.join(same)}" if 0 < len(same) <= COUNT.most_agreed else ""
     return "; ".join(reasons) or f"the files hold no {HEADLINES} that is predicted{agreed}"
 
 
 def _furthest_words(unsure: list[Finding]) -> str:
-    """The figure that is furthest from its assumed prediction, where one is outside its range."""
+    """Describe the figure furthest from its assumed prediction, where one is outside its range."""
     off = [f for f in unsure if f.far_off]
     if not off:
         return ""
     worst = max(off, key=_ratio)
     how = "were counted" if worst.unit in COUNTED else "is assumed"
-    return f"{worst.item} was {_figure_text(worst.measured, worst.unit)} where {_figure_text(worst.predicted, worst.unit)} {how}"
+    return f"{worst.item} was {figure_text(worst.measured, worst.unit)} where {figure_text(worst.predicted, worst.unit)} {how}"
 
 
 def _ratio(f: Finding) -> float:
-    """How many times a figure is off, to either side."""
+    """Return how many times too large or too small a figure is."""
     if not f.predicted or not f.measured or f.predicted < 0 or f.measured < 0:
         return math.inf
     return max(f.measured / f.predicted, f.predicted / f.measured)
 
 
-def _figure_text(value: float | None, unit: str) -> str:
+def figure_text(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     return format_seconds(value) if unit == "s" else format_bytes(value) if unit == "bytes" else f"{value:,.4g}"

@@ -1,4 +1,4 @@
-"""Whether a file names another model, chip or degree than was said: a name that tells nothing decides nothing."""
+"""Whether a file names another model, chip or degree than was claimed: an unclear name decides nothing."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ TITLES: Mapping[str, str] = {axis: PARALLEL[axis].title for axis in ("pp", "dp",
 
 
 def names_of(model: str) -> Iterator[str]:
-    """A model as its path may name it: whole, the folder, and the Hub's own folder ``models--owner--name``."""
+    """Yield a model's names in its path: the whole path, the folder, and the Hub's cache folder ``models--owner--name``."""
     parts = model.rstrip("/").split("/")
     yield model
     yield "/".join(parts[-2:])
@@ -30,8 +30,8 @@ def names_of(model: str) -> Iterator[str]:
     yield from ("/".join(part.split("--")[1:]) for part in parts if part.startswith("models--"))
 
 
-def known_as(name: str) -> str:
-    """The key of the bundled model that a name means, whatever its number format; "" where it means none."""
+def bundled_key(name: str) -> str:
+    """Return the key of the bundled model that a name refers to, whatever its number format, or "" for none."""
     return next((key for one in names_of(name) if one and (key := origin(one))), "")
 
 
@@ -46,55 +46,59 @@ def _families_of(name: str) -> frozenset[str]:
 
 
 def _model_part(name: str) -> str:
-    """The part of a path that names a model: that of the Hub's own folder, else the last."""
+    """Return the part of a path that names a model: that of the Hub's cache folder, else the last."""
     *_, last = names_of(name.lower().replace("_", "-"))
     return last.rpartition("/")[2]
 
 
 @lru_cache(maxsize=256)
 def other_model(name: str, claimed: Model) -> str:
-    """Why a name cannot be that of the claimed model; "" where it can be, or tells nothing."""
+    """Explain why a name cannot be that of the claimed model, or return "" where it can be or is uninformative."""
     name = name[-COUNT.most_signs :]
-    key, own = known_as(name), known_as(claimed.key) or next(filter(None, map(known_as, claimed.aliases)), "")
-    if key and own:
-        return "" if key == own or _shape(key) == _shape(own) else f"the file names {_model_part(name)}, not {own}"
-    said = _model_part(name)
-    told, wanted = _families_of(said), _families_of(" ".join((claimed.key, *claimed.aliases)).lower())
-    if told and wanted and not told & wanted:
-        return f"the file names {said}, not {claimed.key}"
-    sizes = [float(n or 1) * float(each) * _UNITS[unit] for n, each, unit in _SIZE.findall(said)] if told & wanted else []
+    key, claimed_key = bundled_key(name), bundled_key(claimed.key) or next(filter(None, map(bundled_key, claimed.aliases)), "")
+    if key and claimed_key:
+        return (
+            ""
+            if key == claimed_key or _shape(key) == _shape(claimed_key)
+            else f"the file names {_model_part(name)}, not {claimed_key}"
+        )
+    part = _model_part(name)
+    named, wanted = _families_of(part), _families_of(" ".join((claimed.key, *claimed.aliases)).lower())
+    if named and wanted and not named & wanted:
+        return f"the file names {part}, not {claimed.key}"
+    sizes = [float(n or 1) * float(each) * _UNITS[unit] for n, each, unit in _SIZE.findall(part)] if named & wanted else []
     counts = num_params(claimed), num_active_params(claimed)
     if sizes and not any(abs(size / count - 1) <= LEVEL.size_tolerance for size in sizes for count in counts):
-        return f"the file names {said}, and {claimed.key} has {counts[0] / 1e9:,.3g}B parameters"
+        return f"the file names {part}, and {claimed.key} has {counts[0] / 1e9:,.3g}B parameters"
     return ""
 
 
 @cache
 def _shape(key: str) -> Model | None:
-    """A bundled model without its names and its number format: what is priced alike whatever it is called."""
+    """Return a bundled model without its names and number format: models of the same shape have the same price."""
     model = bundled_model(key)
     return replace(model, key="", aliases=(), source=None, notes=(), quant=None, max_len=0, mtp=()) if model else None
 
 
 def other_chip(name: str, claim: Claim) -> str:
-    """Why a name cannot be that of the claimed chip."""
+    """Explain why a name cannot be that of the claimed chip."""
     return another_chip(name, claim.question.cluster.chip.key)
 
 
-def another_chip(name: str, own: str) -> str:
-    """Why a name cannot be that of a chip; forms and memories of one chip are not told apart by a name alone."""
+def another_chip(name: str, claimed_key: str) -> str:
+    """Explain why a name cannot be that of a chip. A name alone does not distinguish its forms and memory sizes."""
     chip = find_chip_name(name[: COUNT.most_signs]) if name else ""
-    return f"the file names {chip}, not {own}" if chip and chip.partition("-")[0] != own.partition("-")[0] else ""
+    return f"the file names {chip}, not {claimed_key}" if chip and chip.partition("-")[0] != claimed_key.partition("-")[0] else ""
 
 
-def chip_findings(name: str, own: str) -> Iterator[Finding]:
-    """A chip that a file names otherwise than was said."""
-    if why := another_chip(name, own):
+def chip_findings(name: str, claimed_key: str) -> Iterator[Finding]:
+    """Yield a finding where a file names a chip other than the claimed one."""
+    if why := another_chip(name, claimed_key):
         yield Finding(Note("chip", "chip named in the file"), None, None, reason=why, verdict=DISAGREE)
 
 
 def identity_findings(claim: Claim, model: str = "", chip: str = "", degrees: Mapping[str, int] | None = None) -> Iterator[Finding]:
-    """What a file names otherwise than was said; each is a disagreement by itself."""
+    """Yield a disagreement for each model, chip or degree in a file that differs from the claim."""
     if model and (why := other_model(model, claim.question.model)):
         yield Finding(Note("model", "model named in the file"), None, None, reason=why, verdict=DISAGREE)
     yield from chip_findings(chip, claim.question.cluster.chip.key)

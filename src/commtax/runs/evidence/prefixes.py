@@ -20,7 +20,7 @@ _BEFORE = re.compile(rf"^(?=[\[<> A-Za-z0-9])(?:{SAYS.when.pattern}|{SAYS.who.pa
 
 
 def unpack_docker(text: str) -> str:
-    """What a program wrote, out of Docker's files of one JSON object a line; another text as it is.
+    """Extract what a program wrote from Docker's log files of one JSON object a line, and return other text unchanged.
 
     >>> unpack_docker('{"log":"a\\\\n","stream":"stderr"}\\n{"log":"b\\\\n"}'), unpack_docker("a")
     ('a\\nb\\n', 'a')
@@ -29,16 +29,16 @@ def unpack_docker(text: str) -> str:
 
 
 def _docker_text(line: str) -> str:
-    """The text of one object; "" of one that is cut off."""
+    """Return the text of one object, or "" if it is cut off."""
     try:
-        said = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
         return ""
-    return str(said.get("log", "")) if isinstance(said, dict) else ""
+    return str(record.get("log", "")) if isinstance(record, dict) else ""
 
 
 def lines(text: str) -> Iterator[tuple[str, str]]:
-    """Each line without what a launcher wrote before it, and whose it is ("": nobody says).
+    """Yield each line without its launcher's prefix, and who wrote it ("" where no prefix says).
 
     >>> list(lines("[1,0]<stdout>:# nThread 1\\nnode-3: 0: # nThread 1\\n# nThread 1"))
     [('1,0', '# nThread 1'), ('node-3 0', '# nThread 1'), ('', '# nThread 1')]
@@ -47,7 +47,7 @@ def lines(text: str) -> Iterator[tuple[str, str]]:
 
 
 def strip_prefixes(text: str) -> str:
-    """The text as the program wrote it; other signs that end a line stay, because JSON may hold them."""
+    """Strip launchers' prefixes from each line. Other characters that end lines stay, because JSON may hold them."""
     out, at = StringIO(), 0  # in blocks of whole lines: a list of many short ones would take many times the text
     while at < len(text):
         end = text.find("\n", at + COUNT.block) + 1 or len(text)

@@ -28,7 +28,7 @@ _ENDINGS = [re.compile(wording) for wording in _TABLE["endings"]]
 
 @dataclass(slots=True)
 class _RaisedException:
-    """One exception: its words, who said them, where it was raised, and the one before it in its chain."""
+    """One exception: its text, who wrote it, where it was raised, and the one before it in its chain."""
 
     text: str
     who: str
@@ -52,10 +52,10 @@ class Crash:
     ended: bool = True  # a line says that a process ended; else the text does, with the error
 
     @property
-    def said(self) -> str:
-        """In a line.
+    def sentence(self) -> str:
+        """The crash in one line.
 
-        >>> Crash("ValueError: no", "Worker_TP1 pid=7", "x.py:3").said
+        >>> Crash("ValueError: no", "Worker_TP1 pid=7", "x.py:3").sentence
         'ValueError: no (Worker_TP1 pid=7, x.py:3)'
         """
         place = ", ".join(filter(None, (self.who, self.where)))
@@ -82,7 +82,7 @@ class _CrashReader:
     header: str = ""  # who began the last traceback
     first: dict[str, str] = field(default_factory=dict)  # of a launcher's own summary: rank and exit code of whoever failed first
     fatal: bool = False
-    endings: dict[str, str] = field(default_factory=dict)  # how processes ended, in words that tell no error, and whose they are
+    endings: dict[str, str] = field(default_factory=dict)  # how processes ended, in words without an error, and whose they are
     episode: int = 0
     ended_in: int = -1  # the episode of the first sign that a process ended
     child: tuple[str, int] = ("", 0)  # the first process that a launcher saw end, in words, and the line
@@ -99,8 +99,8 @@ class _CrashReader:
             return
         if _FIRST in line:
             self.first = {"rank": ""}
-        elif self.first and (told := SAYS.summary.match(line)) and not self.first.get(told[1]):
-            self.first[told[1]] = told[2]
+        elif self.first and (summary := SAYS.summary.match(line)) and not self.first.get(summary[1]):
+            self.first[summary[1]] = summary[2]
         if not self.open and not SAYS.speaks.search(line):
             self.quiet += 1
             return
@@ -108,40 +108,40 @@ class _CrashReader:
             self._end(line)
         if _BEGINS in line:
             self.header = _speaker(line)
-        if 'File "' in line and (found := SAYS.frame.search(line)):
-            self._frame(found, line)
+        if 'File "' in line and (frame := SAYS.frame.search(line)):
+            self._frame(frame, line)
         elif not self._ends(line):
             self._alone(line)
 
     def _end(self, line: str) -> None:
-        """A sign that a process ended; kept in its own words, where it says no more."""
+        """Record a sign that a process ended, in its words where it says no more."""
         self.fatal = True
         if self.ended_in < 0:
             self.ended_in = self.episode + (self.quiet > COUNT.quiet)
         if not self.child[0] and (gone := SAYS.child.search(line)):
             self.child = f"local rank {gone[2]} exited with {gone[1]} ({gone[0]})", self.filled
-        found = next(filter(None, (pattern.search(line) for pattern in _ENDINGS)), None)
-        if found and len(self.endings) < COUNT.most_endings:
-            self.endings.setdefault(found[1], _speaker(line))
+        ending = next(filter(None, (pattern.search(line) for pattern in _ENDINGS)), None)
+        if ending and len(self.endings) < COUNT.most_endings:
+            self.endings.setdefault(ending[1], _speaker(line))
 
-    def _frame(self, found: re.Match[str], line: str) -> None:
-        key = found.start(), SAYS.time.sub("", line[: found.start()])
-        where = f"{os.path.basename(found[1])}:{found[2]}"
+    def _frame(self, frame: re.Match[str], line: str) -> None:
+        key = frame.start(), SAYS.time.sub("", line[: frame.start()])
+        where = f"{os.path.basename(frame[1])}:{frame[2]}"
         if key in self.open:
             self.open[key].where, self.open[key].last = where, self.filled
         elif len(self.open) < COUNT.most_open:
             self.open[key] = _OpenTraceback(where, self.filled, self.filled)
 
     def _ends(self, line: str) -> bool:
-        """Whether a line belongs to a traceback; if it is its last one, the exception is kept."""
+        """Return whether a line belongs to a traceback, whose last line gives the exception to keep."""
         for key, traceback in list(self.open.items()):
             if self.filled - traceback.since > COUNT.most_lines:
                 del self.open[key]
             elif SAYS.time.sub("", line[: key[0]]) == key[1] and len(line) > key[0]:
                 rest = line[key[0] :]
-                if found := SAYS.error.match(rest):
+                if error := SAYS.error.match(rest):
                     del self.open[key]
-                    self._raise(key, found[1], found[2] or "", traceback, line)
+                    self._raise(key, error[1], error[2] or "", traceback, line)
                 else:
                     traceback.code = rest.strip(" ^~")[: COUNT.most_text] or traceback.code
                 return True
@@ -163,7 +163,7 @@ class _CrashReader:
             self.raised.append(raised)
 
     def _goes_on(self, line: str) -> bool:
-        """What follows an exception and belongs to it: that another came of it, or what its message says further down."""
+        """Return whether a line continues an exception: another follows from it, or its message goes on."""
         for key, raised in list(self.last.items()):
             rest = line[key[0] :]
             if self.filled - raised.at > COUNT.following:
@@ -182,65 +182,65 @@ class _CrashReader:
 
     def _alone(self, line: str) -> None:
         for what, pattern in _ALONE:
-            if found := pattern.search(line):
+            if match := pattern.search(line):
                 if what:
                     self._end(line)
-                text = f"{found[1].strip()} ({what})" if what else found[1].strip()
+                text = f"{match[1].strip()} ({what})" if what else match[1].strip()
                 self._keep(_RaisedException(text[: COUNT.most_text], _speaker(line), self.filled))
                 return
-        if found := SAYS.bare.search(line[:3000]):
-            recovered = bool(SAYS.recovered.search(line[: found.start() + 1]))
-            text = f"{found[1]}: {found[2]}"[: COUNT.most_text].strip()
+        if match := SAYS.bare.search(line[:3000]):
+            recovered = bool(SAYS.recovered.search(line[: match.start() + 1]))
+            text = f"{match[1]}: {match[2]}"[: COUNT.most_text].strip()
             self._keep(_RaisedException(text, _speaker(line), self.filled, recovered=recovered, bare=True))
 
 
 def _speaker(line: str) -> str:
-    found = SAYS.who.search(line[:200])
-    return next(filter(None, found.groups()), "") if found else ""
+    match = SAYS.who.search(line[:200])
+    return next(filter(None, match.groups()), "") if match else ""
 
 
 def may_hold_error(text: str) -> bool:
-    """Whether a text is worth reading for an error: most logs hold no word of one."""
+    """Return whether a text is worth searching for an error. Most logs hold no sign of one."""
     return _BEGINS in text or "Error: " in text or any(sign in text for sign in _TABLE["fatal"]) or text.rstrip().endswith("Killed")
 
 
 def find(lines: Iterable[str]) -> Crash | None:
-    """The root error of a log that ends in one; None where nothing failed, or what failed was met.
+    """Return the root error of a log that ends in one, or None where nothing failed or the failure was handled.
 
-    >>> find(["Traceback (most recent call last):", '  File "a.py", line 3, in f', "    x[0]", "ValueError: no"]).said
+    >>> find(["Traceback (most recent call last):", '  File "a.py", line 3, in f', "    x[0]", "ValueError: no"]).sentence
     'ValueError: no (a.py:3)'
     """
     reader = _CrashReader()
     for line in lines:
         reader.take(line)
-    own = [r for r in reader.raised if not r.recovered and not _is_of_kind(r, "harmless")]
+    raised = [r for r in reader.raised if not r.recovered and not _is_of_kind(r, "harmless")]
     if all(r.recovered for r in reader.raised) and (cut := _cut_off_crash(reader)):
         return cut
-    if not reader.fatal and (reader.after > COUNT.near or all(r.bare for r in own)):
+    if not reader.fatal and (reader.after > COUNT.near or all(r.bare for r in raised)):
         return None
-    if all(_is_of_kind(r, "echoes") for r in own) and reader.first.get("exitcode"):
+    if all(_is_of_kind(r, "echoes") for r in raised) and reader.first.get("exitcode"):
         return Crash(f"rank {reader.first['rank']} ended first, with exit code {reader.first['exitcode']}; {UNTOLD}")
-    if not own:
+    if not raised:
         return None
     # The first error of its own: of those that failed together with what ended, else of those before, else of any. One line
     # that names an error far above a traceback or a signal did not lead to it.
-    roots = [r for r in own if not _is_of_kind(r, "echoes")]
+    roots = [r for r in raised if not _is_of_kind(r, "echoes")]
     last = reader.ended_in if reader.ended_in >= 0 else reader.episode
     before = sorted({r.episode for r in roots if r.episode <= last}, reverse=True)
     near = [r for r in roots if r.episode == before[0]] if before else roots
     firm = next((r for r in near if not r.bare), None)
     near = [r for r in near if not firm or not r.bare or firm.at - r.at <= COUNT.near]
-    root = next(iter(near), own[0])
-    found = _follow_chain(own, root, reader.fatal)
+    root = next(iter(near), raised[0])
+    crash = _follow_chain(raised, root, reader.fatal)
     if not _is_of_kind(root, "echoes"):
-        return found
+        return crash
     # An echo alone: how the process ended whose error it repeats, and that its own words are missing.
-    more = "".join(f"; {text}" for text in reader.endings if text not in found.error)
-    return replace(found, error=f"{found.error}{more}; {UNTOLD}", then="")
+    more = "".join(f"; {text}" for text in reader.endings if text not in crash.error)
+    return replace(crash, error=f"{crash.error}{more}; {UNTOLD}", then="")
 
 
 def _cut_off_crash(reader: _CrashReader) -> Crash | None:
-    """An end without an error: a process says that it ended, or the text ends in a traceback."""
+    """Return an end without an error: a process reports that it ended, or the text ends in a traceback."""
     opened = [o for key, o in reader.open.items() if not SAYS.recovered.search(key[1])]
     where = opened[-1].where if opened else ""
     if reader.endings:
@@ -254,9 +254,9 @@ def _cut_off_crash(reader: _CrashReader) -> Crash | None:
     return None
 
 
-def _follow_chain(own: Sequence[_RaisedException], root: _RaisedException, ended: bool) -> Crash:
-    """An error with what became of it in its own process; a lookup that failed leads to what its handling raised."""
-    followed = {id(r.before): r for r in own if r.before}
+def _follow_chain(raised: Sequence[_RaisedException], root: _RaisedException, ended: bool) -> Crash:
+    """Return an error with what it became in its process. A failed lookup is replaced by what its handling raised."""
+    followed = {id(r.before): r for r in raised if r.before}
     while (
         (after := followed.get(id(root)))
         and after.meanwhile

@@ -23,13 +23,12 @@ SAYS = patterns(__name__)
 FAILURE, READY = "failure", "ready"  # settings: why it did not start or did not go on, and that it was ready to serve
 STALLED = "stalled_s"  # a figure: how long a process has waited for others when the log ends
 STAGE, ENDED = "stage", "ended"  # … the last step of a start that it names, and that its process was ended
-SAY_READY = ("vllm", "sglang", "tgi")  # engines with a line that ends their start
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One worker as it introduced itself; -1 where an axis is not named."""
+    """One worker as it introduced itself, with -1 where an axis is not named."""
 
     rank: int
     dp: int = -1
@@ -64,7 +63,7 @@ class ClaimedMemory:
 
 @dataclass(frozen=True, slots=True)
 class StartupLog:
-    """What one start says: what the engine was told, how its ranks lie, and the memory of the tightest rank.
+    """What one start reports: the engine's settings, the layout of its ranks, and the memory of the tightest rank.
 
     "", 0 or None where the log does not say.
     """
@@ -85,7 +84,7 @@ class StartupLog:
     ranks: tuple[Rank, ...] = ()
     backend: str = ""
     allreduce_backends: tuple[str, ...] = ()
-    custom_allreduce_disabled: str = ""  # the reason given
+    custom_allreduce_disabled: str = ""  # the stated reason
     weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
     figures: Mapping[str, float] = field(default_factory=dict)  # what else was counted, the least over the workers
     available_kv_bytes: float | None = None
@@ -95,14 +94,18 @@ class StartupLog:
     moments: tuple[Moment, ...] = ()
     claims: tuple[ClaimedMemory, ...] = ()  # of workers on CPUs
 
-    def said(self, name: str) -> str:
-        """A setting; "" where it was not printed, or left to the engine."""
+    def setting(self, name: str) -> str:
+        """Return a setting, or "" where it was not printed, or left to the engine."""
         value = self.settings.get(name, "")
         return "" if value in ("None", "auto") else value
 
+    def prints(self, what: str, usual: bool = False) -> bool:
+        """Return whether an engine prints something in its log, as the table of its wordings has it."""
+        return bool(table(f"runs/logs/{self.engine}_log.toml").get("prints", {}).get(what, usual))
+
     @property
     def model(self) -> str:
-        return self.said("model")
+        return self.setting("model")
 
     @property
     def is_ready(self) -> bool:
@@ -111,15 +114,15 @@ class StartupLog:
 
     @property
     def is_settled(self) -> bool:
-        """Whether memory is shared out: all that a start tells of its plan is there."""
+        """Whether memory is shared out, so that all that a start prints of its plan is there."""
         return any(x is not None for x in (self.kv_tokens, self.kv_blocks, self.available_kv_bytes, self.max_concurrency))
 
     @property
     def stops(self) -> bool:
-        """Whether it stops before the line that ends a start; where an engine has none, before memory was shared out."""
+        """Whether it stops before the line that ends a start, or before memory is shared out where an engine has no such line."""
         if self.is_ready or FAILURE in self.settings:
             return False
-        return self.engine in SAY_READY or ENDED in self.settings or not self.is_settled
+        return self.prints("ready") or ENDED in self.settings or not self.is_settled
 
 
 @dataclass(slots=True)
@@ -138,18 +141,18 @@ class StartupFacts:
             noted.append((worker, value))
 
     def slowest(self, name: str) -> None:
-        """Of a time, keep the worker's that took longest: all others wait for it."""
+        """Keep the time of the slowest worker, for which all others wait."""
         if noted := self.figures.get(name):
             self.figures[name] = [max(noted, key=lambda pair: pair[1])]
 
     def fail(self, lines: Iterable[str]) -> None:
-        """Why it ended, where its lines end in an error: the root of it, rather than what the engine says last."""
+        """Record why it ended, where its lines end in an error: the root cause rather than the engine's last words."""
         crash = crashes.find(lines)
         if crash and (crash.ended or not (self.moments or READY in self.settings)):  # a server outlives the error of a request
-            self.settings[FAILURE] = crash.said
+            self.settings[FAILURE] = crash.sentence
 
     def record(self, engine: str) -> StartupLog:
-        """All of it by field; of figures the least over the workers."""
+        """Return all of it by field, with the least of each figure over the workers."""
         facts = self.facts | {name: min(value for _, value in values) for name, values in self.figures.items()}
         weights = dict(self.figures.get("weights_bytes") or self.figures.get("torch_bytes") or ())
         length, concurrency = min(self.concurrency, key=lambda c: c[1], default=(0, None))
@@ -187,7 +190,7 @@ class Wordings:
         return any(sign in text for sign in self.signs) or any(shape.search(text) for shape in self.shapes)
 
     def says(self, line: str) -> bool:
-        """Whether a line may say something: most of a long log do not, and are passed over."""
+        """Return whether a line may matter. Most of a long log do not."""
         return any(word in line for word in self.words)
 
     def hear(self, heard: StartupFacts, worker: str, line: str) -> None:
@@ -198,15 +201,15 @@ class Wordings:
                 heard.note(name, worker, int(value) if isinstance(unit, int) else value * unit)
         for name, pattern in self.texts:
             if match := pattern.search(line):
-                said = match[1].split(". To silence")[0].strip().rstrip(".")
-                held = heard.facts if name in _FIELDS else heard.settings
-                if name not in held or name not in self.table.get("first", ()):
-                    held[name] = said[: COUNT.most_value]
+                text = match[1].split(". To silence")[0].strip().rstrip(".")
+                kept = heard.facts if name in _FIELDS else heard.settings
+                if name not in kept or name not in self.table.get("first", ()):
+                    kept[name] = text[: COUNT.most_value]
         if any(sign in line for sign in self.table["configured"]):
             self._settings(heard, line)
 
     def _settings(self, heard: StartupFacts, line: str) -> None:
-        """A printed configuration; the first value of a key counts, and the last is kept to compare runs by."""
+        """Read a printed configuration. The first value of a number counts, and the last of all else is kept to compare runs by."""
         for quoted, bare, raw in SAYS.setting.findall(SAYS.drafter.sub("", line)):
             key = quoted or bare
             value = raw.strip("'\"").rstrip(".").removeprefix("torch.")[: COUNT.most_value]
@@ -218,7 +221,7 @@ class Wordings:
             self._keep(heard.settings, self.table["names"].get(key, key), value)
 
     def _keep(self, settings: dict[str, str], name: str, value: str) -> None:
-        """What was said last; that something is left to the engine says less than what it took."""
+        """Keep the last value of a setting, unless it leaves the choice to the engine and a choice is already there."""
         if name in settings:
             settings[name] = value if value not in ("None", "auto") else settings[name]
         elif name not in self.table["not_kept"] and len(settings) < COUNT.most_settings:
@@ -231,12 +234,12 @@ _UNITS = {"gib": float(GiB), "mib": 2.0**20, "count": 1, "share": 1.0, "bytes": 
 
 
 def number(text: str) -> float:
-    """``620,944`` as it is meant."""
+    """Return the number that a text such as ``620,944`` means."""
     return float(text.replace(",", ""))
 
 
 def lines(text: str) -> Iterator[str]:
-    """Lines one by one, without colours and no longer than any that says something."""
+    """Yield lines without colours, cut to the longest length that may matter."""
     at = 0
     while at < len(text):
         end = text.find("\n", at)
@@ -247,7 +250,7 @@ def lines(text: str) -> Iterator[str]:
 
 
 def axes_of(worker: str) -> dict[str, int]:
-    """The coordinates in a worker's name, or in how it introduces itself.
+    """Return the coordinates in a worker's name or introduction.
 
     >>> axes_of("DP0_TP1"), axes_of("DP rank 0, TP rank 1")
     ({'dp': 0, 'tp': 1}, {'dp': 0, 'tp': 1})
@@ -256,9 +259,9 @@ def axes_of(worker: str) -> dict[str, int]:
 
 
 def last_start_line(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
-    """The number of the line with which the last start begins: the same process introduces itself again as another.
+    """Return the number of the line with which the last start begins, where a process introduces itself again as another.
 
-    Rows are a process's name, what tells its runs apart, and whether the line is such an introduction.
+    Rows are a process's name, what distinguishes its runs, and whether the line is such an introduction.
     """
     begun: dict[str, str] = {}
     first = 0
@@ -271,11 +274,11 @@ def last_start_line(rows: Callable[[], Iterable[tuple[str, str, bool]]]) -> int:
     return first
 
 
-Introduced = tuple[str, str, bool]  # a process's name, what tells its runs apart, and whether a line introduces it
+Introduced = tuple[str, str, bool]  # a process's name, what distinguishes its runs, and whether a line introduces it
 
 
 class _EngineReading:
-    """One log of one engine, line by line; an engine adds who speaks, what its own lines say, and what follows from all of them."""
+    """One log of one engine, line by line. An engine adds its workers' names, its own lines, and what follows from them all."""
 
     tells_failure = True
 
@@ -283,7 +286,7 @@ class _EngineReading:
         self.wordings, self.says, self.text, self.heard = says, says.patterns, text, StartupFacts()
 
     def introduced(self) -> Iterator[Introduced]:
-        """Of each line, whether a process begins with it."""
+        """Yield for each line whether a process begins with it."""
         return iter(())
 
     def worker(self, line: str) -> str:
@@ -293,7 +296,7 @@ class _EngineReading:
         self.wordings.hear(self.heard, worker, line)
 
     def finish(self) -> None:
-        """What follows from all lines."""
+        """Derive what follows from all lines."""
 
     def read(self, engine: str) -> StartupLog:
         first = last_start_line(self.introduced)
@@ -306,7 +309,7 @@ class _EngineReading:
 
 
 class _Vllm(_EngineReading):
-    """What it loaded, how much KV cache it kept, and how it laid out its ranks."""
+    """What vLLM loaded, how much KV cache it kept, and how it laid out its ranks."""
 
     def __init__(self, says: Wordings, text: str) -> None:
         super().__init__(says, text)
@@ -318,14 +321,14 @@ class _Vllm(_EngineReading):
             yield (*self._process(line), True) if starts else ("", "", False)
 
     def _process(self, line: str) -> tuple[str, str]:
-        """Name and pid of the process that wrote a line, where it says them."""
+        """Return name and pid of the process that wrote a line, where it has them."""
         named = [inside for inside in self.says.brackets.findall(line[:2000]) if self.says.worker.match(inside)]
         worker = next((name for name in named if "Worker" in name), named[0] if named else "")  # Ray's stand behind their engine
         match = self.says.pid.search(worker)
         return worker.split(" pid=")[0].split(",")[0], match[1] if match else ""
 
     def worker(self, line: str) -> str:
-        """``TP1``, ``DP0_TP1``, ``rank 0`` from a worker's name; its pid where it has no number (old versions)."""
+        """Return ``TP1``, ``DP0_TP1`` or ``rank 0`` from a worker's name, or its pid where it has no number (old versions)."""
         who, pid = self._process(line)
         if match := self.says.coordinates.search(who):
             return match[0]
@@ -342,7 +345,7 @@ class _Vllm(_EngineReading):
         self._stalled(worker, line)
 
     def finish(self) -> None:
-        """Weights, where only the account of all memory has them, and ranks, where only the names of workers tell them."""
+        """Take weights from the account of all memory where only that has them, and ranks from workers' names likewise."""
         heard, workers = self.heard, self.workers
         if used := heard.figures.get("used_weights_bytes"):
             heard.figures.setdefault("weights_bytes", used)
@@ -354,7 +357,7 @@ class _Vllm(_EngineReading):
             heard.ranks = {0: Rank(0, **{axis: max(at for name, at in workers if name == axis) for axis, _ in workers})}
 
     def _layout(self, line: str) -> None:
-        """Ranks, groups, backends, and requests of full length."""
+        """Read ranks, groups, backends, and requests of full length."""
         heard, facts, says = self.heard, self.heard.facts, self.says
         if max(len(heard.ranks), len(heard.concurrency)) >= COUNT.most_moments:
             return
@@ -370,15 +373,15 @@ class _Vllm(_EngineReading):
             facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", match[1]))
 
     def _claimed(self, worker: str, line: str) -> None:
-        """What a CPU's worker takes of its node, each for itself."""
-        found = self.says.claim.search(line) if "requested memory" in line else None
-        if found and all(x.count(".") < 2 for x in found.group(1, 3)):
+        """Read what a CPU worker takes of its node, each for itself."""
+        match = self.says.claim.search(line) if "requested memory" in line else None
+        if match and all(x.count(".") < 2 for x in match.group(1, 3)):
             claims = self.heard.facts.setdefault("claims", {})
             if len(claims) < COUNT.most_moments:
-                claims[worker] = ClaimedMemory(int(found[2]), float(found[3]) * GiB, float(found[1]) * GiB)
+                claims[worker] = ClaimedMemory(int(match[2]), float(match[3]) * GiB, float(match[1]) * GiB)
 
     def _stalled(self, worker: str, line: str) -> None:
-        """How long processes have waited for others by the end of the log: what is done or ready after it was worth the wait."""
+        """Accumulate how long processes wait for others at the end of the log. Progress after a wait clears it."""
         figures = self.heard.figures
         if match := self.says.stalled.search(line):
             waited = dict(figures.get(STALLED, ()))
@@ -389,12 +392,12 @@ class _Vllm(_EngineReading):
                 del figures[STALLED]
 
     def _served(self, line: str) -> None:
-        """A line that a serving engine writes every few seconds; those of an idle one say nothing."""
+        """Read a line that a serving engine writes every few seconds. Those of an idle one count nothing."""
         if "generation throughput" not in line or len(self.heard.moments) >= COUNT.most_moments:
             return
         keys = dict[str, float]()
-        for found in self.says.moment.finditer(line):
-            key, value = filter(None, found.groups())
+        for match in self.says.moment.finditer(line):
+            key, value = filter(None, match.groups())
             keys.setdefault("Waiting" if key == "Pending" else key, float(value))  # of the GPU's cache before the host's
         rate, running, waiting = (keys.get(key) for key in ("generation", "Running", "Waiting"))
         if running is None or not (rate or running or waiting):
@@ -414,7 +417,7 @@ class _Sglang(_EngineReading):
         self.resumed: set[str] = set()
 
     def introduced(self) -> Iterator[Introduced]:
-        """Which host's server printed its arguments: that it did so again is another start."""
+        """Yield which host's server printed its arguments. A second time means another start."""
         for at, line in enumerate(lines(self.text)):
             starts = "server_args=ServerArgs(" in line
             node = self.says.node.search(line) if starts else None
@@ -434,11 +437,11 @@ class _Sglang(_EngineReading):
         self._served(worker, line)
 
     def finish(self) -> None:
-        """The cache of the worker that has least."""
+        """Take the cache of the worker that has least."""
         heard = self.heard
-        if held := [(sum(pool.values()), max(pool)) for pool in self.pools.values()]:
-            heard.note("available_kv_bytes", "", min(held)[0])
-            heard.figures.setdefault("kv_tokens", [("", min(held)[1])])
+        if totals := [(sum(pool.values()), max(pool)) for pool in self.pools.values()]:
+            heard.note("available_kv_bytes", "", min(totals)[0])
+            heard.figures.setdefault("kv_tokens", [("", min(totals)[1])])
         workers = dict.fromkeys(worker for noted in heard.figures.values() for worker, _ in noted)
         heard.ranks = {at: Rank(at, **axes) for at, worker in enumerate(workers) if (axes := axes_of(worker))}
         heard.slowest("loading_s")
@@ -448,34 +451,36 @@ class _Sglang(_EngineReading):
             heard.facts["tp"] = max(1, heard.facts.get("tp", 1) // max(1, heard.facts.get("dp", 1)))
 
     def _served(self, worker: str, line: str) -> None:
-        """A batch as the scheduler counts it; the first decode line after nothing ran counts the pause too, and says nothing."""
+        """Read a batch as the scheduler counts it. The first decode line after a pause counts the pause too, and is skipped."""
         match = self.says.batch.search(line)
         if not match or len(self.heard.moments) >= COUNT.most_moments:
             return
-        said: dict[str, str] = dict(reversed(self.says.count.findall(line, match.end())))  # of a full cache before that of windows
+        counts_by_name: dict[str, str] = dict(
+            reversed(self.says.count.findall(line, match.end()))
+        )  # of a full cache before that of windows
         if match[1] == "Prefill":
             if "#running-req: 0," in line:  # nothing else ran
                 self.resumed.add(worker)
-            self._counted(said, prompts=_figure(said, "input throughput (token/s)") or 0.0)
+            self._counted(counts_by_name, prompts=_figure(counts_by_name, "input throughput (token/s)") or 0.0)
         elif worker in self.resumed:
             self.resumed.discard(worker)
-        elif (rate := _figure(said, "gen throughput (token/s)")) is not None:
-            self._counted(said, rate, graph={"True": True, "False": False}.get(said.get("cuda graph", "")))
+        elif (rate := _figure(counts_by_name, "gen throughput (token/s)")) is not None:
+            self._counted(counts_by_name, rate, graph={"True": True, "False": False}.get(counts_by_name.get("cuda graph", "")))
 
-    def _counted(self, said: dict[str, str], rate: float = 0.0, prompts: float = 0.0, graph: bool | None = None) -> None:
-        """One line's counts; what runs is that of the line before, where a terminal cut it out of the line."""
-        tokens = _figure(said, "#token") or _figure(said, "#full token")
-        running, waiting, begun = (_figure(said, name) for name in ("#running-req", "#queue-req", "#new-seq"))
+    def _counted(self, counts_by_name: dict[str, str], rate: float = 0.0, prompts: float = 0.0, graph: bool | None = None) -> None:
+        """Record one line's counts. A terminal may cut what runs out of a line, which is then taken from the line before."""
+        tokens = _figure(counts_by_name, "#token") or _figure(counts_by_name, "#full token")
+        running, waiting, begun = (_figure(counts_by_name, name) for name in ("#running-req", "#queue-req", "#new-seq"))
         if running is None and waiting is not None and self.heard.moments:
             running = self.heard.moments[-1].running
         if running is not None:
             waits, cached = None if waiting is None else int(waiting), int(tokens) if tokens else None
-            share = _figure(said, "token usage")
+            share = _figure(counts_by_name, "token usage")
             self.heard.moments.append(Moment(int(running), waits, rate, share, cached, graph, prompts, let_in=int(begun or 0)))
 
 
-def _figure(said: dict[str, str], name: str) -> float | None:
-    value = said.get(name, "").rstrip(".")
+def _figure(counts_by_name: dict[str, str], name: str) -> float | None:
+    value = counts_by_name.get(name, "").rstrip(".")
     return number(value) if value.replace(".", "", 1).isdecimal() else None
 
 
@@ -484,14 +489,14 @@ class _Trtllm(_EngineReading):
     small while memory is profiled and then for good: the last allocation counts."""
 
     def introduced(self) -> Iterator[Introduced]:
-        """Every process names the version once, before the cache is allocated."""
+        """Yield each process's name of the version, which comes once, before the cache is allocated."""
         run = 0
         for line in lines(self.text):
             run += bool(self.says.allocated.search(line))
             yield "", str(run), "TensorRT-LLM version: " in line
 
     def worker(self, line: str) -> str:
-        """The rank that a line names; engines are loaded one rank after the other, and each says so without its number."""
+        """Return the rank that a line names. Engines load one rank after the other, each without its number."""
         if match := self.says.rank.search(line):
             return f"rank {match[1] or match[2]}"
         loaded = len(self.heard.figures.get("weights_bytes", ())) if "Loaded engine size: " in line else 0
@@ -507,7 +512,7 @@ class _Trtllm(_EngineReading):
         self._served(line)
 
     def _served(self, line: str) -> None:
-        """An iteration that decodes alone."""
+        """Read an iteration that only decodes."""
         step = self.says.step.search(line) if len(self.heard.moments) < COUNT.most_moments else None
         states = self.says.states.search(line, step.end()) if step else None
         if not step or not states or int(states[1]) or not int(states[2]) or number(step[1]) <= 0:
@@ -533,7 +538,7 @@ class _Tgi(_EngineReading):
 
 
 class EngineLog:
-    """The reader of one engine's logs; ``described`` as users read it."""
+    """The reader of one engine's logs, ``described`` as users read it."""
 
     def __init__(self, engine: str, reading: type[_EngineReading], described: str) -> None:
         self.engine, self.described = engine, described

@@ -13,11 +13,13 @@ import pickletools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from commtax.files import OUTPUT_BYTES, FileStream, Json, decode_text, parse_json
+from commtax.files import OUTPUT_BYTES, FileStream, Json, decode_text, parse_json, table
 from commtax.runs.evidence.collective_names import call_op
+from commtax.runs.evidence.finding import Cause, Claim, CollectiveRow, Culprit, Finding, Section
+from commtax.runs.logs.nccl_audit import ranks_in_words
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts
 from commtax.wordings import patterns, split_lines
@@ -50,7 +52,7 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def loads(raw: bytes, name: str) -> tuple[object, str]:
-    """What a pickle holds, and why it was not read to its end ("": it was).
+    """Return what a pickle holds, and why it was not read to its end ("" where it was).
 
     >>> import pickle
     >>> loads(pickle.dumps({"entries": [1, (2.5, None)]}), "x")
@@ -98,14 +100,14 @@ def _run(op: str, arg: object, stack: Stack, memo: dict[int, object], name: str)
         stack.append(_GATHERED[op](_pop_to_mark(stack)))
     elif op in ("APPENDS", "APPEND"):
         items = _pop_to_mark(stack) if op == "APPENDS" else [stack.pop()]
-        if not isinstance(held := stack[-1], list):
-            raise TypeError(f"'{type(held).__name__}' object has no attribute 'extend'")
-        held.extend(items)
+        if not isinstance(target := stack[-1], list):
+            raise TypeError(f"'{type(target).__name__}' object has no attribute 'extend'")
+        target.extend(items)
     elif op in ("SETITEMS", "SETITEM"):
         items = _pop_to_mark(stack) if op == "SETITEMS" else [stack.pop(-2), stack.pop()]
-        if not isinstance(held := stack[-1], dict):
-            raise TypeError(f"'{type(held).__name__}' object has no attribute 'update'")
-        held.update(zip(items[::2], items[1::2], strict=False))
+        if not isinstance(target := stack[-1], dict):
+            raise TypeError(f"'{type(target).__name__}' object has no attribute 'update'")
+        target.update(zip(items[::2], items[1::2], strict=False))
     elif op == "POP":
         stack.pop()
     elif op not in ("PROTO", "FRAME"):
@@ -124,15 +126,15 @@ def _pop_to_mark(stack: Stack) -> Stack:
 
 
 def _close(stack: Stack) -> None:
-    """Give open containers what was read of their contents; of an entry that broke off what is whole."""
-    for _ in range(sum(held is _MARK for held in stack)):
+    """Put what was read into open containers, and of an entry that broke off what is whole."""
+    for _ in range(sum(item is _MARK for item in stack)):
         items = _pop_to_mark(stack)
-        held = stack[-1] if stack else None
-        if isinstance(held, list):
-            held.extend(items)
-        elif isinstance(held, dict):
+        container = stack[-1] if stack else None
+        if isinstance(container, list):
+            container.extend(items)
+        elif isinstance(container, dict):
             keys = [key if isinstance(key, str) else "" for key in items[::2]]
-            held.update(zip(keys, items[1::2], strict=False))
+            container.update(zip(keys, items[1::2], strict=False))
 
 
 STARTED, COMPLETED = "started", "completed"
@@ -145,7 +147,7 @@ Sizes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class FlightEntry:
-    """One collective of one rank. ``state``: scheduled, started or completed; sizes are those of each tensor."""
+    """One collective of one rank. ``state`` is scheduled, started or completed, and sizes are those of each tensor."""
 
     seq: int
     op: str  # as everywhere: all-reduce …; the recorder's own word where it is none of those
@@ -166,7 +168,7 @@ class FlightEntry:
 
     @property
     def nbytes(self) -> float | None:
-        """Of the larger side, which is the whole tensor; None where the type is unknown."""
+        """Bytes of the larger side, which is the whole tensor, or None where the type is unknown."""
         each = DTYPE_BYTES.get(self.dtype)
         sides = (sum(min(math.prod(size), 2**63) for size in side) for side in (self.inputs, self.outputs))
         return each * float(max(sides)) if each else None
@@ -174,7 +176,7 @@ class FlightEntry:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What one rank recorded. ``groups``: the ranks of each, where the dump lists them."""
+    """The record of one rank. ``groups`` holds the ranks of each, where the dump lists them."""
 
     rank: int
     version: str
@@ -185,21 +187,21 @@ class Dump:
 
 
 def looks_like(head: bytes) -> bool:
-    """Whether a file begins as such a dump does: a pickle or JSON with a recorder's keys."""
+    """Return whether a file begins like a dump: a pickle or JSON with a recorder's keys."""
     if head[:1] == b"\x80":
         return b"pg_config" in head or b"profiling_name" in head
     return head.lstrip()[:1] == b"{" and b'"entries"' in head and (b'"pg_config"' in head or b'"profiling_name"' in head)
 
 
 def read(stream: FileStream) -> Dump:
-    """A dump; the rank is the number with which the name of its file ends."""
+    """Read a dump, whose rank is the number at the end of its file's name."""
     raw, name = stream.whole(OUTPUT_BYTES), f"{stream.what} '{stream.path}'"
     document, partial = (loads if raw[:1] == b"\x80" else _json)(raw, name)
     return parse(document, rank_of(stream.path), name, partial)
 
 
 def _json(raw: bytes, name: str) -> tuple[Json, str]:
-    """What a JSON file holds, and why it was not read to its end; of one that breaks off the entries before."""
+    """Return what a JSON file holds, and why it was not read to its end. Of one that breaks off, whole entries are read."""
     try:
         return parse_json(raw, name), ""
     except Refusal as refusal:
@@ -221,7 +223,7 @@ def _json(raw: bytes, name: str) -> tuple[Json, str]:
 
 
 def rank_of(path: PurePath) -> int:
-    """The rank in the name of a file; -1 where it has none.
+    """Return the rank in the name of a file, or -1 where it has none.
 
     >>> rank_of(PurePath("nccl_trace_rank_3")), rank_of(PurePath("nccl_trace_rank_node02_5")), rank_of(PurePath("rank_7.json"))
     (3, 5, 7)
@@ -270,10 +272,8 @@ def _entry(row: Mapping[str, object]) -> FlightEntry | None:
 
 
 def _calling_line(frames: Sequence[object]) -> str:
-    """The first line of a program that is none of the framework's."""
-    for frame in frames[:64]:
-        if not isinstance(frame, dict):
-            continue
+    """Return the first line of a program that is none of the framework's."""
+    for frame in (frame for frame in frames[:64] if isinstance(frame, dict)):
         path = _text(frame.get("filename"))
         if path and "/torch/" not in path and not path.startswith("??"):
             return f"{path.rsplit('/', 1)[-1]}:{_whole_number(frame.get('line'), 0)} {_text(frame.get('name'))}".strip()[:160]
@@ -293,7 +293,7 @@ def _whole_number(value: object, default: int) -> int:
 
 
 def _sizes(value: object) -> Sizes:
-    """Sizes of tensors; one alone may stand without a list around it."""
+    """Return the sizes of tensors. One alone may stand without a list around it."""
     if not isinstance(value, list | tuple):
         return ()
     if value and all(isinstance(n, int) for n in value):
@@ -302,7 +302,7 @@ def _sizes(value: object) -> Sizes:
 
 
 def _members(value: object) -> tuple[int, ...]:
-    """Ranks, as a list or as the text of one.
+    """Return ranks from a list or from the text of one.
 
     >>> _members("[0, 1, 5]"), _members([2, 3]), _members("0-3")
     ((0, 1, 5), (2, 3), ())
@@ -346,11 +346,11 @@ def looks_like_analysis(text: str) -> bool:
 
 
 def parse_analysis(text: str) -> Analysis:
-    """Blocks of faults and tables, whichever are there.
+    """Read blocks of faults and tables, whichever are there.
 
     >>> text = "Not all ranks joining collective, sequence number: 4\\ncollective: nccl:all_reduce\\nmissing ranks: {1, 3}"
-    >>> found = parse_analysis(text)
-    >>> found.faults[0].seq, found.faults[0].op, found.faults[0].missing
+    >>> analysis = parse_analysis(text)
+    >>> analysis.faults[0].seq, analysis.faults[0].op, analysis.faults[0].missing
     (4, 'all-reduce', (1, 3))
     """
     faults: dict[tuple[int, str, tuple[int, ...]], Fault] = {}
@@ -363,7 +363,7 @@ def parse_analysis(text: str) -> Analysis:
 
 
 def _blocks(text: str) -> Iterator[Fault]:
-    """A line that says that something is wrong, and the ones below it that say with what."""
+    """Yield each fault: a line that announces it, and the lines below that describe it."""
     fault: Fault | None = None
     for full in split_lines(text):
         line = full[: COUNT.most_line]
@@ -382,8 +382,8 @@ def _blocks(text: str) -> Iterator[Fault]:
 
 
 def _take(fault: Fault, line: str) -> None:
-    if said := SAYS.said.search(line):
-        key, value = said[1].lower(), said[2].strip()
+    if pair := SAYS.said.search(line):
+        key, value = pair[1].lower(), pair[2].strip()
         if key == "missing ranks":
             fault.missing = _ranks(value.partition("}")[0])
         elif key == "expected ranks":
@@ -404,7 +404,7 @@ def _take(fault: Fault, line: str) -> None:
 
 
 def _rows(text: str) -> Iterator[Fault]:
-    """The collectives of a table, each with the ranks that it lacks."""
+    """Yield the collectives of a table, each with the ranks that it lacks."""
     columns: list[str] = []
     for full in split_lines(text):
         line = full[: COUNT.most_line]
@@ -429,3 +429,181 @@ def _op(name: str) -> str:
 
 def _ranks(text: str) -> tuple[int, ...]:
     return tuple(int(rank) for rank in SAYS.ranks.findall(text)[: COUNT.most_ranks])
+
+
+CHANGES = table("runs/logs/log_causes.toml")["flight"]
+UNEVEN = ("all-to-all", "gather", "scatter", "send-recv", "barrier")  # whose ranks may bring tensors of different sizes
+MEETINGS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "barrier")  # that end nowhere before all have come
+DEFAULT = "0"  # the group of all ranks
+HANGS, DIFFERS, STUCK = "hang", "mismatch", "stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A collective that went wrong, and the ranks to blame: none where all came to it and none went on."""
+
+    code: str
+    group: str
+    entry: FlightEntry
+    ranks: tuple[int, ...]
+    text: str
+
+
+def audit_flight(dumps: Sequence[Dump], claim: Claim | None, names: Sequence[str]) -> Section:
+    """Audit all ranks of a job, or as many as there are dumps of."""
+    taken: list[int] = []
+    free = max([d.rank for d in dumps], default=-1)
+    for dump in dumps:
+        if dump.rank < 0 or dump.rank in taken:
+            free += 1
+        taken.append(free if dump.rank < 0 or dump.rank in taken else dump.rank)
+    ranks = dict(zip(taken, dumps, strict=True))
+    groups: dict[Group, dict[int, dict[int, FlightEntry]]] = {}
+    for rank, dump in ranks.items():
+        for entry in dump.entries:
+            if not entry.paired:
+                group = entry.group, dump.groups.get(entry.group, ())
+                groups.setdefault(group, {}).setdefault(rank, {}).setdefault(entry.seq, entry)
+    troubles: list[Trouble] = []
+    for (name, listed), calls in groups.items():
+        recorded = set(listed or (ranks if name == DEFAULT else calls)) & set(ranks)  # of the ranks expected, those with a dump
+        troubles += [t] if (t := _trouble(name, calls, sorted(recorded))) else []
+    root = _root(troubles, groups)
+    blamed = Culprit("late rank", root.ranks[0], None, root.text) if root and root.ranks else None
+    notes, causes = (*(note for dump in dumps for note in dump.notes), *_notes(ranks)), list[Cause]()
+    for trouble in sorted(troubles, key=lambda t: (root is None or t.group != root.group, t.entry.created_s)):  # the root first
+        where = f"; called from {trouble.entry.where}" if trouble.entry.where else ""
+        causes.append(Cause(trouble.code, trouble.text + where, change=CHANGES[trouble.code]))
+    code = root.code if root and not root.entry.where else ""  # a cause with a line of the program stands for itself
+    section = Section(
+        "flight", tuple(names), tuple(_layout(ranks, claim)), notes, causes=tuple(causes), culprit=blamed, blamed=code
+    )
+    versions = sorted({d.version for d in ranks.values() if d.version})
+    libraries = sorted({d.library for d in ranks.values() if d.library})
+    facts = {"recorder": ", ".join(versions), "version": ", ".join(libraries), "ranks": str(len(ranks))}
+    stated = {name: value for name, value in facts.items() if value}
+    return replace(section, collectives=tuple(_call_rows(groups)), facts=stated)
+
+
+def audit_analysis(analysis: Analysis, claim: Claim | None, name: str = "analysis") -> Section:
+    """Report what an analyser of such dumps saw: the first collective that a rank missed or called differently."""
+    causes = tuple(_fault_as_cause(fault) for fault in analysis.faults[: COUNT.named])
+    findings = [Finding("collectives that went wrong", 0, len(analysis.faults), reason="as the analyser tells").judged()]
+    findings += [Finding("collectives listed", None, analysis.listed)] if analysis.listed else []
+    if size := max((fault.size for fault in analysis.faults), default=0):
+        findings.append(Finding("ranks", None, size))
+    first = next((who for f in analysis.faults if (who := f.missing or f.culprits)), ())
+    culprit = Culprit("late rank", first[0], None, causes[0].said) if len(first) == 1 else None  # of several, which began it?
+    notes = (Note("claim", "what an analyser says is judged by itself: nothing of the claim is in it"),) if claim else ()
+    blamed = causes[0].code if culprit else ""
+    return Section("flight", (name,), tuple(findings), notes, causes=causes, culprit=culprit, blamed=blamed)
+
+
+def _fault_as_cause(fault: Fault) -> Cause:
+    group = f" of group {fault.group}" if fault.group else ""
+    what = f"{fault.op or 'a collective'}, number {fault.seq}{group}" if fault.seq >= 0 else f"{fault.op or 'a collective'}{group}"
+    where = f"; called from {fault.where}" if fault.where else ""
+    if fault.missing:
+        rest = f"; the other {fault.size - len(fault.missing)} waited" if fault.size > len(fault.missing) + 1 else ""
+        return Cause(HANGS, f"{ranks_in_words(fault.missing)} never came to {what}{rest}{where}", change=CHANGES[HANGS])
+    who = f"{ranks_in_words(fault.culprits)} differed from others" if fault.culprits else "ranks differ"
+    return Cause(DIFFERS, f"{who} in {what}: {fault.why}{where}", change=CHANGES[DIFFERS])
+
+
+Calls = Mapping[int, Mapping[int, FlightEntry]]  # by rank and by number
+
+
+Group = tuple[str, tuple[int, ...]]  # its name, and its ranks where dumps list them: groups side by side may share a name
+
+
+def _trouble(group: str, calls: Calls, expected: Sequence[int]) -> Trouble | None:
+    """Return the first collective of a group on which ranks disagree, or which did not end."""
+    here = [calls[rank] for rank in expected if calls.get(rank)]
+    if not here:
+        return None
+    oldest = max(min(mine) for mine in here)
+    # A group's collectives run one after the other, and a recorder may mark an earlier one later.
+    last = {rank: max((seq for seq, e in calls[rank].items() if e.done), default=-1) for rank in expected if calls.get(rank)}
+    for seq in sorted({seq for mine in here for seq in mine if seq >= oldest}):
+        entries = {rank: calls[rank][seq] for rank in expected if seq in calls.get(rank, {})}
+        first, missing = entries[min(entries)], tuple(rank for rank in expected if rank not in entries)
+        what = f"{_entry_text(first)}, number {seq} of group {group}"
+        if kinds := _kinds(entries):
+            each = "; ".join(f"{ranks_in_words(who)} called {_entry_text(entries[who[0]])}" for who in kinds)
+            few = kinds[-1] if len(kinds[0]) * 2 > len(entries) else ()
+            return Trouble(DIFFERS, group, first, few, f"number {seq} of group {group}: {each}")
+        ended = [rank for rank in entries if seq <= last[rank]]
+        if len(ended) == len(entries) or (ended and not missing and first.op in MEETINGS):
+            continue
+        if missing:
+            text = f"{ranks_in_words(missing)} never came to {what}; {ranks_in_words([*entries])} waited"
+            return Trouble(HANGS, group, first, missing, text)
+        begun = [rank for rank, e in entries.items() if rank in ended or e.state == STARTED]
+        idle = tuple(rank for rank in entries if rank not in begun) if begun else ()
+        late = f"{ranks_in_words(idle)} had not started {what}, which the others were in"
+        return Trouble(STUCK, group, first, idle, late if idle else f"all came to {what}, and it did not end")
+    return None
+
+
+def _kinds(entries: Mapping[int, FlightEntry]) -> list[tuple[int, ...]]:
+    """Group ranks by what they called, the largest group first, or return none where all calls and sizes are equal."""
+    same = len({e.op for e in entries.values()}) == 1
+    kinds: dict[object, list[int]] = {}
+    for rank, e in sorted(entries.items()):
+        sign = (() if e.op in UNEVEN else (e.inputs, e.dtype)) if same else e.op
+        kinds.setdefault(sign, []).append(rank)
+    return sorted(map(tuple, kinds.values()), key=len, reverse=True) if len(kinds) > 1 else []
+
+
+def _root(troubles: Sequence[Trouble], groups: Mapping[Group, Calls]) -> Trouble | None:
+    """Return where it began: a disagreement, or a missing rank that waits nowhere else, else the earliest call."""
+    waiting = {rank for calls in groups.values() for rank, mine in calls.items() if not mine[max(mine)].done}
+    free = [t for t in troubles if t.code == DIFFERS or set(t.ranks) - waiting]
+    chosen = min(free or troubles, key=lambda t: (t.entry.created_s, t.group), default=None)
+    if chosen and chosen.code == HANGS and (blamed := tuple(r for r in chosen.ranks if r not in waiting)):
+        return replace(chosen, ranks=blamed)
+    return chosen
+
+
+def _entry_text(entry: FlightEntry) -> str:
+    """Describe a call, as in ``all-reduce of [1024] Float``."""
+    sizes = ", ".join(str(list(size)) for size in entry.inputs[:2]) + (", …" if len(entry.inputs) > 2 else "")
+    return f"{entry.op} of {sizes} {entry.dtype}".strip() if sizes else entry.op
+
+
+def _layout(ranks: Mapping[int, Dump], claim: Claim | None) -> Iterator[Finding]:
+    listed = [len(members) for dump in ranks.values() for members in dump.groups.values()]
+    world = max([*listed, len(ranks)])
+    if claim is None:
+        yield Finding("ranks", None, world)
+    else:
+        plan = claim.plan
+        wanted = int(plan.tp) * int(plan.pp) * int(plan.dp)
+        yield Finding("ranks", wanted, world, reason="another plan than was said, or dumps are missing").judged()
+    yield Finding("collectives recorded", None, sum(len(d.entries) for d in ranks.values()))
+    yield Finding("collectives that did not end", None, sum(not e.done for d in ranks.values() for e in d.entries))
+
+
+def _notes(ranks: Mapping[int, Dump]) -> Iterator[Note]:
+    listed = {rank for dump in ranks.values() for members in dump.groups.values() for rank in members}
+    if gone := sorted(listed - set(ranks)):
+        yield Note("ranks", f"there is no dump of {ranks_in_words(gone)}: whether they came is not known")
+    if len(ranks) == 1:
+        yield Note("ranks", "one rank's dump tells where it stood; those of all ranks tell who did not come")
+
+
+def _call_rows(groups: Mapping[Group, Calls]) -> Iterator[CollectiveRow]:
+    """Yield the calls of each group's lowest rank. The least time of all ranks is the wire's, and the rest is waiting."""
+    for (group, _), calls in groups.items():
+        mine, kinds = calls[min(calls)], dict[str, list[FlightEntry]]()
+        for entry in mine.values():
+            kinds.setdefault(entry.op, []).append(entry)
+        for op, entries in kinds.items():
+            sizes = [e.nbytes for e in entries]
+            total = sum(n for n in sizes if n is not None) if None not in sizes else None
+            wire = wait = 0.0
+            for entry in entries:
+                took = [s for rank in calls if entry.seq in calls[rank] and (s := calls[rank][entry.seq].seconds) is not None]
+                wire += min(took, default=0.0)
+                wait += (entry.seconds or 0.0) - min(took, default=0.0) if entry.seconds is not None else 0.0
+            yield CollectiveRow(op, "", group, len(calls), len(entries), total, wire, wait, 0.0)

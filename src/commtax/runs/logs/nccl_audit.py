@@ -1,4 +1,4 @@
-"""What NCCL's own log tells: who reaches whom over what, what that costs, which rank is missing, and what was called."""
+"""What NCCL's log shows: who reaches whom over what, what that costs, which rank is missing, and what was called."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,20 +19,20 @@ from commtax.verbs.settling import settle
 COUNT = counts(__name__)
 GONE = ("Broken pipe", "Connection closed", "Connection reset", "Connection refused")  # the other end of a connection failed first
 _CAUSES = table("runs/logs/log_causes.toml")
-Blamed = tuple[Culprit, str]  # who is to blame, and the code of the cause that says so; "" where none does
+Blamed = tuple[Culprit, str]  # who is to blame, and the code of the cause that names them, or ""
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS")
 
 
 def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str]) -> Section:
-    """The logs of all ranks of a job (or of one of them)."""
+    """Audit the logs of all ranks of a job, or of one of them."""
     log = join_logs(logs)
-    found = sorted(causes(log, claim), key=lambda c: -(c.cost_s or 0.0))
+    by_cost = sorted(causes(log, claim), key=lambda c: -(c.cost_s or 0.0))
     differing, odd = _differing_calls(log) or ("", [])  # the rank that called something else than most under the same number
     called = (Culprit("late rank", odd[0], None, differing), "mismatch") if odd else None
     culprit, blamed = called or _late_rank(log) or _absent_rank(log) or (None, "")
     findings = (*_layout(log, claim), *_ways(log), *_timeout_findings(log))
     notes, rows = (*_notes(log), *_progress_notes(log)), tuple(_call_rows(log))
-    section = Section("log", tuple(names), findings, notes, causes=tuple(found), culprit=culprit, blamed=blamed)
+    section = Section("log", tuple(names), findings, notes, causes=tuple(by_cost), culprit=culprit, blamed=blamed)
     return replace(section, collectives=rows, facts=facts(log))
 
 
@@ -57,7 +57,7 @@ def _layout(log: NcclLog, claim: Claim | None) -> Iterator[Finding]:
 
 
 def _ways(log: NcclLog) -> Iterator[Finding]:
-    """How long starts took, how many ranks reach how many over what, and how wide."""
+    """Yield how long starts took, how many ranks reach how many over what, and how wide."""
     if log.init_s:
         size = max(log.init_s)
         yield Finding(Note("init", f"start of a communicator of {size} ranks"), None, log.init_s[size], "s")
@@ -73,39 +73,32 @@ def _ways(log: NcclLog) -> Iterator[Finding]:
 
 
 def _unfinished_starts(log: NcclLog) -> list[Communicator]:
-    """Communicators that ranks began and did not finish, unless the same ranks finished a later one of the size: a second try."""
-    found: list[Communicator] = []
+    """List communicators whose start never finished, unless the same ranks finished a later one of that size."""
+    unfinished: list[Communicator] = []
     later: dict[int, set[int]] = {}
     for comm in reversed(log.comms.values()):
         done = later.setdefault(comm.size, set())
         if comm.begun - done:
-            found.append(comm)
+            unfinished.append(comm)
         done |= comm.complete
-    return found[::-1]
-
-
-def _open_start(log: NcclLog) -> Communicator | None:
-    """The communicator in whose start the log ends, where it has nothing that comes after one."""
-    if log.routes or log.widths or log.calls or any(c.complete for c in log.comms.values()):
-        return None
-    return next((c for c in reversed(log.comms.values()) if c.opened - c.begun), None)
+    return unfinished[::-1]
 
 
 def _start_words(comm: Communicator) -> str:
-    """Who began, who finished, and of whom there is no line."""
-    said = f"{ranks_in_words(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
+    """Describe which ranks began, which finished, and which have no line."""
+    text = f"{ranks_in_words(sorted(comm.begun))} of {comm.size} began (Init START) and never finished (Init COMPLETE)"
     ended = f"; {ranks_in_words(sorted(comm.complete))} finished" if comm.complete else ""
     gone = sorted(set(range(min(comm.size, COUNT.most_ranks))) - set(comm.hosts))
-    return said + ended + (f"; no line of {ranks_in_words(gone)}" if gone else "")
+    return text + ended + (f"; no line of {ranks_in_words(gone)}" if gone else "")
 
 
 def _timeout_findings(log: NcclLog) -> Iterator[Finding]:
-    """Starts (the job hangs there, or the text ends there) and collectives that never came to an end: nothing of a sound run."""
+    """Yield starts and collectives that never ended, and calls that failed or differ, none of which a sound run has."""
     if begun := _unfinished_starts(log):
         item = Note("unstarted", "communicators that did not start")
         yield Finding(item, 0, len(begun), reason=_start_words(begun[0])).judged()
-    if given_up := len({(t.seq, t.op) for t in log.timeouts}):
-        yield Finding("collectives given up", 0, given_up, reason="they ran until the watchdog ended the job").judged()
+    if abandoned := len({(t.seq, t.op) for t in log.timeouts}):
+        yield Finding("collectives given up", 0, abandoned, reason="they ran until the watchdog ended the job").judged()
     if failed := set(log.returned.values()):
         yield Finding(Note("failed", "calls of the library that failed"), 0, len(failed), reason=min(failed)).judged()
     if _differing_calls(log):
@@ -121,7 +114,7 @@ def _called_so(transport: str, direct: bool) -> str:
 
 
 def _depth(parents: dict[int, int]) -> int:
-    """Levels below the root of the first tree; 0 where the log does not hold all of it."""
+    """Return the levels below the root of the first tree, or 0 where the log lacks some of it."""
     roots = [rank for rank, parent in parents.items() if parent < 0]
     children: dict[int, list[int]] = {}
     for rank, parent in parents.items():
@@ -133,21 +126,19 @@ def _depth(parents: dict[int, int]) -> int:
 
 
 def facts(log: NcclLog) -> dict[str, str]:
-    said = {f"ways over {_called_so(t, direct)}": str(pairs) for (t, direct), pairs in sorted(_transports(log).items())}
-    said |= {name: ", ".join(sorted(values)) for name, values in sorted(log.environment.items())}
-    versions, world = sorted(set(log.versions.values())), log.world
-    said |= {"version": ", ".join(versions)} if versions else {}
-    said |= {"network": ", ".join(sorted(log.networks))} if log.networks else {}
-    said |= {"NICs": ", ".join(log.nics)} if log.nics else {}
-    said |= {"ranks": str(world.size)} if world else {}
-    if log.widths:
-        channels, nvls, pairs = min(log.widths)
-        said |= {"channels": str(channels), "NVLS channels": str(nvls), "channels of pairs": str(pairs)}
-    if log.tuned:
-        said["algorithms"] = ", ".join(sorted(log.tuned))
-    if log.counted["nvls"] or log.counted["no_nvls"]:
-        said["NVLS"] = "available" if log.counted["nvls"] else "not available"
-    return said
+    stated = {f"ways over {_called_so(t, direct)}": str(pairs) for (t, direct), pairs in sorted(_transports(log).items())}
+    stated |= {name: ", ".join(sorted(values)) for name, values in sorted(log.environment.items())}
+    widths = zip(("channels", "NVLS channels", "channels of pairs"), map(str, min(log.widths, default=())), strict=False)
+    others = {
+        "version": ", ".join(sorted(set(log.versions.values()))),
+        "network": ", ".join(sorted(log.networks)),
+        "NICs": ", ".join(log.nics),
+        "ranks": str(log.world.size) if log.world else "",
+        **dict(widths),
+        "algorithms": ", ".join(sorted(log.tuned)),
+        "NVLS": "available" if log.counted["nvls"] else "not available" if log.counted["no_nvls"] else "",
+    }
+    return stated | {name: value for name, value in others.items() if value}
 
 
 def _notes(log: NcclLog) -> Iterator[Note]:
@@ -159,11 +150,10 @@ def _notes(log: NcclLog) -> Iterator[Note]:
         if gone and len(comm.hosts) > 1:
             yield Note("ranks", f"the log holds {len(comm.hosts)} of {comm.size} ranks: without {ranks_in_words(gone)}")
         if waiting := sorted(set(comm.hosts) - comm.complete) if comm.complete else []:
-            yield Note(
-                "unfinished",
-                f"{ranks_in_words(waiting)} did not finish the start that {ranks_in_words(sorted(comm.complete))} finished",
-            )
-    if begun := _open_start(log):
+            others = ranks_in_words(sorted(comm.complete))
+            yield Note("unfinished", f"{ranks_in_words(waiting)} did not finish the start that {others} finished")
+    later = log.routes or log.widths or log.calls or any(c.complete for c in log.comms.values())  # what comes after a start
+    if begun := None if later else next((c for c in reversed(log.comms.values()) if c.opened - c.begun), None):
         who = ranks_in_words(sorted(begun.opened))
         yield Note("partial", f"the log ends in the start of a communicator: {who} of {begun.size} began, none finished in it")
     for text, times in log.warnings.most_common(COUNT.named):
@@ -177,39 +167,51 @@ def _notes(log: NcclLog) -> Iterator[Note]:
 
 
 def _progress_notes(log: NcclLog) -> Iterator[Note]:
-    """Where ranks stood when the watchdog spoke: those that had come as far share a line."""
+    """Note where ranks stood when the watchdog wrote, in one line for ranks that had come as far."""
     alike: dict[tuple[str, int, int], list[int]] = {}
     for (group, rank), at in log.progress.items():
         alike.setdefault((group, at.enqueued, at.completed), []).append(rank)
     for (group, enqueued, completed), ranks in list(alike.items())[: COUNT.named]:
         done = f"completed up to number {completed:,}" if completed >= 0 else "completed none"
-        yield Note(
-            "progress", f"{ranks_in_words(sorted(ranks))} of group {group} had enqueued up to number {enqueued:,} and {done}"
-        )
+        who = f"{ranks_in_words(sorted(ranks))} of group {group}"
+        yield Note("progress", f"{who} had enqueued up to number {enqueued:,} and {done}")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0, 1``, the first few of many."""
+    """Return ``rank 3``, ``ranks 0, 1`` or the first few of many."""
     more = f" and {len(ranks) - COUNT.named} more" if len(ranks) > COUNT.named else ""
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks[: COUNT.named]))}{more}"
 
 
 def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
-    """What costs time, by the ways that were taken."""
-    yield from _error_causes(log)
+    """Yield what costs time by the ways that were taken, and what went wrong."""
+    for why, times in sorted(Counter(log.returned.values()).items())[: COUNT.named]:
+        text = f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}"
+        yield Cause("failed", text, change=_CAUSES["nccl"]["peer" if any(word in why for word in GONE) else "failed"])
+    yield from _way_causes(log, claim)
+    yield from _disagreement_causes(log)
+    for comm in _unfinished_starts(log)[: COUNT.named]:
+        yield _cause("unstarted", f"the start of a communicator did not end: {_start_words(comm)}")
+
+
+def _way_causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
+    """Yield ways, channels and rings that cost time."""
     routes = log.routes
     yield from _network(log, [r for r in routes if r.transport.startswith("NET/")], claim)
     if shared := [r for r in routes if r.transport == "SHM"]:
         off = log.counted["p2p_off"] or "NCCL_P2P_DISABLE" in log.environment
         why = ": GPUs could not be joined directly" if off else ""
-        yield _priced_cause(
-            "shared memory", f"{plural(len(shared), 'way')} inside a host through its memory{why}", claim, inside=True
-        )
+        text = f"{plural(len(shared), 'way')} inside a host through its memory{why}"
+        yield _priced_cause("shared memory", text, claim, inside=True)
     yield from _width(log, claim)
     if zigzag := _crossings(log):
         ring, crossed, hosts = zigzag
-        said = f"a ring crosses hosts {crossed} times where {hosts} would do ({' '.join(map(str, ring[:16]))} …)"
-        yield _cause("ring order", said)
+        text = f"a ring crosses hosts {crossed} times where {hosts} would do ({' '.join(map(str, ring[:16]))} …)"
+        yield _cause("ring order", text)
+
+
+def _disagreement_causes(log: NcclLog) -> Iterator[Cause]:
+    """Yield versions and calls that differ, and collectives that were given up."""
     versions = Counter(version for process, version in log.versions.items() if process)
     if len(versions) > 1:
         many = ", ".join(f"{version} in {n}" for version, n in versions.most_common())
@@ -224,32 +226,23 @@ def causes(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
         yield from (unheard := _silent_rank_causes(log))
         if not unheard and (gone := _silent_ranks(log)):
             yield _cause("absent", _missing_words(log, gone))
-    for comm in _unfinished_starts(log)[: COUNT.named]:
-        yield _cause("unstarted", f"the start of a communicator did not end: {_start_words(comm)}")
-
-
-def _error_causes(log: NcclLog) -> Iterator[Cause]:
-    """Warnings after which a call came back with an error."""
-    for why, times in sorted(Counter(log.returned.values()).items())[: COUNT.named]:
-        said = f"a call of the library failed{f' in {times} processes' if times > 1 else ''}: {why}"
-        yield Cause("failed", said, change=_CAUSES["nccl"]["peer" if any(word in why for word in GONE) else "failed"])
 
 
 def _network(log: NcclLog, routes: Sequence[Route], claim: Claim | None) -> Iterator[Cause]:
-    """TCP instead of a network that reads memory, and such a network without the GPU's own."""
+    """Report TCP instead of a network that reads memory, and such a network without GPU direct."""
     sockets = [r for r in routes if r.transport == "NET/Socket"]
     if sockets:
         why = "; ".join(log.failures) or ("NCCL_IB_DISABLE is set" if "NCCL_IB_DISABLE" in log.environment else "")
-        said = f"{plural(len(sockets), 'way')} between hosts over TCP sockets{f' ({why})' if why else ''}"
-        yield _priced_cause("sockets", said, claim, inside=False)
+        text = f"{plural(len(sockets), 'way')} between hosts over TCP sockets{f' ({why})' if why else ''}"
+        yield _priced_cause("sockets", text, claim, inside=False)
     staged = [r for r in routes if not r.direct and r.transport != "NET/Socket"]
     if staged:
-        said = f"{plural(len(staged), 'way')} over {staged[0].transport} copy through the host: GPU direct is off"
-        yield _cause("no GPU direct", said)
+        text = f"{plural(len(staged), 'way')} over {staged[0].transport} copy through the host: GPU direct is off"
+        yield _cause("no GPU direct", text)
 
 
 def _width(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
-    """Few channels, and a switch that could sum and does not, where it is known that there is one."""
+    """Report few channels, and a switch known to sum (NVLS) that does not."""
     if limits := [name for name in CHANNEL_LIMITS if name in log.environment]:
         yield Cause("few channels", f"{limits[0]} limits the channels", change=f"start without {limits[0]}")
     if claim is None:
@@ -264,7 +257,7 @@ def _width(log: NcclLog, claim: Claim | None) -> Iterator[Cause]:
 
 
 def _crossings(log: NcclLog) -> tuple[tuple[int, ...], int, int] | None:
-    """A ring that leaves hosts more often than it must: itself, how often, and how many hosts there are."""
+    """Return a ring that leaves hosts more often than it must, how often it does, and the number of hosts."""
     world = log.world
     for ring in log.rings if world and len(world.hosts) == world.size else ():
         if world and len(ring) == world.size and set(ring) == set(world.hosts):
@@ -275,43 +268,42 @@ def _crossings(log: NcclLog) -> tuple[tuple[int, ...], int, int] | None:
     return None
 
 
-def _cause(code: str, said: str) -> Cause:
-    return Cause(code, said, change=_CAUSES["nccl"][code])
+def _cause(code: str, text: str) -> Cause:
+    return Cause(code, text, change=_CAUSES["nccl"][code])
 
 
-def _priced_cause(code: str, said: str, claim: Claim | None, *, inside: bool) -> Cause:
-    """The cause with what the claimed decode step costs more over such a way, where it uses one at all."""
-    more = _extra_cost(claim, inside) if claim else None
-    if not more or more[0] <= 0:
-        return _cause(code, said)
-    cost, plain, link = more
-    gain = f"at least {format_seconds(cost)} of each decode step ({cost / (plain + cost):.1%}), were the way {link}"
-    return replace(_cause(code, said), cost_s=cost, share=cost / (plain + cost), gain=gain)
-
-
-def _extra_cost(claim: Claim, inside: bool) -> tuple[float, float, str] | None:
-    """Seconds that a decode step costs more with the slow way, those of the step as claimed, and what the slow way is."""
+def _priced_cause(code: str, text: str, claim: Claim | None, *, inside: bool) -> Cause:
+    """Return the cause with what such a way adds to the claimed decode step, where that uses one."""
+    cause = _cause(code, text)
+    if claim is None:
+        return cause
     place = claim.question.cluster
     slow = catalog.link(table("runs/logs/nccl_log.toml")["fastest"]["memory" if inside else "sockets"])
     try:
         other: Cluster = with_inside_link(place, slow) if inside else with_between(place, slow)
         step = claim.question.but(phase="decode", batch=claim.batch or 1, context=claim.context or 1024)
-        plain, cost = (float(price(settle(replace(step, cluster=c))).step_s) for c in (place, other))
+        plain, slowed = (float(price(settle(replace(step, cluster=c))).step_s) for c in (place, other))
     except Refusal:  # no such chip has such a link
-        return None
-    return cost - plain, plain, slow.name
+        return cause
+    cost = slowed - plain
+    gain = f"at least {format_seconds(cost)} of each decode step ({cost / (plain + cost):.1%}), were the way {slow.name}"
+    return replace(cause, cost_s=cost, share=cost / (plain + cost), gain=gain) if cost > 0 else cause
 
 
 def _timeout_cause(log: NcclLog) -> Cause:
     first = min(log.timeouts, key=lambda t: t.seq)
-    ranks = sorted({t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op} | _waiting_ranks_of(log, first.seq))
+    gave_up = {t.rank for t in log.timeouts}
+    # Of some ranks only the watchdog's second line is there: with an error in the same work of a group that gave it up.
+    groups = {group for (group, rank), at in log.progress.items() if at.failed == first.seq and rank in gave_up}
+    waiting = {rank for (group, rank), at in log.progress.items() if group in groups and at.failed == first.seq}
+    ranks = sorted({t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op} | waiting)
     size = f" of {first.elements:,} elements" if first.elements is not None else ""
-    said = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {ranks_in_words(ranks)} and was given up"
-    return _cause("timeout", said)
+    text = f"{first.op} number {first.seq}{size} ran {format_seconds(first.ran_s)} on {ranks_in_words(ranks)} and was given up"
+    return _cause("timeout", text)
 
 
 def _silent_rank_causes(log: NcclLog) -> list[Cause]:
-    """Ranks of the first group that gave up of which the text has no line: by the elements that it shares out."""
+    """Report ranks of the first group that gave up without a line in the text. Elements tell the group's size."""
     first = min(log.timeouts, key=lambda t: t.seq)
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
     there = {t.rank for t in log.timeouts if t.seq == first.seq and t.op == first.op}
@@ -320,30 +312,24 @@ def _silent_rank_causes(log: NcclLog) -> list[Cause]:
     gone = sorted(set(range(min(first.members, COUNT.most_ranks))) - spoke) if max(spoke) < first.members else []
     who = ranks_in_words(gone) if gone else f"{first.members - len(there)} of them"
     has = "has" if len(gone) == 1 else "have"
-    said = f"{first.op} number {first.seq} is shared out among {first.members} ranks, and {who} {has} no line here"
-    return [_cause("absent", f"{said}: never came, had ended before, or their lines are cut")]
-
-
-def _waiting_ranks_of(log: NcclLog, seq: int) -> set[int]:
-    """Ranks of which only the watchdog's second line is there: with an error in the same work of a group that gave it up."""
-    groups = {group for (group, rank), at in log.progress.items() if at.failed == seq and rank in {t.rank for t in log.timeouts}}
-    return {rank for (group, rank), at in log.progress.items() if group in groups and at.failed == seq}
+    text = f"{first.op} number {first.seq} is shared out among {first.members} ranks, and {who} {has} no line here"
+    return [_cause("absent", f"{text}: never came, had ended before, or their lines are cut")]
 
 
 def _ranks_behind(log: NcclLog) -> Iterator[Cause]:
-    """The ranks that gave up the lowest number, where others had come further."""
+    """Report the ranks that gave up the lowest number, where others had come further."""
     lowest: dict[int, int] = {}
     for t in log.timeouts:
         lowest[t.rank] = min(t.seq, lowest.get(t.rank, t.seq))
     least, most = min(lowest.values()), max(lowest.values())
     if least < most:
         behind = sorted(rank for rank, seq in lowest.items() if seq == least)
-        said = f"{ranks_in_words(behind)} gave up number {least:,}, the lowest; others had come up to number {most:,}"
-        yield _cause("behind", f"{said}: unless these are two groups, look there first")
+        text = f"{ranks_in_words(behind)} gave up number {least:,}, the lowest; others had come up to number {most:,}"
+        yield _cause("behind", f"{text}: unless these are two groups, look there first")
 
 
 def _silent_ranks(log: NcclLog) -> list[int]:
-    """The one rank, or the few of many, whose watchdog said nothing; without the job's size three others must have spoken."""
+    """List one rank, or a few of many, whose watchdog wrote nothing. Unless the job's size is known, three others must have."""
     spoke = {t.rank for t in log.timeouts} | {rank for _, rank in log.progress}
     grouped = max((t.members for t in log.timeouts), default=0)
     size = max([*spoke, *log.heard, grouped - 1, log.world.size - 1 if log.world else 0]) + 1
@@ -353,7 +339,7 @@ def _silent_ranks(log: NcclLog) -> list[int]:
 
 
 def _absent_rank(log: NcclLog) -> Blamed | None:
-    """The one rank that did not wait in the collective in which all others did."""
+    """Return the one rank that did not wait in the collective in which all others did."""
     gone = _silent_ranks(log) if len({(t.seq, t.op) for t in log.timeouts}) == 1 else []
     if len(gone) != 1:
         return None
@@ -367,7 +353,7 @@ def _missing_words(log: NcclLog, gone: Sequence[int]) -> str:
 
 
 def _mismatch_words(log: NcclLog) -> str:
-    """The first number under which ranks gave up different collectives, in words; "" where there is none."""
+    """Describe the first number under which ranks gave up different collectives, or return ""."""
     under: dict[int, dict[tuple[str, int | None], set[int]]] = {}
     for t in log.timeouts:
         under.setdefault(t.seq, {}).setdefault((t.op, t.elements), set()).add(t.rank)
@@ -380,7 +366,7 @@ def _mismatch_words(log: NcclLog) -> str:
 
 
 def _late_rank(log: NcclLog) -> Blamed | None:
-    """The rank that had not asked for a collective on which the others of its group gave up."""
+    """Return the rank that had not called a collective on which the others of its group gave up."""
     groups: dict[str, list[int]] = {}
     for group, rank in log.progress:
         groups.setdefault(group, []).append(rank)
@@ -388,26 +374,26 @@ def _late_rank(log: NcclLog) -> Blamed | None:
         failed = min(log.progress[group, rank].failed for rank in ranks)
         late = [rank for rank in ranks if log.progress[group, rank].enqueued < failed]
         if 0 < len(late) < len(ranks):
-            said = f"{ranks_in_words(late)} never called collective {failed} of group {group}, on which the others waited"
-            return Culprit("late rank", late[0], None, said), ""
+            text = f"{ranks_in_words(late)} never called collective {failed} of group {group}, on which the others waited"
+            return Culprit("late rank", late[0], None, text), ""
     return None
 
 
 def _differing_calls(log: NcclLog) -> tuple[str, list[int]] | None:
-    """The first number under which ranks called different things: in words, and the ranks that most did not follow."""
+    """Return the first number under which calls differ, in words, and the ranks that deviate from the majority."""
     for (size, number), calls in sorted(log.issued.items()):
         for members in _callers_by_communicator(log, size, calls):
             (usual, many), *others = Counter(calls[who] for who in members).most_common()
             if others:
                 odd = [who for who in members if calls[who] != usual]
                 names, rest = (sorted(_rank(log, who) for who in group) for group in (odd, set(members) - set(odd)))
-                said = f"{ranks_in_words(names)} called {calls[odd[0]][0]} as number {number:x}, {ranks_in_words(rest)} {usual[0]}"
-                return said, names if many > len(members) / 2 else []
+                text = f"{ranks_in_words(names)} called {calls[odd[0]][0]} as number {number:x}, {ranks_in_words(rest)} {usual[0]}"
+                return text, names if many > len(members) / 2 else []
     return None
 
 
 def _callers_by_communicator(log: NcclLog, size: int, calls: dict[Who, tuple[str, ...]]) -> list[list[Who]]:
-    """Callers of one communicator; where its number is not told, all of one size, if no process has two of it."""
+    """Group callers by communicator. Those of unknown ones form a group if no process is twice in it."""
     by: dict[str, list[Who]] = {}
     for who in calls:
         by.setdefault(log.members.get(who, ("", 0))[0], []).append(who)
@@ -418,13 +404,13 @@ def _callers_by_communicator(log: NcclLog, size: int, calls: dict[Who, tuple[str
 
 
 def _rank(log: NcclLog, who: Who) -> int:
-    """Its rank, or the number of its device where the log does not tell ranks."""
-    known = log.members.get(who)
-    return known[1] if known else int(who[0].rsplit(":", 1)[-1] or 0)
+    """Return a rank, or the number of the device where the log names no ranks."""
+    member = log.members.get(who)
+    return member[1] if member else int(who[0].rsplit(":", 1)[-1] or 0)
 
 
 def _call_rows(log: NcclLog) -> Iterator[CollectiveRow]:
-    """Calls of the rank that made most of a kind, in all of its communicators of one size."""
+    """Yield the calls of the rank that made most of a kind, over all of its communicators of one size."""
     each: dict[tuple[str, int], dict[str, tuple[int, float]]] = {}
     for ((process, _), op, size), (count, nbytes) in log.calls.items():
         before = each.setdefault((op, size), {}).get(process, (0, 0.0))

@@ -27,7 +27,7 @@ _FAILED = [re.compile(wording) for wording in _TABLE["failed"]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """From rank to rank: P2P/IPC, P2P/CUMEM, P2P/direct, SHM, NET/IB … ``direct``: the NIC reads the GPU's memory."""
+    """A way from rank to rank: P2P/IPC, P2P/CUMEM, P2P/direct, SHM, NET/IB … ``direct``: the NIC reads the GPU's memory."""
 
     source: int
     target: int
@@ -42,9 +42,9 @@ class Communicator:
     size: int
     nodes: int = 0
     hosts: dict[int, str] = field(default_factory=dict)
-    begun: set[int] = field(default_factory=set)  # that said so and went no further
+    begun: set[int] = field(default_factory=set)  # that began and went no further
     complete: set[int] = field(default_factory=set)
-    opened: set[int] = field(default_factory=set)  # whose first line ends before it says what began
+    opened: set[int] = field(default_factory=set)  # whose first line ends before its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Timeout:
     op: str
     elements: int | None
     ran_s: float
-    members: int = 0  # of its group, by the elements that go in and come out; 0 where they do not tell
+    members: int = 0  # of its group, by the elements that go in and come out; 0 where that is unclear
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a rank stood in one group when the watchdog spoke: the work that failed, the last asked for, the last done."""
+    """Where a rank stood in one group when the watchdog spoke: the work that failed, the last enqueued, the last completed."""
 
     failed: int
     enqueued: int
@@ -73,7 +73,7 @@ Who = tuple[str, str]  # a process and its own name for a communicator
 
 @dataclass(slots=True)
 class NcclLog:
-    """What all lines say together; a mask of channels has a bit for each of them and of its connections."""
+    """The content of all lines together. A mask of channels has a bit for each of them and of its connections."""
 
     versions: dict[str, str] = field(default_factory=dict)  # of each process
     networks: Counter[str] = field(default_factory=Counter)
@@ -92,7 +92,7 @@ class NcclLog:
     timeouts: list[Timeout] = field(default_factory=list)
     progress: dict[tuple[str, int], Progress] = field(default_factory=dict)  # by group and rank
     starting: dict[str, tuple[str, int]] = field(default_factory=dict)  # each process's last start: communicator and rank
-    heard: set[int] = field(default_factory=set)  # ranks that PyTorch's own lines name
+    heard: set[int] = field(default_factory=set)  # ranks that PyTorch's lines name
     init_s: dict[int, float] = field(default_factory=dict)  # of the slowest rank, by the ranks of its communicator
     warnings: Counter[str] = field(default_factory=Counter)
     warned: dict[str, str] = field(default_factory=dict)  # each process's last warning
@@ -166,23 +166,23 @@ def _read_nccl_line(log: NcclLog, host: str, process: str, message: str, warning
     if any(word in message for word in _TABLE["counted_words"]):
         log.counted.update(name for name, pattern in _COUNTED if pattern.search(message))
     if ("NET" in message or "libibverbs" in message) and len(log.failures) < COUNT.most_warnings:
-        log.failures.update(found[0][: COUNT.most_text].strip() for pattern in _FAILED if (found := pattern.search(message)))
+        log.failures.update(match[0][: COUNT.most_text].strip() for pattern in _FAILED if (match := pattern.search(message)))
 
 
 def _chosen(log: NcclLog, name: str, times: int, least: int, most: int) -> None:
-    """How often NCCL chose an algorithm and protocol, and for which sizes."""
+    """Count the choice of an algorithm and protocol, and widen the range of its sizes."""
     before = log.tuned.get(name, (0, least, most))
     log.tuned[name] = before[0] + times, min(before[1], least), max(before[2], most)
 
 
 def _tuning_name(kind: str, word: str) -> str:
-    """An algorithm or a protocol, which older versions number."""
+    """Return the name of an algorithm or a protocol, which older versions number."""
     names: list[str] = _TABLE[kind]
     return names[int(word)] if word.isdecimal() and len(word) < 3 and int(word) < len(names) else word
 
 
 def _paths(log: NcclLog, message: str) -> None:
-    """The way of one channel between two ranks, a ring, or trees."""
+    """Read the way of one channel between two ranks, a ring, or trees."""
     if message.startswith("Trees "):
         for tree, rank, parent in SAYS.tree.findall(message[:200]):
             if tree == "0" and len(log.parents) < COUNT.most:
@@ -200,7 +200,7 @@ def _paths(log: NcclLog, message: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _transport(via: str) -> tuple[str, bool]:
-    """What a way is called, without the number of its NIC, and whether the NIC reads the GPU's memory.
+    """Return a transport without the number of its NIC, and whether the NIC reads the GPU's memory.
 
     >>> _transport("NET/AWS Libfabric/1(2)/GDRDMA/Shared comm 0x5 nRanks 08"), _transport("SHM/direct/direct")
     (('NET/AWS Libfabric', True), ('SHM', False))
@@ -214,12 +214,12 @@ def _transport(via: str) -> tuple[str, bool]:
 
 
 def _communicator(log: NcclLog, host: str, process: str, match: re.Match[str], message: str) -> None:
-    """Somebody's place in a communicator, whose number all of its ranks share where the version writes it."""
+    """Record a rank's place in a communicator, whose number all of its ranks share where the version prints it."""
     rank, size, who = int(match[2]), int(match[3]), (process, match[1])
     if len(log.members) >= COUNT.most and who not in log.members:
         return
-    known = SAYS.comm_id.search(message)
-    key = known[1] if known else log.members.get(who, (f"{size} ranks", 0))[0]
+    number = SAYS.comm_id.search(message)
+    key = number[1] if number else log.members.get(who, (f"{size} ranks", 0))[0]
     log.members[who] = (key, rank)
     comm = log.comms.setdefault(key, Communicator(size))
     comm.hosts[rank] = host
@@ -237,13 +237,13 @@ def _communicator(log: NcclLog, host: str, process: str, match: re.Match[str], m
 
 
 def _finish_start(log: NcclLog, process: str) -> None:
-    """What a process does after a start shows that it finished it, whether or not the text has the line."""
+    """Mark a start as finished by what follows it, whether or not the text has its last line."""
     if process and (last := log.starting.pop(process, None)):
         log.comms[last[0]].begun.discard(last[1])
 
 
 def _read_call(log: NcclLog, process: str, match: re.Match[str]) -> None:
-    """A call with its size: of the whole tensor, as everywhere."""
+    """Record a call with its size, which is that of the whole tensor."""
     op = OPS.get(match[1], "")
     dtype, size, who = int(match[4]), int(match[6]), (process, match[5])
     if not op or dtype >= len(ELEMENT_BYTES) or (len(log.calls) >= COUNT.most and (who, op, size) not in log.calls):
@@ -258,7 +258,7 @@ def _read_call(log: NcclLog, process: str, match: re.Match[str]) -> None:
 
 
 def _members(op: str, entering: int, leaving: int) -> int:
-    """How many ranks share out or gather what goes in: as often as one side holds the other.
+    """Return how many ranks share out or gather what goes in, which is how often one side fits into the other.
 
     >>> _members("_REDUCE_SCATTER_BASE", 4096, 512), _members("_ALLGATHER_BASE", 512, 4096), _members("ALLREDUCE", 8, 8)
     (8, 8, 0)
@@ -287,7 +287,7 @@ _JOINED = (
 
 
 def join_logs(logs: Iterable[NcclLog]) -> NcclLog:
-    """The files of several ranks as one log."""
+    """Join the files of several ranks into one log."""
     whole = NcclLog()
     for log in logs:
         for name in _JOINED:

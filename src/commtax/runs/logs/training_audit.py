@@ -38,11 +38,12 @@ from commtax.verbs.settling import resolve_question, settle
 COUNT, LEVEL = thresholds(__name__)
 
 _TABLE = table("runs/logs/training_plan.toml")
+CHANGES: Mapping[str, str] = table("runs/logs/log_causes.toml")["training"]
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedPlan:
-    """``options`` are those of a training question; "", 0 and None where the log does not say."""
+    """The plan of a log. ``options`` are those of a training question, and "", 0 or None stands for what it omits."""
 
     engine: str
     options: Mapping[str, object] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class LoggedPlan:
 
     @property
     def cluster(self) -> str:
-        """As many hosts of the chip as the run has GPUs; "" where either is not told."""
+        """As many hosts of the chip as the run has GPUs, or "" where either is unknown."""
         if not self.chip or not self.gpus:
             return ""
         each = catalog.chip(self.chip).gpus_per_host
@@ -62,12 +63,12 @@ class LoggedPlan:
 
 
 def logged_plan(log: TrainingLog) -> LoggedPlan:
-    """The plan, the model and the chip of a log."""
+    """Return the plan, the model and the chip of a log."""
     return _by_mesh(log) if log.program == "torchtitan" else _by_arguments(log)
 
 
 def _by_mesh(log: TrainingLog) -> LoggedPlan:
-    """torchtitan says its mesh, its batches, its model's name and its device."""
+    """Read torchtitan's mesh, batches, model name and device."""
     facts, sizes = log.facts, mesh(log.facts)
     options: dict[str, object] = dict(sizes)
     if batch := facts.get("batch"):
@@ -88,7 +89,7 @@ def _by_mesh(log: TrainingLog) -> LoggedPlan:
 
 
 def _chip(log: TrainingLog) -> str:
-    """The chip of the device's name whose memory is the one that was reported."""
+    """Return the chip with the device's name whose memory is nearest to the reported memory."""
     if "device" not in log.facts:
         return ""
     name, reported = log.facts["device"][0], float(log.facts["device"][1]) * GiB
@@ -102,14 +103,14 @@ def _chip(log: TrainingLog) -> str:
 
 
 def _by_arguments(log: TrainingLog) -> LoggedPlan:
-    """Megatron's dump is its command line, every argument spelled out; DeepSpeed's config has the batches."""
+    """Read Megatron's dump as its command line with every argument spelled out, and batches of DeepSpeed's config."""
     arguments = _flags_of_arguments(log.arguments)
     engine = _engine(log)
     if not arguments:
         return LoggedPlan(engine)
-    known = flags_of("megatron").flags
-    given = [(name, value) for name, value in arguments.items() if name in known]
-    words = [f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in given]
+    supported = flags_of("megatron").flags
+    arguments_read = [(name, value) for name, value in arguments.items() if name in supported]
+    words = [f"--{name}" if value == "True" else f"--{name} {shlex.quote(value)}" for name, value in arguments_read]
     world = arguments.get("world-size", "")
     axes = "tensor-model", "pipeline-model", "context"
     inner = math.prod(_count(arguments.get(f"{axis}-parallel-size", ""), 1) for axis in axes)
@@ -118,16 +119,16 @@ def _by_arguments(log: TrainingLog) -> LoggedPlan:
         launch = parse(f"torchrun --nproc-per-node={gpus} pretrain_gpt.py {' '.join(words)}")
     except Refusal as refusal:
         return LoggedPlan(engine, notes=(Note("arguments", f"the logged arguments make no plan: {refusal}"),))
-    told_all = "world-size" in arguments or "data-parallel-size" in arguments
-    options: dict[str, object] = {name: value for name, value in launch.options.items() if told_all or name != "dp"}
+    counts_replicas = "world-size" in arguments or "data-parallel-size" in arguments
+    options: dict[str, object] = {name: value for name, value in launch.options.items() if counts_replicas or name != "dp"}
     if chunks := launch.chunks_of(_count(arguments.get("num-layers", ""))):
         options |= CompareOptions(chunks=chunks)
     options |= CompareOptions(async_axes=tuple(axis for axis in str(launch.options.async_axes).split(",") if axis))
     try:
         model = _model(dict(launch.shape), arguments, log)
     except Refusal as refusal:
-        return LoggedPlan(engine, options, None, "", gpus if told_all else 0, (Note("arguments", f"no model: {refusal}"),))
-    return LoggedPlan(engine, options, model, "", gpus if told_all else 0)
+        return LoggedPlan(engine, options, None, "", gpus if counts_replicas else 0, (Note("arguments", f"no model: {refusal}"),))
+    return LoggedPlan(engine, options, model, "", gpus if counts_replicas else 0)
 
 
 def _engine(log: TrainingLog) -> str:
@@ -139,7 +140,7 @@ def _engine(log: TrainingLog) -> str:
 
 
 def _flags_of_arguments(arguments: Mapping[str, str]) -> dict[str, str]:
-    """Arguments by the names of flags, those that are set; what belongs to features that are off is left out."""
+    """Return the arguments that are set by flag names, leaving out those of features that are off."""
     made: dict[str, str] = {}
     for name, value in arguments.items():
         if value not in _TABLE["unset"]:
@@ -163,7 +164,7 @@ def _count(text: str, usual: int = 0) -> int:
 
 
 def _model(shape: dict[str, int], arguments: Mapping[str, str], log: TrainingLog) -> Model | None:
-    """The bundled model of these sizes, or one made of them; None where sizes are missing."""
+    """Return the bundled model of these sizes, else one made of them, or None where sizes are missing."""
     if not {"layers", "hidden", "heads"} <= shape.keys():
         return None
     vocab = int(log.facts["vocab"][0]) if "vocab" in log.facts else _count(arguments.get("padded-vocab-size", ""))
@@ -192,9 +193,9 @@ def _model(shape: dict[str, int], arguments: Mapping[str, str], log: TrainingLog
         return from_config({**config, "architectures": ["MixtralForCausalLM"]}, "logged")
     if gated:
         return from_config({**config, "architectures": ["LlamaForCausalLM"]}, "logged")
-    own = {"n_embd": hidden, "n_layer": shape["layers"], "n_head": heads, "n_inner": config["intermediate_size"]}
-    own |= {"n_positions": config["max_position_embeddings"], "vocab_size": vocab, "tie_word_embeddings": True}
-    return from_config({**own, "architectures": ["GPT2LMHeadModel"], "torch_dtype": config["torch_dtype"]}, "logged")
+    gpt = {"n_embd": hidden, "n_layer": shape["layers"], "n_head": heads, "n_inner": config["intermediate_size"]}
+    gpt |= {"n_positions": config["max_position_embeddings"], "vocab_size": vocab, "tie_word_embeddings": True}
+    return from_config({**gpt, "architectures": ["GPT2LMHeadModel"], "torch_dtype": config["torch_dtype"]}, "logged")
 
 
 _TAX_TABLE = table("runs/logs/taxes.toml")
@@ -205,12 +206,12 @@ class Tax:
     """Seconds of a step that are no useful arithmetic at the chip's peak."""
 
     code: str
-    said: str
+    title: str
     seconds: float
 
 
 def taxes(priced: StepBill, measured_s: float) -> list[Tax]:
-    """All seconds of the measured step but the useful ones, dearest first; the priced ones and what is left sum to it."""
+    """Return all seconds of the measured step but the useful ones, dearest first. They sum to it."""
     causal = priced.question.what_if.flops == "causal" or priced.mfu_definition.startswith("causal")
     ideal = float(priced.model_flops("causal") if causal else priced.model_flops())
     useful = ideal / float(priced.num_gpus * priced.peak_flops_per_s)
@@ -218,7 +219,7 @@ def taxes(priced: StepBill, measured_s: float) -> list[Tax]:
     again = _sum(x for x in compute if x.item.stage == "recompute")
     update = _sum(x for x in compute if x.item.part == "update" or x.item.stage in ("update", "once"))
     named = {axis: PARALLEL[axis].title.replace("-parallel size", " parallelism") for axis in TAXES} | _TAX_TABLE["named"]
-    found = [
+    taxes_of_step = [
         Tax("kernels", "kernels below the chip's peak", _sum(compute) - again - update - useful),
         Tax("recompute", "recomputation", again),
         Tax("update", "optimiser and accumulation", update),
@@ -227,22 +228,22 @@ def taxes(priced: StepBill, measured_s: float) -> list[Tax]:
         *(Tax(axis, named[axis], float(priced.exposed_on(axis))) for axis in TAXES),
         Tax("unexplained", "not explained by the plan", measured_s - float(priced.step_s)),
     ]
-    return sorted((t for t in found if t.seconds), key=lambda t: -t.seconds)
+    return sorted((t for t in taxes_of_step if t.seconds), key=lambda t: -t.seconds)
 
 
 def _sum(lines: Iterator[Line] | list[Line]) -> float:
     return float(sum(float(x.exposed_s) for x in lines))
 
 
-def tax_sentence(found: list[Tax], measured_s: float, mfu: float) -> str:
-    """Where 100 % of the GPUs' arithmetic went.
+def tax_sentence(step_taxes: list[Tax], measured_s: float, mfu: float) -> str:
+    """Describe where 100 % of the GPUs' arithmetic went.
 
     >>> tax_sentence([Tax("bubble", "pipeline bubble", 0.25), Tax("unexplained", "not explained by the plan", -0.1)], 1.0, 0.85)
     'of 100% of the peak: 85% MFU, 25% pipeline bubble, less 10% by which the step is faster than its price (9.1%)'
     """
-    left = next((t.seconds for t in found if t.code == "unexplained"), 0.0)
-    shares = [(t.seconds / measured_s, t.said) for t in found if t.code != "unexplained"]
-    parts = [f"{mfu:.0%} MFU", *(f"{share:.0%} {said}" for share, said in shares if abs(share) >= LEVEL.least)]
+    left = next((t.seconds for t in step_taxes if t.code == "unexplained"), 0.0)
+    shares = [(t.seconds / measured_s, t.title) for t in step_taxes if t.code != "unexplained"]
+    parts = [f"{mfu:.0%} MFU", *(f"{share:.0%} {title}" for share, title in shares if abs(share) >= LEVEL.least)]
     price = measured_s - left
     if left > 0:
         parts.append(f"{left / measured_s:.0%} not explained by the plan (the step is {left / price:.1%} slower than its price)")
@@ -251,24 +252,24 @@ def tax_sentence(found: list[Tax], measured_s: float, mfu: float) -> str:
     return f"of 100% of the peak: {', '.join(parts)}"
 
 
-def tax_causes(priced: StepBill, found: list[Tax], measured_s: float, measured_mfu: float) -> Iterator[Cause]:
+def tax_causes(priced: StepBill, step_taxes: list[Tax], measured_s: float, measured_mfu: float) -> Iterator[Cause]:
     offered = {c.code: c for c in counterfactuals(priced) if c.delta_s < 0}
-    for tax in found:
+    for tax in step_taxes:
         share = tax.seconds / measured_s
         if share < LEVEL.least:
             continue
-        said = f"{tax.said}: {format_seconds(tax.seconds)} of a step, {share:.1%}"
+        text = f"{tax.title}: {format_seconds(tax.seconds)} of a step, {share:.1%}"
         if tax.code == "unexplained":
             reasons = causes(priced, measured_mfu)[: COUNT.told] if 0 < measured_mfu <= 1 else []
             likely = "; ".join(f"{c.what} ({c.detail})" if c.detail else c.what for c in reasons)
-            yield Cause("unexplained", said, tax.seconds, share, likely)
+            yield Cause("unexplained", text, tax.seconds, share, likely)
         else:
             change, gain = _change(tax, offered, priced)
-            yield Cause(f"tax-{tax.code}", said, tax.seconds, share, change, gain)
+            yield Cause(f"tax-{tax.code}", text, tax.seconds, share, change, gain)
 
 
 def _change(tax: Tax, offered: Mapping[str, Counterfactual], priced: StepBill) -> tuple[str, str]:
-    """The what-if that saves most of those that lower a tax."""
+    """Return the what-if that saves most among those that lower a tax."""
     usual = ("bandwidth",) if tax.code in PARALLEL else ()
     best = min(
         (offered[code] for code in _TAX_TABLE["helps"].get(tax.code, usual) if code in offered),
@@ -286,7 +287,7 @@ DEVIATION = 1.4826  # of a normal distribution over its median absolute deviatio
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Since this iteration steps take longer than before."""
+    """The iteration since which steps take longer than before."""
 
     since: int
     before_s: float
@@ -299,7 +300,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of steps at the usual batch. ``deviation`` is relative; ``slow`` are single steps, with their excess."""
+    """Seconds of steps at the usual batch. ``deviation`` is relative, and ``slow`` are single steps, with their excess."""
 
     usual_s: float
     deviation: float
@@ -312,7 +313,7 @@ class Pace:
 
 
 def pace(steps: Sequence[TrainedStep]) -> Pace | None:
-    """The pace of the steps whose time is known; None where there is none."""
+    """Return the pace of the steps with a known time, or None where there is none."""
     timed = [s for s in steps if s.step_s]
     if not timed:
         return None
@@ -343,7 +344,6 @@ def pace(steps: Sequence[TrainedStep]) -> Pace | None:
 
 
 def _warm(seconds: Sequence[float]) -> int:
-    """How many of the first steps are warm-up."""
     usual, first = median(seconds), 0
     while first < len(seconds) * LEVEL.most_warm_up - 1 and seconds[first] > LEVEL.warm_up * usual:
         first += 1
@@ -351,11 +351,16 @@ def _warm(seconds: Sequence[float]) -> int:
 
 
 def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | None, int]:
-    """The one place from which on steps take longer, by least squares of smoothed logarithms; judged by medians."""
+    """Find the one place after which steps take longer, by least squares of smoothed logarithms, and judge it by medians."""
     n = len(seconds)
     if n < 2 * COUNT.least_side:
         return None, n
-    logs = np.log(_running_medians(seconds))
+    smooth: Column = np.array(seconds, dtype=float)
+    if n >= 2 * COUNT.smoothed:  # running medians
+        half = COUNT.smoothed // 2
+        padded = np.concatenate([smooth[:half], smooth, smooth[-half:]])
+        smooth = np.median(np.lib.stride_tricks.sliding_window_view(padded, COUNT.smoothed), axis=1)
+    logs = np.log(smooth)
     sums, squares = np.cumsum(logs), np.cumsum(logs**2)
     at = np.arange(COUNT.least_side, n - COUNT.least_side + 1)
     left = squares[at - 1] - sums[at - 1] ** 2 / at
@@ -369,47 +374,36 @@ def _shift(indices: Sequence[int], seconds: Sequence[float]) -> tuple[Shift | No
     return Shift(indices[split], low, high), split
 
 
-def _running_medians(seconds: Sequence[float]) -> Column:
-    given = np.array(seconds, dtype=float)
-    if len(given) < 2 * COUNT.smoothed:
-        return given
-    half = COUNT.smoothed // 2
-    padded = np.concatenate([given[:half], given, given[-half:]])
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, COUNT.smoothed), axis=1))
-
-
 OTHER_RUN = "other hardware, software or options than was said; the taxes say where the time goes"
-COMPARED = ("params_dtype", "transformer_impl", "optimizer")  # arguments that two runs may differ in beside their plans
-BATCH_NAMES = ("global_batch_size", "train_batch_size")  # Megatron's and DeepSpeed's
 MEMORY_MODEL = "a model of what is allocated: allocators and libraries take more"
 
 
 def audit_training(log: TrainingLog, claim: Claim | None, name: str = "log") -> Section:
-    """What happened step by step; with a claim (or where the log itself tells enough) whether it should have."""
-    told, went = logged_plan(log), pace(log.steps)
-    priced, why = _price_step(log, told, claim)
-    notes = [*log.notes, *told.notes, *_notes(log, went)]
+    """Report what happened step by step, and compare it with a claim or with the logged plan where that is complete."""
+    logged, went = logged_plan(log), pace(log.steps)
+    priced, why = _price_step(log, logged, claim)
+    notes = [*log.notes, *logged.notes, *_notes(log, went)]
     findings, causes = list(_figures(log, went, priced, claim)), list(_pace_causes(log, went))
     if priced is not None and (measured := _step_s(log, went, priced)):
-        found, mfu = taxes(priced, measured), _mfu(priced, measured)
-        notes.append(Note("taxes", tax_sentence(found, measured, mfu)))
+        step_taxes, mfu = taxes(priced, measured), _mfu(priced, measured)
+        notes.append(Note("taxes", tax_sentence(step_taxes, measured, mfu)))
         notes.append(Note("mfu", f"MFU counts {priced.mfu_definition}"))
-        causes += tax_causes(priced, found, measured, mfu)
+        causes += tax_causes(priced, step_taxes, measured, mfu)
     elif why:
         notes.append(Note("not-priced", why))
-    plan = list(_plan(log, told, claim)) if claim else []
+    plan = list(_plan(log, logged, claim)) if claim else []
     causes.sort(key=lambda c: -(c.share or 0.0))
-    return Section("training", (name,), (*plan, *findings), tuple(notes), causes=tuple(causes), facts=_facts(log, told))
+    return Section("training", (name,), (*plan, *findings), tuple(notes), causes=tuple(causes), facts=_facts(log, logged))
 
 
-def _price_step(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> tuple[StepBill | None, str]:
-    """The step of the run, or why it has no price."""
-    model = claim.question.model if claim else told.model
-    cluster = claim.question.cluster if claim else told.cluster
+def _price_step(log: TrainingLog, logged: LoggedPlan, claim: Claim | None) -> tuple[StepBill | None, str]:
+    """Return the priced step of the run, or why it has no price."""
+    model = claim.question.model if claim else logged.model
+    cluster = claim.question.cluster if claim else logged.cluster
     if model is None or not cluster:
         lacks = [what for what, there in (("the model (--model)", model), ("the GPUs (--cluster)", cluster)) if not there]
         return None, f"the log does not tell {' and '.join(lacks)}: the MFU is not explained"
-    options = _options(log, told, claim)
+    options = _options(log, logged, claim)
     if "batch" not in options or "context" not in options:
         return None, "the log does not tell the batch and the length of its sequences: say --global-batch and --context"
     try:
@@ -418,41 +412,43 @@ def _price_step(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> tupl
         return None, f"the logged plan has no price here: {refusal}"
 
 
-def _options(log: TrainingLog, told: LoggedPlan, claim: Claim | None) -> dict[str, object]:
-    """The options of the training question: what the user says, else what the log says."""
-    options: dict[str, object] = {k: v for k, v in told.options.items() if v is not None}
-    asked = claim.question if claim else None
-    options |= _given_options(asked) if asked else {}
+def _options(log: TrainingLog, logged: LoggedPlan, claim: Claim | None) -> dict[str, object]:
+    """Return the options of the training question, from the claim or else from the log."""
+    options: dict[str, object] = {k: v for k, v in logged.options.items() if v is not None}
+    question = claim.question if claim else None
+    options |= _options_of(question) if question else {}
     if claim and claim.context:
         options["context"] = claim.context
     *inner, dp = (_whole(options.get(axis, 0)) for axis in AXES)
-    if not dp and asked:  # replicas that nobody counts follow from the GPUs
-        dp = (told.gpus or asked.cluster.num_gpus) // math.prod(size or 1 for size in inner)
+    if not dp and question:  # replicas without a stated number follow from the GPUs
+        dp = (logged.gpus or question.cluster.num_gpus) // math.prod(size or 1 for size in inner)
     dp = max(1, dp)
-    over_all = options.pop("global_batch", 0) or (asked.goal.global_batch if asked else 0) or _batch(log)
+    over_all = options.pop("global_batch", 0) or (question.goal.global_batch if question else 0) or _batch(log)
     if over_all:
         options["batch"] = batch = max(1, _whole(over_all) // dp)
         options["micro_batch"] = min(_whole(options.get("micro_batch", 1)), batch)
     elif claim and claim.batch:
         options["batch"] = claim.batch
-    engine = asked.engine.key if asked and asked.trains and asked.engine.key != PHASES["train"].engine else told.engine
-    return {**options, **CompareOptions(dp=dp, phase="train", engine=engine, profile=asked.profile if asked else None)}
+    engine = (
+        question.engine.key if question and question.trains and question.engine.key != PHASES["train"].engine else logged.engine
+    )
+    return {**options, **CompareOptions(dp=dp, phase="train", engine=engine, profile=question.profile if question else None)}
 
 
-def _given_options(asked: Question) -> dict[str, object]:
-    """What of the question is not as it is when nobody says anything."""
-    plain = Question(asked.model, asked.cluster, asked.engine)
-    said: dict[str, object] = {axis: getattr(asked.plan, axis) for axis in SIZES if getattr(asked.plan, axis) != 1}
+def _options_of(question: Question) -> dict[str, object]:
+    """Return the options of a question that differ from the defaults."""
+    plain = Question(question.model, question.cluster, question.engine)
+    options: dict[str, object] = {axis: getattr(question.plan, axis) for axis in SIZES if getattr(question.plan, axis) != 1}
     for name in ("recompute", "schedule", "chunks"):
-        said |= {name: value} if (value := getattr(asked.plan, name)) != getattr(plain.plan, name) else {}
-    usual, plan = asked.engine.trains, asked.plan
-    said |= CompareOptions(dtype=plan.weights_dtype) if plan.weights_dtype else {}
-    said |= CompareOptions(sequence_parallel=True) if plan.sequence_parallel and not usual.sequence_parallel else {}
-    said |= CompareOptions(micro_batch=asked.micro_batch) if asked.micro_batch != 1 else {}
-    said |= CompareOptions(global_batch=asked.goal.global_batch) if asked.goal.global_batch else {}
-    said |= CompareOptions(zero=plan.zero) if plan.zero != usual.zero else {}
-    said |= CompareOptions(eager=True) if asked.what_if.eager else {}
-    return said
+        options |= {name: value} if (value := getattr(question.plan, name)) != getattr(plain.plan, name) else {}
+    usual, plan = question.engine.trains, question.plan
+    options |= CompareOptions(dtype=plan.weights_dtype) if plan.weights_dtype else {}
+    options |= CompareOptions(sequence_parallel=True) if plan.sequence_parallel and not usual.sequence_parallel else {}
+    options |= CompareOptions(micro_batch=question.micro_batch) if question.micro_batch != 1 else {}
+    options |= CompareOptions(global_batch=question.goal.global_batch) if question.goal.global_batch else {}
+    options |= CompareOptions(zero=plan.zero) if plan.zero != usual.zero else {}
+    options |= CompareOptions(eager=True) if question.what_if.eager else {}
+    return options
 
 
 def _whole(value: object) -> int:
@@ -464,19 +460,13 @@ def _batch(log: TrainingLog) -> float:
     return median(batches) if batches else 0.0
 
 
-def _logged_batch(log: TrainingLog) -> float:
-    """The global batch of the arguments, where no step's line has it."""
-    said = next((log.arguments[name] for name in BATCH_NAMES if name in log.arguments), "")
-    return float(said) if said.isdecimal() and len(said) < 16 else 0.0
-
-
 def _mfu(priced: StepBill, measured_s: float) -> float:
-    """The MFU of the measured step, by the FLOPs that the price counts."""
+    """Return the MFU of the measured step, by the FLOPs that the price counts."""
     return float(priced.mfu) * float(priced.step_s) / measured_s
 
 
 def _rate(log: TrainingLog, went: Pace | None, figure: str) -> float | None:
-    """The median of a figure over the steps that count; None where no line says."""
+    """Return the median of a figure over the steps that count, or None where no line has it."""
     warm = {s.index for s in went.warm_up} if went else set[int]()
     steps = [s for s in log.steps if s.index not in warm and (s.step_s or went is None)]
     values = [v for s in steps if (v := getattr(s, figure))]
@@ -484,7 +474,7 @@ def _rate(log: TrainingLog, went: Pace | None, figure: str) -> float | None:
 
 
 def _step_s(log: TrainingLog, went: Pace | None, priced: StepBill | None) -> float | None:
-    """Seconds of the usual step: as logged, else as the tokens of a second tell them for the batch that is priced."""
+    """Return the seconds of the usual step as logged, else from the tokens a second and the priced batch."""
     if went:
         return went.usual_s
     rate = _rate(log, went, "tokens_per_s")
@@ -492,7 +482,7 @@ def _step_s(log: TrainingLog, went: Pace | None, priced: StepBill | None) -> flo
 
 
 def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim: Claim | None) -> Iterator[Finding]:
-    """Step time, rates, utilisation and memory, beside their prices where there are any."""
+    """Yield step time, rates, utilisation and memory, beside their prices where there are any."""
     tolerance = claim.tolerance if claim else levels("runs.evidence.finding").seconds_tolerance
     step_s, measured = float(priced.step_s) if priced else None, _step_s(log, went, priced)
     figures = ("tokens_per_s", "samples_per_s", "flops_per_s", "mfu")
@@ -501,7 +491,8 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield Finding("spread of steps", None, went.deviation, "share", reason=f"over {plural(went.counted, 'logged step')}")
     if measured:
         step = Finding("step", step_s, measured, "s", tolerance, OTHER_RUN if priced else "", evidence=bool(priced))
-        yield _seconds(step, priced)
+        why = reason_assumed(priced) if priced else ""  # a verdict needs a price that rests on measurements
+        yield step.unsure(why) if why else step.judged()
     if priced and measured:
         tokens = float(priced.tokens) / float(priced.num_gpus)
         yield Finding("tokens/s per GPU", tokens / float(priced.step_s), tokens_per_s or tokens / measured, "", tolerance)
@@ -509,7 +500,8 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
         yield Finding("MFU", float(priced.mfu), _mfu(priced, measured), "share", tolerance, why)
     elif tokens_per_s:
         yield Finding("tokens/s per GPU", None, tokens_per_s)
-    if batch := _batch(log) or _logged_batch(log):
+    argument = next((log.arguments[name] for name in _TABLE["batch_names"] if name in log.arguments), "")
+    if batch := _batch(log) or (float(argument) if argument.isdecimal() and len(argument) < 16 else 0.0):
         yield Finding("global batch, sequences", None, batch)
     if samples_per_s:
         yield Finding("samples/s", None, samples_per_s)
@@ -519,50 +511,43 @@ def _figures(log: TrainingLog, went: Pace | None, priced: StepBill | None, claim
     if mfu:
         yield Finding("logged MFU", None, mfu, "share", reason="as the program counts it")
     yield from _clocks(log, measured)
-    held = [*log.memory_bytes.values(), *(s.memory_bytes for s in log.steps if s.memory_bytes)]
-    if held:
+    memory = [*log.memory_bytes.values(), *(s.memory_bytes for s in log.steps if s.memory_bytes)]
+    if memory:
         ours = float(priced.memory_bytes_per_rank) if priced else None
-        yield Finding("memory of the fullest rank", ours, max(held), "bytes", tolerance, MEMORY_MODEL if priced else "")
+        yield Finding("memory of the fullest rank", ours, max(memory), "bytes", tolerance, MEMORY_MODEL if priced else "")
 
 
 def _clocks(log: TrainingLog, step_s: float | None) -> Iterator[Finding]:
-    """The program's own clocks that take a part of the step, the longest first; some are inside of others."""
-    told = [t for t in log.timers if not step_s or LEVEL.small * step_s <= t.high_s <= step_s * (1 + LEVEL.uneven)]
-    again = {t.name.removesuffix("_microstep") for t in told if t.name.endswith("_microstep")}  # the same over a whole step
-    for timer in sorted((t for t in told if t.name not in again), key=lambda t: -t.high_s)[: COUNT.most_clocks]:
+    """Yield the program's timers that take a part of the step, longest first. Some are inside of others."""
+    timers = [t for t in log.timers if not step_s or LEVEL.small * step_s <= t.high_s <= step_s * (1 + LEVEL.uneven)]
+    again = {t.name.removesuffix("_microstep") for t in timers if t.name.endswith("_microstep")}  # the same over a whole step
+    for timer in sorted((t for t in timers if t.name not in again), key=lambda t: -t.high_s)[: COUNT.most_clocks]:
         share = f"{timer.high_s / step_s:.1%} of the step" if step_s else ""
         yield Finding(Note("clock", f"clock {timer.name}"), None, timer.high_s, "s", reason=share, of=timer.name)
 
 
-def _seconds(finding: Finding, priced: StepBill | None) -> Finding:
-    """Decided only where the price rests on measurements."""
-    why = reason_assumed(priced) if priced else ""
-    return finding.unsure(why) if why else finding.judged()
-
-
-def _plan(log: TrainingLog, told: LoggedPlan, claim: Claim) -> Iterator[Finding]:
-    """Model, chip and sizes that the user says against those that the log says."""
-    yield from identity_findings(claim, told.model.key if told.model else "", " ".join(log.facts.get("device", ())))
+def _plan(log: TrainingLog, logged_run: LoggedPlan, claim: Claim) -> Iterator[Finding]:
+    """Compare the claimed model, chip and sizes with the log."""
+    yield from identity_findings(claim, logged_run.model.key if logged_run.model else "", " ".join(log.facts.get("device", ())))
     for axis in SIZES:
-        said, logged = int(getattr(claim.plan, axis)), told.options.get(axis)
-        if said != 1 and logged is not None:
-            yield Finding(PARALLEL[axis].title, said, _whole(logged), reason=f"the run was started with {axis} {logged}").judged()
+        wanted, logged = int(getattr(claim.plan, axis)), logged_run.options.get(axis)
+        if wanted != 1 and logged is not None:
+            yield Finding(PARALLEL[axis].title, wanted, _whole(logged), reason=f"the run was started with {axis} {logged}").judged()
 
 
 def _pace_causes(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
     if went and (shift := went.shift):
         now, then = format_seconds(shift.after_s), format_seconds(shift.before_s)
-        said = f"since iteration {shift.since:,} a step takes {now} instead of {then}"
+        text = f"since iteration {shift.since:,} a step takes {now} instead of {then}"
         cost = shift.after_s - shift.before_s
-        what = "look at what changed then: clocks, a host, the data, the checkpoint's disk"
-        yield Cause("slower-since", f"{said} ({shift.factor - 1:+.0%})", cost, cost / shift.after_s, what)
+        yield Cause("slower-since", f"{text} ({shift.factor - 1:+.0%})", cost, cost / shift.after_s, CHANGES["slower-since"])
     if went and went.slow:
         some = ", ".join(f"{i:,}" for i, _ in went.slow[:5])
         worst = max(s for _, s in went.slow)
         often = f", every {went.period:,} iterations" if went.period else ""
-        said = f"{plural(len(went.slow), 'step')} took up to {format_seconds(worst)} (iterations {some}{often})"
-        what = "checkpoints or evaluation: write them beside training" if went.period else "a late rank, the data or a retry"
-        yield Cause("slow-steps", f"{said}: {went.slow_share:.1%} of the time", None, went.slow_share, what)
+        text = f"{plural(len(went.slow), 'step')} took up to {format_seconds(worst)} (iterations {some}{often})"
+        change = CHANGES["regular-slow-steps" if went.period else "slow-steps"]
+        yield Cause("slow-steps", f"{text}: {went.slow_share:.1%} of the time", None, went.slow_share, change)
     for code, what in (("skipped", "skipped (its loss scale was too high)"), ("nan", "lost to values that are no numbers")):
         lost = sum(getattr(s, code) or 0.0 for s in log.steps)
         if lost:
@@ -571,16 +556,15 @@ def _pace_causes(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
 
 
 def _uneven(log: TrainingLog, went: Pace | None) -> Iterator[Cause]:
-    """Clocks of the program that ranks disagree on."""
+    """Report the program's timer on which ranks differ most."""
     if went is None:
         return
     for timer in sorted(log.timers, key=lambda t: t.low_s - t.high_s):
         apart = timer.high_s - timer.low_s
         if apart >= LEVEL.uneven * went.usual_s and not timer.name.endswith("setup"):
             low, high = format_seconds(timer.low_s), format_seconds(timer.high_s)
-            said = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
-            what = "stages of unequal work, or a slow rank: compare ranks of one stage"
-            yield Cause("uneven-ranks", said, apart, apart / went.usual_s, what)
+            text = f"{timer.name}: {low} on the quickest rank, {high} on the slowest"
+            yield Cause("uneven-ranks", text, apart, apart / went.usual_s, CHANGES["uneven-ranks"])
             return
 
 
@@ -599,10 +583,10 @@ def _notes(log: TrainingLog, went: Pace | None) -> Iterator[Note]:
         yield Note("restarts", f"the run started again {plural(log.restarts, 'time')}; its longest part is told")
 
 
-def _facts(log: TrainingLog, told: LoggedPlan) -> dict[str, str]:
-    facts = {"program": log.program, "engine": told.engine}
-    facts |= {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in told.options.items()}
-    facts |= {"model": told.model.key} if told.model else {}
+def _facts(log: TrainingLog, logged: LoggedPlan) -> dict[str, str]:
+    facts = {"program": log.program, "engine": logged.engine}
+    facts |= {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in logged.options.items()}
+    facts |= {"model": logged.model.key} if logged.model else {}
     facts |= {name: " ".join(words) for name, words in log.facts.items() if name in ("device", "model", "sharded", "peak")}
-    facts |= {"gpus": str(told.gpus)} if told.gpus else {}
-    return facts | {name: log.arguments[name] for name in COMPARED if name in log.arguments}
+    facts |= {"gpus": str(logged.gpus)} if logged.gpus else {}
+    return facts | {name: log.arguments[name] for name in _TABLE["compared"] if name in log.arguments}

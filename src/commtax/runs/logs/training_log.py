@@ -1,4 +1,4 @@
-"""Logs of training runs: how long each step took, what came of it, and what the program says that it was told.
+"""Logs of training runs: how long each step took, its results, and the program's arguments.
 
 Megatron-LM, Megatron-Core, Megatron-DeepSpeed, GPT-NeoX, NeMo and Megatron-Bridge print a line of ``name: value`` between bars for
 every few iterations and their arguments at the start; torchtitan and MaxText a line of ``name: value`` a step; DeepSpeed samples a
@@ -33,13 +33,11 @@ _NAMES: Mapping[str, tuple[str, float]] = {
     for name in names
 }
 Figures = dict[str, float]
-_PROGRAMS = ("megatron", "bridge", "torchtitan", "maxtext", "composer", "lightning", "deepspeed", "deepspeed clocks", "trainer")
-_UNNUMBERED = ("bridge", "deepspeed clocks")  # whose lines count where several print, those that say most first
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """One line of a log: figures of an iteration, of one GPU where they are rates; None where the line does not say."""
+    """One line of a log: figures of an iteration, rates of one GPU, and None where the line has no such figure."""
 
     index: int
     step_s: float | None = None
@@ -56,7 +54,7 @@ class TrainedStep:
 
 @dataclass(frozen=True, slots=True)
 class ProgramTimer:
-    """One of the program's own clocks, an iteration: the quickest and the slowest rank, medians over what was printed."""
+    """One of the program's timers, an iteration: the quickest and the slowest rank, medians over what was printed."""
 
     name: str
     low_s: float
@@ -65,11 +63,11 @@ class ProgramTimer:
 
 @dataclass(frozen=True, slots=True)
 class TrainingLog:
-    """What one log says. ``steps`` are those of its longest run without a restart."""
+    """The content of one log. ``steps`` are those of its longest run without a restart."""
 
     program: str  # megatron | bridge | torchtitan | maxtext | composer | lightning | deepspeed | trainer
     steps: tuple[TrainedStep, ...]
-    last: int = 0  # the iteration that the run was to end with; 0: not told
+    last: int = 0  # the iteration that the run was to end with; 0: unknown
     restarts: int = 0
     arguments: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -79,7 +77,7 @@ class TrainingLog:
 
 
 def looks_like(text: str) -> bool:
-    """Whether a line of a training step stands in a text."""
+    """Return whether a text holds the line of a training step."""
     stepped = (SAYS.colour.sub("", line) for line in lines_with(SAYS.stepped, text, COUNT.line_chars))
     return any(_read_step(line) or ("consumed samples:" in line and SAYS.iteration.search(line)) for line in stepped)
 
@@ -88,47 +86,38 @@ def parse(text: str) -> TrainingLog:
     reading = _TrainingReading()
     for line in _lines(text):
         reading.take(line)
-    return reading.told()
+    return reading.result()
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines without colours; those that a terminal or a page broke off are one again."""
+    """Yield lines without colours, rejoined where a terminal or a page broke them."""
     plain = (SAYS.colour.sub("", line) if "\x1b" in line else line for line in short_lines(text, COUNT.line_chars))
-    begun: list[str] = []  # of an iteration
+    begun, parts = "", 0  # a line of an iteration, joined of so many
     for line in plain:
-        if begun and _continues(begun, line):
-            begun.append(line)
+        if begun and parts < COUNT.most_wrapped and _continues(begun, line):
+            # A break after a bar is a space, and one inside a word is nothing.
+            begun = f"{begun.rstrip()} {line.lstrip()}" if begun.rstrip().endswith("|") else begun + line
+            parts += 1
             continue
         if begun:
-            yield _join_line(begun)
-            begun = []
-        if "iteration" in line and SAYS.iteration.search(line):
-            begun = [line]
-        else:
+            yield begun[: COUNT.line_chars]
+        begins = "iteration" in line and SAYS.iteration.search(line) is not None
+        begun, parts = (line, 1) if begins else ("", 0)
+        if not begins:
             yield line
     if begun:
-        yield _join_line(begun)
+        yield begun[: COUNT.line_chars]
 
 
-def _continues(begun: list[str], line: str) -> bool:
-    """Whether a line goes on with an iteration's: with a name, a value and a bar, or with the rest of what was broken off."""
-    if len(begun) >= COUNT.most_wrapped or "|" not in line or line.startswith("["):
+def _continues(begun: str, line: str) -> bool:
+    """Return whether a line continues an iteration's: a name, a value and a bar, or the rest of what was broken off."""
+    if "|" not in line or line.startswith("[") or SAYS.others.search(line) or SAYS.iteration.search(line):
         return False
-    if SAYS.others.search(line) or SAYS.iteration.search(line):
-        return False
-    return not begun[-1].rstrip().endswith("|") or SAYS.goes_on.match(line) is not None
-
-
-def _join_line(parts: list[str]) -> str:
-    """One line: a break after a bar is a space, and one inside a word is nothing."""
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = f"{whole.rstrip()} {part.lstrip()}" if whole.rstrip().endswith("|") else whole + part
-    return whole[: COUNT.line_chars]
+    return not begun.rstrip().endswith("|") or SAYS.goes_on.match(line) is not None
 
 
 def _read_step(line: str) -> tuple[str, int, int, Figures] | None:
-    """The program of a step's line, its iteration, the last one, and its figures."""
+    """Return the program of a step's line, its iteration, the last one, and its figures."""
     if "iteration" in line and (match := SAYS.iteration.search(line)):
         parts = (part.rpartition(": ") for part in (line[: match.start()] + line[match.end() :]).split("|")[:60])
         figures = _figures((name.rpartition("]")[2], value) for name, _, value in parts)
@@ -136,9 +125,9 @@ def _read_step(line: str) -> tuple[str, int, int, Figures] | None:
     if "step" in line and (match := SAYS.titan.search(line)):
         return "torchtitan", int(match[1]), 0, _figures(SAYS.pair.findall(line, match.end()))
     if "SamplesPerSec=" in line and (match := SAYS.deepspeed.search(line)):
-        now, held = SAYS.current.search(line), SAYS.allocated.search(line)
+        now, allocated = SAYS.current.search(line), SAYS.allocated.search(line)
         figures = {"samples_per_s": _float((now or match)[1 if now else 2])}
-        return "deepspeed", int(match[1]), 0, figures | ({"memory_bytes": _float(held[1]) * GiB} if held else {})
+        return "deepspeed", int(match[1]), 0, figures | ({"memory_bytes": _float(allocated[1]) * GiB} if allocated else {})
     if "_microstep: " in line and (match := SAYS.clocks.search(line)):
         clocks = {name: _float(ms) * 1e-3 for name, ms in SAYS.micro.findall(line, match.end())}
         return "deepspeed clocks", 0, 0, {"step_s": sum(clocks.get(name, 0.0) for name in _PARTS)}
@@ -161,18 +150,18 @@ def _read_step(line: str) -> tuple[str, int, int, Figures] | None:
 
 
 def _figures(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Figures:
-    """Figures by our names; of ``13372.8/13364.7`` (this iteration and the mean) the first counts."""
-    found: Figures = {}
+    """Return figures under our names. Of ``13372.8/13364.7`` (this iteration and the mean) the first counts."""
+    figures: Figures = {}
     for name, value in pairs:
         figure, scale = _NAMES.get(name.lower().replace(" ", "").strip(), ("", 0.0))
         match = SAYS.value.match(value) if scale else None
-        if match and figure not in found and 0 <= (said := _float(match[1]) * scale) <= LEVEL.most_figure:
-            found[figure] = said
-    return found
+        if match and figure not in figures and 0 <= (number := _float(match[1]) * scale) <= LEVEL.most_figure:
+            figures[figure] = number
+    return figures
 
 
 def _float(text: str) -> float:
-    """A number as programs write it.
+    """Return a number as programs write it.
 
     >>> _float("5,762"), _float("1.5E-02"), _float("1.2.3")
     (5762.0, 0.015, 0.0)
@@ -202,13 +191,13 @@ class _TrainingReading:
             self.open.update(_figures([(match[1], match[2])]))
             return
         self._close()
-        if found := _read_step(line):
-            program, number, last, figures = found
+        if step := _read_step(line):
+            program, number, last, figures = step
             self.last = max(self.last, last)
             if program == "composer":
                 self.open, self.number = figures, number
                 return
-            if program in _UNNUMBERED:
+            if program in _TABLE["unnumbered"]:
                 number = 1 + sum(map(len, self.runs.get(program, [])))
             if program == "bridge":  # which stands before the line of its iteration
                 self.ahead = dict(figures)
@@ -223,9 +212,9 @@ class _TrainingReading:
             self._argued(line)
         elif "time (ms) |" in line:
             self._timed([(*part.rpartition(": ")[::2], "") for part in line.split("|")[1:200]])
-        elif "memory (MB)" in line and (held := SAYS.memory.search(line)) and len(self.memory) < COUNT.most_names:
-            rank = int(held[1])
-            self.memory[rank] = max(self.memory.get(rank, 0.0), _float(held[2]) * 2**20)
+        elif "memory (MB)" in line and (memory := SAYS.memory.search(line)) and len(self.memory) < COUNT.most_names:
+            rank = int(memory[1])
+            self.memory[rank] = max(self.memory.get(rank, 0.0), _float(memory[2]) * 2**20)
         for name, (mark, pattern) in _FACTS.items():
             if mark in line and name not in self.facts and (fact := pattern.search(line)):
                 self.facts[name] = fact.groups()
@@ -236,7 +225,7 @@ class _TrainingReading:
             self.open = None
 
     def _keep(self, program: str, number: int, figures: Figures, at_s: float | None) -> None:
-        """A step; several ranks may print it, and a run that starts again counts anew."""
+        """Keep a step. Several ranks may print it, and a run that starts again counts anew."""
         runs = self.runs.setdefault(program, [{}])
         if number < self.newest.get(program, number) - 1:
             runs.append({})
@@ -253,7 +242,7 @@ class _TrainingReading:
         runs[-1][number] = TrainedStep(number, at_s=at_s, **figures)
 
     def _argued(self, line: str) -> None:
-        """An argument, or a clock's range over the ranks."""
+        """Read an argument, or a timer's range over the ranks."""
         if times := SAYS.times.match(line):
             self._timed([(times[1], times[3], times[4])])
         elif (argument := SAYS.argument.match(line)) and len(self.arguments) < COUNT.most_names:
@@ -265,10 +254,10 @@ class _TrainingReading:
             if kept is not None and len(kept) < COUNT.most_times and low:
                 kept.append((_float(low) * 1e-3, _float(high or low) * 1e-3))
 
-    def told(self) -> TrainingLog:
-        """The log; of several programs' lines the one counts that says most of a step."""
+    def result(self) -> TrainingLog:
+        """Return the log. Where several programs printed lines, the one with the most about a step counts."""
         self._close()
-        program = next((p for p in _PROGRAMS if p in self.runs), "")
+        program = next((p for p in _TABLE["programs"] if p in self.runs), "")
         runs = self.runs.get(program, [{}])
         steps = max(runs, key=len)
         memory = dict(self.memory)
@@ -292,19 +281,19 @@ class _TrainingReading:
 
 
 def _clock(line: str) -> float | None:
-    """Seconds of the clock that a line says, in the log's own zone."""
-    found = SAYS.when.search(line[:200])
-    if not found:
+    """Return the seconds of a line's clock, in the log's time zone."""
+    match = SAYS.when.search(line[:200])
+    if not match:
         return None
     try:
-        moment = datetime.fromisoformat(f"{found[1]}T{found[2]}")
+        moment = datetime.fromisoformat(f"{match[1]}T{match[2]}")
     except ValueError:
         return None
-    return moment.timestamp() + _float(f"0.{found[3] or 0}")
+    return moment.timestamp() + _float(f"0.{match[3] or 0}")
 
 
 def _with_seconds(steps: list[TrainedStep], program: str, facts: Mapping[str, tuple[str, ...]]) -> tuple[TrainedStep, ...]:
-    """Steps with their seconds where a program prints none: by rates and batches, else by the clock between two lines."""
+    """Fill in the seconds of steps where a program prints none, by rates and batches, else by the clock between lines."""
     local, over_all, length = (_float(word) for word in facts.get("batch", ("0", "0", "0")))
     sizes = mesh(facts)
     *inner, dp = (sizes.get(axis, 0) for axis in AXES)
@@ -324,13 +313,13 @@ def _with_seconds(steps: list[TrainedStep], program: str, facts: Mapping[str, tu
 
 
 def mesh(facts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Sizes of the axes that torchtitan says; replicas and shards together are ``dp``.
+    """Return the sizes of torchtitan's axes. Replicas and shards together are ``dp``.
 
     >>> mesh({"mesh": ("'dp', 'tp'", "2, 4")})
     {'tp': 4, 'dp': 2}
     """
-    if told := facts.get("mesh"):
-        words = list(zip(told[0].split(","), told[1].split(","), strict=False))
+    if dimensions := facts.get("mesh"):
+        words = list(zip(dimensions[0].split(","), dimensions[1].split(","), strict=False))
     else:
         words = [w.partition("=")[::2] for w in facts.get("axes", ("",))[0].split(", ")]
     pairs = [(name.strip(" '\""), int(size)) for name, size in words if re.fullmatch(r"\s*+0*+[1-9]\d{0,8}\s*+", size, re.A)]

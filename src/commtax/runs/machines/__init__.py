@@ -1,1 +1,1 @@
-"""What a machine says of its GPUs and links; each with its audit."""
+"""What a machine reports of its GPUs and links, and its audit."""

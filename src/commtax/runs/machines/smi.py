@@ -6,6 +6,7 @@ States in other forms are read in the words of ``-q``: its table, ``--query-gpu`
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from commtax.files import table
 from commtax.thresholds import counts
@@ -16,91 +17,86 @@ COUNT = counts(__name__)
 SAYS = patterns(__name__)
 
 _FIELDS = table("runs/machines/smi_fields.toml")
-Sample = tuple[str, dict[str, str]]  # a GPU as it is called, and what is said of it
+Sample = tuple[str, dict[str, str]]  # a GPU's name, and its fields
 LOST = "Readings/Lost"  # where the driver prints ERR! instead of a figure
 
 
-def looks_like_other(text: str) -> bool:
-    return next(other_samples(text), None) is not None
-
-
-def other_samples(text: str) -> Iterator[Sample]:
-    """Every GPU of every table, as often as it was printed."""
+def _other_samples(text: str) -> Iterator[Sample]:
+    """Yield every GPU of every table, as often as it was printed."""
     for signs, reader in READERS:
         if any(sign in text for sign in signs):
             yield from reader(text)
 
 
-def _available_fields(found: Mapping[str, str | None], unit: str = "") -> dict[str, str]:
-    """What was printed, but for what is not available; memory with its unit, where figures have none."""
-    told = {path: words for path, words in found.items() if words and words not in ("N/A", "Off", "[N/A]", "[Not Supported]")}
-    return {path: f"{words} {unit}" if unit and path.startswith("FB") else words for path, words in told.items()}
+def _available_fields(printed: Mapping[str, str | None], unit: str = "") -> dict[str, str]:
+    """Keep the fields that are available, and add the unit of memory where figures have none."""
+    available = {
+        path: words for path, words in printed.items() if words and words not in ("N/A", "Off", "[N/A]", "[Not Supported]")
+    }
+    return {path: f"{words} {unit}" if unit and path.startswith("FB") else words for path, words in available.items()}
 
 
 def _of_two_lines(text: str, kind: str) -> Iterator[tuple[re.Match[str], re.Match[str] | None]]:
-    """The lines of each GPU in a table that has two; of one that is cut off the first alone."""
+    """Yield the two lines of each GPU in a table, and the first alone where the second is cut off."""
     above, below = getattr(SAYS, kind), getattr(SAYS, f"{kind}_used")
     first: re.Match[str] | None = None
     for line in short_lines(text, COUNT.line_chars):
-        if found := above.match(line):
+        if match := above.match(line):
             if first:
                 yield first, None
-            first = found
-        elif first and (found := below.match(line)):
-            yield first, found
+            first = match
+        elif first and (match := below.match(line)):
+            yield first, match
             first = None
     if first:
         yield first, None
 
 
-def _boxes(text: str) -> Iterator[Sample]:
-    """The table of nvidia-smi."""
-    for first, second in _of_two_lines(text, "box"):
-        said = dict(zip(_FIELDS["box"], first.groups()[1:], strict=True))
-        said |= dict(zip(_FIELDS["box_used"], second.groups(), strict=True)) if second else {}
-        lost = {LOST: "Yes"} if "ERR!" in said.values() else {}
-        yield first[1], _available_fields({path: words for path, words in said.items() if words != "ERR!"} | lost, "MiB")
-
-
-def _amd_boxes(text: str) -> Iterator[Sample]:
-    """The table of amd-smi."""
-    for first, second in _of_two_lines(text, "amd"):
-        if second:
-            said = dict(zip(_FIELDS["amd"], first.groups(), strict=True))
-            said |= dict(zip(_FIELDS["amd_used"], second.groups()[1:], strict=True))
-            yield second[1], _available_fields(said | {"Product Name": said["Product Name"].lstrip(".")}, "MB")
+def _two_line_table(text: str, kind: str, unit: str) -> Iterator[Sample]:
+    """Read a table with two lines a GPU: of nvidia-smi, or of amd-smi, whose second line has the GPU's number."""
+    for first, second in _of_two_lines(text, kind):
+        if "gpu" not in _FIELDS[kind] and not second:
+            continue
+        fields = dict(zip(_FIELDS[kind], first.groups(), strict=True))
+        fields |= dict(zip(_FIELDS[f"{kind}_used"], second.groups(), strict=True)) if second else {}
+        lost = {LOST: "Yes"} if "ERR!" in fields.values() else {}
+        there = {path: words for path, words in fields.items() if words != "ERR!"} | lost
+        yield there.pop("gpu"), _available_fields(there | {"Product Name": there["Product Name"].lstrip(".")}, unit)
 
 
 def _concise(text: str) -> Iterator[Sample]:
-    """The table of rocm-smi, whose columns differ between versions: its figures by their units."""
+    """Read the table of rocm-smi by the units of its figures, since its columns differ between versions."""
     headed = False
     for line in short_lines(text, COUNT.line_chars):
         headed = headed or "GPU%" in line
         if not headed or not (row := SAYS.concise_row.match(line)):
             continue
-        heat = re.search(r"(\d{1,4}(?:\.\d)?) ?°?[cC]\b", line)
+        heat = re.findall(r"(\d{1,4}(?:\.\d)?) ?°?[cC]\b", line)
         watts, clocks = re.findall(r"(\d{1,6}(?:\.\d{1,6})?)W\b", line), re.findall(r"(\d{1,6})Mhz", line, re.I)
-        shares = re.findall(r"(\d{1,3})%", line)
-        said = {"Temperature/GPU Current Temp": heat[1] if heat else "", "Utilization/Gpu": shares[-1] if shares else ""}
-        said |= {"Clocks/SM": clocks[0] if clocks else "", "GPU Power Readings/Power Draw": watts[0] if watts else ""}
-        said |= {"GPU Power Readings/Current Power Limit": watts[1] if len(watts) > 1 else ""}
-        yield row[1], _available_fields(said)
+        figures = {
+            "Temperature/GPU Current Temp": heat[:1],
+            "Utilization/Gpu": re.findall(r"(\d{1,3})%", line)[-1:],
+            "Clocks/SM": clocks[:1],
+            "GPU Power Readings/Power Draw": watts[:1],
+            "GPU Power Readings/Current Power Limit": watts[1:2],
+        }
+        yield row[1], _available_fields({path: "".join(words) for path, words in figures.items()})
 
 
 def _monitor(text: str) -> Iterator[Sample]:
-    """amd-smi monitor: a row a GPU, figures with their units behind them."""
+    """Read ``amd-smi monitor``: one row a GPU, each figure followed by its unit."""
     names: list[str] = []
     for line in short_lines(text, COUNT.line_chars):
         if SAYS.monitor.match(line):
             names = line.split()
         elif names and len(figures := SAYS.figure.findall(line)) == len(names):
             row = dict(zip(names, figures, strict=True))
-            said = {path: row[name] for name, path in _FIELDS["monitor"].items() if name in row}
-            yield row["GPU"], _available_fields(said, "MB")
+            readings = {path: row[name] for name, path in _FIELDS["monitor"].items() if name in row}
+            yield row["GPU"], _available_fields(readings, "MB")
 
 
 def _query(text: str) -> Iterator[Sample]:
-    """``--query-gpu=… --format=csv``: fields by their names; a row without an index is that GPU's whose turn it is."""
+    """Read ``--query-gpu=… --format=csv`` by field names, taking GPUs in turn where rows have no index."""
     fields: list[str] = []
     count = 0
     for line in short_lines(text, COUNT.line_chars):
@@ -110,46 +106,42 @@ def _query(text: str) -> Iterator[Sample]:
         elif fields and len(cells) == len(fields):
             row = dict(zip(fields, cells, strict=True))
             turn = "0" if "timestamp" in row else str(count)
-            said = {path: row[name] for name, path in _FIELDS["query"].items() if name in row}
+            readings = {path: row[name] for name, path in _FIELDS["query"].items() if name in row}
             for name, words in row.items():
                 kind, _, reason = name.rpartition(".")
                 if kind in ("clocks_event_reasons", "clocks_throttle_reasons") and reason in _FIELDS["reasons"]:
-                    said[f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}"] = words
-            query_fields = _available_fields(said)
+                    readings[f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}"] = words
+            query_fields = _available_fields(readings)
             yield next((row[key] for key in ("index", "uuid", "gpu_uuid", "pci.bus_id") if key in row), turn), query_fields
             count += 1
 
 
 def _xml(text: str) -> Iterator[Sample]:
-    """``nvidia-smi -q -x``: elements by the last two names of their paths."""
+    """Read ``nvidia-smi -q -x``: elements by the last two names of their paths."""
     above: list[str] = []
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     number = -1
     for match in SAYS.xml.finditer(text):
         closes, name, words = match[1], match[2], match[3].strip()
         if closes:
             if name == "gpu" and number >= 0:
-                yield str(number), _available_fields(said)
+                yield str(number), _available_fields(fields)
             above = above[: above.index(name)] if name in above else above
             continue
         if name == "gpu" and "id=" in match[0]:
-            number, said, above = number + 1, {}, []
+            number, fields, above = number + 1, {}, []
         if words:
-            said |= _element(above[-1] if above else "", name, words)
+            reason = re.sub(r"^clocks_(?:event|throttle)_reason_", "", name)
+            path = _FIELDS["xml"].get(f"{above[-1] if above else ''}/{name}") or _FIELDS["xml"].get(name)
+            if reason != name and reason in _FIELDS["reasons"]:
+                path = f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}"
+            fields |= {path: words} if path else {}
         above = [*above[-16:], name]
 
 
-def _element(above: str, name: str, words: str) -> dict[str, str]:
-    reason = re.sub(r"^clocks_(?:event|throttle)_reason_", "", name)
-    if reason != name and reason in _FIELDS["reasons"]:
-        return {f"Clocks Event Reasons/{_FIELDS['reasons'][reason]}": words}
-    path = _FIELDS["xml"].get(f"{above}/{name}") or _FIELDS["xml"].get(name)
-    return {path: words} if path else {}
-
-
 READERS: tuple[tuple[tuple[str, ...], Callable[[str], Iterator[Sample]]], ...] = (
-    (("MiB /",), _boxes),
-    ((" W |",), _amd_boxes),
+    (("MiB /",), partial(_two_line_table, kind="box", unit="MiB")),
+    ((" W |",), partial(_two_line_table, kind="amd", unit="MB")),
     (("GPU%",), _concise),
     (("GPU_T", "GFX_", "VRAM_"), _monitor),
     (("utilization.gpu", "memory.used", "temperature.gpu", "power.draw", "clocks_", "clocks."), _query),
@@ -178,68 +170,74 @@ class States:
 
 
 def looks_like_states(text: str) -> bool:
-    """Whether a GPU's heading stands in a text, with something below it; or lines of one whose heading is cut off; or a table."""
-    found = SAYS.state_gpu.search(text)
-    if found and SAYS.line.match(text[found.end() :].lstrip("\r\n")[: COUNT.state_chars].split("\n")[0]):
+    """Return whether a text holds a GPU's heading with lines below it, lines whose heading is cut off, or a table."""
+    heading = SAYS.state_gpu.search(text)
+    if heading and SAYS.line.match(text[heading.end() :].lstrip("\r\n")[: COUNT.state_chars].split("\n")[0]):
         return True
-    known = sum(word in text for word in KNOWN) >= COUNT.least_words
-    return (known and len({m[1] for m in SAYS.words.finditer(text)}) >= COUNT.least_words) or looks_like_other(text)
+    enough = sum(word in text for word in KNOWN) >= COUNT.least_words
+    return (enough and len({m[1] for m in SAYS.words.finditer(text)}) >= COUNT.least_words) or any(
+        True for _ in _other_samples(text)
+    )
 
 
 def parse_states(text: str) -> States:
-    """All GPUs; a GPU that comes again was printed again.
+    """Read the states of all GPUs, a GPU that comes again as another sample.
 
     >>> seen = parse_states("GPU 00000000:18:00.0\\n    Clocks\\n        SM                                : 345 MHz\\n")
     >>> seen.last(0)["Clocks/SM"]
     '345 MHz'
     """
     samples: dict[str, list[dict[str, str]]] = {}
-    for name, said in _listed_gpus(text) if SAYS.state_gpu.search(text) or SAYS.words.search(text) else other_samples(text):
+    for name, fields in _listed_gpus(text) if SAYS.state_gpu.search(text) or SAYS.words.search(text) else _other_samples(text):
         if name in samples or len(samples) < COUNT.most_gpus:
             mine = samples.setdefault(name, [])
-            mine += [said] if len(mine) < COUNT.most_state_samples else []
+            mine += [fields] if len(mine) < COUNT.most_state_samples else []
     attached = SAYS.attached.search(text)
     return States({at: tuple(mine) for at, mine in enumerate(samples.values()) if mine}, int(attached[1]) if attached else 0)
 
 
 def _listed_gpus(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """GPUs of ``-q``: lines under their headings; those above the first heading are the rest of one that is cut off."""
+    """Yield the GPUs of ``-q``. Lines above the first heading belong to a GPU whose heading is cut off."""
     gpus: list[tuple[str, dict[str, str]]] = [("", {})]
     above: list[str] = []
     # An excerpt may be moved to the left: known words stand four signs in.
     shift = INDENT if any(len(m[0]) == len(m[0].lstrip(" ")) for m in SAYS.words.finditer(text)) else 0
     for line in short_lines(text, COUNT.state_chars):
-        if found := SAYS.state_gpu.match(line):
-            gpus.append((found[1], {"PCI/Bus Id": found[1]}))
+        if match := SAYS.state_gpu.match(line):
+            gpus.append((match[1], {"PCI/Bus Id": match[1]}))
             above, shift = [], 0
-        elif found := SAYS.line.match(" " * shift + line.rstrip("\r")):
-            above = [*above[: len(found[1]) // INDENT - 1], found[2]]
-            if found[3] is not None and len(gpus[-1][1]) < COUNT.most_lines:
-                gpus[-1][1]["/".join(above)] = found[3].strip()
+        elif match := SAYS.line.match(" " * shift + line.rstrip("\r")):
+            above = [*above[: len(match[1]) // INDENT - 1], match[2]]
+            if match[3] is not None and len(gpus[-1][1]) < COUNT.most_lines:
+                gpus[-1][1]["/".join(above)] = match[3].strip()
     # Lines without a heading may be of the driver, and not of a GPU.
-    return ((name, said) for name, said in gpus if name or any(f"/{word}/" in f"/{path}/" for path in said for word in KNOWN))
+    return (
+        (name, readings)
+        for name, readings in gpus
+        if name or any(f"/{word}/" in f"/{path}/" for path in readings for word in KNOWN)
+    )
 
 
-def figure(said: Mapping[str, str], *paths: str) -> float | None:
-    """The first number under one of these names; None where there is none, or N/A.
+def figure(fields: Mapping[str, str], *paths: str) -> float | None:
+    """Return the first number under one of these names, or None where there is none or N/A.
 
     >>> figure({"Clocks/SM": "345 MHz"}, "Clocks/Graphics", "Clocks/SM")
     345.0
     """
     for path in paths:
-        if found := SAYS.number.match(said.get(path, "")):
-            return float(found[0])
+        if match := SAYS.number.match(fields.get(path, "")):
+            return float(match[0])
     return None
 
 
-def clock_reasons(said: Mapping[str, str]) -> list[str]:
-    """The reasons that hold a GPU's clocks back, as the driver names them.
+def clock_reasons(fields: Mapping[str, str]) -> list[str]:
+    """List the reasons for reduced clocks, as the driver names them.
 
     >>> clock_reasons({"Clocks Event Reasons/Idle": "Not Active", "Clocks Event Reasons/HW Slowdown/HW Thermal Slowdown": "Active"})
     ['HW Thermal Slowdown']
     """
-    reasons = (path for path in said if path.startswith(("Clocks Event Reasons/", "Clocks Throttle Reasons/")))
-    return [path.rpartition("/")[2] for path in reasons if said[path] == "Active"]
+    reasons = (path for path in fields if path.startswith(("Clocks Event Reasons/", "Clocks Throttle Reasons/")))
+    return [path.rpartition("/")[2] for path in reasons if fields[path] == "Active"]
 
 
 _COUNTED = re.compile(r"^(?:Data |Raw )?(Tx|Rx)\d?: (\d{1,20}) (KiB|MiB|GiB|B)$")
@@ -257,27 +255,26 @@ class Links:
     errors: Mapping[int, Mapping[int, Mapping[str, int]]] = field(default_factory=dict)
 
     @property
-    def carried(self) -> dict[int, dict[int, Pair]]:
-        """Bytes of each link between the first and the last time that it was printed; since the reset where it was once."""
-        if not self.snapshots:
-            return {}
+    def _grown(self) -> dict[int, dict[int, Pair]]:
+        """By how much the counters of each link differ between the first and the last output."""
         first, last = self.snapshots[0], self.snapshots[-1]
-        if len(self.snapshots) == 1 or self.was_reset:
-            return {gpu: dict(links) for gpu, links in last.items()}
-        both = {gpu: [(n, first[gpu][n], last[gpu][n]) for n in last[gpu] if n in first[gpu]] for gpu in last if gpu in first}
-        return {gpu: {n: (after[0] - was[0], after[1] - was[1]) for n, was, after in links} for gpu, links in both.items()}
+        links = {gpu: {n: (first[gpu][n], last[gpu][n]) for n in last[gpu] if n in first[gpu]} for gpu in last if gpu in first}
+        return {gpu: {n: (b[0] - a[0], b[1] - a[1]) for n, (a, b) in of.items()} for gpu, of in links.items()}
+
+    @property
+    def carried(self) -> dict[int, dict[int, Pair]]:
+        """Bytes of each link between the first and the last output, or since the reset where there is one output."""
+        if len(self.snapshots) > 1 and not self.was_reset:
+            return self._grown
+        return {gpu: dict(links) for snapshot in self.snapshots[-1:] for gpu, links in snapshot.items()}
 
     @property
     def was_reset(self) -> bool:
         """Whether a counter went back between the first and the last time."""
-        if len(self.snapshots) < 2:
-            return False
-        first, last = self.snapshots[0], self.snapshots[-1]
-        both = [(first[g][n], last[g][n]) for g in last if g in first for n in last[g] if n in first[g]]
-        return any(after[i] < before[i] for before, after in both for i in (0, 1))
+        return len(self.snapshots) > 1 and any(min(pair) < 0 for of in self._grown.values() for pair in of.values())
 
     def and_then(self, later: "Links") -> "Links":
-        """With what another file says of the same GPUs, later."""
+        """Return the links with what a later file reports of the same GPUs."""
         return Links(
             {**self.names, **later.names},
             (*self.snapshots, *later.snapshots),
@@ -299,13 +296,17 @@ class Monitor:
 
 
 def looks_like_links(text: str) -> bool:
-    """Whether a GPU and a link of it stand in a text."""
+    """Return whether a text holds a GPU and one of its links."""
     named = False
-    for line in (found.replace("\t", " ").rstrip("\r") for found in lines_with(SAYS.named, text, COUNT.line_chars)):
+    for line in (row.replace("\t", " ").rstrip("\r") for row in lines_with(SAYS.named, text, COUNT.line_chars)):
         if line.lstrip(" ").startswith("GPU ") and SAYS.gpu.match(line):
             named = True
-        elif named and (((found := SAYS.link.match(line)) and _is_known_wording(found[2])) or SAYS.none.search(line)):
+        elif named and SAYS.none.search(line):
             return True
+        elif named and (match := SAYS.link.match(line)):
+            words = match[2]
+            if words == "<inactive>" or _COUNTED.match(words) or SAYS.speed.match(words) or SAYS.errors.match(words):
+                return True
     return False
 
 
@@ -317,25 +318,21 @@ def _lines(text: str) -> Iterator[str]:
     return (line.rstrip("\r").replace("\t", " ") for line in short_lines(text, COUNT.line_chars))
 
 
-def _is_known_wording(words: str) -> bool:
-    return bool(words == "<inactive>" or _COUNTED.match(words) or SAYS.speed.match(words) or SAYS.errors.match(words))
-
-
 def parse_links(text: str) -> Links:
-    """All counters, speeds and errors; a link that is counted again begins another snapshot."""
+    """Read all counters, speeds and errors, beginning another snapshot where a link is counted again."""
     names: dict[int, str] = {}
     counted: list[dict[int, dict[int, dict[str, float]]]] = [{}]
     speeds: dict[int, dict[int, float]] = {}
     errors: dict[int, dict[int, dict[str, int]]] = {}
     gpu = -1
     for line in _lines(text):
-        if (found := SAYS.gpu.match(line)) and len(names) < COUNT.most_gpus:
-            gpu = int(found[1])
-            names[gpu] = found[2]
+        if (match := SAYS.gpu.match(line)) and len(names) < COUNT.most_gpus:
+            gpu = int(match[1])
+            names[gpu] = match[2]
         elif gpu >= 0 and SAYS.none.search(line):
             speeds.setdefault(gpu, {})
-        elif gpu >= 0 and (found := SAYS.link.match(line)) and int(found[1]) < COUNT.most_links:
-            link, words = int(found[1]), found[2]
+        elif gpu >= 0 and (match := SAYS.link.match(line)) and int(match[1]) < COUNT.most_links:
+            link, words = int(match[1]), match[2]
             if bytes_of := _COUNTED.match(words):
                 if bytes_of[1] in counted[-1].get(gpu, {}).get(link, {}) and len(counted) < COUNT.most_samples:
                     counted.append({})
@@ -349,21 +346,21 @@ def parse_links(text: str) -> Links:
 
 
 def _columns(line: str) -> list[str]:
-    """Names of a header of ``dmon``; none where a line is no header."""
+    """Return the column names of a header of ``dmon``, or [] where a line is no header."""
     names = [word.lower() for word in line.lstrip()[1:].split()[: COUNT.cells]]
     return names if "gpu" in names[:3] and {"sm", "pclk", "pwr", "rxpci", "mclk", "fb", "pviol"} & set(names) else []
 
 
 def parse_monitor(text: str) -> Monitor:
-    """All rows of the table; ``-`` is no figure. Headers come again every few rows."""
+    """Read all rows of the table. ``-`` is no figure, and headers come again every few rows."""
     samples: dict[int, dict[str, list[float]]] = {}
     columns: list[str] = []
     units: dict[str, str] = {}
     rows = 0
     for line in map(str.lstrip, _lines(text)):
         if line.startswith("#"):
-            if found := _columns(line):
-                columns = found
+            if header := _columns(line):
+                columns = header
             elif columns and "Idx" in line:
                 units = dict(zip(columns, line[1:].split()[: COUNT.cells], strict=False))
             continue

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from commtax.files import table
-from commtax.launch.printed_matrix import UNTOLD, NodeMatrix, grids
-from commtax.launch.topology import MEANS, Topology, describe, distance, topology_of
+from commtax.launch.topology import MEANS, UNTOLD, NodeMatrix, Topology, describe, distance, grids, topology_of
 from commtax.runs.evidence.finding import Cause, Claim, Finding, Section
 from commtax.runs.machines.smi_audit import counted_gpus, named_gpus
 from commtax.statement import Note, Refusal
@@ -31,7 +30,7 @@ Cells = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """``links`` as ``topo -m`` has them or as XGMI and PCIE; ``peers`` tells who reads whose memory. Empty where not printed."""
+    """``links`` as ``topo -m`` has them or as XGMI and PCIE, and in ``peers`` who reads whose memory. Empty if not printed."""
 
     links: Topology | None = None
     peers: Cells = ()
@@ -44,21 +43,21 @@ class Matrices:
 
 
 def looks_like(text: str) -> bool:
-    """Whether rows of such a matrix stand in a text."""
+    """Return whether a text holds rows of such a matrix."""
     return any(_tells(grid) for grid in grids(text))
 
 
 def _tells(grid: NodeMatrix) -> bool:
-    """Whether it is more than one word behind a GPU's name."""
+    """Return whether a grid holds more than one word behind a GPU's name."""
     return any(len(row) > 1 or len(grid.nodes) == grid.num_columns == 1 for row in grid.rows.values())
 
 
 def parse(text: str) -> Matrices:
-    """All matrices of a text, the last of a kind."""
-    found = [grid for grid in grids(text) if _tells(grid)]
-    peers = [grid for grid in found if grid.marks & _ALLOWED]
-    links = [grid for grid in found if not grid.marks & _ALLOWED]
-    if not found:
+    """Read all matrices of a text, keeping the last of each kind."""
+    matrices = [grid for grid in grids(text) if _tells(grid)]
+    peers = [grid for grid in matrices if grid.marks & _ALLOWED]
+    links = [grid for grid in matrices if not grid.marks & _ALLOWED]
+    if not matrices:
         raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
     paths = bool(_PATHS_ALONE.search(text))
     lists = not paths and (bool(_NVLINK.search(text)) or not _LEGEND.search(text))
@@ -73,22 +72,25 @@ NONE_LISTED = "the legend lists no NV#: topo -mp prints PCIe paths alone"
 
 
 def audit_topology(matrices: Matrices, claim: Claim | None, name: str = "topology") -> Section:
-    links = matrices.links
-    findings = [counted_gpus(matrices.num_gpus, claim)]
-    causes: list[Cause] = []
-    notes = []
+    links, facts = matrices.links, {"gpus": str(matrices.num_gpus)}
+    results: list[Finding | Cause] = [counted_gpus(matrices.num_gpus, claim)]
+    notes: list[Note] = []
+    if links:
+        facts |= {f"pairs over {kind}": str(n) for kind, n in sorted(_kinds(links).items())}
+        facts |= {"network cards": str(most)} if (most := max(map(len, links.nics), default=0)) else {}
     if links and links.num_gpus > 1:
-        findings += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links), *_as_claimed(links, claim)]
-        causes += [*_lonely(links), *_thin(links), *_far(links)]
-        notes += [*_unlinked(matrices, links), Note("topology", _topology_words(links)), *_rows(links)]
-    if apart := _apart(matrices):
-        findings.append(Finding("pairs without P2P", 0, len(apart), reason=_why(matrices)).judged())
-        causes += _no_peers(matrices)
-    matrix = matrices.links
-    kinds = _kinds(matrix) if matrix else Counter[str]()
-    said = {"gpus": str(matrices.num_gpus)} | {f"pairs over {kind}": str(n) for kind, n in sorted(kinds.items())}
-    facts = said | ({"network cards": str(most)} if matrix and (most := max(map(len, matrix.nics), default=0)) else {})
-    return Section("topology", (name,), tuple(findings), tuple(notes), causes=tuple(causes), facts=facts)
+        results += [*_off(links), *_gaps(links), *_lacking(matrices, links, claim), *_fewer(links), *_as_claimed(links, claim)]
+        results += _far(links)
+        kinds = _kinds(links)
+        counted = len(kinds) == 1 or kinds.keys() - {*MEANS} - {k for k in kinds if k.startswith("NV")}
+        pairs = ", ".join(f"{plural(n, 'pair')} over {kind}" for kind, n in kinds.most_common())
+        words = f"{links.num_gpus} GPUs: {pairs}" if counted else describe(links)
+        notes += [*_unlinked(matrices, links), Note("topology", words), *_rows(links)]
+    results += _no_peers(matrices)
+    findings = tuple(x for x in results if isinstance(x, Finding))
+    return Section(
+        "topology", (name,), findings, tuple(notes), causes=tuple(x for x in results if isinstance(x, Cause)), facts=facts
+    )
 
 
 def _fast(kind: str) -> bool:
@@ -96,20 +98,13 @@ def _fast(kind: str) -> bool:
 
 
 def _kinds(links: Topology) -> Counter[str]:
-    """How many pairs have which link, of those that are told."""
+    """Count the pairs that have each link, leaving out pairs without an entry."""
     pairs = (links.links[i][j] for i, j in combinations(range(links.num_gpus), 2))
     return Counter(kind for kind in pairs if kind != UNTOLD)
 
 
-def _topology_words(links: Topology) -> str:
-    kinds = _kinds(links)
-    if len(kinds) == 1 or kinds.keys() - {*MEANS} - {k for k in kinds if k.startswith("NV")}:
-        return f"{links.num_gpus} GPUs: " + ", ".join(f"{plural(n, 'pair')} over {kind}" for kind, n in kinds.most_common())
-    return describe(links)
-
-
 def _unlinked(matrices: Matrices, links: Topology) -> Iterator[Note]:
-    """That no pair has a link made for GPUs: a fact of many hosts, and no fault by itself; not to be told from PCIe paths alone."""
+    """Note that no pair has a link made for GPUs: common, no fault in itself, and not apparent from PCIe paths alone."""
     kinds = _kinds(links)
     if not kinds or all(map(_fast, kinds)) or _alone(links):
         return
@@ -128,7 +123,7 @@ def _unlinked(matrices: Matrices, links: Topology) -> Iterator[Note]:
 
 
 def _parts(links: Topology) -> str:
-    """Of a host that is joined in part: how many pairs have which link, and which GPUs reach each other over the fast ones."""
+    """Describe a partly joined host: how many pairs have which link, and which GPUs reach each other over fast ones."""
     kinds, groups = _kinds(links), ["+".join(map(str, group)) for group in links.joined(FAST)]
     fast = sum(n for kind, n in kinds.items() if _fast(kind))
     rest = " and ".join(sorted((kind for kind in kinds if not _fast(kind)), key=distance))
@@ -137,7 +132,6 @@ def _parts(links: Topology) -> str:
 
 
 def _rows(links: Topology) -> Iterator[Note]:
-    """Rows that were not printed."""
     if gone := list(links.missing):
         pairs = sum(links.links[i][j] == UNTOLD for i, j in combinations(range(links.num_gpus), 2))
         untold = f"; {plural(pairs, 'pair')} of them untold" if pairs else ""
@@ -145,7 +139,7 @@ def _rows(links: Topology) -> Iterator[Note]:
 
 
 def _alone(links: Topology) -> list[int]:
-    """GPUs without any fast link, where more of them have one."""
+    """List GPUs without any fast link, where most others have one."""
     off = [i for i, row in enumerate(links.links) if not any(map(_fast, row))]
     return off if 0 < len(off) < links.num_gpus - len(off) else []
 
@@ -155,25 +149,22 @@ def _word(links: Topology) -> str:
     return next((word for mark, word in FABRICS.items() if any(kind.startswith(mark) for kind in marks)), "NVLink")
 
 
-def _off(links: Topology) -> Iterator[Finding]:
-    """How many GPUs are off the links that the others have."""
+def _off(links: Topology) -> Iterator[Finding | Cause]:
+    """Report the GPUs that lack the links that the others have."""
     if off := _alone(links):
         yield Finding(Note("off", f"GPUs off {_word(links)}"), 0, len(off), reason=named_gpus(off)).judged()
-
-
-def _lonely(links: Topology) -> Iterator[Cause]:
-    for gpu in _alone(links):
+    rest = [i for i in range(links.num_gpus) if i not in off]
+    for gpu in off:
         row = links.links[gpu]
         way = max((kind for at, kind in enumerate(row) if at != gpu and kind != UNTOLD), key=distance, default=UNTOLD)
-        rest = [i for i in range(links.num_gpus) if i not in _alone(links)]
-        said = f"GPU {gpu} has no {_word(links)}, which {len(rest)} others have: it reaches them over {way}"
-        said += f" ({MEANS[way]})" if way in MEANS else ""
+        text = f"GPU {gpu} has no {_word(links)}, which {len(rest)} others have: it reaches them over {way}"
+        text += f" ({MEANS[way]})" if way in MEANS else ""
         look, shown = (LOOK_AMD, "HIP") if _word(links) == "XGMI" else (LOOK, "CUDA")
-        yield Cause("off", said, change=f"{look}; until then {shown}_VISIBLE_DEVICES={','.join(map(str, rest))}")
+        yield Cause("off", text, change=f"{look}; until then {shown}_VISIBLE_DEVICES={','.join(map(str, rest))}")
 
 
 def _gaps(links: Topology) -> Iterator[Finding]:
-    """Pairs without the fast links that others have, where no GPU is off them: groups of their own, or a mesh; so it was built."""
+    """Report pairs without fast links where every GPU has some: separate groups or a mesh, by design."""
     pairs = [(i, j) for i, j in combinations(range(links.num_gpus), 2) if links.links[i][j] != UNTOLD]
     gaps = [(i, j) for i, j in pairs if not _fast(links.links[i][j])]
     if _alone(links) or not 0 < len(gaps) < len(pairs):
@@ -185,73 +176,60 @@ def _gaps(links: Topology) -> Iterator[Finding]:
     yield Finding(Note("gaps", f"pairs without {_word(links)}"), None, len(gaps), reason=why)
 
 
-def _shown(told: list[str]) -> str:
-    return ", ".join(told[: COUNT.named]) + (" …" if len(told) > COUNT.named else "")
+def _shown(parts: list[str]) -> str:
+    return ", ".join(parts[: COUNT.named]) + (" …" if len(parts) > COUNT.named else "")
 
 
 def _lacking(matrices: Matrices, links: Topology, claim: Claim | None) -> Iterator[Finding]:
-    """No NVLink at all, where the claimed chip has it."""
-    own = claim.question.cluster.intra if claim else None
-    if own is None or own.kind != "nvlink" or any(_fast(kind) for row in links.links for kind in row):
+    """Report that no pair has NVLink where the claimed chip has it."""
+    link = claim.question.cluster.intra if claim else None
+    if link is None or link.kind != "nvlink" or any(_fast(kind) for row in links.links for kind in row):
         return
     item = Note("off", "GPUs off NVLink")
-    finding = Finding(item, 0, links.num_gpus, reason=f"{own.name} was said, and no pair has it").judged()
+    finding = Finding(item, 0, links.num_gpus, reason=f"{link.name} was said, and no pair has it").judged()
     yield finding if matrices.lists_nvlink else finding.undecided(NONE_LISTED)
 
 
-def _widths(links: Topology) -> list[int]:
-    """The most NVLinks that each GPU has to another, where every pair has some and there are three GPUs at least."""
+def _fewer(links: Topology) -> Iterator[Finding | Cause]:
+    """Report GPUs with fewer NVLinks than the others, where every pair has some and there are at least three GPUs."""
     kinds = _kinds(links)
     if kinds.total() < 3 or not all(kind.startswith("NV") for kind in kinds):
-        return []
-    return [max((int(kind[2:]) for kind in row if kind.startswith("NV")), default=0) for row in links.links]
-
-
-def _fewer(links: Topology) -> Iterator[Finding]:
-    widths = _widths(links)
+        return
+    widths = [max((int(kind[2:]) for kind in row if kind.startswith("NV")), default=0) for row in links.links]
     if few := [i for i, width in enumerate(widths) if width < max(widths)]:
         why = f"{named_gpus(few)}: the others have {max(widths)}"
         yield Finding(Note("fewer", "GPUs with fewer NVLinks than the others"), 0, len(few), reason=why).judged()
+    for gpu in few:
+        text = f"GPU {gpu} has {plural(widths[gpu], 'NVLink')} to each other GPU, the others have {max(widths)}"
+        yield Cause("fewer", text, change=LOOK)
 
 
 def _as_claimed(links: Topology, claim: Claim | None) -> Iterator[Finding]:
-    """NVLinks of a GPU through a switch, against those that the claimed one has."""
-    own = claim.question.cluster.intra if claim else None
+    """Compare the NVLinks of a GPU through a switch with those of the claimed chip."""
+    link = claim.question.cluster.intra if claim else None
     most = max((int(kind[2:]) for kind in _kinds(links) if kind.startswith("NV")), default=0)
-    if own and most and own.switched and own.num_links:
-        why = f"{own.name} has {own.num_links}: another chip, or links that are down"
-        yield Finding(Note("links", "NVLinks of a GPU"), own.num_links, most, reason=why).judged()
-
-
-def _thin(links: Topology) -> Iterator[Cause]:
-    widths = _widths(links)
-    for gpu, width in enumerate(widths):
-        if width < max(widths):
-            said = f"GPU {gpu} has {plural(width, 'NVLink')} to each other GPU, the others have {max(widths)}"
-            yield Cause("fewer", said, change=LOOK)
+    if link and most and link.switched and link.num_links:
+        why = f"{link.name} has {link.num_links}: another chip, or links that are down"
+        yield Finding(Note("links", "NVLinks of a GPU"), link.num_links, most, reason=why).judged()
 
 
 def _far(links: Topology) -> Iterator[Cause]:
-    """GPUs whose nearest network card is beyond the processor, where others have one on their own switch."""
+    """Yield GPUs whose nearest network card is beyond the processor, where others have one on their PCIe switch."""
     nearest = {i: min(row, key=distance) for i, row in enumerate(links.nics) if row}
     far = [i for i, kind in nearest.items() if kind in FAR]
     if far and 2 * len(far) < len(nearest):
-        said = f"{named_gpus(far)}: the nearest network card is beyond {MEANS[nearest[far[0]]]} ({nearest[far[0]]})"
-        yield Cause("far-nic", said, change="a network card under the same PCIe switch, or ranks between hosts on the other GPUs")
+        text = f"{named_gpus(far)}: the nearest network card is beyond {MEANS[nearest[far[0]]]} ({nearest[far[0]]})"
+        yield Cause("far-nic", text, change=WORDS["changes"]["far-nic"])
 
 
-def _apart(matrices: Matrices) -> list[tuple[int, int]]:
-    return [(i, j) for i, j in combinations(range(len(matrices.peers)), 2) if matrices.peers[i][j] in PEERS]
-
-
-def _why(matrices: Matrices) -> str:
-    kinds = Counter(matrices.peers[i][j] for i, j in _apart(matrices))
-    return "; ".join(f"{kind}: {PEERS[kind]}" for kind, _ in kinds.most_common())
-
-
-def _no_peers(matrices: Matrices) -> Iterator[Cause]:
-    apart, total = _apart(matrices), len(matrices.peers) * (len(matrices.peers) - 1) // 2
-    said = f"{len(apart)} of {plural(total, 'pair')} cannot read each other's memory"
+def _no_peers(matrices: Matrices) -> Iterator[Finding | Cause]:
+    """Report the pairs that cannot read each other's memory."""
+    pairs = list(combinations(range(len(matrices.peers)), 2))
+    if not (apart := [(i, j) for i, j in pairs if matrices.peers[i][j] in PEERS]):
+        return
+    kinds = Counter(matrices.peers[i][j] for i, j in apart)
+    why = "; ".join(f"{kind}: {PEERS[kind]}" for kind, _ in kinds.most_common())
+    yield Finding("pairs without P2P", 0, len(apart), reason=why).judged()
+    text = f"{len(apart)} of {plural(len(pairs), 'pair')} cannot read each other's memory"
     shown = _shown([f"{i}+{j}" for i, j in apart])
-    change = "collectives go through the host's memory: IOMMU and PCIe ACS off, containers with --ipc=host, a driver that allows it"
-    yield Cause("no-p2p", f"{said} ({shown}; {_why(matrices)})", change=change)
+    yield Cause("no-p2p", f"{text} ({shown}; {why})", change=WORDS["changes"]["no-p2p"])

@@ -6,7 +6,7 @@ from commtax.report.documents import Record, record, to_object
 from commtax.report.drawing import Console
 from commtax.report.tables import TableCells, drop_empty_columns, notes, say, show_table
 from commtax.runs.evidence.finding import Audit
-from commtax.runs.report.audit_words import culprit_sentence, merged, share_text, told_culprit, value_text
+from commtax.runs.report.audit_words import culprit_sentence, described_culprit, merged, share_text, value_text
 from commtax.runs.report.auditing import short_kernel_name
 from commtax.runs.traces.run_differences import Difference, FigureChange, SentChange
 from commtax.units import format_bytes, format_seconds, plural
@@ -20,30 +20,26 @@ PARTS = {"exposed communication": "exposed", "idle": "idle", "compute": "compute
 
 
 def sentence(d: Difference) -> str:
-    """How B's step differs from A's, which parts make the difference, and what else changed."""
+    """Describe how B's step differs from A's, which parts make the difference, and what else changed."""
     return f"{_length(d)}; {_facts(d)}"
 
 
 def _length(d: Difference) -> str:
-    figures = ", ".join(
-        f"{c.item} {_change_words(c)}" for c in sorted(d.worse, key=_size_of_change)[:MOST_METRICS] if c is not d.step
-    )
+    worst = sorted(d.worse, key=_size_of_change)[:MOST_METRICS]
+    figures = ", ".join(f"{c.item} {_change_words(c)}" for c in worst if c is not d.step)
     if d.step is None or d.step.relative is None:
-        return f"B is worse: {figures}" if figures else _better_words(d)
+        if figures:
+            return f"B is worse: {figures}"
+        better = sorted((c for c in d.metrics if c.reversed.is_worse(d.tolerance)), key=_size_of_change)[:MOST_METRICS]
+        if better:
+            return f"B is better: {', '.join(f'{c.item} {_change_words(c)}' for c in better)}"
+        return f"no figure of B is worse than A's by more than {d.tolerance:.0%}" if d.metrics else "no figure that both runs have"
     if abs(d.step.relative) <= d.tolerance:
-        said = f"B's step takes as long as A's within {d.tolerance:.0%}: {_change_words(d.step)}"
-        return f"{said}; worse: {figures}" if figures else said
+        same = f"B's step takes as long as A's within {d.tolerance:.0%}: {_change_words(d.step)}"
+        return f"{same}; worse: {figures}" if figures else same
     by = f"{format_seconds(abs(d.step.delta))} ({d.step.relative:+.1%})"
     parts = ", ".join(_part(d, p) for p in d.noteworthy)
     return f"B's step is {by} {'longer' if d.step.delta > 0 else 'shorter'}: {parts}"
-
-
-def _better_words(d: Difference) -> str:
-    """What is shorter or a higher rate in B, where nothing is worse."""
-    back = [c for c in d.metrics if c.reversed.is_worse(d.tolerance)]
-    if back:
-        return f"B is better: {', '.join(f'{c.item} {_change_words(c)}' for c in sorted(back, key=_size_of_change)[:MOST_METRICS])}"
-    return f"no figure of B is worse than A's by more than {d.tolerance:.0%}" if d.metrics else "no figure that both runs have"
 
 
 def _size_of_change(c: FigureChange) -> float:
@@ -51,20 +47,20 @@ def _size_of_change(c: FigureChange) -> float:
 
 
 def _part(d: Difference, part: FigureChange) -> str:
-    """A part of the step with what moved it: the collective that is exposed more, or the kernel that takes longer."""
-    said = f"{'+' if part.delta >= 0 else '-'}{format_seconds(abs(part.delta))} {PARTS[part.item]}"
+    """Describe a part of the step with what moved it: the collective that is exposed more, or the kernel that takes longer."""
+    change = f"{'+' if part.delta >= 0 else '-'}{format_seconds(abs(part.delta))} {PARTS[part.item]}"
     if part.item == "exposed communication":
         moved = [c for c in d.collectives if c.exposed_s * part.delta > 0]
-        return f"{said} {_reason_of_change(moved[0])}" if moved and d.per_step else f"{said} communication"
+        return f"{change} {_reason_of_change(moved[0])}" if moved and d.per_step else f"{change} communication"
     if part.item == "compute":
         comm = {r.name for run in (d.before, d.after) for s in run.sections for r in s.kernels if r.kind != "compute"}
         one = next((k for k in d.kernels if k.delta * part.delta > 0 and k.item not in comm), None)
-        return f"{said} ({short_kernel_name(one.item, 40)} {_signed_delta(one)})" if one else said
-    return said
+        return f"{change} ({short_kernel_name(one.item, 40)} {_signed_delta(one)})" if one else change
+    return change
 
 
 def _reason_of_change(c: SentChange) -> str:
-    """What of a collective changed that may explain its time, the first that did."""
+    """Name the first change of a collective that may explain its time."""
     a, b = c.before, c.after
     if a.algorithms != b.algorithms and a.algorithms and b.algorithms:
         return f"{c.op} (algorithm {', '.join(a.algorithms)} -> {', '.join(b.algorithms)})"
@@ -80,8 +76,8 @@ def _reason_of_change(c: SentChange) -> str:
 def _facts(d: Difference) -> str:
     changes = [f"{f.name} {f.before or 'unknown'} -> {f.after or 'unknown'}" for f in d.facts]
     if not changes:
-        none = f"none of {plural(d.told, 'fact')} known of both runs changed"
-        return none if d.told else "neither run states versions, flags or hosts"
+        none = f"none of {plural(d.shared_facts, 'fact')} known of both runs changed"
+        return none if d.shared_facts else "neither run states versions, flags or hosts"
     if len(changes) == 1:
         return f"{changes[0]} is the only fact that changed"
     more = f"; and {len(changes) - MOST_FACTS} more" if len(changes) > MOST_FACTS else ""
@@ -89,13 +85,13 @@ def _facts(d: Difference) -> str:
 
 
 def summary(d: Difference) -> list[str]:
-    """All that is said before any table."""
+    """Return the lines before any table."""
     blamed = ((name, run.culprit) for name, run in (("A", d.before), ("B", d.after)))
-    return [sentence(d), *(f"{name}: {culprit_sentence(found)}" for name, found in blamed if found)]
+    return [sentence(d), *(f"{name}: {culprit_sentence(culprit)}" for name, culprit in blamed if culprit)]
 
 
 def show_difference(console: Console, d: Difference) -> None:
-    """The sentence first, then what it rests on."""
+    """Show the sentence first, then what it rests on."""
     first, *others = summary(d)
     say(console, first, "bold red" if d.worse else "bold")
     for other in others:
@@ -106,7 +102,7 @@ def show_difference(console: Console, d: Difference) -> None:
 
 
 def tables(d: Difference) -> list[TableCells]:
-    """Facts, the step and its parts, measured figures, collectives and kernels: those that changed."""
+    """Return tables of facts, step parts, measured figures, collectives and kernels, those that changed."""
     step = (*((d.step,) if d.step else ()), *d.parts, *((d.hidden,) if d.hidden else ()))
     unit = " per step" if d.per_step else ""
     made = (
@@ -151,21 +147,12 @@ def _change_words(c: FigureChange) -> str:
 
 
 def _collective(c: SentChange) -> tuple[str, ...]:
-    return (
-        c.op,
-        f"{c.ranks}" if c.ranks else "",
-        _before_and_after(f"{c.before.count:,.4g}", f"{c.after.count:,.4g}"),
-        _before_and_after(*("-" if s.nbytes is None else format_bytes(s.nbytes) for s in (c.before, c.after))),
-        _before_and_after(*(", ".join(s.algorithms) for s in (c.before, c.after))),
-        *(
-            _before_and_after(*(format_seconds(getattr(s, field)) for s in (c.before, c.after)))
-            for field in ("wire_s", "wait_s", "hidden_s")
-        ),
-    )
-
-
-def _before_and_after(before: str, after: str) -> str:
-    return before if before == after else f"{before or '-'} -> {after or '-'}"
+    cells = []
+    for s in (c.before, c.after):
+        size = "-" if s.nbytes is None else format_bytes(s.nbytes)
+        cells.append((f"{s.count:,.4g}", size, ", ".join(s.algorithms), *map(format_seconds, (s.wire_s, s.wait_s, s.hidden_s))))
+    changed = (a if a == b else f"{a or '-'} -> {b or '-'}" for a, b in zip(*cells, strict=True))
+    return c.op, f"{c.ranks}" if c.ranks else "", *changed
 
 
 def difference_document(d: Difference) -> Record:
@@ -191,7 +178,7 @@ def difference_document(d: Difference) -> Record:
 
 def _run(run: Audit) -> Record:
     files, facts = [f for s in run.sections for f in s.files], merged(s.facts for s in run.sections)
-    return {"files": files, "verdict": run.verdict, "culprit": told_culprit(run), "facts": facts}
+    return {"files": files, "verdict": run.verdict, "culprit": described_culprit(run), "facts": facts}
 
 
 def _sent_change(c: SentChange) -> Record:

@@ -23,32 +23,23 @@ AUDITED = ("", ">predicted", ">80% range", ">measured", ">difference", "verdict"
 
 
 def audit_markdown(answer: Record) -> str:
-    """``audit --markdown``: the verdict, what was measured beside what was predicted, and what else was found."""
+    """Return ``audit --markdown``: the verdict, measured beside predicted figures, and other findings."""
     document = object_of(json.loads(json.dumps(to_object(answer))))
     first, *others = map(text_of, list_of(document.get("summary")))
     mark = {"agree": "✅ ", "disagree": "❌ ", "fault": "❌ "}.get(text_of(document.get("verdict")), "")
-    found = [object_of(row) for part in list_of(document.get("sections")) for row in list_of(object_of(part).get("findings"))]
-    judged = [_audit_row(row) for row in found if row.get("measured") is not None and row.get("predicted") is not None]
+    findings = [object_of(row) for part in list_of(document.get("sections")) for row in list_of(object_of(part).get("findings"))]
+    judged = [_audit_row(row) for row in findings if row.get("measured") is not None and row.get("predicted") is not None]
     table = ["", *rows(AUDITED, judged)] if judged else []
-    said = ["", *(f"- {plain(line)}" for line in others)] if others else []
-    return "\n".join([f"### {mark}{plain(first)}", *said, *table]).strip() + "\n"
+    bullets = ["", *(f"- {plain(line)}" for line in others)] if others else []
+    return "\n".join([f"### {mark}{plain(first)}", *bullets, *table]).strip() + "\n"
 
 
 def _audit_row(row: JsonObject) -> list[str]:
-    unit, (predicted, measured, low, high) = text_of(row.get("unit")), (_number(row.get(key)) for key in VALUES)
-    span = f"{value_text(low, unit)} to {value_text(high, unit)}" if low is not None and high is not None else ""
+    unit, item, verdict = (text_of(row.get(key)) for key in ("unit", "item", "verdict"))
+    predicted, measured, low, high = (value_text(_number(row.get(key)), unit) for key in ("predicted", "measured", "low", "high"))
+    span = f"{low} to {high}" if row.get("low") is not None and row.get("high") is not None else ""
     change = difference_text(_number(row.get("difference")), _number(row.get("base")), unit)
-    return [
-        text_of(row.get("item")),
-        value_text(predicted, unit),
-        span,
-        value_text(measured, unit),
-        change,
-        text_of(row.get("verdict")),
-    ]
-
-
-VALUES = ("predicted", "measured", "low", "high")
+    return [item, predicted, span, measured, change, verdict]
 
 
 def _number(value: Json) -> float | None:
@@ -74,13 +65,13 @@ def audit_page(audited: Audit, command: str) -> Record:
         "causes": [{"said": c.said, "price": words.cost_words(c), "rest": words.change_lines(c), "share": c.share} for c in causes],
         "charts": list(_charts(audited)),
         "tables": [table for s in audited.sections for table in _tables(audited, s)],
-        "notes": [n for s in audited.sections for n in (words.title(s), *words.remarks(s), *words.told_facts(s))]
+        "notes": [n for s in audited.sections for n in (words.title(s), *words.remarks(s), *words.fact_lines(s))]
         + list(audited.notes),
     }
 
 
 def _tables(audited: Audit, section: Section) -> list[Record]:
-    """Of a section, the first with its name where there are several."""
+    """Return a section's tables, the first with its name where there are several sections."""
     tables = [_table(t) for t in auditing.tables(section, audited.claim is not None)]
     return [{"title": words.title(section), **tables[0]}, *tables[1:]] if tables and len(audited.sections) > 1 else tables
 
@@ -109,12 +100,12 @@ def _table(table: TableCells) -> Record:
 
 
 def _timed_section(audited: Audit) -> Section | None:
-    """The section whose step is drawn."""
+    """Return the section whose step is drawn."""
     return next((s for s in audited.sections if s.measured is not None), None)
 
 
 def _charts(audited: Audit) -> Iterator[Record]:
-    """The measured step above the predicted one; of several jobs a step of each of the first, and no prediction."""
+    """Yield the measured step above the predicted one, or for several jobs a step of each of the first."""
     section = _timed_section(audited)
     if section is None or section.measured is None:
         return
@@ -130,7 +121,7 @@ def _charts(audited: Audit) -> Iterator[Record]:
 
 
 def chart(timeline: Timeline, name: str) -> Record:
-    """A timeline's busiest lanes as columns of whole nanoseconds from its own beginning, each name once."""
+    """Return a timeline's busiest lanes as columns of whole nanoseconds from its beginning, each name once."""
     begin = timeline.begin_s
     busy = np.bincount(timeline.lane, weights=timeline.end_s - timeline.start_s, minlength=len(timeline.lanes))
     used = np.unique(timeline.lane)
@@ -162,7 +153,7 @@ def _rows(timeline: Timeline, begin: float) -> Iterator[Interval]:
 
 
 def thin_intervals(rows: Sequence[Interval], most: int = MOST_SHOWN) -> list[Interval]:
-    """The same picture of at most so many intervals: neighbours of one kind that no eye parts become one."""
+    """Return the same picture with at most so many intervals, by joining neighbours of one kind that look like one."""
     span = max((r[1] + r[2] for r in rows), default=0)
     gap, shown = max(1, span // FINEST), list(rows)
     by_kind = sorted(rows, key=lambda r: (r[0], r[3], r[1]))
@@ -172,19 +163,11 @@ def thin_intervals(rows: Sequence[Interval], most: int = MOST_SHOWN) -> list[Int
 
 
 def _join_intervals(rows: Iterable[Interval], gap: int) -> Iterator[Interval]:
-    held: Interval | None = None
-    count = 1
+    joined: list[tuple[Interval, int]] = []  # each with the number of intervals in it
     for row in rows:
-        if held and held[0] == row[0] and held[3] == row[3] and row[1] - (held[1] + held[2]) < gap and held[2] < gap * 4:
-            count += 1
-            held = (held[0], held[1], max(held[2], row[1] + row[2] - held[1]), held[3], held[4])
-            continue
-        if held:
-            yield _label_count(held, count)
-        held, count = row, 1
-    if held:
-        yield _label_count(held, count)
-
-
-def _label_count(row: Interval, count: int) -> Interval:
-    return row if count == 1 else (*row[:4], f"{count} intervals")
+        last, count = joined[-1] if joined else (row, 0)
+        if count and last[0] == row[0] and last[3] == row[3] and row[1] - (last[1] + last[2]) < gap and last[2] < gap * 4:
+            joined[-1] = ((*last[:2], max(last[2], row[1] + row[2] - last[1]), *last[3:]), count + 1)
+        else:
+            joined.append((row, 1))
+    yield from (row if count == 1 else (*row[:4], f"{count} intervals") for row, count in joined)

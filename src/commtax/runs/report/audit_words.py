@@ -25,7 +25,7 @@ from commtax.runs.evidence.finding import (
     usual_phase,
 )
 from commtax.runs.evidence.finding import WHOLE as WHOLE_TRACE
-from commtax.runs.evidence.identity import known_as
+from commtax.runs.evidence.identity import bundled_key
 from commtax.spec import PARALLEL, SERVING_AXES
 from commtax.statement import Note, OptionValue
 from commtax.units import format_bytes, format_seconds, plural
@@ -55,19 +55,20 @@ def headline(audited: Audit) -> Note:
         cut = _is_cut(audited)
         outcome = outcome_sentence(audited, "what it has shows nothing off") if cut else outcome_sentence(audited)
         return words("audit-outcome", job=job_sentence(audited.sections), partial="partial, " * cut, outcome=outcome)
-    asked, own = audited.claim.question, audited.claim.question.profile
-    place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
-    said = _culprit_words(audited.culprit) if audited.culprit else f"{WORDS['verdicts'][audited.verdict]}{_disagreement(audited)}"
-    said = f"partial, {said}" if _is_cut(audited) else said
+    question, profile = audited.claim.question, audited.claim.question.profile
+    place = f"{question.cluster.key}, profile {profile.name}" if profile else question.cluster.key
+    outcome = f"{WORDS['verdicts'][audited.verdict]}{_disagreement(audited)}"
+    verdict = _culprit_words(audited.culprit) if audited.culprit else outcome
+    verdict = f"partial, {verdict}" if _is_cut(audited) else verdict
     if all(s.kind in PLACED for s in audited.sections):  # no model ran
-        said = f"{said}: {fact}" if (fact := _headline_fact(audited)) else said
-        return words("audit-verdict", run=f"{job_sentence(audited.sections)} on {place}", verdict=said, counts=_counts(audited))
+        verdict = f"{verdict}: {fact}" if (fact := _headline_fact(audited)) else verdict
+        return words("audit-verdict", run=f"{job_sentence(audited.sections)} on {place}", verdict=verdict, counts=_counts(audited))
     plan = ", ".join(filter(None, (f"TP {audited.claim.tp}", audited.claim.plan_source)))
-    return words("audit-verdict", run=f"{asked.model.key} on {place}, {plan}", verdict=said, counts=_counts(audited))
+    return words("audit-verdict", run=f"{question.model.key} on {place}, {plan}", verdict=verdict, counts=_counts(audited))
 
 
 def _disagreement(audited: Audit) -> str:
-    """What disagrees, and by how much: what the files say otherwise than was said, then measured headline figures."""
+    """Name what disagrees, and by how much: contradictions of the claim first, then measured headline figures."""
     wrong = [(f, s) for s in audited.sections if s.kind not in PLACED for f in s.findings if f.verdict == DISAGREE]
     wrong.sort(key=lambda pair: (pair[0].code not in SAID, not pair[0].evidence))
     more = [f"{len(wrong) - MOST_NAMED} more"] if len(wrong) > MOST_NAMED else []
@@ -76,12 +77,12 @@ def _disagreement(audited: Audit) -> str:
 
 
 def _whose(section: Section, audited: Audit) -> str:
-    """The file that a section is of, before what is told of it, where others of its kind are told beside it."""
+    """Return a section's file as a prefix, where other sections of its kind stand beside it."""
     return f"{section.files[0]}: " if sum(s.kind == section.kind for s in audited.sections) > 1 else ""
 
 
 def _gap_words(f: Finding) -> str:
-    """What was measured instead of what; a difference that is a share of something else is left to the table.
+    """Compare measured and predicted in words, leaving a difference that is a share of something else to the table.
 
     >>> _gap_words(Finding("TTFT (mean)", 0.2, 0.3, "s"))
     'TTFT (mean) 300 ms instead of 200 ms (+50.0%)'
@@ -96,23 +97,23 @@ def _gap_words(f: Finding) -> str:
 
 
 def summary(audited: Audit) -> list[str]:
-    """All that is said before any table."""
+    """Return the lines before any table."""
     others = map(cause_sentence, other_causes(audited)[:MOST_CAUSES])
     return [headline(audited), *missing_lines(audited), *job_lines(audited), *culprit_lines(audited), *others]
 
 
 def missing_lines(audited: Audit) -> list[str]:
-    """Below a claim without a verdict: what is missing to judge it."""
+    """Return below a claim without a verdict what is missing to judge it."""
     return [f"to judge it: {why}"] if (why := missing_sentence(audited)) else []
 
 
 def job_lines(audited: Audit) -> list[str]:
-    """Below the verdict on a claim: what a trace shows of the job, and what binds it."""
+    """Return below the verdict on a claim what a trace shows of the job, and what binds it."""
     return [job_sentence(audited.sections)] if audited.claim and any(s.steps for s in audited.sections) else []
 
 
 def culprit_lines(audited: Audit) -> list[str]:
-    """The culprit in a sentence, with its price and what to change."""
+    """Return the culprit in a sentence, with its price and what to change."""
     if audited.culprit is None:
         return []
     cause = blamed_cause(audited)
@@ -121,23 +122,24 @@ def culprit_lines(audited: Audit) -> list[str]:
 
 
 def to_blame(culprit: Culprit, audited: Audit) -> str:
-    """How the culprit of the headline shows, and since when, where that was not at once."""
+    """Describe how the headline's culprit shows, and since when if that was not at once."""
     steps = [row.start_s for s in audited.sections if s.culprit is culprit for row in s.steps if row.index == 0]
     return "Why: " + ", ".join(filter(None, (_since(culprit, max(steps, default=0.0)), culprit.said or culprit.kind)))
 
 
 def causes(audited: Audit) -> list[Cause]:
-    """Of all sections, the dearest first; those without a price stay behind them, in their order.
+    """Return the causes of all sections, the dearest first, and those without a price behind them in their order.
 
     Of several files of a kind each cause says whose it is.
     """
-    own = ((_whose(s, audited), c) for s in audited.sections for c in s.causes)
-    told = (replace(c, said=f"{file}{c.said}") if file else c for file, c in own)
-    return sorted(told, key=lambda c: -c.cost_s if c.cost_s is not None and math.isfinite(c.cost_s) else 0.0)
+    by_file = ((_whose(s, audited), c) for s in audited.sections for c in s.causes)
+    labelled = (replace(c, said=f"{file}{c.said}") if file else c for file, c in by_file)
+    return sorted(labelled, key=lambda c: -c.cost_s if c.cost_s is not None and math.isfinite(c.cost_s) else 0.0)
 
 
 def cause_sentence(cause: Cause) -> str:
-    """
+    """Describe a cause, what it costs and what to change.
+
     >>> cause_sentence(Cause("exposed", "all-reduces are exposed", 0.0013, 0.14, "--disable-eager", "up to 1.3 ms per step"))
     'all-reduces are exposed: costs 1.3 ms (14%); try: --disable-eager; gain: up to 1.3 ms per step'
     """
@@ -146,7 +148,7 @@ def cause_sentence(cause: Cause) -> str:
 
 
 def cost_words(cause: Cause) -> str:
-    """What it costs, and what share of a step or request that is."""
+    """State what a cause costs, and what share of a step or request that is."""
     share = f"{cause.share:.0%}" if cause.share is not None and math.isfinite(cause.share) else ""
     if cause.cost_s is None or not math.isfinite(cause.cost_s):
         return f"costs {share}" if share else ""
@@ -158,7 +160,7 @@ def change_lines(cause: Cause) -> list[str]:
 
 
 def culprit_sentence(culprit: Culprit) -> str:
-    """Who, of which kind, since when, and how that shows.
+    """Name the culprit, its kind, since when, and how that shows.
 
     >>> culprit_sentence(Culprit("late rank", 3, 12.4, "the others wait 28% of each step for it"))
     'rank 3 (late rank) since 12.4 s: the others wait 28% of each step for it'
@@ -169,24 +171,24 @@ def culprit_sentence(culprit: Culprit) -> str:
 
 
 def _since(culprit: Culprit, begin_s: float) -> str:
-    """When it began; "" where that was with the first step."""
+    """State when it began, "" if that was with the first step."""
     return f"since {format_seconds(culprit.since_s)}" if culprit.since_s and culprit.since_s > begin_s else ""
 
 
 def blamed_cause(audited: Audit) -> Cause | None:
-    """What the culprit costs, and what to do about it: the first cause under the code that is the culprit's."""
+    """Return the first cause under the culprit's code, which has its price and its remedy."""
     code = next((s.blamed or s.culprit.kind for s in audited.sections if s.culprit), None)
     return next((c for c in causes(audited) if c.code == code), None)
 
 
 def other_causes(audited: Audit) -> list[Cause]:
-    """All but the culprit's, which is told with it."""
+    """Return all causes but the culprit's, which is described with it."""
     blamed = blamed_cause(audited)
     return [c for c in causes(audited) if c is not blamed]
 
 
 def job_sentence(sections: Sequence[Section]) -> str:
-    """The job of a trace and what binds it, else which files were read."""
+    """Describe the job of a trace and what binds it, or list which files were read."""
     if (several := sum(s.kind == "trace" for s in sections)) > 1:
         return f"traces of {several} jobs, each reported separately"
     for section in sections:
@@ -199,21 +201,21 @@ def job_sentence(sections: Sequence[Section]) -> str:
     for section in sections:
         kinds[section.kind] += int(section.facts.get(RESULTS, "1"))
     read = ", ".join(plural(count, WORDS["kinds"].get(kind, kind)) for kind, count in kinds.items()) or "no file"
-    told = [s for s in sections if s.kind != "bench"] + [s for s in sections if s.kind == "bench"][:1]
-    figures = [figure for s in told for figure in _figures(s)][:MOST_FIGURES]
+    shown = [s for s in sections if s.kind != "bench"] + [s for s in sections if s.kind == "bench"][:1]
+    figures = [figure for s in shown for figure in _figures(s)][:MOST_FIGURES]
     first = "the first: " if kinds["bench"] > 1 else ""
     return f"{read}, {first}{', '.join(figures)}" if figures else read
 
 
 def _figures(section: Section) -> Iterator[str]:
-    told = {f.code: f for f in reversed(section.findings) if f.measured is not None}
+    by_code = {f.code: f for f in reversed(section.findings) if f.measured is not None}
     for code, name in WORDS["headed"].items():
-        if found := told.get(code):
-            yield f"{name} {value_text(found.measured, found.unit)}"
+        if finding := by_code.get(code):
+            yield f"{name} {value_text(finding.measured, finding.unit)}"
 
 
 def job(section: Section) -> str:
-    """How many ranks and steps, and how long a step is."""
+    """State how many ranks and steps there are, and how long a step is."""
     ranks = by_rank(section)
     used, steps = typical_of_ranks(section), max(count for _, count, _ in ranks)
     length = format_seconds(used.total_s) if used else ""
@@ -223,12 +225,12 @@ def job(section: Section) -> str:
 
 
 def has_no_device(section: Section) -> bool:
-    """Whether no device was traced."""
+    """Return whether no device was traced."""
     return any(n.code == "no device" for n in section.notes)
 
 
 def binding_words(used: Usage, words: Mapping[str, str]) -> str:
-    """The part of a step that most of it is."""
+    """Name the part that takes most of a step."""
     most = max(STEP_PARTS, key=lambda name: getattr(used, name))
     return f"{words[most]} ({getattr(used, most) / used.total_s:.0%})" if used.total_s > 0 else "nothing was timed"
 
@@ -247,10 +249,10 @@ def outcome_sentence(audited: Audit, sound: str = SOUND) -> str:
     untimed = len(used) == len(audited.sections) and not any(u and u.total_s > 0 for u in used)  # steps that take no time
     if not any(says_anything(s) for s in audited.sections) or untimed:
         return "nothing could be determined"
-    found = causes(audited)
-    if worst := next((c for c in found if c.code in DECIDE), None):
+    dearest = causes(audited)
+    if worst := next((c for c in dearest if c.code in DECIDE), None):
         return worst.said
-    if count := len(found):
+    if count := len(dearest):
         nobody = "no culprit found, but " if any(s.kind in JOBS for s in audited.sections) else ""
         return f"{nobody}{plural(count, 'cause')} of lost time"
     if any(n.code == "stopped" for s in audited.sections for n in s.notes):
@@ -259,7 +261,7 @@ def outcome_sentence(audited: Audit, sound: str = SOUND) -> str:
     if fact := _headline_fact(audited):
         return fact
     if not jobs:
-        named = all(s.kind in PLACED or known_as(s.facts.get("model", "")) for s in audited.sections)
+        named = all(s.kind in PLACED or bundled_key(s.facts.get("model", "")) for s in audited.sections)
         claim = [OptionValue("cluster")] if named else [OptionValue("model"), OptionValue("cluster")]
         unjudged = any(s.kind in TIMED for s in audited.sections) and sound == SOUND
         return words("audit-not-judged", claim=claim) if unjudged else words("audit-sound", sound=sound, claim=claim)
@@ -294,16 +296,16 @@ def title(section: Section) -> str:
 
 
 def remarks(section: Section) -> Iterator[str]:
-    """Notes, those on files that end too early first."""
+    """Yield notes, those on files that end too early first."""
     yield from sorted(section.notes, key=lambda n: n.code != "partial")
 
 
-def told_facts(section: Section) -> list[str]:
-    """The facts that two runs may differ in, in a line."""
-    told = [f"{name}: {value}" for name, value in section.facts.items()]
-    left = len(told) - MOST_FACTS
+def fact_lines(section: Section) -> list[str]:
+    """Return the facts that two runs may differ in, in a line."""
+    lines = [f"{name}: {value}" for name, value in section.facts.items()]
+    left = len(lines) - MOST_FACTS
     more = words("audit-more", count=left) if left > 0 else ""
-    return [words("audit-facts", facts="; ".join(told[:MOST_FACTS]), more=more)] if told else []
+    return [words("audit-facts", facts="; ".join(lines[:MOST_FACTS]), more=more)] if lines else []
 
 
 def value_text(value: float | None, unit: str) -> str:
@@ -315,7 +317,7 @@ def value_text(value: float | None, unit: str) -> str:
 
 
 def difference_text(share: float | None, base: float | None, unit: str) -> str:
-    """A difference as a share of what was predicted, or of what else it is one of.
+    """Format a difference as a share of the prediction, or of what else it is a share of.
 
     >>> difference_text(-0.1, None, "bytes"), difference_text(-0.1, 80 * 2**30, "bytes")
     ('-10.0%', '-10.0% of 80 GiB')
@@ -336,7 +338,7 @@ def audit_document(audited: Audit) -> Record:
         audited=audited,
         missing=missing_sentence(audited),
         summary=summary(audited),
-        culprit=told_culprit(audited),
+        culprit=described_culprit(audited),
         causes=causes(audited),
         counts={v: audited.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
         steps=[row for s in audited.sections for row in s.steps],
@@ -356,16 +358,16 @@ def audit_document(audited: Audit) -> Record:
     return to_object(made)
 
 
-def told_culprit(audited: Audit) -> Culprit | None:
-    """Who is to blame, in words where it has none."""
-    found = audited.culprit
-    return replace(found, said=found.said or culprit_sentence(found)) if found else None
+def described_culprit(audited: Audit) -> Culprit | None:
+    """Return the culprit, described in words if it has none."""
+    culprit = audited.culprit
+    return replace(culprit, said=culprit.said or culprit_sentence(culprit)) if culprit else None
 
 
 def merged(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Facts of several files under one name each; those that differ stand beside each other."""
-    found: dict[str, list[str]] = {}
+    """Merge the facts of several files by name, with differing values side by side."""
+    by_name: dict[str, list[str]] = {}
     for of_file in each:
         for name, value in of_file.items():
-            found.setdefault(name, []).append(value)
-    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}
+            by_name.setdefault(name, []).append(value)
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in by_name.items()}

@@ -1,18 +1,23 @@
-"""An audit for a terminal: one screen in words, then tables, then small print."""
+"""An audit for a terminal (one screen in words, then tables, then small print), and as an answer in Python."""
+
+from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from commtax.report.documents import record
 from commtax.report.drawing import Console, Text, telling
-from commtax.report.tables import TableCells, drop_empty_columns, notes, say, say_held, show_table
+from commtax.report.tables import TableCells, drop_empty_columns, notes, say, say_hidden, show_table
 from commtax.runs.evidence.finding import (
     AGREE,
     DISAGREE,
     FAULT,
+    STEP_PARTS,
     UNKNOWN,
     Audit,
-    CollectiveRow,
     Finding,
     Section,
     Usage,
@@ -21,6 +26,10 @@ from commtax.runs.evidence.finding import (
 )
 from commtax.runs.report import audit_words as words
 from commtax.units import format_bytes, format_seconds, plural
+
+if TYPE_CHECKING:
+    from commtax.report.manners import Manner, Rows
+    from commtax.report.plots import Figure
 
 MOST_ROWS = 500  # of a table on the screen
 MOST_RANKS = 8  # whose steps are told one by one
@@ -42,7 +51,7 @@ Cell = str | Text
 
 
 def show_audit(console: Console, audited: Audit) -> None:
-    """The verdict first, then a table for each file."""
+    """Show the verdict first, then tables for each file."""
     first = words.headline(audited)
     say(console, first, "bold red" if audited.verdict in (DISAGREE, FAULT) else "bold")
     for line in (*words.missing_lines(audited), *words.job_lines(audited)):
@@ -55,14 +64,14 @@ def show_audit(console: Console, audited: Audit) -> None:
     show_causes(console, audited)
     for section in audited.sections:
         show_section(console, section, audited.claim is not None)
-        told = [note for note in words.remarks(section) if note not in first]
-        notes(console, (*told, *(words.told_facts(section) if telling(console).details else ())))
+        remarks = [note for note in words.remarks(section) if note not in first]
+        notes(console, (*remarks, *(words.fact_lines(section) if telling(console).details else ())))
     notes(console, audited.notes)
-    say_held(console, sum(len(words.told_facts(section)) for section in audited.sections))
+    say_hidden(console, sum(len(words.fact_lines(section)) for section in audited.sections))
 
 
 def show_section(console: Console, section: Section, claimed: bool) -> None:
-    """What one kind of file tells, under its name."""
+    """Show the findings of one kind of file, under its name."""
     name = words.title(section)
     for columns, rows in tables(section, claimed):
         shown = rows[:MOST_ROWS]
@@ -78,7 +87,7 @@ def show_section(console: Console, section: Section, claimed: bool) -> None:
 
 
 def reasons_below(columns: Sequence[str], rows: list[list[Cell]], most: int) -> list[str]:
-    """Reasons that would fold a table beyond recognition, each once, to stand below it; the rows keep their numbers."""
+    """Move reasons too long for a table below it, each once, and leave their numbers in the rows."""
     if columns[-1] != "why" or max(len(str(row[-1])) for row in rows) <= most:
         return []
     reasons: dict[str, int] = {}
@@ -88,10 +97,15 @@ def reasons_below(columns: Sequence[str], rows: list[list[Cell]], most: int) -> 
 
 
 def tables(section: Section, claimed: bool) -> list[TableCells]:
-    """What was told or compared, typical steps, collectives, kernels: those that there are."""
+    """Return tables of findings, typical steps, collectives and kernels, those that are not empty."""
     columns = ("collective", "algorithm", "group", ">ranks", ">count", ">bytes", ">wire", ">waiting", ">hidden")
     dearest = sorted(section.collectives, key=lambda r: -(r.wire_s + r.wait_s))
-    collectives = drop_empty_columns(columns, map(_collective_cells, dearest[:MOST_COLLECTIVES]))
+    rows: list[tuple[Cell, ...]] = []
+    for r in dearest[:MOST_COLLECTIVES]:
+        size = "-" if r.nbytes is None else format_bytes(r.nbytes)
+        times = (format_seconds(s) if s > 0 else "-" for s in (r.wire_s, r.wait_s, r.hidden_s))
+        rows.append((r.op, r.algorithm, r.group, f"{r.ranks}" if r.ranks else "", f"{r.count:,}", size, *times))
+    collectives = drop_empty_columns(columns, rows)
     dear = section.kernels[:MOST_KERNELS]
     cells = ((short_kernel_name(r.name), r.kind, f"{r.count:,.4g}", format_seconds(r.seconds)) for r in dear)
     rest = _steps(section), collectives, drop_empty_columns(("kernel", "kind", ">per step", ">time per step"), cells)
@@ -99,7 +113,7 @@ def tables(section: Section, claimed: bool) -> list[TableCells]:
 
 
 def show_causes(console: Console, audited: Audit) -> None:
-    """What costs most, from the dearest on."""
+    """Show what costs most, from the dearest on."""
     all_of_them = words.other_causes(audited)
     for number, cause in enumerate(all_of_them[: words.MOST_CAUSES], 1):
         _say_all(console, f"{number}. {cause.said}", [words.cost_words(cause), *words.change_lines(cause)])
@@ -108,7 +122,7 @@ def show_causes(console: Console, audited: Audit) -> None:
 
 
 def _say_all(console: Console, first: str, rest: Sequence[str], style: str = "") -> None:
-    """A sentence with its price, and below it what to change and what that gains: on one line where they fit."""
+    """Say a sentence with its price, and below it what to change and what that gains, on one line if they fit."""
     price, *others = rest or [""]
     joined = f"{first}: {price}" if price else first
     fits = len(joined) <= console.width
@@ -121,10 +135,11 @@ def _say_all(console: Console, first: str, rest: Sequence[str], style: str = "")
 
 
 def _findings(findings: Sequence[Finding], claimed: bool) -> Iterator[TableCells]:
-    """What was compared; without a claim, only what a file contradicts or confirms by itself, after what it tells."""
+    """Yield what was compared, or without a claim what files contradict or confirm by themselves after what they measured."""
     heads = ["item", ">predicted" if claimed else ">expected", ">measured", ">difference", ">tolerance", "verdict", "why"]
-    told = [f for f in findings if not claimed and f.verdict == UNKNOWN]
-    yield drop_empty_columns(("item", ">measured", "why"), ((f.item, words.value_text(f.measured, f.unit), f.reason) for f in told))
+    alone = (f for f in findings if not claimed and f.verdict == UNKNOWN)
+    cells = ((f.item, words.value_text(f.measured, f.unit), f.reason) for f in alone)
+    yield drop_empty_columns(("item", ">measured", "why"), cells)
     compared = [f for f in findings if claimed or f.verdict != UNKNOWN]
     whole = claimed and any(f.predicted is not None for f in compared)
     yield (heads, [list(_cells(f)) for f in compared]) if whole else drop_empty_columns(heads, map(_cells, compared))
@@ -138,7 +153,7 @@ def _cells(f: Finding) -> tuple[Cell, ...]:
 
 
 def _steps(section: Section) -> TableCells:
-    """A typical step of the first ranks, and of all, as bars to one scale."""
+    """Return a typical step of the first ranks, and of all, as bars to one scale."""
     ranks, whole = by_rank(section), typical_of_ranks(section)
     if whole is None:
         return [], []
@@ -147,17 +162,16 @@ def _steps(section: Section) -> TableCells:
         rows.append((f"mean of {len(ranks)}", sum(s for _, s, _ in ranks), whole))
     longest = max(used.total_s for _, _, used in rows)
     columns = ("typical step", ">steps", ">length", "to scale", *(f">{sign} {part}" for part, sign in SIGNS.items()), ">hidden")
-    return drop_empty_columns(columns, (_step_cells(name, steps, used, longest) for name, steps, used in rows))
-
-
-def _step_cells(name: str, steps: int, used: Usage, longest: float) -> tuple[Cell, ...]:
-    whole, spent = used.total_s, (used.compute_s, used.exposed_s, used.copy_s, used.idle_s, used.hidden_s)
-    parts = (f"{seconds / whole:.1%}" if whole > 0 and seconds >= NOTHING * whole else "-" for seconds in spent)
-    return (name, f"{steps:,}" if steps else "", format_seconds(used.total_s), bar(used, longest), *parts)
+    cells: list[tuple[Cell, ...]] = []
+    for name, steps, used in rows:
+        length, spent = used.total_s, (used.compute_s, used.exposed_s, used.copy_s, used.idle_s, used.hidden_s)
+        parts = (f"{seconds / length:.1%}" if length > 0 and seconds >= NOTHING * length else "-" for seconds in spent)
+        cells.append((name, f"{steps:,}" if steps else "", format_seconds(length), bar(used, longest), *parts))
+    return drop_empty_columns(columns, cells)
 
 
 def bar(used: Usage, longest: float, signs: int = BAR) -> str:
-    """A step as signs, each part as long as it is; hidden communication is under compute.
+    """Draw a step as signs in proportion to its parts, with hidden communication under compute.
 
     >>> bar(Usage(10.0, 5.0, 2.5, 0.0, 0.0), 10.0, 8)
     '████▓▓░░'
@@ -170,19 +184,36 @@ def bar(used: Usage, longest: float, signs: int = BAR) -> str:
     return drawn[:signs]
 
 
-def _collective_cells(r: CollectiveRow) -> tuple[Cell, ...]:
-    size = "-" if r.nbytes is None else format_bytes(r.nbytes)
-    times = (format_seconds(s) if s > 0 else "-" for s in (r.wire_s, r.wait_s, r.hidden_s))
-    return (r.op, r.algorithm, r.group, f"{r.ranks}" if r.ranks else "", f"{r.count:,}", size, *times)
-
-
 def short_kernel_name(name: str, most: int = MOST_SIGNS) -> str:
-    """A kernel's name without what most of them have in common.
+    """Shorten a kernel's name by what most of them have in common.
 
     >>> short_kernel_name("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", 44)
     'vectorized_elementwise_kernel<4, CUDAFuncto…'
     """
     if len(name) <= most:
         return name
-    told = _COMMON.sub("", name[:NAME_SIGNS])
-    return told if len(told) <= most else f"{told[: most - 1]}…"
+    short = _COMMON.sub("", name[:NAME_SIGNS])
+    return short if len(short) <= most else f"{short[: most - 1]}…"
+
+
+def manner() -> Manner[Audit]:
+    """Return how an audit shows itself: on a screen, as a document, as rows, as a figure."""
+    from commtax.report.manners import Manner  # not for those who see a terminal alone
+
+    def rows(audited: Audit) -> Rows:
+        return [{"file": ", ".join(s.files)} | record("audit-finding", finding=f) for s in audited.sections for f in s.findings]
+
+    return Manner(show_audit, words.audit_document, rows, plot_audit)
+
+
+def plot_audit(audited: Audit, path: Path | None) -> Figure:
+    """Plot how far each figure lies from its prediction, or without a claim the parts of each file's typical step."""
+    from commtax.report.plots import plot_bars
+
+    off = [(f.item, f.difference) for f in audited.findings if f.difference is not None and math.isfinite(f.difference)]
+    if audited.claim and off:
+        return plot_bars(off, "%", "measured against predicted", path)
+    used = [u for s in audited.sections if (u := typical_of_ranks(s)) is not None]
+    names = ("compute", "exposed communication", "copies", "idle")
+    rows = [(name, getattr(u, part)) for u in used[:1] for name, part in zip(names, STEP_PARTS, strict=True)]
+    return plot_bars(rows, "s", "a typical step", path)

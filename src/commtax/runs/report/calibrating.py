@@ -2,10 +2,10 @@
 
 from commtax.catalog.posterior import metric_words, range_words
 from commtax.judgement.confidence import percent
-from commtax.planner.deciding import Settlement, SettlingRun
+from commtax.planner.deciding import Settlement
 from commtax.report.documents import Record, engine_name, facts, record
 from commtax.report.drawing import Console
-from commtax.report.tables import ANSWER, notes, say, say_asked, say_whole, show_table
+from commtax.report.tables import ANSWER, notes, say, say_question, say_whole, show_table
 from commtax.runs.calibrate.advising import LOAD, Advice, AdvisedRun
 from commtax.runs.calibrate.drift import EVERYTHING, CheckedLatency, DriftCheck, PartShift
 from commtax.runs.calibrate.measurements import Calibration, ConstantChange, ProfilePart
@@ -25,12 +25,12 @@ FARTHEST = 5.0
 
 
 def show_advice(console: Console, advice: Advice) -> None:
-    """The question, then each run with what it is worth."""
-    known = f"{plural(advice.lessons, 'measured time')} known" if advice.lessons else "nothing measured yet"
+    """Show the question, then each run with what it is worth."""
+    measured = f"{plural(advice.lessons, 'measured time')} known" if advice.lessons else "nothing measured yet"
     several = f"{plural(len(advice.loads), 'load')}, from concurrency {min(advice.loads)[0]} to {max(advice.loads)[0]}"
     what = f"Range widths are medians over {several}" if len(advice.loads) > 1 else f"Ranges for {_load_words(*advice.loads[0])}"
-    say(console, f"{what}; {known}", ANSWER)
-    say_asked(console, advice.question)
+    say(console, f"{what}; {measured}", ANSWER)
+    say_question(console, advice.question)
     for number, run in enumerate(advice.runs, 1):
         say(console, f"{number}. {advised_words(run)}", "bold")
         say_whole(console, run.command or "(this engine has no serving benchmark that commtax can write)")
@@ -40,7 +40,7 @@ def show_advice(console: Console, advice: Advice) -> None:
 
 
 def advised_words(run: AdvisedRun) -> str:
-    """``concurrency 64 at 8k/1k: TPOT range ±11% -> ±4.0%, TTFT ±30% -> ±12%, 6 minutes``."""
+    """Describe a run: ``concurrency 64 at 8k/1k: TPOT range ±11% -> ±4.0%, TTFT ±30% -> ±12%, 6 minutes``."""
     names = {"tpot": "TPOT range", "ttft": "TTFT"}
     changes = (f"{name} ±{_percent(run.before[m])}% -> ±{_percent(run.after[m])}%" for m, name in names.items())
     return f"{_load_words(run.clients, run.input_len, run.output_len)}: {', '.join(changes)}, {_minutes(run.seconds)}"
@@ -51,12 +51,12 @@ def _load_words(clients: int, prompt: int, output: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """In percent; small ones with a digit more."""
+    """Format a share in percent, small ones with a digit more."""
     return f"{100 * share:.0f}" if share >= 0.0995 else f"{100 * share:.1f}"
 
 
 def _length(tokens: int) -> str:
-    """Tokens as people say lengths: 8k, 1k, 200."""
+    """Format tokens as people write lengths: 8k, 1k, 200."""
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens}"
 
 
@@ -70,125 +70,103 @@ def advice_document(advice: Advice) -> Record:
     return record("calibrate-next", advice=advice, question=q, engine=engine_name(q), loads=loads, runs=list(advice.runs))
 
 
-def show_settlement(console: Console, found: Settlement) -> None:
-    """How sure the recommendation is, who may beat it, and what would tell."""
-    say(console, f"recommended: {found.recommended}", "bold")
-    within = f"no other plan is more than {found.margin:.0%} better"
-    say(console, f"right with a probability of {percent(found.right)} ({within}); expected loss {found.loss:.1%} of the best")
-    if found.rivals:
-        show_table(console, ("may be better", ">probability"), [(name, percent(share)) for name, share in found.rivals])
-    if found.settled:
-        why = "it is sure enough" if found.sure else "no run tells these plans apart"
+def show_settlement(console: Console, settlement: Settlement) -> None:
+    """Show how sure the recommendation is, who may beat it, and what would settle it."""
+    say(console, f"recommended: {settlement.recommended}", "bold")
+    within = f"no other plan is more than {settlement.margin:.0%} better"
+    loss = f"expected loss {settlement.loss:.1%} of the best"
+    say(console, f"right with a probability of {percent(settlement.right)} ({within}); {loss}")
+    if settlement.rivals:
+        show_table(console, ("may be better", ">probability"), [(name, percent(share)) for name, share in settlement.rivals])
+    if settlement.settled:
+        why = "it is sure enough" if settlement.sure else "no run tells these plans apart"
         say(console, f"nothing you measure will change it: {why}", "bold")
-    for number, run in enumerate(found.runs, 1):
-        say(console, f"{number}. {settling_words(run)}", "bold")
+    for number, run in enumerate(settlement.runs, 1):
+        load = _load_words(run.clients, run.input_len, run.output_len)
+        right = f"right {percent(run.right)}, expected loss {run.loss:.1%}, {_minutes(run.seconds)}"
+        say(console, f"{number}. {run.plan}, {load}: {right}", "bold")
         say_whole(console, run.command or "(this engine has no serving benchmark that commtax can write)")
     notes(console, ["each plan at the load that is best for it and keeps the limits; runs are of one replica of a plan"])
 
 
-def settling_words(run: SettlingRun) -> str:
-    load = _load_words(run.clients, run.input_len, run.output_len)
-    return f"{run.plan}, {load}: right {percent(run.right)}, expected loss {run.loss:.1%}, {_minutes(run.seconds)}"
+def settlement_document(settlement: Settlement) -> Record:
+    rivals = [{"plan": name, "probability": share} for name, share in settlement.rivals]
+    return record("calibrate-for", found=settlement, rivals=rivals, runs=list(settlement.runs))
 
 
-def settlement_document(found: Settlement) -> Record:
-    rivals = [{"plan": name, "probability": share} for name, share in found.rivals]
-    return record("calibrate-for", found=found, rivals=rivals, runs=list(found.runs))
-
-
-def show_drift(console: Console, found: DriftCheck, own: Profile) -> None:
-    """The verdict, the part that moved, and every latency beside its range."""
-    reason, parts = f": {found.reason}" if found.reason else "", {part.name: part for part in found.parts}
-    if found.verdict == "same" and EVERYTHING in parts:
+def show_drift(console: Console, drift: DriftCheck, profile: Profile) -> None:
+    """Show the verdict, the part that moved, and every latency beside its range."""
+    reason, parts = f": {drift.reason}" if drift.reason else "", {part.name: part for part in drift.parts}
+    if drift.verdict == "same" and EVERYTHING in parts:
         reason = f"; these runs would show one from {parts[EVERYTHING].visible:.0%} on"
-    ran = listed([f"{d.model} on {d.chip}, TP {int(d.tp)}" for d in found.deployments])
-    say(console, f"{own.name} ({ran}): {VERDICTS[found.verdict]}{reason}", "bold")
-    if found.verdict == "drifted":
-        apart = "" if found.moved else "these runs fit more than one cause: "
-        say(console, apart + " or ".join(part_words(parts[name]) for name in found.suspects), "bold")
+    ran = listed([f"{d.model} on {d.chip}, TP {int(d.tp)}" for d in drift.deployments])
+    say(console, f"{profile.name} ({ran}): {VERDICTS[drift.verdict]}{reason}", "bold")
+    if drift.verdict == "drifted":
+        apart = "" if drift.moved else "these runs fit more than one cause: "
+        say(console, apart + " or ".join(part_words(parts[name]) for name in drift.suspects), "bold")
     columns = ("run", "time", ">today", ">expected", ">80% range", ">off")
-    show_table(console, columns, map(_latency_row, sorted(found.latencies, key=lambda one: one.label)), ("expected", "80% range"))
-    rows = [
-        (
-            p.name,
-            _change(p.slower),
-            f"{_change(p.low)} to {_change(p.high)}",
-            f"{p.visible:.0%}" if p.visible < FARTHEST else "not by these runs",
-            percent(p.likelihood),
-        )
-        for p in sorted(found.parts, key=lambda part: -part.likelihood)
-    ]
+    show_table(console, columns, map(_latency_row, sorted(drift.latencies, key=lambda one: one.label)), ("expected", "80% range"))
+    rows = []
+    for p in sorted(drift.parts, key=lambda part: -part.likelihood):
+        visible = f"{p.visible:.0%}" if p.visible < FARTHEST else "not by these runs"
+        rows.append((p.name, f"{p.slower:+.0%}", f"{p.low:+.0%} to {p.high:+.0%}", visible, percent(p.likelihood)))
     show_table(console, ("if this alone changed", ">by", ">80% range", ">visible from", ">likelihood"), rows)
-    alarms = f"{found.level:.0%} of unchanged machines would be called drifted by chance"
+    alarms = f"{drift.level:.0%} of unchanged machines would be called drifted by chance"
     assumed = "a plan or a cluster that no file names is that of the profile's runs"
-    odd = f"{percent(found.probability)} of them would give runs at least as unusual as these"
-    notes(console, [f"{alarms}; {odd}", assumed, *found.notes])
+    odd = f"{percent(drift.probability)} of them would give runs at least as unusual as these"
+    notes(console, [f"{alarms}; {odd}", assumed, *drift.notes])
 
 
 def part_words(part: PartShift) -> str:
-    """``clock: kernels take 8% ± 3% longer``."""
+    """Describe a shift: ``clock: kernels take 8% ± 3% longer``."""
     width = (part.high - part.low) / 2
     way = "longer" if part.slower >= 0 else "less time"
     return f"{part.name}: {WORDS[part.name]} {abs(part.slower):.0%} ± {width:.0%} {way}"
 
 
-def _change(share: float) -> str:
-    return f"{share:+.0%}"
-
-
 def _latency_row(one: CheckedLatency) -> tuple[str, ...]:
     ends = f"{format_seconds(one.low_s)} to {format_seconds(one.high_s)}"
-    off = _change(one.measured_s / one.expected_s - 1)
+    off = f"{one.measured_s / one.expected_s - 1:+.0%}"
     return one.label, metric_words(one.metric), format_seconds(one.measured_s), format_seconds(one.expected_s), ends, off
 
 
-def drift_document(found: DriftCheck, own: Profile) -> Record:
-    return record("calibrate-check", found=found, own=own, parts=list(found.parts), latencies=list(found.latencies))
+def drift_document(drift: DriftCheck, profile: Profile) -> Record:
+    return record("calibrate-check", found=drift, own=profile, parts=list(drift.parts), latencies=list(drift.latencies))
 
 
 SHOWN = 8  # outliers of a part that are named on a terminal
 
 
 def show_calibration(console: Console, calibration: Calibration, path: str) -> None:
-    """The file first, then each part."""
+    """Show the file first, then each part."""
     say(console, f"profile {calibration.profile.name} for {calibration.place.cluster.key}: written to {path}", ANSWER)
     if calibration.wish:
         say(console, f"measure next: {calibration.wish.what}")
     columns = ("fitted", ">rows", ">median error before", ">median after", ">p90 before", ">p90 after", ">80% range")
-    show_table(console, columns, map(_part_row, calibration.parts), ("rows", "p90 before", "p90 after", "median error before"))
-    every = [(p.name, c, c.after / c.before - 1 if c.before else None) for p in calibration.parts for c in p.changes]
-    changes = [
-        (c.name, of, _value(c, c.before), _value(c, c.after), "" if x is None else f"{x:+.0%}", _sure(c)) for of, c, x in every
-    ]
-    if changes:
-        show_table(
-            console, ("constant", "of", ">catalogue", ">learnt", ">change", ">80% range"), changes, ("of", "catalogue", "80% range")
-        )
-    learnt = (
-        ["before: errors with the catalogue's constants; after: errors of each run when the other runs predict it"]
-        if calibration.profile.lessons
-        else []
-    )
-    taken = f"to use it, give any command --profile {path}"
-    odd = (line for part in calibration.parts for line in _odd_lines(part))
-    notes(console, (*odd, *learnt, *calibration.notes, *calibration.refused, taken))
+    errors = [(p.before.median, p.after.median, p.before.p90, p.after.p90) for p in calibration.parts]
+    fitted = zip(calibration.parts, errors, strict=True)
+    rows = [(p.name, f"{p.rows:,}", *(f"{error:.1%}" for error in four), f"±{p.spread:.0%}") for p, four in fitted]
+    show_table(console, columns, rows, ("rows", "p90 before", "p90 after", "median error before"))
+    if changes := [(c.name, p.name, *_change_cells(c)) for p in calibration.parts for c in p.changes]:
+        heads = ("constant", "of", ">catalogue", ">learnt", ">change", ">80% range")
+        show_table(console, heads, changes, ("of", "catalogue", "80% range"))
+    remarks = [line for part in calibration.parts for line in _odd_lines(part)]
+    if calibration.profile.lessons:
+        remarks.append("before: errors with the catalogue's constants; after: errors of each run when the other runs predict it")
+    notes(console, (*remarks, *calibration.notes, *calibration.refused, f"to use it, give any command --profile {path}"))
 
 
 def _odd_lines(p: ProfilePart) -> list[str]:
-    """Rows of a part that its fit misses, and what else is said of it."""
+    """Return the rows of a part that its fit misses, and the notes on it."""
     rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
     more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
     return [*rows, *more, *(f"{p.name}: {note}" for note in p.notes)]
 
 
-def _part_row(p: ProfilePart) -> tuple[str, ...]:
-    errors = (f"{error:.1%}" for error in (p.before.median, p.after.median, p.before.p90, p.after.p90))
-    return (p.name, f"{p.rows:,}", *errors, f"±{p.spread:.0%}")
-
-
-def _sure(c: ConstantChange) -> str:
-    """The 80% range of a constant before and after."""
-    return f"{range_words(c.sigma_before)} → {range_words(c.sigma_after)}" if c.sigma_before else ""
+def _change_cells(c: ConstantChange) -> tuple[str, ...]:
+    """Return a constant before and after, the change, and the 80% range before and after."""
+    ranges = f"{range_words(c.sigma_before)} → {range_words(c.sigma_after)}" if c.sigma_before else ""
+    return _value(c, c.before), _value(c, c.after), f"{c.after / c.before - 1:+.0%}" if c.before else "", ranges
 
 
 def _value(c: ConstantChange, value: float | None) -> str:

@@ -10,10 +10,10 @@ from commtax.verbs.expecting import Expectation
 
 
 def show_expectations(console: Console, judged: JudgedTests) -> None:
-    """How many sizes of a file are what they should be, then each of them."""
+    """Show how many sizes of a file are as expected, then each of them."""
     times, verdict = judged.times, judged.verdict
-    found = [judge_test([time.verdict]) for time in times]
-    e, counts = times[0].expected, ", ".join(f"{found.count(word)} {word}" for word in STYLES if word in found)
+    verdicts = [judge_test([time.verdict]) for time in times]
+    e, counts = times[0].expected, ", ".join(f"{verdicts.count(word)} {word}" for word in STYLES if word in verdicts)
     place = f"{e.ranks} ranks of {e.cluster.key}"
     tables.say(console, f"{verdict.upper()}: {e.op} over {place}, {plural(len(times), 'measured row')}: {counts}", STYLES[verdict])
     for fault in judged.faults:
@@ -21,7 +21,7 @@ def show_expectations(console: Console, judged: JudgedTests) -> None:
     if verdict != PASS:
         _say_next(console, judged.telling)
     columns = (">size", ">measured", ">expected", ">80% range", ">x expected", ">measured busbw", ">expected busbw", "verdict")
-    rows = [_measured_cells(time.expected, time.row.seconds, word) for time, word in zip(times, found, strict=True)]
+    rows = [_measured_cells(time.expected, time.row.seconds, word) for time, word in zip(times, verdicts, strict=True)]
     tables.show_table(console, columns, rows, ("80% range", "expected", "measured"))
     if telling(console).details:
         for time in times:
@@ -29,7 +29,7 @@ def show_expectations(console: Console, judged: JudgedTests) -> None:
 
 
 def _say_next(console: Console, time: JudgedTime) -> None:
-    """The ratio at the size that tells most, and what tells why it is not what it should be."""
+    """Say the ratio at the most telling size, and how to learn why it is off."""
     e, measured_s = time.expected, time.row.seconds
     rates = f"{format_rate(_measured_busbw(e, measured_s))} instead of {format_rate(e.busbw_Bps)}"
     tables.say(console, f"{format_bytes(e.nbytes)} took {measured_s / float(e.seconds):.2f} x the expected time: busbw {rates}")

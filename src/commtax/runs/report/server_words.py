@@ -1,7 +1,7 @@
-"""A running server beside its prediction, in sentences and on a terminal that is drawn anew at every look."""
+"""A running server beside its prediction: in sentences, on a terminal drawn anew at every look, and as metrics for Prometheus."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -13,8 +13,8 @@ from commtax.report.drawing import Console
 from commtax.report.tables import notes, say
 from commtax.runs.evidence.finding import AGREE, DISAGREE, UNKNOWN, Finding, missing_sentence
 from commtax.runs.report import auditing
-from commtax.runs.report.audit_words import cause_sentence, causes, outcome_sentence, remarks, told_facts, value_text
-from commtax.runs.results.exposition import bounds_text
+from commtax.runs.report.audit_words import cause_sentence, causes, fact_lines, outcome_sentence, remarks, value_text
+from commtax.runs.results.exposition import METRICS, bounds_text
 from commtax.runs.results.live import BINDS, IDLE, ServerAudit, tail_bounds
 from commtax.units import format_figure, format_mean, format_seconds
 
@@ -25,7 +25,7 @@ STYLES = {AGREE: "bold green", SLOWER: "bold red", FASTER: "bold", OTHER: "bold 
 
 
 def state_of(seen: ServerAudit) -> str:
-    """Agree, slower, faster, other (another plan than was said), unknown or idle."""
+    """Return agree, slower, faster, other (another plan than was claimed), unknown or idle."""
     if seen.window.idle:
         return IDLE
     off = [f for f in seen.findings if f.verdict == DISAGREE]
@@ -44,7 +44,7 @@ def _furthest(findings: list[Finding]) -> Finding:
 
 
 def answer_sentence(seen: ServerAudit) -> str:
-    """What ran, and whether it is as fast as predicted; without a claim, how it goes."""
+    """Say what ran, and whether it is as fast as predicted, or without a claim how it goes."""
     claim = seen.audited.claim
     if claim is None and not seen.window.idle:
         return f"{seen.run.model or 'server'}: {outcome_sentence(seen.audited)}"
@@ -53,23 +53,23 @@ def answer_sentence(seen: ServerAudit) -> str:
 
 
 def _furthest_words(seen: ServerAudit) -> str:
-    """The figure that decides: the furthest one that disagrees, else the time of a token."""
+    """Describe the deciding figure: the furthest one that disagrees, else the time of a token."""
     off = [f for f in seen.findings if f.verdict == DISAGREE and f.evidence and f.difference]
     near = [f for f in seen.findings if f.verdict == AGREE and f.evidence]
-    usual = next((f for f in near if f.code in OF_A_TOKEN), near[0] if near else None)
-    told = _furthest(off) if off else usual
-    if told is None or told.predicted is None or state_of(seen) == UNKNOWN:
+    usual = next((one for one in near if one.code in OF_A_TOKEN), near[0] if near else None)
+    f = _furthest(off) if off else usual
+    if f is None or f.predicted is None or state_of(seen) == UNKNOWN:
         return ""
-    measured, predicted = (value_text(value, told.unit) for value in (told.measured, told.predicted))
-    if not off and told.low is not None and told.high is not None and not told.low <= (told.measured or 0.0) <= told.high:
-        return f": {told.item} is {measured}, within {told.tolerance:.0%} of the predicted {predicted}"
-    if not off or not told.measured or not told.predicted:
-        return f": {told.item} is {measured} ({range_text(told)} predicted)"
-    return f": {told.item} is {measured}, {told.measured / told.predicted:.2f} times the predicted {predicted} ({range_text(told)})"
+    measured, predicted = (value_text(value, f.unit) for value in (f.measured, f.predicted))
+    if not off and f.low is not None and f.high is not None and not f.low <= (f.measured or 0.0) <= f.high:
+        return f": {f.item} is {measured}, within {f.tolerance:.0%} of the predicted {predicted}"
+    if not off or not f.measured or not f.predicted:
+        return f": {f.item} is {measured} ({range_text(f)} predicted)"
+    return f": {f.item} is {measured}, {f.measured / f.predicted:.2f} times the predicted {predicted} ({range_text(f)})"
 
 
 def range_text(f: Finding) -> str:
-    """The range of a prediction, or the prediction alone where it has none.
+    """Format the range of a prediction, or the prediction alone if it has none.
 
     >>> range_text(Finding("TPOT", 0.02, 0.03, "s", low=0.015, high=0.025))
     '15 to 25 ms'
@@ -82,7 +82,7 @@ def range_text(f: Finding) -> str:
 
 
 def load_sentence(seen: ServerAudit) -> str:
-    """The load that was found in the metrics, and over which time."""
+    """Describe the load in the metrics, and over which time."""
     run, parts = seen.run, list[str]()
     if there := run.facts.get("mean concurrency"):
         parts.append(f"{there} requests in flight on average")
@@ -101,23 +101,23 @@ def load_sentence(seen: ServerAudit) -> str:
 
 
 def next_lines(seen: ServerAudit) -> Iterator[str]:
-    """What to look at next: the dearest causes, else what is missing for a verdict; and what binds a step."""
-    found = [cause_sentence(cause) for cause in causes(seen.audited)]
-    yield from found[:2]
-    if not found and not seen.window.idle and (why := missing_sentence(seen.audited)):
+    """Yield what to look at next: the dearest causes or what a verdict lacks, and what binds a step."""
+    sentences = [cause_sentence(cause) for cause in causes(seen.audited)]
+    yield from sentences[:2]
+    if not sentences and not seen.window.idle and (why := missing_sentence(seen.audited)):
         yield f"to judge it: {why}"
     yield from (str(n) for s in seen.audited.sections for n in s.notes if n.code == BINDS)
 
 
 def show_server(console: Console, seen: ServerAudit) -> None:
-    """The answer in a few lines, then every figure."""
+    """Show the answer in a few lines, then every figure."""
     say(console, answer_sentence(seen), STYLES[state_of(seen)])
     say(console, load_sentence(seen))
     for line in next_lines(seen):
         say(console, line)
     for section in seen.audited.sections:
         auditing.show_section(console, section, seen.audited.claim is not None)
-        notes(console, (text for text in remarks(section) if getattr(text, "code", "") != BINDS), told_facts(section))
+        notes(console, (text for text in remarks(section) if getattr(text, "code", "") != BINDS), fact_lines(section))
 
 
 SCALE = 11  # signs of the picture of a range
@@ -129,7 +129,7 @@ VERDICTS = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: ""}
 
 @dataclass(frozen=True, slots=True)
 class DashboardLine:
-    """Where metrics come from, when they were last seen, and what went wrong since."""
+    """The address of the metrics, the time of the last look, and what went wrong since."""
 
     url: str
     clock: str
@@ -139,7 +139,7 @@ class DashboardLine:
 
 
 def dashboard(history: Sequence[ServerAudit], line: DashboardLine, width: int) -> RenderableType:
-    """The last look, with what it shows of those before, on so many columns."""
+    """Draw the last look, with the history before it, on so many columns."""
     seen = history[-1]
     style = "dim" if line.trouble else STYLES[state_of(seen)]  # what was seen before nobody answered
     parts: list[RenderableType] = [Styled(answer_sentence(seen), style=style), Styled(load_sentence(seen))]
@@ -156,7 +156,7 @@ def dashboard(history: Sequence[ServerAudit], line: DashboardLine, width: int) -
 
 
 def _table(history: Sequence[ServerAudit], width: int) -> Table:
-    """A row for each figure that is measured, or whose bucket is known; what is least needed is left out of a narrow one."""
+    """Return a row for each figure that is measured or has a bucket, without the least needed columns on a narrow screen."""
     seen, claimed = history[-1], history[-1].audited.claim is not None
     columns = {"": True, "measured": True, "80% range": claimed, "verdict": claimed}
     columns |= {"where it lies": claimed and width >= WITH_PICTURE, "so far": width >= WITH_HISTORY}
@@ -164,9 +164,9 @@ def _table(history: Sequence[ServerAudit], width: int) -> Table:
     for name in (name for name, shown in columns.items() if shown):
         drawn.add_column(name, justify="right" if name in ("measured", "80% range") else "left", no_wrap=True)
     tails = tail_bounds(seen.window.page)
-    found = {f.code: f for f in reversed(seen.findings)}
+    by_code = {f.code: f for f in reversed(seen.findings)}
     for code, name in WORDS["rows"].items():
-        if f := found.get(code):
+        if f := by_code.get(code):
             bounds = tails.get(code.partition("_")[0]) if f.measured is None else None
             figure_cells = {
                 "measured": bounds_text(*bounds) if bounds else value_text(f.measured, f.unit),
@@ -182,7 +182,7 @@ def _table(history: Sequence[ServerAudit], width: int) -> Table:
 
 
 def _scale(f: Finding, bounds: tuple[float, float] | None) -> str:
-    """The range of a prediction in the middle, and where the measured figure lies: by factors, from half to twice the range."""
+    """Draw the predicted range and the measured figure on a logarithmic scale from half to twice the range."""
     if f.low is None or f.high is None or not 0 < f.low <= f.high:
         return ""
     low, high = math.log(f.low / 2), math.log(f.high * 2)
@@ -202,15 +202,86 @@ def _scale(f: Finding, bounds: tuple[float, float] | None) -> str:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """The last figures, from the least to the most of them; nothing of a single one.
+    """Draw the last figures from the least to the most of them, nothing for a single one.
 
     >>> sparkline([1.0, 2.0, None, 4.0])
     '▁▃ █'
     """
     shown = list(values)[-MOST_SPARKS:]
-    known = [v for v in shown if v is not None]
-    if len(known) < 2:
+    present = [v for v in shown if v is not None]
+    if len(present) < 2:
         return ""
-    least, span = min(known), max(known) - min(known)
+    least, span = min(present), max(present) - min(present)
     top = len(SPARKS) - 1
     return "".join(" " if v is None else SPARKS[round((v - least) / span * top) if span > 0 else top // 2] for v in shown)
+
+
+BAND = table("runs/report/predicted_band.toml")
+FAMILIES: Mapping[str, Mapping[str, str]] = BAND["family"]  # every family that is served: its kind and its help
+RATES = ("requests_per_s", "output_tokens_per_s")
+ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+Sample = tuple[str, Mapping[str, str], float]
+
+
+def exposition(seen: ServerAudit | None, looks: int, failures: int, last_success_s: float) -> str:
+    """Return the page: figures of the last look if the server answered, and the counts of looks."""
+    samples = list(_samples(seen)) if seen else []
+    samples += [("up", {}, float(seen is not None)), ("looks_total", {}, looks), ("look_failures_total", {}, failures)]
+    samples.append(("last_success_timestamp_seconds", {}, last_success_s))
+    lines: list[str] = []
+    for family, family_words in FAMILIES.items():
+        values = [f"commtax_{name}{_labels(labels)} {_sample_value(value)}" for name, labels, value in samples if name == family]
+        if values:
+            lines += [f"# HELP commtax_{family} {family_words['help']}", f"# TYPE commtax_{family} {family_words['kind']}", *values]
+    return "\n".join(lines) + "\n"
+
+
+def _samples(seen: ServerAudit) -> Iterator[Sample]:
+    state = state_of(seen)
+    for one in WORDS["states"]:
+        yield "state", {"state": one}, float(one == state)
+    if claim := seen.audited.claim:
+        question = claim.question
+        values = (question.model.key, question.cluster.key, question.engine.key, str(claim.tp))
+        yield "claim_info", dict(zip(BAND["claim_labels"], values, strict=True)), 1.0
+    yield from _load_samples(seen)
+    for f in seen.findings:
+        metric, _, statistic = f.code.partition("_")
+        timed = metric in METRICS.values() and statistic in ("mean", "p99")
+        if not timed and f.code not in RATES:
+            continue
+        labels = {"metric": metric, "statistic": statistic} if timed else {"metric": f.code}
+        kind = "seconds" if timed else "per_second"
+        if f.measured is not None:
+            yield f"measured_{kind}", labels, f.measured
+        for bound, value in (("low", f.low), ("value", f.predicted), ("high", f.high)):
+            if value is not None:
+                yield "predicted_seconds", {**labels, "bound": bound}, value
+    for metric, ends in tail_bounds(seen.window.page).items():
+        for bound, end in zip(("low", "high"), ends, strict=True):
+            yield "measured_bucket_seconds", {"metric": metric, "statistic": "p99", "bound": bound}, end
+
+
+def _load_samples(seen: ServerAudit) -> Iterator[Sample]:
+    run = seen.run
+    there = float(run.facts.get("mean concurrency", "0"))
+    for name, value in (("in_flight", there), ("input_tokens", run.input_len), ("output_tokens", run.output_len)):
+        if value:
+            yield "load", {"of": name}, value
+    yield "load", {"of": "prefix_hit_share"}, run.hit_rate
+    if seen.window.seconds is not None:
+        yield "window_seconds", {}, seen.window.seconds
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    """Format labels as the text format has them.
+
+    >>> _labels({"model": 'a"b'})
+    '{model="a\\\\"b"}'
+    """
+    escaped = (f'{name}="{value.translate(ESCAPES)}"' for name, value in labels.items())
+    return f"{{{','.join(escaped)}}}" if labels else ""
+
+
+def _sample_value(value: float) -> str:
+    return repr(float(value)) if math.isfinite(value) else "+Inf" if value > 0 else "NaN"

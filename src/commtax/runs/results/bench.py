@@ -1,4 +1,4 @@
-"""Results of benchmarks, told apart by what they hold; seconds inside.
+"""Results of benchmarks, recognised by their content; seconds inside.
 
 JSON, JSON lines and CSV: ``vllm bench latency|throughput|serve`` and its sweeps, ``sglang.bench_serving``, ``bench_one_batch`` and
 ``bench_one_batch_server``, AIPerf, GenAI-Perf, GuideLLM, InferenceX. Text: what those and trtllm-bench print, MLPerf's summary, a
@@ -20,15 +20,14 @@ from itertools import islice
 from statistics import fmean, median, pstdev
 
 from commtax.files import JSON_MEMORY_BYTES, Json, JsonObject, memory_of, need_list, need_number, need_object, parse_documents
-from commtax.runs.results import exposition, printed, printed_runs, tool_documents, tool_texts
+from commtax.runs.results import exposition, printed, printed_runs, tool_documents
 from commtax.runs.results.bench_record import METRICS, TABLE, BenchmarkRun, number, result, spread_of, thirds_of
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts
 from commtax.wordings import split_lines
 
 _DECODER = json.JSONDecoder()
-_SPACE = " \n\r\t"
-
+_SPACE = re.compile(r"[ \n\r\t]*")
 
 COUNT = counts(__name__)
 KEYS = tuple(f'"{key}"'.encode() for key in (*TABLE["told_by"], *tool_documents.INFERENCEX_KEYS))
@@ -37,37 +36,37 @@ COLUMNS = ("mean_ttft_ms", "request_throughput", "output_throughput")  # any of 
 NOTHING = "no key of vllm bench, sglang.bench_serving or bench_one_batch, AIPerf, GenAI-Perf, GuideLLM or InferenceX found"
 
 SPECIAL = (
-    (tool_texts.looks_like_mlperf, tool_texts.parse_mlperf),
+    (tool_documents.looks_like_mlperf, tool_documents.parse_mlperf),
     (exposition.looks_like, exposition.parse),
-    (tool_texts.looks_like_batches, tool_texts.parse_batches),
-    (tool_texts.looks_like_trtllm, tool_texts.parse_trtllm),
+    (tool_documents.looks_like_batches, tool_documents.parse_batches),
+    (tool_documents.looks_like_trtllm, tool_documents.parse_trtllm),
 )
 """What single tools print: how it is recognised, and its parser. ``printed`` reads all others."""
 
 
 def looks_like_data(head: bytes) -> bool:
-    """Whether JSON begins with a key of a result."""
+    """Return whether JSON begins with a key of a result."""
     return any(key in head for key in KEYS) or printed_runs.are_labels(head)
 
 
 def looks_like_text(text: str) -> bool:
-    """Whether a text holds any printed result, summary, page of metrics or table of commas."""
-    known = printed.looks_like(text) or any(looks_like(text) for looks_like, _ in SPECIAL)
-    return known or tool_documents.is_aiperf_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
+    """Return whether a text holds any printed result, summary, page of metrics or CSV table."""
+    printed_result = printed.looks_like(text) or any(looks_like(text) for looks_like, _ in SPECIAL)
+    return printed_result or tool_documents.is_aiperf_csv(text) or _is_sweep(text) or _LINE.search(text) is not None
 
 
 def read(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
-    """All results of a file of any of these kinds."""
+    """Read all results of a file of any of these kinds."""
     return parse(text, name) if text.lstrip()[:1] in ("{", "[") or not looks_like_text(text) else parse_text(text, name)
 
 
 def parse_text(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
-    """All results that a text holds, kind by kind."""
+    """Read all results of a text, kind by kind."""
     try:
-        found = list(islice(_find_results(text), COUNT.most_results + 1))
+        results = list(islice(_find_results(text), COUNT.most_results + 1))
     except csv.Error as error:
         raise Refusal(f"benchmark '{name}': a row of its table is damaged ({error!s:.80})") from None
-    return _check_results(found, name, "a benchmark's title, but no figure of it found")
+    return _check_results(results, name, "a benchmark's title, but no figure of it found")
 
 
 def _find_results(text: str) -> Iterator[BenchmarkRun]:
@@ -96,31 +95,31 @@ def _find_results(text: str) -> Iterator[BenchmarkRun]:
 
 
 def parse(text: str, name: str = "benchmark") -> tuple[BenchmarkRun, ...]:
-    """All results of JSON: one object, a list of them, or one a line; of what is cut off, all that is whole."""
+    """Read all results of JSON: one object, a list or one a line. Of JSON that is cut off, what is whole is read."""
     documents, cut = _documents(text, f"benchmark '{name}'")
     try:
         every = (one for d in documents if isinstance(d, dict) for one in _results_of_document(d))
-        found = list(islice(every, COUNT.most_results + 1))
+        results = list(islice(every, COUNT.most_results + 1))
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Refusal(f"benchmark '{name}': a field has the wrong form ({error!s:.80})") from None
     first = next((d for d in documents if isinstance(d, dict)), {})
     keys = f"; its own: {', '.join(str(key)[:30] for key in list(first)[:8])}" if first else ""
-    results = _check_results(found, name, f"{NOTHING}{keys}")
-    return (*results[:-1], replace(results[-1], notes=(*results[-1].notes, cut))) if cut else results
+    *before, last = _check_results(results, name, f"{NOTHING}{keys}")
+    return (*before, replace(last, notes=(*last.notes, cut)) if cut else last)
 
 
-def _check_results(found: list[BenchmarkRun], name: str, nothing: str) -> tuple[BenchmarkRun, ...]:
-    if not found:
+def _check_results(runs: list[BenchmarkRun], name: str, nothing: str) -> tuple[BenchmarkRun, ...]:
+    if not runs:
         raise Refusal(f"benchmark '{name}': {nothing}")
-    if len(found) > COUNT.most_results:
+    if len(runs) > COUNT.most_results:
         raise Refusal(f"benchmark '{name}': more than {COUNT.most_results:,} results; split it")
-    if not all(math.isfinite(x) and x >= 0 for b in found for stats in b.stats.values() for x in stats.values()):
+    if not all(math.isfinite(x) and x >= 0 for b in runs for stats in b.stats.values() for x in stats.values()):
         raise Refusal(f"benchmark '{name}': a time is negative or not a number")
-    return tuple(found)
+    return tuple(runs)
 
 
 def _documents(text: str, name: str) -> tuple[list[Json], Note | None]:
-    """The documents of a text, and from where on it is missing where it is cut off."""
+    """Return the documents of a text, and a note on where it is cut off."""
     try:
         return parse_documents(text, name), None
     except Refusal:
@@ -161,14 +160,14 @@ def _results_of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
         yield tool_documents.from_inferencex(d)
     elif tool_documents.is_aiperf(d):
         yield tool_documents.from_aiperf(d)
-    elif tool_texts.is_batch(d):
-        yield tool_texts.from_batch(d)
+    elif tool_documents.is_batch(d):
+        yield tool_documents.from_batch(d)
     else:
         yield from printed_runs.of_document(d)
 
 
 def _serve(d: JsonObject) -> BenchmarkRun:
-    """``*_ms`` statistics; ``ttfts``, ``itls`` and ``latencies`` of single requests, where they are kept, in seconds."""
+    """Read ``*_ms`` statistics, and in seconds ``ttfts``, ``itls`` and ``latencies`` of single requests where they are kept."""
     stats: dict[str, dict[str, float]] = {}
     for key, value in d.items():
         statistic, _, metric = key.removesuffix("_ms").partition("_")
@@ -178,11 +177,10 @@ def _serve(d: JsonObject) -> BenchmarkRun:
     gaps = [need_number(x) for row in need_list(d.get("itls") or []) for x in (row if isinstance(row, list) else [row])]
     ttfts = [need_number(x) for x in need_list(d.get("ttfts") or []) if x]
     whole = [need_number(x) for x in need_list(d.get("latencies") or [])]
-    details = {"ttft": ttfts, "itl": gaps, "e2el": whole}
-    for metric, values in details.items():
+    for metric, values in {"ttft": ttfts, "itl": gaps, "e2el": whole}.items():
         if values and metric not in stats:
             stats[metric] = {"mean": fmean(values), "median": median(values)}
-    if thirds := thirds_of(details["ttft"]):
+    if thirds := thirds_of(ttfts):
         stats["ttft"] |= thirds
     backend = str(d.get("backend") or "")
     sglang = "accept_length" in d or "mean_e2e_latency_ms" in d or backend.startswith("sglang")
@@ -190,18 +188,14 @@ def _serve(d: JsonObject) -> BenchmarkRun:
     answers = [need_number(n) for n in lengths if n] if isinstance(lengths, list) else []
     peak = number(d.get("max_concurrent_requests", d.get("peak_concurrency")))
     facts = ({"backend": backend} if backend else {}) | ({"peak concurrency": f"{peak:g}"} if peak else {})
-    said = next((value for key in TABLE["engine_version"] if isinstance(value := d.get(key), str)), "")
-    facts |= {"version": said[: COUNT.most_version]} if said else {}
+    version = next((value for key in TABLE["engine_version"] if isinstance(value := d.get(key), str)), "")
+    facts |= {"version": version[: COUNT.most_version]} if version else {}
     facts |= {key: value[: COUNT.most_version] for key in ("engine", "precision") if isinstance(value := d.get(key), str) and value}
-    tool, drawn = ("sglang", _drawn_spread(d)) if sglang else ("vllm", None)
-    spread = spread_of(fmean(answers), pstdev(answers)) if answers else drawn
-    return result(tool, "serve", d, stats, spread=spread, facts=facts)
-
-
-def _drawn_spread(d: JsonObject) -> float | None:
-    """SGLang draws random lengths evenly from a share of the longest up to all of it."""
-    ratio = number(d.get("random_range_ratio")) if str(d.get("dataset_name", "")).startswith("random") else None
-    return (1 - ratio) / (1 + ratio) if ratio is not None and 0 <= ratio <= 1 else None
+    spread = spread_of(fmean(answers), pstdev(answers)) if answers else None
+    if sglang and not answers and str(d.get("dataset_name", "")).startswith("random"):
+        ratio = number(d.get("random_range_ratio"))  # lengths are drawn evenly from this share of the longest up to all of it
+        spread = (1 - ratio) / (1 + ratio) if ratio is not None and 0 <= ratio <= 1 else None
+    return result("sglang" if sglang else "vllm", "serve", d, stats, spread=spread, facts=facts)
 
 
 def _is_sweep(text: str) -> bool:
@@ -210,65 +204,51 @@ def _is_sweep(text: str) -> bool:
 
 
 def read_damaged(text: str) -> tuple[Json, str]:
-    """The value of a text as far as it goes, and the last key before the end; None where nothing is readable.
+    """Return the value of a text as far as it goes, and the last key before the end, or None where nothing is readable.
 
     >>> read_damaged('{"a": 1, "b": [{"c": 2, "d": {"e": 3}}, {"f": 4, "g": "ha')
     ({'a': 1, 'b': [{'c': 2, 'd': {'e': 3}}, {'f': 4}]}, 'f')
     """
     last = [""]
     begin = _skip_space(text, 0)
-    value, _ = _value(text, begin, last, COUNT.depth) if text[begin : begin + 1] in ("{", "[") else (None, -1)
+    value, _ = _value(text, begin, last, COUNT.depth) if text.startswith(("{", "["), begin) else (None, -1)
     return value, last[0]
 
 
 def _value(text: str, at: int, last: list[str], depth: int) -> tuple[Json, int]:
-    """A value and where it ends; -1 where it does not."""
+    """Return a value and where it ends, -1 where it does not."""
     try:
         value, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
-        opened = text[at : at + 1]
-        if depth and opened in ("{", "["):
-            return (_object if opened == "{" else _list)(text, at + 1, last, depth - 1), -1
+        if depth and text.startswith("{", at):
+            return dict(_items(text, at + 1, last, depth - 1, True)), -1
+        if depth and text.startswith("[", at):
+            return [item for _, item in _items(text, at + 1, last, depth - 1, False)], -1
         return None, -1
-    if end == len(text) and text[at : at + 1] not in ("{", "[", '"'):  # a number may have had more digits
+    if end == len(text) and not text.startswith(("{", "[", '"'), at):  # a number may have had more digits
         return None, -1
     return value, end
 
 
-def _object(text: str, at: int, last: list[str], depth: int) -> JsonObject:
-    held: JsonObject = {}
+def _items(text: str, at: int, last: list[str], depth: int, keyed: bool) -> Iterator[tuple[str, Json]]:
+    """Yield the items of an object (``keyed``) or a list that does not end, with "" for a list's keys."""
     while at > 0:
-        key, at = _value(text, _skip_space(text, at), last, 0)
-        colon = _skip_space(text, at)
-        if at < 0 or not isinstance(key, str) or text[colon : colon + 1] != ":":
-            break
-        value, at = _value(text, _skip_space(text, colon + 1), last, depth)
-        if at < 0 and not value:
-            break
-        held[key] = value
-        last[0] = key if at > 0 else last[0]
-        at = _after_comma(text, at)
-    return held
-
-
-def _list(text: str, at: int, last: list[str], depth: int) -> list[Json]:
-    held: list[Json] = []
-    while at > 0:
+        key = ""
+        if keyed:
+            name, at = _value(text, _skip_space(text, at), last, 0)
+            colon = _skip_space(text, at)
+            if at < 0 or not isinstance(name, str) or not text.startswith(":", colon):
+                return
+            key, at = name, colon + 1
         value, at = _value(text, _skip_space(text, at), last, depth)
-        if at > 0 or value:
-            held.append(value)
-        at = _after_comma(text, at)
-    return held
-
-
-def _after_comma(text: str, at: int) -> int:
-    """Behind the comma that follows; -1 where none does."""
-    at = _skip_space(text, at) if at > 0 else at
-    return at + 1 if at > 0 and text[at : at + 1] == "," else -1
+        if at < 0 and not value:
+            return
+        yield key, value
+        last[0] = key if keyed and at > 0 else last[0]
+        comma = _skip_space(text, at)
+        at = comma + 1 if at > 0 and text.startswith(",", comma) else -1
 
 
 def _skip_space(text: str, at: int) -> int:
-    """Where the next sign is that is no space."""
-    while 0 <= at < len(text) and text[at] in _SPACE:
-        at += 1
-    return at
+    """Return the place of the next character that is no space."""
+    return _SPACE.match(text, max(at, 0)).end()  # type: ignore[union-attr]  # it matches anywhere

@@ -11,7 +11,7 @@ from commtax.catalog.programs import programs
 from commtax.cost.train_kernels import forward_flops
 from commtax.files import table
 from commtax.judgement.overload import falls_behind
-from commtax.runs.evidence.finding import AGREE, DISAGREE, RESULTS, UNKNOWN, Cause, Claim, Finding, Section
+from commtax.runs.evidence.finding import AGREE, DISAGREE, RESULTS, UNKNOWN, Cause, Claim, Finding, Section, figure_text
 from commtax.runs.evidence.identity import identity_findings
 from commtax.runs.results import expected_figures
 from commtax.runs.results.bench_record import HARDWARE, BenchmarkRun
@@ -32,25 +32,29 @@ from commtax.verbs.fitting import holds
 COUNT, LEVEL = thresholds(__name__)
 WORDS = table("runs/results/words.toml")
 TIMES, RATES, BESIDE, SLOW, WHY = (WORDS[kind] for kind in ("times", "rates", "beside", "slow", "why"))
-STATISTICS = ("mean", "median", "p99")
-TERMS = ("queue", "prefill", "decode")  # times that a server tells of its own inside: told and judged, and no headline
+TERMS = ("queue", "prefill", "decode")  # times inside a server that it reports: judged, and no headline
 DEGREES = ("pp", "dp", "ep")
 IDENTITY = ("model", "chip", "tp", *DEGREES)  # codes of findings on what ran
 BEATS = "beats the hardware"
 Judge = Callable[[str, str, Note, float, str], Finding | None]
 """Metric, statistic, item, what was measured and its unit: the comparison, or None where nothing is predicted."""
-Said = tuple[Sequence[Finding], Sequence[Cause], Sequence[Note]]  # of one result
+AuditedParts = tuple[Sequence[Finding], Sequence[Cause], Sequence[Note]]  # of one result
 
 
 def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str, baseline: BenchmarkRun | None = None) -> Section:
-    """Every result of one file; ``baseline`` is the same benchmark at TP 1."""
+    """Audit every result of one file. ``baseline`` is the same benchmark at TP 1."""
     findings: list[Finding] = []
     causes: list[Cause] = []
     notes: list[Note] = []
     for number, result in enumerate(results, 1):
         label = f"run {number}: " if len(results) > 1 else ""
-        found, blamed, remarks = _audit_alone(result) if claim is None else _audit_claim(result, claim, baseline)
-        findings += [replace(f, item=Note(f.code, label + f.item)) for f in found]
+        if claim is None:
+            compared: Sequence[Finding] = (*_times(result), *_rates(result), *_impossible_findings(result))
+            blamed: Sequence[Cause] = expected_figures.plain_causes(result)
+            remarks: Sequence[Note] = ()
+        else:
+            compared, blamed, remarks = _audit_claim(result, claim, baseline)
+        findings += [replace(f, item=Note(f.code, label + f.item)) for f in compared]
         causes += [replace(c, said=label + c.said) for c in (*expected_figures.failure_causes(result), *blamed)]
         notes += [Note(n.code, label + n) for n in (*result.notes, *remarks)]
     kinds = ", ".join(dict.fromkeys(f"{r.tool} {r.kind}" for r in results))
@@ -58,7 +62,7 @@ def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str,
     distrust = [Note("distrust", claim.distrust)] if claim and claim.distrust else []
     offer = (*distrust, *_offer(results, claim, name)) if claim else ()
     dearest = tuple(sorted(causes, key=lambda c: -(c.cost_s or 0.0)))
-    held: dict[str, dict[str, None]] = {}
+    values_by_fact: dict[str, dict[str, None]] = {}
     for r in results:
         named = {"tool": r.tool, "kind": r.kind, "model": r.model, "version": r.version, "tp": r.tp, "failed": r.failed}
         load = {"requests": r.requests, "concurrency": r.concurrency, "request rate": r.request_rate, "batch": r.batch}
@@ -67,17 +71,13 @@ def audit_bench(results: Sequence[BenchmarkRun], claim: Claim | None, name: str,
         lengths |= {"tokens per step": r.accepted} if r.accepted > 1 else {}
         for fact, value in {**named, **load, **lengths, **r.facts}.items():
             if value:
-                held.setdefault(fact, {})[f"{value:g}" if isinstance(value, float) else str(value)] = None
+                values_by_fact.setdefault(fact, {})[f"{value:g}" if isinstance(value, float) else str(value)] = None
     several = {RESULTS: str(len(results))} if len(results) > 1 else {}
-    facts = several | {fact: ", ".join(values) for fact, values in held.items()}
+    facts = several | {fact: ", ".join(values) for fact, values in values_by_fact.items()}
     return Section("bench", (name,), tuple(findings), (counted, *notes, *offer), causes=dearest, facts=facts)
 
 
-def _audit_alone(result: BenchmarkRun) -> Said:
-    return (*_times(result), *_rates(result), *_impossible_findings(result)), expected_figures.plain_causes(result), ()
-
-
-def _audit_claim(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | None) -> Said:
+def _audit_claim(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | None) -> AuditedParts:
     load = load_of(result, claim)
     try:
         predicted = load if isinstance(load, str) else predict_run(result, load, claim)
@@ -89,62 +89,49 @@ def _audit_claim(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | No
         return (*left, *_too_large(load, claim), *checks), expected_figures.plain_causes(result), tuple(_remarks(result, claim))
     judged = partial(_judge_figure, result, predicted, claim)
     rates = _rates(result, None if result.tool == SERVER else judged)  # of a server they are the load that is predicted for
-    found = (*_by_means([*_times(result, judged)]), *rates)
+    compared = (*_by_means([*_times(result, judged)]), *rates)
     other = any(f.code in IDENTITY and f.verdict == DISAGREE for f in checks)  # what it should take is that of another run
     blamed = () if other or (claim.distrust and not claim.strict) else expected_figures.causes(result, predicted, claim, baseline)
-    remarks = (
-        Note("load", f"predicted for {_load_words(result, predicted)}{_overload_words(predicted)}"),
-        *_remarks(result, claim),
-    )
-    more = expected_figures.overload(result) if blamed else expected_figures.plain_causes(result)
-    return (*found, *checks), (*more, *blamed), remarks
-
-
-def _load_words(result: BenchmarkRun, predicted: ExpectedFigures) -> str:
-    """The load; a server's own metrics have no beginning."""
-    return str(predicted.load) if result.tool == SERVER else load_words(predicted)
-
-
-def _overload_words(predicted: ExpectedFigures) -> str:
-    """That the predicted server would not keep up, where it would not: its waiting grows with every request."""
+    load_text = str(predicted.load) if result.tool == SERVER else load_words(predicted)  # a server's metrics have no beginning
     rate, kept = predicted.load.rate, predicted.of("requests_per_s", "")
-    over = rate and kept and falls_behind(rate, kept.value)
-    return f": overloaded, {format_figure(kept.value)} of them answered per second" if kept and over else ""
+    if rate and kept and falls_behind(rate, kept.value):  # the queue then grows with every request
+        load_text += f": overloaded, {format_figure(kept.value)} of them answered per second"
+    remarks = (Note("load", f"predicted for {load_text}"), *_remarks(result, claim))
+    more = expected_figures.overload(result) if blamed else expected_figures.plain_causes(result)
+    return (*compared, *checks), (*more, *blamed), remarks
 
 
 def _too_large(load: BenchmarkLoad | str, claim: Claim) -> Iterator[Finding]:
-    """That a plan ran whose weights and longest request are more than all memory of a GPU: it was another."""
+    """Report a plan whose weights and longest request exceed all memory of a GPU: another plan ran."""
     longest = load.prompt + load.answer if isinstance(load, BenchmarkLoad) else 1
     try:
-        held = holds(claim.question.but(max_model_len=longest))
+        fit = holds(claim.question.but(max_model_len=longest))
     except ValueError:
         return
-    whole, needed = held.question.cluster.chip.visible_bytes, held.weights_bytes + held.needed_kv_bytes
+    whole, needed = fit.question.cluster.chip.visible_bytes, fit.weights_bytes + fit.needed_kv_bytes
     if needed > whole:
-        why = f"weights of {format_bytes(held.weights_bytes)} leave it no room, and yet it ran: {WHY['other_plan']}"
+        why = f"weights of {format_bytes(fit.weights_bytes)} leave it no room, and yet it ran: {WHY['other_plan']}"
         item = Note("memory", f"memory of a GPU, for weights and a request of {plural(longest, 'token')}")
         yield Finding(item, needed, whole, "bytes", 0.0, why, verdict=DISAGREE, evidence=True)
 
 
 def _times(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Finding]:
-    """Each time that the result has; gaps of a stream are judged only where it has no time of a token."""
+    """Yield each time of the result. Gaps of a stream are judged only where there is no time of a token."""
     for metric, title in TIMES.items():
         chunks = metric == "itl" and "tpot" in result.stats
-        for statistic in ("mean",) if chunks else (*STATISTICS[:2], _tail(result, metric)):
-            if seconds := result.stats.get(metric, {}).get(statistic):  # nothing takes no time: 0 was not measured
+        stats = result.stats.get(metric, {})
+        percentiles = [s for s in stats if s[:1] == "p" and s[1:].replace(".", "", 1).isdecimal()]
+        highest = max(percentiles, key=lambda s: float(s[1:]), default="p99")
+        tail = "p99" if "p99" in percentiles else highest
+        for statistic in ("mean",) if chunks else ("mean", "median", tail):
+            if seconds := stats.get(statistic):  # nothing takes no time: 0 was not measured
                 item = Note(f"{metric}_{statistic}", f"{title} ({statistic})")
                 plain = Finding(item, None, seconds, "s", reason=WHY["chunks"] if chunks else "")
                 yield (judged(metric, statistic, item, seconds, "s") if judged and not chunks else None) or plain
 
 
-def _tail(result: BenchmarkRun, metric: str) -> str:
-    """p99, or the highest percentile that a result has instead."""
-    told = [s for s in result.stats.get(metric, {}) if s[:1] == "p" and s[1:].replace(".", "", 1).isdecimal()]
-    return STATISTICS[2] if STATISTICS[2] in told else max(told, key=lambda s: float(s[1:]), default=STATISTICS[2])
-
-
 def _rates(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Finding]:
-    """Each rate; all tokens only where output tokens are not told alone."""
+    """Yield each rate, that of all tokens only where there is none of output tokens."""
     for name, title in RATES.items():
         rate: float | None = getattr(result, name)
         if rate and not (name == "total_tokens_per_s" and result.output_tokens_per_s):
@@ -153,8 +140,8 @@ def _rates(result: BenchmarkRun, judged: Judge | None = None) -> Iterator[Findin
     if result.duration_s and result.tool != SERVER:
         yield Finding(Note("duration", "total time"), None, result.duration_s, "s")
     for fact, title in BESIDE.items():
-        if told := result.facts.get(fact):
-            yield Finding(Note(fact, title), None, float(told))
+        if value := result.facts.get(fact):
+            yield Finding(Note(fact, title), None, float(value))
 
 
 def _judge_figure(
@@ -167,13 +154,13 @@ def _judge_figure(
     measured: float,
     unit: str,
 ) -> Finding | None:
-    """Inside the range or within the tolerance agrees; a strict claim has the tolerance alone."""
+    """Judge a figure: inside the range or within the tolerance it agrees, for a strict claim within the tolerance alone."""
     figure = predicted.of(metric, statistic)
     if figure is None:
         return Finding(item, None, measured, unit, reason="no such figure is predicted for this load")
     ends = (None, None) if claim.strict else (figure.low, figure.high)
     finding = Finding(item, figure.value, measured, unit, claim.tolerance, "", None, UNKNOWN, metric not in TERMS, *ends)
-    ranged = f"80% range {_figure_text(figure.low, unit)} to {_figure_text(figure.high, unit)}"
+    ranged = f"80% range {figure_text(figure.low, unit)} to {figure_text(figure.high, unit)}"
     if why := _reason_incomparable(result, predicted, metric, statistic):
         return finding.undecided(f"{ranged}; {why}")
     if claim.distrust and not claim.strict:
@@ -184,17 +171,17 @@ def _judge_figure(
 
 
 def _by_means(times: Sequence[Finding]) -> Iterator[Finding]:
-    """The mean of a time decides, where a result has one: a median or a tail beside a mean that agrees is told, and not judged."""
+    """Let the mean of a time decide, so that a median or a tail that differs beside an agreeing mean is not judged."""
     agreed = {f.code.removesuffix("_mean") for f in times if f.code.endswith("_mean") and f.verdict == AGREE}
     for f in times:
         alone = f.verdict == DISAGREE and f.code.rpartition("_")[0] in agreed
-        ends = [_figure_text(end, f.unit) for end in (f.low, f.high) if end is not None]
+        ends = [figure_text(end, f.unit) for end in (f.low, f.high) if end is not None]
         ranged = f"80% range {' to '.join(ends)}; " if len(ends) == 2 else ""
         yield f.undecided(f"{ranged}the mean agrees, and decides") if alone else f
 
 
 def _reason_incomparable(result: BenchmarkRun, predicted: ExpectedFigures, metric: str, statistic: str) -> str:
-    """Why a figure is no measurement of what was predicted; "" where it is one."""
+    """Explain why a figure does not measure what was predicted, or return "" where it does."""
     if result.accepted > 1 and metric != "ttft":
         return str(WHY["speculative"])
     if metric == "e2el" and statistic == "p99" and predicted.load.spread is None and predicted.load.batch is None:
@@ -205,7 +192,7 @@ def _reason_incomparable(result: BenchmarkRun, predicted: ExpectedFigures, metri
 
 
 def _possible_reason(result: BenchmarkRun, finding: Finding, metric: str, statistic: str) -> str:
-    """What may have made a figure another than was predicted."""
+    """Explain what may have made a figure differ from its prediction."""
     usual = result.stats.get(metric, {}).get("median") if statistic == "mean" else None
     if usual and finding.measured and finding.measured > LEVEL.pulled * usual:
         return f"outliers pull the mean: the median is {format_seconds(usual)}"
@@ -215,12 +202,8 @@ def _possible_reason(result: BenchmarkRun, finding: Finding, metric: str, statis
     return str(SLOW[metric if metric in SLOW and (metric != "e2el" or parts) else "tpot"])
 
 
-def _figure_text(value: float, unit: str) -> str:
-    return format_seconds(value) if unit == "s" else f"{value:,.4g}"
-
-
 def _impossible_findings(result: BenchmarkRun, claim: Claim | None = None) -> Iterator[Finding]:
-    """What a sound run cannot show, on any machine."""
+    """Yield what a sound run cannot show on any machine."""
     if gone := expected_figures.unanswered_count(result):
         item = Note("failed requests", "failed requests" if result.failed else "requests without an answer")
         yield Finding(item, 0, gone, reason="what failed is not in the statistics").judged()
@@ -231,10 +214,10 @@ def _impossible_findings(result: BenchmarkRun, claim: Claim | None = None) -> It
     elif result.stats.get("itl", {}).get("mean") == 0 and (result.output_len or 0.0) > COUNT.least_output:
         yield Finding("results without gaps between tokens", 0, 1, reason=WHY["unstreamed_gaps"]).judged()
     # That more was answered than was sent, by more than chance: the rate that was set is not the one that came.
-    asked, answered, count = result.request_rate, result.requests_per_s, result.requests
-    if asked and answered and count and math.isfinite(asked) and answered > asked * (1 + LEVEL.sent_slack + 3 / math.sqrt(count)):
+    sent, answered, count = result.request_rate, result.requests_per_s, result.requests
+    if sent and answered and count and math.isfinite(sent) and answered > sent * (1 + LEVEL.sent_slack + 3 / math.sqrt(count)):
         why = "requests came faster than the rate that is said of them"
-        yield Finding("requests/s answered, at most those sent", asked, answered, "", LEVEL.sent_slack, why, verdict=DISAGREE)
+        yield Finding("requests/s answered, at most those sent", sent, answered, "", LEVEL.sent_slack, why, verdict=DISAGREE)
     yield from _identities(result)
     output = lengths_of(result, claim)[1] if claim else result.output_len
     ttft, gap = result.seconds("ttft", "mean"), result.seconds("itl", "mean") or result.seconds("tpot", "mean")
@@ -244,7 +227,6 @@ def _impossible_findings(result: BenchmarkRun, claim: Claim | None = None) -> It
 
 
 def _claim_findings(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun | None) -> Iterator[Finding]:
-    """What a sound run of this claim cannot show."""
     if result.tp:
         item = Note("tp", "tensor-parallel size in the result")
         yield Finding(item, claim.tp, result.tp, reason="another run than was said").judged()
@@ -257,25 +239,25 @@ def _claim_findings(result: BenchmarkRun, claim: Claim, baseline: BenchmarkRun |
 
 
 def _identities(result: BenchmarkRun) -> Iterator[Finding]:
-    """What must hold inside one result, on any machine: E2E = TTFT + (n - 1) TPOT, and rates times the duration."""
+    """Check what must hold inside one result: E2E = TTFT + (n - 1) TPOT, and rates times the duration."""
     ttft, tpot, whole = (result.stats.get(m, {}).get("mean") for m in ("ttft", "tpot", "e2el"))
     output = result.output_len
     if ttft and tpot and whole and output and result.tool != SERVER:  # whose histograms have requests of their own each
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
         slack = LEVEL.same_books + (result.spread or 0.0) / 3 + _product_tolerance(result)
-        found = Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
-        # The length of an answer that is a column's is often the one that was asked for.
-        asked = result.tool == "printed" and not result.output_tokens and result.spread is None
-        near = asked and abs(found.difference or 0.0) <= LEVEL.other_length
-        yield found.undecided(WHY["not_counted"]) if near and found.verdict == DISAGREE else found
+        finding = Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", slack, why).judged()
+        # The length of an answer that is a column's is often the requested one.
+        unsure_length = result.tool == "printed" and not result.output_tokens and result.spread is None
+        near = unsure_length and abs(finding.difference or 0.0) <= LEVEL.other_length
+        yield finding.undecided(WHY["not_counted"]) if near and finding.verdict == DISAGREE else finding
     if result.output_tokens and result.duration_s and result.output_tokens_per_s and result.tool != SERVER:
-        said = result.output_tokens_per_s * result.duration_s
+        expected = result.output_tokens_per_s * result.duration_s
         why = "the rate is not of the whole cluster and run (a rate per GPU or per user?)"
-        yield Finding("output tokens = rate x duration", said, result.output_tokens, "tokens", LEVEL.same_books, why).judged()
+        yield Finding("output tokens = rate x duration", expected, result.output_tokens, "tokens", LEVEL.same_books, why).judged()
 
 
 def _product_tolerance(result: BenchmarkRun) -> float:
-    """By how much a mean of products may miss the product of means: a mean over requests counts short answers as much as long
+    """Bound how much a mean of products may miss the product of means: a mean over requests weighs short answers like long
     ones, and while load grows or falls some are decoded slower than others."""
     tpot = result.stats.get("tpot", {})
     spread = LEVEL.widest if result.spread is None else result.spread
@@ -283,14 +265,14 @@ def _product_tolerance(result: BenchmarkRun) -> float:
 
 
 def floor_s(claim: Claim) -> float:
-    """No decode step is faster than one read of the weights that a token needs, on every stage."""
+    """Return the least time of a decode step: one read of the weights that a token needs, on every stage."""
     priced = claim.bill(batch=1, context=1)
     nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.form == "gemm")
     return float(nbytes) / priced.question.cluster.chip.memory_Bps
 
 
 def _floor(result: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
-    """The most that a decode step can have taken, against the least."""
+    """Compare the most that a decode step can have taken with the least possible."""
     each, whole = result.seconds("tpot") or result.seconds("itl", "mean"), result.seconds("e2el")
     tokens = lengths_of(result, claim)[1]
     if each is None and result.kind == "latency" and whole and tokens:
@@ -305,7 +287,7 @@ def _floor(result: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
 
 
 def _ceiling(result: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
-    """More tokens a second than the chips can multiply; only told where it is so. A cached prefix is not computed."""
+    """Report more tokens a second than the chips can multiply, unless a prefix was cached, which is not computed."""
     prompt, answer = lengths_of(result, claim)
     rate = result.total_tokens_per_s
     if rate is None and result.output_tokens_per_s and prompt and answer:
@@ -321,7 +303,7 @@ def _ceiling(result: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
 
 
 def _tp_not_applied(result: BenchmarkRun, baseline: BenchmarkRun, claim: Claim) -> Iterator[Finding]:
-    """The same time at TP 1 and TP n, where the arithmetic says otherwise."""
+    """Compare the speed-up of TP n with its prediction, and report equal times where they should differ."""
     metric = "e2el" if result.kind == "latency" else "tpot"
     here, alone = result.seconds(metric), baseline.seconds(metric)
     if not here or not alone:
@@ -336,7 +318,7 @@ def _tp_not_applied(result: BenchmarkRun, baseline: BenchmarkRun, claim: Claim) 
     finding = Finding(item, predicted, measured, "", claim.tolerance, "other links, batch or library than was said").judged()
     if abs(measured - 1) <= LEVEL.same and abs(predicted - 1) > 2 * LEVEL.same:
         finding = replace(finding, verdict=DISAGREE, reason=f"equal within {LEVEL.same:.0%}: TP was probably not applied")
-    # A host that takes longer than the kernels hides any degree, and only measured constants tell that from TP left out.
+    # A host that takes longer than the kernels hides any degree, and only measured constants distinguish that from missing TP.
     why = f"{finding.reason}, or the host's time hides it: {claim.distrust}" if finding.reason else claim.distrust
     yield finding.undecided(why) if claim.distrust else finding
 
@@ -348,14 +330,14 @@ def _remarks(result: BenchmarkRun, claim: Claim) -> Iterator[Note]:
 
 
 def _offer(results: Sequence[BenchmarkRun], claim: Claim, name: str) -> Iterator[Note]:
-    """The command that takes these results for the machine's own constants, where it can."""
+    """Offer the command that calibrates with these results, where they are usable."""
     usable = [r for r in results if _fits(r, claim)]
     if not usable:
         return
-    asked = claim.question
-    model = asked.model.key if asked.model.key in catalog.keys("models") else "MODEL"  # a folder's name alone finds nothing
-    words = ["commtax", "calibrate", name, "--cluster", asked.cluster.key, "--model", model, "-tp", str(claim.tp)]
-    words += ["--engine", asked.engine.key] if asked.engine.key != "vllm" else []
+    question = claim.question
+    model = question.model.key if question.model.key in catalog.keys("models") else "MODEL"  # a folder's name alone finds nothing
+    words = ["commtax", "calibrate", name, "--cluster", question.cluster.key, "--model", model, "-tp", str(claim.tp)]
+    words += ["--engine", question.engine.key] if question.engine.key != "vllm" else []
     if any(r.kind == "latency" for r in usable):
         load = load_of(usable[0], claim)
         if isinstance(load, BenchmarkLoad):
@@ -365,7 +347,7 @@ def _offer(results: Sequence[BenchmarkRun], claim: Claim, name: str) -> Iterator
 
 
 def _fits(result: BenchmarkRun, claim: Claim) -> bool:
-    """Whether ``calibrate`` takes it: a closed loop or a batch with a mean time, of which nothing failed."""
+    """Return whether ``calibrate`` takes a result: a closed loop or a batch with a mean time, and no failed requests."""
     metric = "e2el" if result.kind == "latency" else "tpot"
     timed = result.kind != "throughput" and "mean" in result.stats.get(metric, {})
     paced = result.request_rate and math.isfinite(result.request_rate)

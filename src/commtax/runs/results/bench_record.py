@@ -1,4 +1,4 @@
-"""What one benchmark run says, whichever tool wrote it: seconds inside, and None for what a file does not say."""
+"""The content of one benchmark run, whichever tool wrote it: seconds inside, and None for what a file omits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,12 +52,12 @@ class BenchmarkRun:
     accepted: float = 1.0  # tokens a step under speculative decoding
     spread: float | None = None  # output lengths vary by this share of their mean to either side
     hit_rate: float = 0.0  # share of prompt tokens that the cache had
-    lengths: tuple[float | None, float | None] = (None, None)  # mean prompt and output tokens, where they are said themselves
-    facts: Mapping[str, str] = field(default_factory=dict)  # what else a tool says
+    lengths: tuple[float | None, float | None] = (None, None)  # mean prompt and output tokens, where they are stated directly
+    facts: Mapping[str, str] = field(default_factory=dict)  # what else a tool reports
     notes: tuple[Note, ...] = ()
 
     def seconds(self, metric: str, statistic: str = "median") -> float | None:
-        """A statistic in seconds; the mean where the one asked for is missing."""
+        """Return a statistic in seconds, or the mean where that statistic is missing."""
         statistics = self.stats.get(metric, {})
         return statistics.get(statistic, statistics.get("mean"))
 
@@ -79,29 +79,29 @@ class SentLoad(TypedDict, total=False):
     burstiness: float
 
 
-def result(tool: str, kind: str, d: Mapping[str, object], stats: Mapping[str, Stats] = NO_STATS, **known: object) -> BenchmarkRun:
-    """A result with what a document says under any of the keys of a field; ``known`` is said otherwise, and goes first."""
+def result(tool: str, kind: str, d: Mapping[str, object], stats: Mapping[str, Stats] = NO_STATS, **stated: object) -> BenchmarkRun:
+    """Make a run of what a document has under any key of each field. ``stated`` fields take precedence."""
     numbers = {name: next((n for key in keys if (n := number(d.get(key))) is not None), None) for name, keys in _KEYS.items()}
-    given = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
-    given |= {"accepted": max(1.0, given["accepted"])} if "accepted" in given else {}
+    numeric = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
+    numeric |= {"accepted": max(1.0, numeric["accepted"])} if "accepted" in numeric else {}
     rate = SentLoad(request_rate=next((n for key in TABLE["rate"] if (n := rate_of(d.get(key))) is not None), None))
-    said = {"model": str(d.get("model_id") or d.get("model") or ""), **rate, **given}
-    clear = {name: value for name, value in known.items() if value is not None}
+    fields = {"model": str(d.get("model_id") or d.get("model") or ""), **rate, **numeric}
+    clear = {name: value for name, value in stated.items() if value is not None}
     named = (value for key in TABLE["hardware"] if isinstance(value := d.get(key), str) and 0 < len(value) <= COUNT.most_signs)
     sizes = {axis: next((n for key in keys if (n := number(d.get(key)))), 0.0) for axis, keys in TABLE["degrees"].items()}
-    told = {axis: f"{int(size)}" for axis, size in sizes.items() if size >= 1}
-    place = told | ({HARDWARE: name} if (name := next(named, "")) else {})
+    degrees = {axis: f"{int(size)}" for axis, size in sizes.items() if size >= 1}
+    place = degrees | ({HARDWARE: name} if (name := next(named, "")) else {})
     facts = {**place, **cast(Mapping[str, str], clear.pop("facts", NO_FACTS))}
-    return record_from(BenchmarkRun, {"tool": tool, "kind": kind, "stats": stats, **said, **clear, "facts": facts})
+    return record_from(BenchmarkRun, {"tool": tool, "kind": kind, "stats": stats, **fields, **clear, "facts": facts})
 
 
 def rate_of(value: object) -> float | None:
-    """Requests a second; ``inf`` is a rate too: all at once."""
+    """Return requests a second. ``inf`` is a rate too: all at once."""
     return math.inf if str(value).strip().lower() in ("inf", "infinity") else number(value)
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None; some tools write numbers as text, and with commas.
+    """Return a finite number, or None. Some tools write numbers as text with commas.
 
     >>> number("10,944.03"), number("N/A"), number(True)
     (10944.03, None, None)
@@ -116,7 +116,7 @@ def number(value: object) -> float | None:
 
 
 def spread_of(mean: float | None, deviation: float | None) -> float | None:
-    """The share to either side of evenly spread lengths that have this deviation; None where it is not known.
+    """Return the half width of uniform lengths with this deviation, relative to their mean, or None where it is unknown.
 
     >>> round(spread_of(100, 50 / 3**0.5), 6), spread_of(100, None)
     (0.5, None)
@@ -125,7 +125,7 @@ def spread_of(mean: float | None, deviation: float | None) -> float | None:
 
 
 def thirds_of(seconds: Sequence[float]) -> dict[str, float]:
-    """Medians of the first and of the last third, in the order of requests; nothing of a handful.
+    """Return the medians of the first and of the last third of the requests in order, or nothing for a handful.
 
     >>> thirds_of([0.1, 0.1, 0.2, 0.5, 0.6, 0.7, 0.9, 1.0, 1.1]), thirds_of([0.1, 0.2])
     ({'early': 0.1, 'late': 1.0}, {})

@@ -6,7 +6,7 @@ from statistics import mean, median
 
 from commtax import catalog
 from commtax.catalog.foreign_names import find_device_chip
-from commtax.catalog.profile_files import GivenProfiles
+from commtax.catalog.profile_files import ProfilesLike
 from commtax.files import table
 from commtax.judgement.collectives import ASSUMED, FAIL, IMPOSSIBLE, judge_test, judge_time, telling_time
 from commtax.runs.evidence.finding import AGREE, DISAGREE, Cause, Claim, Finding, Section
@@ -14,18 +14,16 @@ from commtax.runs.evidence.identity import chip_findings
 from commtax.runs.results.collective_tests import BegunTest, CollectiveTests, NcclTestsRow, NcclTestsRun, possible_ranks
 from commtax.spec import Cluster
 from commtax.statement import Note, Refusal
-from commtax.thresholds import counts, levels, thresholds
+from commtax.thresholds import thresholds
 from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.expecting import Expectation, collective_named, expect, usual_library
 
 COUNT, LEVEL = thresholds(__name__)
 
-COUNT, LEVEL = counts(__name__), levels(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class JudgedTime:
-    """One row beside what it should be; ``verdict`` is a code of ``judgement.collectives``."""
+    """One row beside what it should be. ``verdict`` is a code of ``judgement.collectives``."""
 
     row: NcclTestsRow
     expected: Expectation
@@ -34,7 +32,7 @@ class JudgedTime:
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """A run's rows; ``refusal`` says why none of them has a price."""
+    """A run's rows. ``refusal`` says why none of them has a price."""
 
     run: NcclTestsRun
     ranks: int
@@ -59,8 +57,8 @@ class JudgedTests:
         return self.times[telling_time([time.row.nbytes for time in self.times], [time.verdict for time in self.times])]
 
 
-def judge_run(run: NcclTestsRun, place: Cluster, ranks: int, library: str = "", profile: GivenProfiles | None = None) -> JudgedRun:
-    """Judge each row of a run; where neither the text nor the user tells how many ranks there were, all GPUs are taken."""
+def judge_run(run: NcclTestsRun, place: Cluster, ranks: int, library: str = "", profile: ProfilesLike | None = None) -> JudgedRun:
+    """Judge each row of a run, assuming all GPUs where neither the text nor the user states the number of ranks."""
     library = library or usual_library(place, profile)
     priced: dict[float, Expectation] = {}
     try:
@@ -75,36 +73,38 @@ def judge_run(run: NcclTestsRun, place: Cluster, ranks: int, library: str = "", 
 
 
 def _default_ranks(run: NcclTestsRun, place: Cluster) -> int:
-    """All GPUs, where the bandwidths of the rows agree with as many ranks; ``expect`` has its own default for two ranks."""
+    """Return all GPUs if the rows' bandwidths allow so many ranks, or 0 for send-recv, whose default ``expect`` knows."""
     least, most = possible_ranks(run.rows, run.op)
     if run.op == "send-recv" or least > most or least <= place.num_gpus <= most:
         return 0 if run.op == "send-recv" else place.num_gpus
-    told = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    raise Refusal(f"ranks: busbw / algbw tell {told} ranks, and {place.key} has {place.num_gpus:,} GPUs", "ranks", (str(least),))
+    possible = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    raise Refusal(
+        f"ranks: busbw / algbw tell {possible} ranks, and {place.key} has {place.num_gpus:,} GPUs", "ranks", (str(least),)
+    )
 
 
 def judge_tests(
-    tests: CollectiveTests, op: str, place: Cluster, ranks: int = 0, library: str = "", profile: GivenProfiles | None = None
+    tests: CollectiveTests, op: str, place: Cluster, ranks: int = 0, library: str = "", profile: ProfilesLike | None = None
 ) -> JudgedTests:
     op = collective_named(op)
-    own = tuple(replace(run, op=run.op or op) for run in tests.runs if run.op in ("", op))
-    if not own:
+    selected = tuple(replace(run, op=run.op or op) for run in tests.runs if run.op in ("", op))
+    if not selected:
         others = ", ".join(dict.fromkeys(run.op for run in tests.runs))
         raise Refusal(f"measured: {f'an output of {others}, not of {op}' if others else 'no nccl-tests rows found'}", "measured")
-    runs = [judge_run(run, place, ranks or run.ranks or tests.ranks, library, profile) for run in own]
+    runs = [judge_run(run, place, ranks or run.ranks or tests.ranks, library, profile) for run in selected]
     if refusal := next((run.refusal for run in runs if run.refusal), None):
         raise refusal
-    of_op = replace(tests, runs=own, cut=tuple(test for test in tests.cut if test.op in ("", op)))
+    of_op = replace(tests, runs=selected, cut=tuple(test for test in tests.cut if test.op in ("", op)))
     faults = tuple(f for f in test_faults(of_op, place) if f.verdict == DISAGREE)
     return JudgedTests(tuple(time for run in runs for time in run.times), faults)
 
 
 def test_faults(tests: CollectiveTests, place: Cluster | None) -> Iterator[Finding]:
-    """What makes a test unsound however long it took, and tests of which rows are missing."""
-    # A test that was begun and printed less than it was asked for; one that printed its table's head alone did not run.
-    for test in (t for t in tests.cut if t.asked and not tests.alone):
+    """Yield what makes a test unsound however long it took, and tests of which rows are missing."""
+    # A test that was begun and printed less than it should; one that printed its table's head alone did not run.
+    for test in (t for t in tests.cut if t.num_sizes and not tests.alone):
         label = f"{test.op}: sizes measured" if test.op and len(tests.runs) > 0 else "sizes measured"
-        finding = Finding(Note("rows", label), test.asked, test.rows, reason="the test ended, or hung, before its first row")
+        finding = Finding(Note("rows", label), test.num_sizes, test.rows, reason="the test ended, or hung, before its first row")
         yield finding.judged() if test.titled and not test.rows and not test.half else finding.undecided(missing_words(test))
     if tests.shared:
         who = ", ".join(map(str, tests.shared[0][: COUNT.most_named]))
@@ -121,27 +121,31 @@ def wrong_sizes(run: NcclTestsRun) -> str:
 
 
 def missing_words(test: BegunTest) -> str:
-    """What of a test is not in a text."""
+    """Describe what a text lacks of a test."""
     if test.half:
         return f"the text ends in the row of {format_bytes(test.half)}"
     if not test.rows:
         return f"the text ends {'above its first row' if test.titled else 'before its table'}"
-    if test.asked:
+    if test.num_sizes:
         return f"the text ends at {format_bytes(test.last)} of {format_bytes(test.most)}"
     return "neither its header nor its average is in this text: sizes before and after may be missing"
 
 
 AVERAGE = "average bus bandwidth, GB/s"
-LOOK: Mapping[str, str] = table("runs/results/words.toml")["look"]
+_WORDS = table("runs/results/words.toml")
+LOOK: Mapping[str, str] = _WORDS["look"]
 """Where to look next at links of a kind that carry less than they should."""
 
 
 def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "output") -> Section:
-    """What each run reached; each size against the claimed cluster, or the one that its devices' names tell."""
+    """Report what each run reached, and judge each size for the claimed cluster or the one that device names imply."""
     place = claim.question.cluster if claim else named_place(tests)
-    assumed = not claim and not (place and _links_told(place))
+    assumed = not claim and not (place and _links_are_certain(place))
     findings: list[Finding] = [*test_faults(tests, place)]
-    causes: list[Cause] = [*_shared_gpu_causes(tests)]
+    causes: list[Cause] = []
+    if tests.shared:
+        text = f"{plural(len(tests.shared), 'GPU')} shared by several ranks: what was measured is no link between GPUs"
+        causes.append(_cause("shared GPU", text))
     times: list[tuple[str, JudgedTime]] = []
     for number, run in enumerate(tests.runs, 1):
         ranks = run.ranks or tests.ranks
@@ -151,12 +155,14 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
         if judged:
             ranks = judged.ranks
             times += [(f"{label}{run.op}", time) for time in judged.times]
-        told = (*_reached_bandwidth(run, ranks, place), *_expected_findings(run, judged, bool(place), assumed))
-        findings += [replace(f, item=Note(f.code, label + f.item)) for f in told]
-        causes += (*_wrong(run, label), *(_faults(run, label) if moved else ()))
-        causes += [*_far_below(run, ranks, place, label)] or _slow(run, told, ranks, place, label)
+        compared = (*_reached_bandwidth(run, ranks, place), *_expected_findings(run, judged, bool(place), assumed))
+        findings += [replace(f, item=Note(f.code, label + f.item)) for f in compared]
+        causes += _faults(run, moved, label)
+        causes += [*_far_below(run, ranks, place, label)] or _slow(run, compared, ranks, place, label)
     findings += _average(tests)
-    causes += _separate_processes(tests)
+    if tests.alone:
+        text = f"{tests.alone} processes call themselves the same rank: each runs the test alone, and nothing is sent between them"
+        causes.append(_cause("alone", text))
     where = claim.question.cluster.key if claim else place.key if place else "…"
     notes = [*_cut_off_notes(tests)]
     sound = not causes and not any(f.verdict == DISAGREE for f in findings)  # else a fault would become the machine's own
@@ -172,7 +178,7 @@ def audit_collectives(tests: CollectiveTests, claim: Claim | None, name: str = "
 
 
 def _has_both_sides(run: NcclTestsRun) -> bool:
-    """Whether the smallest size is mostly latency and the largest mostly bytes: times that grow little there, and much here."""
+    """Return whether times grow little at the smallest sizes (mostly latency) and much at the largest (mostly bytes)."""
     timed = sorted((row.nbytes, row.seconds) for row in run.rows if row.seconds and row.nbytes)
     if len(timed) < 2:
         return False
@@ -182,8 +188,8 @@ def _has_both_sides(run: NcclTestsRun) -> bool:
 
 
 def _headline(times: list[tuple[str, JudgedTime]], named: str, assumed: bool) -> Iterator[Note]:
-    """The largest size that is too slow; on a cluster that is a guess, the largest of all beside what is predicted for that.
-    ``named``: the cluster as its devices' names tell it, where nobody said one."""
+    """Note the largest size that is too slow, or on a guessed cluster the largest of all beside its prediction.
+    ``named``: the cluster that device names imply, without a claim."""
     if times:
         op, time = times[telling_time([t.row.nbytes for _, t in times], ["" if assumed else t.verdict for _, t in times])]
         ratio = f"{time.row.seconds / float(time.expected.seconds):.2f} x"
@@ -201,7 +207,7 @@ def _cut_off_notes(tests: CollectiveTests) -> Iterator[Note]:
 
 
 def named_place(tests: CollectiveTests) -> Cluster | None:
-    """Hosts of the chip that all devices are."""
+    """Return hosts of the chip that all devices are, if there is one."""
     chips = {find_device_chip(device) for device in tests.devices}
     if len(chips) != 1 or "" in chips or not tests.ranks or tests.shared:
         return None
@@ -213,47 +219,50 @@ def named_place(tests: CollectiveTests) -> Cluster | None:
         return None
 
 
-def _links_told(place: Cluster) -> bool:
-    """Whether the name of a chip tells what joins these: all reach each other over links that it is sold with."""
+def _links_are_certain(place: Cluster) -> bool:
+    """Return whether a chip's name implies how these GPUs are joined: all over links that it is sold with."""
     inside = place.intra
-    return (
-        place.is_one_domain and place.bridge is None and inside.kind in ("nvlink", "xgmi") and bool(inside.switched or inside.mesh)
-    )
+    joined = bool(inside.switched or inside.mesh)
+    return place.is_one_domain and place.bridge is None and inside.kind in ("nvlink", "xgmi") and joined
 
 
 def _reached_bandwidth(run: NcclTestsRun, ranks: int, place: Cluster | None) -> Iterator[Finding]:
-    """The best bandwidth, as a share of the link too, and the time of small tensors."""
+    """Report the best bandwidth, also as a share of the link's, and the time of small tensors."""
     if not run.rows:
         return
     best = max(run.rows, key=lambda r: r.busbw_Bps)
     of = f"{run.op or 'collective'} over {plural(ranks, 'rank')}" if ranks else run.op or "collective"
     item, why = Note("peak", f"{of}: best bus bandwidth, GB/s"), f"at {format_bytes(best.nbytes)}"
-    yield Finding(item, None, best.busbw_Bps / 1e9, reason=why, told=True)
+    yield Finding(item, None, best.busbw_Bps / 1e9, reason=why, remark=True)
     if place and 1 < ranks <= place.domain:
         rate = place.intra.bandwidth_Bps
         why = f"of {format_rate(rate)} ({place.intra.key}); switches that reduce go beyond it"
         item = Note("link", f"{of}: best bus bandwidth over the link's rate")
-        yield Finding(item, None, best.busbw_Bps / rate, "share", reason=why, told=True)
+        yield Finding(item, None, best.busbw_Bps / rate, "share", reason=why, remark=True)
     again = max((r for r in run.rows if r.in_place_s), key=_in_place_Bps, default=best)
     if _in_place_Bps(again) > best.busbw_Bps * (1 + LEVEL.rounded):
         why = f"at {format_bytes(again.nbytes)}"
-        yield Finding(Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why, told=True)
+        yield Finding(
+            Note("peak in place", f"{of}: best in place, GB/s"), None, _in_place_Bps(again) / 1e9, reason=why, remark=True
+        )
     small = [r.seconds for r in run.rows if r.nbytes <= COUNT.small_bytes]
     if small:
         yield Finding(Note("latency", f"{of}: least time of small tensors"), None, min(small), "s")
 
 
 def _expected_findings(run: NcclTestsRun, judged: JudgedRun | None, placed: bool, assumed: bool) -> Iterator[Finding]:
-    """Each size against the catalogue's range for this cluster; not judged where the cluster is a guess."""
+    """Compare each size with the catalogue's range for this cluster, without a verdict where the cluster is a guess."""
     if judged is None or judged.refusal:
         why = str(judged.refusal) if judged else "the text does not tell which collective it is" if placed else ""
-        yield from (_timed_finding(row, run.op, why) for row in run.rows[: COUNT.most_told])
+        for row in run.rows[: COUNT.most_told]:
+            item = Note("size", f"{run.op or 'collective'} of {format_bytes(row.nbytes)}")
+            yield Finding(item, None, row.seconds, "s", reason=why)
     else:
         yield from (_compare_time(time, run.op, assumed) for time in judged.times)
 
 
 def _compare_time(time: JudgedTime, op: str, assumed: bool) -> Finding:
-    """Slower than the range disagrees, inside or faster agrees; nothing does where nobody measured such a collective."""
+    """Judge a time: slower than its range disagrees, else it agrees, and an assumed range has no verdict."""
     item, wanted = Note("size", f"{op} of {format_bytes(time.row.nbytes)}"), time.expected
     finding = Finding(item, float(wanted.seconds), time.row.seconds, "s", float(wanted.spread), evidence=True)
     if assumed:
@@ -267,71 +276,53 @@ def _compare_time(time: JudgedTime, op: str, assumed: bool) -> Finding:
     return replace(finding, verdict=DISAGREE, reason=slower) if time.verdict == FAIL else replace(finding, verdict=AGREE)
 
 
-def _timed_finding(row: NcclTestsRow, op: str, why: str) -> Finding:
-    return Finding(Note("size", f"{op or 'collective'} of {format_bytes(row.nbytes)}"), None, row.seconds, "s", reason=why)
+def _cause(code: str, text: str, share: float | None = None) -> Cause:
+    return Cause(code, text, share=share, change=_WORDS["changes"][code])
 
 
-def _wrong(run: NcclTestsRun, label: str) -> Iterator[Cause]:
-    wrong = sum(r.wrong for r in run.rows)
-    if wrong:
-        yield Cause(
-            "wrong-values", f"{label}{wrong:,} wrong values (at {wrong_sizes(run)})", change="a broken link, GPU or library"
-        )
-
-
-def _faults(run: NcclTestsRun, label: str) -> Iterator[Cause]:
+def _faults(run: NcclTestsRun, moved: bool, label: str) -> Iterator[Cause]:
+    if wrong := sum(r.wrong for r in run.rows):
+        text = f"{label}{wrong:,} wrong values (at {wrong_sizes(run)})"
+        yield _cause("wrong-values", text)
+    if not moved:
+        return
     if dip := _dip(run.rows):
         before, at = dip
-        said = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
-        said += f" to {format_rate(at.busbw_Bps)} at {format_bytes(at.nbytes)}"
-        what = "another protocol or algorithm takes over there: NCCL_DEBUG_SUBSYS=TUNING tells which"
-        yield Cause("dip", said, share=1 - at.busbw_Bps / before.busbw_Bps, change=what)
+        text = f"{label}bandwidth falls from {format_rate(before.busbw_Bps)} at {format_bytes(before.nbytes)}"
+        text += f" to {format_rate(at.busbw_Bps)} at {format_bytes(at.nbytes)}"
+        yield _cause("dip", text, 1 - at.busbw_Bps / before.busbw_Bps)
     large = [r for r in run.rows if r.nbytes >= COUNT.large_bytes and r.in_place_s and r.seconds]
     ratio = median(r.in_place_s / r.seconds for r in large if r.in_place_s) if large else 1.0
     if abs(ratio - 1) > LEVEL.apart:
         yield Cause("in-place", f"{label}in place takes {ratio:.2f} times as long as out of place")
 
 
-def _separate_processes(tests: CollectiveTests) -> Iterator[Cause]:
-    """Processes that do not know of each other: each tests its own GPUs, whatever the launcher was told."""
-    if tests.alone:
-        said = f"{tests.alone} processes call themselves the same rank: each runs the test alone, and nothing is sent between them"
-        yield Cause("alone", said, change="build the tests with MPI=1 and the MPI that starts them")
-
-
-def _shared_gpu_causes(tests: CollectiveTests) -> Iterator[Cause]:
-    if tests.shared:
-        said = f"{plural(len(tests.shared), 'GPU')} shared by several ranks: what was measured is no link between GPUs"
-        yield Cause("shared GPU", said, change="one rank for each GPU: CUDA_VISIBLE_DEVICES by local rank, or --gpus-per-task")
-
-
 def _far_below(run: NcclTestsRun, ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
-    """Large tensors that reach only a small part of what the link between the GPUs of one host carries."""
+    """Yield large tensors that reach only a small part of what the links inside a host carry."""
     best = max((r.busbw_Bps for r in run.rows if r.nbytes >= COUNT.bandwidth_bytes), default=0.0)
     share = best / place.intra.bandwidth_Bps if place and 2 <= ranks <= place.domain else 1.0
     if not place or not 0 < share < LEVEL.far_below:
         return
-    said = f"{label}large tensors reach {format_rate(best)}, {share:.1%} of {place.intra.key}"
-    what = "NCCL_DEBUG=INFO tells which way was taken: sockets or the host's memory instead of the link"
-    yield Cause("far below", said, share=1 - share, change=what)
+    text = f"{label}large tensors reach {format_rate(best)}, {share:.1%} of {place.intra.key}"
+    yield _cause("far below", text, 1 - share)
 
 
-def _slow(run: NcclTestsRun, told: tuple[Finding, ...], ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
-    """The largest tensor that is slower than it should be, by what it ought to reach, and where to look next."""
-    ought = {f.measured: f.predicted for f in told if f.code == "size" and f.verdict == DISAGREE and f.predicted}
+def _slow(run: NcclTestsRun, compared: tuple[Finding, ...], ranks: int, place: Cluster | None, label: str) -> Iterator[Cause]:
+    """Yield the largest tensor that is too slow, what it should reach and where to look next."""
+    ought = {f.measured: f.predicted for f in compared if f.code == "size" and f.verdict == DISAGREE and f.predicted}
     rows = [r for r in run.rows if r.nbytes >= COUNT.bandwidth_bytes and ought.get(r.seconds)]
     if not place:
         return
     for row in sorted(rows, key=lambda r: r.nbytes)[-1:]:
         share = (ought[row.seconds] or 0.0) / row.seconds
         reached, usual = format_rate(row.busbw_Bps), format_rate(row.busbw_Bps / share)
-        said = f"{label}{format_bytes(row.nbytes)} reaches {reached} of bus bandwidth where {usual} is to be expected"
+        text = f"{label}{format_bytes(row.nbytes)} reaches {reached} of bus bandwidth where {usual} is to be expected"
         look = LOOK.get(place.intra.kind, LOOK["any"]) if ranks <= place.domain else LOOK["between"]
-        yield Cause("slow link", said, share=1 - share, change=look)
+        yield Cause("slow link", text, share=1 - share, change=look)
 
 
 def _dip(rows: tuple[NcclTestsRow, ...]) -> tuple[NcclTestsRow, NcclTestsRow] | None:
-    """The deepest fall below what smaller tensors reached; both, or None."""
+    """Return the deepest fall below what smaller tensors reached, as both rows, or None."""
     best, worst, deepest = None, None, 1.0
     for row in sorted(rows, key=lambda r: r.nbytes):
         left = row.busbw_Bps / best.busbw_Bps if best and best.busbw_Bps else 1.0
@@ -343,7 +334,7 @@ def _dip(rows: tuple[NcclTestsRow, ...]) -> tuple[NcclTestsRow, NcclTestsRow] | 
 
 
 def _average(tests: CollectiveTests) -> Iterator[Finding]:
-    """Each printed average, and whether its rows make it: a check of the text, and no verdict on the network."""
+    """Report each printed average and whether its rows make it, which checks the text and not the network."""
     if len(tests.averages_Bps) != len(tests.runs):
         for number, printed in enumerate(tests.averages_Bps, 1):
             yield Finding(Note(AVERAGE, f"test {number}: {AVERAGE}"), None, printed / 1e9)
@@ -355,11 +346,11 @@ def _average(tests: CollectiveTests) -> Iterator[Finding]:
         item = Note(AVERAGE, f"{label}{AVERAGE}")
         whole = abs(printed - ours) <= LEVEL.rounded * ours
         why = "as printed: the mean of these rows" if whole else "as printed; rows are missing in this text"
-        yield Finding(item, None, printed / 1e9, reason=why, told=True)
+        yield Finding(item, None, printed / 1e9, reason=why, remark=True)
 
 
 def _in_place_Bps(row: NcclTestsRow) -> float:
-    """Bus bandwidth in place, by its time."""
+    """Return the bus bandwidth in place, by its time."""
     return row.busbw_Bps * row.seconds / row.in_place_s if row.in_place_s else 0.0
 
 

@@ -34,7 +34,7 @@ NO_FACTOR = ("send-recv", "broadcast", "reduce", "hypercube")  # whose busbw is 
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsRow:
-    """One size: seconds, algorithm and bus bandwidth out of place as printed; seconds in place; wrong values of both."""
+    """One size: seconds, algorithm and bus bandwidth out of place as printed, seconds in place, and wrong values of both."""
 
     nbytes: float
     seconds: float
@@ -48,7 +48,7 @@ class NcclTestsRow:
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsRun:
-    """A whole output. ``op`` and ``ranks`` where the text tells them, else "" and 0."""
+    """A whole output. ``op`` and ``ranks`` where the text states them, else "" and 0."""
 
     rows: tuple[NcclTestsRow, ...]
     op: str
@@ -57,7 +57,7 @@ class NcclTestsRun:
 
 
 def parse_run(text: str, name: str = "output") -> NcclTestsRun:
-    """Read the data rows (size count type [redop [root]] time algbw busbw wrong …); sizes of 0 are left out.
+    """Read the data rows (size count type [redop [root]] time algbw busbw wrong …), leaving out sizes of 0.
 
     >>> run = parse_run("  1048576  262144  float  sum  -1  25.41  41.26  72.21  0  25.2  41.6  72.8  0")
     >>> run.rows[0].nbytes, round(run.rows[0].seconds * 1e6, 2), run.ranks
@@ -80,7 +80,7 @@ class _Source:
     empty: int = 0
 
     def ended(self) -> NcclTestsRun:
-        """One run; a text without its command still tells an all-reduce or a reduce-scatter by its bus bandwidth."""
+        """Return one run. Without its command, the bus bandwidth still distinguishes an all-reduce from a reduce-scatter."""
         ratio, op = _ratio(self.rows), self.op
         if not op and ratio and self.rows[0].reduction:
             op = "all-reduce" if ratio >= 1 else "reduce-scatter"
@@ -90,11 +90,12 @@ class _Source:
 
 
 def parse_all(text: str, name: str = "output", mended: Callable[[str], str] = str) -> tuple[NcclTestsRun, ...]:
-    """Every run of a text that holds several outputs, one after the other or of several hosts in turn."""
+    """Read every run of a text that holds several outputs, one after the other or of several hosts in turn."""
     runs: list[NcclTestsRun] = []
     sources: dict[str, _Source] = {}
     op, kept = "", 0
-    for who, raw in (told for line in lines_with(SAYS.row_marks, text, COUNT.row_chars) for told in prefixes.lines(mended(line))):
+    marked = lines_with(SAYS.row_marks, text, COUNT.row_chars)
+    for who, raw in (pair for line in marked for pair in prefixes.lines(mended(line))):
         line = raw.strip()
         source = sources.setdefault(who, _Source(name, op))
         named, header = NAMED.search(line), SAYS.run_header.match(line)
@@ -157,7 +158,7 @@ def row_of(line: str) -> NcclTestsRow | None:
 
 
 def _last_digit(word: str) -> float:
-    """What one more in the last digit of GB/s is, in B/s.
+    """Return what one more in the last digit of GB/s is, in B/s.
 
     >>> _last_digit("41.26"), _last_digit("1204")
     (10000000.0, 1000000000.0)
@@ -166,13 +167,13 @@ def _last_digit(word: str) -> float:
 
 
 def _ratio(rows: Sequence[NcclTestsRow]) -> float:
-    """Bus over algorithm bandwidth, of rows with digits enough; 0: none has."""
+    """Return the ratio of bus to algorithm bandwidth over rows with enough digits, or 0 where none has."""
     ratios = sorted(r.busbw_Bps / r.algbw_Bps for r in rows if r.algbw_Bps > 1e9)
     return ratios[len(ratios) // 2] if ratios else 0.0
 
 
 def _ranks(rows: list[NcclTestsRow], op: str, listed: dict[int, int], name: str) -> int:
-    """The group's size, with which the listed ranks (all, or a part) and the bandwidths agree; 0: not told."""
+    """Return the group size that the listed ranks (all, or a part) and the bandwidths agree on, or 0 for none."""
     groups = Counter(listed.values())
     if len(groups) > 1:  # NCCL_TESTS_SPLIT: several groups at once, each a communicator of its own
         return max(groups.values())
@@ -188,7 +189,7 @@ def _ranks(rows: list[NcclTestsRow], op: str, listed: dict[int, int], name: str)
 
 
 def possible_ranks(rows: Sequence[NcclTestsRow], op: str) -> tuple[int, int]:
-    """The fewest and the most ranks with which every row's busbw / algbw agrees to its last digits.
+    """Return the fewest and the most ranks with which every row's busbw / algbw agrees to its last digits.
 
     The ratio is 2 (n-1)/n in an all-reduce and (n-1)/n to gather or scatter.
     """
@@ -206,7 +207,7 @@ def possible_ranks(rows: Sequence[NcclTestsRow], op: str) -> tuple[int, int]:
 
 
 def _size(ratio: float, whole: float) -> float:
-    """n, where the ratio is whole (n-1)/n."""
+    """Return n, where the ratio is whole (n-1)/n."""
     return whole / (whole - ratio) if ratio < whole * (1 - 1 / COUNT.most_ranks) else float(COUNT.most_ranks)
 
 
@@ -214,7 +215,7 @@ _KEYS = (b'"bus_bw"', b'"busBw"')
 
 
 def looks_like_json(head: bytes) -> bool:
-    """Whether one of both stands in the beginning of a file."""
+    """Return whether the beginning of a file holds a key of either document."""
     return any(key in head for key in _KEYS) and (b'"out_of_place"' in head or b'"inPlace"' in head)
 
 
@@ -224,17 +225,17 @@ def parse_json(text: str, name: str) -> CollectiveTests:
 
 
 def text_of_json(text: str, name: str) -> str:
-    """Header, devices, rows and end as far as they are told."""
+    """Rewrite a document as header, devices, rows and end, as far as it has them."""
     try:
-        told = list(_objects(text))
-        lines = list(_nccl(told[0])) if told and "results" in told[0] else list(_rccl(told))
+        documents = list(_objects(text))
+        lines = list(_nccl(documents[0])) if documents and "results" in documents[0] else list(_rccl(documents))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Refusal(f"'{name}': results of collectives, and not as nccl-tests or rccl-tests write them ({error!r:.80})") from None
     return "\n".join(lines)
 
 
 def _objects(text: str) -> Iterator[JsonObject]:
-    """The objects of a text: itself, those of a list, or one of each line; one that is cut off ends it."""
+    """Yield the objects of a text: itself, those of a list, or one of each line, until a line is cut off."""
     try:
         whole: Json = json.loads(text)
         yield from map(need_object, whole if isinstance(whole, list) else [whole])
@@ -247,40 +248,42 @@ def _objects(text: str) -> Iterator[JsonObject]:
 
 
 def _op(name: str) -> str:
-    """The program of an operation that is named in any way; "" where it is none of them."""
+    """Return the program of an operation spelled in any way, or "" for none."""
     plain = name.lower().rpartition("/")[2].removesuffix("_perf").replace("_", "").replace("-", "")
     return next((program for program in reversed(OPS) if program.replace("_", "") == plain), "")
 
 
-def _nccl(told: JsonObject) -> Iterator[str]:
-    config = need_object(told.get("config", {}))
-    program = next((op for word in (*need_list(told.get("args", [])), told.get("collective", "")) if (op := _op(str(word)))), "")
+def _nccl(document: JsonObject) -> Iterator[str]:
+    config = need_object(document.get("config", {}))
+    program = next(
+        (op for word in (*need_list(document.get("args", [])), document.get("collective", "")) if (op := _op(str(word)))), ""
+    )
     if program:
         yield f"# Collective test starting: {program}_perf"
     if "minimum_bytes" in config:
         step = f"{config['step_factor']}(factor)" if "step_factor" in config else f"{config.get('step_bytes', 0)}(bytes)"
         sizes = f"minBytes {config['minimum_bytes']} maxBytes {config['maximum_bytes']} step: {step}"
         yield f"# nThread {config.get('nthreads', 1)} nGpus {config.get('ngpus', 1)} {sizes}"
-    for d in map(need_object, need_list(config.get("devices", told.get("devices", [])))):
+    for d in map(need_object, need_list(config.get("devices", document.get("devices", [])))):
         place = f"Pid {d.get('pid', 0)} on {d['hostname']} device {d.get('device', 0)} [{d.get('device_hex', '?')}]"
         yield f"#  Rank {d.get('rank', 0)} Group {d.get('group', 0)} {place} {d['device_info']}"
-    rows = [need_object(row) for row in need_list(told["results"])]
+    rows = [need_object(row) for row in need_list(document["results"])]
     ways = [(row, need_object(row.get("out_of_place") or {}), need_object(row.get("in_place") or {})) for row in rows]
     yield from _table(ways, ("alg_bw", "bus_bw", "nwrong"))
-    if average := told.get("average_bus_bandwidth"):
+    if average := document.get("average_bus_bandwidth"):
         yield f"# Avg bus bandwidth    : {need_number(need_object(average)['bandwidth'])}"
 
 
-def _rccl(told: list[JsonObject]) -> Iterator[str]:
-    """Rows of both ways, paired by size; the number of GPUs as a list of ranks."""
-    if not told:
+def _rccl(documents: list[JsonObject]) -> Iterator[str]:
+    """Yield rows out of place and in place, paired by size, and the GPUs as a list of ranks."""
+    if not documents:
         return
-    if program := _op(str(told[0].get("name", ""))):
+    if program := _op(str(documents[0].get("name", ""))):
         yield f"# Collective test starting: {program}_perf"
-    for rank in range(need_whole(told[0].get("ranks", told[0].get("gpus", 0)))):
+    for rank in range(need_whole(documents[0].get("ranks", documents[0].get("gpus", 0)))):
         yield f"#  Rank {rank} Group 0"
     ways: dict[tuple[str, ...], dict[int, JsonObject]] = {}
-    for row in told:
+    for row in documents:
         key = str(row.get("numCycle", 0)), str(row.get("type", "")), str(row.get("redop", "")), str(row["size"])
         ways.setdefault(key, {})[need_whole(row["inPlace"])] = row
     yield from _table([(next(iter(w.values())), w.get(0, {}), w.get(1, {})) for w in ways.values()], ("algBw", "busBw", "#wrong"))
@@ -288,18 +291,16 @@ def _rccl(told: list[JsonObject]) -> Iterator[str]:
 
 
 def _table(rows: list[tuple[JsonObject, JsonObject, JsonObject]], keys: tuple[str, str, str]) -> Iterator[str]:
-    """Rows as a table has them: both ways where every row has both, else one."""
+    """Yield rows as a table has them: both ways where every row has both, else one."""
     whole = all(out and again for _, out, again in rows)
     for row, out, again in rows:
         ways = [way for way in (out, again) if way][: 2 if whole else 1]
-        cells = [cell for way in ways for cell in (_time(way), way[keys[0]], way[keys[1]], way.get(keys[2], way.get("wrong", 0)))]
-        figures = " ".join("N/A" if cell is None else str(cell) for cell in cells)
+        times = [need_number(way["time"] if "time" in way else way["cpu_time"]) for way in ways]
+        bandwidths = [(way[keys[0]], way[keys[1]], way.get(keys[2], way.get("wrong", 0))) for way in ways]
+        cells = [cell for time, figures in zip(times, bandwidths, strict=True) for cell in (time, *figures)]
+        row_text = " ".join("N/A" if cell is None else str(cell) for cell in cells)
         size, redop, root = need_whole(row["size"]), row.get("redop") or "none", str(row.get("root", -1)).strip()
-        yield f"{size} {row.get('count', size // 4)} {row.get('type', 'float')} {redop} {root} {figures}"
-
-
-def _time(way: JsonObject) -> float:
-    return need_number(way["time"] if "time" in way else way["cpu_time"])
+        yield f"{size} {row.get('count', size // 4)} {row.get('type', 'float')} {redop} {root} {row_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +323,7 @@ class BegunTest:
     """One test as far as a text has it."""
 
     op: str = ""
-    asked: int = 0  # sizes that its header announces; 0: its header is not there
+    num_sizes: int = 0  # sizes that its header announces; 0: its header is not there
     most: float = 0.0  # the largest of them
     titled: bool = False  # the head of its table was printed
     rows: int = 0
@@ -332,35 +333,35 @@ class BegunTest:
 
     @property
     def is_cut(self) -> bool:
-        """Whether rows are missing at its end, or may be; a test that reached the largest size lacks its last lines alone."""
-        return not self.ended and (not self.asked or bool(self.half) or self.last < LEVEL.last * self.most)
+        """Whether rows may be missing at its end. A test that reached the largest size lacks its last lines alone."""
+        return not self.ended and (not self.num_sizes or bool(self.half) or self.last < LEVEL.last * self.most)
 
 
 def looks_like(text: str) -> bool:
-    """Whether a text holds the table of a collective's test."""
+    """Return whether a text holds the table of a collective's test."""
     return ("busbw" in text and "algbw" in text) or ("nThread" in text and "nGpus" in text) or SAYS.row.search(text) is not None
 
 
 def parse(text: str, name: str = "output") -> CollectiveTests:
-    """All runs of a text, whatever printed it."""
+    """Read all runs of a text, whatever printed it."""
     devices: dict[int, tuple[str, str]] = {}
     buses: dict[int, tuple[str, str]] = {}  # host and bus id of each rank
     version, averages = "", list[float]()
     namesakes, alone = dict[str, set[tuple[str, str]]](), 0  # since the last row
     tests = _Tests()
     for raw, line in _lines(text):
-        if "device" in line and (found := SAYS.device.search(line)) and len(devices) < COUNT.most_devices:
-            devices[int(found[1])] = (found[2], found[4].strip())
-            buses[int(found[1])] = (found[2], found[3])
+        if "device" in line and (match := SAYS.device.search(line)) and len(devices) < COUNT.most_devices:
+            devices[int(match[1])] = (match[2], match[4].strip())
+            buses[int(match[1])] = (match[2], match[3])
             pid = SAYS.pid.search(line)
-            namesakes.setdefault(found[1], set()).add((found[2], pid[1] if pid else ""))
-            alone = max(alone, len(namesakes[found[1]]))
+            namesakes.setdefault(match[1], set()).add((match[2], pid[1] if pid else ""))
+            alone = max(alone, len(namesakes[match[1]]))
         elif SAYS.row.match(line):
             namesakes.clear()
-        elif "Avg bus" in line and (found := SAYS.average.search(line)):
-            averages.append(float(found[1]) * 1e9)
-        elif not version and "-tests" in raw and (found := SAYS.version.search(raw)):
-            version = found[1]
+        elif "Avg bus" in line and (match := SAYS.average.search(line)):
+            averages.append(float(match[1]) * 1e9)
+        elif not version and "-tests" in raw and (match := SAYS.version.search(raw)):
+            version = match[1]
         tests.take(line)
     runs = parse_all(text, name, _mend_line)
     names, hosts = (tuple(dict.fromkeys(d[i] for d in devices.values() if d[i])) for i in (1, 0))
@@ -379,8 +380,8 @@ def parse(text: str, name: str = "output") -> CollectiveTests:
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
-    """Each line that may be read, and what a program wrote of it."""
-    return ((raw, told) for raw in lines_with(SAYS.said, text, COUNT.line_chars) for _, told in prefixes.lines(_mend_line(raw)))
+    """Yield each line that may matter, and what a program wrote of it."""
+    return ((raw, text) for raw in lines_with(SAYS.said, text, COUNT.line_chars) for _, text in prefixes.lines(_mend_line(raw)))
 
 
 def _mend_line(line: str) -> str:
@@ -396,7 +397,7 @@ class _Tests:
 
     @property
     def _now(self) -> BegunTest:
-        """The test that is running; one whose beginning is missing where none is."""
+        """The test that is running, or one whose beginning is missing where none is."""
         if (not self.begun or self.begun[-1].ended) and len(self.begun) < COUNT.most_sizes:
             self.begun.append(BegunTest(self._op))
         return self.begun[-1]
@@ -406,9 +407,9 @@ class _Tests:
             self._op = OPS[named[1].lower()]
         if row := SAYS.row.match(line) or (self.begun and self.begun[-1].rows and SAYS.half.match(line)):
             self._row(float(row[0].split()[0]), line)
-        elif (found := SAYS.header.search(line)) and len(self.begun) < COUNT.most_sizes:
-            asked = _sizes(int(found[1]), int(found[2]), int(found[3]), found[4] == "factor")
-            self.begun.append(BegunTest(self._op, asked, float(found[2])))
+        elif (match := SAYS.header.search(line)) and len(self.begun) < COUNT.most_sizes:
+            num_sizes = _sizes(int(match[1]), int(match[2]), int(match[3]), match[4] == "factor")
+            self.begun.append(BegunTest(self._op, num_sizes, float(match[2])))
         elif TITLES.match(line):
             if self._now.rows:  # another table of a text without its headers
                 self.begun.append(BegunTest(self._op))
@@ -425,7 +426,7 @@ class _Tests:
 
 
 def _whole_names(names: tuple[str, ...], text: str) -> tuple[str, ...]:
-    """Without a name that the end of the text cuts off.
+    """Drop a name that the end of the text cuts off.
 
     >>> _whole_names(("NVIDIA B200", "NVIDIA B2"), "device 1 [0x1b] NVIDIA B2")
     ('NVIDIA B200',)
@@ -434,19 +435,19 @@ def _whole_names(names: tuple[str, ...], text: str) -> tuple[str, ...]:
 
 
 def _ranks_on_one_gpu(buses: dict[int, tuple[str, str]]) -> tuple[tuple[int, ...], ...]:
-    """Ranks that name one GPU.
+    """Group the ranks that name the same GPU.
 
     >>> _ranks_on_one_gpu({0: ("a", "0000:02:00"), 1: ("a", "0000:02:00"), 2: ("b", "0000:02:00")})
     ((0, 1),)
     """
-    held: dict[tuple[str, str], list[int]] = {}
+    ranks_by_place: dict[tuple[str, str], list[int]] = {}
     for rank, place in sorted(buses.items()):
-        held.setdefault(place, []).append(rank)
-    return tuple(tuple(ranks) for ranks in held.values() if len(ranks) > 1)
+        ranks_by_place.setdefault(place, []).append(rank)
+    return tuple(tuple(ranks) for ranks in ranks_by_place.values() if len(ranks) > 1)
 
 
 def _sizes(least: int, most: int, step: int, factor: bool) -> int:
-    """How many sizes a header announces.
+    """Return how many sizes a header announces.
 
     >>> _sizes(8, 128, 2, True), _sizes(1024, 4096, 1024, False), _sizes(8, 8, 1, True)
     (5, 4, 1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from commtax.arrays import cache_answers
+from commtax.files import table
 from commtax.judgement.overload import falls_behind
 from commtax.ledger import Z80
 from commtax.question import AS_IT_IS, SPREAD, Question
@@ -18,12 +19,13 @@ from commtax.statement import Refusal
 from commtax.thresholds import thresholds
 from commtax.units import format_figure, format_seconds
 from commtax.verbs import closed_loop, requests
-from commtax.verbs.closed_loop import ClosedLoop
 from commtax.verbs.loads import PROMPTS
 from commtax.verbs.requests import RequestsInTime
 from commtax.verbs.settling import settle
 
 COUNT, LEVEL = thresholds(__name__)
+WORDS = table("runs/results/words.toml")
+CHANGES: Mapping[str, str] = WORDS["changes"]
 
 SERVER = "prometheus"
 """The tool of a server's own metrics: of no one load, and without a beginning at which all requests come at once."""
@@ -53,15 +55,15 @@ class Figure:
         return cls(value, value / factor, value * factor)
 
     def widened(self, other: "Figure") -> "Figure":
-        """The same value, in the range of both."""
+        """Return the same value in the range of both."""
         return Figure(self.value, min(self.low, other.low), max(self.high, other.high))
 
     def plus(self, other: "Figure", times: float = 1.0) -> "Figure":
-        """A sum of what errs together."""
+        """Return a sum of figures that err together."""
         return Figure(*(a + times * b for a, b in zip(self.ends, other.ends, strict=True)))
 
     def scaled(self, by: float) -> "Figure":
-        """The same figure, so many times as large."""
+        """Return the same figure, so many times as large."""
         return Figure(*(end * by for end in self.ends))
 
     @property
@@ -74,7 +76,7 @@ Figures = Mapping[tuple[str, str], Figure]  # by metric and statistic; rates by 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkLoad:
-    """What a benchmark asked of its server."""
+    """The load that a benchmark put on its server."""
 
     prompt: int
     answer: int
@@ -82,7 +84,7 @@ class BenchmarkLoad:
     clients: int | None = None  # … or clients that each wait for their answer: at once, all of the requests …
     rate: float | None = None  # … or requests a second
     count: int = 0
-    spread: float | None = None  # of lengths; None: nobody says, and they are taken as equal
+    spread: float | None = None  # of lengths; None: unknown, and taken as equal
     burstiness: float = 1.0
     hit_rate: float = 0.0
 
@@ -112,7 +114,7 @@ class ExpectedFigures:
     steady_s: Mapping[float, float] = field(default_factory=dict)  # first tokens without a beginning, by the spread of lengths
 
     def of(self, metric: str, statistic: str = "mean") -> Figure | None:
-        """A figure; of the terms of a request that only a server tells, their mean, as sure as what they are the larger part of."""
+        """Return a figure. A server's terms of a request have means alone, as certain as the metric that is mostly made of them."""
         like = self.figures.get((LIKE.get(metric, ""), "mean"))
         if like is None or metric not in self.terms or statistic != "mean":
             return self.figures.get((metric, statistic))
@@ -120,7 +122,7 @@ class ExpectedFigures:
 
 
 def come_at_once(result: BenchmarkRun) -> bool:
-    """Whether requests do not come at a rate: none is told, or all clients are there before the first answer is a part done."""
+    """Return whether requests come at no rate: none is stated, or all clients are there well before the first answer ends."""
     rate, whole = result.request_rate, result.seconds("e2el", "mean") or 0.0
     if not rate or not LEVEL.least_rate < rate < math.inf:
         return True
@@ -128,13 +130,13 @@ def come_at_once(result: BenchmarkRun) -> bool:
 
 
 def load_of(result: BenchmarkRun, claim: Claim) -> BenchmarkLoad | str:
-    """The load, as the result has it, else as was said; or what is missing, and the option that says it."""
+    """Return the load from the result, else from the claim, or what is missing and the option that states it."""
     prompt, answer = lengths_of(result, claim)
     missing = [f"{what} ({option})" for n, what, option in ((prompt, *PROMPT), (answer, *ANSWER)) if n is None]
     rate = None if come_at_once(result) else result.request_rate
-    clients, asked = result.concurrency, result.requests if (result.requests or 0) < COUNT.most_requests else None
+    clients, requests_sent = result.concurrency, result.requests if (result.requests or 0) < COUNT.most_requests else None
     if rate is None and not clients:
-        clients = (asked if result.request_rate else None) or claim.batch
+        clients = (requests_sent if result.request_rate else None) or claim.batch
     if result.kind != "latency" and not clients and rate is None:
         missing.append("requests at once (--batch)")
     if missing or prompt is None or answer is None:
@@ -145,8 +147,8 @@ def load_of(result: BenchmarkRun, claim: Claim) -> BenchmarkLoad | str:
     usual = COUNT.rounds * most if most else PROMPTS
     usual = max(PROMPTS, min(COUNT.most_simulated, int(rate * LEVEL.while_s))) if rate else usual
     if result.tool == SERVER and most:
-        asked = min(COUNT.most_simulated, max(PROMPTS, COUNT.lasting * most))
-    count = asked or (most if result.kind == "throughput" and most else usual)
+        requests_sent = min(COUNT.most_simulated, max(PROMPTS, COUNT.lasting * most))
+    count = requests_sent or (most if result.kind == "throughput" and most else usual)
     most = min(most, count) if most else None
     return BenchmarkLoad(prompt, answer, None, most, rate, count, result.spread, result.burstiness, result.hit_rate)
 
@@ -155,7 +157,7 @@ PROMPT, ANSWER = ("prompt lengths", "--input-len"), ("output lengths", "--output
 
 
 def lengths_of(result: BenchmarkRun, claim: Claim) -> tuple[int | None, int | None]:
-    """Prompt and output tokens of a request: as the result has them, else as was said."""
+    """Return prompt and output tokens of a request, from the result or else from the claim."""
     prompt, answer = result.input_len or claim.context, result.output_len or claim.output_len
     if prompt is None and answer and result.kind == "throughput" and result.total_tokens_per_s and result.requests_per_s:
         prompt = max(1.0, result.total_tokens_per_s / result.requests_per_s - answer)
@@ -163,12 +165,12 @@ def lengths_of(result: BenchmarkRun, claim: Claim) -> tuple[int | None, int | No
 
 
 def _tokens(length: float | None) -> int | None:
-    """A length that a request can have; None for any other."""
+    """Return a length that a request can have, or None for any other."""
     return max(1, round(length)) if length and 0 < length < LEVEL.most_tokens else None
 
 
 def predict_run(result: BenchmarkRun, load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
-    """The figures of a result's load.
+    """Predict the figures of a result's load.
 
     A server does not tell whether its clients wait for their answers before they ask again. Ranges of first tokens and of tails
     hang on that, and hold both a closed loop of as many as were there and arrivals at random, where it would keep up with those.
@@ -190,30 +192,36 @@ def predict_run(result: BenchmarkRun, load: BenchmarkLoad, claim: Claim) -> Expe
 
 @cache_answers
 def predict_figures(load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
-    """All figures of a load; a refusal where it does not fit."""
+    """Predict all figures of a load, or refuse a load that does not fit."""
     if load.batch is not None:
         return _batch(load, load.batch, claim)
-    count = _num_simulated(load)
+    count = min(load.count, _most_simulated(load))
+    if load.rate is None and load.clients is not None:  # few clients with long answers see the same again and again
+        count = min(count, load.clients * max(COUNT.rounds, COUNT.most_steps // load.answer))
     put = claim.question.but(input_len=load.prompt, output_len=load.answer, spread=load.spread or 0.0, num_prompts=count)
     put = put.but(prefix_hit_rate=load.hit_rate, burstiness=load.burstiness)
-    asked = settle(put.but(concurrency=min(load.clients or 1, count)))
+    question = settle(put.but(concurrency=min(load.clients or 1, count)))
     if load.rate is not None:
-        timed = requests.run_requests(asked.but(request_rate=load.rate, max_in_flight=float(load.clients or math.inf)))
+        timed = requests.run_requests(question.but(request_rate=load.rate, max_in_flight=float(load.clients or math.inf)))
         _refuse_growing(load, timed.overloaded)
         figures = dict(_simulated_figures(timed, float(timed.alike.sigma_of("ttft_s"))))
         return ExpectedFigures(load, figures, _simulated_terms(timed, load), max(1.0, timed.mean_running))
     _refuse_growing(load, load.clients == load.count)
-    timed = requests.run_requests(asked)
-    closed = closed_loop.price_closed_loop(asked.but(prefix_hit_rate=0.0, burstiness=1.0))
+    timed = requests.run_requests(question)
+    closed = closed_loop.price_closed_loop(question.but(prefix_hit_rate=0.0, burstiness=1.0))
     figures = dict(_simulated_figures(timed, float(closed.sigma_of("ttft_s"))))
     if claim.question.what_if != AS_IT_IS or load.hit_rate or load.clients == load.count:  # what the closed form does not know
         return ExpectedFigures(load, figures, _simulated_terms(timed, load), max(1.0, timed.mean_running))
-    means = {
-        key: figure for key, figure in _closed_form_figures(closed).items() if key in figures
-    }  # one token has no time between tokens
+    first, each = (Figure.around(float(getattr(closed, name)), float(closed.sigma_of(name))) for name in ("ttft_s", "tpot_s"))
+    whole = first.plus(each, float(closed.requests.output_len) - 1)
+    by_mean = {("ttft", "mean"): first, ("tpot", "mean"): each, ("e2el", "mean"): whole}
+    means = {key: figure for key, figure in by_mean.items() if key in figures}  # one token has no time between tokens
     unsure = frozenset(m for (m, s), f in means.items() if abs(figures[m, s].value / f.value - 1) > LEVEL.apart)
     figures = {key: _around_mean(figures, means, *key) for key in figures}
-    steady = {} if load.alone else _steady_first_s(closed)
+    steady = {  # first tokens without a beginning at which all clients ask, at the lengths of the load and at usual ones
+        spread: float(closed_loop.price_closed_loop(closed.question.but(num_prompts=math.inf, spread=spread)).ttft_s)
+        for spread in (() if load.alone else dict.fromkeys((float(closed.requests.spread), SPREAD)))
+    }
     parts = closed.served
     queue = float(parts.boundary_s + parts.ahead_s + parts.slot_s + parts.frontend_s)
     decode = (float(closed.requests.output_len) - 1) * float(closed.tpot_s)
@@ -222,24 +230,15 @@ def predict_figures(load: BenchmarkLoad, claim: Claim) -> ExpectedFigures:
 
 
 def _around_mean(simulated: Figures, means: Figures, metric: str, statistic: str) -> Figure:
-    """A simulated figure around the closed form's mean of its metric: a mean and the median beside it are of one prediction."""
+    """Shift a simulated figure to the closed form's mean of its metric, so that mean and median are of one prediction."""
     figure, mean = simulated[metric, statistic], means.get((metric, "mean"))
     if mean is None or statistic == "mean":
         return mean or figure
     return figure.scaled(mean.value / simulated[metric, "mean"].value)
 
 
-def _steady_first_s(closed: ClosedLoop) -> dict[float, float]:
-    """First tokens of the same clients without a beginning at which all of them ask: at their lengths, and at usual ones."""
-    spreads = dict.fromkeys((float(closed.requests.spread), SPREAD))
-    return {
-        spread: float(closed_loop.price_closed_loop(closed.question.but(num_prompts=math.inf, spread=spread)).ttft_s)
-        for spread in spreads
-    }
-
-
 def load_words(predicted: ExpectedFigures) -> str:
-    """How a benchmark's load was taken; of clients that start at once, what that beginning adds to a mean first token."""
+    """Describe the load, and how much clients that start at once add to the mean first token."""
     load, first = predicted.load, predicted.of("ttft")
     steady = predicted.steady_s.get(load.spread or 0.0)
     if first is None or steady is None or first.value - steady < LEVEL.begins * first.value:
@@ -252,15 +251,8 @@ def load_words(predicted: ExpectedFigures) -> str:
 
 
 def _most_simulated(load: BenchmarkLoad) -> int:
-    """Requests that are simulated at most: fewer of long prompts, whose pieces are steps of their own."""
+    """Return the most requests that are simulated: fewer of long prompts, whose chunks are steps of their own."""
     return max(1, min(COUNT.most_simulated, COUNT.most_prefilled // load.prompt))
-
-
-def _num_simulated(load: BenchmarkLoad) -> int:
-    """Requests of a run that are simulated: of few clients with long answers, which see the same again and again, fewer."""
-    if load.rate is not None or load.clients is None:
-        return min(load.count, _most_simulated(load))
-    return min(load.count, _most_simulated(load), load.clients * max(COUNT.rounds, COUNT.most_steps // load.answer))
 
 
 def _refuse_growing(load: BenchmarkLoad, grows: bool) -> None:
@@ -280,14 +272,8 @@ def _batch(load: BenchmarkLoad, batch: int, claim: Claim) -> ExpectedFigures:
     return ExpectedFigures(load, figures, {"prefill": first.value, "decode": (load.answer - 1) * step.value}, batch)
 
 
-def _closed_form_figures(closed: ClosedLoop) -> dict[tuple[str, str], Figure]:
-    first, each = (Figure.around(float(getattr(closed, name)), float(closed.sigma_of(name))) for name in ("ttft_s", "tpot_s"))
-    whole = first.plus(each, float(closed.requests.output_len) - 1)
-    return {("ttft", "mean"): first, ("tpot", "mean"): each, ("e2el", "mean"): whole}
-
-
 def _simulated_figures(timed: RequestsInTime, sigma: float) -> Iterator[tuple[tuple[str, str], Figure]]:
-    """All statistics and rates of a simulation; first tokens are no surer than those of published runs were."""
+    """Yield all statistics and rates of a simulation, first tokens no surer than those of published runs."""
     for (metric, name), (statistic, which) in ((m, s) for m in METRICS.items() for s in STATISTICS.items()):
         key = f"{name}_{which}"
         value = timed.statistic(key)
@@ -309,18 +295,8 @@ def _simulated_terms(timed: RequestsInTime, load: BenchmarkLoad) -> dict[str, fl
 P99 = 2.326  # deviations from the middle of a normal distribution to its p99
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSuspect:
-    """A change of the plan, and what it would mean if the step were as long as with it."""
-
-    code: str
-    question: Question  # with it
-    said: str
-    change: str
-
-
 def seconds_over_range(figure: Figure | None, measured: float | None, claim: Claim) -> float:
-    """Seconds by which a time is longer than its range and the tolerance allow; 0 where it is not."""
+    """Return by how much a time exceeds its range and the tolerance, or 0 where it does not."""
     if figure is None or measured is None:
         return 0.0
     most = figure.value * (1 + claim.tolerance) if claim.strict else max(figure.high, figure.value * (1 + claim.tolerance))
@@ -330,39 +306,38 @@ def seconds_over_range(figure: Figure | None, measured: float | None, claim: Cla
 def causes(
     result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, baseline: BenchmarkRun | None = None
 ) -> tuple[Cause, ...]:
-    """What is slower than it should be, dearest first."""
+    """Return what is slower than it should be, dearest first."""
     if more := _larger_batch_causes(result, predicted, claim):
         return more
-    found = [*_decode(result, predicted, claim, baseline), *_first_token(result, predicted, claim)]
-    if not found and result.kind == "latency":
-        found += _whole_batch_causes(result, predicted, claim, baseline)
-    if not found and result.kind == "throughput":
-        found += _burst_causes(result, predicted, claim, baseline)
-    return tuple(sorted(found, key=lambda cause: -(cause.cost_s or 0.0)))
+    slow_parts = [*_decode(result, predicted, claim, baseline), *_first_token(result, predicted, claim)]
+    if not slow_parts and result.kind == "latency":
+        slow_parts += _whole_batch_causes(result, predicted, claim, baseline)
+    if not slow_parts and result.kind == "throughput":
+        slow_parts += _burst_causes(result, predicted, claim, baseline)
+    return tuple(sorted(slow_parts, key=lambda cause: -(cause.cost_s or 0.0)))
 
 
 def _larger_batch_causes(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim) -> tuple[Cause, ...]:
-    """Slower tokens beside more answers than predicted: nothing is slow, the batch is another than was said."""
+    """Explain slower tokens beside more answers than predicted by a larger batch than claimed."""
     metric, statistic, step = _steps(result)
     figure, rate = predicted.of("requests_per_s", ""), result.requests_per_s
     if figure is None or not rate or not seconds_over_range(predicted.of(metric, statistic), step, claim):
         return ()
     if rate <= max(figure.high, figure.value * (1 + claim.tolerance)):
         return ()
-    said = "tokens take longer and more requests are answered than predicted: more ran at once than"
-    said += f" the {predicted.running:.0f} that were predicted, or prompts cost less"
-    change = "say what ran: weights or a cache of fewer bits, another chip, more GPUs; a step of another batch is not judged"
-    return (Cause("at once", said, change=change),)
+    text = "tokens take longer and more requests are answered than predicted: more ran at once than"
+    text += f" the {predicted.running:.0f} that were predicted, or prompts cost less"
+    return (Cause("at once", text, change=CHANGES["at once"]),)
 
 
 def _is_within_range(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, metric: str) -> bool:
-    """Whether the mean of a time is told, and no longer than it should be."""
+    """Return whether a metric has a mean, and one no longer than it should be."""
     figure, mean = predicted.of(metric, "mean"), result.stats.get(metric, {}).get("mean")
     return figure is not None and mean is not None and not seconds_over_range(figure, mean, claim)
 
 
 def _steps(result: BenchmarkRun) -> tuple[str, str, float | None]:
-    """The time of a token that a result has, and its name in it; a median first, which no outlier pulls."""
+    """Return the time of a token and its name in the result, preferring the median, which no outlier affects."""
     for metric, statistic in (("tpot", "median"), ("tpot", "mean"), ("itl", "mean")):
         if (seconds := result.stats.get(metric, {}).get(statistic)) is not None:
             return metric, statistic, seconds
@@ -380,7 +355,7 @@ def _decode(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, base
     more = seconds_over_range(figure, measured, claim) if result.accepted <= 1 else 0.0
     if not more or figure is None or measured is None or _is_within_range(result, predicted, claim, metric):
         return
-    # Where the server works on prompts nearly all the time, tokens wait behind them, and tell nothing of decode steps.
+    # Where the server works on prompts nearly all the time, tokens wait behind them, and show nothing of decode steps.
     load, batch = predicted.load, max(1, round(predicted.running))
     prompt = float(claim.bill("prefill", 1, load.prompt).step_s)
     answer = load.answer * float(claim.bill("decode", batch, load.prompt + load.answer // 2).step_s) / batch
@@ -389,101 +364,83 @@ def _decode(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, base
     cost = more * max(1, predicted.load.answer - 1)
     gain = f"{measured / figure.value:.2f}x faster tokens ({format_seconds(figure.value)} each)"
     times = measured / figure.value
-    said = f"a decode step takes {times:.2f} times what it should"
-    yield _blame_decode_step(times, predicted, claim, baseline, Cause("", said, cost, _share(result, predicted, cost), gain=gain))
+    text = f"a decode step takes {times:.2f} times what it should"
+    yield _blame_decode_step(times, predicted, claim, baseline, Cause("", text, cost, _share(result, predicted, cost), gain=gain))
 
 
 def _whole_batch_causes(
     result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, baseline: BenchmarkRun | None
 ) -> Iterator[Cause]:
-    """A batch of which only the whole time is known: its decode steps are most of it."""
+    """Explain a slow batch of which only the total time is measured, most of it decode steps."""
     figure, measured = predicted.of("e2el"), result.seconds("e2el", "mean")
     more = seconds_over_range(figure, measured, claim)
     if more and figure and measured:
         times = 1 + more / max(predicted.terms["decode"], 1e-12)
         gain = f"{measured / figure.value:.2f}x faster batches ({format_seconds(figure.value)} each)"
-        said = f"a batch takes {measured / figure.value:.2f} times what it should"
-        yield _blame_decode_step(times, predicted, claim, baseline, Cause("", said, more, min(1.0, more / measured), gain=gain))
+        text = f"a batch takes {measured / figure.value:.2f} times what it should"
+        yield _blame_decode_step(times, predicted, claim, baseline, Cause("", text, more, min(1.0, more / measured), gain=gain))
 
 
 def _burst_causes(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim, baseline: BenchmarkRun | None) -> Iterator[Cause]:
-    """Requests that come all at once, of which only the rate is known."""
+    """Explain a slow run of requests that come all at once, of which only the rate is measured."""
     figure, measured = predicted.of("requests_per_s", ""), result.requests_per_s
     if figure is None or not measured:
         return
     least = figure.value / (1 + claim.tolerance)
     if measured < (least if claim.strict else min(least, figure.low)):
         times = figure.value / measured
-        said, gain = f"the run takes {times:.2f} times what it should", f"{times:.2f}x the throughput"
-        yield _blame_decode_step(times, predicted, claim, baseline, Cause("", said, share=1 - 1 / times, gain=gain))
+        text, gain = f"the run takes {times:.2f} times what it should", f"{times:.2f}x the throughput"
+        yield _blame_decode_step(times, predicted, claim, baseline, Cause("", text, share=1 - 1 / times, gain=gain))
 
 
 def _blame_decode_step(
     times: float, predicted: ExpectedFigures, claim: Claim, baseline: BenchmarkRun | None, cause: Cause
 ) -> Cause:
-    """Who of a decode step could be that much slower: a cause with its code and what to change."""
+    """Find what could slow a decode step that much, and return the cause with its code and what to change."""
     batch, context = max(1, round(predicted.running)), predicted.load.prompt + predicted.load.answer // 2
     bill = claim.bill("decode", batch, context)
     if likely := _nearest(times, claim, batch, context, float(bill.step_s)):
-        return replace(cause, code=likely.code, said=f"{cause.said}, {likely.said}", change=likely.change)
-    if _alone_agrees(baseline, claim, batch, context):
-        change = "look at the links and the library of the all-reduces (commtax measure collectives, NCCL_DEBUG=INFO)"
-        return replace(cause, code="communication", said=f"{cause.said}, and at TP 1 it takes what it should", change=change)
+        code, text, change = WORDS["suspects"][likely]
+        change = change.format(tp=claim.tp, dtype=claim.plan.weights_dtype)
+        return replace(cause, code=code, said=f"{cause.said}, {text}", change=change)
+    alone = _steps(baseline)[2] if baseline and claim.tp > 1 else None
+    if alone is not None and abs(alone / float(claim.bill("decode", batch, context, tp=1).step_s) - 1) <= claim.tolerance:
+        text = f"{cause.said}, and at TP 1 it takes what it should"
+        return replace(cause, code="communication", said=text, change=CHANGES["communication"])
     parts = {k: float(sum(x.exposed_s for x in bill.lines if x.kind == k)) for k in ("compute", "comm", "host")}
     spent = ", ".join(f"{name} {format_seconds(s)}" for name, s in parts.items() if s > 0)
-    small = parts["host"] > LEVEL.small * float(bill.step_s)
-    change = "a faster CPU, fewer API processes beside it, or larger batches" if small else OTHER
-    said = f"{cause.said} (a decode step should be {spent})"
-    return replace(cause, code="host" if small else "decode", said=said, change=change)
+    code = "host" if parts["host"] > LEVEL.small * float(bill.step_s) else "decode"
+    return replace(cause, code=code, said=f"{cause.said} (a decode step should be {spent})", change=CHANGES[code])
 
 
-def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> PlanSuspect | None:
-    """The change of the plan under which a step would be that much longer."""
+def _nearest(times: float, claim: Claim, batch: int, context: int, step_s: float) -> str:
+    """Return which suspected setting would make a step take that much longer, or ""."""
     near = []
-    for suspect in _suspects(claim):
+    for suspect, question in _suspects(claim):
         try:
-            slowed = float(replace(claim, question=suspect.question).bill("decode", batch, context).step_s) / step_s
+            slowed = float(replace(claim, question=question).bill("decode", batch, context).step_s) / step_s
         except ValueError:  # such a plan is none here
             continue
         if slowed >= LEVEL.more and abs(times / slowed - 1) <= LEVEL.near:
             near.append((abs(times / slowed - 1), suspect))
-    return min(near, key=lambda one: one[0])[1] if near else None
+    return min(near, key=lambda one: one[0], default=(0.0, ""))[1]
 
 
-OTHER = "check clocks, version, number format and options of the run, or calibrate; commtax audit of a trace of it tells more"
-
-
-def _suspects(claim: Claim) -> Iterator[PlanSuspect]:
-    """Simple things that are often otherwise than was said."""
+def _suspects(claim: Claim) -> Iterator[tuple[str, Question]]:
+    """Yield simple settings that often differ from the claim, by their names in ``words.toml``, with the question of each."""
     q = claim.question
     if not q.what_if.eager:
-        change = "leave out --enforce-eager, or capture larger batches"
-        yield PlanSuspect("host", q.but(eager=True), "as without CUDA graphs", change)
+        yield "eager", q.but(eager=True)
+    if claim.tp > 1 and not q.what_if.library:
+        yield "nccl", q.but(library="nccl")
     if claim.tp > 1:
-        if not q.what_if.library:
-            said = "as with NCCL's all-reduces instead of the engine's own"
-            change = "find out why its own all-reduce is off: the start-up log says it"
-            yield PlanSuspect("communication", q.but(library="nccl"), said, change)
-        change = f"start the server with tp {claim.tp}"
-        yield PlanSuspect("decode", q.but(tp=1), "as on one GPU: TP was probably not applied", change)
+        yield "one GPU", q.but(tp=1)
     if claim.plan.weights_dtype not in ("", "bf16", "fp16", "fp32"):
-        said = "as with weights of 16 bits"
-        yield PlanSuspect(
-            "decode", q.but(weights_dtype="bf16"), said, f"serve the {claim.plan.weights_dtype} checkpoint, or its kernels"
-        )
-
-
-def _alone_agrees(baseline: BenchmarkRun | None, claim: Claim, batch: int, context: int) -> bool:
-    """Whether the same benchmark at TP 1 took what it should."""
-    alone = _steps(baseline)[2] if baseline and claim.tp > 1 else None
-    if alone is None:
-        return False
-    single = float(claim.bill("decode", batch, context, tp=1).step_s)
-    return abs(alone / single - 1) <= claim.tolerance
+        yield "16 bits", q.but(weights_dtype="bf16")
 
 
 def _first_token(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim) -> Iterator[Cause]:
-    apart = result.stats.get("queue")  # of which a server may tell the mean alone
+    apart = result.stats.get("queue")  # of which a server may report the mean alone
     statistic = "median" if "median" in result.stats.get("ttft", {}) and (not apart or "median" in apart) else "mean"
     figure, measured = predicted.of("ttft", statistic), result.seconds("ttft", statistic)
     more = seconds_over_range(figure, measured, claim)
@@ -499,24 +456,23 @@ def _first_token(result: BenchmarkRun, predicted: ExpectedFigures, claim: Claim)
     queued = met if waited is None else waited - terms.get("queue", 0.0) > more / 2
     share, gain = _share(result, predicted, more), f"{format_seconds(more)} less until the first token"
     if queued:
-        held = f" ({format_seconds(waited)} in the queue)" if waited is not None else ""
-        said = f"the first token takes {format_seconds(measured)}{held}, and {format_seconds(terms.get('queue', 0.0))} of waiting"
-        change = "more running at once (KV memory, --max-num-seqs, --max-num-batched-tokens), more replicas, or fewer requests"
-        yield Cause("queue", f"{said} were predicted: requests wait longer than they should", more, share, change, gain)
+        queue_text = f" ({format_seconds(waited)} in the queue)" if waited is not None else ""
+        waiting = format_seconds(terms.get("queue", 0.0))
+        text = f"the first token takes {format_seconds(measured)}{queue_text}, and {waiting} of waiting"
+        yield Cause("queue", f"{text} were predicted: requests wait longer than they should", more, share, CHANGES["queue"], gain)
     else:
-        said = f"the first token takes {format_seconds(measured)}, and {format_seconds(figure.value)} were predicted"
-        change = "look at chunk size, tokenising and HTTP on the way in, and at warm-up: first requests compile and capture"
-        yield Cause("prefill", f"{said}: the prompt's own steps, or the way to them", more, share, change, gain)
+        text = f"the first token takes {format_seconds(measured)}, and {format_seconds(figure.value)} were predicted"
+        yield Cause("prefill", f"{text}: the prompt's own steps, or the way to them", more, share, CHANGES["prefill"], gain)
 
 
 def mean_requests_in_flight(result: BenchmarkRun) -> float | None:
-    """Requests that were there at once on average (Little's law); None where the result does not tell."""
+    """Return the mean number of concurrent requests (Little's law), or None where it is unknown."""
     whole = _request_s(result, "mean")
     return result.requests_per_s * whole if result.requests_per_s and whole else None
 
 
 def _request_s(result: BenchmarkRun, statistic: str = "median") -> float | None:
-    """Seconds of a request: as told, else first token and tokens."""
+    """Return the seconds of a request, as measured or else from first token and tokens."""
     if whole := result.seconds("e2el", statistic):
         return whole
     first, each = result.seconds("ttft", statistic), result.seconds("tpot", statistic) or result.seconds("itl", "mean")
@@ -524,95 +480,93 @@ def _request_s(result: BenchmarkRun, statistic: str = "median") -> float | None:
 
 
 def plain_causes(result: BenchmarkRun) -> tuple[Cause, ...]:
-    """What a result says of its own terms, where nobody says what ran."""
-    thrown, change = result.facts.get("preemptions", "0"), "more KV memory, fewer running at once (--max-num-seqs), or a larger tp"
-    lost = Cause("preemption", f"{thrown} times a request was thrown out of the KV cache and computed again", change=change)
+    """Return what a result shows of its terms without a claim."""
+    thrown = result.facts.get("preemptions", "0")
+    text = f"{thrown} times a request was thrown out of the KV cache and computed again"
+    lost = Cause("preemption", text, change=CHANGES["preemption"])
     return (*(overload(result) or _waits(result)), *([lost] if thrown != "0" else []))
 
 
 def overload(result: BenchmarkRun) -> tuple[Cause, ...]:
-    """That more was asked than answered: the queue shows it, or the run lasts longer than its last answers explain."""
-    asked, answered = result.request_rate, result.requests_per_s
-    if not asked or not math.isfinite(asked) or not answered or not falls_behind(asked, answered):
+    """Return an overload: the rate exceeds the answers, and the queue or the duration of the run shows it."""
+    rate, answered = result.request_rate, result.requests_per_s
+    if not rate or not math.isfinite(rate) or not answered or not falls_behind(rate, answered):
         return ()
     first, piled = result.stats.get("ttft", {}), _piled_up_words(result)
     growth = first["late"] / first["early"] if first.get("early") and "late" in first else 0.0
-    if not (growth > LEVEL.grows or piled or _lasts(result, asked, answered)):
+    if not (growth > LEVEL.grows or piled or _lasts(result, rate, answered)):
         return ()
     later = f", and first tokens came {growth:.1f} times as late at its end as at its beginning" if growth > LEVEL.grows else ""
     most = f" with {result.concurrency:,.0f} at once at most" if result.concurrency else ""
-    said = f"overloaded: answered {format_figure(answered)} of {format_figure(asked)} requests/s{most}{later}{piled}"
-    change = "more replicas or GPUs, fewer or shorter requests, or a limit on what is let in"
-    return (Cause("overload", said, change=change),)
+    text = f"overloaded: answered {format_figure(answered)} of {format_figure(rate)} requests/s{most}{later}{piled}"
+    return (Cause("overload", text, change=CHANGES["overload"]),)
 
 
 def _piled_up_words(result: BenchmarkRun) -> str:
-    """That most requests of a run were there at once, and slowed each other: each that came found more before it. In words, or "".
+    """Describe that most requests of a run were concurrent and slowed each other, or return "".
 
     A short run of long answers has many at once too, and then their tokens take the same time.
     """
     peak, count, tpot = result.facts.get("peak concurrency", ""), result.requests or 0, result.stats.get("tpot", {})
     tail = max(0.0, tpot["p99"] - tpot["median"]) / P99 if "p99" in tpot and "median" in tpot else 0.0
-    slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get("mean", math.inf)  # as told, else as a normal distribution's tail says
+    slowed = tpot.get("std", tail) > LEVEL.uneven * tpot.get(
+        "mean", math.inf
+    )  # as reported, else as the tail of a normal distribution implies
     if result.concurrency or not count or not slowed or not peak or float(peak) < LEVEL.piled * count:
         return ""
     return f", and {float(peak):,.0f} of its {count:,} requests were there at once"
 
 
-def _lasts(result: BenchmarkRun, asked: float, answered: float) -> bool:
-    """Whether a run is longer than one that keeps up: all arrivals, by chance some later, and the longest answer at its end."""
+def _lasts(result: BenchmarkRun, rate: float, answered: float) -> bool:
+    """Return whether a run outlasts one that keeps up: all arrivals, some late by chance, and the longest answer at the end."""
     count, whole, first = (result.requests or 0) + result.failed, _request_s(result), result.seconds("ttft")
     if count <= 0:
-        return True  # nobody says how many: the rates stand for themselves
-    if result.concurrency and whole and count / asked < whole:
+        return True  # their number is unknown: the rates stand for themselves
+    if result.concurrency and whole and count / rate < whole:
         return False  # a ramp for clients that then wait for answers
     if whole and first and _least_wait_s(result, first) > LEVEL.large * whole:
         return True
     decode_s = whole - first if whole and first else 0.0
-    return count / answered > count / asked * (1 + LEVEL.chance / math.sqrt(count)) + LEVEL.longest * decode_s
+    return count / answered > count / rate * (1 + LEVEL.chance / math.sqrt(count)) + LEVEL.longest * decode_s
 
 
 def _waits(result: BenchmarkRun) -> Iterator[Cause]:
-    """Waiting that a server tells, or that first tokens must hold: their prompts alone take less. Medians, which none pulls."""
+    """Yield waiting that a server reports, or that first tokens must contain since prompts alone take less. Medians are used."""
     whole, first, waited = _request_s(result), result.seconds("ttft"), result.seconds("queue")
     at_once = math.isinf(result.request_rate or 0.0) and not result.concurrency  # all requests wait for each other
     unstreamed = result.stats.get("itl", {}).get("mean") == 0  # its first token is its last
     if not whole or at_once or unstreamed or (mean_requests_in_flight(result) or math.inf) <= LEVEL.few:
         return
-    change = "more KV memory or replicas, or fewer requests at once"
+    change = CHANGES["waits"]
     if waited and waited > LEVEL.large * whole:
-        said = f"a request waits {format_seconds(waited)} of its {format_seconds(whole)} before its first step"
-        yield Cause("queue", said, waited, min(1.0, waited / whole), change, f"up to {waited / whole:.0%} of a request's time")
+        text = f"a request waits {format_seconds(waited)} of its {format_seconds(whole)} before its first step"
+        yield Cause("queue", text, waited, min(1.0, waited / whole), change, f"up to {waited / whole:.0%} of a request's time")
     elif first and waited is None and result.kind == "serve" and (least := _least_wait_s(result, first)) > LEVEL.small * whole:
-        said = f"the first token takes {format_seconds(first)} of a request's {format_seconds(whole)}"
-        yield Cause("queue", f"{said}, most of it waiting", least, min(1.0, least / whole), change)
+        text = f"the first token takes {format_seconds(first)} of a request's {format_seconds(whole)}"
+        yield Cause("queue", f"{text}, most of it waiting", least, min(1.0, least / whole), change)
 
 
 def _least_wait_s(result: BenchmarkRun, first_s: float) -> float:
-    """What a first token must have waited: all of it where the server counts requests that wait, else what no prompt takes."""
-    queued = result.facts.get("waiting", "0")
-    return first_s if queued.isdecimal() and int(queued) else first_s - _prompt_s(result)
-
-
-def _prompt_s(result: BenchmarkRun) -> float:
-    """The most that a prompt alone can take on a server that worked through all tokens at the rate of the run; inf: not told."""
-    rate = result.total_tokens_per_s
+    """Return what a first token must have waited: all of it where the server reports a queue, else what no prompt takes."""
+    queued, rate = result.facts.get("waiting", "0"), result.total_tokens_per_s
+    if queued.isdecimal() and int(queued):
+        return first_s
     if not rate and result.output_tokens_per_s and result.input_len and result.output_len:
         rate = result.output_tokens_per_s * (1 + result.input_len / result.output_len)
-    return result.input_len / rate if rate and result.input_len else math.inf
+    # A server that worked through all tokens at the rate of the run takes no longer for a prompt alone.
+    return first_s - (result.input_len / rate if rate and result.input_len else math.inf)
 
 
 def unanswered_count(result: BenchmarkRun) -> int:
-    """Requests that were not answered: those that failed, else what is missing of those that a command asked for."""
+    """Return the requests without an answer: those that failed, else what is missing of those that a command sent."""
     return result.failed or max(0, int(result.facts.get(ASKED, "0")) - (result.requests or 0))
 
 
 def failure_causes(result: BenchmarkRun) -> Iterator[Cause]:
-    """That requests failed: all other figures are of the rest."""
+    """Yield the failed requests, which all other figures leave out."""
     if not (gone := unanswered_count(result)):
         return
     count = gone + (result.requests or 0)
-    said = f"{gone:,} of {count:,} requests {'failed' if result.failed else 'that were asked for have no answer'}"
+    text = f"{gone:,} of {count:,} requests {'failed' if result.failed else 'that were asked for have no answer'}"
     rest = "nothing was measured" if gone == count else "the figures are of the others"
-    change = "the server's log tells why: an error, a limit of time or of length, or a connection that was refused"
-    yield Cause("failed requests", f"{said}: {rest}", change=change)
+    yield Cause("failed requests", f"{text}: {rest}", change=CHANGES["failed requests"])

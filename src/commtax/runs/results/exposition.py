@@ -18,7 +18,7 @@ COUNT, LEVEL = thresholds(__name__)
 SAYS = patterns(__name__)
 
 NAMES: Mapping[str, list[str]] = TABLE["gauges"]
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "tensorrt_llm": "trtllm"}
+ENGINES: Mapping[str, str] = TABLE["metric_engines"]
 GROWING = ("_total", "_sum", "_count")  # ends of the names of totals since a server's start
 Buckets = Mapping[float, float]  # how many observations are at most a bound
 
@@ -40,23 +40,23 @@ class Exposition:
         return bool(self.totals or self.gauges or self.buckets)
 
     def mean(self, name: str) -> float | None:
-        """Of a histogram: exact, unlike its percentiles."""
+        """Return the mean of a histogram, which is exact, unlike its percentiles."""
         total, count = self.totals.get(f"{name}_sum"), self.totals.get(f"{name}_count")
         return total / count if total is not None and count else None
 
     def named(self, kind: str) -> float | None:
-        """The first sample of those that engines have for one thing."""
-        held = {**self.gauges, **self.totals}
-        return next((held[name] for name in NAMES[kind] if name in held), None)
+        """Return the first sample among the names that engines have for a kind."""
+        samples = {**self.gauges, **self.totals}
+        return next((samples[name] for name in NAMES[kind] if name in samples), None)
 
     def restarted_since(self, before: "Exposition") -> bool:
-        """Whether the server is another process than before: it says so, or a total has become smaller."""
+        """Return whether the server is another process than before, by its start time or by a total that became smaller."""
         if self.started_s is not None and before.started_s is not None and self.started_s > before.started_s + 1:
             return True
         return any(self.totals.get(name, 0.0) < value for name, value in before.totals.items())
 
     def since(self, before: "Exposition") -> "Exposition":
-        """What happened between two pages of one process."""
+        """Return what happened between two pages of one process."""
         totals = {name: value - before.totals.get(name, 0.0) for name, value in self.totals.items()}
         pairs = ((name, bounds, before.buckets.get(name, {})) for name, bounds in self.buckets.items())
         buckets = {name: {at: n - was.get(at, 0.0) for at, n in bounds.items()} for name, bounds, was in pairs}
@@ -72,12 +72,12 @@ class LookAtServer:
 
 
 def looks_like(text: str) -> bool:
-    """Whether lines begin with a metric of an engine."""
+    """Return whether lines begin with a metric of an engine."""
     return len(list(islice(SAYS.told.finditer(text), 2))) == 2
 
 
 def read_exposition(text: str) -> Exposition:
-    """All samples of engines; nothing where there are none."""
+    """Read all samples of engines, if there are any."""
     page = _Page()
     for line_number, line in enumerate(split_lines(text), 1):
         if len(line) > COUNT.longest_line or line.startswith("#") or not line.strip():
@@ -119,7 +119,7 @@ class _Page:
 
 
 def quantile_bounds(buckets: Buckets, share: float) -> tuple[float, float]:
-    """Between which bounds a share of all observations ends; (0, 0) where there is none.
+    """Return the bounds between which a share of all observations ends, or (0, 0) where there is none.
 
     >>> quantile_bounds({0.5: 90.0, 1.0: 100.0, math.inf: 100.0}, 0.99)
     (0.5, 1.0)
@@ -132,21 +132,19 @@ def quantile_bounds(buckets: Buckets, share: float) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-__all__ = ["looks_like", "parse", "quantile_bounds", "run_of"]
-
 METRICS: Mapping[str, str] = TABLE["prometheus"]
 GAPS: list[str] = TABLE["gaps"]["names"]
-SHOWN = {"ttft": "TTFT", "e2el": "E2E", "queue": "queue"}  # whose 99th hundredth is told
+SHOWN = {"ttft": "TTFT", "e2el": "E2E", "queue": "queue"}  # whose p99 is reported
 
 
 def parse(text: str) -> Iterator[BenchmarkRun]:
-    """One result: all that the server did since it started."""
+    """Yield one result: all that the server did since it started."""
     if page := read_exposition(text):
         yield run_of(page)
 
 
 def run_of(page: Exposition, window_s: float | None = None) -> BenchmarkRun:
-    """All that a page tells; with ``window_s`` it is of so many seconds, and rates are known too."""
+    """Return all that a page reports. With ``window_s`` it covers so many seconds, and rates follow too."""
     stats: dict[str, dict[str, float]] = {}
     for name, metric in METRICS.items():
         mean = page.mean(name)
@@ -154,14 +152,14 @@ def run_of(page: Exposition, window_s: float | None = None) -> BenchmarkRun:
             stats[metric] = {"mean": mean}
     requests = num_answered(page)
     tokens = [page.named(kind) for kind in ("prompt_tokens", "output_tokens")]
-    said = {"total_input_tokens": tokens[0], "total_output_tokens": tokens[1], "completed": requests, "model": page.model}
+    fields = {"total_input_tokens": tokens[0], "total_output_tokens": tokens[1], "completed": requests, "model": page.model}
     if window_s:
         each = {"duration": window_s, "request_throughput": requests and requests / window_s}
-        said |= {**each, "output_throughput": tokens[1] and tokens[1] / window_s}
+        fields |= {**each, "output_throughput": tokens[1] and tokens[1] / window_s}
     return result(
         "prometheus",
         "serve",
-        said,
+        fields,
         stats,
         lengths=lengths_of_requests(page),
         concurrency=requests_in_flight(page, window_s),
@@ -174,47 +172,40 @@ def run_of(page: Exposition, window_s: float | None = None) -> BenchmarkRun:
 
 
 def num_answered(page: Exposition) -> int | None:
-    """Requests whose times are told; None where none is."""
+    """Return the number of requests with measured times, or None for none."""
     counted = [n for name in METRICS if (n := page.totals.get(f"{name}_count")) and METRICS[name] in ("e2el", "ttft")]
     return int(min(counted)) if counted else None
 
 
 def lengths_of_requests(page: Exposition) -> tuple[float | None, float | None]:
-    """Mean prompt and output tokens: of answered requests where they are told, else all tokens over all requests."""
+    """Return mean prompt and output tokens of answered requests, else all tokens over all requests."""
     requests, tokens = num_answered(page), [page.named(kind) for kind in ("prompt_tokens", "output_tokens")]
     prompt, answer = (n / requests if n and requests else None for n in tokens)
     return page.mean("request_prompt_tokens") or prompt, page.mean("request_generation_tokens") or answer
 
 
 def requests_in_flight(page: Exposition, window_s: float | None) -> float | None:
-    """Requests that were there at once, on average; None where nothing tells it.
+    """Return the mean number of concurrent requests, or None where nothing shows it.
 
     Over a window each second that a request waits for its first token or a next one is in a histogram's sum: those seconds over
     the window are the requests at once. Since the start of a server idle hours count as much as busy ones: then tokens over steps
     tell how many ran in a step.
     """
     whole = next((page.totals.get(f"{name}_sum") for name, metric in METRICS.items() if metric == "e2el"), None)
-    first, gaps = page.totals.get("time_to_first_token_seconds_sum"), _seconds_decoding(page)
     if window_s:
+        first, least = page.totals.get("time_to_first_token_seconds_sum"), LEVEL.each_token * (page.named("output_tokens") or 0.0)
+        # Histograms of gaps between tokens; those that have one entry for each request hold means instead.
+        counts = {name: page.totals.get(f"{name}_count", 0.0) * _accepted(page) for name in GAPS}
+        gaps = next((page.totals.get(f"{name}_sum") for name, count in counts.items() if count and count >= least), None)
         there = first + gaps if first is not None and gaps else whole
         return there / window_s if there else None
     steps, tokens = page.totals.get("iteration_tokens_total_count"), page.named("output_tokens")
     return tokens / steps / _accepted(page) if steps and tokens else None
 
 
-def _seconds_decoding(page: Exposition) -> float | None:
-    """The sum of all gaps between tokens; histograms that have one entry for each request hold means instead."""
-    tokens = page.named("output_tokens") or 0.0
-    for name in GAPS:
-        count = page.totals.get(f"{name}_count", 0.0) * _accepted(page)
-        if count and count >= LEVEL.each_token * tokens:
-            return page.totals.get(f"{name}_sum")
-    return None
-
-
 def _accepted(page: Exposition) -> float:
-    """Tokens of a request's step under speculative decoding: each first token and each gap between tokens is a step. Drafts are not
-    made in every step, so accepted ones alone do not tell it. An engine that counts none tells a length itself."""
+    """Return the tokens of a request's step under speculative decoding. Each first token and each gap is a step. Drafts are not
+    made in every step, so accepted ones alone do not suffice. An engine that counts none reports a length instead."""
     if page.named("drafts") is None:
         return max(1.0, (page.named("accept_length") or 1.0) / page.num_engines)
     steps = sum(page.totals.get(f"{name}_count", 0.0) for name in ("time_to_first_token_seconds", GAPS[0]))
@@ -222,7 +213,7 @@ def _accepted(page: Exposition) -> float:
 
 
 def _spread_of_answers(page: Exposition) -> float | None:
-    """By how much of their mean the lengths of answers vary, as if each lay in the middle of its bucket; None: all are in one."""
+    """Return how much answers vary in length, as if each lay in the middle of its bucket, or None where one bucket has all."""
     bounds = page.buckets.get("request_generation_tokens", {})
     below, before, middles = 0.0, 0.0, list[tuple[float, float]]()
     for bound in sorted(b for b in bounds if math.isfinite(b)):
@@ -236,10 +227,9 @@ def _spread_of_answers(page: Exposition) -> float | None:
 
 
 def _hit_rate(page: Exposition) -> float:
-    """The share of prompt tokens that the prefix cache had."""
     hits, queries = page.named("hits"), page.named("queries")
-    told = hits / queries if hits is not None and queries else page.gauges.get("cache_hit_rate", 0.0) / page.num_engines
-    return min(1.0, max(0.0, told))
+    rate = hits / queries if hits is not None and queries else page.gauges.get("cache_hit_rate", 0.0) / page.num_engines
+    return min(1.0, max(0.0, rate))
 
 
 def _facts(page: Exposition) -> Iterator[tuple[str, str]]:
@@ -259,7 +249,7 @@ def _facts(page: Exposition) -> Iterator[tuple[str, str]]:
 
 
 def bounds_text(low: float, high: float) -> str:
-    """The bucket in which a percentile lies.
+    """Describe the bucket in which a percentile lies.
 
     >>> bounds_text(0.25, 0.5), bounds_text(2560, math.inf)
     ('250 ms to 500 ms', 'above 43 minutes')

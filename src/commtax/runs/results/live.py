@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from commtax.runs.evidence.finding import Audit, Claim, Finding, Section
 from commtax.runs.results import bench_audit
 from commtax.runs.results.bench_record import BenchmarkRun
-from commtax.runs.results.expected_figures import BenchmarkLoad, ExpectedFigures, Figure, load_of, predict_run
+from commtax.runs.results.expected_figures import BenchmarkLoad, ExpectedFigures, load_of, predict_run
 from commtax.runs.results.exposition import (
     LEVEL,
     METRICS,
@@ -28,42 +28,38 @@ TAIL = "p99"
 
 
 def tail_bounds(page: Exposition) -> dict[str, tuple[float, float]]:
-    """The bucket that holds the tail of each time, by metric."""
-    found: dict[str, tuple[float, float]] = {}
+    """Return the bucket that holds the tail of each time, by metric."""
+    bounds_by_metric: dict[str, tuple[float, float]] = {}
     for name, metric in METRICS.items():
         bounds = quantile_bounds(page.buckets.get(name, {}), LEVEL.tail)
         if bounds[1] > 0 and metric in TITLES:
-            found.setdefault(metric, bounds)
-    return found
+            bounds_by_metric.setdefault(metric, bounds)
+    return bounds_by_metric
 
 
 def tail_findings(page: Exposition, predicted: ExpectedFigures | None) -> Iterator[Finding]:
-    """Each tail as its bucket, beside the range of its prediction; a range is told and not judged."""
+    """Yield each tail as its bucket, beside the range of its prediction and without a verdict."""
     for metric, (low, high) in tail_bounds(page).items():
         item = Note(f"{metric}_{TAIL}", f"{TITLES[metric]} ({TAIL}): {bounds_text(low, high)}")
         figure = predicted.of(metric, TAIL) if predicted else None
         if figure is None:
-            yield Finding(item, None, None, "s", reason="bounds of its bucket", told=True)
+            yield Finding(item, None, None, "s", reason="bounds of its bucket", remark=True)
         else:
-            said = f"bounds of its bucket, {_place_words(low, high, figure)}"
-            yield Finding(item, figure.value, None, "s", math.inf, said, low=figure.low, high=figure.high, told=True)
-
-
-def _place_words(low: float, high: float, figure: Figure) -> str:
-    """Where a bucket lies beside the range of a prediction."""
-    place = "above" if low > figure.high else "below" if high < figure.low else "which meets"
-    return f"{place} the 80% range {format_seconds(figure.low)} to {format_seconds(figure.high)}"
+            place = "above" if low > figure.high else "below" if high < figure.low else "which meets"
+            predicted_range = f"{format_seconds(figure.low)} to {format_seconds(figure.high)}"
+            text = f"bounds of its bucket, {place} the 80% range {predicted_range}"
+            yield Finding(item, figure.value, None, "s", math.inf, text, low=figure.low, high=figure.high, remark=True)
 
 
 KIND = "metrics"
-IDLE = "idle"  # code of the note of a window in which nothing was asked
+IDLE = "idle"  # code of the note of a window without requests
 RESTARTED = "restarted"
 BINDS = "binds"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsWindow:
-    """What a server did between two looks at it; ``seconds`` None: since it started."""
+    """What a server did between two looks at it, or since it started where ``seconds`` is None."""
 
     page: Exposition  # differences of totals, and the gauges of the last look
     seconds: float | None
@@ -84,7 +80,7 @@ class LooksAtServer:
         self._looks: deque[LookAtServer] = deque()
 
     def add(self, look: LookAtServer) -> MetricsWindow:
-        """What happened up to this look; of the first one, or the first after a restart, all since the server started."""
+        """Return what happened up to this look, or since the server started for the first look and the first after a restart."""
         restarted = bool(self._looks) and look.page.restarted_since(self._looks[-1].page)
         if restarted:
             self._looks.clear()
@@ -112,7 +108,7 @@ class ServerAudit:
 
 
 def audit_server(window: MetricsWindow, claim: Claim | None, name: str) -> ServerAudit:
-    """What a server did in a window, and whether it should have."""
+    """Audit what a server did in a window."""
     run = run_of(window.page, window.seconds)
     (prompt, answer), (usual_prompt, usual_answer) = map(lengths_of_requests, (window.page, window.whole))
     clients = (claim.batch if claim else None) or run.concurrency
@@ -129,19 +125,23 @@ def audit_server(window: MetricsWindow, claim: Claim | None, name: str) -> Serve
     predicted = _predict(run, claim) if claim else None
     judged = bench_audit.audit_bench((run,), claim, name)
     tails = tuple(tail_findings(window.page, predicted))
-    binds = (Note(BINDS, _binding_words(predicted, claim)),) if claim and predicted else ()
-    notes = (*_window_notes(window), *(n for n in judged.notes if n.code not in ("results", "since-start")), *binds)
+    notes = [*_window_notes(window), *(n for n in judged.notes if n.code not in ("results", "since-start"))]
+    if claim and predicted:
+        step = claim.bill("decode", max(1, round(predicted.running)), predicted.load.prompt + predicted.load.answer // 2)
+        notes.append(Note(BINDS, f"a predicted step: {verdict(step, counterfactuals(step))}"))
     # Each tail behind the mean of its time.
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for finding in judged.findings:
-        own = [t for t in tails if t.code.partition("_")[0] == finding.code.partition("_")[0] and finding.code.endswith("_mean")]
-        found += [finding, *own]
-    section = replace(judged, kind=KIND, findings=tuple(found), notes=notes)
+        tails_of_metric = [
+            t for t in tails if t.code.partition("_")[0] == finding.code.partition("_")[0] and finding.code.endswith("_mean")
+        ]
+        findings += [finding, *tails_of_metric]
+    section = replace(judged, kind=KIND, findings=tuple(findings), notes=tuple(notes))
     return ServerAudit(Audit(claim, (section,)), run, window, predicted)
 
 
 def _predict(run: BenchmarkRun, claim: Claim) -> ExpectedFigures | None:
-    """The figures of its load; None where it is not known, or does not fit."""
+    """Predict the figures of the run's load, or return None where the load is unclear or does not fit."""
     try:
         load = load_of(run, claim)
         return predict_run(run, load, claim) if isinstance(load, BenchmarkLoad) else None
@@ -149,19 +149,13 @@ def _predict(run: BenchmarkRun, claim: Claim) -> ExpectedFigures | None:
         return None
 
 
-def _binding_words(predicted: ExpectedFigures, claim: Claim) -> str:
-    load = predicted.load
-    step = claim.bill("decode", max(1, round(predicted.running)), load.prompt + load.answer // 2)
-    return f"a predicted step: {verdict(step, counterfactuals(step))}"
-
-
 def _window_notes(window: MetricsWindow) -> list[Note]:
-    """Over which time it was looked, and what is odd about that."""
+    """Note the time that the window covers, and what is odd about it."""
     since = "counters since the server started, with warm-up and other loads; a window of time (--window) tells what it does now"
     span = since if window.seconds is None else f"differences of two looks, {format_seconds(window.seconds)} apart"
-    found = [Note("window", span)]
+    notes = [Note("window", span)]
     if window.restarted:
-        found.append(Note(RESTARTED, "the server was restarted since the last look: counted from its start again"))
+        notes.append(Note(RESTARTED, "the server was restarted since the last look: counted from its start again"))
     if window.idle:
-        found.append(Note(IDLE, "no request was answered in this time, so there is nothing to compare"))
-    return found
+        notes.append(Note(IDLE, "no request was answered in this time, so there is nothing to compare"))
+    return notes

@@ -39,7 +39,7 @@ Lines = Sequence[tuple[int, Row]]  # an empty row is a rule
 
 
 def row_of(line: str) -> Row | None:
-    """The cells of a line of a table; [] of a rule; None where it is none. A cell of no width belongs to its left neighbour.
+    """Return the cells of a table's line, [] for a rule or None for other lines. A cell of no width belongs to its left neighbour.
 
     >>> row_of("| a | b || 1 |"), row_of("|---|---|"), row_of("a: 1")
     (['a', 'b', '\\x00', '1'], [], None)
@@ -58,22 +58,22 @@ def row_of(line: str) -> Row | None:
 
 
 def runs_of(lines: Lines, dialect: Dialect, current: PrintedRun) -> Iterator[PrintedRun]:
-    """The runs of a table; figures of none in particular are put into the current one."""
+    """Yield the runs of a table. Figures that belong to no single run are put into the current one."""
     header, rows = _labels_and_rows(lines)
     if not rows:
         if len(lines) > 1 and any(meaning(label).measured for label in header):
             current.notes.append(Note("partial", f"the table on line {lines[0][0]} has no rows: the file is cut there"))
         return
     columns = [meaning(label) for label in header]
-    across, down = sum(bool(said.field) for said in columns), sum(bool(meaning(row[0]).field) for _, row in rows)
-    if any(said.measured for said in columns) or across > down:
+    across, down = sum(bool(label.field) for label in columns), sum(bool(meaning(row[0]).field) for _, row in rows)
+    if any(label.measured for label in columns) or across > down:
         yield from _by_row(columns, rows, dialect, current)
     elif down:
         yield from _by_column(header, columns, rows, dialect, current)
 
 
 def _labels_and_rows(lines: Lines) -> tuple[Row, list[tuple[int, Row]]]:
-    """The labels of the columns, words above each other joined, and the rows below them."""
+    """Return the labels of the columns, with words above each other joined, and the rows below them."""
     filled = [(n, row) for n, row in lines if row]
     width = max((len(row) for _, row in filled), default=0)
     first = next((at for at, (_, row) in enumerate(lines) if row), 0)
@@ -92,7 +92,7 @@ def _labels_and_rows(lines: Lines) -> tuple[Row, list[tuple[int, Row]]]:
 
 
 def _spread(row: Row, width: int) -> Row:
-    """Cells of a header, each as wide as it spans."""
+    """Repeat each cell of a header over the columns that it spans."""
     spread: Row = []
     for cell in [*row, *["\0"] * (width - len(row))]:
         spread.append(spread[-1] if cell == "\0" and spread else cell.strip("\0"))
@@ -100,31 +100,31 @@ def _spread(row: Row, width: int) -> Row:
 
 
 def _by_row(columns: list[LabelMeaning], rows: Lines, dialect: Dialect, current: PrintedRun) -> Iterator[PrintedRun]:
-    """Each row a run, or a statistic of the current one."""
+    """Read each row as a run, or as a statistic of the current one."""
     for n, row in rows:
         ranked = meaning(row[0] if columns[0].field == "" else "")
         if not ranked.kind and ranked.statistics:
-            for said, cell in zip_longest(columns[1:], row[1 : len(columns)], fillvalue=LabelMeaning()):
-                if isinstance(said, LabelMeaning) and said.kind == "time":
-                    current.put(replace(said, statistics=ranked.statistics), str(cell))
+            for label, cell in zip_longest(columns[1:], row[1 : len(columns)], fillvalue=LabelMeaning()):
+                if isinstance(label, LabelMeaning) and label.kind == "time":
+                    current.put(replace(label, statistics=ranked.statistics), str(cell))
             continue
         named = row[0] if not columns[0].field and any(sign.isalpha() for sign in row[0]) else ""
         run = PrintedRun(dialect, n, named)
-        for said, cell in zip(columns, row, strict=False):
-            if said.field:
-                run.put(said, cell)
+        for label, cell in zip(columns, row, strict=False):
+            if label.field:
+                run.put(label, cell)
         yield run
 
 
 def _by_column(
     header: Row, columns: list[LabelMeaning], rows: Lines, dialect: Dialect, current: PrintedRun
 ) -> Iterator[PrintedRun]:
-    """Each row a figure: its statistics in columns, or each column a run; sizes beside it tell runs apart."""
+    """Read each row as a figure: its statistics in columns, or each column a run. Columns of sizes separate runs."""
     others = [at for at in range(1, len(header)) if not columns[at].statistics and header[at].lower() not in _LEFT_OUT]
     units = next((at for at in others if header[at].lower() in ("unit", "units")), 0)
     sizes = [at for at in others if columns[at].kind == "count"]
-    known = [row for _, row in rows if meaning(row[0]).field]
-    apart = [at for at in others if at not in (units, *sizes) and any(_digits(row[at]) for row in known)]
+    labelled = [row for _, row in rows if meaning(row[0]).field]
+    apart = [at for at in others if at not in (units, *sizes) and any(_digits(row[at]) for row in labelled)]
     apart = apart or [at for at in others if len(header) == 2]
     runs: dict[tuple[str | int, ...], PrintedRun] = {}
     for at in apart:
@@ -132,28 +132,25 @@ def _by_column(
     above = ""
     for n, row in rows:
         above = row[0] or above
-        said = meaning(f"{above} ({row[units]})" if units and row[units] else above)
-        if said.field and sizes:
+        label = meaning(f"{above} ({row[units]})" if units and row[units] else above)
+        if label.field and sizes:
             run = runs.setdefault(("", *(row[at] for at in sizes)), PrintedRun(dialect, n))
-            _put_row([*((columns[at], row[at]) for at in sizes), *_statistics(said, columns, row)], run)
-        elif said.field:
-            _put_row(_statistics(said, columns, row), current)
+            for meant, cell in (*((columns[at], row[at]) for at in sizes), *_statistics(label, columns, row)):
+                run.put(meant, cell)
+        elif label.field:
+            for meant, cell in _statistics(label, columns, row):
+                current.put(meant, cell)
             for at in apart:
-                runs[at,].put(said, row[at])
+                runs[at,].put(label, row[at])
     yield from (run for run in runs.values() if run is not current)
 
 
-def _statistics(said: LabelMeaning, columns: list[LabelMeaning], row: Row) -> Pairs:
-    """The cells of a row below statistics; of a rate the mean alone, where it is one of the whole run: a request has others too."""
-    told = [(column, cell) for column, cell in zip(columns, row, strict=False) if column.statistics and not column.field]
-    if said.statistics or (said.kind == "rate" and sum(_digits(cell) for _, cell in told) > 1):
+def _statistics(label: LabelMeaning, columns: list[LabelMeaning], row: Row) -> Pairs:
+    """Return the cells of a row below statistics, or none for a rate with several: rates of requests are not the run's."""
+    cells = [(column, cell) for column, cell in zip(columns, row, strict=False) if column.statistics and not column.field]
+    if label.statistics or (label.kind == "rate" and sum(_digits(cell) for _, cell in cells) > 1):
         return []
-    return [(replace(said, statistics=column.statistics, unit_s=column.unit_s or said.unit_s), cell) for column, cell in told]
-
-
-def _put_row(pairs: Pairs, run: PrintedRun) -> None:
-    for said, cell in pairs:
-        run.put(said, cell)
+    return [(replace(label, statistics=column.statistics, unit_s=column.unit_s or label.unit_s), cell) for column, cell in cells]
 
 
 def _digits(cell: str) -> bool:
@@ -176,20 +173,20 @@ def looks_like(text: str) -> bool:
 
 @lru_cache(maxsize=1)
 def parse(text: str) -> tuple[BenchmarkRun, ...]:
-    """All results of a text, in their order."""
+    """Return all results of a text, in order."""
     return tuple(_PrintedReader(text).results())
 
 
 def pair_of(line: str) -> tuple[str, str]:
-    """A label and its value; a line that is no pair is a label alone.
+    """Return a label and its value. A line that is no pair is a label alone.
 
     >>> pair_of("INFO: Mean TTFT (ms):   5.1 "), pair_of("p50 = 0.1"), pair_of("rank 3: loading"), pair_of("Latency (ms):")
     (('INFO: Mean TTFT (ms)', '5.1'), ('p50', '0.1'), ('', ''), ('Latency (ms):', ''))
     """
     line = line.rstrip("│┃| \t")
     for sign in (": ", ":\t", " = ", ":"):
-        label, found, value = line.rpartition(sign)
-        if found and (value := value.strip()):
+        label, separator, value = line.rpartition(sign)
+        if separator and (value := value.strip()):
             named = label[-12:].lower().rstrip(' "*`').endswith(_NAMES)
             return (label.rstrip(), value) if (SAYS.figure.match(value) and value[-1] != "%") or named else ("", "")
     return line, ""
@@ -198,7 +195,7 @@ def pair_of(line: str) -> tuple[str, str]:
 class _PrintedReader:
     def __init__(self, text: str) -> None:
         self.text, self.dialect = text, dialect_of(text)
-        self.told = CommandContext()
+        self.commands = CommandContext()
         self.run = PrintedRun(self.dialect)
         self.grid: list[tuple[int, Row]] = []
         self.section = LabelMeaning()
@@ -234,7 +231,7 @@ class _PrintedReader:
             return
         self._table()
         if TITLE in line:
-            if self.titled or self.run.measured:  # else what stands above says its load
+            if self.titled or self.run.measured:  # else what stands above states its load
                 yield from self._closed(self._unended() if self.titled else None)
             self.titled = number
         elif END in line and not any(sign.isalpha() for sign in line):
@@ -244,13 +241,13 @@ class _PrintedReader:
             if not line.rstrip().endswith("\\"):
                 if self.run.measured:
                     yield from self._closed(None)
-                self.told.take(self.command.strip())
+                self.commands.take(self.command.strip())
                 self.command = ""
         else:
             yield from self._plain(number, line)
 
     def _plain(self, number: int, line: str) -> Iterator[BenchmarkRun]:
-        """A pair, or the title of a metric."""
+        """Read a pair, or the title of a metric."""
         if "Namespace(" in line and (named := SAYS.model.search(line)):
             self.model = named[1]
             return
@@ -258,56 +255,53 @@ class _PrintedReader:
         if value:
             yield from self._pair(number, label, value)
         elif label and len(label) <= counts("runs.results.printed_runs").longest:
-            self._titled_by(label.strip(FRAME + "─━ :"))
+            title = label.strip(FRAME + "─━ :")  # a line that is no title of a metric ends the section above it
+            meant = meaning(title) if self.section.field or SAYS.metric.search(title) else LabelMeaning()
+            if meant.kind:
+                self.section = meant if meant.kind in ("time", "count") and not meant.statistics else LabelMeaning()
+            self.idle += not meant.field
         if self.idle > COUNT.far and not self.titled and not self.run.measured:
             self.run, self.idle = PrintedRun(self.dialect), 0
 
-    def _titled_by(self, label: str) -> None:
-        """A line that may be the title of a metric; what is none ends the one above."""
-        said = meaning(label) if self.section.field or SAYS.metric.search(label) else LabelMeaning()
-        if said.kind:
-            self.section = said if said.kind in ("time", "count") and not said.statistics else LabelMeaning()
-        self.idle += not said.field
-
     def _pair(self, number: int, label: str, value: str) -> Iterator[BenchmarkRun]:
-        said, value = self._meant(label, value)
-        if not said.field:
+        meant, value = self._meant(label, value)
+        if not meant.field:
             self.idle += 1
             return
-        if not self.titled and self._again(self.run.read(said, value)):
+        if not self.titled and self._again(self.run.read(meant, value)):
             yield from self._closed(None)
         if not self.run.figures:
             self.run.line = number
         headless = not self.titled and not self.run.notes and ("requests", "") not in self.run.figures
         if headless and any(word in f"{label}:" for word in INSIDE):
             self.run.notes.append(Note("partial", f"the table on line {number} has no title: what is above it is missing"))
-        self.run.put(said, value)
+        self.run.put(meant, value)
         self.idle = 0
 
     def _again(self, read: Mapping[tuple[str, str], float]) -> bool:
-        """Whether a figure is one of the next run: one with which runs begin, or another value of what a full one has."""
-        held = self.run
-        self.begun = self.begun or bool(held.measured)
+        """Return whether a figure begins the next run: one with which runs begin, or another value than a full run has."""
+        run = self.run
+        self.begun = self.begun or bool(run.measured)
         self.heads = self.heads if self.begun else self.heads | read.keys()
-        other = {name for (name, s), n in read.items() if held.figures.get((name, s), n) != n}
-        return bool((self.heads & read.keys() and held.measured) or other & STRONG or (other and held.measured >= COUNT.least))
+        other = {name for (name, s), n in read.items() if run.figures.get((name, s), n) != n}
+        return bool((self.heads & read.keys() and run.measured) or other & STRONG or (other and run.measured >= COUNT.least))
 
     def _meant(self, label: str, value: str) -> tuple[LabelMeaning, str]:
-        """A label's meaning: below the title of a metric statistics alone, and behind whatever a logger wrote."""
+        """Return a label's meaning without a logger's prefix. Below the title of a metric a statistic may stand alone."""
         cut = [match.end() for match in SAYS.separated.finditer(label[-COUNT.longest_line :])]
         whole, last = label[-COUNT.longest_line :], label[-COUNT.longest_line :][cut[-1] if cut else 0 :]
         for one in dict.fromkeys(
             text.strip(FRAME) for text in (whole, last) if len(text) <= counts("runs.results.printed_runs").longest
         ):
-            said = meaning(one)
-            if said.field:
-                return said, value
-            if not said.kind and said.statistics and self.section.field:
-                return replace(self.section, statistics=said.statistics, unit_s=said.unit_s or self.section.unit_s), value
+            meant = meaning(one)
+            if meant.field:
+                return meant, value
+            if not meant.kind and meant.statistics and self.section.field:
+                return replace(self.section, statistics=meant.statistics, unit_s=meant.unit_s or self.section.unit_s), value
         return LabelMeaning(), value
 
     def _table(self) -> None:
-        """What the table above was."""
+        """Read the table above, and merge its rows with those of the same name in earlier tables."""
         lines, self.grid = self.grid, []
         seen: dict[str, int] = {}
         for run in runs_of(lines, self.dialect, self.run) if any(row for _, row in lines) else ():
@@ -317,9 +311,9 @@ class _PrintedReader:
             seen[run.name] += 1
             if key not in self.named or not run.name:
                 key = (run.name, seen[run.name] - 1) if run.name else ("", len(self.named))
-            known = self.named.setdefault(key, run)
-            known.figures = {**run.figures, **known.figures}
-            known.strings = {**run.strings, **known.strings}
+            earlier = self.named.setdefault(key, run)
+            earlier.figures = {**run.figures, **earlier.figures}
+            earlier.strings = {**run.strings, **earlier.strings}
 
     def _closed(self, note: Note | None) -> Iterator[BenchmarkRun]:
         run, titled = self.run, self.titled
@@ -328,22 +322,22 @@ class _PrintedReader:
         yield from self._bench(run, bool(titled))
 
     def _bench(self, run: PrintedRun, titled: bool = False, row: bool = False) -> Iterator[BenchmarkRun]:
-        """The run's result, where it is one: a titled table with any figure, another list or row with a time or a rate."""
-        known = self.dialect.tool not in ("printed", "vllm")
+        """Yield the run's result if it is one: a titled table with any figure, another list or row with a time or a rate."""
+        named_tool = self.dialect.tool not in ("printed", "vllm")
         least = 1 if row or run.line == 0 else COUNT.least
         whole = run.strong and (run.measured >= least or len(run.figures) > COUNT.least)
-        if whole or (titled and run.figures) or (known and not run.measured and len(run.figures) > COUNT.least):
+        if whole or (titled and run.figures) or (named_tool and not run.measured and len(run.figures) > COUNT.least):
             if not run.measured:
                 run.notes.append(Note("partial", "no time and no rate is in it: cut off before them"))
             if self.model:
                 run.strings.setdefault("model", self.model)
-            found = make_benchmark(run, self.told.facts)
-            if titled and {("failed", ""), ("peak_concurrency", "")} <= run.figures.keys() and not found.concurrency:
-                found = replace(found, request_rate=found.request_rate or math.inf)  # it would say a rate or a cap
-            yield replace(found, tool="sglang") if titled and "backend" in run.strings else found
+            benchmark = make_benchmark(run, self.commands.facts)
+            if titled and {("failed", ""), ("peak_concurrency", "")} <= run.figures.keys() and not benchmark.concurrency:
+                benchmark = replace(benchmark, request_rate=benchmark.request_rate or math.inf)  # it would say a rate or a cap
+            yield replace(benchmark, tool="sglang") if titled and "backend" in run.strings else benchmark
 
     def _unended(self) -> Note | None:
-        """That a table is cut off: its last line is missing, or the text ends within a label."""
+        """Note that a table is cut off: its last line is missing, or the text ends within a label."""
         if self.titled:
             return Note("partial", f"the table that begins on line {self.titled} is cut off: what it has is read")
         last = self.text[-COUNT.longest_line :].rstrip().rpartition("\n")[2].strip(FRAME)

@@ -26,7 +26,7 @@ _PATHS = frozenset(frozenset(path.split()) for path in LABELS["paths"])
 
 @dataclass(frozen=True, slots=True)
 class LabelMeaning:
-    """``kind``: time | rate | count | string, or "" where only statistics or a unit are told."""
+    """``kind``: time | rate | count | string, or "" for statistics or a unit alone."""
 
     field: str = ""
     kind: str = ""
@@ -47,7 +47,8 @@ def _words(label: str) -> Iterable[str]:
 
 @lru_cache(maxsize=4096)
 def meaning(label: str) -> LabelMeaning:
-    """
+    """Return the meaning of a label.
+
     >>> meaning("P99 TTFT (ms)"), meaning("Output_tokens/min").field, meaning("Peak output token throughput (tok/s)").field
     (LabelMeaning(field='ttft', kind='time', statistics=('p99',), unit_s=0.001), 'output_tokens_per_s', '')
     """
@@ -60,7 +61,7 @@ def meaning(label: str) -> LabelMeaning:
         after = at > 0 and words[at - 1] in ("/", "per")
         if word in ("/s", "/min") or (after and (word in ("min", "minute") or UNITS.get(word) == 1.0)):
             rate, unit_s = True, MINUTE_S if "min" in word else 1.0
-        elif statistic := _statistic(word, ranked):
+        elif statistic := statistic_of(word, ranked):
             statistics.append(statistic)
         elif word in UNITS and unit_s is None:
             unit_s = UNITS[word]
@@ -71,12 +72,12 @@ def meaning(label: str) -> LabelMeaning:
     return _meaning_of_words(frozenset(kept), tuple(statistics), unit_s, rate)
 
 
-def _statistic(word: str, ranked: bool) -> str:
-    """``mean``, ``p99`` …; numbers are ranks beside the word percentile or with a sign of their own.
+def statistic_of(word: str, ranked: bool) -> str:
+    """Return ``mean``, ``p99`` …, taking numbers for ranks beside the word percentile or with a mark such as % or p.
 
-    >>> _statistic("p99.9", False), _statistic("50%", False), _statistic("95", True), _statistic("95", False)
+    >>> statistic_of("p99.9", False), statistic_of("50%", False), statistic_of("95", True), statistic_of("95", False)
     ('p99.9', 'median', 'p95', '')
-    >>> _statistic("p99d", True)
+    >>> statistic_of("p99d", True)
     ''
     """
     if word in _STATISTICS:
@@ -87,17 +88,16 @@ def _statistic(word: str, ranked: bool) -> str:
     return "median" if float(share) == 50 else f"p{float(share):g}"
 
 
-def _sets(kind: str) -> Mapping[frozenset[str], str]:
-    return {frozenset(text.split()): field for field, texts in LABELS[kind].items() for text in texts}
-
-
-_TIMES, _RATES_OF, _COUNTS = (_sets(kind) for kind in ("times", "rates_of", "counts"))
+_TIMES, _RATES_OF, _COUNTS = (
+    {frozenset(text.split()): field for field, texts in LABELS[kind].items() for text in texts}
+    for kind in ("times", "rates_of", "counts")
+)
 
 
 def _meaning_of_words(words: frozenset[str], statistics: tuple[str, ...], unit_s: float | None, rate: bool) -> LabelMeaning:
     if rate:
-        told = words - {"tokens"} if len(words) > 1 else words
-        return LabelMeaning(_RATES_OF.get(told, ""), "rate", statistics, unit_s or 1.0)
+        unit_words = words - {"tokens"} if len(words) > 1 else words
+        return LabelMeaning(_RATES_OF.get(unit_words, ""), "rate", statistics, unit_s or 1.0)
     if words in _TIMES and (unit_s is not None or words not in _COUNTS):
         return LabelMeaning(_TIMES[words], "time", statistics, unit_s)
     if words in _COUNTS and unit_s is None:
@@ -109,8 +109,8 @@ def _meaning_of_words(words: frozenset[str], statistics: tuple[str, ...], unit_s
     return LabelMeaning("", "" if not words else "unknown", statistics, unit_s)
 
 
-def figures(value: str, said: LabelMeaning, usual_s: float | None = None) -> list[tuple[str, float]]:
-    """Statistics with their values in SI units; nothing where the value is no figure or its unit is nowhere told.
+def figures(value: str, label: LabelMeaning, usual_s: float | None = None) -> list[tuple[str, float]]:
+    """Return statistics with their values in SI units, or nothing where the value is no figure or has no unit.
 
     >>> figures("0.623, 12.899, 4.401", meaning("first token latency(s)(min, max, ave)"))
     [('min', 0.623), ('max', 12.899), ('mean', 4.401)]
@@ -119,32 +119,32 @@ def figures(value: str, said: LabelMeaning, usual_s: float | None = None) -> lis
     >>> figures("20.88 ± 0.47 ms", meaning("TTFT")), figures("47.5 ± 1.07 tokens/s", meaning("Throughput"))
     ([('', 0.02088)], [('', 47.5)])
     """
-    parts = value.strip("[]() ").split(", ") if len(said.statistics) > 1 else [value]
-    statistics = said.statistics or ("",)
+    parts = value.strip("[]() ").split(", ") if len(label.statistics) > 1 else [value]
+    statistics = label.statistics or ("",)
     if len(parts) != len(statistics):
         return []
-    read = [(statistic, _figure(part, said, usual_s)) for statistic, part in zip(statistics, parts, strict=True)]
+    read = [(statistic, _figure(part, label, usual_s)) for statistic, part in zip(statistics, parts, strict=True)]
     return [(statistic, number) for statistic, number in read if number is not None]
 
 
-def _figure(value: str, said: LabelMeaning, usual_s: float | None) -> float | None:
+def _figure(value: str, label: LabelMeaning, usual_s: float | None) -> float | None:
     match = SAYS.value.match(value)
     if match is None or SAYS.no_figure.match(match[2]):
         return None
     number, beside = float(match[1].replace(",", "")), match[2].lower()
     unit = SAYS.unit.match(beside)
-    own = UNITS.get(unit[0]) if unit and "/" not in beside[:12] else None
-    if said.kind == "time":
-        unit_s = own or said.unit_s or usual_s
+    printed_s = UNITS.get(unit[0]) if unit and "/" not in beside[:12] else None
+    if label.kind == "time":
+        unit_s = printed_s or label.unit_s or usual_s
         return number * unit_s if unit_s else None
-    if said.kind == "rate":
-        over = meaning(f"x {beside}").unit_s if "/" in beside or "per" in beside else said.unit_s
+    if label.kind == "rate":
+        over = meaning(f"x {beside}").unit_s if "/" in beside or "per" in beside else label.unit_s
         return number / (over or 1.0)
-    return number if own is None else None
+    return number if printed_s is None else None
 
 
 def printed_whole(value: str) -> bool:
-    """Whether a number has no decimal point: one that was set, not measured."""
+    """Return whether a number has no decimal point, as one that was set and not measured."""
     match = SAYS.value.match(value)
     return match is not None and "." not in match[1]
 
@@ -157,7 +157,8 @@ APART = "--enable-dp-attention"  # with which a size of tp is not one of ours
 
 
 def is_command(line: str) -> bool:
-    """
+    """Return whether a line is a command.
+
     >>> is_command("$ vllm serve m -tp 2"), is_command("vllm serve was started: 3")
     (True, False)
     """
@@ -167,20 +168,20 @@ def is_command(line: str) -> bool:
 
 
 def command_options(command: str) -> dict[str, str]:
-    """What one command says, by our names; a client that says neither rate nor cap sends all at once.
+    """Return the options of a command under our names. A client with neither rate nor cap sends all requests at once.
 
     >>> command_options("TP=1 vllm serve org/m --tensor-parallel-size=4")
     {'tp': '4', 'model': 'org/m'}
     """
-    said = dict(_flags(command))
-    if "model" not in said and (served := SAYS.served.search(command)):
-        said["model"] = served[1]
+    options = dict(_flags(command))
+    if "model" not in options and (served := SAYS.served.search(command)):
+        options["model"] = served[1]
     if any(client in command for client in CLIENTS):
-        said = {name: value for name, value in said.items() if name not in SIZES}
-        said |= {} if said.keys() & TABLE["pacing"] else TABLE["unpaced"]
+        options = {name: value for name, value in options.items() if name not in SIZES}
+        options |= {} if options.keys() & TABLE["pacing"] else TABLE["unpaced"]
     else:
-        said.pop("count", "")
-    return {name: value for name, value in said.items() if name != "tp" or APART not in command}
+        options.pop("count", "")
+    return {name: value for name, value in options.items() if name != "tp" or APART not in command}
 
 
 def _flags(command: str) -> Iterator[tuple[str, str]]:
@@ -207,25 +208,25 @@ class CommandContext:
         self._used = False  # by a result: the next server is another
 
     def take(self, command: str) -> None:
-        said = command_options(command)
+        options = command_options(command)
         if any(client in command for client in CLIENTS):
-            self._client = said
+            self._client = options
         elif self._used or not self._server:
-            self._server, self._used = said, False
+            self._server, self._used = options, False
         else:  # servers beside each other: what they have in common
-            self._server = {name: value for name, value in {**said, **self._server}.items() if said.get(name, value) == value}
+            self._server = {name: value for name, value in {**options, **self._server}.items() if options.get(name, value) == value}
 
     @property
     def facts(self) -> Mapping[str, str]:
         self._used = True
-        said = {**self._client, **self._server}
+        options = {**self._client, **self._server}
         self._client.pop("count", "")  # the next result may be another run's
-        return said
+        return options
 
 
 LOADS: Mapping[str, Mapping[str, float]] = LABELS["loads"]
 CARRIED = tuple(name for name in LABELS["command"]["flags"] if name not in ("model", "count"))
-"""What a command says that a result may carry too."""
+"""Options of a command that a result may carry too."""
 STRONG = frozenset({*METRICS, "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"})
 _KEY = re.compile(rb'"([A-Za-z][^"\\]{1,60})"\s{0,4}:')
 
@@ -241,10 +242,10 @@ class Dialect:
 
 
 def dialect_of(text: str) -> Dialect:
-    """By the first mark that a text has."""
-    told: Mapping[str, str] = next((about for mark, about in LABELS["tools"].items() if mark in text), {})
-    renamed = {metric: told[metric] for metric in METRICS if metric in told}
-    return Dialect(told.get("tool", "printed"), UNITS.get(told.get("unit", "")), UNITS.get(told.get("latency", "")), renamed)
+    """Return the dialect of the first mark that a text has."""
+    marked: Mapping[str, str] = next((about for mark, about in LABELS["tools"].items() if mark in text), {})
+    renamed = {metric: marked[metric] for metric in METRICS if metric in marked}
+    return Dialect(marked.get("tool", "printed"), UNITS.get(marked.get("unit", "")), UNITS.get(marked.get("latency", "")), renamed)
 
 
 @dataclass(slots=True)
@@ -258,31 +259,31 @@ class PrintedRun:
     strings: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
-    def read(self, said: LabelMeaning, value: str) -> dict[tuple[str, str], float]:
-        """What a label and its value say; nothing where either is not understood."""
-        if said.field == "request_rate" and value.strip().lower().startswith("inf"):
+    def read(self, label: LabelMeaning, value: str) -> dict[tuple[str, str], float]:
+        """Return what a label and its value mean, or nothing where either is not understood."""
+        if label.field == "request_rate" and value.strip().lower().startswith("inf"):
             return {("request_rate", ""): math.inf}
-        if said.field == "tokens_per_s" and (own := meaning(value.lstrip("0123456789., "))).field:
-            said = LabelMeaning(own.field, "rate", said.statistics, own.unit_s)
-        named = self._field(said, value)
-        if said.field == "e2el" and self.dialect.latency_s:
-            said = LabelMeaning("e2el", "time", said.statistics, self.dialect.latency_s)
-        return {(named, s): n for s, n in figures(value, said, self.dialect.unit_s) if named}
+        if label.field == "tokens_per_s" and (unit := meaning(value.lstrip("0123456789., "))).field:
+            label = LabelMeaning(unit.field, "rate", label.statistics, unit.unit_s)
+        named = self._field(label, value)
+        if label.field == "e2el" and self.dialect.latency_s:
+            label = LabelMeaning("e2el", "time", label.statistics, self.dialect.latency_s)
+        return {(named, s): n for s, n in figures(value, label, self.dialect.unit_s) if named}
 
-    def _field(self, said: LabelMeaning, value: str) -> str:
-        """A field as it is kept: what was measured of a number that may also be set stands apart, and a length is no total."""
-        if said.field == "concurrency" and said.statistics != ("max",) and (said.statistics or not printed_whole(value)):
+    def _field(self, label: LabelMeaning, value: str) -> str:
+        """Return the field under which a value is kept, which separates measured from set concurrency, and lengths from totals."""
+        if label.field == "concurrency" and label.statistics != ("max",) and (label.statistics or not printed_whole(value)):
             return "mean_concurrency"
-        if said.kind == "count" and said.field.endswith("_tokens") and said.statistics:
-            return said.field.replace("_tokens", "_length")
-        return self.dialect.metrics.get(said.field, said.field) if said.kind == "time" else said.field
+        if label.kind == "count" and label.field.endswith("_tokens") and label.statistics:
+            return label.field.replace("_tokens", "_length")
+        return self.dialect.metrics.get(label.field, label.field) if label.kind == "time" else label.field
 
-    def put(self, said: LabelMeaning, value: str) -> bool:
-        """Whether a label and its value are understood; what was said first stays."""
-        if said.kind == "string":
-            self.strings.setdefault(said.field, value.strip(" `*\"'|="))
+    def put(self, label: LabelMeaning, value: str) -> bool:
+        """Store what a label and its value mean, unless stored before, and return whether they are understood."""
+        if label.kind == "string":
+            self.strings.setdefault(label.field, value.strip(" `*\"'|="))
             return True
-        read = self.read(said, value)
+        read = self.read(label, value)
         self.figures = {**read, **self.figures}
         return bool(read)
 
@@ -295,13 +296,13 @@ class PrintedRun:
         return any(name in STRONG for name, _ in self.figures) or ("test" in self.strings and self.measured > 0)
 
     def one(self, name: str) -> float | None:
-        """A figure that is no time of a request: its mean, where it has statistics."""
-        told = {s: n for (f, s), n in self.figures.items() if f == name}
-        return next((told[s] for s in ("", "mean", "max", "median") if s in told), None)
+        """Return a figure that is no time of a request, or its mean where it has statistics."""
+        statistics = {s: n for (f, s), n in self.figures.items() if f == name}
+        return next((statistics[s] for s in ("", "mean", "max", "median") if s in statistics), None)
 
 
-def make_benchmark(run: PrintedRun, told: Mapping[str, str]) -> BenchmarkRun:
-    """A run's result; ``told`` is what a command above it says."""
+def make_benchmark(run: PrintedRun, options: Mapping[str, str]) -> BenchmarkRun:
+    """Return a run's result. ``options`` are those of the command above it."""
     stats: dict[str, dict[str, float]] = {}
     for (name, statistic), value in run.figures.items():
         if name in (*METRICS, "queue"):
@@ -309,40 +310,42 @@ def make_benchmark(run: PrintedRun, told: Mapping[str, str]) -> BenchmarkRun:
     d: dict[str, object] = {key: run.one(name) for name, key in TABLE["printed"].items()}
     d["completed"] = _requests(run)
     lengths = run.one("input_length"), run.one("output_length")
-    d |= (told_apart := _tokens(run, lengths))
+    d |= (split_tokens := _tokens(run, lengths))
     rate = run.one("request_rate")
-    if (asked := run.one("qps")) is not None:
-        d, rate = (d, rate or asked) if d["request_throughput"] is not None else ({**d, "request_throughput": asked}, rate)
-    at, known = SAYS.at.search(run.name), LOADS.get(run.name.lower(), {})
-    named: dict[str, object] = {"max_concurrency" if key == "concurrency" else key: load for key, load in known.items()}
+    if (qps := run.one("qps")) is not None:
+        d, rate = (d, rate or qps) if d["request_throughput"] is not None else ({**d, "request_throughput": qps}, rate)
+    at, preset = SAYS.at.search(run.name), LOADS.get(run.name.lower(), {})
+    named: dict[str, object] = {"max_concurrency" if key == "concurrency" else key: load for key, load in preset.items()}
     load = named | ({"request_rate": at[1]} if at else {})
-    model = run.strings.get("model") or told.get("model") or _model_in_path(run.strings.get("path", ""))
+    model = run.strings.get("model") or options.get("model") or _model_in_path(run.strings.get("path", ""))
     d |= {"model": model, "request_rate": rate, "hardware": run.strings.get("hardware") or run.strings.get("gpu")} | load
     for key in CARRIED:
-        d[key] = told.get(key) if d.get(key) is None else d[key]
+        d[key] = options.get(key) if d.get(key) is None else d[key]
     facts = {name: f"{n:g}" for key, name in TABLE["printed_facts"].items() if (n := run.one(key)) is not None}
-    facts.pop("tokens/s" if told_apart else "", "")
-    facts |= _unanswered_request_options(d["completed"], told) if run.one("failed") is None else {}
+    facts.pop("tokens/s" if split_tokens else "", "")
+    facts |= _unanswered_request_options(d["completed"], options) if run.one("failed") is None else {}
     backend = run.strings.get("backend") or run.strings.get("engine", "")
     if tested := SAYS.tested.fullmatch(run.strings.get("test", "")):
         return _llama_bench_result(run, tested[1], int(tested[2]), str(model))
     facts |= ({"backend": backend} if backend else {}) | ({"run": run.name} if run.name else {})
     spread = spread_of(lengths[1], run.figures.get(("output_length", "std")))
-    kind = "latency" if (batch := _batch(run)) and not d.get("max_concurrency") else "serve"
+    size = run.one("batch")
+    batch = int(size) if size and math.isfinite(size) else None
+    kind = "latency" if batch and not d.get("max_concurrency") else "serve"
     more = SentLoad(burstiness=math.inf) if run.name.startswith("constant") else SentLoad()
-    told_of = {"notes": tuple(run.notes), "lengths": lengths, "facts": facts, **more}
-    return result(run.dialect.tool, kind, d, stats, batch=batch, spread=spread, **told_of)
+    details = {"notes": tuple(run.notes), "lengths": lengths, "facts": facts, **more}
+    return result(run.dialect.tool, kind, d, stats, batch=batch, spread=spread, **details)
 
 
-def _unanswered_request_options(answered: object, told: Mapping[str, str]) -> dict[str, str]:
-    """How many requests a command asked for, where it is more than were answered."""
-    count = told.get("count", "")
+def _unanswered_request_options(answered: object, options: Mapping[str, str]) -> dict[str, str]:
+    """Return how many requests a command sent, where more than were answered."""
+    count = options.get("count", "")
     more = isinstance(answered, int | float) and count.isdecimal() and len(count) < COUNT.most_digits and int(count) > answered
     return {ASKED: count} if more else {}
 
 
 def _llama_bench_result(run: PrintedRun, what: str, tokens: int, model: str) -> BenchmarkRun:
-    """A line of llama-bench: so many tokens of a prompt (pp), or generated one after the other (tg)."""
+    """Return the result of a line of llama-bench: so many tokens of a prompt (pp), or generated one after the other (tg)."""
     rate = run.one("tokens_per_s") or math.inf
     stats = {"ttft": {"mean": tokens / rate}} if what == "pp" else {"tpot": {"mean": 1 / rate}}
     lengths = (float(tokens), None) if what == "pp" else (None, float(tokens))
@@ -351,18 +354,14 @@ def _llama_bench_result(run: PrintedRun, what: str, tokens: int, model: str) -> 
 
 
 def _requests(run: PrintedRun) -> float | None:
-    """Those that were answered: as told, all of them, or as their rate and the duration make them."""
+    """Return the answered requests as printed, else all of them, else their rate times the duration."""
     rate, duration = run.one("requests_per_s"), run.one("duration")
     counted = next((n for name in ("requests", "all_requests") if (n := run.one(name)) is not None), None)
     return float(round(rate * duration)) if counted is None and rate and duration and rate * duration < math.inf else counted
 
 
-def _batch(run: PrintedRun) -> int | None:
-    return int(batch) if (batch := run.one("batch")) and math.isfinite(batch) else None
-
-
 def _tokens(run: PrintedRun, lengths: tuple[float | None, float | None]) -> dict[str, object]:
-    """Tokens a second of which nobody says which: all beside output alone, else as requests and their lengths make them."""
+    """Decide of what an unlabelled token rate is: of all tokens beside an output rate, else as requests and lengths suggest."""
     rate, requests = run.one("tokens_per_s"), run.one("requests_per_s")
     if rate is None or run.one("total_tokens_per_s") is not None:
         return {}
@@ -375,31 +374,31 @@ def _tokens(run: PrintedRun, lengths: tuple[float | None, float | None]) -> dict
 
 
 def _model_in_path(path: str) -> str:
-    """The folder of a result that is called as a model may be: with a size or a hyphen in it."""
+    """Return the folder of a path that looks like a model's name: with a hyphen and a digit."""
     folders = SAYS.named.findall(path[:400])
     return next((name for name in folders if "-" in name and re.search(r"\d", name) and "." not in name[-4:]), "")
 
 
 def are_labels(head: bytes) -> bool:
-    """Whether keys of JSON are such labels."""
+    """Return whether keys of JSON are such labels."""
     keys = (match[1].decode(errors="replace") for _, match in zip(range(COUNT.most_keys), _KEY.finditer(head), strict=False))
     return any(meaning(key).measured and meaning(key).field in ("ttft", "tpot", "itl") for key in set(keys))
 
 
 def of_document(d: JsonObject) -> Iterator[BenchmarkRun]:
-    """The result of a document that has at least two times or rates."""
+    """Yield the result of a document that has at least two times or rates."""
     run = PrintedRun(dialect_of(" ".join(map(str, d))), 0)
     for _, (path, value) in zip(range(COUNT.most_leaves), _leaves(d, (), COUNT.depth), strict=False):
-        said = next((said for n in (1, 2, 3) if (said := meaning(" ".join(path[-n:]))).field), None)
-        if said:
-            run.put(said, str(value))
+        label = next((label for n in (1, 2, 3) if (label := meaning(" ".join(path[-n:]))).field), None)
+        if label:
+            run.put(label, str(value))
     if run.measured >= COUNT.least:
         yield make_benchmark(run, {})
 
 
 def _leaves(value: Json, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], Json]]:
     if isinstance(value, dict) and depth:
-        for key, held in value.items():
-            yield from _leaves(held, (*path, str(key)[:60]), depth - 1)
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, str(key)[:60]), depth - 1)
     elif isinstance(value, (int, float, str)) and not isinstance(value, bool) and path:
         yield path, value

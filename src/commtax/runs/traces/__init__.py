@@ -1,1 +1,1 @@
-"""Traces of GPUs: the record that every profiler's file becomes, and what is found in it."""
+"""Traces of GPUs: the record that every profiler's file becomes, and its audit."""

@@ -16,16 +16,7 @@ import numpy as np
 
 from commtax.runs.evidence.finding import REPEATED, WHOLE, CollectiveRow, KernelRow, SentCollectives, StepRow
 from commtax.runs.traces.meeting import MESSAGE, Meetings, meet, spans
-from commtax.runs.traces.trace import (
-    KINDS,
-    Collective,
-    DeviceCoverage,
-    Trace,
-    TraceStep,
-    device_coverage,
-    holding,
-    period,
-)
+from commtax.runs.traces.trace import KINDS, DeviceCoverage, Trace, TraceStep, device_coverage, holding, period
 from commtax.thresholds import thresholds
 from commtax.timeline import Column, Timeline
 
@@ -33,7 +24,7 @@ COUNT, LEVEL = thresholds(__name__)
 
 
 def repeated_steps(trace: Trace) -> list[list[TraceStep]]:
-    """Steps by the period of the busiest lane's names, and by that of the collectives' kinds and sizes, where they have one."""
+    """Return steps by the period of the busiest lane's names, and by that of the collectives' kinds and sizes, if any."""
     line = trace.timeline
     if not len(line.start_s):
         return []
@@ -49,19 +40,19 @@ def repeated_steps(trace: Trace) -> list[list[TraceStep]]:
 
 
 def between_collectives(trace: Trace) -> list[TraceStep]:
-    """From each collective to the next: beats by which ranks can be compared where all kernels are alike."""
+    """Return the spans from each collective to the next, to compare ranks where all kernels are alike."""
     starts = np.sort([c.start_s for c in trace.collectives])
     return _steps(starts, 1, trace.timeline.finish_s) if len(starts) >= COUNT.fewest else []
 
 
-def likeliest(found: Sequence[list[TraceStep]]) -> list[TraceStep]:
-    """Of several the fewest, since layers repeat as well as steps do; but not so few that chance has made them."""
-    enough = [steps for steps in found if len(steps) >= COUNT.fewest] or list(found)
+def likeliest(candidates: Sequence[list[TraceStep]]) -> list[TraceStep]:
+    """Return the fewest steps, since layers repeat as well as steps do, but not so few that they may be chance."""
+    enough = [steps for steps in candidates if len(steps) >= COUNT.fewest] or list(candidates)
     return min(enough, key=len, default=[])
 
 
 def with_steps(trace: Trace, steps: Sequence[TraceStep]) -> Trace:
-    """The trace with these steps, and its collectives in them."""
+    """Return the trace with these steps, and its collectives assigned to them."""
     steps = [replace(s, phase="train") for s in steps] if trace.training else list(steps)
     at = holding([(s.start_s, s.end_s) for s in steps], np.array([c.start_s for c in trace.collectives]))
     collectives = tuple(replace(c, step=i) for c, i in zip(trace.collectives, at.tolist(), strict=True))
@@ -69,7 +60,7 @@ def with_steps(trace: Trace, steps: Sequence[TraceStep]) -> Trace:
 
 
 def _steps(starts: Column, length: int, finish_s: float) -> list[TraceStep]:
-    """Whole periods: each lasts until the next begins."""
+    """Return whole periods, each until the next begins."""
     begins = starts[::length].tolist()
     count = len(starts) // length
     ends = [*begins[1:], finish_s][:count]
@@ -77,7 +68,7 @@ def _steps(starts: Column, length: int, finish_s: float) -> list[TraceStep]:
 
 
 def period_of(names: Sequence[str]) -> int:
-    """After how many names all of them come again (some may differ); 0 where they do not.
+    """Return the number of names after which all repeat (some may differ), or 0 where they do not.
 
     >>> period_of(["a", "b", "b", "c"] * 3 + ["a"]), period_of(["a", "b", "c"])
     (4, 0)
@@ -101,7 +92,7 @@ def period_of(names: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Seconds of each rank (rows) in each step (columns); ``begin_s`` is the job's time, or the trace's own of a single one."""
+    """Seconds of each rank (rows) in each step (columns). ``begin_s`` is the job's time, or a single trace's own."""
 
     begin_s: Column
     total_s: Column
@@ -120,7 +111,7 @@ class Accounts:
         return float(np.median(self.total_s)) if self.total_s.size else 0.0
 
     def usual(self, name: str) -> Column:
-        """Of each rank the mean over the middle half of its steps by length, as the typical step that is shown (``typical``)."""
+        """Return each rank's mean over the middle half of its steps by length, as the typical step that is shown (``typical``)."""
         count = self.total_s.shape[1]
         kept = np.argsort(self.total_s, axis=1, kind="stable")[:, count // 4 : count - count // 4]
         return np.asarray(np.take_along_axis(getattr(self, name), kept, axis=1).mean(axis=1))
@@ -131,7 +122,7 @@ class Accounts:
         return float(self.usual("total_s").mean()) if self.total_s.size else 0.0
 
     def together(self, most: int) -> tuple[Accounts, Column]:
-        """At most so many columns, of consecutive steps together; and the first step of each."""
+        """Join consecutive steps into at most so many columns, and return the first step of each."""
         count = self.total_s.shape[1]
         size = max(1, -(-count // most))
         first = np.arange(0, count - count % size or count, size)
@@ -140,12 +131,12 @@ class Accounts:
 
 
 def sum_columns(rows: Column, first: Column) -> Column:
-    """Columns put together from each first one on; those at the end that make no whole bundle are left out."""
+    """Sum columns in bundles that start at the given ones, leaving out an incomplete bundle at the end."""
     size = int(first[1] - first[0]) if len(first) > 1 else rows.shape[1]
     return np.add.reduceat(rows[:, : int(first[-1]) + size if len(first) else 0], first, axis=1)
 
 
-@dataclass(frozen=True)  # without slots: what is asked often is kept
+@dataclass(frozen=True)  # without slots: what is used often is cached
 class TracedJob:
     """The ranks of one job with their steps, in order, and what they met in (None: one rank alone)."""
 
@@ -154,7 +145,7 @@ class TracedJob:
 
     @staticmethod
     def of(traces: Sequence[Trace]) -> TracedJob:
-        """All traces with steps: what somebody named, what repeats, or all of a trace as one."""
+        """Return the job with steps in all traces: named ones, what repeats, or all of a trace as one."""
         ordered = tuple(sorted(traces, key=lambda t: t.rank))
         met = meet(ordered) if len(ordered) > 1 else None
         if not all(t.steps for t in ordered):
@@ -162,9 +153,9 @@ class TracedJob:
         ordered = _extend_steps(ordered)
         return TracedJob(ordered, replace(met, traces=ordered) if met else None)
 
-    def job_s(self, place: int, own_s: Column) -> Column:
-        """The job's time, from its first event, of moments of one trace."""
-        return self.meetings.job_s(place, own_s) if self.meetings else own_s - self.traces[place].begin_s
+    def job_s(self, place: int, local_s: Column) -> Column:
+        """Convert moments of one trace to the job's time, which starts at its first event."""
+        return self.meetings.job_s(place, local_s) if self.meetings else local_s - self.traces[place].begin_s
 
     @cached_property
     def covered(self) -> tuple[DeviceCoverage, ...]:
@@ -172,31 +163,31 @@ class TracedJob:
 
     @cached_property
     def windows(self) -> tuple[tuple[Column, Column], ...]:
-        """Begins and ends of each rank's steps, none in another."""
-        found = []
+        """Begins and ends of each rank's steps, without overlap."""
+        windows = []
         for t in self.traces:
             begin, end = np.array([s.start_s for s in t.steps]), np.array([s.end_s for s in t.steps])
-            found.append((begin, np.minimum(end, np.append(begin[1:], [np.inf] * min(1, len(begin))))))
-        return tuple(found)
+            windows.append((begin, np.minimum(end, np.append(begin[1:], [np.inf] * min(1, len(begin))))))
+        return tuple(windows)
 
     def step_of(self, place: int, at_s: Column) -> Column:
-        """The step of one rank that holds each moment; -1: before the first."""
+        """Return the step of one rank that holds each moment, or -1 before the first."""
         return np.searchsorted(self.windows[place][0], at_s, side="right") - 1
 
     @cached_property
     def waiting(self) -> tuple[Column, ...]:
-        """Of each rank's collectives the seconds before the last of their ranks came; nan where their others are not here."""
-        found = [np.full(len(t.collectives), np.nan) for t in self.traces]
+        """Of each rank's collectives the seconds before the last rank came, nan where the other ranks are not here."""
+        waits = [np.full(len(t.collectives), np.nan) for t in self.traces]
         if (met := self.meetings) is not None:
             waited = met.seconds - met.wire_s[met.of]
-            for place, own in enumerate(found):
+            for place, of_rank in enumerate(waits):
                 mine = met.place == place
-                own[met.index[mine]] = waited[mine]
-        return tuple(found)
+                of_rank[met.index[mine]] = waited[mine]
+        return tuple(waits)
 
     @cached_property
     def alone(self) -> tuple[Column, ...]:
-        """Of messages whose other end was not found: what is beyond the quickest."""
+        """For messages whose sender or receiver is missing, the time beyond that of the quickest message."""
         lengths, loose, took = [], [], [np.zeros(0)]
         for trace, waited in zip(self.traces, self.waiting, strict=True):
             start, end = spans(trace)
@@ -210,12 +201,12 @@ class TracedJob:
 
     @cached_property
     def named(self) -> bool:
-        """Whether somebody said where steps begin: what only repeats may be a layer or a microbatch, and begin anywhere in it."""
+        """Whether steps were named. What merely repeats may be a layer or a microbatch, and begin anywhere in it."""
         return not any(s.name in (REPEATED, WHOLE) for t in self.traces for s in t.steps[:1])
 
     @cached_property
     def gathered(self) -> bool:
-        """Whether all ranks share collectives, which tell the clocks of all."""
+        """Whether all ranks share collectives, which align the clocks of all."""
         met = self.meetings
         if met is None or not len(met.first):
             return False
@@ -245,7 +236,7 @@ class TracedJob:
         return tuple(steps[kept] - s for s in shifts)
 
     def _shifts(self) -> list[int]:
-        """What is added to a rank's step numbers to get the first rank's, by what they met in; nothing where that is not known."""
+        """Return what to add to a rank's step numbers to get the first rank's, or 0 where the clocks are unknown."""
         met, shifts = self.meetings, np.zeros(len(self.traces), dtype=int)
         if met is None or not self.synchronised:
             return shifts.tolist()
@@ -262,11 +253,11 @@ class TracedJob:
         return shifts.tolist()
 
     def _usual(self, steps: Column) -> Column:
-        """Which of the first rank's steps have as many collectives as most of them."""
+        """Return which of the first rank's steps have as many collectives as most of them."""
         if not len(steps):
             return np.zeros(0, dtype=bool)
-        held = self.step_of(0, spans(self.traces[0])[0])
-        counts = np.bincount(held[held >= 0], minlength=int(steps[-1]) + 1)[steps]
+        steps_of_calls = self.step_of(0, spans(self.traces[0])[0])
+        counts = np.bincount(steps_of_calls[steps_of_calls >= 0], minlength=int(steps[-1]) + 1)[steps]
         values, times = np.unique(counts, return_counts=True)
         if times.max() < LEVEL.usual * len(steps):
             return np.ones(len(steps), dtype=bool)
@@ -289,7 +280,7 @@ class TracedJob:
 
     @cached_property
     def usual(self) -> tuple[Column, ...]:
-        """Of each rank the indices of the steps that are like most: what is told of a step is told of these."""
+        """Of each rank the indices of the steps that are like most, which stand for the typical step."""
         return tuple(steps[self._phased] for steps in self.common)
 
     @cached_property
@@ -298,7 +289,7 @@ class TracedJob:
         return Accounts(*(getattr(self.accounts, f.name)[:, self._phased] for f in fields(Accounts)))
 
     def _account(self, place: int) -> Accounts:
-        """One rank's, of all its steps."""
+        """Return one rank's seconds in all its steps."""
         ran, (begin, end) = self.covered[place], self.windows[place]
         compute, exposed, under, copy, anything = ran.spent(begin, end)
         start, finish = spans(self.traces[place])
@@ -314,7 +305,7 @@ class TracedJob:
         return Accounts(begun, end - begin, compute, exposed - wait, wait, hidden, copy, idle, host, starved)
 
     def _summed(self, place: int, start: Column, end: Column, seconds: Column) -> Column:
-        """Seconds of spans in each step, shared by time between the steps in which a span begins and ends."""
+        """Sum the seconds of spans in each step, splitting a span between the steps in which it begins and ends."""
         begin, until = self.windows[place]
         first, last = self.step_of(place, start), self.step_of(place, end)
         length = np.maximum(end - start, 1e-12)
@@ -325,7 +316,7 @@ class TracedJob:
         return np.bincount(at[at >= 0], weights=inside[at >= 0], minlength=len(begin))[: len(begin)]
 
     def _pauses(self, place: int, ends: Column) -> tuple[Column, Column, Column]:
-        """When compute pauses, and for how long of that no collective's end explains it. A pause that ends soon behind a collective
+        """Return the pauses of compute, and how much of each no collective explains. A pause that ends soon behind a collective
         has waited for it, and is the host's from there on; any other is the host's."""
         ran = self.covered[place]
         since, length = ran.compute.gaps
@@ -336,7 +327,7 @@ class TracedJob:
         return since, until, np.maximum(behind, length - ran.comm.within(since, until))
 
     def paused_within(self, place: int) -> Column:
-        """Of each common step those pauses of one rank that lie inside it and that nothing it receives explains.
+        """Return for each common step the pauses of one rank that lie inside it and that no input explains.
 
         Between steps a stage idles while others drain.
         """
@@ -345,7 +336,7 @@ class TracedJob:
         return self._summed(place, since[inside], until[inside], free[inside])[self.common[place]]
 
     def _for_input(self, place: int, since: Column, until: Column) -> Column:
-        """Which pauses end soon behind a message for which nobody waited when it began: it may be one that had to come first."""
+        """Return which pauses end soon behind a message that was not awaited: it may be one that had to come first."""
         start, end = spans(self.traces[place])
         messages = np.flatnonzero([c.op == MESSAGE for c in self.traces[place].collectives])
         messages = messages[np.argsort(end[messages], kind="stable")]
@@ -355,51 +346,48 @@ class TracedJob:
         last = messages[np.maximum(at, 0)]
         soon = until - end[last] <= np.maximum(LEVEL.launch_s, LEVEL.launch_share * (until - since))
         # How long the other ends of a rank's collectives had waited when it came to them; nan where they are not here.
-        found, met = np.full(len(self.traces[place].collectives), np.nan), self.meetings
+        ahead, met = np.full(len(self.traces[place].collectives), np.nan), self.meetings
         if met is not None and len(met.first):
             mine = met.place == place
             earliest = np.minimum.reduceat(met.start_s, met.first)
-            found[met.index[mine]] = met.start_s[mine] - earliest[met.of[mine]]
-        awaited = found[last] > LEVEL.awaited * (start[last] - since)
+            ahead[met.index[mine]] = met.start_s[mine] - earliest[met.of[mine]]
+        awaited = ahead[last] > LEVEL.awaited * (start[last] - since)
         return np.asarray((at >= 0) & soon & (start[last] > since) & ~awaited)
 
 
 def _extend_steps(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
-    """Steps that last until the next, but where all ranks rest between the same two: for one alone the others wait."""
+    """Extend steps to the next, except where all ranks rest between the same two: if only one rests, the others wait for it."""
     rests = [tuple(a.end_s < b.start_s for a, b in pairwise(t.steps)) for t in traces]
     if len(set(rests)) == 1:
         return traces
     alike = len(set(map(len, rests))) == 1
     kept = [all(of_ranks) for of_ranks in zip(*rests, strict=True)] if alike else [False] * max(map(len, rests))
-    return tuple(replace(t, steps=tuple(_extend_to_next(t.steps, kept))) for t in traces)
-
-
-def _extend_to_next(steps: Sequence[TraceStep], rests: Sequence[bool]) -> Iterator[TraceStep]:
-    """Each step until the next, but where a rest follows."""
-    for (step, following), rest in zip(pairwise(steps), rests, strict=False):
-        yield step if rest else replace(step, end_s=following.start_s)
-    yield from steps[-1:]
+    extended = []
+    for t in traces:
+        pairs = zip(pairwise(t.steps), kept, strict=False)
+        until = [step if rest else replace(step, end_s=following.start_s) for (step, following), rest in pairs]
+        extended.append(replace(t, steps=(*until, *t.steps[-1:])))
+    return tuple(extended)
 
 
 def _with_common_steps(traces: tuple[Trace, ...], met: Meetings | None) -> tuple[Trace, ...]:
-    """Traces with one rank's steps, at the same moments of the job: those that its names tell, else those that repeat."""
+    """Give traces one rank's steps at the same moments of the job: named steps, else repeated ones."""
     named = next((place for place, t in enumerate(traces) if t.steps), None)
-    found = [(place, steps) for place, t in enumerate(traces) for steps in repeated_steps(t)] if named is None else []
-    chosen = likeliest([steps for _, steps in found])
-    lead = named if named is not None else next((place for place, steps in found if steps is chosen), 0)
+    repeated = [(place, steps) for place, t in enumerate(traces) for steps in repeated_steps(t)] if named is None else []
+    chosen = likeliest([steps for _, steps in repeated])
+    lead = named if named is not None else next((place for place, steps in repeated if steps is chosen), 0)
     steps = list(traces[lead].steps) or chosen or (between_collectives(traces[lead]) if met else [])
     if not steps or met is None:
-        return tuple(
-            t if t.steps else with_steps(t, steps or [TraceStep(0, WHOLE, t.timeline.begin_s, t.timeline.finish_s)]) for t in traces
-        )
+        whole = [steps or [TraceStep(0, WHOLE, t.timeline.begin_s, t.timeline.finish_s)] for t in traces]
+        return tuple(t if t.steps else with_steps(t, of_trace) for t, of_trace in zip(traces, whole, strict=True))
     moments = met.job_s(lead, np.array([(s.start_s, s.end_s) for s in steps]))
-    own = [met.own_s(place, moments).tolist() for place in range(len(traces))]
-    moved = ([replace(s, start_s=b, end_s=e) for s, (b, e) in zip(steps, at, strict=True)] for at in own)
+    local = [met.local_s(place, moments).tolist() for place in range(len(traces))]
+    moved = ([replace(s, start_s=b, end_s=e) for s, (b, e) in zip(steps, at, strict=True)] for at in local)
     return tuple(t if t.steps else with_steps(t, there) for t, there in zip(traces, moved, strict=True))
 
 
 def step_rows(job: TracedJob) -> tuple[StepRow, ...]:
-    """Every step of every rank, each second once."""
+    """Return every step of every rank, each second counted once."""
     rows = []
     for place, (trace, ran, (begin, end)) in enumerate(zip(job.traces, job.covered, job.windows, strict=True)):
         compute, exposed, hidden, copy, _ = ran.spent(begin, end)
@@ -407,7 +395,7 @@ def step_rows(job: TracedJob) -> tuple[StepRow, ...]:
         usual = np.isin(np.arange(len(begin)), job.usual[place])
         columns = (job.job_s(place, begin), compute, exposed, hidden, copy, idle, usual)
         figures = zip(*(c.tolist() for c in columns), strict=True)
-        rows += [StepRow(trace.rank, s.index, s.name, *told) for s, told in zip(trace.steps, figures, strict=True)]
+        rows += [StepRow(trace.rank, s.index, s.name, *row) for s, row in zip(trace.steps, figures, strict=True)]
     return tuple(rows)
 
 
@@ -415,7 +403,7 @@ _Kind = tuple[str, str, str, int, float | None]
 
 
 def collective_rows(job: TracedJob) -> tuple[CollectiveRow, ...]:
-    """Collectives by kind, algorithm, group and size: what one rank has of them, the mean of those that have any; dearest first."""
+    """Return collectives by kind, algorithm, group and size, averaged over the ranks that have any, dearest first."""
     kinds: dict[_Kind, list[Column]] = {}
     called = _roles(job)
     for place, trace in enumerate(job.traces):
@@ -423,8 +411,8 @@ def collective_rows(job: TracedJob) -> tuple[CollectiveRow, ...]:
         waited = np.nan_to_num(job.waiting[place])
         hidden = job.covered[place].compute.within(start, end)
         keys: dict[_Kind, int] = {}
-        told = ((c.op, c.algorithm, called[c.group, c.ranks], c.ranks, c.nbytes) for c in trace.collectives)
-        code = np.fromiter((keys.setdefault(k, len(keys)) for k in told), int, len(start))
+        kinds_of_calls = ((c.op, c.algorithm, called[c.group, c.ranks], c.ranks, c.nbytes) for c in trace.collectives)
+        code = np.fromiter((keys.setdefault(k, len(keys)) for k in kinds_of_calls), int, len(start))
         columns = (np.ones(len(start)), end - start - waited, waited, hidden)
         figures = [np.bincount(code, weights=x, minlength=len(keys)) for x in columns]
         for key, at in keys.items():
@@ -438,13 +426,13 @@ def collective_rows(job: TracedJob) -> tuple[CollectiveRow, ...]:
 
 
 def _roles(job: TracedJob) -> Mapping[tuple[str, int], str]:
-    """What a row calls each group, by its name and size: those of one size that no rank shares do the same on different ranks."""
-    held: dict[tuple[str, int], set[int]] = {}
+    """Return a label for each group by name and size. Disjoint groups of one size do the same on different ranks."""
+    places_of_groups: dict[tuple[str, int], set[int]] = {}
     for place, trace in enumerate(job.traces):
         for group in dict.fromkeys((c.group, c.ranks) for c in trace.collectives):
-            held.setdefault(group, set()).add(place)
+            places_of_groups.setdefault(group, set()).add(place)
     roles: list[tuple[int, set[int], list[str]]] = []
-    for (name, size), places in held.items():
+    for (name, size), places in places_of_groups.items():
         alike = (r for r in roles if name and r[2][0] and r[0] == size and r[1].isdisjoint(places))
         role = next(alike, None)
         if role is None:
@@ -456,7 +444,7 @@ def _roles(job: TracedJob) -> Mapping[tuple[str, int], str]:
 
 
 def _merge_rows(rows: list[CollectiveRow]) -> Iterator[CollectiveRow]:
-    """Rows as they are, but one row for messages of many sizes."""
+    """Yield the rows, with messages of many sizes merged into one."""
     alike: dict[tuple[str, str, str, int], list[CollectiveRow]] = {}
     for row in rows:
         alike.setdefault((row.op, row.algorithm, row.group, row.ranks), []).append(row)
@@ -471,7 +459,7 @@ def _merge_rows(rows: list[CollectiveRow]) -> Iterator[CollectiveRow]:
 
 
 def sent_a_step(job: TracedJob) -> Mapping[tuple[str, int], SentCollectives]:
-    """By kind and group size what one rank sends in a usual step, the mean of those that send any."""
+    """Return what one rank sends in a usual step by kind and group size, averaged over the ranks that send any."""
     ranks: dict[tuple[str, int], list[SentCollectives]] = {}
     for place, trace in enumerate(job.traces):
         start, end = spans(trace)
@@ -482,17 +470,13 @@ def sent_a_step(job: TracedJob) -> Mapping[tuple[str, int], SentCollectives]:
             if c.step in inside:
                 calls.setdefault((c.op, c.ranks), []).append(i)
         for key, rows in calls.items():
-            times = [float(x[rows].sum()) / len(inside) for x in (end - start - waited, waited, hidden)]
-            ranks.setdefault(key, []).append(_mean_sent([trace.collectives[i] for i in rows], times, len(inside)))
+            wire, wait, under = (float(x[rows].sum()) / len(inside) for x in (end - start - waited, waited, hidden))
+            alike = [trace.collectives[i] for i in rows]
+            nbytes = None if any(c.nbytes is None for c in alike) else float(sum(c.nbytes or 0.0 for c in alike)) / len(inside)
+            named = Counter(c.algorithm for c in alike if c.algorithm)
+            algorithms = tuple(name for name, _ in named.most_common())
+            ranks.setdefault(key, []).append(SentCollectives(len(rows) / len(inside), nbytes, wire, wait, under, algorithms))
     return {key: _mean(of_ranks) for key, of_ranks in ranks.items()}
-
-
-def _mean_sent(calls: Sequence[Collective], times: Sequence[float], steps: int) -> SentCollectives:
-    """Collectives alike of some steps in one of them; ``times`` of one: wire, waiting and hidden."""
-    sizes, (wire, wait, hidden) = [c.nbytes for c in calls], times
-    nbytes = None if None in sizes else float(sum(n or 0.0 for n in sizes)) / steps
-    named = Counter(c.algorithm for c in calls if c.algorithm)
-    return SentCollectives(len(calls) / steps, nbytes, wire, wait, hidden, tuple(name for name, _ in named.most_common()))
 
 
 def _mean(sent: Sequence[SentCollectives]) -> SentCollectives:
@@ -503,7 +487,7 @@ def _mean(sent: Sequence[SentCollectives]) -> SentCollectives:
 
 
 def kernel_rows(job: TracedJob) -> tuple[KernelRow, ...]:
-    """Device work by name in a step of a rank, dearest first."""
+    """Return device work by name in a step of a rank, dearest first."""
     counts: dict[tuple[str, int], list[float]] = {}
     steps = max(1, sum(len(t.steps) for t in job.traces))
     for place in range(len(job.traces)):
@@ -515,7 +499,7 @@ def kernel_rows(job: TracedJob) -> tuple[KernelRow, ...]:
 
 
 def named_work(job: TracedJob, place: int) -> Mapping[tuple[str, int], tuple[int, float]]:
-    """Of each name and kind how often it ran in a rank's steps, and how long together."""
+    """Return how often each name and kind ran in a rank's steps, and for how long together."""
     line = job.traces[place].timeline
     inside = np.flatnonzero(holding(np.column_stack(job.windows[place]), line.start_s) >= 0)
     kinds = line.kind.tolist()
@@ -527,7 +511,7 @@ def named_work(job: TracedJob, place: int) -> Mapping[tuple[str, int], tuple[int
 
 
 def typical_step(job: TracedJob) -> Timeline | None:
-    """The step of median length on the first ranks, from its own beginning; of very many intervals the longest."""
+    """Return the step of median length on the first ranks, from its own beginning, limited to the longest intervals."""
     totals = job.accounts.total_s
     if not totals.size:
         return None
@@ -542,9 +526,9 @@ def typical_step(job: TracedJob) -> Timeline | None:
     lanes = tuple(name for line in lines for name in line.lanes)
     base = np.concatenate([[0], np.cumsum([len(line.lanes) for line in lines])])
     parts, starts, ends = zip(*cuts, strict=True)
-    lane = np.concatenate([line.lane[own] + first for line, own, first in zip(lines, parts, base, strict=False)])
-    kind = np.concatenate([line.kind[own] for line, own in zip(lines, parts, strict=True)])
+    lane = np.concatenate([line.lane[rows] + first for line, rows, first in zip(lines, parts, base, strict=False)])
+    kind = np.concatenate([line.kind[rows] for line, rows in zip(lines, parts, strict=True)])
     start, end = np.concatenate(starts), np.concatenate(ends)
-    names = [line.name[i] for line, own in zip(lines, parts, strict=True) for i in own.tolist()]
+    names = [line.name[i] for line, rows in zip(lines, parts, strict=True) for i in rows.tolist()]
     kept = np.sort(np.argsort(start - end, kind="stable")[: COUNT.measured_intervals])
     return Timeline(lane[kept], start[kept], end[kept], kind[kept], tuple(names[i] for i in kept.tolist()), lanes, lines[0].kinds)

@@ -31,17 +31,17 @@ COUNT, LEVEL = thresholds(__name__)
 
 
 def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -> Iterator[Suspect]:
-    """Of ranks that do the same work: the one that waits least, and why it comes last."""
+    """Yield the one of ranks with equal work that waits least, and why it comes last."""
     chosen = list(peers)
     step_s = accounts.step_s
     if len(chosen) < 2 or not step_s > 0:
         return
     wait = accounts.wait_s[chosen]
     late = (of_others(wait) - wait) / step_s
-    found = [(r.level, i, r.since) for i, r in enumerate(map(rise, late)) if r is not None]
-    if not found:
+    rises = [(r.level, i, r.since) for i, r in enumerate(map(rise, late)) if r is not None]
+    if not rises:
         return
-    level, at, since = max(found)
+    level, at, since = max(rises)
     if any(np.median(x[since:]) > LEVEL.alone * level for i, x in enumerate(late) if i != at):
         return
     whole = slice(-1 if np.all(accounts.total_s[:, -1] < LEVEL.cut * step_s) else None)
@@ -56,29 +56,29 @@ def stragglers(accounts: Accounts, ranks: Sequence[int], peers: Sequence[int]) -
     if most == exposed:  # as much wire as theirs, and more of it exposed
         wire = (accounts.wire_s + accounts.hidden_s)[chosen]
         if np.median(_excess(wire, at, since, relative=True)) <= LEVEL.same_wire:
-            said = f"{waits}, whose communication hides less under its compute"
-            yield Suspect("lost overlap", place, level, since, said)
+            text = f"{waits}, whose communication hides less under its compute"
+            yield Suspect("lost overlap", place, level, since, text)
     elif most == np.median(computed) and _is_steady(computed):
         longer = np.median(_excess(accounts.compute_s[chosen], at, since, relative=True))
         yield Suspect("slow rank", place, level, since, f"{waits}, which computes for {longer:.0%} longer than {theirs}")
     elif most == np.median(idle) and _is_steady(idle[1:-1]):  # a pause between steps may be in the one or the other
-        said = f"{waits}, which computes as fast and is idle for {np.median(idle) * since_then:.0%} more of each step"
-        yield Suspect("late rank", place, level, since, said)
+        text = f"{waits}, which computes as fast and is idle for {np.median(idle) * since_then:.0%} more of each step"
+        yield Suspect("late rank", place, level, since, text)
 
 
 def _excess(x: Column, row: int, since: int, relative: bool = False) -> Column:
-    """How much more one row has than the median of the others, in each step since then."""
-    own, others = x[row, since:], of_others(x)[row, since:]
-    return np.asarray(own / np.maximum(others, 1e-12) - 1 if relative else own - others)
+    """Return how much more one row has than the median of the others, in each step since the given one."""
+    mine, others = x[row, since:], of_others(x)[row, since:]
+    return np.asarray(mine / np.maximum(others, 1e-12) - 1 if relative else mine - others)
 
 
 def _is_steady(excess: Column) -> bool:
-    """Whether nearly every step shows it: work that moves from rank to rank strikes one of them often, but not always."""
+    """Return whether nearly every step shows an excess. Work that moves between ranks strikes one often, but not always."""
     return not len(excess) or bool(np.mean(excess > 0.4 * np.median(excess)) >= LEVEL.steady)
 
 
 def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
-    """Communication of all ranks that was hidden and is not any more, though it takes as long as before."""
+    """Yield communication of all ranks that used to be hidden, though it takes as long as before."""
     step_s = accounts.step_s
     if not step_s > 0:
         return
@@ -94,12 +94,12 @@ def lost_overlap(accounts: Accounts) -> Iterator[Suspect]:
     longer = float(np.median(wire[after]) / max(1e-9, np.median(wire[before])) - 1)
     if fallen >= LEVEL.lost * grown and longer <= LEVEL.same_wire:
         was, now = float(np.median(hidden[before])), float(np.median(hidden[after]))
-        said = f"communication takes as long as before, but {now:.0%} of a step of it hides under compute instead of {was:.0%}"
-        yield Suspect("lost overlap", None, grown, risen.since, said)
+        text = f"communication takes as long as before, but {now:.0%} of a step of it hides under compute instead of {was:.0%}"
+        yield Suspect("lost overlap", None, grown, risen.since, text)
 
 
 def unhidden_gathers(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
-    """Gathers and scatters of sharded weights on a stream of their own, of which nothing hides on any rank; serving has none."""
+    """Yield gathers and scatters of sharded weights on a stream of their own that hide on no rank. Serving has none."""
     trace = job.traces[0]
     line, counts = trace.timeline, Counter(c.op for c in trace.collectives)
     sending, computing = (set(line.lane[line.kind == WORK.index(kind)].tolist()) for kind in ("comm", "compute"))
@@ -109,8 +109,8 @@ def unhidden_gathers(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
     exposed, hidden = float(np.median(accounts.wire_s)), float(np.max(np.median(accounts.hidden_s, axis=1)))
     if hidden <= LEVEL.never * (exposed + hidden) and exposed >= LEVEL.much * accounts.step_s:
         share = exposed / accounts.step_s
-        said = f"gathers and scatters of weights take {share:.0%} of each step, and none of it hides under compute"
-        yield Suspect("lost overlap", None, share, 0, said)
+        text = f"gathers and scatters of weights take {share:.0%} of each step, and none of it hides under compute"
+        yield Suspect("lost overlap", None, share, 0, text)
 
 
 LEAST = SERIES.least / 2  # of a step, in the wires of one kind and group
@@ -127,15 +127,15 @@ class LikeCollectives:
 
 
 def slow_links(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Suspect]:
-    """Groups whose wire is slow since some step, or beside groups of the same kind; ``first`` begins each stretch of steps."""
+    """Yield groups whose wire became slow or is slower than that of like groups. ``first`` begins each stretch of steps."""
     wires, step_s = list(wires_of(job, first)), accounts.step_s
     if not wires or not step_s > 0:
         return
     slow = {}
     for at, wire in enumerate(wires):
-        found = _slower_than_before(wire, step_s) or _slower_than_others(wire, wires, step_s)
-        if found:
-            slow[at] = found
+        evidence = _slower_than_before(wire, step_s) or _slower_than_others(wire, wires, step_s)
+        if evidence:
+            slow[at] = evidence
     if not slow:
         return
     groups = {wires[at].places for at in slow}
@@ -144,48 +144,47 @@ def slow_links(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Su
     shared = set.intersection(*map(set, groups))
     place = shared.pop() if len(groups) > 1 and len(shared) == 1 and ({w.places for w in wires} - groups) else None
     dearest = max(slow, key=lambda at: slow[at][0])
-    said = slow[dearest][2] + (f", in {len(groups)} of {len({w.places for w in wires})} groups" if len(wires) > len(slow) else "")
+    text = slow[dearest][2] + (f", in {len(groups)} of {len({w.places for w in wires})} groups" if len(wires) > len(slow) else "")
     if place is None and len(groups) == 1 and wires[dearest].like[0] == MESSAGE:
         place = min(groups.pop())
-        said += ", which it sends"
-    yield Suspect("slow link", place, cost, -since, said)
+        text += ", which it sends"
+    yield Suspect("slow link", place, cost, -since, text)
 
 
 def _slower_than_before(wire: LikeCollectives, step_s: float) -> tuple[float, int, str] | None:
-    """Cost, step and words where it takes longer than it did."""
+    """Return cost, step and words where collectives take longer than they did."""
     share = wire.exposed_s / step_s
-    found = rise(share, LEAST, changed=True)
-    if found is None:
+    risen = rise(share, LEAST, changed=True)
+    if risen is None:
         return None
-    before, after = float(np.median(wire.wire_s[: found.since])), float(np.median(wire.wire_s[found.since :]))
+    before, after = float(np.median(wire.wire_s[: risen.since])), float(np.median(wire.wire_s[risen.since :]))
     if after < LEVEL.slower * before:
         return None
-    grown = float(np.median(share[found.since :]) - np.median(share[: found.since]))
-    return grown, found.since, f"{wire.like[0]} takes {_times(after, before)}"
+    grown = float(np.median(share[risen.since :]) - np.median(share[: risen.since]))
+    return grown, risen.since, f"{wire.like[0]} takes {_times(after, before)}"
 
 
 def _times(now: float, usual: float) -> str:
-    return (
-        f"{format_seconds(now)} of each step on the wire instead of {format_seconds(usual)} ({now / max(usual, 1e-12):.1f} times)"
-    )
+    instead = f"of each step on the wire instead of {format_seconds(usual)}"
+    return f"{format_seconds(now)} {instead} ({now / max(usual, 1e-12):.1f} times)"
 
 
 def _slower_than_others(wire: LikeCollectives, wires: list[LikeCollectives], step_s: float) -> tuple[float, int, str] | None:
-    """… or than it does in other groups of the same kind."""
+    """Return cost, step and words where collectives take longer than in other groups of the same kind."""
     others = [w for w in wires if w.like == wire.like and w.places != wire.places]
     if not others:
         return None
     usual = np.median([w.wire_s for w in others], axis=0) if len(others) > 1 else others[0].wire_s
-    found = rise((wire.wire_s - usual) / step_s, LEAST)
-    if found is None or np.median(wire.wire_s[found.since :]) < LEVEL.slower * np.median(usual[found.since :]):
+    risen = rise((wire.wire_s - usual) / step_s, LEAST)
+    if risen is None or np.median(wire.wire_s[risen.since :]) < LEVEL.slower * np.median(usual[risen.since :]):
         return None
-    exposed = float(np.median(wire.exposed_s[found.since :] / np.maximum(wire.wire_s[found.since :], 1e-12)))
-    said = f"{wire.like[0]} takes {_times(float(np.median(wire.wire_s[found.since :])), float(np.median(usual[found.since :])))}"
-    return (found.level * exposed, found.since, said) if found.level * exposed >= LEAST else None
+    exposed = float(np.median(wire.exposed_s[risen.since :] / np.maximum(wire.wire_s[risen.since :], 1e-12)))
+    text = f"{wire.like[0]} takes {_times(float(np.median(wire.wire_s[risen.since :])), float(np.median(usual[risen.since :])))}"
+    return (risen.level * exposed, risen.since, text) if risen.level * exposed >= LEAST else None
 
 
 def wires_of(job: TracedJob, first: Column) -> Iterator[LikeCollectives]:
-    """Collectives of complete groups by kind, size and group, summed over each stretch of steps."""
+    """Yield collectives of complete groups by kind, size and group, summed over each stretch of steps."""
     met = job.meetings
     if met is None or not len(met.first):
         return
@@ -212,16 +211,16 @@ def wires_of(job: TracedJob, first: Column) -> Iterator[LikeCollectives]:
 
 
 def _stretch(step: Column, common: Column, first: Column) -> Column:
-    """The stretch that each step lies in; -1: in none."""
+    """Return the stretch that each step lies in, or -1 for none."""
     where = np.searchsorted(common, step)
     if not len(common):
         return np.full(len(step), -1)
-    known = (where < len(common)) & (common[np.minimum(where, len(common) - 1)] == step)
-    return np.where(known, np.searchsorted(first, where, side="right") - 1, -1)
+    inside = (where < len(common)) & (common[np.minimum(where, len(common) - 1)] == step)
+    return np.where(inside, np.searchsorted(first, where, side="right") - 1, -1)
 
 
 def _exposed_wire(job: TracedJob) -> Column:
-    """Of each collective the wire that compute does not cover, on the rank where that is most: what is exposed but for waiting."""
+    """Return the wire of each collective that compute does not cover, on the rank where that is most."""
     met = job.meetings
     assert met is not None
     shown = np.zeros(len(met.place))
@@ -237,50 +236,47 @@ BEATS = counts("runs.traces.accounts").most_beats
 
 
 def suspects(job: TracedJob, most: int) -> list[Suspect]:
-    """All that may be at fault in so many stretches of steps at most, dearest first."""
+    """Return all that may be at fault, dearest first, judged in at most so many stretches of steps."""
     accounts, first = job.accounts.together(most)
     if accounts.total_s.shape[1] < COUNT.fewest or (is_pipeline(job) and not (job.named or job.synchronised)):
         return []
     ranks = [t.rank for t in job.traces]
     links = list(slow_links(job, accounts, first))
-    found = [*lost_overlap(accounts), *unhidden_gathers(job, accounts), *links]
+    possible = [*lost_overlap(accounts), *unhidden_gathers(job, accounts), *links]
     if is_pipeline(job):
-        found += slow_stages(job, accounts)
-        found += starved_stages(job, accounts, first, explained=bool(found))
+        possible += slow_stages(job, accounts)
+        possible += starved_stages(job, accounts, first, explained=bool(possible))
         for peers in stages(job):
-            found += stragglers(accounts, ranks, peers)
+            possible += stragglers(accounts, ranks, peers)
     else:
-        found += stragglers(accounts, ranks, range(len(ranks)))
-    return sorted((s for s in found if s.cost >= SERIES.least), key=lambda s: -s.cost)
+        possible += stragglers(accounts, ranks, range(len(ranks)))
+    return sorted((s for s in possible if s.cost >= SERIES.least), key=lambda s: -s.cost)
 
 
 def blame(job: TracedJob) -> tuple[Culprit | None, float]:
-    """The dearest suspect, with when it began on the job's clock, and what it costs a step in seconds."""
+    """Return the dearest suspect, with its beginning on the job's clock, and what it costs a step in seconds."""
     for most in (BEATS,) if job.named else (BEATS, COUNT.stretches):
-        if found := suspects(job, most):
+        if possible := suspects(job, most):
             break
     else:
         return None, 0.0
     accounts, first = job.accounts.together(most)
-    worst = found[0]
-    begins = _begins(job, first[worst.since])
+    worst = possible[0]
+    step = first[worst.since]
+    if job.synchronised:
+        begins = np.asarray(job.accounts.begin_s[:, step])
+    else:  # on each rank's own clock
+        ranks = zip(job.windows, job.common, job.traces, strict=True)
+        begins = np.array([begin[common[step]] - trace.begin_s for (begin, _), common, trace in ranks])
     alone = worst.place is not None and worst.kind != "late rank"  # which is late in a step that the others have begun
     since = float(begins[worst.place] if alone else np.min(begins))
     rank = job.traces[worst.place].rank if worst.place is not None else None
     steps = max(1, round(job.accounts.total_s.shape[1] / len(first)))
-    return Culprit(worst.kind, rank, max(0.0, since), worst.said), worst.cost * accounts.step_s / steps
-
-
-def _begins(job: TracedJob, step: int) -> Column:
-    """When each rank began a step: on the job's clock, or on its own where the clocks are not known."""
-    if job.synchronised:
-        return np.asarray(job.accounts.begin_s[:, step])
-    own = zip(job.windows, job.common, job.traces, strict=True)
-    return np.array([begin[common[step]] - trace.begin_s for (begin, _), common, trace in own])
+    return Culprit(worst.kind, rank, max(0.0, since), worst.text), worst.cost * accounts.step_s / steps
 
 
 def hosts_of(job: TracedJob) -> Mapping[int, str]:
-    """Host of each rank, where all traces tell one; else what counting devices tells, where that is known."""
+    """Return the host of each rank where all traces name one, else a guess from the number of devices in a host."""
     if all(t.host for t in job.traces):
         return {t.rank: t.host for t in job.traces}
     device = job.traces[0].device
@@ -291,7 +287,7 @@ def hosts_of(job: TracedJob) -> Mapping[int, str]:
 
 
 def crossing_causes(job: TracedJob) -> Iterator[Cause]:
-    """Groups of many collectives a step whose ranks lie on several hosts: each of them goes over the network."""
+    """Yield groups with many collectives a step whose ranks lie on several hosts, so that each goes over the network."""
     hosts, trace = hosts_of(job), job.traces[0]
     steps, step_s = max(1, len(trace.steps)), job.typical.usual_s
     count = trace.device.count if trace.device else 0
@@ -309,24 +305,20 @@ def crossing_causes(job: TracedJob) -> Iterator[Cause]:
             cost = float(wire[rows].sum()) / steps
             over = f"{len(places)} hosts" if places else f"hosts of {count} devices"
             number = f"{len(rows) / steps:.0f} collectives per step"
-            said = f"{number} of a group of {size} ranks cross {over}: {format_seconds(cost)} on the wire"
-            yield Cause("crosses hosts", said, cost, cost / step_s, CHANGES[_change_to_stay_inside(job)])
-
-
-def _change_to_stay_inside(job: TracedJob) -> str:
-    """Which change helps, by what the collectives are of: gradients, shards of weights, or else layers."""
-    if has_unbucketed_gradients(job.traces[0]):
-        return "buckets"
-    return "sharded" if has_sharded_weights(per_step(job)) else "inside"
+            text = f"{number} of a group of {size} ranks cross {over}: {format_seconds(cost)} on the wire"
+            # What helps depends on what the collectives are of: gradients, shards of weights, or else layers.
+            sharded = "sharded" if has_sharded_weights(per_step(job)) else "inside"
+            change = "buckets" if has_unbucketed_gradients(trace) else sharded
+            yield Cause("crosses hosts", text, cost, cost / step_s, CHANGES[change])
 
 
 def utilisation(job: TracedJob) -> Iterator[Cause]:
-    """Large messages inside a host beside the rate of the device's links."""
+    """Yield large messages inside a host that use little of the links' rate."""
     device = job.traces[0].device
-    found = recognise(device.name, device.memory_bytes, device.num_sms) if device and device.memory_bytes else ()
-    links = {chip(key).intra for key in found}
-    known, trace, step_s = link(links.pop()) if len(links) == 1 else None, job.traces[0], job.typical.usual_s
-    if known is None or step_s <= 0:
+    chips = recognise(device.name, device.memory_bytes, device.num_sms) if device and device.memory_bytes else ()
+    links = {chip(key).intra for key in chips}
+    fabric, trace, step_s = link(links.pop()) if len(links) == 1 else None, job.traces[0], job.typical.usual_s
+    if fabric is None or step_s <= 0:
         return
     start, end = spans(trace)
     wire = np.maximum(1e-9, end - start - np.nan_to_num(job.waiting[0]))
@@ -338,18 +330,18 @@ def utilisation(job: TracedJob) -> Iterator[Cause]:
             continue
         sent = np.array([float(ring_factor(op, calls[i].ranks)) * (calls[i].nbytes or 0.0) for i in rows])
         rate = float(np.median(sent / wire[rows]))
-        lost = np.maximum(0.0, wire[rows] - sent / (LEVEL.usual * known.bandwidth_Bps))
+        lost = np.maximum(0.0, wire[rows] - sent / (LEVEL.usual * fabric.bandwidth_Bps))
         cost = float(lost.sum()) / max(1, len(trace.steps))
-        if rate < LEVEL.poor * known.bandwidth_Bps and cost >= LEVEL.small * step_s:
+        if rate < LEVEL.poor * fabric.bandwidth_Bps and cost >= LEVEL.small * step_s:
             size = format_bytes(float(np.median([calls[i].nbytes or 0.0 for i in rows])))
-            reached = f"{rate / known.bandwidth_Bps:.0%} of {known.name} ({format_rate(known.bandwidth_Bps)})"
-            said = f"{op} of {size} moves {format_rate(rate)} per rank, {reached}"
+            reached = f"{rate / fabric.bandwidth_Bps:.0%} of {fabric.name} ({format_rate(fabric.bandwidth_Bps)})"
+            text = f"{op} of {size} moves {format_rate(rate)} per rank, {reached}"
             gain = f"at {LEVEL.usual:.0%} of the link a step takes {format_seconds(cost)} less on the wire (-{cost / step_s:.0%})"
-            yield Cause("link", said, cost, cost / step_s, CHANGES["link"], gain)
+            yield Cause("link", text, cost, cost / step_s, CHANGES["link"], gain)
 
 
 def _inside_test(job: TracedJob) -> Callable[[Collective], bool]:
-    """Whether a collective stays in one host: by its ranks, else by their number, where one host holds the whole job."""
+    """Return a test whether a collective stays in one host, by its ranks or by their number where one host holds the job."""
     hosts, trace = hosts_of(job), job.traces[0]
     most = trace.device.count if trace.device else 0
     alone = max(trace.world, len(job.traces)) <= most
@@ -367,49 +359,43 @@ ROUNDING = 1e-9
 
 
 def causes(job: TracedJob, culprit: Culprit | None, cost_s: float) -> tuple[Cause, ...]:
-    """All that costs a step something, dearest first; ``cost_s`` is what the culprit costs."""
+    """Return all that costs a step something, dearest first. ``cost_s`` is what the culprit costs."""
     if not job.typical.usual_s > 0:
         return ()
-    found = [
-        *_culprit_causes(job, culprit, cost_s),
-        *_waiting_causes(job, culprit),
-        *_exposed_causes(job),
-        *_idle(job),
-        *_bubble(job),
-    ]
-    found += [*_late_gathers(job), *crossing_causes(job), *utilisation(job)]
-    return tuple(sorted(found, key=lambda c: -(c.cost_s or 0.0)))
+    of_culprit = (*_culprit_causes(job, culprit, cost_s), *_waiting_causes(job, culprit))
+    plain = (*_exposed_causes(job), *_idle(job), *_bubble(job), *_late_gathers(job), *crossing_causes(job), *utilisation(job))
+    return tuple(sorted((*of_culprit, *plain), key=lambda c: -(c.cost_s or 0.0)))
 
 
-def cause(code: str, said: str, cost_s: float, step_s: float, span: str = "a step", change: str = "") -> Cause:
-    """A cause with its share of the step, which is all of it at most, and the step without it in words."""
+def cause(code: str, text: str, cost_s: float, step_s: float, span: str = "a step", change: str = "") -> Cause:
+    """Return a cause with its share of the step (at most all of it), and the step without it in words."""
     cost_s = min(cost_s, step_s)
     left = format_seconds(step_s - cost_s) if step_s - cost_s > ROUNDING * step_s else "nothing"
     gain = f"without this, {span} would take {left} instead of {format_seconds(step_s)} (-{cost_s / step_s:.0%})"
-    return Cause(code, said, cost_s, cost_s / step_s, change or CHANGES[code], gain)
+    return Cause(code, text, cost_s, cost_s / step_s, change or CHANGES[code], gain)
 
 
 def span_of(job: TracedJob) -> str:
-    """What seconds are of, in words."""
+    """Return what seconds are of, in words."""
     return "the trace" if job.traces[0].steps[0].name == WHOLE else "a step"
 
 
 def _culprit_causes(job: TracedJob, culprit: Culprit | None, cost_s: float) -> Iterator[Cause]:
-    """What the culprit costs of a typical step since it is there."""
+    """Yield what the culprit costs of a typical step since it began."""
     if culprit is None:
         return
     accounts = job.accounts
     struck = np.median(accounts.begin_s, axis=0) >= (culprit.since_s or 0.0) - 0.5 * accounts.step_s
     step_s = (float(np.median(accounts.total_s[:, struck])) if struck.any() else 0.0) or accounts.step_s
-    if struck.all() and job.typical.usual_s > 0:  # all steps are like that: it is told of those that all else is told of
+    if struck.all() and job.typical.usual_s > 0:  # all steps are like that: described by the same steps as all else
         cost_s, step_s = _typical_cost_s(job, culprit, cost_s / accounts.step_s), job.typical.usual_s
     where = f" at rank {culprit.rank}" if culprit.rank is not None else ""
-    said = f"{culprit.kind}{where}: {culprit.said}"
-    yield cause(culprit.kind, said, min(cost_s, 0.99 * step_s), step_s)
+    text = f"{culprit.kind}{where}: {culprit.said}"
+    yield cause(culprit.kind, text, min(cost_s, 0.99 * step_s), step_s)
 
 
 def _typical_cost_s(job: TracedJob, culprit: Culprit, share: float) -> float:
-    """Of a usual step: what the others wait for a rank, or as large a share as of all steps."""
+    """Return the culprit's cost in a usual step: what the others wait for it, or the same share as of all steps."""
     places = [place for place, trace in enumerate(job.traces) if trace.rank == culprit.rank]
     if culprit.kind not in ("slow rank", "late rank") or len(places) != 1 or is_pipeline(job):
         return share * job.typical.usual_s
@@ -418,7 +404,7 @@ def _typical_cost_s(job: TracedJob, culprit: Culprit, share: float) -> float:
 
 
 def _waiting_causes(job: TracedJob, culprit: Culprit | None) -> Iterator[Cause]:
-    """Time in collectives before the last rank comes: who waits for whom."""
+    """Yield the time in collectives before the last rank comes, with who waits for whom."""
     step_s = job.typical.usual_s
     waited = job.typical.usual("wait_s")
     cost = float(np.median(waited))
@@ -427,16 +413,16 @@ def _waiting_causes(job: TracedJob, culprit: Culprit | None) -> Iterator[Cause]:
         return
     least, most = int(np.argmin(waited)), int(np.argmax(waited))
     ranks = [t.rank for t in job.traces]
-    said = f"ranks wait {format_seconds(cost)} of {span_of(job)} in collectives for those that come later: rank {ranks[most]} most"
-    said += f" ({format_seconds(float(waited[most]))}), rank {ranks[least]} least ({format_seconds(float(waited[least]))})"
+    text = f"ranks wait {format_seconds(cost)} of {span_of(job)} in collectives for those that come later: rank {ranks[most]} most"
+    text += f" ({format_seconds(float(waited[most]))}), rank {ranks[least]} least ({format_seconds(float(waited[least]))})"
     change = ""
     if waited[least] < LEVEL.hardly * np.median(np.delete(waited, least)):
         change = f"look at what rank {ranks[least]} does before its collectives: it waits least, in too few steps to blame it"
-    yield cause("waiting", said, cost, step_s, span_of(job), change)
+    yield cause("waiting", text, cost, step_s, span_of(job), change)
 
 
 def _exposed_causes(job: TracedJob) -> Iterator[Cause]:
-    """Communication that nothing hides, but for waiting, and which kind most of it is."""
+    """Yield communication that nothing hides, without waiting, and the kind of most of it."""
     accounts, step_s = job.typical, job.typical.usual_s
     cost = float(np.median(accounts.usual("wire_s")))
     if cost < LEVEL.small * step_s:
@@ -451,57 +437,54 @@ def _exposed_causes(job: TracedJob) -> Iterator[Cause]:
     most = f", {by_op[op] / max(1e-12, sum(by_op.values())):.0%} of it {op}" if op else ""
     hidden = float(np.median(accounts.usual("hidden_s")))
     under = f"{format_seconds(hidden)} more hides under compute" if hidden > ROUNDING * step_s else "none of it hides under compute"
-    said = f"communication takes {format_seconds(cost)} of {span_of(job)} with nothing beside it ({under}){most}"
+    text = f"communication takes {format_seconds(cost)} of {span_of(job)} with nothing beside it ({under}){most}"
     each = op == "all-reduce" and has_unbucketed_gradients(trace)
-    said += f", one for each gradient ({trace.gradients:,} of both in the trace)" if each else ""
+    text += f", one for each gradient ({trace.gradients:,} of both in the trace)" if each else ""
     absent = trace.world - len(job.traces)
     waits = f"; waiting for the {plural(absent, 'rank')} that are not here included" if absent > 1 else ""
     waits = waits if len(job.traces) > 1 else "; one rank alone: waiting included"
-    yield cause("exposed", said + waits, cost, step_s, span_of(job), CHANGES["buckets"] if each else "")
+    yield cause("exposed", text + waits, cost, step_s, span_of(job), CHANGES["buckets"] if each else "")
 
 
 def _idle(job: TracedJob) -> Iterator[Cause]:
-    """A device with nothing to do: many short pauses are launches, few long ones a stall of the host or its data."""
+    """Yield idle time of the device: many short pauses mean slow launches, and few long ones a stall of host or data."""
     step_s, places = job.typical.usual_s, job.typical.usual("idle_s")
     place = int(np.argsort(places)[len(places) // 2])
     cost, trace = float(places[place]), job.traces[place]
     if cost < LEVEL.small * step_s or not trace.on_device:
         return
-    own = float(job.typical.usual("total_s")[place])  # ranks' steps may differ: what idles is a part of its own
+    whole_s = float(job.typical.usual("total_s")[place])  # ranks' steps may differ, and what idles is a part of this rank's
     length, steps = _pauses(job, place), max(1, len(trace.steps))
     span = f"{span_of(job)} of rank {trace.rank}" if len(job.traces) > 1 else span_of(job)
     short = length[length < LEVEL.short_s]
     whose = f"the device of rank {trace.rank}" if len(job.traces) > 1 else "the device"
-    said = f"{whose} idles {format_seconds(cost)} of {span_of(job)}"
+    text = f"{whose} idles {format_seconds(cost)} of {span_of(job)}"
     enough = min(COUNT.many * steps, LEVEL.mostly * len(trace.timeline.start_s))  # a step may be a layer, of few kernels
     if len(short) >= enough and short.sum() >= LEVEL.mostly * length.sum():
         each = float(np.median(short))
         pauses = f"{len(short) / steps:.0f} pauses of {format_seconds(each)}"
-        yield cause(*_between_kernels(f"{said} in {pauses}", each, trace.replayed), cost, own, span)
+        graphs = trace.replayed >= LEVEL.mostly
+        if each >= LEVEL.launch_s and not graphs:
+            yield cause("launch-bound", f"{text} in {pauses}: the host launches kernels too slowly", cost, whole_s, span)
+        else:
+            why = "between the kernels of graphs" if graphs else "between kernels that were launched in time"
+            yield cause("between kernels", f"{text} in {pauses} {why}", cost, whole_s, span)
         return
     longest = format_seconds(float(length.max())) if len(length) else "its whole length"
-    said = f"{said}, in pauses of up to {longest}: it waits for the host or for data"
-    yield cause("stall", said, cost, own, span)
+    text = f"{text}, in pauses of up to {longest}: it waits for the host or for data"
+    yield cause("stall", text, cost, whole_s, span)
 
 
 def _pauses(job: TracedJob, place: int) -> Column:
-    """How long the pauses of a rank's device are, as far as they lie in steps."""
+    """Return the lengths of a rank's device pauses, as far as they lie in steps."""
     since, length = job.covered[place].anything.gaps
     at = job.step_of(place, since)
     lasts = np.minimum(length, job.windows[place][1][np.maximum(at, 0)] - since)
     return np.asarray(lasts[(at >= 0) & (lasts > 0)])
 
 
-def _between_kernels(said: str, each_s: float, replayed: float) -> tuple[str, str]:
-    """Code and words of many short pauses: the host's, unless it launched graphs or they are a device's own."""
-    if each_s >= LEVEL.launch_s and replayed < LEVEL.mostly:
-        return "launch-bound", f"{said}: the host launches kernels too slowly"
-    why = "between the kernels of graphs" if replayed >= LEVEL.mostly else "between kernels that were launched in time"
-    return "between kernels", f"{said} {why}"
-
-
 def _bubble(job: TracedJob) -> Iterator[Cause]:
-    """Stages that wait for each other, beside what filling and draining the pipeline explains."""
+    """Yield the waiting of stages for each other, beside what filling and draining the pipeline explains."""
     if not is_pipeline(job):
         return
     step_s, order = job.typical.usual_s, stages(job)
@@ -510,13 +493,13 @@ def _bubble(job: TracedJob) -> Iterator[Cause]:
     least = (depth - 1) / (micro + depth - 1)
     if share < LEVEL.small or job.traces[0].steps[0].name == WHOLE:
         return
-    told = f"{plural(depth, 'stage')} and {micro} {'microbatch' if micro == 1 else 'microbatches'}"
-    said = f"stages do not compute for {share:.0%} of each step; {told} explain up to {least:.0%} (filling and draining)"
-    yield cause("bubble", said, share * step_s, step_s)
+    counted = f"{plural(depth, 'stage')} and {micro} {'microbatch' if micro == 1 else 'microbatches'}"
+    text = f"stages do not compute for {share:.0%} of each step; {counted} explain up to {least:.0%} (filling and draining)"
+    yield cause("bubble", text, share * step_s, step_s)
 
 
 def microbatches(job: TracedJob, order: list[list[int]]) -> int:
-    """How many a step has, by the messages of the first and the last stage.
+    """Return the microbatches of a step, by the messages of the first and the last stage.
 
     In training each goes forth and back, but where one forward and one backward alternate, both ways may share a kernel: then the
     first stage has one for each and one for each stage behind it, and the last has one more than microbatches.
@@ -529,7 +512,7 @@ def microbatches(job: TracedJob, order: list[list[int]]) -> int:
 
 
 def _late_gathers(job: TracedJob) -> Iterator[Cause]:
-    """Gathers of sharded weights that begin only when compute has nothing left to do."""
+    """Yield gathers of sharded weights that begin only when compute has nothing left to do."""
     trace, ran = job.traces[0], job.covered[0]
     if not trace.training or not trace.steps:
         return
@@ -543,5 +526,5 @@ def _late_gathers(job: TracedJob) -> Iterator[Cause]:
     cost = float(shown[late].sum()) / len(trace.steps)
     if cost >= LEVEL.small * job.typical.usual_s:
         number = f"{late.sum() / len(trace.steps):.0f} of {gather.sum() / len(trace.steps):.0f}"
-        said = f"{number} all-gathers per step begin only when compute waits for them"
-        yield cause("prefetch", said, cost, job.typical.usual_s)
+        text = f"{number} all-gathers per step begin only when compute waits for them"
+        yield cause("prefetch", text, cost, job.typical.usual_s)

@@ -30,15 +30,17 @@ SAYS = patterns(__name__)
 
 
 def layer_notes(job: TracedJob) -> Iterator[Note]:
-    """What the counts of a usual step decompose into: two all-reduces a layer, or the gathers and scatters of sharded weights."""
+    """Note what the counts of a usual step consist of: two all-reduces a layer, or gathers and scatters of sharded weights."""
     trace = job.traces[0]
     if not trace.steps or trace.steps[0].name == WHOLE:
         return
     counts = per_step(job)
     steps = len(job.traces[0].steps)
     work = {name: count / steps for (name, kind), (count, _) in named_work(job, 0).items() if kind == 0}
-    found = [n for name, n in work.items() if SAYS.attention_block.search(name[:200]) and not SAYS.not_attention.search(name[:200])]
-    layers = max(found, default=0.0)
+    layer_counts = [
+        n for name, n in work.items() if SAYS.attention_block.search(name[:200]) and not SAYS.not_attention.search(name[:200])
+    ]
+    layers = max(layer_counts, default=0.0)
     norms = sum(n for name, n in work.items() if SAYS.norm.search(name[:200]))
     sound = layers >= 1 and abs(layers - round(layers)) < 0.01 and (not norms or norms >= layers)
     layers = round(layers) if sound else 0
@@ -49,38 +51,37 @@ def layer_notes(job: TracedJob) -> Iterator[Note]:
         whose = f"weights of {of} gathered for both passes, and their gradients scattered"
         yield Note("layers", f"{gathers} all-gathers and {scatters} reduce-scatters per step = {whose}")
     elif reduces and trace.gradients:
-        yield Note(
-            "gradients", _gradient_words(reduces, round(trace.gradients / len(trace.steps)), has_unbucketed_gradients(trace))
-        )
+        gradients = round(trace.gradients / len(trace.steps))
+        yield Note("gradients", _gradient_words(reduces, gradients, has_unbucketed_gradients(trace)))
     elif reduces > 2 or (reduces and trace.training):
         yield Note("layers", f"{plural(reduces, 'all-reduce')} per step{_layer_words(reduces, layers, trace.training)}")
 
 
 def has_sharded_weights(counts: Mapping[str, int]) -> bool:
-    """Whether a step's collectives are those of sharded weights: gathered in both passes, gradients scattered once."""
+    """Return whether a step's collectives are those of sharded weights: gathered in both passes, gradients scattered once."""
     gathers, scatters = counts.get("all-gather", 0), counts.get("reduce-scatter", 0)
     return bool(scatters) and gathers >= LEVEL.twice * scatters
 
 
 def has_unbucketed_gradients(trace: Trace) -> bool:
-    """Whether there is an all-reduce for each gradient that was accumulated, but for a few of a loss or a norm in each step."""
+    """Return whether each accumulated gradient has its all-reduce, apart from a few of a loss or a norm."""
     reduces = sum(c.op == "all-reduce" for c in trace.collectives)
     few, cut = COUNT.few_others * len(trace.steps), LEVEL.others * trace.gradients  # a file may end within a step
     return trace.gradients > few and -cut <= reduces - trace.gradients <= max(few, cut)
 
 
 def _gradient_words(reduces: int, gradients: int, each: bool) -> str:
-    """All-reduces of a step beside the gradients that it accumulates."""
+    """Describe the all-reduces of a step beside the gradients that it accumulates."""
     if each:
         return f"{reduces} all-reduces per step, one for each of {gradients} gradients (AccumulateGrad): they are not bucketed"
-    said = f"{plural(reduces, 'all-reduce')} and {plural(gradients, 'gradient')} (AccumulateGrad) per step"
+    text = f"{plural(reduces, 'all-reduce')} and {plural(gradients, 'gradient')} (AccumulateGrad) per step"
     if reduces > gradients:
-        return f"{said}: not all of them are of gradients"
-    return f"{said}: {'one bucket' if reduces == 1 else f'at most {reduces} buckets'} of gradients"
+        return f"{text}: not all of them are of gradients"
+    return f"{text}: {'one bucket' if reduces == 1 else f'at most {reduces} buckets'} of gradients"
 
 
 def _layer_words(count: int, layers: int, training: bool) -> str:
-    """Whether two a layer make a count, by another count that tells of layers."""
+    """Describe whether two collectives a layer make a count, by the number of attention kernels."""
     if not layers and training:
         return ": gradient buckets, or two per layer and pass; neither gradients (AccumulateGrad) nor attention kernels are told"
     rest = count - 2 * layers if layers else count % 2
@@ -93,15 +94,15 @@ def _layer_words(count: int, layers: int, training: bool) -> str:
 
 
 def per_step(job: TracedJob) -> Mapping[str, int]:
-    """Collectives of each kind in a usual step of the first rank."""
+    """Return the collectives of each kind in a usual step of the first rank."""
     trace = job.traces[0]
     by_op: dict[str, dict[int, int]] = {}
     for c in trace.collectives:
         if c.step >= 0:
-            held = by_op.setdefault(c.op, {})
-            held[c.step] = held.get(c.step, 0) + 1
+            counts = by_op.setdefault(c.op, {})
+            counts[c.step] = counts.get(c.step, 0) + 1
     steps = [s.index for s in trace.steps]
-    return {op: int(median(held.get(s, 0) for s in steps)) for op, held in by_op.items()}
+    return {op: int(median(counts.get(s, 0) for s in steps)) for op, counts in by_op.items()}
 
 
 MOMENT_S = LEVEL.moment_s
@@ -112,21 +113,21 @@ TOLD_IN_ORDER = ("experts", "attention", "products", "small")
 
 @lru_cache(maxsize=65536)
 def work_of(name: str) -> str:
-    """The kind of a kernel's work, or "" where its name does not tell it. What a compiler fused is named after all that is in it.
+    """Return the kind of a kernel's work, or "" where its name is silent. What a compiler fused is named after all its parts.
 
     >>> work_of("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_NNT"), work_of("void flash::flash_fwd_splitkv_kernel<x>(y)")
     ('products', 'attention')
     >>> work_of("triton_red_fused_add_mm_rsqrt_0"), work_of("fused_moe_kernel"), work_of("kernel_7")
     ('small', 'experts', '')
     """
-    said = name[: COUNT.name_signs]
-    if SAYS.surely_small.search(said):
+    text = name[: COUNT.name_signs]
+    if SAYS.surely_small.search(text):
         return "small"
-    return next((kind for kind in TOLD_IN_ORDER if getattr(SAYS, kind).search(said)), UNTOLD)
+    return next((kind for kind in TOLD_IN_ORDER if getattr(SAYS, kind).search(text)), UNTOLD)
 
 
 def work_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> Mapping[str, float]:
-    """Seconds of each kind of kernel in one of these steps of a rank, the mean; what runs side by side counts once.
+    """Return the mean seconds of each kind of kernel in such steps of a rank, counting what runs side by side once.
 
     A pause of a moment before the next kernel is the former's own: kernels are timed and priced as they follow each other.
     """
@@ -143,7 +144,7 @@ def work_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> Mapp
 
 
 def pauses_after(job: TracedJob, place: int, moments: Column) -> Column:
-    """How long a device that is done with something rests before it goes on, where that is a moment; 0 where it does not rest."""
+    """Return how long a device rests after each moment before it goes on, or 0 where it goes on at once or rests long."""
     starts, lengths = job.covered[place].either.gaps
     if not len(starts):
         return np.zeros(len(moments))
@@ -153,12 +154,12 @@ def pauses_after(job: TracedJob, place: int, moments: Column) -> Column:
 
 
 BEFORE = ("tower", "embedding")  # of the parts that no layer has, those that run before the first
-HOST = "host"
+HOST, LANES = "host", {"comm": "communication"}
 Row = tuple[str, float, float, str, str]
 
 
 def priced_step(claim: Claim, section: Section) -> StepBill:
-    """The bill of the section's commonest step, as far as the names of its steps tell it; else of what was said."""
+    """Return the bill of the section's commonest step, as far as step names describe it, else of the claimed one."""
     steps = [s for name, many in Counter(r.name for r in section.steps).items() for s in named_steps([(name, 0.0, 1.0)]) * many]
     phases = {s.phase for s in steps}
     phase = claim.question.phase
@@ -168,12 +169,12 @@ def priced_step(claim: Claim, section: Section) -> StepBill:
     sizes = Counter(s.decode_seqs if phase == "decode" else s.prefill_seqs for s in alike)
     lengths = Counter(s.prefill_tokens // s.prefill_seqs for s in alike if s.prefill_seqs and s.prefill_tokens)
     size = max(1, sizes.most_common(1)[0][0]) if sizes else 1
-    length = lengths.most_common(1)[0][0] if lengths and phase == "prefill" else 1024  # cached tokens no name tells
+    length = lengths.most_common(1)[0][0] if lengths and phase == "prefill" else 1024  # names state no cached tokens
     return claim.bill(phase, claim.batch or size, claim.context or length)
 
 
 def predicted_step(b: StepBill) -> Timeline:
-    """A served step, kernel after kernel: what comes before the layers, the layers one like the other, what follows, the host."""
+    """Return a served step as a timeline, kernel after kernel: before the layers, equal layers, after them, and the host."""
     return timeline_of(list(_rows(b)), (*KINDS, HOST))
 
 
@@ -188,7 +189,7 @@ def _rows(b: StepBill) -> Iterator[Row]:
     for number in range(b.question.model.num_layers):
         for bar in layer.bars:
             for start, end in (*bar.hidden, *bar.exposed):
-                lane = _lane(bar.segment.lane)
+                lane = LANES.get(bar.segment.lane, "compute")
                 yield lane, now + start, now + end, bar.segment.lane, f"{bar.segment.name}, layer {number}"
         now += layer.length_s
     for line in (*(x for x in ends if x.item.part not in BEFORE), *drafts):
@@ -201,11 +202,7 @@ def _rows(b: StepBill) -> Iterator[Row]:
 def _laid_out(line: Line, now: float) -> Iterator[Row]:
     if float(line.exposed_s) > 0:
         kind = "comm" if line.kind == "comm" else "compute"
-        yield _lane(kind), now, now + float(line.exposed_s), kind, line.item.what
-
-
-def _lane(kind: str) -> str:
-    return "communication" if kind == "comm" else "compute"
+        yield LANES.get(kind, "compute"), now, now + float(line.exposed_s), kind, line.item.what
 
 
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
@@ -252,19 +249,19 @@ class _Steps:
         return min(u.exposed_s for _, u in self.usage)
 
 
-Told = tuple[tuple[Finding, ...], tuple[Note, ...], tuple[tuple[int, Usage], ...]]
+ComparedRun = tuple[tuple[Finding, ...], tuple[Note, ...], tuple[tuple[int, Usage], ...]]
 """Findings, notes, and how each rank's typical step was spent."""
 
 
-def compare_with_claim(given: TracedJob, claim: Claim) -> Told:
-    """What a job's traces say beside what was claimed."""
-    head = given.traces[0]
+def compare_with_claim(traced: TracedJob, claim: Claim) -> ComparedRun:
+    """Compare a job's traces with a claim."""
+    head = traced.traces[0]
     # A trace may hold an engine's steps beside those that train, and then the former are compared.
     trains = head.training and not any(s.phase not in ("", "train") for s in head.steps)
     work = _workload(head, claim)
-    chosen = [[s for s in t.steps if s.name != WHOLE and (trains or _is_of_workload(s, work))] for t in given.traces]
-    shown = ((t, middle(steps)) for t, steps in zip(given.traces, chosen, strict=True))
-    job = _Steps(given, chosen, tuple((t.rank, t.usage(steps).of(len(steps))) for t, steps in shown if steps))
+    chosen = [[s for s in t.steps if s.name != WHOLE and (trains or _is_of_workload(s, work))] for t in traced.traces]
+    shown = ((t, middle(steps)) for t, steps in zip(traced.traces, chosen, strict=True))
+    job = _Steps(traced, chosen, tuple((t.rank, t.usage(steps).of(len(steps))) for t, steps in shown if steps))
     place = [_chip(head.device, claim)] if head.device else []
     place += [_world(head.world, claim)] if head.world and not head.training else []
     wrong = tuple(f for f in place if f.verdict != AGREE)  # where no step agrees, the right chip alone is no agreement of the run
@@ -272,28 +269,24 @@ def compare_with_claim(given: TracedJob, claim: Claim) -> Told:
         why = TRAINING if trains else f"no {work.phase} steps of {plural(work.batch, 'sequence')} in the trace"
         return (*wrong, Finding("steps", None, None, reason=why)), (), ()
     spent = job.usage if head.on_device else ()
-    if trains:
-        return (*wrong, *_training_findings(job)), (Note("steps", plural(len(chosen[0]), "training step")),), spent
-    said = Note("steps", f"{plural(len(chosen[0]), work.phase + ' step')} of {work}")
+    if trains:  # steps with a backward pass or an optimizer are no serving steps: they are shown, and not compared
+        shown_s = (("training step", job.step_s), ("exposed communication per step", job.exposed_s))
+        plain = (Finding(item, None, seconds, "s", reason=TRAINING) for item, seconds in shown_s)
+        waits = (f.undecided(f.reason) for f in waiting_findings(job.job, job.chosen, 1))
+        return (*wrong, *plain, *waits), (Note("steps", plural(len(chosen[0]), "training step")),), spent
+    step_note = Note("steps", f"{plural(len(chosen[0]), work.phase + ' step')} of {work}")
     priced = claim.bill(work.phase, work.batch, work.context)
     trusted = head.on_device or claim.distrust
     timed = (f if trusted else f.undecided(NO_DEVICE) for f in _seconds(job, priced, claim))
-    found = [*_traffic_findings(job, work, claim), *timed, *waiting_findings(given, chosen, claim.tp)]
+    compared = [*_traffic_findings(job, work, claim), *timed, *waiting_findings(traced, chosen, claim.tp)]
     if chosen[0][0].name == REPEATED:
-        found = [f.undecided(GUESSED) if f.verdict == DISAGREE else f for f in found]
-    ran = place if any(f.verdict == AGREE for f in found) else wrong
-    return (*ran, *found), (said,), spent
-
-
-def _training_findings(job: _Steps) -> Iterator[Finding]:
-    """Steps with a backward pass or an optimizer are no serving steps: they are shown, and not compared."""
-    yield Finding("training step", None, job.step_s, "s", reason=TRAINING)
-    yield Finding("exposed communication per step", None, job.exposed_s, "s", reason=TRAINING)
-    yield from (f.undecided(f.reason) for f in waiting_findings(job.job, job.chosen, 1))
+        compared = [f.undecided(GUESSED) if f.verdict == DISAGREE else f for f in compared]
+    ran = place if any(f.verdict == AGREE for f in compared) else wrong
+    return (*ran, *compared), (step_note,), spent
 
 
 def _workload(trace: Trace, claim: Claim) -> _Workload:
-    """The user's words, else the commonest decode step (or the commonest step at all) of the trace."""
+    """Return the claimed workload, else the commonest decode step of the trace, or its commonest step if none decodes."""
     described = [s for s in trace.steps if s.phase not in ("", "train")]
     context = claim.context or 1024
     if not described:
@@ -316,7 +309,7 @@ def _is_of_workload(step: TraceStep, work: _Workload) -> bool:
 
 
 def _traffic_findings(job: _Steps, work: _Workload, claim: Claim) -> Iterator[Finding]:
-    """How many collectives a step has, and how many bytes they hold."""
+    """Compare the number of collectives in a step, and their bytes."""
     step = claim.question.but(phase=work.phase, batch=work.batch, context=work.context)
     lines = [i for i in question_traffic(settle(step)).items if i.is_sent]
     measured = {c.op for t in job.job.traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
@@ -377,7 +370,7 @@ def _seconds(job: _Steps, priced: StepBill, claim: Claim) -> Iterator[Finding]:
 
 
 def both_means(op: str, met: bool, seconds: Sequence[float]) -> tuple[Note, Finding | None]:
-    """What the median of a kind of collectives is called, and their mean beside it where a few take far longer than the others."""
+    """Return the label of a kind of collectives, and a finding of their mean where a few take far longer than the rest."""
     how = "shortest over ranks" if met else "one rank, waiting included"
     mean, usual = float(np.mean(seconds or [0.0])), float(np.median(seconds or [0.0]))
     if max(mean, usual) <= LEVEL.uneven * min(mean, usual):
@@ -387,31 +380,35 @@ def both_means(op: str, met: bool, seconds: Sequence[float]) -> tuple[Note, Find
 
 
 def _one(op: str, predicted: float, job: _Steps, claim: Claim) -> Iterator[Finding]:
-    """One collective: the least over ranks is the wire, where every rank of its group is here; else the wire is at most that."""
+    """Compare one collective. The least time over ranks is the wire if its whole group is here, else an upper bound of it."""
     met, steps, ranks = job.job.meetings, {s.index for s in job.chosen[0]}, len(job.job.traces)
-    own = [c for c in job.first.collectives if c.op == op and c.step in steps]
-    times = [c.seconds for c in own]
+    called = [c for c in job.first.collectives if c.op == op and c.step in steps]
+    times = [c.seconds for c in called]
     if met:
         times = [wire for c, wire in zip(met.calls, met.wire_s.tolist(), strict=True) if c.op == op and c.step in steps]
     measured = median(times) if times else None
     why = "another path, link or size than was said" if times else "none in these steps"
     item, mean = both_means(op, met is not None, times)
     finding = replace(claim.seconds(item, predicted, measured, why), of=op)
-    group = _group(own, claim.tp)
+    group = _group(called, claim.tp)
     if finding.verdict == DISAGREE and group > ranks and (measured or 0.0) > predicted:
         finding = finding.undecided(f"{ranks} of its {group} ranks here: the time may hold waiting for the others")
     yield from (finding, *([mean] if mean else []))
 
 
 def waiting_findings(job: TracedJob, chosen: Sequence[Sequence[TraceStep]], tp: int) -> Iterator[Finding]:
-    """Waiting is not transfer: who comes last, and what the others lose."""
+    """Report who comes last, and how long the others wait, which is no transfer."""
     met, steps = job.meetings, chosen[0]
     if met is None:
         return
     if not len(met.first):
         yield Finding("waiting for the slowest rank", 0.0, None, "share", reason="no collective could be matched over the ranks")
         return
-    waited = [_waited_seconds(job, place, of_rank) for place, of_rank in enumerate(chosen)]
+    waited = []
+    for trace, of_rank, waits in zip(job.traces, chosen, job.waiting, strict=True):
+        kept = {s.index for s in of_rank}
+        inside = np.array([c.step in kept for c in trace.collectives], dtype=bool)
+        waited.append(float(np.nansum(waits[inside])) if inside.any() else 0.0)
     worst = max(waited) / sum(s.seconds for s in steps)
     shown = list(zip(met.ranks, waited, strict=True))
     if len(shown) > COUNT.most_ranks:
@@ -428,36 +425,27 @@ def waiting_findings(job: TracedJob, chosen: Sequence[Sequence[TraceStep]], tp: 
     yield Finding(item, 0.0, worst, "share", LEVEL.waiting_share, reason, verdict=verdict)
 
 
-def _waited_seconds(job: TracedJob, place: int, steps: Sequence[TraceStep]) -> float:
-    kept = {s.index for s in steps}
-    inside = np.fromiter((c.step in kept for c in job.traces[place].collectives), bool, len(job.traces[place].collectives))
-    return float(np.nansum(job.waiting[place][inside])) if inside.any() else 0.0
-
-
 def _group(collectives: Iterable[Collective], tp: int) -> int:
-    """Ranks that meet, as the trace tells them or else as was said."""
+    """Return the number of ranks that meet, from the trace or else from the claim."""
     return max((c.ranks for c in collectives), default=0) or tp
 
 
 def _chip(device: Device, claim: Claim) -> Finding:
-    known, possible = claim.question.cluster.chip, recognise(device.name, device.memory_bytes, device.num_sms)
+    claimed, possible = claim.question.cluster.chip, recognise(device.name, device.memory_bytes, device.num_sms)
     item = Note("chip", f"memory of {device.name or 'its device'}")
-    finding = Finding(item, known.visible_bytes, device.memory_bytes, "bytes", MEMORY_SPREAD).judged()
-    if known.key in possible:
+    sizes = f"{format_bytes(device.memory_bytes)} and {device.num_sms} multiprocessors"
+    finding = Finding(item, claimed.visible_bytes, device.memory_bytes, "bytes", MEMORY_SPREAD).judged()
+    if claimed.key in possible:
         return replace(finding, verdict=AGREE)
     if possible:
-        return replace(finding, verdict=DISAGREE, reason=f"the trace is of {' or '.join(possible)}, not of {known.key}")
-    if not is_like(known, device.memory_bytes, device.num_sms):
-        return replace(finding, verdict=DISAGREE, reason=f"{_sizes(device, ' and ')} are not those of {known.key}")
-    return finding.undecided(f"as large as {known.key}, under a name that the catalogue does not know")
-
-
-def _sizes(device: Device, joined: str) -> str:
-    return f"{format_bytes(device.memory_bytes)}{joined}{device.num_sms} multiprocessors"
+        return replace(finding, verdict=DISAGREE, reason=f"the trace is of {' or '.join(possible)}, not of {claimed.key}")
+    if not is_like(claimed, device.memory_bytes, device.num_sms):
+        return replace(finding, verdict=DISAGREE, reason=f"{sizes} are not those of {claimed.key}")
+    return finding.undecided(f"as large as {claimed.key}, under a name that the catalogue does not know")
 
 
 def _world(world: int, claim: Claim) -> Finding:
-    """Ranks of the job; a whole multiple of the plan may be replicas, or a trainer's job around an engine."""
+    """Compare the ranks of the job. A multiple of the plan may mean replicas, or a trainer's job around an engine."""
     one = claim.tp * int(claim.plan.pp)
     whole = int(claim.plan.num_gpus)
     worlds = {one, one * int(claim.plan.dp), whole // int(claim.plan.dp), whole}
@@ -471,9 +459,10 @@ def _world(world: int, claim: Claim) -> Finding:
 def place_notes(traces: Sequence[Trace]) -> Iterator[Note]:
     device, world, here = traces[0].device, traces[0].world, len(traces)
     if device:
-        present = f"devices of its host: {device.count} x {device.name or 'a device without a name'} ({_sizes(device, ', ')})"
-        known = recognise(device.name, device.memory_bytes, device.num_sms)
-        yield Note("devices", f"{present}: {' or '.join(known) or 'not in the catalogue'}")
+        sizes = f"{format_bytes(device.memory_bytes)}, {device.num_sms} multiprocessors"
+        present = f"devices of its host: {device.count} x {device.name or 'a device without a name'} ({sizes})"
+        chips = recognise(device.name, device.memory_bytes, device.num_sms)
+        yield Note("devices", f"{present}: {' or '.join(chips) or 'not in the catalogue'}")
     if world > here:
         ranks = ", ".join(str(t.rank) for t in traces[:8]) + (" …" if here > 8 else "")
         present = f"{here} of the job's {world} ranks {'is' if here == 1 else 'are'} here ({ranks})"

@@ -20,21 +20,21 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What is added to a rank's own time: it grows by ``drift`` from ``at_s`` on."""
+    """What is added to a rank's own time. It grows by ``drift`` from ``at_s`` on."""
 
     offset_s: float = 0.0
     drift: float = 0.0
     at_s: float = 0.0
 
-    def job_s(self, own_s: Column) -> Column:
-        return own_s + self.offset_s + self.drift * (own_s - self.at_s)
+    def job_s(self, local_s: Column) -> Column:
+        return local_s + self.offset_s + self.drift * (local_s - self.at_s)
 
-    def own_s(self, job_s: Column) -> Column:
+    def local_s(self, job_s: Column) -> Column:
         return (job_s - self.offset_s + self.drift * self.at_s) / (1 + self.drift)
 
 
 def clock_between(ours: Column, theirs: Column) -> tuple[Clock, float]:
-    """The clock that moves their ends onto ours, and how far they then still are apart (median)."""
+    """Return the clock that moves their ends onto ours, and how far apart they then still are (median)."""
     apart = ours - theirs
     clock = Clock(float(np.median(apart)), 0.0, float(theirs[0]))
     rest = float(np.median(np.abs(apart - clock.offset_s)))
@@ -54,32 +54,26 @@ def clock_between(ours: Column, theirs: Column) -> tuple[Clock, float]:
 
 
 def align_clocks(ranks: int, together: Mapping[Pair, tuple[Column, Column]], loose: Sequence[Column]) -> list[Clock]:
-    """A clock for each rank: by ends that two ranks share (each on its own clock), nearest first; else by ends that coincide."""
+    """Return a clock for each rank: by ends that two ranks share, nearest first, else by ends that coincide."""
     links = sorted((clock_between(*ends)[1], pair) for pair, ends in together.items() if len(ends[0]))
     clocks: dict[int, Clock] = {0: Clock()}
     while len(clocks) < ranks:
         step = next((pair for _, pair in links if (pair[0] in clocks) != (pair[1] in clocks)), None)
         if step is None:
-            rank, clock = _by_messages(clocks, loose)
-            clocks[rank] = clock
+            new = min(set(range(ranks)) - set(clocks))  # next to an aligned rank, by messages between them
+            near = new - 1 if new - 1 in clocks else min(clocks, key=lambda r: abs(r - new))
+            usual = clocks[near].offset_s
+            offset = coinciding_offset(clocks[near].job_s(loose[near]), loose[new], usual)
+            clocks[new] = Clock(usual if offset is None else offset)
             continue
-        known, new = step if step[0] in clocks else step[::-1]
-        ours, theirs = together[step] if step[0] == known else together[step][::-1]
-        clocks[new] = clock_between(clocks[known].job_s(ours), theirs)[0]
+        aligned, new = step if step[0] in clocks else step[::-1]
+        ours, theirs = together[step] if step[0] == aligned else together[step][::-1]
+        clocks[new] = clock_between(clocks[aligned].job_s(ours), theirs)[0]
     return [clocks[r] for r in range(ranks)]
 
 
-def _by_messages(clocks: Mapping[int, Clock], loose: Sequence[Column]) -> tuple[int, Clock]:
-    """The rank next to an aligned one, by messages between them; by its own clock where none coincide."""
-    new = min(set(range(len(loose))) - set(clocks))
-    near = new - 1 if new - 1 in clocks else min(clocks, key=lambda r: abs(r - new))
-    usual = clocks[near].offset_s
-    offset = coinciding_offset(clocks[near].job_s(loose[near]), loose[new], usual)
-    return new, Clock(offset if offset is not None else usual)
-
-
 def coinciding_offset(ours: Column, theirs: Column, usual: float = 0.0) -> float | None:
-    """The offset at which most ends coincide, of those the least; None where too few do.
+    """Return the smallest of the offsets at which most ends coincide, or None where too few do.
 
     Microbatches repeat, so that many offsets are nearly as good: the usual one stays unless another is far better.
     """
@@ -106,7 +100,7 @@ TICK_S = 1e-9  # of a profiler's clock
 Key = tuple[str, str, tuple[int, ...], int, int]
 
 
-@dataclass(frozen=True)  # without slots: what is asked often is kept
+@dataclass(frozen=True)  # without slots: what is used often is cached
 class Meetings:
     """Collectives that several ranks' traces hold, as columns: a row for each rank of each, rows of one side by side.
 
@@ -124,13 +118,13 @@ class Meetings:
     unmatched: int
     by_clock: bool
 
-    def job_s(self, place: int, own_s: Column) -> Column:
-        """The job's time of moments of one trace."""
-        return self.clocks[place].job_s(np.asarray(own_s) + self.shifts[place]) - self.zero_s
+    def job_s(self, place: int, local_s: Column) -> Column:
+        """Convert moments of one trace to the job's time."""
+        return self.clocks[place].job_s(np.asarray(local_s) + self.shifts[place]) - self.zero_s
 
-    def own_s(self, place: int, job_s: Column) -> Column:
-        """Moments of the job in one trace's own time."""
-        return self.clocks[place].own_s(job_s + self.zero_s) - self.shifts[place]
+    def local_s(self, place: int, job_s: Column) -> Column:
+        """Convert moments of the job to one trace's own time."""
+        return self.clocks[place].local_s(job_s + self.zero_s) - self.shifts[place]
 
     @cached_property
     def zero_s(self) -> float:
@@ -139,7 +133,7 @@ class Meetings:
 
     @cached_property
     def _spans(self) -> tuple[Column, Column, Column]:
-        """Start and end on the job's clock, and own duration, of each row."""
+        """Start and end on the job's clock, and duration, of each row."""
         start, end, lasted = (np.zeros(len(self.place)) for _ in range(3))
         for place, trace in enumerate(self.traces):
             mine = self.place == place
@@ -191,7 +185,7 @@ class Meetings:
 
 
 def spans(trace: Trace) -> tuple[Column, Column]:
-    """Starts and ends of a trace's collectives."""
+    """Return starts and ends of a trace's collectives."""
     count = len(trace.collectives)
     start = np.fromiter((c.start_s for c in trace.collectives), float, count)
     return start, np.fromiter((c.end_s for c in trace.collectives), float, count)
@@ -223,7 +217,7 @@ def meet(traces: Sequence[Trace]) -> Meetings:
 
 
 def _is_exchange(traces: Sequence[Trace]) -> bool:
-    """Whether messages are exchanges of all ranks (an all-to-all whose kernels are called so): as many on each, ending together."""
+    """Return whether messages are exchanges of all ranks (an all-to-all named so): as many on each, ending together."""
     ends = [np.array([c.end_s for c in t.collectives if c.op == MESSAGE]) for t in traces]
     if len(ends) < 3 or len({len(e) for e in ends}) > 1 or len(ends[0]) < 3:
         return False
@@ -231,7 +225,7 @@ def _is_exchange(traces: Sequence[Trace]) -> bool:
 
 
 def _join_matches(ordered: tuple[Trace, ...], lists: list[_RankCollectives], matches: list[_Rows], clocks: list[Clock]) -> Meetings:
-    """Rows of all matches, in the order in which their first ranks saw them."""
+    """Join the rows of all matches, in the order in which their first ranks saw them."""
     places = [np.tile(np.array(p, dtype=int), len(rows)) for p, rows in matches]
     each = [np.full(len(rows), len(p), dtype=int) for p, rows in matches]
     flat = [rows.ravel() for _, rows in matches]
@@ -243,7 +237,7 @@ def _join_matches(ordered: tuple[Trace, ...], lists: list[_RankCollectives], mat
     counts = [len(x.start) for x in lists]
     base = np.concatenate([[0], np.cumsum(counts)])[:-1]
     at = base[place[taken]] + index[taken] if len(taken) else taken
-    begin, end = np.concatenate([x.start for x in lists])[at], np.concatenate([x.end for x in lists])[at]  # on the own clocks
+    begin, end = np.concatenate([x.start for x in lists])[at], np.concatenate([x.end for x in lists])[at]  # on each rank's clock
     inside = bool(len(starts)) and bool(np.all(np.maximum.reduceat(begin, starts) < np.minimum.reduceat(end, starts)))
     lost = max(counts) - int(np.bincount(place, minlength=len(lists))[int(np.argmax(counts))])
     shifts, ranks = tuple(x.shift for x in lists), tuple(t.rank for t in ordered)
@@ -251,9 +245,9 @@ def _join_matches(ordered: tuple[Trace, ...], lists: list[_RankCollectives], mat
 
 
 def _split_match(lists: list[_RankCollectives], match: _Rows, clocks: list[Clock]) -> Iterator[_Rows]:
-    """A match as it is, where its group was told or ends together on the aligned clocks; else those that do."""
+    """Yield a match whole where its group is listed or ends together on the aligned clocks, else the parts that do."""
     places, rows = match
-    if len(places) < 3 or len(rows) < 2 or lists[places[0]].told[rows[0, 0]]:
+    if len(places) < 3 or len(rows) < 2 or lists[places[0]].listed[rows[0, 0]]:
         yield match
         return
     ends = np.column_stack([clocks[p].job_s(lists[p].end[rows[:, i]]) for i, p in enumerate(places)])
@@ -270,13 +264,13 @@ def _split_match(lists: list[_RankCollectives], match: _Rows, clocks: list[Clock
 def _join_whole_job(
     traces: Sequence[Trace], lists: list[_RankCollectives], matches: list[_Rows], clocks: list[Clock]
 ) -> list[_Rows]:
-    """Matches, and as one what is of all ranks though nobody told so: it ends at one moment in all groups, and is very long."""
+    """Return the matches, joining unlisted groups into one of all ranks where very long collectives end in all at once."""
     by_op: dict[str, list[int]] = {}
     for at, (places, rows) in enumerate(matches):
-        if not lists[places[0]].told[rows[0, 0]]:
+        if not lists[places[0]].listed[rows[0, 0]]:
             by_op.setdefault(traces[places[0]].collectives[rows[0, 0]].op, []).append(at)
-    for own in (own for own in by_op.values() if len(own) > 1):
-        groups = [matches[at] for at in own]
+    for parts in filter(lambda same: len(same) > 1, by_op.values()):
+        groups = [matches[at] for at in parts]
         every = [p for places, _ in groups for p in places]
         if sorted(every) != list(range(len(traces))):
             continue
@@ -290,7 +284,7 @@ def _join_whole_job(
         if not len(of_all) or any(len(np.unique(n[of_all])) < len(of_all) for n in near):
             continue
         together = np.column_stack([rows[n[of_all]] for (_, rows), n in zip(groups, near, strict=True)])
-        for at, (places, rows), n in zip(own, groups, near, strict=True):
+        for at, (places, rows), n in zip(parts, groups, near, strict=True):
             matches[at] = places, np.delete(rows, n[of_all], axis=0)
         matches.append((tuple(range(len(traces))), together[:, np.argsort(every)]))
     return [match for match in matches if len(match[1])]
@@ -307,7 +301,7 @@ class _RankCollectives:
     start: Column
     end: Column
     signs: Column  # of what kind and size
-    told: Column  # whether its group's members are
+    listed: Column  # whether its group's members are
     shift: float
     keyed: dict[Key, Column]  # by group and kind: their indices, in order
 
@@ -322,20 +316,19 @@ class _RankCollectives:
                 keyed.setdefault((c.op, c.group, c.members, c.ranks, lane), []).append(i)
         sizes = (-1.0 if c.nbytes is None or c.op == "all-to-all" else c.nbytes for c in trace.collectives)
         signs = np.fromiter(sizes, float, len(start))
-        told = np.fromiter((len(c.members) > 1 for c in trace.collectives), bool, len(start))
-        return _RankCollectives(
-            trace.rank, start + shift, end + shift, signs, told, shift, {k: np.array(v) for k, v in keyed.items()}
-        )
+        listed = np.fromiter((len(c.members) > 1 for c in trace.collectives), bool, len(start))
+        indices = {key: np.array(rows) for key, rows in keyed.items()}
+        return _RankCollectives(trace.rank, start + shift, end + shift, signs, listed, shift, indices)
 
 
 def _lanes(trace: Trace) -> list[int]:
-    """Of each collective the stream it ran on, counted as streams begin to have one of its kind; threads of a host tell nothing."""
+    """Return for each collective the order in which its stream began to have one of its kind. Host threads are uninformative."""
     begun: dict[str, dict[int, int]] = {}
     return [(of_op := begun.setdefault(c.op, {})).setdefault(c.lane, len(of_op)) for c in trace.collectives]
 
 
 def _match_key(lists: Sequence[_RankCollectives], key: Key) -> Iterator[_Rows]:
-    """Collectives under one key, for each group of ranks that shares them."""
+    """Yield the collectives under one key for each group of ranks that shares them."""
     places = [p for p, x in enumerate(lists) if key in x.keyed]
     for group in _groups(lists, key, places):
         # Indices of each collective on all ranks of its group: (collectives, ranks).
@@ -354,7 +347,7 @@ def _match_key(lists: Sequence[_RankCollectives], key: Key) -> Iterator[_Rows]:
 
 
 def _groups(lists: Sequence[_RankCollectives], key: Key, places: list[int]) -> Iterable[list[int]]:
-    """Places of ranks that share the collectives under a key: all of them where members are told, else those that end together."""
+    """Return the ranks that share the collectives under a key: all of them where members are listed, else those ending together."""
     _, _, members, size, _ = key
     if len(places) < 2 or len(members) > 1:
         return [places] if len(places) > 1 else []
@@ -365,24 +358,24 @@ def _groups(lists: Sequence[_RankCollectives], key: Key, places: list[int]) -> I
     near = apart <= LEVEL.apart_times * np.maximum(TICK_S, np.minimum(nearest[:, None], nearest[None, :]))
     if near.all() and 0 < size < len(places):
         return [g for i in range(0, len(places), size) if len(g := places[i : i + size]) > 1]
-    left, found = list(range(len(places))), []
+    left, groups = list(range(len(places))), []
     while left:
         group = [i for i in left if near[left[0], i]]
-        found.append([places[i] for i in group])
+        groups.append([places[i] for i in group])
         left = [i for i in left if i not in group]
-    return [g for g in found if len(g) > 1]
+    return [g for g in groups if len(g) > 1]
 
 
 def _distances(ends: list[Column]) -> Column:
-    """How differently the time between two collectives goes by on each two ranks. Offsets of clocks do not matter: where ranks
+    """Return how differently the time between collectives passes on each two ranks. Offsets of clocks do not matter: where ranks
     share collectives, these times are the same."""
     count = min(COUNT.sampled, *(len(e) for e in ends))
     steps = np.array([np.diff(e[-count:]) for e in ends]) if count > 1 else np.zeros((len(ends), 1))
-    return np.array([np.abs(steps - own).mean(axis=1) for own in steps])
+    return np.array([np.abs(steps - row).mean(axis=1) for row in steps])
 
 
 def _two(a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column) -> tuple[Column, Column]:
-    """Positions in two lists that are the same collective."""
+    """Return positions in two lists that are the same collective."""
     alike = len(ours) == len(theirs) and bool(np.all(a.signs[ours] == b.signs[theirs]))
     if alike and np.mean(np.maximum(a.start[ours], b.start[theirs]) < np.minimum(a.end[ours], b.end[theirs])) >= LEVEL.together:
         return np.arange(len(ours)), np.arange(len(ours))
@@ -402,11 +395,11 @@ def _two(a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column)
 def _shift_lists(
     a: _RankCollectives, ours: Column, b: _RankCollectives, theirs: Column, alike: bool
 ) -> tuple[Column, Column] | None:
-    """Lists moved against each other until kinds and sizes agree and the ends are at a constant distance; None where none fits."""
+    """Shift lists until kinds and sizes agree and ends are at a constant distance, or return None where no shift fits."""
     m, n = len(ours), len(theirs)
     least = max(1, min(m, n) // 2)
     usual = float(np.mean(np.abs(np.diff(a.end[ours])))) if m > 1 else 0.0
-    found: list[tuple[float, int]] = []
+    fits: list[tuple[float, int]] = []
     for shift in sorted(range(-(n - least), m - least + 1), key=lambda d: (abs(d), abs(d - (m - n))))[: COUNT.shifts]:
         lo, hi = max(0, shift), min(m, n + shift)
         i, j = ours[lo:hi], theirs[lo - shift : hi - shift]
@@ -414,17 +407,17 @@ def _shift_lists(
             continue
         spread = float(np.mean(np.abs(np.diff(a.end[i] - b.end[j])))) if len(i) > 1 else 0.0
         if spread <= LEVEL.noise_s + usual * (LEVEL.ordered if alike and shift == 0 else LEVEL.shifted):
-            found.append((spread, shift))
-    if not found:
+            fits.append((spread, shift))
+    if not fits:
         return None
-    best = min(found)[0]
-    shift = next(shift for spread, shift in found if spread <= 1.5 * best + LEVEL.apart_s)  # the least that is as good as any
+    best = min(fits)[0]
+    shift = next(shift for spread, shift in fits if spread <= 1.5 * best + LEVEL.apart_s)  # the least that is as good as any
     lo, hi = max(0, shift), min(m, n + shift)
     return np.arange(lo, hi), np.arange(lo - shift, hi - shift)
 
 
 def _nearest(at: Column, among: Column) -> Column:
-    """Index of the value in order that is nearest to each."""
+    """Return the index of the sorted value that is nearest to each."""
     right = np.clip(np.searchsorted(among, at), 1, max(1, len(among) - 1))
     if len(among) == 1:
         return np.zeros(len(at), dtype=int)
@@ -433,15 +426,15 @@ def _nearest(at: Column, among: Column) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where messages can go between: each rank's stage and its place in it, and of each rank's messages the pair that is told."""
+    """Where messages can go between: each rank's stage and its place in it, and of each rank's messages the stated pair."""
 
     stage: Column
     position: Column
-    pair: list[Column]  # a number for each two ranks; -1: not told
+    pair: list[Column]  # a number for each two ranks; -1: unknown
 
     @staticmethod
     def of(traces: Sequence[Trace], matches: Sequence[_Rows]) -> _Places:
-        """Stages are consecutive ranks: those that share collectives, and all between them; unless that left a single stage."""
+        """Form stages of consecutive ranks: those that share collectives and all between, unless a single stage would remain."""
         apart = np.ones(len(traces) - 1, dtype=bool)
         for places, _ in sorted(matches, key=lambda m: -len(m[1])):
             joined = apart.copy()
@@ -450,12 +443,14 @@ class _Places:
         stage = np.concatenate([[0], np.cumsum(apart)])
         begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
         numbers: dict[tuple[int, ...], int] = {}
-        told = [[numbers.setdefault(c.members, len(numbers)) if len(c.members) == 2 else -1 for c in t.collectives] for t in traces]
-        return _Places(stage, np.arange(len(traces)) - begins[stage], [np.array(of_rank, dtype=int) for of_rank in told])
+        numbered = [
+            [numbers.setdefault(c.members, len(numbers)) if len(c.members) == 2 else -1 for c in t.collectives] for t in traces
+        ]
+        return _Places(stage, np.arange(len(traces)) - begins[stage], [np.array(of_rank, dtype=int) for of_rank in numbered])
 
 
 def _messages(lists: Sequence[_RankCollectives], indices: Sequence[Column], clocks: Sequence[Clock], where: _Places) -> list[_Rows]:
-    """Messages whose two ends end together on the aligned clocks: of several at one moment, neighbours by stage."""
+    """Match messages whose two ends end together on the aligned clocks, preferring neighbours by stage at one moment."""
     place = np.concatenate([np.full(len(x), p) for p, x in enumerate(indices)]) if indices else np.zeros(0, dtype=int)
     if not len(place):
         return []
@@ -463,17 +458,17 @@ def _messages(lists: Sequence[_RankCollectives], indices: Sequence[Column], cloc
     end = np.concatenate([c.job_s(x.end[i]) for x, i, c in zip(lists, indices, clocks, strict=True)])
     order = np.argsort(end, kind="stable")
     moments = np.cumsum(np.concatenate([[0], np.diff(end[order]) > LEVEL.paired_s]))
-    pair = np.concatenate([told[i] for told, i in zip(where.pair, indices, strict=True)])
+    pair = np.concatenate([pairs_of_rank[i] for pairs_of_rank, i in zip(where.pair, indices, strict=True)])
     stage, position = where.stage[place], where.position[place]
     order = order[np.lexsort((stage[order], position[order], pair[order], moments))]
     moments = np.sort(moments)
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    rows_by_pair: dict[tuple[int, int], list[tuple[int, int]]] = {}
     at = 0
     while at + 1 < len(order):
         a, b = order[at], order[at + 1]
         able = place[a] != place[b] if pair[a] >= 0 else stage[a] != stage[b]
         if moments[at] == moments[at + 1] and pair[a] == pair[b] and able:
-            found.setdefault((int(place[a]), int(place[b])), []).append((int(index[a]), int(index[b])))
+            rows_by_pair.setdefault((int(place[a]), int(place[b])), []).append((int(index[a]), int(index[b])))
             at += 1
         at += 1
-    return [(pair, np.array(rows)) for pair, rows in found.items()]
+    return [(pair, np.array(rows)) for pair, rows in rows_by_pair.items()]

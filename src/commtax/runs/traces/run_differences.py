@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from commtax.files import table
-from commtax.runs.evidence.finding import (
-    Audit,
-    CollectiveRow,
-    Finding,
-    SentCollectives,
-    Usage,
-    typical_of_ranks,
-)
+from commtax.runs.evidence.finding import Audit, CollectiveRow, Finding, SentCollectives, typical_of_ranks
 from commtax.thresholds import levels
 
 LEVEL = levels(__name__)
@@ -23,15 +16,15 @@ LEVEL = levels(__name__)
 PARTS = {"compute": "compute_s", "exposed communication": "exposed_s", "copies": "copy_s", "idle": "idle_s"}
 """Of a step, each second once."""
 LESS_IS_WORSE = frozenset(code for codes in table("judgement/less_is_worse.toml").values() for code in codes)
-STEPS = "trace"  # the kind of sections that tell steps one by one: other figures of theirs are parts of the step
+STEPS = "trace"  # the kind of sections that list steps, whose other figures are parts of the step
 COURSE = ("steps", "algorithms", "pid", "py", "running", "waiting", "kv usage", "preemptions")
-"""Facts that a run's own course decides: they are no reason for it, and what they tell is compared elsewhere."""
+"""Facts that follow from a run's course: they are no reason for it, and are compared elsewhere."""
 SAME_S = 1e-9  # what a profiler's clock resolves
 
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """One figure of both runs; None where a run has none. ``unit`` is as in ``Finding``."""
+    """One figure of both runs, None where a run has none. ``unit`` is as in ``Finding``."""
 
     item: str
     before: float | None
@@ -46,13 +39,13 @@ class FigureChange:
 
     @property
     def relative(self) -> float | None:
-        """Of the first run; None where one side is missing or the first is nothing."""
+        """Relative to the first run, or None where one side is missing or the first is 0."""
         if self.before is None or self.after is None or not self.before:
             return None if self.delta else 0.0
         return self.delta / self.before
 
     def is_worse(self, tolerance: float) -> bool:
-        """Longer, or a lower rate or less room, by more than the tolerance. Which way other figures are worse nobody knows."""
+        """Return whether it is longer, or a lower rate or less room, by more than the tolerance. Others have no direction."""
         if self.relative is None or not math.isfinite(self.relative):
             return False
         return self.relative < -tolerance if self.less_is_worse else self.unit == "s" and self.relative > tolerance
@@ -64,7 +57,7 @@ class FigureChange:
 
 @dataclass(frozen=True, slots=True)
 class FactChange:
-    """A version, a flag, a host …; "" where a run does not tell it."""
+    """A version, a flag, a host …, "" where a run does not state it."""
 
     name: str
     before: str
@@ -92,8 +85,8 @@ class Difference:
     after: Audit
     tolerance: float
     facts: tuple[FactChange, ...]
-    told: int  # facts that both tell
-    step: FigureChange | None  # None where one of the runs tells no step
+    shared_facts: int  # facts that both state
+    step: FigureChange | None  # None where one of the runs has no step
     parts: tuple[FigureChange, ...]
     hidden: FigureChange | None
     metrics: tuple[FigureChange, ...]
@@ -116,8 +109,8 @@ class Difference:
 
 
 def difference(before: Audit, after: Audit, tolerance: float = LEVEL.tolerance) -> Difference:
-    """The second run against the first."""
-    a, b = _step(before), _step(after)
+    """Compare the second run with the first."""
+    a, b = (next((used for s in run.sections if (used := typical_of_ranks(s))), None) for run in (before, after))
     ours, theirs = _facts(before), _facts(after)
     facts = [FactChange(name, ours.get(name, ""), theirs.get(name, "")) for name in dict.fromkeys((*ours, *theirs))]
     both = a is not None and b is not None
@@ -137,28 +130,24 @@ def difference(before: Audit, after: Audit, tolerance: float = LEVEL.tolerance) 
     )
 
 
-def _step(audited: Audit) -> Usage | None:
-    return next((used for s in audited.sections if (used := typical_of_ranks(s))), None)
-
-
 def _steps(audited: Audit) -> int:
-    """Steps of one rank; 1 where they are not told one by one."""
-    told = next((s.steps for s in audited.sections if s.steps), ())
-    return max(Counter(row.rank for row in told).values(), default=1)
+    """Return the steps of one rank, or 1 where they are not listed."""
+    steps = next((s.steps for s in audited.sections if s.steps), ())
+    return max(Counter(row.rank for row in steps).values(), default=1)
 
 
 def _facts(audited: Audit) -> dict[str, str]:
-    """By name; values of several files that differ stand beside each other."""
-    found: dict[str, dict[str, None]] = {}
+    """Return facts by name, joining the values of several files that differ."""
+    values_by_name: dict[str, dict[str, None]] = {}
     for section in audited.sections:
         for name, value in section.facts.items():
             if name not in COURSE:
-                found.setdefault(name, {})[value] = None
-    return {name: ", ".join(values) for name, values in found.items()}
+                values_by_name.setdefault(name, {})[value] = None
+    return {name: ", ".join(values) for name, values in values_by_name.items()}
 
 
 def _metrics(before: Audit, after: Audit) -> Iterator[FigureChange]:
-    """Measured figures that both runs have, by kind of file, by code, by what they are of, and by their order under that."""
+    """Yield measured figures that both runs have, matched by kind of file, code, subject and order."""
     ours, theirs = _measured_findings(before), _measured_findings(after)
     for key, finding in ours.items():
         if other := theirs.get(key):
@@ -167,49 +156,46 @@ def _metrics(before: Audit, after: Audit) -> Iterator[FigureChange]:
 
 
 def _measured_findings(audited: Audit) -> dict[tuple[str, str, str, int], Finding]:
-    found: dict[tuple[str, str, str, int], Finding] = {}
+    by_key: dict[tuple[str, str, str, int], Finding] = {}
     met: Counter[tuple[str, str, str]] = Counter()
     for section in audited.sections:
         for finding in section.findings:
             key = section.kind, finding.code, finding.of
             if finding.measured is not None and math.isfinite(finding.measured):
-                found[*key, met[key]] = finding
+                by_key[*key, met[key]] = finding
             met[key] += 1
-    return found
+    return by_key
 
 
 def _collectives(before: Audit, after: Audit, steps: tuple[int, int]) -> Iterator[SentChange]:
-    """By kind and size of the group: names of groups differ from run to run."""
+    """Yield changes by kind and group size, since names of groups differ from run to run."""
     ours, theirs = (_sent_by_kind(run, count) for run, count in zip((before, after), steps, strict=True))
-    changes = [
-        SentChange(*key, ours.get(key, SentCollectives()), theirs.get(key, SentCollectives()))
-        for key in dict.fromkeys((*ours, *theirs))
-    ]
+    nothing = SentCollectives()
+    changes = (SentChange(*key, ours.get(key, nothing), theirs.get(key, nothing)) for key in dict.fromkeys((*ours, *theirs)))
     yield from sorted(changes, key=lambda c: -abs(c.exposed_s))
 
 
 def _sent_by_kind(audited: Audit, steps: int) -> dict[tuple[str, int], SentCollectives]:
-    """What a step holds as its sections tell it, else the rows of all steps over their number."""
-    told = [s.sent for s in audited.sections if s.sent is not None]
-    if told:
-        return dict(told[0])
+    """Return what a step sends as its sections state it, else the rows of all steps over their number."""
+    if sent := [s.sent for s in audited.sections if s.sent is not None]:
+        return dict(sent[0])
     rows: dict[tuple[str, int], list[CollectiveRow]] = defaultdict(list)
     for section in audited.sections:
         for row in section.collectives:
             rows[row.op, row.ranks].append(row)
-    return {key: _sum_rows(alike, steps) for key, alike in rows.items()}
-
-
-def _sum_rows(rows: Sequence[CollectiveRow], steps: int) -> SentCollectives:
-    sizes = [r.nbytes for r in rows]
-    known = None if any(n is None for n in sizes) else float(sum(n for n in sizes if n is not None)) / steps
-    count, wire, wait, hidden = (sum(getattr(r, name) for r in rows) / steps for name in ("count", "wire_s", "wait_s", "hidden_s"))
-    algorithms = tuple(dict.fromkeys(r.algorithm for r in sorted(rows, key=lambda r: -r.wire_s) if r.algorithm))
-    return SentCollectives(count, known, wire, wait, hidden, algorithms)
+    by_kind: dict[tuple[str, int], SentCollectives] = {}
+    for key, alike in rows.items():
+        sizes = [r.nbytes for r in alike]
+        nbytes = None if any(n is None for n in sizes) else float(sum(n for n in sizes if n is not None)) / steps
+        figures = ("count", "wire_s", "wait_s", "hidden_s")
+        count, wire, wait, hidden = (sum(getattr(r, name) for r in alike) / steps for name in figures)
+        algorithms = tuple(dict.fromkeys(r.algorithm for r in sorted(alike, key=lambda r: -r.wire_s) if r.algorithm))
+        by_kind[key] = SentCollectives(count, nbytes, wire, wait, hidden, algorithms)
+    return by_kind
 
 
 def _kernels(before: Audit, after: Audit) -> Iterator[FigureChange]:
-    """Seconds a step under each name, most moved first; None where a run has no such kernel."""
+    """Yield the seconds a step under each name, most moved first, None where a run has no such kernel."""
     ours, theirs = _by_name(before), _by_name(after)
     if not ours or not theirs:
         return

@@ -22,7 +22,7 @@ TO_MEDIAN = 1.2533  # standard error of a median, in those of a mean
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """A level, the step since which it is there (0: always), and the level before it."""
+    """A level, the step since which it holds (0: always), and the level before it."""
 
     level: float
     since: int
@@ -34,10 +34,10 @@ class Rise:
 
 
 def rise(x: Column, least: float = LEVEL.least, changed: bool = False) -> Rise | None:
-    """The level of a series where it is at least so much above nothing; with ``changed`` above what it was before, and not always.
+    """Return the level of a series that exceeds 0, or with ``changed`` its earlier level, by at least ``least``.
 
-    >>> found = rise(np.array([0.0, 0.01, 0.0, 0.3, 0.31, 0.3]), 0.05)
-    >>> (found.level, found.since, found.before) if found else None
+    >>> risen = rise(np.array([0.0, 0.01, 0.0, 0.3, 0.31, 0.3]), 0.05)
+    >>> (risen.level, risen.since, risen.before) if risen else None
     (0.3, 3, 0.0)
     """
     if len(x) < COUNT.after:
@@ -62,14 +62,14 @@ def _is_steady(x: Column, level: float) -> bool:
 
 
 def _noise(x: Column) -> float:
-    """How far values are from their median on average, as a standard deviation; a tenth (of five or more one) is left out."""
+    """Return the mean distance from the median as a standard deviation, leaving out a tenth (one of five or more)."""
     apart = np.sort(np.abs(x - np.median(x)))
     strange = max(len(apart) // 10, int(len(apart) >= COUNT.enough))
     return float(TO_MEDIAN * np.mean(apart[: len(apart) - strange]))
 
 
 def _split(x: Column) -> int:
-    """The step from which on the series is another: where two means fit best, without steps that stand alone; 0: nowhere."""
+    """Return the step where two means fit best, without steps that stand alone, or 0 where there is none."""
     if len(x) < COUNT.before + COUNT.after:
         return 0
     padded = np.concatenate([x[:1], x, x[-1:]])
@@ -82,29 +82,29 @@ def _split(x: Column) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A culprit's kind, its place among the ranks (None: nobody's), cost as a share of a step, first step, and the evidence."""
+    """A culprit's kind, its place among the ranks (None: no single one), cost as a share of a step, first step, and evidence."""
 
     kind: str
     place: int | None
     cost: float
     since: int
-    said: str
+    text: str
 
 
 def of_others(x: Column) -> Column:
-    """For each row the median of the other rows."""
+    """Return for each row the median of the other rows."""
     rows = np.arange(len(x))
     return np.array([np.median(x[rows != r], axis=0) for r in rows]) if len(x) > 1 else np.zeros_like(x)
 
 
 def dearest(rises: Iterable[Rise | None]) -> tuple[int, Rise] | None:
-    """Of rises the one that grew most, with its place."""
-    found = [(r.grown, place, r) for place, r in enumerate(rises) if r is not None]
-    return max(found, key=lambda f: f[:2])[1:] if found else None
+    """Return the rise that grew most, with its place."""
+    rises_by_growth = [(r.grown, place, r) for place, r in enumerate(rises) if r is not None]
+    return max(rises_by_growth, key=lambda f: f[:2])[1:] if rises_by_growth else None
 
 
 def is_pipeline(job: TracedJob) -> bool:
-    """Whether ranks hand work on by messages."""
+    """Return whether ranks hand work on by messages."""
     met = job.meetings
     if met is None or any(size > 2 for size, c in zip(met.sizes.tolist(), met.calls, strict=True) if c.op == MESSAGE):
         return False
@@ -113,7 +113,7 @@ def is_pipeline(job: TracedJob) -> bool:
 
 
 def stages(job: TracedJob) -> list[list[int]]:
-    """Places of ranks that do the same work: those that share collectives which not all ranks share; in order."""
+    """Return, in order, the ranks that do the same work: those that share collectives which not all ranks share."""
     met, count = job.meetings, len(job.traces)
     groups = [{p} for p in range(count)]
     if met is not None:
@@ -127,34 +127,34 @@ def stages(job: TracedJob) -> list[list[int]]:
 
 
 def slow_stages(job: TracedJob, accounts: Accounts) -> Iterator[Suspect]:
-    """A stage that computes longer than it did, or whose kernels take longer than the same kernels of all other stages."""
+    """Yield stages that compute longer than they did, or whose kernels take longer than in all other stages."""
     step_s, usual = accounts.step_s, np.median(accounts.compute_s, axis=1, keepdims=True)
-    own = accounts.compute_s / np.maximum(usual, 1e-12)
-    relative = own - of_others(own)
+    relative_s = accounts.compute_s / np.maximum(usual, 1e-12)
+    relative = relative_s - of_others(relative_s)
     pace = _paces(job)
     for place, rank in enumerate(t.rank for t in job.traces):
-        found = rise(relative[place], LEVEL.slower, changed=True)
-        if found is not None:
+        risen = rise(relative[place], LEVEL.slower, changed=True)
+        if risen is not None:
             computed = accounts.compute_s[place]
-            cost = float(np.median(computed[found.since :]) - np.median(computed[: found.since])) / step_s
-            said = f"rank {rank} computes for {found.grown:.0%} longer than it did"
-            yield Suspect("slow rank", place, cost, found.since, said)
+            cost = float(np.median(computed[risen.since :]) - np.median(computed[: risen.since])) / step_s
+            text = f"rank {rank} computes for {risen.grown:.0%} longer than it did"
+            yield Suspect("slow rank", place, cost, risen.since, text)
         others = np.delete(pace, place)
         alike = len(others) and np.all(np.abs(others - np.median(others)) < LEVEL.alike)
-        if found is None and alike and pace[place] > 1 + LEVEL.slower:
+        if risen is None and alike and pace[place] > 1 + LEVEL.slower:
             cost = float(np.median(accounts.compute_s[place])) * (1 - 1 / pace[place]) / step_s
-            said = f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages"
-            yield Suspect("slow rank", place, cost, 0, said)
+            text = f"rank {rank}'s kernels take {pace[place] - 1:.0%} longer than those of the other stages"
+            yield Suspect("slow rank", place, cost, 0, text)
 
 
 def _paces(job: TracedJob) -> Column:
-    """How long each rank's kernels take, beside the same kernels of the other ranks (median over names, by time)."""
+    """Return how long each rank's kernels take relative to the other ranks' (median over names, weighted by time)."""
     mine = [_lengths(job, place) for place in range(len(job.traces))]
     shared = set.intersection(*(set(m) for m in mine)) if mine else set()
     pace = np.ones(len(mine))
-    for place, own in enumerate(mine):
-        ratios = [own[n][0] / max(1e-12, float(np.median([m[n][0] for i, m in enumerate(mine) if i != place]))) for n in shared]
-        weights = np.array([own[n][1] for n in shared])
+    for place, lengths in enumerate(mine):
+        ratios = [lengths[n][0] / max(1e-12, float(np.median([m[n][0] for i, m in enumerate(mine) if i != place]))) for n in shared]
+        weights = np.array([lengths[n][1] for n in shared])
         if ratios and len(mine) > 1:
             order = np.argsort(ratios)
             pace[place] = np.array(ratios)[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]
@@ -162,7 +162,7 @@ def _paces(job: TracedJob) -> Column:
 
 
 def _lengths(job: TracedJob, place: int) -> dict[str, tuple[float, float]]:
-    """Of each kernel's name its median time, and all of it together."""
+    """Return the median and total time of each kernel by name."""
     line = job.traces[place].timeline
     mask = np.flatnonzero(line.kind == line.kinds.index("compute"))
     codes: dict[str, int] = {}
@@ -176,7 +176,7 @@ def _lengths(job: TracedJob, place: int) -> dict[str, tuple[float, float]]:
 
 
 def starved_stages(job: TracedJob, accounts: Accounts, first: Column, explained: bool) -> Iterator[Suspect]:
-    """A stage whose input comes late: what feeds it idles, its own host asks late, or what was sent does not arrive.
+    """Yield stages whose input comes late: what feeds them idles, their host asks late, or messages do not arrive.
 
     Between steps a stage idles while others fill or drain the pipeline: pauses there are held against it only where they grow and
     nothing else explains them (``explained``: something does, such as a slow link).
@@ -200,7 +200,7 @@ def starved_stages(job: TracedJob, accounts: Accounts, first: Column, explained:
 
 
 def _late_feeders(job: TracedJob, idle: Column, changed: bool) -> Iterator[Suspect]:
-    """The stage behind the one that idles most before it sends; itself where it idles before it receives."""
+    """Yield the stage behind the one that idles most before it sends, or that one where it idles before it receives."""
     worst = dearest(rise(x, changed=changed) for x in idle - of_others(idle))
     if worst is None:
         return
@@ -208,15 +208,15 @@ def _late_feeders(job: TracedJob, idle: Column, changed: bool) -> Iterator[Suspe
     rank, last = job.traces[place].rank, len(job.traces) - 1
     partner = _partner_behind_pauses(job, place)
     starving = place + 1 if partner > place and place < last else place
-    said = f"rank {rank} is idle for {level:.0%} of each step before it takes what it is sent"
+    text = f"rank {rank} is idle for {level:.0%} of each step before it takes what it is sent"
     if starving != place:
         behind = f"rank {job.traces[starving].rank} waits for rank {rank}"
-        said = f"{behind}, which is idle for {level:.0%} of each step before it hands over"
-    yield Suspect("starved stage", starving, level, worst[1].since, said)
+        text = f"{behind}, which is idle for {level:.0%} of each step before it hands over"
+    yield Suspect("starved stage", starving, level, worst[1].since, text)
 
 
 def _partner_behind_pauses(job: TracedJob, place: int) -> int:
-    """Who is at the other end of the messages right behind a rank's long pauses; itself where nobody is known."""
+    """Return who is at the other end of messages right behind a rank's long pauses, or itself where unknown."""
     met, (begin, length) = job.meetings, job.covered[place].anything.gaps
     if met is None or not len(length):
         return place
@@ -231,19 +231,19 @@ def _partner_behind_pauses(job: TracedJob, place: int) -> int:
 
 
 def _undelivered_messages(job: TracedJob, starving: Column, computed: Column, changed: bool) -> Iterator[Suspect]:
-    """The first stage, in order, that waits long for messages whose senders are done; later ones wait for it in turn."""
+    """Yield the first stage that waits long for messages whose senders are done. Later stages wait for it in turn."""
     messages = [sum(c.op == MESSAGE for c in t.collectives) / max(1, len(t.steps)) for t in job.traces]
     # Each waits longer than the one before it by the microbatch that fills the pipeline.
     ahead = np.vstack([starving[:1], (starving + computed / max(1.0, min(messages)))[:-1]])
-    found = [(place, r) for place, x in enumerate(starving - ahead) if (r := rise(x, changed=changed)) is not None]
-    most = max((r.grown for _, r in found), default=0.0)
-    for place, r in [(place, r) for place, r in found if r.grown >= LEVEL.first * most][:1]:
-        said = f"rank {job.traces[place].rank} waits {r.grown:.0%} of each step for input that was sent long before"
-        yield Suspect("starved stage", place, r.grown, r.since, said)
+    rises = [(place, r) for place, x in enumerate(starving - ahead) if (r := rise(x, changed=changed)) is not None]
+    most = max((r.grown for _, r in rises), default=0.0)
+    for place, r in [(place, r) for place, r in rises if r.grown >= LEVEL.first * most][:1]:
+        text = f"rank {job.traces[place].rank} waits {r.grown:.0%} of each step for input that was sent long before"
+        yield Suspect("starved stage", place, r.grown, r.since, text)
 
 
 def _late_handovers(job: TracedJob, accounts: Accounts, first: Column) -> Iterator[Suspect]:
-    """The stage that begins later behind the one before it than it did; what is so from the beginning on may be the schedule. Each
+    """Yield a stage that begins later behind the one before than it used to. Constant delays may be the schedule. Each
     rank's own clock serves, since an offset is the same in all steps."""
     groups = stages(job)
     begun = np.array([np.mean([_first_compute(job, place) for place in group], axis=0) for group in groups])
@@ -257,8 +257,8 @@ def _late_handovers(job: TracedJob, accounts: Accounts, first: Column) -> Iterat
     if np.any(np.delete(grown, at) > LEVEL.first * level):
         return
     place, rank, feeder = groups[at + 1][0], job.traces[groups[at + 1][0]].rank, job.traces[groups[at][0]].rank
-    said = f"rank {rank} begins {level:.0%} of a step later behind rank {feeder} than it did; that computes as fast as before"
-    yield Suspect("starved stage", place, level, r.since, said)
+    text = f"rank {rank} begins {level:.0%} of a step later behind rank {feeder} than it did; that computes as fast as before"
+    yield Suspect("starved stage", place, level, r.since, text)
 
 
 def _first_compute(job: TracedJob, place: int) -> Column:

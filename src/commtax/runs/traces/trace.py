@@ -1,4 +1,4 @@
-"""What a profiler's trace of one rank says, whoever wrote it: a timeline, the collectives in it, and the steps they belong to.
+"""One rank's trace, whichever profiler wrote it: a timeline, the collectives in it, and the steps that they belong to.
 
 A step is what somebody named (the profiler, vLLM, SGLang), or what repeats (CUDA graph launches).
 """
@@ -33,13 +33,13 @@ _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TA
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Spans in order, none over another, as their edges; ``sums`` is how much is covered until each edge."""
+    """Ordered spans without overlap, as their edges. ``sums`` is how much is covered until each edge."""
 
     edges: Column
     sums: Column
 
     def within(self, begin_s: Column, end_s: Column) -> Column:
-        """Covered seconds of each window: those before a moment grow inside a span and rest between."""
+        """Return the covered seconds of each window."""
         if not len(self.edges):
             return np.zeros(np.shape(end_s))
         return np.interp(end_s, self.edges, self.sums) - np.interp(begin_s, self.edges, self.sums)
@@ -54,7 +54,7 @@ class Coverage:
 
 
 def coverage(start_s: Column, end_s: Column) -> Coverage:
-    """What any of the spans covers."""
+    """Return what any of the spans covers."""
     spans = merge_spans(start_s, end_s)
     sums = np.concatenate([[0.0], np.cumsum(spans[:, 1] - spans[:, 0])])
     return Coverage(spans.ravel(), np.repeat(sums, 2)[1:-1])
@@ -70,14 +70,14 @@ class DeviceCoverage:
     anything: Coverage
 
     def spent(self, begin_s: Column, end_s: Column) -> tuple[Column, Column, Column, Column, Column]:
-        """Seconds of each window: of compute, of communication exposed and hidden under it, of copies, and with anything at all."""
+        """Return seconds of each window: compute, communication exposed and hidden under it, copies, and anything at all."""
         compute, comm, either, anything = (c.within(begin_s, end_s) for c in (self.compute, self.comm, self.either, self.anything))
         exposed, hidden, copy = (np.maximum(0.0, x) for x in (either - compute, comm + compute - either, anything - either))
         return compute, exposed, hidden, copy, anything
 
 
 def device_coverage(timeline: Timeline) -> DeviceCoverage:
-    """All four of a timeline with the kinds compute, comm and copy; a stream that waits for another is not busy."""
+    """Return all four coverages of a timeline. A stream that waits for another is not busy."""
 
     def of(*kinds: str) -> Coverage:
         mask = np.isin(timeline.kind, [timeline.kinds.index(k) for k in kinds if k in timeline.kinds])
@@ -94,7 +94,7 @@ def usage(timeline: Timeline, windows: Sequence[Span]) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU as its driver describes it; "" and 0 where it does not. ``count``: as many alike are in the host."""
+    """One GPU as its driver describes it, "" and 0 where it does not. ``count``: as many alike are in the host."""
 
     name: str = ""
     memory_bytes: float = 0.0
@@ -104,11 +104,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective as one rank saw it. ``nbytes`` is the full tensor (as in ``ledger.Item``); None where nothing tells it."""
+    """One collective as one rank saw it. ``nbytes`` is the full tensor (as in ``ledger.Item``), None where it is unknown."""
 
     op: str
     nbytes: float | None
-    ranks: int  # 0: not told
+    ranks: int  # 0: unknown
     start_s: float
     end_s: float
     name: str
@@ -116,7 +116,7 @@ class Collective:
     graph: bool = False  # replayed from a CUDA graph
     group: str = ""  # its process group as the trace calls it
     members: tuple[int, ...] = ()  # ranks of that group, where they are listed
-    algorithm: str = ""  # ring, tree, nvls, one-shot …, with the protocol, where the kernel's name tells it
+    algorithm: str = ""  # ring, tree, nvls, one-shot …, with the protocol, where the kernel's name states it
     lane: int = -1  # index into the timeline's lanes
 
     @property
@@ -126,7 +126,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One rank's trace. Times are seconds since ``origin_ns``; ``issued`` counts collectives that the host called, by kind."""
+    """One rank's trace. Times are seconds since ``origin_ns``. ``issued`` counts collectives that the host called, by kind."""
 
     rank: int
     world: int
@@ -139,7 +139,7 @@ class Trace:
     device: Device | None = None
     training: bool = False  # something of training ran, in a step or not
     notes: tuple[Note, ...] = ()
-    host: str = ""  # where it ran, where the file or its name tells it
+    host: str = ""  # where it ran, where the file or its name states it
     partial: str = ""  # why the file was not read to its end
     replayed: float = 0.0  # of its kernels the share that came from graphs
     gradients: int = 0  # that were accumulated, each parameter's in each pass
@@ -150,12 +150,12 @@ class Trace:
         return min([self.timeline.begin_s, *(s.start_s for s in self.steps[:1])])
 
     def usage(self, steps: Sequence[TraceStep]) -> Usage:
-        """How some of the steps (the whole trace where there are none) were spent."""
+        """Return how some of the steps (the whole trace without any) were spent."""
         return usage(self.timeline, [(s.start_s, s.end_s) for s in steps] or [(self.timeline.begin_s, self.timeline.finish_s)])
 
 
 def holding(spans: Spans, moments: Column) -> Column:
-    """Which of the spans, in order, holds each moment; -1: none does.
+    """Return the index of the ordered span that holds each moment, or -1 for none.
 
     >>> holding([(0.0, 1.0), (2.0, 3.0)], np.array([0.5, 1.0, 2.0])).tolist()
     [0, -1, 1]
@@ -168,7 +168,7 @@ def holding(spans: Spans, moments: Column) -> Column:
 
 
 def timeline_of(rows: Sequence[tuple[str, float, float, str, str]], kinds: tuple[str, ...] = KINDS) -> Timeline:
-    """Rows of lane, start, end, kind and name as columns."""
+    """Turn rows of lane, start, end, kind and name into columns."""
     lane, start, end, kind, name = zip(*rows, strict=True) if rows else ((), (), (), (), ())
     lanes = tuple(dict.fromkeys(lane))
     codes = {name: i for i, name in enumerate(lanes)}
@@ -185,19 +185,19 @@ def timeline_of(rows: Sequence[tuple[str, float, float, str, str]], kinds: tuple
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One step: its window (the device's, where there is one), the host's window, and what ran, where the name tells it."""
+    """One step: its window (the device's, where there is one), the host's window, and what ran, where the name states it."""
 
     index: int
     name: str
     start_s: float
     end_s: float
     host: Span = EVER  # a replayed graph has no window of its own
-    phase: str = ""  # decode | prefill | mixed | train | "": not told
+    phase: str = ""  # decode | prefill | mixed | train | "": unknown
     decode_seqs: int = 0
     prefill_seqs: int = 0
     prefill_tokens: int = 0
     cached_tokens: int = 0  # that sequences which decode see, all together …
-    past_tokens: int = 0  # … and prompts before their own; 0: not told
+    past_tokens: int = 0  # … and prompts before them; 0: unknown
 
     @property
     def seconds(self) -> float:
@@ -205,32 +205,35 @@ class TraceStep:
 
 
 def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[TraceStep]:
-    """Steps from annotations: the profiler's own if there are any, else the engine's (vLLM's before SGLang's).
+    """Make steps of annotations: the profiler's if there are any, else the engine's (vLLM's before SGLang's).
 
     >>> step = named_steps([("execute_context_0(0)_generation_4(4)", 0.0, 1.0)])[0]
     >>> step.phase, step.decode_seqs
     ('decode', 4)
     """
-    for pattern in (SAYS.profiler, SAYS.vllm, SAYS.vllm_old, SAYS.sglang):
+    for pattern in _step_patterns():
         named = sorted((a for a in annotations if pattern.match(a[0])), key=lambda a: a[1])
         if named:
-            return number_steps(
-                extend_steps([_describe_batch(TraceStep(0, name, start, end, (start, end))) for name, start, end in named])
-            )
+            described = [_describe_batch(TraceStep(0, name, start, end, (start, end))) for name, start, end in named]
+            return number_steps(extend_steps(described))
     return []
 
 
 def names_step(name: str) -> bool:
-    """Whether an annotation is somebody's name of a step.
+    """Return whether an annotation names a step.
 
     >>> names_step("ProfilerStep#3"), names_step("forward")
     (True, False)
     """
-    return any(pattern.match(name) for pattern in (SAYS.profiler, SAYS.vllm, SAYS.vllm_old, SAYS.sglang))
+    return any(pattern.match(name) for pattern in _step_patterns())
+
+
+def _step_patterns() -> tuple[re.Pattern[str], ...]:
+    return SAYS.profiler, SAYS.vllm, SAYS.vllm_old, SAYS.sglang
 
 
 def trains(name: str) -> bool:
-    """Whether a host event runs in training alone: the backward pass, or the optimizer.
+    """Return whether a host event runs in training alone: the backward pass, or the optimizer.
 
     >>> trains("Optimizer.step#AdamW.step"), trains("autograd::engine::evaluate_function: MmBackward0"), trains("aten::mm")
     (True, True, False)
@@ -239,7 +242,7 @@ def trains(name: str) -> bool:
 
 
 def accumulates(name: str) -> bool:
-    """Whether a host event adds up the gradient of one parameter.
+    """Return whether a host event adds up the gradient of one parameter.
 
     >>> accumulates("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")
     True
@@ -248,7 +251,7 @@ def accumulates(name: str) -> bool:
 
 
 def mark_training(steps: Sequence[TraceStep], moments: Sequence[float] | Column) -> list[TraceStep]:
-    """Steps that nobody described and in whose host window something of training ran; replays have none, and any moment counts."""
+    """Mark steps without a phase in whose host window training ran. Replays have no window, and any moment counts."""
     at = np.sort(np.asarray(moments, dtype=float))
     begin, end = (np.searchsorted(at, [step.host[i] for step in steps]) for i in (0, 1))
     return [
@@ -258,7 +261,7 @@ def mark_training(steps: Sequence[TraceStep], moments: Sequence[float] | Column)
 
 
 def main_span(spans: Spans, host_s: Callable[[float, float], float] = lambda *_: 0.0) -> tuple[float, float, int]:
-    """From the first start to the last end of what belongs together, and how many are set apart from it.
+    """Return the first start and last end of what belongs together, and how many spans are set apart from it.
 
     Strays stand behind (or, where an engine plans ahead, before) a pause that is long beside the step and far longer than they are.
     ``host_s`` tells how much of a pause was the host's own time, which is a step's too.
@@ -266,8 +269,8 @@ def main_span(spans: Spans, host_s: Callable[[float, float], float] = lambda *_:
     >>> main_span([(0.0, 4.0), (5.0, 9.0), (500.0, 501.0)])
     (0.0, 9.0, 1)
     """
-    given = np.asarray(spans, dtype=float).reshape(-1, 2)
-    ordered = given[np.lexsort((given[:, 1], given[:, 0]))]
+    unordered = np.asarray(spans, dtype=float).reshape(-1, 2)
+    ordered = unordered[np.lexsort((unordered[:, 1], unordered[:, 0]))]
     start, end = ordered[:, 0], ordered[:, 1]
     until, before = np.maximum.accumulate(end), np.cumsum(end - start)
     total = before[-1]
@@ -282,20 +285,20 @@ def main_span(spans: Spans, host_s: Callable[[float, float], float] = lambda *_:
 
 
 def middle(steps: Sequence[TraceStep]) -> list[TraceStep]:
-    """The middle half by length: a typical step is their mean."""
+    """Return the middle half by length, whose mean is a typical step."""
     quarter = len(steps) // 4
     return sorted(steps, key=lambda s: s.seconds)[quarter : len(steps) - quarter]
 
 
 def extend_steps(steps: Sequence[TraceStep]) -> list[TraceStep]:
-    """A step lasts until the next starts (sampling, scheduling and loading of data are part of it), unless device and host both
+    """Extend each step to the next (sampling, scheduling and loading of data are part of it), unless device and host both
     rest for longer than the step took."""
-    found = []
+    extended = []
     for step, following in pairwise(steps):
-        on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf  # not known of replays
+        on_host = following.host[0] - step.host[1] if math.isfinite(step.host[1]) else math.inf  # unknown for replays
         rests = min(following.start_s - step.end_s, on_host) > step.seconds
-        found.append(step if rests else replace(step, end_s=following.start_s))
-    return [*found, *steps[-1:]]
+        extended.append(step if rests else replace(step, end_s=following.start_s))
+    return [*extended, *steps[-1:]]
 
 
 def number_steps(steps: Iterable[TraceStep]) -> list[TraceStep]:
@@ -305,9 +308,9 @@ def number_steps(steps: Iterable[TraceStep]) -> list[TraceStep]:
 def _describe_batch(step: TraceStep) -> TraceStep:
     if match := SAYS.vllm.match(step.name) or SAYS.vllm_old.match(step.name):
         prefills, decodes = int(match["prefills"]), int(match["decodes"])
-        told = match.groupdict()
-        tokens, seen = _tokens(told.get("tokens", ""))
-        cached = _tokens(told.get("decoded", ""))[1]
+        groups = match.groupdict()
+        tokens, seen = _tokens(groups.get("tokens", ""))
+        cached = _tokens(groups.get("decoded", ""))[1]
         phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "empty"
         step = replace(step, phase=phase, decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)
         return replace(step, cached_tokens=cached, past_tokens=max(0, seen - tokens))
@@ -319,18 +322,18 @@ def _describe_batch(step: TraceStep) -> TraceStep:
     return step
 
 
-def _tokens(said: str) -> tuple[int, int]:
-    """New tokens, and all that their queries see; 0 where that is not told.
+def _tokens(text: str) -> tuple[int, int]:
+    """Return new tokens, and all that their queries see, 0 where the name has no number.
 
     >>> _tokens("128"), _tokens("sq8155sk8430sqsq7475785sqsk7671310")
     ((128, 0), (8155, 8430))
     """
-    new = re.match(r"(?:sq)?(\d{1,12}+)(?!\d)(?:sk(\d{1,12}+)(?!\d))?", said)
+    new = re.match(r"(?:sq)?(\d{1,12}+)(?!\d)(?:sk(\d{1,12}+)(?!\d))?", text)
     return (int(new[1]), int(new[2] or 0)) if new else (0, 0)
 
 
 def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> list[TraceStep]:
-    """Steps from replayed graphs: (launch, kernels, start, end) of each; the shortest period that repeats is one step.
+    """Make steps of replayed graphs (launch, kernels, start, end of each), one of each shortest period that repeats.
 
     A whole step in one graph has period 1; a graph for each piece of the model has as many as the model has pieces.
     """
@@ -344,7 +347,7 @@ def graph_steps(launches: Iterable[tuple[float, Hashable, float, float]]) -> lis
 
 
 def period(signs: Sequence[object]) -> int:
-    """The smallest period with which a sequence repeats at least once in full; 0 if there is none."""
+    """Return the smallest period with which a sequence repeats at least once in full, or 0 if there is none."""
     borders = [0] * len(signs)  # how much of the beginning ends here (Knuth, Morris and Pratt)
     for at in range(1, len(signs)):
         length = borders[at - 1]
@@ -356,30 +359,23 @@ def period(signs: Sequence[object]) -> int:
 
 
 def distinct(traces: Sequence[Trace]) -> list[Trace]:
-    """The traces, numbered in their order where two have the same rank, and then with a note."""
+    """Return the traces, renumbered in order and with a note where two have the same rank."""
     ranks = [t.rank for t in traces]
     if len(set(ranks)) == len(ranks):
         return list(traces)
-    said = f"ranks are numbered as the files were given: they tell {_listed(ranks)}"
-    return [_numbered(trace, rank, said) for rank, trace in enumerate(traces)]
-
-
-def _listed(ranks: Iterable[int], most: int = 8) -> str:
-    first, *_ = words = [str(rank) for rank in ranks]
-    return f"rank {first} each" if len(set(words)) == 1 else ", ".join(words[:most]) + (" …" if len(words) > most else "")
-
-
-def _numbered(trace: Trace, rank: int, said: str) -> Trace:
-    """The trace as another rank's, its lanes too."""
-    own = f"rank {trace.rank} "
-    lanes = tuple(f"rank {rank} {lane.removeprefix(own)}" if lane.startswith(own) else lane for lane in trace.timeline.lanes)
-    notes = (*trace.notes, Note("numbered ranks", said))
-    return replace(trace, rank=rank, timeline=replace(trace.timeline, lanes=lanes), notes=notes)
+    several = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+    text = f"ranks are numbered as the files were given: they tell {several if len(set(ranks)) > 1 else f'rank {ranks[0]} each'}"
+    renumbered = []
+    for rank, trace in enumerate(traces):
+        label, notes = f"rank {trace.rank} ", (*trace.notes, Note("numbered ranks", text))
+        lanes = (f"rank {rank} {lane.removeprefix(label)}" if lane.startswith(label) else lane for lane in trace.timeline.lanes)
+        renumbered.append(replace(trace, rank=rank, timeline=replace(trace.timeline, lanes=tuple(lanes)), notes=notes))
+    return renumbered
 
 
 @lru_cache(maxsize=4096)
 def phase_of(name: str) -> str:
-    """The phase that a step's name tells, or "".
+    """Return the phase that a step's name states, or "".
 
     >>> phase_of("execute_context_0(0)_generation_4(4)"), phase_of("ProfilerStep#3")
     ('decode', '')

@@ -34,9 +34,12 @@ _FUSED = re.compile(r"fusion|fused|norm", re.I)
 
 
 def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[str]) -> Section:
-    """All ranks of one job (or one of them)."""
+    """Audit all ranks of one job, or one of them."""
     job = TracedJob.of(traces)
-    read, said, facts = tuple(_read(job)), tuple(_notes(job)), _facts(job)
+    remarks, facts, head = tuple(_notes(job)), _facts(job), job.traces[0]
+    # Of the reader's notes on the first trace not that steps are missing, where some were found by repetition.
+    repeated = bool(head.steps) and head.steps[0].name == REPEATED
+    read = (n for n in head.notes if not (repeated and n.code == "no steps"))
     culprit, cost_s = blame(job)
     steps, sent = step_rows(job), sent_a_step(job)
     collectives, kernels, measured = collective_rows(job), kernel_rows(job), typical_step(job)
@@ -46,8 +49,8 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
         "trace",
         tuple(names),
         findings,
-        (*read, *place_notes(job.traces), *notes, *said, *layer_notes(job)),
-        usage if job.traces[0].on_device else (),
+        (*read, *place_notes(job.traces), *notes, *remarks, *layer_notes(job)),
+        usage if head.on_device else (),
         causes(job, culprit, cost_s),
         culprit,
         steps,
@@ -63,7 +66,7 @@ def audit_traces(traces: Sequence[Trace], claim: Claim | None, names: Sequence[s
 def _step_findings(
     job: TracedJob, usage: Sequence[tuple[int, Usage]], sent: Mapping[tuple[str, int], SentCollectives]
 ) -> Iterator[Finding]:
-    """What a usual step holds and takes, where nobody says what it should; ``usage`` is how it was spent on each rank."""
+    """Yield what a usual step holds and takes, without a claim. ``usage`` is how it was spent on each rank."""
     head = job.traces[0]
     why = "" if head.on_device else NO_DEVICE
     if not head.steps:
@@ -75,7 +78,11 @@ def _step_findings(
         yield Finding(Note("count", f"{op}s per step"), None, count, of=op)
         if (size := _bytes(sent, op)) is not None:
             yield Finding(Note("bytes", f"{op} bytes per step"), None, size, "bytes", of=op)
-        item, mean = both_means(op, job.meetings is not None, wires := _wires(job, op))
+        # The wires of the kind on the first rank: what other groups send may be of another size.
+        head_calls = zip(head.collectives, job.waiting[0].tolist(), strict=True)
+        calls = [(c.seconds, waited) for c, waited in head_calls if c.op == op]
+        wires = [lasted - w for lasted, w in calls if not math.isnan(w)] or [lasted for lasted, _ in calls]
+        item, mean = both_means(op, job.meetings is not None, wires)
         yield Finding(item, None, float(median(wires)), "s", reason=why, of=op)
         yield from [mean] if mean else []
     if head.on_device and spent.usual_s > 0:
@@ -89,7 +96,7 @@ def _step_findings(
 
 
 def _outside_findings(job: TracedJob) -> Iterator[Finding]:
-    """What each rank computes in the whole trace, where its steps hold less than half of that."""
+    """Report what each rank computes in the whole trace, where its steps hold less than half of that."""
     for place, trace in enumerate(job.traces[: COUNT.most_ranks]):
         ran, (begin, end) = job.covered[place].compute, job.windows[place]
         total = ran.seconds(-math.inf, math.inf)
@@ -100,25 +107,13 @@ def _outside_findings(job: TracedJob) -> Iterator[Finding]:
 
 
 def _bytes(sent: Mapping[tuple[str, int], SentCollectives], op: str) -> float | None:
-    """What a usual step's collectives of a kind hold; None where some carry no size."""
+    """Return the bytes of a usual step's collectives of a kind, or None where some carry no size."""
     sizes = [s.nbytes for (kind, _), s in sent.items() if kind == op]
     return None if None in sizes else float(sum(n or 0.0 for n in sizes))
 
 
-def _wires(job: TracedJob, op: str) -> list[float]:
-    """The wires of a kind on the first rank: what other groups send may be of another size."""
-    calls = [(c.seconds, w) for c, w in zip(job.traces[0].collectives, job.waiting[0].tolist(), strict=True) if c.op == op]
-    return [lasted - w for lasted, w in calls if not math.isnan(w)] or [lasted for lasted, _ in calls]
-
-
-def _read(job: TracedJob) -> Iterator[Note]:
-    """What the reader of the first trace remarked, but that nobody named steps where they were found by repetition."""
-    found = bool(job.traces[0].steps) and job.traces[0].steps[0].name == REPEATED
-    return (n for n in job.traces[0].notes if not (found and n.code == "no steps"))
-
-
 def _notes(job: TracedJob) -> Iterator[Note]:
-    """How steps were found, clocks that differ, kernels that hold compute, files that end early."""
+    """Note how steps were found, clocks that differ, kernels that hold compute, and files that end early."""
     head = job.traces[0]
     if head.steps and head.steps[0].name == REPEATED:
         each = format_seconds(median(s.seconds for s in head.steps))
@@ -136,27 +131,21 @@ def _notes(job: TracedJob) -> Iterator[Note]:
 
 
 def offsets(job: TracedJob) -> list[float]:
-    """What is added to each rank's clock."""
+    """Return what is added to each rank's clock."""
     return [float(c.job_s(np.array(c.at_s)) - c.at_s) for c in job.meetings.clocks] if job.meetings else [0.0]
 
 
 def _facts(job: TracedJob) -> Mapping[str, str]:
-    """What two runs may differ in."""
-    head = job.traces[0]
-    ranks = [t.rank for t in job.traces]
-    facts = {"ranks": f"{len(ranks)}" + (f" of {head.world}" if head.world > len(ranks) else "")}
-    if head.device:
-        facts["device"] = head.device.name or "a device without a name"
-    if hosts := sorted({t.host for t in job.traces if t.host}):
-        facts["hosts"] = ", ".join(hosts[:16])
-    if head.steps:
-        name = head.steps[0].name
-        how = name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"
-        facts["steps"] = f"{len(head.steps)} ({how})"
-    if head.on_device and (head.device or head.replayed):
-        facts["kernels from graphs"] = f"{head.replayed:.0%}"
-    if algorithms := sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm}):
-        facts["algorithms"] = ", ".join(algorithms[:16])
-    if sizes := sorted({c.ranks for c in head.collectives if c.ranks}):
-        facts["group sizes"] = ", ".join(map(str, sizes[:16]))
-    return facts
+    head, here = job.traces[0], len(job.traces)
+    name = head.steps[0].name if head.steps else ""
+    how = name if name in (REPEATED, WHOLE) else "graph replays" if name == "graph replay" else "annotated"
+    facts = {
+        "ranks": f"{here} of {head.world}" if head.world > here else f"{here}",
+        "device": (head.device.name or "a device without a name") if head.device else "",
+        "hosts": ", ".join(sorted({t.host for t in job.traces if t.host})[:16]),
+        "steps": f"{len(head.steps)} ({how})" if head.steps else "",
+        "kernels from graphs": f"{head.replayed:.0%}" if head.on_device and (head.device or head.replayed) else "",
+        "algorithms": ", ".join(sorted({f"{c.op} {c.algorithm}" for c in head.collectives if c.algorithm})[:16]),
+        "group sizes": ", ".join(map(str, sorted({c.ranks for c in head.collectives if c.ranks})[:16])),
+    }
+    return {name: value for name, value in facts.items() if value}

@@ -1,16 +1,154 @@
-"""The scheduler of one lane: requests that pass the model together, some decoding one token per step, some computing prompts.
-Where steps yield several tokens, accepted drafts among them, a step here is one token's part of it.
+"""The scheduler of one lane, its queue and the blocks of its cache, those of prompts that stay cached among them.
+
+Requests of a lane pass the model together, some decoding one token per step, some computing prompts. Where steps yield several
+tokens, accepted drafts among them, a step here is one token's part of it.
 
 Decoding requests advance in step, so nothing is kept for each: a heap says at which step each ends, and the cache grows by
 as many blocks as requests stand at the end of one (``phases``: requests by tokens minus steps, modulo a block).
 """
 
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, sqrt
 
 from commtax.cost.surface import Surface
-from commtax.sim.serving.pool import BlockPool
+from commtax.sim.serving.book import Book, Rules
+
+
+class Prefixes:
+    """Cached pieces of text by the runs that they always come in: those in use, and idle ones in the order of their release."""
+
+    __slots__ = ("_active", "_idle", "idle", "per_id", "pieces")
+
+    def __init__(self, pieces: dict[int, int], per_id: int) -> None:
+        self.pieces, self.per_id = pieces, per_id  # of each run, and blocks of the cache that one stands for
+        self._active: dict[int, int] = {}
+        self._idle: OrderedDict[int, int] = OrderedDict()  # with the pieces that are left of each
+        self.idle = 0  # pieces of all of them
+
+    def match(self, ids: tuple[int, ...]) -> int:
+        """Count the pieces from the first on that are cached."""
+        active, idle, pieces, count = self._active, self._idle, self.pieces, 0
+        for key in ids:
+            whole = pieces[key]
+            left = whole if key in active else idle.get(key, 0)
+            count += left
+            if left < whole:
+                break
+        return count
+
+    def new_blocks(self, ids: tuple[int, ...]) -> int:
+        """Count the blocks that using these takes from others: those that no running request uses now."""
+        active, count = self._active, 0
+        for key in ids:
+            if key not in active:
+                count += self.pieces[key]
+        return count * self.per_id
+
+    def acquire(self, ids: tuple[int, ...]) -> None:
+        active = self._active
+        for key in ids:
+            count = active.get(key, 0)
+            if not count:
+                self.idle -= self._idle.pop(key, 0)
+            active[key] = count + 1
+
+    def release(self, ids: tuple[int, ...]) -> int:
+        """Release pieces and return how many blocks become idle. They stay cached, and the end of a prompt is evicted first."""
+        active, left = self._active, 0
+        for key in reversed(ids):
+            count = active[key] - 1
+            if count:
+                active[key] = count
+            else:
+                del active[key]
+                self._idle[key] = self.pieces[key]
+                left += self.pieces[key]
+        self.idle += left
+        return left * self.per_id
+
+    def evict(self, free: int) -> None:
+        """Evict idle blocks until there are no more of them than free ones."""
+        while self.idle * self.per_id > free:
+            key, left = self._idle.popitem(last=False)
+            gone = min(left, self.idle - free // self.per_id)
+            self.idle -= gone
+            if left > gone:
+                self._idle[key] = left - gone
+                self._idle.move_to_end(key, last=False)
+
+
+class BlockPool:
+    """The blocks of a cache, counted exactly: a request has those of its tokens so far, or of all that it will have (``reserved``).
+
+    Its states take a fixed number of blocks more.
+    """
+
+    __slots__ = ("book", "free_blocks", "prefixes", "rules", "running", "waiting")
+
+    def __init__(self, rules: Rules, book: Book) -> None:
+        self.rules, self.book = rules, book
+        self.waiting: deque[int] = deque()
+        self.free_blocks = rules.blocks
+        self.running = 0
+        self.prefixes = Prefixes(book.pieces, max(1, book.prefix_block // rules.block)) if book.prefixes else None
+
+    def needed(self, i: int, ahead: int = 0) -> int:
+        """Count the blocks to admit a request."""
+        return self.cached_and_needed(i, ahead)[1]
+
+    def cached_and_needed(self, i: int, ahead: int = 0) -> tuple[int, int]:
+        """Return the tokens of a waiting request that are cached already, and the blocks to admit it.
+
+        All are cached where another worker computed them, else at most all but one. Such a request decodes at once, and may have
+        ``ahead`` tokens more by the step's end.
+        """
+        book, rules, prefixes = self.book, self.rules, self.prefixes
+        kept = tokens = book.target[i]
+        if book.prefilled_elsewhere[i] and not rules.prompts_only and not book.preemptions[i]:
+            kept, cached = tokens + ahead, tokens
+        elif prefixes:
+            cached = min((tokens - 1) // rules.block * rules.block, prefixes.match(self._ids(i)) * book.prefix_block)
+        else:
+            cached = min(tokens - 1, int(book.hit_rate * book.input_len[i]))
+        if rules.reserved:
+            kept = book.input_len[i] + book.output_len[i]
+        return cached, self._private_blocks(i, kept) + (prefixes.new_blocks(self._ids(i)) if prefixes else 0)
+
+    def admit(self, i: int, needed: int) -> bool:
+        """Admit a request where its blocks are free, and return whether it was admitted."""
+        if needed > self.free_blocks:
+            return False
+        self.free_blocks -= needed
+        self.running += 1
+        if self.prefixes:
+            self.prefixes.acquire(self._ids(i))
+            self.prefixes.evict(self.free_blocks)
+        return True
+
+    def release(self, i: int, tokens: int) -> None:
+        """Release the blocks of a request, which has ``tokens``."""
+        tokens = self.book.input_len[i] + self.book.output_len[i] if self.rules.reserved else tokens
+        self.running -= 1
+        self.free_blocks += self._private_blocks(i, tokens) + (self.prefixes.release(self._ids(i)) if self.prefixes else 0)
+
+    def allocate(self, blocks: int) -> None:
+        self.free_blocks -= blocks
+        if self.prefixes:
+            self.prefixes.evict(self.free_blocks)
+
+    def _private_blocks(self, i: int, tokens: int) -> int:
+        """Count the blocks that no other request can share: of tokens and of states."""
+        blocks = -(-tokens // self.rules.block)
+        if self.prefixes:
+            blocks -= self.book.shared[i] * self.prefixes.per_id
+        return (blocks if blocks > 0 else 0) + self.rules.states
+
+    def _ids(self, i: int) -> tuple[int, ...]:
+        """Return the ids of the runs of whole blocks that a prompt has."""
+        return self.book.prefixes[i] if self.book.prefixes else ()
+
 
 Chunk = tuple[int, int, int]  # a request, tokens of its prompt that a step computes, and tokens before them
 
@@ -124,7 +262,7 @@ class Lane:
         return preempted
 
     def _take(self, steps: int) -> None:
-        """Allocate the blocks that so many steps need, less those that were allocated ahead."""
+        """Allocate the blocks that ``steps`` need, less those that were allocated ahead."""
         ahead, self.taken = self.taken, steps
         if steps == ahead or self.pool.rules.reserved or not self.seqs:
             return
@@ -141,7 +279,7 @@ class Lane:
             self.pool.allocate(grown)
 
     def steps_with_blocks(self, steps: int) -> int:
-        """Return for how many of so many steps the cache has blocks, those included that were allocated ahead."""
+        """Return for how many of ``steps`` the cache has blocks, with those that were allocated ahead."""
         pool, seqs = self.pool, self.seqs
         block, free = pool.rules.block, pool.free_blocks
         if pool.rules.reserved or free >= seqs * (steps // block + 1):
@@ -168,7 +306,7 @@ class Lane:
         pool.waiting.appendleft(i)
 
     def _leave(self, i: int, left: int) -> int:
-        """Remove a request from those that decode; return the tokens that it has in the cache."""
+        """Remove a request from those that decode, and return the tokens that it has in the cache."""
         book = self.pool.book
         tokens = book.input_len[i] + book.output_len[i] - 1 - left
         self.seqs -= 1
@@ -177,7 +315,7 @@ class Lane:
         return tokens
 
     def seconds(self, chunks: list[Chunk]) -> float:
-        """Return the seconds of a step with these chunks of prompts; decoding requests share it unless prompts run before them."""
+        """Return the seconds of a step with these chunks of prompts, which decodes share unless prompts run before them."""
         surface = self.surface
         beside = 0 if self.pool.rules.prefill_first else self.seqs
         return surface.mixing(beside, self.cached, tokens_of(chunks), len(chunks), surface.prompts_s(chunks))
@@ -201,7 +339,7 @@ class Lane:
         return first, more, steps if holds >= steps else max(1, ceil(holds))
 
     def whole_tokens(self, steps: int) -> int:
-        """Return the tokens that so many steps yield for each request that decodes; fractions are kept for later steps."""
+        """Return the tokens that ``steps`` yield for each request that decodes, and keep fractions for later steps."""
         wanted = steps * self.surface.per_step + self.ahead
         self.ahead = wanted % 1
         return int(wanted)
@@ -211,7 +349,7 @@ class Lane:
         return self.steps_with_blocks(min(tokens, self.ends[0][0] - self.step)) if self.seqs else 0
 
     def decoded(self, steps: int) -> Sequence[int]:
-        """Record that all requests that decode have made so many tokens; return those that are complete."""
+        """Record one token in each of ``steps`` for all requests that decode, and return those that are complete."""
         if steps != self.taken:
             self._take(steps)
         self.taken = 0
@@ -228,7 +366,7 @@ class Lane:
         return done
 
     def prompted(self, chunks: list[Chunk]) -> list[int]:
-        """Record that chunks are computed; return the requests whose prompts are complete, each with one token more."""
+        """Record that chunks are computed, and return the requests whose prompts are complete, each with one token more."""
         book, self.taken = self.pool.book, 0
         if not chunks:
             return []
@@ -244,14 +382,14 @@ class Lane:
         return ready
 
     def hand_on(self, chunks: list[Chunk]) -> list[tuple[int, int]]:
-        """Keep the prompts that these chunks end; return the others, whose next chunks need not wait for these to be computed."""
+        """Keep the prompts that these chunks end, and return the others: their next chunks need not wait for these."""
         reached, target = {i: past + new for i, new, past in chunks}, self.pool.book.target
         begun = [(i, reached.get(i, done)) for i, done in self.prompts]
         self.prompts = [(i, done) for i, done in begun if done >= target[i]]
         return [(i, done) for i, done in begun if done < target[i]]
 
     def join(self, i: int, now: float) -> bool:
-        """Let a request with its prompt and first token decode on; return False where that token was its last."""
+        """Let a request with its prompt and first token decode on, or return False where that token was its last."""
         book = self.pool.book
         if book.left[i] > 1 and not self.pool.rules.prompts_only:
             self._decode(i, now)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules
-from commtax.sim.serving.lane import Chunk, Lane, steps_in, tokens_of
-from commtax.sim.serving.pool import BlockPool
+from commtax.sim.serving.lane import BlockPool, Chunk, Lane, steps_in, tokens_of
 
 Span = tuple[float, float]
 """Begin and end. An end is computed once: one that differs by a rounding would come too late for the next step."""
@@ -27,7 +26,7 @@ class StepSegment(NamedTuple):
     first_s: float  # seconds of the first …
     more_s: float  # … and by how much each is longer than the one before
     late: int  # of the decodes: those that had to wait before the first
-    stretch: float  # tokens reach clients so many times as far apart as steps are: the front end falls behind, or catches up
+    stretch: float  # gaps between tokens at the clients over steps: the front end falls behind, or catches up
     tokens: int  # of prompts in each
     waiting: int
     free: int  # blocks
@@ -106,7 +105,7 @@ class Replica:
         return max([pool.prefixes.match(ids) for pool in self.pools if pool.prefixes]) if ids else 0
 
     def run(self, until: float = inf, enough: float = inf) -> None:
-        """Run all steps that begin before ``until``, or until so many requests are answered."""
+        """Run all steps that begin before ``until``, or until ``enough`` requests are answered."""
         step, ended = self._step, self.ended
         while (now := self.clock) < until and (enough == inf or len(ended) < enough):
             step(now, until)
@@ -118,7 +117,7 @@ class Replica:
             self._step(self.clock, until)
 
     def _idle(self) -> None:
-        """Wait for the next request; one that came during the last step is taken at its end."""
+        """Wait for the next request. One that came during the last step is taken at its end."""
         now = -inf if self.clock == inf else self.clock
         self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
@@ -178,7 +177,7 @@ class Replica:
         if all(wanted) != self.ready:
             self.ready, self.passed = all(wanted), 0
         most = self.rules.gathering if self.ready else self.rules.patience - 1
-        self.passed %= most + 1  # who has waited in vain, or for nobody, begins again
+        self.passed %= most + 1  # a wait that was in vain, or for no prompt, begins again
         return most - self.passed if any(wanted) else 0
 
     def _decodes(self, begin: float, secured: bool) -> bool:
@@ -189,7 +188,7 @@ class Replica:
         return any(lane.seqs for lane in self.lanes)
 
     def _mixed(self, begin: float, chunks: list[list[Chunk]]) -> None:
-        """Run one step of prompts, with decodes beside them or not; ranks wait for the longest and share the work of experts."""
+        """Run one step of prompts, perhaps with decodes beside them. Ranks wait for the longest and share the work of experts."""
         self.passed = 0
         beside = not self.rules.prefill_first
         each = [lane.seconds(chunk) for lane, chunk in zip(self.lanes, chunks, strict=True) if chunk or (beside and lane.seqs)]
@@ -273,7 +272,7 @@ class Replica:
         """Return the steps before ``until``, or before a request comes that is admitted at once or chooses a rank. A request behind
         others in the only queue changes nothing."""
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
-        if self.undecided:  # nobody is let in before they have passed
+        if self.undecided:  # no request is admitted before they have passed
             return min(steps, self.undecided)
         if self.rules.patience:
             steps = min(steps, self._patience() or steps)
@@ -283,16 +282,16 @@ class Replica:
         return steps
 
     def _whole_steps(self, tokens: int) -> int:
-        """Return the tokens of the whole steps that make so many, and of one step more where that was decided before."""
+        """Round tokens up to those of whole steps, and of one step more where that was decided before."""
         each = self.lanes[0].surface.per_step
         return tokens + self.rules.ahead if each == 1 else ceil((ceil(tokens / each) + self.rules.ahead) * each)
 
     def _pass(self, last: float, end: float) -> None:
-        """Advance time to ``end``; the last step began at ``last``, when a scheduler that works ahead decided the next one."""
+        """Advance time to ``end``. The last step began at ``last``, when a scheduler that works ahead decided the next one."""
         self.clock, self.seen = end, last if self.rules.ahead else end
 
     def _tokens(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
-        """Record that all requests that decode in a lane got so many tokens; complete requests leave."""
+        """Record a token in each of ``steps`` for all requests that decode in a lane, and let complete requests leave."""
         begin, end = time
         pool, due, seen, stretch = lane.pool, begin, end, 1.0
         if self.streams:
@@ -304,10 +303,10 @@ class Replica:
         self.log.append((begin, steps, lane.seqs, first, more, late, stretch, tokens, len(pool.waiting), pool.free_blocks, number))
         lane.last_s = seen
         for i in lane.decoded(steps):
-            self._leave(i, max(end, self.clock))  # nobody leaves in the middle of a step
+            self._leave(i, max(end, self.clock))  # no request leaves in the middle of a step
 
     def _stream(self, begin: float, tokens: int) -> None:
-        """Add so many tokens of steps that begin then to what the front end sends."""
+        """Add the tokens of steps that begin then to what the front end sends."""
         self.streamed = max(self.streamed, begin) + tokens * self.rules.token_s
 
     def _waited(self, lane: Lane, begin: float, due: float, step_s: float, tokens: int) -> int:
@@ -341,7 +340,7 @@ Batch = tuple[list[Chunk], float, float]
 
 
 class Pipeline(Replica):
-    """An engine with a lane for each of its ``stages``; a step takes as long as all of them, and each stage a part of it."""
+    """An engine with a lane for each of its ``stages``. A step takes as long as all of them, and each stage a part of it."""
 
     def __init__(self, rules: Rules, book: Book, surface: Surface, stages: int, number: int = 0) -> None:
         super().__init__(rules, book, surface, 1, number)

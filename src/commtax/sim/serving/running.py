@@ -23,14 +23,14 @@ class Clients:
     """They send each request when it arrives, but have no more than ``cap`` in flight: the next goes when one is answered."""
 
     def __init__(self, book: Book, cap: float, numbers: Sequence[int]) -> None:
-        self.book, self.cap, self.own = book, cap, numbers
+        self.book, self.cap, self.numbers = book, cap, numbers
         self.sent = len(numbers) if cap == inf else min(int(cap), len(numbers))
         self.pending = [(book.arrival_s[i], i) for i in numbers[: self.sent]]
         heapify(self.pending)
 
     def answered(self, now: float) -> None:
-        if self.sent < len(self.own):
-            i = self.own[self.sent]
+        if self.sent < len(self.numbers):
+            i = self.numbers[self.sent]
             self.sent += 1
             heappush(self.pending, (max(now + ROUND_TRIP_S, self.book.arrival_s[i]), i))
 
@@ -100,7 +100,7 @@ def _run_without_feedback(engines: Sequence[Replica], clients: Clients, send: Ca
 
 
 def _count_answered(book: Book, now: float) -> int:
-    """Count the requests that have their last token by then; later ones are not known while engines are no further."""
+    """Count the requests that have their last token by then. Engines that are no further do not know of later ones."""
     return sum([done <= now for done in book.done_s])
 
 
@@ -183,7 +183,7 @@ def _seconds(pace: Pace, tokens: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Engines that decode, or do everything; those of prompts alone where the two are apart, and how caches move between them."""
+    """Engines that decode, or do everything, and beside them those of prompts alone, with how caches move between the two."""
 
     workers: Workers
     router: str = "round-robin"
@@ -259,7 +259,7 @@ def _send(ran: ServingRun, fleet: Fleet, stream: RequestStream, enough: float = 
 
 
 def _run_disaggregated(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float, enough: float) -> None:
-    """Run prompts on workers of their own; a prompt's cache crosses its worker's links to those of the worker that decodes it.
+    """Run prompts on separate workers, whose caches cross their links to those of the workers that decode them.
     Where clients never wait for answers, all prompts are computed first, and decoding follows."""
     waits, part, whole = cap < inf, fleet.decoded.numerator, fleet.decoded.denominator
     clients = Clients(book, cap, range(len(book.arrival_s)))

@@ -27,7 +27,7 @@ COUNT = counts(__name__)
 
 TABLE = table("runs/traces/profilers/kineto.toml")
 _SIZES = {name: int(size) for size, names in TABLE["sizes"].items() for name in names}
-_PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: what is given is not what is sent
+_PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: its input is not what is sent
 KEYS = (
     *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size"),
     *("Process Group Name", "Process Group Description", "Process Group Ranks", "Input Dims", "Input type", "Concrete Inputs"),
@@ -38,23 +38,23 @@ _UNDESCRIBED = ("", "undefined")
 
 @dataclass(frozen=True, slots=True)
 class EventFacts:
-    """Of one event; those of many are alike. ``taken`` and ``given``: bytes of the message; ``tensors``: of a call's inputs."""
+    """Facts of one event, shared by events alike. ``in_bytes`` and ``out_bytes`` of the message, ``tensors`` of a call's inputs."""
 
     name: str = ""
     collective: str = ""
-    ranks: int = 0  # of its group; 0: not told
+    ranks: int = 0  # of its group; 0: unknown
     group: str = ""
     group_name: str = ""
     members: tuple[int, ...] = ()
-    sized: bool = False  # the message is told, even where its type is not known
-    taken: float | None = None
-    given: float | None = None
+    sized: bool = False  # the message has a size, even where its type is unknown
+    in_bytes: float | None = None
+    out_bytes: float | None = None
     tensors: tuple[float, ...] = ()
 
     def nbytes(self, op: str, ranks: int) -> float | None:
-        """The full tensor: from the message metadata, else from the shapes of a call's input (a shard, in an all-gather)."""
+        """Return the full tensor: from the message metadata, else from the shapes of a call's input (a shard, in an all-gather)."""
         if self.sized:
-            return self.given if op == "all-gather" else self.taken
+            return self.out_bytes if op == "all-gather" else self.in_bytes
         output_first = self.name.startswith("c10d::_allgather_base")
         if self.name.startswith(("c10d::", "record_param")) and not output_first:
             return None  # torch's calls have several tensors, or lists without a type: the record inside has the one that counts
@@ -73,12 +73,12 @@ class EventFacts:
 
 
 def facts_of(name: str, args: JsonObject) -> EventFacts:
-    """What an event's arguments tell."""
+    """Return what an event's arguments state."""
     described, called = str(args.get("Process Group Description", "")), str(args.get("Process Group Name", ""))
     sized = "In msg nelems" in args and "dtype" in args
     size = _size(str(args["dtype"])) if sized else None
     counts = [args.get(key) if size is not None else None for key in ("In msg nelems", "Out msg nelems")]
-    taken, given = (None if size is None or count is None else need_number(count) * size for count in counts)
+    in_bytes, out_bytes = (None if size is None or count is None else need_number(count) * size for count in counts)
     inputs = zip(list_of(args.get("Input Dims")), list_of(args.get("Input type")), strict=False)
     return EventFacts(
         name=name,
@@ -88,8 +88,8 @@ def facts_of(name: str, args: JsonObject) -> EventFacts:
         group_name=called,
         members=_members(str(args.get("Process Group Ranks", ""))),
         sized=sized,
-        taken=taken,
-        given=given,
+        in_bytes=in_bytes,
+        out_bytes=out_bytes,
         tensors=() if sized else tuple(float(_elements(dims) * n) for dims, kind in inputs if dims and (n := _size(str(kind)))),
     )
 
@@ -97,14 +97,14 @@ def facts_of(name: str, args: JsonObject) -> EventFacts:
 def _ranks(name: str, args: JsonObject) -> int:
     if size := need_whole(args.get("Group size", 0) or 0):
         return size
-    given, at = list_of(args.get("Concrete Inputs")), TABLE["group_argument"].get(name)
-    word = str(given[at]) if at is not None and len(given) > at else ""
+    inputs, at = list_of(args.get("Concrete Inputs")), TABLE["group_argument"].get(name)
+    word = str(inputs[at]) if at is not None and len(inputs) > at else ""
     return int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0
 
 
 @lru_cache(maxsize=4096)
 def _members(text: str) -> tuple[int, ...]:
-    """Ranks as they are listed; none where a long list was shortened.
+    """Return listed ranks, or none where a long list was shortened.
 
     >>> _members("[0, 1]"), _members("[0, 1, ..., 7]")
     ((0, 1), ())
@@ -121,7 +121,7 @@ def _size(dtype: str) -> int | None:
 
 
 def _elements(dims: Json) -> int:
-    """Elements of a tensor by its shape, or of a list of tensors."""
+    """Return the elements of a tensor by its shape, or of a list of tensors."""
     shape = need_list(dims)
     if shape and isinstance(shape[0], list):
         return sum(map(_elements, shape))
@@ -147,7 +147,7 @@ LATEST_NS, EARLIEST_NS, LONGEST_NS = 2**62, -(2**60), 2**60  # so that differenc
 
 
 def ns(microseconds: object) -> int:
-    """Nanoseconds from microseconds, whether whole, with a fraction, or with a fraction kept as text.
+    """Return nanoseconds from microseconds, whether whole, with a fraction, or with a fraction kept as text.
 
     >>> ns(5), ns("1712195495527376.234"), ns(-5.25)
     (5000, 1712195495527376234, -5250)
@@ -166,7 +166,7 @@ def ns(microseconds: object) -> int:
 
 
 def span(ts: object, dur: object) -> tuple[int, int]:
-    """Start and end; a time that no clock shows is a ``ValueError``."""
+    """Return start and end, or raise ``ValueError`` for a time that no clock shows."""
     start, lasting = ns(ts), max(0, ns(dur))
     if not EARLIEST_NS < start < LATEST_NS or lasting >= LONGEST_NS:
         raise ValueError("a time beyond any clock")
@@ -174,14 +174,14 @@ def span(ts: object, dur: object) -> tuple[int, int]:
 
 
 def all_ns(microseconds: Column) -> Column:
-    """As ``ns`` for floats that hold all digits."""
+    """Convert like ``ns`` floats that hold all digits."""
     whole = np.floor(microseconds)
-    found: Column = (whole * 1000).astype(np.int64) + np.rint((microseconds - whole) * 1000).astype(np.int64)
-    return found
+    nanoseconds: Column = (whole * 1000).astype(np.int64) + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return nanoseconds
 
 
 class _Roles(dict[str, int]):
-    """Roles by name, of annotations or of operators; each name is looked at once."""
+    """Roles by name, of annotations or of operators, computed once for each name."""
 
     def __init__(self, of_operators: bool) -> None:
         self._of_operators = of_operators
@@ -191,14 +191,14 @@ class _Roles(dict[str, int]):
         return role
 
 
-class NumberedThings(dict[object, int]):
-    """Things numbered in the order in which they came; ``signs``: what their text takes."""
+class Numbered(dict[object, int]):
+    """Items numbered in the order in which they came. ``signs``: what their text takes."""
 
     signs = 0
 
-    def __missing__(self, thing: object) -> int:
-        self.signs += len(thing) + 100 if isinstance(thing, str) else 200
-        self[thing] = number = len(self)
+    def __missing__(self, item: object) -> int:
+        self.signs += len(item) + 100 if isinstance(item, str) else 200
+        self[item] = number = len(self)
         return number
 
 
@@ -214,14 +214,14 @@ class Rows:
         return len(next(iter(self._columns.values()))) + len(self._loose)
 
     def extend(self, *columns: Column | list[int]) -> None:
-        """Many rows, or none of them where a number does not fit."""
-        given = [
-            array(held.typecode, column.tobytes() if isinstance(column, np.ndarray) else column)
-            for held, column in zip(self._columns.values(), columns, strict=True)
+        """Append many rows, or none of them where a number does not fit."""
+        added = [
+            array(kept.typecode, column.tobytes() if isinstance(column, np.ndarray) else column)
+            for kept, column in zip(self._columns.values(), columns, strict=True)
         ]
         self.settle()
-        for held, column in zip(self._columns.values(), given, strict=True):
-            held.extend(column)
+        for kept, column in zip(self._columns.values(), added, strict=True):
+            kept.extend(column)
 
     def settle(self) -> None:
         for column, values in zip(self._columns.values(), zip(*self._loose, strict=True), strict=False):
@@ -229,7 +229,7 @@ class Rows:
         self._loose.clear()
 
     def taken(self) -> dict[str, Column]:
-        """All columns; what grew is empty afterwards."""
+        """Return all columns, and empty them."""
         self.settle()
         done = {name: np.array(column, dtype=column.typecode) for name, column in self._columns.items()}
         self.clear()
@@ -246,7 +246,7 @@ class Columns:
 
     def __init__(self, name: str) -> None:
         self.file = name
-        self.names, self.threads, self.lanes, self.facts = NumberedThings(), NumberedThings(), NumberedThings(), NumberedThings()
+        self.names, self.threads, self.lanes, self.facts = Numbered(), Numbered(), Numbered(), Numbered()
         self.facts[EventFacts()] = 0
         self.device = Rows(start="q", end="q", name="i", lane="i", correlation="q", facts="i", copies="b")
         self.launches = Rows(start="q", end="q", name="i", thread="i", correlation="q")
@@ -261,22 +261,22 @@ class Columns:
     @staticmethod
     @lru_cache(maxsize=10_000)
     def kind_of(category: str) -> int:
-        """The kind of an event by its category."""
+        """Return the kind of an event by its category."""
         small = category.lower()
         kind = next((code for name, code in _KINDS.items() if small in _CATEGORIES[name]), OTHER)
         return LAUNCH if kind == OTHER and small.endswith(_LAUNCH_ENDS) else kind
 
     def begun(self, start: int | None, events: int = 1) -> None:
-        """So many complete events, the first of which begins then."""
+        """Count so many complete events, the first of which begins then."""
         self.complete += events
         if start is not None:
             self.origin_ns = start if self.origin_ns is None else min(start, self.origin_ns)
 
     def take(self, event: Json) -> None:
-        """An event as JSON has it: what is no complete event is passed over, what has the wrong form is counted."""
+        """Take an event as JSON has it, passing over incomplete ones and counting those of the wrong form."""
         if not isinstance(event, dict) or event.get("ph", "X" if event.get("dur") else "") != "X":
             return
-        kind = KERNEL  # until it is known
+        kind = KERNEL  # until its category is read
         try:
             category: object = event.get("cat") or ""
             kind = self.kind_of(category)
@@ -291,26 +291,26 @@ class Columns:
         else:
             self.begun(start)
 
-    def place(self, kind: int, name: str, start: int, end: int, pid: object, tid: object, told: Json) -> None:
-        """An event whose arguments are told as JSON has them."""
-        args = told if isinstance(told, dict) else need_object(told or {})
+    def place(self, kind: int, name: str, start: int, end: int, pid: object, tid: object, arguments: Json) -> None:
+        """Place an event whose arguments are as JSON has them."""
+        args = arguments if isinstance(arguments, dict) else need_object(arguments or {})
         if kind in (ANNOTATION, OPERATOR):
-            self.all_hosted(kind, [name], np.array([start]), np.array([end]), [tid], self.told, [args])
+            self.all_hosted(kind, [name], np.array([start]), np.array([end]), [tid], self.facts_number, [args])
         elif kind == LAUNCH:
             if args.get("correlation") is not None:
                 correlation = correlation_of(args["correlation"])
                 self.launches.add((start, end, self.names[name], self.threads[tid], correlation))
         elif kind != OTHER:
             device, stream = args.get("device"), args.get("stream")
-            # The device as it is told, then device and stream as they are shown: process and thread where those are not told.
+            # The stated device, then device and stream as shown: process and thread where those are missing.
             place = device, pid if device is None else device, tid if stream is None else stream
-            facts = self.told(name, args) if any(key in args for key in _OF_COLLECTIVES) else 0
+            facts = self.facts_number(name, args) if any(key in args for key in _OF_COLLECTIVES) else 0
             correlation = correlation_of(args.get("correlation"))
-            self.found_device()
+            self.mark_on_device()
             self.device.add((start, end, self.names[name], self.lanes[place], correlation, facts, kind == COPY))
 
-    def found_device(self) -> None:
-        """From now on what the host computes is not asked for."""
+    def mark_on_device(self) -> None:
+        """Note that there is a device, so that what the host computes is no longer needed."""
         self.on_device = True
         self.work.clear()
 
@@ -321,16 +321,16 @@ class Columns:
         starts: Column,
         ends: Column,
         tids: Sequence[object],
-        told: Callable[[str, T], int],
+        facts_number: Callable[[str, T], int],
         args: Sequence[T],
     ) -> None:
-        """A host's events of one kind; what arguments tell is asked for where an event is a collective's."""
+        """Take a host's events of one kind. Arguments are looked at only where an event is a collective's."""
         roles_of, number_of = self._roles[kind], self.names
         numbers = [number_of[name] for name in names]
         roles = np.array([roles_of[name] for name in names])
         threads = [self.threads[thread] for thread in tids]
         collective = np.flatnonzero(roles & _ROLE < WORK).tolist()
-        facts = [told(names[i], args[i]) for i in collective]
+        facts = [facts_number(names[i], args[i]) for i in collective]
         self.trained.extend(starts[roles >= _TRAINS])
         self.gradients += int(np.count_nonzero(roles & _GRADIENT))
         kept = [*collective, *np.flatnonzero(roles & _ROLE == STEP).tolist()]
@@ -341,8 +341,8 @@ class Columns:
             work = np.flatnonzero(roles & _ROLE == WORK)
             self.work.extend(starts[work], ends[work], *([column[i] for i in work.tolist()] for column in (numbers, threads)))
 
-    def told(self, name: str, args: JsonObject) -> int:
-        """The number of what an event's arguments tell of a collective."""
+    def facts_number(self, name: str, args: JsonObject) -> int:
+        """Return the number of what an event's arguments state of a collective."""
         return self.facts[facts_of(name, args)]
 
     def judge_size(self) -> None:
@@ -354,22 +354,22 @@ class Columns:
         if self.names.signs > MOST_NAMES:
             raise Refusal(f"trace '{self.file}': more than {MOST_NAMES // MiB} MiB of different names", "trace")
         if rows > COUNT.most_rows:
-            told = f"more than {COUNT.most_rows:,} device events, launches and collectives"
-            raise Refusal(f"trace '{self.file}': {told}, which is more than is kept; profile fewer steps", "trace")
+            why = f"more than {COUNT.most_rows:,} device events, launches and collectives"
+            raise Refusal(f"trace '{self.file}': {why}, which is more than is kept; profile fewer steps", "trace")
 
 
-def correlation_of(told: Json) -> int:
-    """The number that links a device's event to its launch."""
-    if told is None:
+def correlation_of(value: Json) -> int:
+    """Return the number that links a device's event to its launch."""
+    if value is None:
         return UNTOLD
-    number = told if isinstance(told, int) else need_whole(told)
+    number = value if isinstance(value, int) else need_whole(value)
     if not UNTOLD < number < -UNTOLD:
         raise ValueError("a correlation beyond eight bytes")
     return number
 
 
 def _role(name: str, is_op: bool) -> int:
-    """What a host's event is by its name; 16 more where it runs in training alone, and 32 where it accumulates a gradient."""
+    """Return what a host's event is by its name, plus 16 where it runs in training alone and 32 where it accumulates a gradient."""
     trains = (_TRAINS if trace.trains(name) else 0) + (_GRADIENT if trace.accumulates(name) else 0)
     step = not is_op and trace.names_step(name)
     if is_call(name):

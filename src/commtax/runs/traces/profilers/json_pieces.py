@@ -1,4 +1,4 @@
-"""One long list inside a JSON file, read in pieces: what is held is a piece, whatever the size of the file.
+"""One long list inside a JSON file, read in pieces: memory holds one piece, whatever the size of the file.
 
 A piece ends where one object of the list ends and the next begins. Whether a place is such an end shows when the piece is decoded:
 the same signs may stand inside a name, or between objects inside an object. Where a piece does not decode, its objects are taken
@@ -24,7 +24,7 @@ COUNT = counts(__name__)
 _MARK = 4
 _SPACE = b" \t\r\n"
 _NEXT = re.compile(rb'\}\s*+,\s*+(?=\{\s*+"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*+:)')  # between two events
-_ANY_NEXT = re.compile(rb"\}\s*+,\s*+(?=\{)")  # … that begin with a key of their own
+_ANY_NEXT = re.compile(rb"\}\s*+,\s*+(?=\{)")  # … that begin with another key
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]"]', re.S)
 _HEX = rb"[0-9a-fA-F]{2}"
 _PASSED = re.compile(rb'(?:[^"{\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.S)  # spaces, commas, and what is no object
@@ -34,14 +34,14 @@ _NO_NUMBER = re.compile(rb"(:\s*+)-?(?:nan|inf|infinity)(?=\s*+[,}\]])", re.I)
 
 
 def repair_json(text: bytes) -> bytes:
-    """JSON whose strings hold what writers leave in them: controls, bytes that are no UTF-8, single backslashes; nan is null.
+    """Repair JSON whose strings hold controls, bytes that are no UTF-8 or single backslashes, and turn nan into null.
 
     >>> repair_json(b'{"name": "C:\\\\Users\\x01", "share": -nan}')
     b'{"name": "C:\\\\\\\\Users ", "share": null}'
     """
     text = text.translate(_CONTROLS)
     if b"\\" in text:
-        text = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else b"\\\\", text)
+        text = _ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else b"\\\\", text)
     text = _NO_NUMBER.sub(rb"\1null", text)
     try:
         text.decode()
@@ -71,44 +71,44 @@ class ListedObjects(Generic[Item]):
 
     def __iter__(self) -> Iterator[Sequence[Item]]:
         fed = self._fed()
-        held, needed, tail = self._begin(fed), 0, None
+        text, needed, tail = self._begin(fed), 0, None
         for piece in chain(fed, (b"",)):
             if tail is not None:
                 tail += piece[: max(0, COUNT.most_around - len(tail))]
                 continue
-            if not needed and (items := self._swiftly(held, piece)) is not None:
+            if not needed and (items := self._swiftly(text, piece)) is not None:
                 begin = _last_cut(piece, COUNT.near)[1]
-                self.at += len(held) + begin
-                held = piece[begin:]
+                self.at += len(text) + begin
+                text = piece[begin:]
                 yield items
                 continue
-            held += piece
-            if piece and len(held) < needed:
+            text += piece
+            if piece and len(text) < needed:
                 continue
-            items, used, closed = self._taken(held, not piece)
+            items, used, closed = self._taken(text, not piece)
             if items:
                 yield items
-            held, self.at = held[used:], self.at + used
-            needed = 2 * len(held) if not used else 0
+            text, self.at = text[used:], self.at + used
+            needed = 2 * len(text) if not used else 0
             if closed:
-                tail, held = held, b""
+                tail, text = text, b""
             elif self.damaged > COUNT.most_damaged:
                 self.partial = f"damaged: more than {COUNT.most_damaged:,} events that are no JSON"
                 return
-            elif len(held) > COUNT.most_around:
+            elif len(text) > COUNT.most_around:
                 self.partial = f"damaged: no end of an event in {COUNT.most_around // MiB} MiB"
                 return
             if not piece:
                 break
-        self._end(held, tail)
+        self._end(text, tail)
 
-    def _swiftly(self, held: bytes, piece: bytes) -> Sequence[Item] | None:
-        """What is whole in what is held and a piece, without a copy of either; None where that is not so simple."""
+    def _swiftly(self, text: bytes, piece: bytes) -> Sequence[Item] | None:
+        """Return what is whole in the text so far and a piece, without copying either, or None where that is not so simple."""
         end, _ = _last_cut(piece, COUNT.near)
-        return self._decoded(held.lstrip(_SPACE + b","), memoryview(piece)[:end]) if end else None
+        return self._decoded(text.lstrip(_SPACE + b","), memoryview(piece)[:end]) if end else None
 
     def _fed(self) -> Iterator[bytes]:
-        """All pieces as UTF-8, and an empty one behind the last; a packed file that breaks off ends there."""
+        """Yield all pieces as UTF-8, and an empty one behind the last or where a packed file breaks off."""
         decoder: codecs.IncrementalDecoder | None = None
         begun: bytes | None = b""
         try:
@@ -130,107 +130,107 @@ class ListedObjects(Generic[Item]):
         yield b""
 
     def _begin(self, fed: Iterator[bytes]) -> bytes:
-        """What follows the list's opening bracket, as far as it has been read."""
-        held, searched = b"", 0
+        """Return what follows the list's opening bracket, as far as it has been read."""
+        text, searched = b"", 0
         for piece in fed:
-            held += piece
-            begins = held.removeprefix(b"\xef\xbb\xbf").lstrip(_SPACE)[:1]
+            text += piece
+            begins = text.removeprefix(b"\xef\xbb\xbf").lstrip(_SPACE)[:1]
             if begins == b"[":
-                self._bare, self.at = True, held.index(b"[") + 1
-                return held[self.at :]
+                self._bare, self.at = True, text.index(b"[") + 1
+                return text[self.at :]
             if begins not in (b"", b"{"):
                 raise Refusal(f"trace '{self.name}': not valid JSON (it begins with {begins!r})", "trace")
-            places = [m for m in islice(self._key.finditer(held, searched), COUNT.candidates) if m.end() < len(held)]
-            last = not piece or len(held) > COUNT.most_around or len(places) == COUNT.candidates
-            if self._opened(held, places, last):
-                return held[self.at :]
-            searched = max(searched, len(held) - 256) if not places else searched
+            places = [m for m in islice(self._key.finditer(text, searched), COUNT.candidates) if m.end() < len(text)]
+            last = not piece or len(text) > COUNT.most_around or len(places) == COUNT.candidates
+            if self._opened(text, places, last):
+                return text[self.at :]
+            searched = max(searched, len(text) - 256) if not places else searched
             if last:
                 break
         if self._broken:
             raise self._broken
         try:
-            parse_json(repair_json(held), self.name, depth=None)
+            parse_json(repair_json(text), self.name, depth=None)
         except Refusal:
             raise Refusal(f"trace '{self.name}': not valid JSON, or cut off (before any event)", "trace") from None
         raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
 
-    def _opened(self, held: bytes, places: list[re.Match[bytes]], last: bool) -> bool:
-        """Whether the list begins at one of these places: what stands before it is then an object without its end."""
+    def _opened(self, text: bytes, places: list[re.Match[bytes]], last: bool) -> bool:
+        """Return whether the list begins at one of these places, so that what stands before is an object without its end."""
         for place in places:
             try:
-                before = parse_json(repair_json(held[: place.start()]) + b'"":0}', self.name, depth=None)
+                before = parse_json(repair_json(text[: place.start()]) + b'"":0}', self.name, depth=None)
             except Refusal:
                 continue
-            if held[place.end() : place.end() + 1] != b"[":
+            if text[place.end() : place.end() + 1] != b"[":
                 raise Refusal(f"trace '{self.name}': no {self.key} found", "trace")
             self.around.update(object_of(before))
             self.at = place.end() + 1
             return True
-        damaged = next((m for m in places if held[m.end() : m.end() + 1] == b"["), None) if last else None
+        damaged = next((m for m in places if text[m.end() : m.end() + 1] == b"["), None) if last else None
         if damaged:
             self.damaged, self.at = 1, damaged.end() + 1
         return damaged is not None
 
-    def _taken(self, held: bytes, last: bool) -> tuple[Sequence[Item], int, bool]:
-        """The objects that are whole in what is held, how much of it they take, and whether the list ends there."""
-        end, begin = _last_cut(held)
+    def _taken(self, text: bytes, last: bool) -> tuple[Sequence[Item], int, bool]:
+        """Return the objects that are whole in a text, how much of it they take, and whether the list ends there."""
+        end, begin = _last_cut(text)
         if not begin and not last:
             return [], 0, False
-        items = self._decoded(held[:end].lstrip(_SPACE + b",")) if begin else None
+        items = self._decoded(text[:end].lstrip(_SPACE + b",")) if begin else None
         if items is not None and not last:
             return items, begin, False
-        others, used, closed = self._one_by_one(held, begin if items is not None else 0)
+        others, used, closed = self._one_by_one(text, begin if items is not None else 0)
         return [*(items or ()), *others], used, closed
 
-    def _one_by_one(self, held: bytes, at: int) -> tuple[Sequence[Item], int, bool]:
-        """As ``_taken`` from a place on, object for object; damaged ones are left out."""
-        found: list[Item] = []
-        cuts = [m.span() for m in _NEXT.finditer(held, at)] or [m.span() for m in _ANY_NEXT.finditer(held, at)]
+    def _one_by_one(self, text: bytes, at: int) -> tuple[Sequence[Item], int, bool]:
+        """Take objects like ``_taken`` from a place on, one at a time, leaving out damaged ones."""
+        whole: list[Item] = []
+        cuts = [m.span() for m in _NEXT.finditer(text, at)] or [m.span() for m in _ANY_NEXT.finditer(text, at)]
         number = 0
         while True:
-            at = _PASSED.match(held, at).end()  # type: ignore[union-attr]
-            if at == len(held):
-                return found, at, False
-            if held[at] == 0x5D:  # ]
-                return found, at + 1, True
+            at = _PASSED.match(text, at).end()  # type: ignore[union-attr]
+            if at == len(text):
+                return whole, at, False
+            if text[at] == 0x5D:  # ]
+                return whole, at + 1, True
             while number < len(cuts) and cuts[number][0] < at:
                 number += 1
             end, after = (cuts[number][0] + 1, cuts[number][1]) if number < len(cuts) else (0, 0)
-            if end and (items := self._decoded(held[at:end])):
-                found.extend(items)
+            if end and (items := self._decoded(text[at:end])):
+                whole.extend(items)
                 at = after
                 continue
-            close = self._close(held, at)
-            if close and (items := self._decoded(held[at:close])):
-                found.extend(items)
+            close = self._close(text, at)
+            if close and (items := self._decoded(text[at:close])):
+                whole.extend(items)
                 at = close
                 continue
-            if not close and not any(map(self._is_item, self._following(held, cuts[number : number + COUNT.following + 1]))):
-                return found, at, False  # it may end in the next piece
+            if not close and not any(map(self._is_item, self._following(text, cuts[number : number + COUNT.following + 1]))):
+                return whole, at, False  # it may end in the next piece
             self.damaged += 1
             at = after or close
             if self.damaged > COUNT.most_damaged:
-                return found, at, False
+                return whole, at, False
 
-    def _following(self, held: bytes, cuts: list[tuple[int, int]]) -> Iterator[Item]:
-        """What the next few pieces between cuts are, each for itself."""
+    def _following(self, text: bytes, cuts: list[tuple[int, int]]) -> Iterator[Item]:
+        """Yield what the next few pieces between cuts are, each for itself."""
         for (_, begin), (end, _) in pairwise(cuts):
-            yield from self._decoded(held[begin : end + 1]) or ()
+            yield from self._decoded(text[begin : end + 1]) or ()
         if cuts and len(cuts) <= COUNT.following:  # the last one ends with its own bracket
-            yield from self._decoded(held[cuts[-1][1] : self._close(held, cuts[-1][1])]) or ()
+            yield from self._decoded(text[cuts[-1][1] : self._close(text, cuts[-1][1])]) or ()
 
     def _decoded(self, *text: bytes | memoryview) -> Sequence[Item] | None:
-        """The objects of a text without the list's brackets; None where it is no JSON."""
+        """Return the objects of a text without the list's brackets, or None where it is no JSON."""
         try:
             return self._decode(b"".join((b"[", *text, b"]")))
         except (ValueError, RecursionError):
             return None
 
-    def _close(self, held: bytes, at: int) -> int:
-        """Behind the bracket that closes the object (or the list) that begins here; 0 where nothing does."""
+    def _close(self, text: bytes, at: int) -> int:
+        """Return the place behind the bracket that closes the object or list here, or 0 where nothing does."""
         depth = 0
-        for token in _TOKEN.finditer(held, at, min(len(held), at + max(0, self._budget))):
+        for token in _TOKEN.finditer(text, at, min(len(text), at + max(0, self._budget))):
             sign = token[0]
             if sign in (b"{", b"["):
                 depth += 1
@@ -241,13 +241,13 @@ class ListedObjects(Generic[Item]):
                     return token.end()
             elif sign == b'"':  # a string without its end
                 break
-        self._budget -= len(held) - at
+        self._budget -= len(text) - at
         return 0
 
-    def _end(self, held: bytes, tail: bytes | None) -> None:
-        """What follows the list, or where it broke off."""
+    def _end(self, text: bytes, tail: bytes | None) -> None:
+        """Read what follows the list, or record where it broke off."""
         if tail is None:
-            if held.strip(_SPACE + b",") or not self._bare or self._broken:
+            if text.strip(_SPACE + b",") or not self._bare or self._broken:
                 self.partial = "cut off" if not self._broken else str(self._broken)
             return
         if self._bare:
@@ -263,12 +263,12 @@ class ListedObjects(Generic[Item]):
             text = text[: max(text.rfind(b","), 5)] + b"}"
 
 
-def _last_cut(held: bytes, near: int = 0) -> tuple[int, int]:
-    """Where the last object that may be whole ends, and where the next begins; 0 and 0 where no such place is (that near)."""
+def _last_cut(text: bytes, near: int = 0) -> tuple[int, int]:
+    """Return where the last object that may be whole ends and where the next begins, or 0 and 0 where no such place is near."""
     for pattern in (_NEXT,) if near else (_NEXT, _ANY_NEXT):
-        for window in (near,) if near else (COUNT.near, len(held)):
+        for window in (near,) if near else (COUNT.near, len(text)):
             last = None
-            for last in pattern.finditer(held, max(0, len(held) - window)):  # noqa: B007
+            for last in pattern.finditer(text, max(0, len(text) - window)):  # noqa: B007
                 pass
             if last:
                 return last.start() + 1, last.end()

@@ -1,6 +1,10 @@
-"""Traces of the PyTorch profiler (Kineto), read in pieces: what is held is columns of what ran, not the file.
+"""Traces of the PyTorch profiler (Kineto), read in pieces: what is kept is columns of what ran, not the file.
 
 From the columns: launches linked to what they launched, steps, collectives, and the rows of a timeline.
+
+Also other traces in the format of chrome://tracing: those with nothing that is known are refused, and our own (``simulate
+--timeline``, ``pipeline --chrome-trace``) have a lane for each engine, stage or rank, and each lane becomes a trace. A slice that
+says so holds several steps alike: they share its time evenly.
 """
 
 from __future__ import annotations
@@ -13,12 +17,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from commtax.files import TRACE_BYTES, FileStream, Json, JsonObject, list_of, need_number, need_whole, object_of, open_stream
+from commtax.files import (
+    OUTPUT_BYTES,
+    TRACE_BYTES,
+    FileStream,
+    Json,
+    JsonObject,
+    list_of,
+    need_list,
+    need_number,
+    need_object,
+    need_whole,
+    object_of,
+    open_stream,
+    parse_json,
+)
 from commtax.runs.evidence.collective_names import UNNAMED, algorithm_of, call_op, kernel_op, shared_memory_op
 from commtax.runs.traces import trace
 from commtax.runs.traces.profilers.columns import (
@@ -36,10 +54,10 @@ from commtax.runs.traces.profilers.columns import (
     EventFacts,
 )
 from commtax.runs.traces.profilers.json_pieces import ListedObjects
-from commtax.runs.traces.trace import Collective, Coverage, Device, Span, Trace, TraceStep, coverage, holding
+from commtax.runs.traces.trace import KINDS, Collective, Coverage, Device, Span, Trace, TraceStep, coverage, holding, timeline_of
 from commtax.statement import Note, Refusal
 from commtax.thresholds import counts, thresholds
-from commtax.timeline import Column, Timeline, pairs
+from commtax.timeline import PRODUCER, Column, Timeline, pairs
 from commtax.units import plural
 
 COUNT, LEVEL = thresholds(__name__)
@@ -54,7 +72,7 @@ Issuers = tuple[list[float], list[float], list[int], list[int]]
 
 
 class RankEvents:
-    """One rank's events; times are seconds since its first. ``world``: the size of groups that are not told."""
+    """One rank's events. Times are seconds since its first. ``world``: the size of groups that state none."""
 
     def __init__(self, columns: Columns, world: int, groups: Groups) -> None:
         self.origin_ns = origin = columns.origin_ns or 0
@@ -63,7 +81,10 @@ class RankEvents:
         self.threads, self.lanes = tuple(columns.threads), list(columns.lanes)
         self.facts: list[EventFacts] = [f for f in columns.facts if isinstance(f, EventFacts)]
         kinds = (columns.device, columns.launches, columns.host, columns.work, columns.trained)
-        self.device, launches, self.host, self.work, trained = (_to_seconds(rows.taken(), origin) for rows in kinds)
+        timed: tuple[dict[str, Column], ...] = tuple(rows.taken() for rows in kinds)
+        for rows in timed:
+            rows |= {key: (rows[key] - origin) * 1e-9 for key in ("start", "end") if key in rows}
+        self.device, launches, self.host, self.work, trained = timed
         self.trained = trained["start"]
         self.device["waits"] = self._named(lambda name: name.lower().startswith(WAIT_KERNELS))[self.device["name"]]
         if len(self.device["start"]):
@@ -81,7 +102,7 @@ class RankEvents:
         self.launch = self._launch() if self.on_device else np.empty(0, dtype=int)
 
     def by_device(self) -> list[tuple[int, RankEvents]]:
-        """The devices that one process computed on, each with what ran on it; none where there is one."""
+        """Return the devices that one process computed on, each with what ran on it, or none where there is only one."""
         numbers = [place[0] if isinstance(place, tuple) and isinstance(place[0], int) else -1 for place in self.lanes]
         device = np.array(numbers, dtype=int)[self.device["lane"]]
         computes = ~self.device["copies"].astype(bool) & ~self.device["waits"] & (device >= 0)
@@ -91,7 +112,7 @@ class RankEvents:
         return [(int(n), self._only(device == n)) for n in used] if len(used) > 1 else []
 
     def _only(self, rows: Column) -> RankEvents:
-        """With some of the device's events alone."""
+        """Return a copy with only some of the device's events."""
         part = copy(self)
         part.device = {key: column[rows] for key, column in self.device.items()}
         part._order()
@@ -99,7 +120,7 @@ class RankEvents:
         return part
 
     def _order(self) -> None:
-        """The device's events by time, and its lanes as they begin, however the file was cut."""
+        """Sort the device's events by time, and its lanes as they begin, however the file was cut."""
         order = np.lexsort((self.device["end"], self.device["correlation"], self.device["start"]))
         self.device = {key: column[order] for key, column in self.device.items()}
         used, first, lane = np.unique(self.device["lane"], return_index=True, return_inverse=True)
@@ -108,12 +129,12 @@ class RankEvents:
         self.device["lane"] = np.argsort(begun)[lane]
 
     def _launch(self) -> Column:
-        """Which launch each device event has; -1: it is not in the trace."""
-        known, asked = self.launches["correlation"], self.device["correlation"]
-        if not len(known):
-            return np.full(len(asked), -1)
-        at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-        return np.where(known[at] == asked, at, -1)
+        """Return the launch of each device event, or -1 where the trace lacks it."""
+        launched, correlation = (of["correlation"] for of in (self.launches, self.device))
+        if not len(launched):
+            return np.full(len(correlation), -1)
+        at = np.minimum(np.searchsorted(launched, correlation), len(launched) - 1)
+        return np.where(launched[at] == correlation, at, -1)
 
     @cached_property
     def graph(self) -> Column:
@@ -122,14 +143,14 @@ class RankEvents:
 
     @cached_property
     def launched_s(self) -> Column:
-        """When each device event was launched; nan where nothing tells."""
+        """When each device event was launched, nan where that is unknown."""
         return self._of_launch(self.launches["start"], math.nan)
 
-    def _of_launch(self, told: Column, other: float) -> Column:
-        """What is told of launches for each device event, or something else where its launch is not in the trace."""
-        found, linked = np.full(len(self.launch), other), self.launch >= 0
-        found[linked] = told[self.launch[linked]]
-        return found
+    def _of_launch(self, of_launches: Column, other: float) -> Column:
+        """Spread a property of launches over device events, with another value where the trace lacks the launch."""
+        of_events, linked = np.full(len(self.launch), other), self.launch >= 0
+        of_events[linked] = of_launches[self.launch[linked]]
+        return of_events
 
     def _named(self, is_one: Callable[[str], bool]) -> Column:
         return np.array([is_one(name) for name in self.names], dtype=bool)
@@ -140,29 +161,29 @@ class RankEvents:
         return np.flatnonzero((self.launch >= 0) & ~self.device["waits"])
 
     def of(self, *roles: int) -> Column:
-        """Which of the host's events have one of these roles, in the order of the roles."""
+        """Return which of the host's events have one of these roles, in the order of the roles."""
         return np.concatenate([np.flatnonzero(self.host["role"] == role) for role in roles])
 
     def issued(self) -> Counter[str]:
-        """Collectives that the host called, by kind."""
+        """Count the collectives that the host called, by kind."""
         called = self.of(CALL) if len(self.of(CALL)) else self.of(OWN)
         counts = np.bincount(self.host["name"][called], minlength=len(self.names))
-        found: Counter[str] = Counter()
+        ops: Counter[str] = Counter()
         for number in np.flatnonzero(counts).tolist():
-            found[call_op(self.names[number])] += int(counts[number])
-        return found
+            ops[call_op(self.names[number])] += int(counts[number])
+        return ops
 
     def used_devices(self) -> Counter[object]:
-        """Events of each device, as the events tell it."""
+        """Count the events of each device that events name."""
         counts = np.bincount(self.device["lane"], minlength=len(self.lanes))
-        found: Counter[object] = Counter()
+        devices: Counter[object] = Counter()
         for place, count in zip(self.lanes, counts.tolist(), strict=True):
-            found[place[0] if isinstance(place, tuple) else None] += count
-        return found
+            devices[place[0] if isinstance(place, tuple) else None] += count
+        return devices
 
     def steps(self) -> list[TraceStep]:
-        """Steps that somebody named, else those that repeated graph launches show; moved to when the device ran them, where the
-        trace holds launches that tell."""
+        """Return named steps, else those that repeated graph launches show, at the time when the device ran them, where the
+        trace holds their launches."""
         rows = self.of(STEP)
         spans = zip(*(self.host[key][rows].tolist() for key in ("name", "start", "end")), strict=True)
         named = trace.mark_training(trace.named_steps([(self.names[n], start, end) for n, start, end in spans]), self.trained)
@@ -171,7 +192,7 @@ class RankEvents:
         return trace.mark_training(trace.graph_steps(self._replays()), self.trained)
 
     def _replays(self) -> Iterator[tuple[float, bytes, float, float]]:
-        """Of each replayed graph: when it was launched, its kernels as one sign, and when it ran."""
+        """Yield for each replayed graph when it was launched, its kernels as one key, and when it ran."""
         rows = np.flatnonzero(self.graph & ~self.device["copies"] & ~self.device["waits"])
         rows = rows[np.argsort(self.launch[rows], kind="stable")]
         for begin, end in pairwise(_edges(self.launch[rows])):
@@ -180,14 +201,14 @@ class RankEvents:
             yield (float(self.launched_s[group[0]]), sign, *self._window(group))
 
     def _window(self, rows: Column, host_end_s: float = -math.inf) -> Span:
-        """When the device ran what belongs together."""
+        """Return when the device ran what belongs together."""
 
         def host_s(begin: float, end: float) -> float:
-            """Its own time in a pause: before its step ends, and not inside a call that waits for the device; or all the time
+            """Return the host's time in a pause: before its step ends and outside calls that wait for the device, or all the time
             until it launched what follows."""
             until = min(end, host_end_s)
-            own = until - begin - self._in_driver.seconds(begin, until) if until > begin else 0.0
-            return max(own, self._unlaunched(rows, begin, end))
+            free_s = until - begin - self._in_driver.seconds(begin, until) if until > begin else 0.0
+            return max(free_s, self._unlaunched(rows, begin, end))
 
         spans = np.stack([self.device["start"][rows], self.device["end"][rows]], axis=1)
         start, end, strays = trace.main_span(spans, host_s)
@@ -195,8 +216,8 @@ class RankEvents:
         return start, end
 
     def _unlaunched(self, rows: Column, begin: float, end: float) -> float:
-        """How much of a pause the device had nothing to do, since what ends it was not launched yet. A few kernels ahead of all
-        else in a trace tell nothing: the device may still run what came before them."""
+        """Return how long in a pause the device was idle because what ends it was not launched yet. A few kernels ahead of all
+        else in a trace do not count: the device may still run what came before them."""
         starts, ends = self.device["start"][rows], self.device["end"][rows]
         behind = int(np.searchsorted(starts, end))
         until = min(end, float(self.launched_s[rows[behind]]))
@@ -218,7 +239,7 @@ class RankEvents:
         return coverage(self.launches["start"][waits], self.launches["end"][waits])
 
     def _on_device(self, steps: list[TraceStep]) -> list[TraceStep]:
-        """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
+        """Begin each step with its first launched kernel and end it where the next begins, unless the device idles between."""
         linked = self._worked
         within = holding([s.host for s in steps], self.launched_s[linked])
         order = np.argsort(within, kind="stable")
@@ -236,8 +257,8 @@ class RankEvents:
         """Rows of the device that are collectives."""
         by_name = self._named(lambda name: bool(kernel_op(name)))
         by_facts = np.array([bool(f.collective) for f in self.facts], dtype=bool)
-        found = by_name[self.device["name"]] | by_facts[self.device["facts"]]
-        return np.flatnonzero(found & ~self.device["copies"])
+        sent = by_name[self.device["name"]] | by_facts[self.device["facts"]]
+        return np.flatnonzero(sent & ~self.device["copies"])
 
     @cached_property
     def host_sent(self) -> Column:
@@ -254,7 +275,7 @@ class RankEvents:
         return np.empty(0, dtype=int)
 
     def collectives(self, steps: Sequence[TraceStep]) -> list[Collective]:
-        """In order of their start."""
+        """Return collectives in order of their start."""
         ran, named = [(s.start_s, s.end_s) for s in steps], bool(steps) and steps[0].host != trace.EVER
         host_begins = self.host["start"][self.host_sent]
         made = list(self._on_host(holding([s.host for s in steps] if named else ran, host_begins)))
@@ -270,8 +291,8 @@ class RankEvents:
     def _on_host(self, within: Column) -> Iterator[Collective]:
         host, rows = self.host, self.host_sent
         columns = [host[key][rows].tolist() for key in ("start", "end", "name", "facts")]
-        for start, end, number, told, step in zip(*columns, within.tolist(), strict=True):
-            facts, name = self.facts[told], self.names[number]
+        for start, end, number, number_of_facts, step in zip(*columns, within.tolist(), strict=True):
+            facts, name = self.facts[number_of_facts], self.names[number]
             op = facts.collective or shared_memory_op(name) or call_op(name) or UNNAMED
             ranks = facts.ranks or self.world
             members = facts.members or self.groups.get(facts.group_name, ())
@@ -282,12 +303,17 @@ class RankEvents:
         columns = [device[key][rows].tolist() for key in ("start", "end", "name", "facts", "lane")]
         launches, at = self.launch[rows].tolist(), self.launched_s[rows].tolist()
         replayed = self.graph[rows].tolist()
-        for start, end, number, told, lane, launch, launched, graph, step in zip(
+        for start, end, number, number_of_facts, lane, launch, launched, graph, step in zip(
             *columns, launches, at, replayed, within.tolist(), strict=True
         ):
             calls = self._issuers.get(int(self.launches["thread"][launch])) if launch >= 0 else None
-            around = _around(calls, launched) if calls else []
-            facts, name = [self.facts[told], *(self.facts[f] for _, f in around)], self.names[number]
+            around: list[tuple[int, int]] = []  # names and facts of the calls around the launch, innermost first
+            if calls:
+                starts, ends, names, facts_of_calls = calls
+                last = bisect_right(starts, launched)
+                near = range(last - 1, max(0, last - COUNT.looked_at) - 1, -1)
+                around = [(names[i], facts_of_calls[i]) for i in near if launched <= ends[i]]
+            facts, name = [self.facts[number_of_facts], *(self.facts[f] for _, f in around)], self.names[number]
             op = facts[0].collective or next((o for n, _ in around if (o := call_op(self.names[n]))), "") or kernel_op(name)
             ranks = next((f.ranks for f in facts if f.ranks), self.world)
             nbytes = next((size for f in facts if (size := f.nbytes(op, ranks)) is not None), None)
@@ -301,15 +327,15 @@ class RankEvents:
         rows = self.of(OWN, TORCH_CALL, RECORD, CALL)
         rows = rows[np.argsort(self.host["start"][rows], kind="stable")]
         rows = rows[np.argsort(self.host["thread"][rows], kind="stable")]
-        found = {}
+        by_thread = {}
         for begin, end in pairwise(_edges(self.host["thread"][rows])):
             part = rows[begin:end]
             starts, ends, names, facts = (self.host[key][part].tolist() for key in ("start", "end", "name", "facts"))
-            found[int(self.host["thread"][part[0]])] = starts, ends, names, facts
-        return found
+            by_thread[int(self.host["thread"][part[0]])] = starts, ends, names, facts
+        return by_thread
 
     def timeline(self, label: str) -> Timeline:
-        """What the device ran, and collectives of the host; without a device those and its operations."""
+        """Return what the device ran and collectives of the host, or without a device those and its operations."""
         comm = {key: self.host[key][self.host_sent] for key in ("start", "end", "name", "thread")}
         rows = comm if self.on_device else self._with_operations(comm)
         used, lane = np.unique(rows["thread"], return_inverse=True)
@@ -326,52 +352,30 @@ class RankEvents:
         return Timeline(lane.astype(int), rows["start"], rows["end"], kind.astype(int), names, tuple(lanes), trace.KINDS)
 
     def _with_operations(self, comm: Mapping[str, Column]) -> dict[str, Column]:
-        """Collectives, and behind them the outermost operations on the host's threads that hold none."""
+        """Return collectives, and behind them the outermost operations on the host's threads that hold none."""
         others = np.setdiff1d(self.of(SHARED, OWN), self.host_sent)
         ops = {key: np.concatenate([self.work[key], self.host[key][others]]) for key in comm}
-        found = np.ones(len(ops["start"]), dtype=bool)
+        able = np.ones(len(ops["start"]), dtype=bool)
         for thread in np.unique(comm["thread"]).tolist():
-            mine, own = comm["thread"] == thread, ops["thread"] == thread
+            mine, of_thread = comm["thread"] == thread, ops["thread"] == thread
             spans = np.array(sorted(pairs(np.stack([comm["start"][mine], comm["end"][mine]], axis=1))))
-            start, end = ops["start"][own], ops["end"][own]
+            start, end = ops["start"][of_thread], ops["end"][of_thread]
             holds = np.searchsorted(spans[:, 0], end) > np.searchsorted(spans[:, 0], start)
-            found[own] = ~holds & (holding(spans, start) < 0)
-        keep = _outermost(ops, found)
+            able[of_thread] = ~holds & (holding(spans, start) < 0)
+        rows = np.flatnonzero(able)
+        rows = rows[np.lexsort((-ops["end"][rows], ops["start"][rows], ops["thread"][rows]))]
+        parts = np.split(rows, _edges(ops["thread"][rows])[1:-1])
+        # Those that begin after all before them on their thread have ended lie in no other.
+        kept = [np.concatenate([[True], ops["start"][p][1:] >= np.maximum.accumulate(ops["end"][p])[:-1]]) for p in parts]
+        keep = rows[np.concatenate(kept)] if len(rows) else rows
         return {key: np.concatenate([comm[key], ops[key][keep]]) for key in comm}
 
 
-def _around(calls: Issuers, at: float) -> list[tuple[int, int]]:
-    """Names and facts of the calls around a moment, innermost first."""
-    starts, ends, names, facts = calls
-    last = bisect_right(starts, at)
-    return [(names[i], facts[i]) for i in range(last - 1, max(0, last - COUNT.looked_at) - 1, -1) if at <= ends[i]]
-
-
-def _to_seconds(rows: dict[str, Column], origin_ns: int) -> dict[str, Column]:
-    for key in ("start", "end"):
-        if key in rows:
-            rows[key] = (rows[key] - origin_ns) * 1e-9
-    return rows
-
-
 def _edges(groups: Column) -> list[int]:
-    """Where each run of equal numbers begins, and where the last ends."""
+    """Return where each run of equal numbers begins, and where the last ends."""
     if not len(groups):
         return []
     return [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
-
-
-def _outermost(ops: Mapping[str, Column], able: Column) -> Column:
-    """Rows of those that are able and lie in no other such operation of their thread."""
-    rows = np.flatnonzero(able)
-    rows = rows[np.lexsort((-ops["end"][rows], ops["start"][rows], ops["thread"][rows]))]
-    kept = [_begins_after_all(ops["start"][part], ops["end"][part]) for part in np.split(rows, _edges(ops["thread"][rows])[1:-1])]
-    return rows[np.concatenate(kept)] if len(rows) else rows
-
-
-def _begins_after_all(start: Column, end: Column) -> Column:
-    """Which spans, in order, begin after all before them have ended."""
-    return np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
 
 
 _RANK = tuple(
@@ -380,16 +384,16 @@ _RANK = tuple(
 _HOST = re.compile(r"^(?P<host>[A-Za-z0-9][\w.-]*)_\d+\.\d{10,}\.pt\.trace\.json")  # torch.profiler.tensorboard_trace_handler
 
 
-def read(given: FileStream | Path | str) -> Trace:
-    """Read ``.json`` or ``.json.gz``; of a file that is cut off what is whole; of several devices the first."""
-    if not isinstance(given, FileStream):
-        with open_stream(given, "trace") as stream:
+def read(source: FileStream | Path | str) -> Trace:
+    """Read ``.json`` or ``.json.gz``: of a file that is cut off what is whole, and of several devices the first."""
+    if not isinstance(source, FileStream):
+        with open_stream(source, "trace") as stream:
             return read(stream)
-    return from_pieces(_limited_pieces(given), given.path.name)
+    return from_pieces(_limited_pieces(source), source.path.name)
 
 
 def read_each(stream: FileStream) -> list[Trace]:
-    """… of several devices that one process drove each."""
+    """Read the traces of several devices that one process drove."""
     return traces_from_pieces(_limited_pieces(stream), stream.path.name)
 
 
@@ -402,19 +406,19 @@ def _limited_pieces(stream: FileStream) -> Iterator[bytes]:
 
 
 def from_pieces(pieces: Iterable[bytes], name: str = "trace") -> Trace:
-    """A trace from the pieces of its text, however they are cut."""
+    """Read a trace from the pieces of its text, however they are cut."""
     return traces_from_pieces(pieces, name)[0]
 
 
 def traces_from_pieces(pieces: Iterable[bytes], name: str = "trace") -> list[Trace]:
-    """The traces of all devices in it."""
+    """Read the traces of all devices in the pieces of a text."""
     from commtax.runs.traces.profilers import kineto_events as typed  # and with it msgspec, for those who read a trace
 
     columns = Columns(name)
-    known = typed.CollectiveNumber(columns)
+    numbers = typed.CollectiveNumber(columns)
     listed = ListedObjects(pieces, "traceEvents", typed.Decoder(), typed.is_event, name)
     for events in listed:
-        typed.take(columns, events, known)
+        typed.take(columns, events, numbers)
     columns.wrong += listed.damaged
     partial = ""
     if listed.partial:
@@ -423,7 +427,7 @@ def traces_from_pieces(pieces: Iterable[bytes], name: str = "trace") -> list[Tra
 
 
 def assemble(head: JsonObject, events: Iterable[Json], name: str) -> Trace:
-    """A trace from its head (``distributedInfo``, ``deviceProperties``, ``baseTimeNanoseconds``) and events as Kineto has them."""
+    """Make a trace of a head (``distributedInfo``, ``deviceProperties``, ``baseTimeNanoseconds``) and events in Kineto's form."""
     columns = Columns(name)
     for number, event in enumerate(events):
         columns.take(event)
@@ -447,22 +451,22 @@ def _traces(head: JsonObject, columns: Columns, name: str, partial: str) -> list
     job = object_of(head.get("distributedInfo"))
     rank = _rank(job, name)
     groups = [g for g in list_of(job.get("pg_config")) if isinstance(g, dict)]
-    # Groups are as large as those that are told, where all of them (but those of one rank) are alike.
+    # Groups without a size are as large as the others, where all of these (but those of one rank) are alike.
     sizes = {_whole_number(g.get("pg_size")) for g in groups} - {0, 1}
-    found = {}
+    groups_by_name = {}
     for group in groups:
-        given = group.get("ranks")
-        ranks = tuple(rank for rank in list_of(given) if isinstance(rank, int))
-        if isinstance(given, list) and len(ranks) == len(given):
-            found[str(group.get("pg_name", ""))] = ranks
-    run = RankEvents(columns, sizes.pop() if len(sizes) == 1 else 0, found)
+        listed = group.get("ranks")
+        ranks = tuple(rank for rank in list_of(listed) if isinstance(rank, int))
+        if isinstance(listed, list) and len(ranks) == len(listed):
+            groups_by_name[str(group.get("pg_name", ""))] = ranks
+    run = RankEvents(columns, sizes.pop() if len(sizes) == 1 else 0, groups_by_name)
     world = _whole_number(job.get("world_size"))
     parts = run.by_device() if run.on_device and world < 2 else []  # of a job's rank the file is one
-    said = [Note("devices", f"{len(parts)} devices of one process, each told as a rank")] if parts else []
+    remarks = [Note("devices", f"{len(parts)} devices of one process, each told as a rank")] if parts else []
     damage = [Note("partial", f"the file is not read to its end: {partial}")] if partial else []
     damage += [Note("damaged", f"{plural(columns.wrong, 'event')} of the wrong form left out")] if columns.wrong else []
     gradients = columns.gradients
-    return [_trace(head, part, n, world, name, partial, damage + said, gradients) for n, part in parts or [(rank, run)]]
+    return [_trace(head, part, n, world, name, partial, damage + remarks, gradients) for n, part in parts or [(rank, run)]]
 
 
 def _trace(
@@ -489,40 +493,41 @@ def _trace(
     )
 
 
-def _whole_number(told: Json) -> int:
-    """A whole number of a trace's head; 0 where there is none."""
+def _whole_number(value: Json) -> int:
     try:
-        number = need_whole(told or 0)
+        number = need_whole(value or 0)
     except WRONG:
         return 0
     return number if abs(number) < 2**63 else 0
 
 
 def _rank(job: JsonObject, name: str) -> int:
-    """As the trace tells it, else as its file is called: rank1.….pt.trace.json, t_rank-0.json, …-TP-3.trace.json.gz, r1.json."""
+    """Return the rank in the trace, else in its file's name: rank1.….pt.trace.json, t_rank-0.json, …-TP-3.….json.gz, r1.json."""
     if isinstance(job.get("rank"), int):
         return _whole_number(job["rank"])
-    found = next((match for pattern in _RANK if (match := pattern.search(name))), None)
-    return int(found[1]) if found else 0
+    match = next((match for pattern in _RANK if (match := pattern.search(name))), None)
+    return int(match[1]) if match else 0
 
 
 def _host(head: JsonObject, name: str) -> str:
-    if isinstance(told := head.get("host_name"), str):
-        return told
-    found = _HOST.match(name)
-    return found["host"] if found and not any(pattern.search(name) for pattern in _RANK) else ""
+    if isinstance(stated := head.get("host_name"), str):
+        return stated
+    match = _HOST.match(name)
+    return match["host"] if match and not any(pattern.search(name) for pattern in _RANK) else ""
 
 
 def _device(head: JsonObject, used: Counter[object]) -> Device | None:
-    """The GPU that most of the rank's kernels ran on, from ``deviceProperties``; None where a trace has none."""
-    given = list_of(head.get("deviceProperties"))
-    listed = [d for d in given if isinstance(d, dict) and _whole_number(d.get("totalGlobalMem"))]
+    """Return the GPU that most of the rank's kernels ran on, from ``deviceProperties``, or None without them."""
+    properties = list_of(head.get("deviceProperties"))
+    listed = [d for d in properties if isinstance(d, dict) and _whole_number(d.get("totalGlobalMem"))]
     if not listed:
         return None
     number = next((n for n, _ in used.most_common() if isinstance(n, int)), 0)
-    own = next((d for d in listed if d.get("id") == number), listed[0])
-    alike = sum(d.get("totalGlobalMem") == own["totalGlobalMem"] and d.get("name") == own.get("name") for d in listed)
-    return Device(str(own.get("name", "")).strip(), need_number(own["totalGlobalMem"]), _whole_number(own.get("numSms")), alike)
+    props = next((d for d in listed if d.get("id") == number), listed[0])
+    alike = sum(d.get("totalGlobalMem") == props["totalGlobalMem"] and d.get("name") == props.get("name") for d in listed)
+    return Device(
+        str(props.get("name", "")).strip(), need_number(props["totalGlobalMem"]), _whole_number(props.get("numSms")), alike
+    )
 
 
 def _notes(run: RankEvents, collectives: Sequence[Collective], steps: Sequence[TraceStep]) -> Iterator[Note]:
@@ -536,3 +541,108 @@ def _notes(run: RankEvents, collectives: Sequence[Collective], steps: Sequence[T
         yield Note("strays", f"{stray} far from the step that launched them: left out of its time")
     if not steps:
         yield Note("no steps", "no step is named in it (ProfilerStep, an engine's step, a repeated graph)")
+
+
+PHASES = {"decode": "decode", "prompts": "prefill", "both": "mixed"}
+TRAINED = ("B", "W", "BW", "F&B")  # parts of a backward pass, in a pipeline
+_CATEGORY = re.compile(rb'"cat"\s{0,9}:\s{0,9}"([^"\\]{1,40})"')
+_ALIKE = re.compile(r"(\d[\d,]{0,12}) steps?: (?:(\d[\d,]{0,12}) prompt tokens?)?(?: \+ )?(?:(\d[\d,]{0,12}) decodes?)?")
+_HEADS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
+_OVERLAP = 64  # signs that a category may take
+
+
+def is_ours(head: bytes) -> bool:
+    return b'"traceEvents"' in head and f'"producer": "{PRODUCER}"'.encode() in head[:200]
+
+
+def looks_like(raw: bytes) -> bool:
+    """Return whether a file holds events: an object with ``traceEvents`` (or what stands before them), or a list of events."""
+    text = raw.decode("utf-16", errors="ignore").encode() if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else raw
+    begins = text[:99].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if begins == b"{" and any(key in text[:4096] for key in _HEADS):
+        return True
+    return b'"traceEvents"' in text or (begins == b"[" and b'"ph"' in text)
+
+
+def read_ours(stream: FileStream) -> list[Trace]:
+    """Read each lane of a trace that we wrote."""
+    name = stream.path.name
+    document = parse_json(stream.whole(OUTPUT_BYTES), f"trace '{name}'")
+    try:
+        events = [e for e in need_list(need_object(document)["traceEvents"]) if isinstance(e, dict)]
+        lanes: dict[object, str] = {e["tid"]: str(need_object(e["args"])["name"]) for e in events if e.get("name") == "thread_name"}
+        slices: dict[str, list[JsonObject]] = {lane: [] for lane in lanes.values()}
+        for event in events:
+            if event.get("ph") == "X":
+                slices[lanes[event["tid"]]].append(event)
+        traces_of_lanes = [_lane_trace(lane, number, of_lane) for number, (lane, of_lane) in enumerate(slices.items()) if of_lane]
+    except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
+        raise Refusal(f"trace '{name}': written by {PRODUCER}, and not as it writes them ({error!r:.80})", "trace") from None
+    if not traces_of_lanes:
+        raise Refusal(f"trace '{name}': written by {PRODUCER}, without a slice", "trace")
+    return traces_of_lanes
+
+
+def _lane_trace(lane: str, number: int, slices: Sequence[JsonObject]) -> Trace:
+    rows = [(lane, *_span(e), str(e["cat"]) if e["cat"] in KINDS else "compute", str(e["name"])) for e in slices]
+    every = (s for e in slices for s in _steps(e))
+    steps = [replace(s, index=i) for i, s in enumerate(islice(every, COUNT.most_steps))]
+    notes = [Note("simulated", f"'{lane}' of a simulation by {PRODUCER}")]
+    if next(every, None):
+        notes.append(Note("partial", f"'{lane}' has more than {COUNT.most_steps:,} steps: those are told"))
+    number_in_name = re.search(r"(?:rank|stage) (\d{1,9})$", lane)
+    return Trace(
+        rank=int(number_in_name[1]) if number_in_name and not lane.startswith(("replica", "decode", "prompt")) else number,
+        world=0,
+        origin_ns=0,
+        on_device=True,
+        timeline=timeline_of(rows),
+        collectives=(),
+        steps=tuple(steps),
+        issued={},
+        training=any(e["cat"] in TRAINED for e in slices),
+        notes=tuple(notes),
+    )
+
+
+def _span(event: JsonObject) -> tuple[float, float]:
+    start, seconds = need_number(event["ts"]) * 1e-6, need_number(event["dur"]) * 1e-6
+    if not (abs(start) < LEVEL.most_s and 0 <= seconds < LEVEL.most_s):
+        raise ValueError(f"a slice at {start:g} s of {seconds:g} s")
+    return start, start + seconds
+
+
+def _steps(event: JsonObject) -> Iterator[TraceStep]:
+    match = _ALIKE.match(str(event["name"]))
+    if not match:
+        return
+    count, tokens, decodes = (int((part or "0").replace(",", "")) for part in match.groups())
+    (start, end), count = _span(event), min(count, COUNT.most_steps)
+    phase, each = PHASES.get(str(event["cat"]), ""), (end - start) / max(count, 1)
+    for i in range(count):
+        window = start + i * each, start + (i + 1) * each
+        yield TraceStep(0, str(event["name"]), *window, window, phase, decodes, bool(tokens), tokens)
+
+
+def read_or_refuse(stream: FileStream) -> list[Trace]:
+    """Read the PyTorch profiler's traces of each device, or refuse with what else a trace holds."""
+    traces = read_each(stream)
+    if any(t.on_device or len(t.timeline.name) or t.steps or t.collectives for t in traces):
+        return traces
+    there = sorted(_categories(stream))
+    wanted = "kernel, gpu_memcpy, cpu_op or user_annotation, as the PyTorch profiler writes them"
+    listed = ", ".join(there[:8]) + (" …" if len(there) > 8 else "") if there else "none"
+    text = f"expected events of the categories {wanted}; found categories {listed}"
+    raise Refusal(f"trace '{stream.path.name}': a Chrome trace without device kernels: {text}", "trace")
+
+
+def _categories(stream: FileStream) -> set[str]:
+    categories: set[str] = set()
+    rest = b""
+    for piece in stream.pieces():
+        text = rest + piece
+        categories.update(match[1].decode(errors="replace") for match in _CATEGORY.finditer(text))
+        rest = text[-_OVERLAP:]
+        if len(categories) > 100:
+            break
+    return categories

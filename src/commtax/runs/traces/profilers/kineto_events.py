@@ -1,4 +1,4 @@
-"""Events of a profiler's trace as typed records: their text is decoded once, and what nobody asks for is not looked at.
+"""Events of a profiler's trace as typed records: their text is decoded once, and unused fields are skipped.
 
 msgspec reads such records several times faster than any parser makes dictionaries, and ten times faster than one that hands out
 sign for sign; it is imported here alone, by those who read a trace.
@@ -39,7 +39,7 @@ NONE = msgspec.Raw(b"")
 
 
 class _EventPlace(msgspec.Struct, gc=False):
-    """What an event is and where; fields stand in the order of a trace, in which they are decoded fastest."""
+    """What an event is and where. Fields stand in the order of a trace, in which they are decoded fastest."""
 
     ph: str = ""
     cat: str = ""
@@ -49,7 +49,7 @@ class _EventPlace(msgspec.Struct, gc=False):
 
 
 class Event(_EventPlace, gc=False):
-    """One event; its arguments stay text."""
+    """One event, whose arguments stay text."""
 
     ts: float = math.nan
     dur: float = 0.0
@@ -75,13 +75,13 @@ class OddEvent:
 
 
 class _LaunchArguments(msgspec.Struct, gc=False):
-    """What the arguments of a call of the driver tell."""
+    """The arguments of a call of the driver."""
 
     correlation: int | None = None
 
 
 class _DeviceArguments(msgspec.Struct, gc=False):
-    """What the arguments of a device event tell; the last three are there where a collective's are."""
+    """The arguments of a device event, the last three of which only collectives have."""
 
     correlation: int | None = None
     device: int | str | None = None
@@ -92,16 +92,16 @@ class _DeviceArguments(msgspec.Struct, gc=False):
 
 
 _EMPTY = msgspec.Raw(b"{}")
-_Told = msgspec.defstruct(
-    "_Told",
-    [(f"told_{i}", msgspec.Raw, msgspec.field(default=NONE, name=key)) for i, key in enumerate(KEYS)],
+_FactArguments = msgspec.defstruct(
+    "_FactArguments",
+    [(f"argument_{i}", msgspec.Raw, msgspec.field(default=NONE, name=key)) for i, key in enumerate(KEYS)],
     gc=False,
 )
 """What facts are made of, as text."""
 COUNT = counts(__name__)
 Typed = Event | ExactEvent
 SomeEvent = Typed | OddEvent
-_TOLD = msgspec.json.Decoder(_Told).decode
+_FACTS = msgspec.json.Decoder(_FactArguments).decode
 _LAUNCHED, _RAN = msgspec.json.Decoder(_LaunchArguments).decode, msgspec.json.Decoder(_DeviceArguments).decode
 _EACH = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _EVENTS, _EXACTS = msgspec.json.Decoder(list[Event]).decode, msgspec.json.Decoder(list[ExactEvent]).decode
@@ -110,13 +110,13 @@ _TIME, _FIELDS = attrgetter("ts"), attrgetter("name", "ts", "dur", "pid", "tid",
 
 
 class Decoder:
-    """Lists of events from their text; ``exact`` once times are as large as a float cannot hold."""
+    """Lists of events from their text. ``exact`` once times exceed what a float can represent."""
 
     def __init__(self) -> None:
         self.exact = False
 
     def __call__(self, text: bytes) -> Sequence[SomeEvent]:
-        """Events; a text that is no JSON even when repaired is a ``ValueError`` or a ``RecursionError``."""
+        """Decode events, or raise ``ValueError`` or ``RecursionError`` where a text is no JSON even when repaired."""
         if not self.exact:
             events = _decode_events(text, False)
             largest = max(map(_TIME, events), default=0.0)
@@ -127,68 +127,68 @@ class Decoder:
 
 
 def is_event(event: SomeEvent) -> bool:
-    """Whether an object is an event, and not a part of one; some writers leave out that it is complete."""
+    """Return whether an object is an event and not a part of one. Some writers leave out that it is complete."""
     return bool(event.ph) or (event.dur > 0 and event.name is not None)
 
 
 class CollectiveNumber:
-    """The number of what arguments tell of a collective: many events tell the same, and their other arguments are not looked at."""
+    """The number of what arguments state of a collective. Many events share it, and other arguments are not looked at."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns, self._numbers = columns, dict[tuple[str, bytes], int]()
 
     def __call__(self, name: str, args: msgspec.Raw) -> int:
-        key = name, b"\0".join(msgspec.structs.astuple(_TOLD(args or _EMPTY)))
+        key = name, b"\0".join(msgspec.structs.astuple(_FACTS(args or _EMPTY)))
         number = self._numbers.get(key)
         if number is None:
-            number = self._columns.told(name, need_object(_loads(args)))
+            number = self._columns.facts_number(name, need_object(_loads(args)))
             if len(self._numbers) < COUNT.most_known:
                 self._numbers[key] = number
         return number
 
 
-def take(columns: Columns, events: Sequence[SomeEvent], known: CollectiveNumber) -> None:
+def take(columns: Columns, events: Sequence[SomeEvent], numbers: CollectiveNumber) -> None:
     shapes = set(map(type, events))
     if len(shapes) > 1:  # odd ones among them, or pieces that were decoded one way and the other
         for shape in (Event, ExactEvent):
-            take(columns, [e for e in events if type(e) is shape], known)
+            take(columns, [e for e in events if type(e) is shape], numbers)
         for odd in (e for e in events if isinstance(e, OddEvent)):
             columns.take(odd.event)
         return None
     if shapes == {OddEvent}:
-        return take(columns, [*events, Event()], known)
-    held: dict[int, list[SomeEvent]] = {kind: [] for kind in range(OTHER + 1)}
-    by_category = _AppendByCategory(held)
+        return take(columns, [*events, Event()], numbers)
+    by_kind: dict[int, list[SomeEvent]] = {kind: [] for kind in range(OTHER + 1)}
+    by_category = _AppendByCategory(by_kind)
     for event in events:
         if event.ph == "X" or (not event.ph and event.dur > 0):
             by_category[event.cat](event)
-    for kind, found in held.items():
-        if found and kind == OTHER:
-            columns.begun(_earliest(found), len(found))
-        elif found:
-            _place(columns, known, kind, found)
+    for kind, of_kind in by_kind.items():
+        if of_kind and kind == OTHER:
+            columns.begun(_earliest(of_kind), len(of_kind))
+        elif of_kind:
+            _place(columns, numbers, kind, of_kind)
     return columns.judge_size()
 
 
 class _AppendByCategory(dict[str, Callable[[SomeEvent], None]]):
     """By category, what appends an event to the list of its kind."""
 
-    def __init__(self, held: Mapping[int, list[SomeEvent]]) -> None:
-        self._held = held
+    def __init__(self, lists: Mapping[int, list[SomeEvent]]) -> None:
+        self._lists = lists
 
     def __missing__(self, category: str) -> Callable[[SomeEvent], None]:
-        self[category] = found = self._held[Columns.kind_of(category)].append
-        return found
+        self[category] = append = self._lists[Columns.kind_of(category)].append
+        return append
 
 
 def _earliest(events: Sequence[SomeEvent]) -> int | None:
-    exact, told = isinstance(events[0], ExactEvent), list(map(_TIME, events))
-    times = list(map(_number, told)) if exact else told
+    exact, stamps = isinstance(events[0], ExactEvent), list(map(_TIME, events))
+    times = list(map(_number, stamps)) if exact else stamps
     low = min(times)
     if not limits.EARLIEST_NS < low * 1000 < limits.LATEST_NS:  # nor is anything less than what is no number
         sound = [e for e, at in zip(events, times, strict=True) if limits.EARLIEST_NS < at * 1000 < limits.LATEST_NS]
         return _earliest(sound) if sound else None
-    return min(ns(bytes(raw).decode()) for raw, at in zip(told, times, strict=True) if at <= low) if exact else ns(low)
+    return min(ns(bytes(raw).decode()) for raw, at in zip(stamps, times, strict=True) if at <= low) if exact else ns(low)
 
 
 class _EventColumns(NamedTuple):
@@ -202,19 +202,19 @@ class _EventColumns(NamedTuple):
     args: Sequence[msgspec.Raw]
 
 
-def _place(columns: Columns, known: CollectiveNumber, kind: int, events: Sequence[SomeEvent]) -> None:
-    """All at once, or one by one where the arguments of some do not fit their types."""
-    found = _EventColumns(*zip(*map(_FIELDS, events), strict=True))
-    kept, starts, ends = _with_times(columns, found, isinstance(events[0], ExactEvent))
+def _place(columns: Columns, numbers: CollectiveNumber, kind: int, events: Sequence[SomeEvent]) -> None:
+    """Place all events at once, or one by one where the arguments of some do not fit their types."""
+    fields = _EventColumns(*zip(*map(_FIELDS, events), strict=True))
+    kept, starts, ends = _with_times(columns, fields, isinstance(events[0], ExactEvent))
     if not len(starts):
         return
     try:
         if kind in (ANNOTATION, OPERATOR):
-            columns.all_hosted(kind, kept.names, starts, ends, kept.tids, known, kept.args)
+            columns.all_hosted(kind, kept.names, starts, ends, kept.tids, numbers, kept.args)
         elif kind == LAUNCH:
             _place_launches(columns, kept, starts, ends)
         else:
-            _place_device_events(columns, known, kind, kept, starts, ends)
+            _place_device_events(columns, numbers, kind, kept, starts, ends)
         columns.begun(int(starts.min()), len(starts))
     except WRONG:
         rows = zip(kept.names, starts.tolist(), ends.tolist(), kept.pids, kept.tids, kept.args, strict=True)
@@ -227,7 +227,7 @@ def _place(columns: Columns, known: CollectiveNumber, kind: int, events: Sequenc
 
 
 def _with_times(columns: Columns, kept: _EventColumns, exact: bool) -> tuple[_EventColumns, Column, Column]:
-    """Those that have a name and times that a clock shows, with their starts and ends."""
+    """Keep the events that have a name and times that a clock shows, and return their starts and ends."""
     lasting = np.array(kept.lasting)
     times = np.array(list(map(_number, kept.times)) if exact else kept.times)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -245,30 +245,30 @@ def _with_times(columns: Columns, kept: _EventColumns, exact: bool) -> tuple[_Ev
 
 
 def _place_launches(columns: Columns, kept: _EventColumns, starts: Column, ends: Column) -> None:
-    told = [_LAUNCHED(args or _EMPTY).correlation for args in kept.args]
-    correlations = [c for c in told if c is not None]
+    linked_to = [_LAUNCHED(args or _EMPTY).correlation for args in kept.args]
+    correlations = [c for c in linked_to if c is not None]
     numbers, threads = list(map(columns.names.__getitem__, kept.names)), list(map(columns.threads.__getitem__, kept.tids))
-    if len(correlations) < len(told):
-        linked = [c is not None for c in told]
+    if len(correlations) < len(linked_to):
+        linked = [c is not None for c in linked_to]
         numbers, threads = (list(compress(column, linked)) for column in (numbers, threads))
         starts, ends = starts[linked], ends[linked]
     columns.launches.extend(starts, ends, numbers, threads, correlations)
 
 
 def _place_device_events(
-    columns: Columns, known: CollectiveNumber, kind: int, kept: _EventColumns, starts: Column, ends: Column
+    columns: Columns, collective_number: CollectiveNumber, kind: int, kept: _EventColumns, starts: Column, ends: Column
 ) -> None:
     ran = [_RAN(args or _EMPTY) for args in kept.args]
-    lanes, numbers = columns.lanes, list(map(columns.names.__getitem__, kept.names))
-    places, correlations, told = [], [], [0] * len(ran)
+    lanes, names = columns.lanes, list(map(columns.names.__getitem__, kept.names))
+    places, correlations, facts = [], [], [0] * len(ran)
     for i, one in enumerate(ran):
         device, stream, correlation = one.device, one.stream, one.correlation
         places.append(lanes[device, kept.pids[i] if device is None else device, kept.tids[i] if stream is None else stream])
         correlations.append(UNTOLD if correlation is None else correlation)
         if one.collective is not NONE or one.elements is not NONE or one.size is not NONE:
-            told[i] = known(kept.names[i], kept.args[i])
-    columns.found_device()
-    columns.device.extend(starts, ends, numbers, places, correlations, told, [kind == COPY] * len(ran))
+            facts[i] = collective_number(kept.names[i], kept.args[i])
+    columns.mark_on_device()
+    columns.device.extend(starts, ends, names, [kind == COPY] * len(ran))
 
 
 def _number(raw: msgspec.Raw) -> float:
@@ -279,7 +279,7 @@ def _number(raw: msgspec.Raw) -> float:
 
 
 def _decode_events(text: bytes, exact: bool) -> Sequence[SomeEvent]:
-    """Events of a list; what does not fit the types comes as JSON has it."""
+    """Decode the events of a list. What does not fit the types comes as JSON has it."""
     whole: Callable[[bytes], Sequence[SomeEvent]] = _EXACTS if exact else _EVENTS
     try:
         return whole(text)
@@ -300,6 +300,6 @@ def _one(raw: msgspec.Raw, exact: bool) -> SomeEvent:
 
 
 def _loads(raw: msgspec.Raw) -> Json:
-    """JSON in which fractions are text; nothing where there is no text."""
-    told: Json = json.loads(bytes(raw).decode(errors="replace"), parse_float=str, strict=False) if raw else {}
-    return told
+    """Parse JSON with fractions as text. An empty text gives an empty object."""
+    document: Json = json.loads(bytes(raw).decode(errors="replace"), parse_float=str, strict=False) if raw else {}
+    return document

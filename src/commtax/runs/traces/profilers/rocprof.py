@@ -34,25 +34,24 @@ from commtax.units import plural
 TOOL = "rocprofiler-sdk-tool"
 TABLES = "kernel|memory_copy|memory_allocation|scratch_memory|rccl_api|marker_api|marker|hip_api|hsa_api"
 _TABLE = re.compile(rf"(?P<run>.*?)_?(?:(?:{TABLES})_trace|agent_info)\.csv(?:\.gz)?$")
-OF_ROW = {"Kernel_Name", "Direction", "Function", "Operation"}  # one of which says what a row is of
+OF_ROW = {"Kernel_Name", "Direction", "Function", "Operation"}  # one of which shows what a row is
 COUNT = counts(__name__)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.S)
 _CLOSED_BY = {"{": "}", "[": "]"}
 PERFETTO = (".pftrace", ".perfetto-trace")
 GPU = 2  # an agent's type
 FRAME_BUFFERS = (1, 2)  # kinds of memory banks that are the GPU's own
-_CALL = re.compile(r"nccl([A-Z]\w{1,60})")
 NO_KERNELS = Note("calls only", "no kernels were traced: times are those of the calls, which return before what they start has run")
 Cells = Mapping[str, str]
 
 
 def looks_like(head: bytes) -> bool:
-    """Whether a file is rocprofv3's JSON."""
+    """Return whether a file is rocprofv3's JSON."""
     return f'"{TOOL}"'.encode() in head[:4096]
 
 
 def looks_like_table(head: bytes) -> bool:
-    """Whether a file is one of rocprofv3's tables.
+    """Return whether a file is one of rocprofv3's tables.
 
     >>> looks_like_table(b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"'), looks_like_table(b"a,b")
     (True, False)
@@ -63,13 +62,13 @@ def looks_like_table(head: bytes) -> bool:
 
 
 def refuse_perfetto(path: Path) -> list[Trace]:
-    """Perfetto's own protobuf is not read, though rocprofv3 writes it too."""
+    """Refuse Perfetto's protobuf, which rocprofv3 writes too."""
     again = "run rocprofv3 with --output-format csv json"
     raise Refusal(f"trace '{path.name}': a Perfetto protobuf, which is not read; {again}", "trace")
 
 
 def run_of(path: Path) -> str:
-    """The run that a table belongs to: its folder and the name before what it holds; "" for any other file.
+    """Return the run of a table, which is its folder and the first part of its name, or "" for any other file.
 
     >>> run_of(Path("out/197_kernel_trace.csv")) == run_of(Path("out/197_rccl_api_trace.csv")), run_of(Path("x.csv"))
     (True, '')
@@ -79,7 +78,7 @@ def run_of(path: Path) -> str:
 
 
 def read_tables(paths: Sequence[Path]) -> list[Trace]:
-    """The traces of the tables of one run."""
+    """Read the traces of the tables of one run."""
     with ExitStack() as stack:
         return read_streams([stack.enter_context(files.open_stream(path, "trace")) for path in paths])
 
@@ -97,29 +96,29 @@ def read_streams(tables: Sequence[FileStream]) -> list[Trace]:
 
 
 def read(stream: FileStream) -> list[Trace]:
-    """The traces of rocprofv3's JSON, one of each process on each of its GPUs."""
+    """Read the traces of rocprofv3's JSON, one of each process on each of its GPUs."""
     name = stream.path.name
     document, missing = _read_or_mend(stream)
     listed = document.get(TOOL) if isinstance(document, dict) else None
     processes = listed if isinstance(listed, list) else [listed]
-    found: list[Trace] = []
+    traces: list[Trace] = []
     try:
         for process in processes:
             run = _RocmProcess(missing=missing)
             run.add_process(need_object(process))
-            found += run.traces(name)
+            traces += run.traces(name)
     except Refusal:
         raise
     except WRONG as error:
         raise Refusal(f"trace '{name}': a record has the wrong form ({error!s:.80})", "trace") from None
-    return found
+    return traces
 
 
 def _read_or_mend(stream: FileStream) -> tuple[Json, str]:
-    """A document, and what is missing of it where it was cut off: all records before the last whole one are read."""
-    said, raw = f"trace '{stream.path.name}'", stream.whole(LOG_BYTES)
+    """Read a document, and of one that was cut off all records before the last whole one, with what is missing."""
+    title, raw = f"trace '{stream.path.name}'", stream.whole(LOG_BYTES)
     try:
-        return parse_json(raw, said, depth=None), ""
+        return parse_json(raw, title, depth=None), ""
     except Refusal:
         text = decode_text(raw)
         end, closing = 0, ""
@@ -134,7 +133,7 @@ def _read_or_mend(stream: FileStream) -> tuple[Json, str]:
                 end, closing = token.end(), "".join(reversed(open_now))
         if not closing:
             raise
-        return parse_json(text[:end] + closing, said, depth=None), f"the file is cut off after sign {end:,}"
+        return parse_json(text[:end] + closing, title, depth=None), f"the file is cut off after sign {end:,}"
 
 
 _GpuEvent = tuple[str, str, tuple[int, int], Json, Json]
@@ -156,16 +155,16 @@ class _RocmProcess:
         self.ran.setdefault(str(agent).removeprefix("Agent ").removeprefix("GPU "), []).append(ran)
 
     def call(self, domain: str, function: str, thread: Json, correlation: Json, span_ns: tuple[int, int]) -> None:
-        """A call of the host, by the library that it is of; marks (that last no time) and HSA's own calls are left out."""
+        """Take a call of the host by its library, leaving out marks (that last no time) and HSA's calls."""
         if domain.startswith("HIP_"):
             self.launches.append(host_event("hip_runtime", function, span_ns, thread, correlation=correlation))
-        elif domain.startswith("RCCL") and (match := _CALL.fullmatch(function)):
+        elif domain.startswith("RCCL") and (match := nsys.NCCL_NAME.fullmatch(function)):
             self.calls.append(NcclCall(match[1], *span_ns, thread))
         elif domain.startswith("MARKER_CORE") and span_ns[1] > span_ns[0]:
             self.ranges.append(host_event("user_annotation", step_name(function), span_ns, thread))
 
     def add_table(self, table: FileStream) -> None:
-        """All rows of a table; what is not of their form is counted, and left out."""
+        """Take all rows of a table, counting and leaving out what has another form."""
         wrong, first = 0, 0
         rows = csv.reader(_lines(table), strict=False)
         try:
@@ -214,12 +213,12 @@ class _RocmProcess:
         for library in ("hip_api", "rccl_api", "marker_api"):
             for record in _objects(records.get(library)):
                 domain = str(kinds[need_whole(record["kind"])]["kind"])
-                said = messages.get(_correlation(record)) if library == "marker_api" else None
-                function = str(said if said is not None else _operation(record, kinds))
+                message = messages.get(_correlation(record)) if library == "marker_api" else None
+                function = str(message if message is not None else _operation(record, kinds))
                 self.call(domain, function, record.get("thread_id"), _correlation(record), _span(record))
 
     def _agents(self, agents: Iterable[JsonObject]) -> None:
-        """GPUs as the PyTorch profiler describes them, where their memory is told."""
+        """Describe GPUs as the PyTorch profiler does, where their memory is stated."""
         for agent in agents:
             banks = _objects(agent.get("mem_banks"))
             nbytes = sum(need_whole(b.get("size_in_bytes", 0)) for b in banks if b.get("heap_type") in FRAME_BUFFERS)
@@ -228,7 +227,7 @@ class _RocmProcess:
                 self.gpus.append({**named, "totalGlobalMem": nbytes, "numSms": agent.get("cu_count", 0)})
 
     def traces(self, name: str) -> list[Trace]:
-        """One for each GPU that ran a kernel; where none did, one of the calls."""
+        """Return one trace for each GPU that ran a kernel, or one of the calls where none did."""
         agents = sorted((a for a, ran in self.ran.items() if any(category == "kernel" for category, *_ in ran)), key=_agent_order)
         if not agents and not self.calls and not self.ranges and not self.launches:
             why = f" ({self.missing})" if self.missing else ""
@@ -247,7 +246,7 @@ class _RocmProcess:
         return replace(made, notes=tuple(notes), partial=self.missing)
 
     def _on_device(self, agent: str) -> Iterator[JsonObject]:
-        """What a GPU ran; where no calls of HIP were traced, each kernel is taken for launched when it began."""
+        """Yield what a GPU ran. Where no calls of HIP were traced, each kernel counts as launched when it began."""
         for number, (category, name, span, stream, correlation) in enumerate(self.ran.get(agent, ())):
             yield device_event(category, name, span, 0, stream, correlation if self.launches else number)
             if not self.launches:
@@ -255,7 +254,7 @@ class _RocmProcess:
 
 
 def _lines(table: FileStream) -> Iterator[str]:
-    """Lines of a table, however long it is."""
+    """Yield the lines of a table, however long it is."""
     rest = b""
     for piece in table.pieces():
         *whole, rest = (rest + piece).split(b"\n")
@@ -266,13 +265,12 @@ def _lines(table: FileStream) -> Iterator[str]:
         yield decode_text(rest)
 
 
-def _handle(held: Json) -> Json:
-    return held.get("handle") if isinstance(held, dict) else held
+def _handle(value: Json, key: str = "handle") -> Json:
+    return value.get(key) if isinstance(value, dict) else value
 
 
 def _correlation(record: JsonObject) -> Json:
-    held = record.get("correlation_id")
-    return held.get("internal") if isinstance(held, dict) else held
+    return _handle(record.get("correlation_id"), "internal")
 
 
 def _span(record: JsonObject) -> tuple[int, int]:
@@ -283,13 +281,13 @@ def _operation(record: JsonObject, kinds: Sequence[JsonObject]) -> Json:
     return files.need_list(kinds[need_whole(record["kind"])]["operations"])[need_whole(record["operation"])]
 
 
-def _objects(held: Json) -> list[JsonObject]:
-    """Those of a list, which may be missing."""
-    return [need_object(each) for each in files.need_list(held or [])]
+def _objects(listed: Json) -> list[JsonObject]:
+    """Return the objects of a list, which may be missing."""
+    return [need_object(each) for each in files.need_list(listed or [])]
 
 
 def _agent_order(agent: str) -> tuple[int, str]:
-    """Numbers by their size.
+    """Sort numbers by their size.
 
     >>> sorted(["10", "9", "x"], key=_agent_order)
     ['9', '10', 'x']
