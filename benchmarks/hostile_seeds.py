@@ -60,10 +60,10 @@ NCCL_JSON = {
 }
 RCCL_JSON = [{"name": "AllReduce", "gpus": 4, "size": 1024, "inPlace": 0, "time": 19.2, "algBw": 50, "busBw": 75, "#wrong": "0"}]
 EXCERPTS = {  # by kind: the table of a test, and which of its texts are such files
-    "GPU states": ("machines/test_gpu_tables", ("nvidia", "amd_smi", "xml", "excerpt", "concise", "csv")),
+    "GPU states": ("machines/test_gpu_states", ("nvidia", "amd_smi", "xml", "excerpt", "concise", "csv")),
     "GPU topology": ("machines/test_gpu_states", ("amd",)),
-    "flight recorder, analysis": ("logs/test_log_shapes", ("table", "block")),
-    "log of a crash": ("logs/test_crashes", ("torchrun", "summary", "chain", "caused", "nccl_below")),
+    "flight recorder, analysis": ("logs/test_startup_logs", ("table", "block")),
+    "log of a crash": ("logs/test_startup_logs", ("torchrun", "summary", "chain", "caused", "nccl_below")),
 }
 
 

@@ -171,7 +171,7 @@ def question_from_options(
 
     askable = [name for verb in ("compare()", "fit()", "simulate()") for name in taken_by(verb)]
     keywords = CommandOptions({name: options[name] for name in askable if name in options})
-    keywords |= {"profile": profile, "sequence_parallel": options.sequence_parallel or None}
+    keywords.profile, keywords.sequence_parallel = profile, options.sequence_parallel or None
     keywords.phase = "decode" if about.whole and options.phase != "train" else options.phase or "decode"
     if about is VerbSubject.SEARCH:  # which may try several types
         keywords.dtype = options.dtype.split(",")[0]
