@@ -30,7 +30,7 @@ def is_catalogued(one: Chip) -> bool:
 
 
 def recognise(name: str, memory_bytes: float, num_sms: int = 0) -> tuple[str, ...]:
-    """Return the keys of all chips that match name, memory and multiprocessors, of two the one that matches more words.
+    """Return the keys of all chips that fit a name, memory and number of SMs. More matched words of the name win.
 
     >>> recognise("NVIDIA A100-SXM4-80GB", 84990623744, 108), recognise("NVIDIA H100 80GB HBM3", 85e9, 132)
     (('a100-80-sxm',), ('h100-sxm',))

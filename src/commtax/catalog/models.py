@@ -114,16 +114,16 @@ def variant(name: str) -> Model | None:
 
         if hub.is_cached(name):
             return _from_hub(name, "")
-    return _as_named(name, rule, meaning)
+    return _load_as_named(name, rule, meaning)
 
 
 def known_model(name: str) -> Model | None:
     """Return a bundled model by key or alias, or as a checkpoint's name alone says, without a look at disk or network."""
     reading = _read_name(name)
-    return _as_named(name, *reading) if reading else bundled_model(name)
+    return _load_as_named(name, *reading) if reading else bundled_model(name)
 
 
-def _as_named(name: str, rule: StorageRule | None, meaning: NameMatch) -> Model:
+def _load_as_named(name: str, rule: StorageRule | None, meaning: NameMatch) -> Model:
     """Return the model that a name means, where an alias without its organisation is the same model as with it."""
     if not rule and base_key(normal(name)):
         return _load_called(meaning.key, name)

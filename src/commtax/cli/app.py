@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
         if not arguments:
             return click.echo(start_page())
         frame = commands(arguments)
-        with _progress_of(arguments[0]):
+        with _show_progress(arguments[0]):
             frame.main(arguments, prog_name="commtax", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as usage:  # of a command that has commands of its own
@@ -144,7 +144,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(code)
 
 
-def _progress_of(verb: str) -> AbstractContextManager[None]:
+def _show_progress(verb: str) -> AbstractContextManager[None]:
     """Show how far a command is on a terminal, unless it does so itself."""
     if not sys.stderr.isatty() and "COMMTAX_PROGRESS" not in os.environ:
         return nullcontext()

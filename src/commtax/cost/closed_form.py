@@ -399,7 +399,7 @@ def _frontend_wait_s(load: ClosedLoopLoad, engine: Engine, life: Number) -> Numb
 
 
 def prompt_passes(chunks: Number, stages: Number, engine: Engine) -> Number:
-    """Return ways through all stages that a prompt's chunks take: one for each, or each a stage behind the other.
+    """Return how many passes through all stages a prompt's chunks take: one each, or each a stage behind the other.
 
     >>> from commtax.spec.engine import Scheduling
     >>> float(prompt_passes(16, 8, Engine("", "", "", (), (), serves=Scheduling(chunks_follow=True))))

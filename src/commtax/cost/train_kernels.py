@@ -198,7 +198,7 @@ def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
 
 
 def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Number]:
-    """Count the FLOPs of one token's forward pass, (all layers, head): 2 a weight it meets, and attention over the sequence.
+    """Return the FLOPs of one token's forward pass as (all layers, head): 2 per weight it uses, plus attention.
 
     ``causal`` counts the pairs that a query may see (half of them); otherwise all of them, as PaLM and Megatron do.
     Lookups, norms and activations are not counted.

@@ -134,7 +134,7 @@ def margin_of(value: object, name: str = "margin") -> float | None:
 
 
 def _share_of(value: object, name: str, wanted: str, example: str) -> float:
-    """Parse a share. From 1 on a number counts per cent."""
+    """Parse a share, where a plain number of 1 or more is a percentage."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | np.number):
         raise Refusal(f"{name}={value!r}: {wanted}", name, (example,))
     share = parse_fraction(value if isinstance(value, str) else float(value), name)

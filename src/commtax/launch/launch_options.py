@@ -99,7 +99,7 @@ def model_of(launch: Launch, remarks: list[str]) -> str:
 
 
 def usual_model_name(name: str, remarks: list[str]) -> str:
-    """Return a name that the catalogue, a folder or the Hub may know: the last part of a path may be a model's usual name."""
+    """Return a name that the catalogue, a folder or the Hub may have: of a path its last part, where that is a model's."""
     if bundled_model(name) or os.path.exists(expand_home(name)):
         return name
     last = name.rstrip("/").rsplit("/", 1)[-1]

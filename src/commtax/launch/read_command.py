@@ -167,7 +167,7 @@ def _program(args: list[str], at: int) -> tuple[str, int]:
 def _read(
     engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str], served: DescribedServer | None = None
 ) -> Launch:
-    """Read the flags of one program in its engine's meaning. Its variables and its launcher stand ``before`` it."""
+    """Read a program's arguments, environment and configuration as a launch. Its variables and launcher stand ``before`` it."""
     reading = FlagReading()
     env = dict(served.env) if served else {}
     env |= dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))

@@ -120,7 +120,7 @@ def _show_served(console: Console, step: ExplainedStep) -> tables.Remarks:
 
 
 def _drawn_layer(bill: StepBill, width: int) -> list[Sketch]:
-    """Draw two lanes on one time axis, with a legend of what the widths mean."""
+    """Draw compute and communication of a layer on one time axis, with a legend."""
     segments = layer_segments(bill)
     total = sum(s.seconds for s in segments)
     if total <= 0:

@@ -192,7 +192,7 @@ def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> N
     for name in limits:
         columns[f">{limit_name(name)}"] = [format_seconds(t.figures[name]) if t.figures else "–" for t in rows]
         columns[f">{limit_name(name)} range"] = [_range(t, name).strip(" ()") for t in rows]
-    columns |= shown.cells([_parts(t) for t in rows], [] if slo else ["limits_kept_with"])
+    columns |= shown.cells([_trial_record(t) for t in rows], [] if slo else ["limits_kept_with"])
     ranges = [f"{limit_name(name)} range" for name in reversed(limits)]
     spare = shown.spare_headings()
     show_ranked(console, columns, [t.gpus for t in rows], [*spare[:2], *ranges, *spare[2:]])
@@ -261,10 +261,10 @@ def statistic_key(name: str) -> str:
 
 
 def _row(trial: Trial) -> Record:
-    return record("plan-fleet-row", **_parts(trial))
+    return record("plan-fleet-row", **_trial_record(trial))
 
 
-def _parts(trial: Trial) -> Record:
+def _trial_record(trial: Trial) -> Record:
     q, grown = trial.layout.question, trial.growth >= 0
     return {
         "trial": trial,

@@ -32,7 +32,7 @@ MOST_BOXES = 8_000  # of a picture in a file, and on the page
 
 
 def show_pipeline(console: Console, ran: PipelineRun) -> None:
-    """Show the bubble and what each rank keeps, then the grid. That algebra counts as many is a detail."""
+    """Show the bubble, what each rank keeps, and the grid. That the closed form agrees is shown with details alone."""
     kind, t = ran.kind, ran.timeline
     batches = "1 microbatch" if ran.m == 1 else f"{ran.m} microbatches"
     whole = f"{kind.name}: {plural(ran.p, 'stage')}, {batches}, {t.span_s:g} time units"

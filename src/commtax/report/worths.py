@@ -12,9 +12,9 @@ from commtax.report.drawing import Console, Text, telling
 from commtax.report.manners import Manner, bars, question_title
 from commtax.statement import ALREADY_ON, OTHER_CHIPS, OTHER_ENGINES, OTHER_MODELS, UNSAID
 from commtax.units import format_seconds, plural
-from commtax.verbs.requests_weighed import PayRange, RequestTimes
+from commtax.verbs.request_times import RequestTimes
 from commtax.verbs.settling import context_notes, link_notes
-from commtax.verbs.worth import SettingWorth, TechniqueWorth, Worth
+from commtax.verbs.worth import PayRange, SettingWorth, TechniqueWorth, Worth
 
 STYLES = {gains.GAINS: "green", gains.LOSES: "red", gains.UNDECIDED: ""}
 AXES = {"prompt": "prompt length"}  # what axes are called, where not by their name

@@ -18,7 +18,7 @@ from commtax.statement import Refusal
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price, with_collectives
 from commtax.verbs.fitting import fits
-from commtax.verbs.requests_weighed import loop_around, requests_served
+from commtax.verbs.request_times import loop_around, requests_served
 from commtax.verbs.settling import changed
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))  # what-ifs that leave kernels and host as they are

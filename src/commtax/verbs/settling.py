@@ -284,7 +284,7 @@ def terms_of(q: Question) -> PricingTerms:
         from commtax.verbs.kv_caches import cache_tokens  # not for those whose kernels read a cache as it is
 
         copied_tokens = cache_tokens(q)
-    optional = (*_published_spread(q), drafter, copied_tokens)
+    optional = (*_step_spread(q), drafter, copied_tokens)
     return PricingTerms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if, q.techniques, *optional)
 
 
@@ -296,7 +296,7 @@ def copies_cache(q: Question) -> bool:
     )
 
 
-def _published_spread(q: Question) -> tuple[float, bool]:
+def _step_spread(q: Question) -> tuple[float, bool]:
     """Return the deviation of decode steps in published runs of this engine or its kin, and whether those had chip and format."""
     if q.trains or not q.engine.host.pooled or q.engine.host.host_label:
         return math.inf, False

@@ -17,6 +17,7 @@ import numpy as np
 
 from commtax import counting
 from commtax.answer import Answer
+from commtax.arrays import Array
 from commtax.catalog.programs import flag_table, program_of
 from commtax.catalog.technique_flags import flag_text, who_has
 from commtax.catalog.techniques import (
@@ -32,19 +33,21 @@ from commtax.catalog.techniques import (
     techniques,
     techniques_on,
 )
+from commtax.cost.overlap import most_fused_tokens
 from commtax.files import table
 from commtax.judgement.closed_loops import LEFT_OUT
 from commtax.judgement.engine_limits import caches_are_small
-from commtax.judgement.gains import REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
+from commtax.judgement.gains import ALIKE, REFUSED, SAME, advice_on_gain, is_worth_telling, verdict_on_gain
 from commtax.ledger import Z80, Bill
 from commtax.options import check_taken, options
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
 from commtax.rules.drafts import accepted_as, accepted_width, draft_notes, is_accepted_known, need_accepted
 from commtax.rules.techniques import check_spread, is_on_already, on_by_default, on_since
-from commtax.spec import Cluster, Model, Technique
+from commtax.spec import DTYPE_BYTES, Cluster, Model, Technique
 from commtax.statement import ALREADY_ON, OTHER_ENGINES, Refusal, rule_of
-from commtax.verbs import fit_advice, requests_weighed
+from commtax.units import format_bytes, plural
+from commtax.verbs import fit_advice
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.closed_loop import price_closed_loop
 from commtax.verbs.fit_advice import check_lengths
@@ -52,9 +55,22 @@ from commtax.verbs.fitting import Fit, fit_of_step, holds, judge, judged_by_memo
 from commtax.verbs.keywords import WorthOptions
 from commtax.verbs.loads import LOADS
 from commtax.verbs.prefix_tiers import check_weighed
-from commtax.verbs.requests_weighed import BATCH, PayRange, RequestTimes, loop_around, pay_ranges, rate_over, requests_served
-from commtax.verbs.settling import Settled, resolve_question, settle
+from commtax.verbs.request_times import (
+    BATCH,
+    CLIENTS,
+    PROMPT,
+    RequestTimes,
+    loop_around,
+    rate_over,
+    replicas_of,
+    requests_served,
+    steps_of,
+)
+from commtax.verbs.settling import Settled, resolve_question, settle, terms_of
 from commtax.words import flags
+
+MOST_BATCH = 1024
+Swept = Mapping[str, tuple[Array, Array]]  # by axis, what is looked at along it and the tokens/s per GPU there
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +379,7 @@ def worth_of(put: Question, requests: bool = False) -> Worth:
 def _settings_when_full(weigh: Scale) -> FullServer | None:
     """Weigh settings on a full server, unless the load fills it or is a rate."""
     q = weigh.question
-    most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * requests_weighed.replicas_of(q)
+    most = min(weigh.fit.most_seqs(int(q.requests.tokens)), q.engine.serves.max_seqs) * replicas_of(q)
     if q.offered.request_rate or most <= q.requests.concurrency:
         return None
     full = weigh.beside(q.but(concurrency=most), flips=False)
@@ -409,6 +425,60 @@ def flag_of(text: str, q: Question) -> str:
     return flag_text([one for one, _ in parse_techniques(text)], program_of(q.engine).key, q)
 
 
+@dataclass(frozen=True, slots=True)
+class PayRange:
+    """Where a technique pays along one axis: from ``low`` to ``high``, as far as was looked."""
+
+    axis: str
+    low: float
+    high: float
+    ends: tuple[float, float]  # of what was looked at
+    until: str = ""  # the rule that ends it at ``high``, where one of the engine's does
+
+
+def request_grids(q: Settled, axis: str) -> dict[str, Array]:
+    """Return the loads (clients, or the batch that they fill) and the prompt lengths over which gains are swept, by axis."""
+    current = int(q.requests.concurrency) // (1 if axis == CLIENTS else replicas_of(q))
+    loads = np.geomspace(1, max(MOST_BATCH, 2 * current), 30).astype(int)
+    lengths = np.geomspace(min(64, q.model.max_len), max(2, min(q.model.max_len, 2**20)), 15).astype(int)
+    lengths = np.union1d(lengths, [int(q.requests.input_len)])
+    room = q.model.max_len - int(q.requests.output_len)
+    return {axis: np.union1d(loads, [current]), PROMPT: lengths[lengths <= max(room, lengths[0])]}
+
+
+def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
+    """Return where along each axis a technique gains, unless it always does, and axes along which it never does."""
+    paying, never = list[PayRange](), list[str]()
+    for axis, (grid, rates) in swept.items():
+        gains = rate_over(q, axis, grid) / rates - 1 > ALIKE
+        if not gains.any():
+            never.append(axis)
+        elif not gains.all():
+            edges = np.flatnonzero(np.diff(np.concatenate([[0], gains.astype(int), [0]])))
+            runs = edges.reshape(-1, 2)
+            start, end = runs[np.argmax(grid[runs[:, 1] - 1] / grid[runs[:, 0]])]
+            longest = PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))
+            paying.append(longest if axis == PROMPT else _fused_until(longest, q, base))
+    return tuple(paying), tuple(never)
+
+
+def _fused_until(paying: PayRange, q: Settled, base: Settled) -> PayRange:
+    """Return the range with the engine's limit on fused sums, where a technique pays up to it and no further."""
+    if q.techniques.fused_reduce == base.techniques.fused_reduce:
+        return paying
+    tokens = float(most_fused_tokens(terms_of(q)))
+    last = tokens // (1 + float(q.speculative)) * (1 if paying.axis == BATCH else replicas_of(q))
+    if not 1 <= last < paying.ends[1]:
+        return paying
+    around = np.array([last, last + 1]).astype(int)
+    gains = rate_over(q, paying.axis, around) / rate_over(base, paying.axis, around) - 1 > ALIKE
+    if gains.tolist() != [True, False]:
+        return paying
+    nbytes = tokens * q.model.hidden * DTYPE_BYTES[q.plan.activations_dtype]
+    words = f"{q.engine.name} fuses sums of up to {format_bytes(nbytes)} on {int(q.plan.tp)} GPUs, {plural(int(tokens), 'token')}"
+    return replace(paying, high=last, until=words)
+
+
 class Scale:
     """One question, priced once, that techniques are weighed on. ``flips``: also along axes, and on top of what they need.
 
@@ -424,7 +494,7 @@ class Scale:
             self.requests, loop = requests_served(q)
             batch = min(max(1, round(self.requests.running)), step_limits(q)[1])
             q = q.but(batch=batch, context=int(q.requests.input_len + q.requests.output_len // 2))
-        self.question, self._steps = q, loop or requests_weighed.steps_of(q)
+        self.question, self._steps = q, loop or steps_of(q)
         self._shown, self._flips, self._tops = shown or {}, flips, dict[str, Scale]()
         self.bill, self.fit = price(q.vary(**self._shown)), fit_of_step(q)
 
@@ -433,11 +503,11 @@ class Scale:
         return Scale(q, bool(self.requests), flips, self._shown)
 
     @cached_property
-    def _swept(self) -> requests_weighed.Swept:
+    def _swept(self) -> Swept:
         q = self.question
         if not self._flips or q.offered.request_rate:
             return {}
-        over = requests_weighed.request_grids(q, BATCH if self._shown else requests_weighed.CLIENTS)
+        over = request_grids(q, BATCH if self._shown else CLIENTS)
         return {axis: (grid, rate_over(q, axis, grid)) for axis, grid in over.items()}
 
     @property
@@ -526,7 +596,7 @@ class Scale:
         if self.requests:
             served, bills = requests_served(q)
             gain = self.requests.faster(served) * float(self.bill.num_gpus / step.num_gpus)
-            steps = list(zip(bills or requests_weighed.steps_of(q), self._steps, strict=True))
+            steps = list(zip(bills or steps_of(q), self._steps, strict=True))
             times = {name: getattr(served, name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")}
         first, *others = (Z80 * ratio_sigma(*pair) for pair in steps)
         common = math.hypot(first, 0.0 if self._drafts_alike(q) else accepted_width(q)) + sum(others)

@@ -120,16 +120,16 @@ def _stated_keys(read_files: ReadFiles) -> dict[str, Value]:
             if isinstance(run, CollectiveTests):
                 keys["c"] = keys["c"] or (place.key if (place := named_place(run)) else "")
             elif isinstance(run, BenchmarkRun):
-                keys = {"m": run.model, "tp": run.tp, "e": run.tool if run.tool in ENGINES else ""} | _without_gaps(keys)
+                keys = {"m": run.model, "tp": run.tp, "e": run.tool if run.tool in ENGINES else ""} | _without_empty(keys)
             elif isinstance(run, StartupLog):
                 engine = f"{run.engine}@{run.version}" if run.version else run.engine
                 sizes = unusual_sizes({"tp": run.tp, "pp": run.pp, "dp": run.dp})
-                keys = {"m": run.model, "e": engine, **sizes} | _without_gaps(keys)
+                keys = {"m": run.model, "e": engine, **sizes} | _without_empty(keys)
     model = known_model(str(keys.get("m", "")).rstrip("/").rsplit("/", 1)[-1])
-    return _legal_keys(_without_gaps({**keys, "m": model.key if model else ""}))
+    return _legal_keys(_without_empty({**keys, "m": model.key if model else ""}))
 
 
-def _without_gaps(keys: Mapping[str, object]) -> dict[str, object]:
+def _without_empty(keys: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in keys.items() if value}
 
 

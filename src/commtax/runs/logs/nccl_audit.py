@@ -30,7 +30,7 @@ def audit_nccl(logs: Sequence[NcclLog], claim: Claim | None, names: Sequence[str
     differing, odd = _differing_calls(log) or ("", [])  # the rank that called something else than most under the same number
     called = (Culprit("late rank", odd[0], None, differing), "mismatch") if odd else None
     culprit, blamed = called or _late_rank(log) or _absent_rank(log) or (None, "")
-    findings = (*_layout(log, claim), *_ways(log), *_timeout_findings(log))
+    findings = (*_layout(log, claim), *_connections(log), *_timeout_findings(log))
     notes, rows = (*_notes(log), *_progress_notes(log)), tuple(_call_rows(log))
     section = Section("log", tuple(names), findings, notes, causes=tuple(by_cost), culprit=culprit, blamed=blamed)
     return replace(section, collectives=rows, facts=facts(log))
@@ -56,8 +56,8 @@ def _layout(log: NcclLog, claim: Claim | None) -> Iterator[Finding]:
         yield Finding("hosts", wanted, nodes, reason="ranks lie on more or fewer hosts than the cluster has for them").judged()
 
 
-def _ways(log: NcclLog) -> Iterator[Finding]:
-    """Yield how long starts took, how many ranks reach how many over what, and how wide."""
+def _connections(log: NcclLog) -> Iterator[Finding]:
+    """Yield how long communicators took to start, how many pairs of ranks use each transport, and over how many channels."""
     if log.init_s:
         size = max(log.init_s)
         yield Finding(Note("init", f"start of a communicator of {size} ranks"), None, log.init_s[size], "s")

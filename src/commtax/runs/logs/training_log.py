@@ -37,7 +37,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """One line of a log: figures of an iteration, rates of one GPU, and None where the line has no such figure."""
+    """One iteration's figures as a log has them, None for what its line lacks. Rates of tokens and FLOPs are per GPU."""
 
     index: int
     step_s: float | None = None

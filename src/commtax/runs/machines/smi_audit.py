@@ -172,7 +172,7 @@ def _highest_words(values: Sequence[float], unit: str) -> str:
 
 
 def _clocks(busy: Mapping[int, Mapping[str, list[float]]], claim: Claim | None) -> Iterator[Cause]:
-    """Yield GPUs that are slower than others, or limited by their power cap."""
+    """Yield a cause for GPUs that are slower than the others, and for GPUs that their power cap holds back."""
 
     def beside(gpu: int) -> str:
         figures = ((busy[gpu].get(name), unit) for name, unit in (("gtemp", "C"), ("pwr", "W")))

@@ -171,7 +171,7 @@ def _steps(section: Section) -> TableCells:
 
 
 def bar(used: Usage, longest: float, signs: int = BAR) -> str:
-    """Draw a step as signs in proportion to its parts, with hidden communication under compute.
+    """Draw a step as a bar to the scale of ``longest``. Hidden communication counts as compute.
 
     >>> bar(Usage(10.0, 5.0, 2.5, 0.0, 0.0), 10.0, 8)
     '████▓▓░░'

@@ -144,7 +144,7 @@ def parse(text: str) -> Iterator[BenchmarkRun]:
 
 
 def run_of(page: Exposition, window_s: float | None = None) -> BenchmarkRun:
-    """Return all that a page reports. With ``window_s`` it covers so many seconds, and rates follow too."""
+    """Return a page of metrics as a benchmark run, with rates too where ``window_s``, the seconds it covers, is known."""
     stats: dict[str, dict[str, float]] = {}
     for name, metric in METRICS.items():
         mean = page.mean(name)

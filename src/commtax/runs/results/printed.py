@@ -337,7 +337,7 @@ class _PrintedReader:
             yield replace(benchmark, tool="sglang") if titled and "backend" in run.strings else benchmark
 
     def _unended(self) -> Note | None:
-        """Note that a table is cut off: its last line is missing, or the text ends within a label."""
+        """Return a note where the output is cut off: a table without its last line, or text that ends within a label."""
         if self.titled:
             return Note("partial", f"the table that begins on line {self.titled} is cut off: what it has is read")
         last = self.text[-COUNT.longest_line :].rstrip().rpartition("\n")[2].strip(FRAME)

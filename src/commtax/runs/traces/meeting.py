@@ -434,7 +434,7 @@ class _Places:
 
     @staticmethod
     def of(traces: Sequence[Trace], matches: Sequence[_Rows]) -> _Places:
-        """Form stages of consecutive ranks: those that share collectives and all between, unless a single stage would remain."""
+        """Group consecutive ranks into stages: ranks that share collectives, and all ranks between them, form one."""
         apart = np.ones(len(traces) - 1, dtype=bool)
         for places, _ in sorted(matches, key=lambda m: -len(m[1])):
             joined = apart.copy()

@@ -100,7 +100,7 @@ def _run_without_feedback(engines: Sequence[Replica], clients: Clients, send: Ca
 
 
 def _count_answered(book: Book, now: float) -> int:
-    """Count the requests that have their last token by then. Engines that are no further do not know of later ones."""
+    """Count the requests that are answered by ``now``, as far as the engines have run."""
     return sum([done <= now for done in book.done_s])
 
 

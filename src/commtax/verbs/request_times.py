@@ -1,34 +1,22 @@
-"""What requests come to, and the steps that they consist of: a closed loop in closed form, or requests in time.
-
-And where a technique pays for them: along their number, as clients or as the batch that they fill, and along prompts.
-"""
+"""What requests come to, and the steps that they consist of: a closed loop in closed form, or requests in time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeVar, cast
 
 import numpy as np
 
 from commtax.arrays import Array
-from commtax.cost.overlap import most_fused_tokens
-from commtax.judgement.gains import ALIKE
 from commtax.ledger import Bill
 from commtax.question import STEP_AXES, Question
 from commtax.records import dataclass
-from commtax.spec import DTYPE_BYTES
 from commtax.statement import Note
-from commtax.units import format_bytes, plural
 from commtax.verbs.billing import price
-from commtax.verbs.settling import Settled, terms_of
+from commtax.verbs.settling import Settled
 
 AnyQuestion = TypeVar("AnyQuestion", bound=Question)
-MOST_BATCH = 1024
 BATCH, CLIENTS, PROMPT = STEP_AXES[0], "clients", "prompt"
 """What is varied: sequences in the step of each replica, or the clients of all of them; and tokens of a prompt."""
-
-Swept = Mapping[str, tuple[Array, Array]]  # by axis, what is looked at along it and the tokens/s per GPU there
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +72,6 @@ def requests_served(q: Settled) -> tuple[RequestTimes, tuple[Bill, ...]]:
     return times, loop.bills[1:] if single else loop.bills
 
 
-@dataclass(frozen=True, slots=True)
-class PayRange:
-    """Where a technique pays along one axis: from ``low`` to ``high``, as far as was looked."""
-
-    axis: str
-    low: float
-    high: float
-    ends: tuple[float, float]  # of what was looked at
-    until: str = ""  # the rule that ends it at ``high``, where one of the engine's does
-
-
-def request_grids(q: Settled, axis: str) -> dict[str, Array]:
-    """Return what is looked at along ``axis``, the clients or the batch that they fill, and along prompts."""
-    current = int(q.requests.concurrency) // (1 if axis == CLIENTS else replicas_of(q))
-    loads = np.geomspace(1, max(MOST_BATCH, 2 * current), 30).astype(int)
-    lengths = np.geomspace(min(64, q.model.max_len), max(2, min(q.model.max_len, 2**20)), 15).astype(int)
-    lengths = np.union1d(lengths, [int(q.requests.input_len)])
-    room = q.model.max_len - int(q.requests.output_len)
-    return {axis: np.union1d(loads, [current]), PROMPT: lengths[lengths <= max(room, lengths[0])]}
-
-
 def replicas_of(q: Question) -> int:
     """Count the replicas that share the clients: servers, and ranks of attention data parallelism in each."""
     return int(q.plan.dp * q.plan.replicas)
@@ -117,36 +84,3 @@ def rate_over(q: Settled, axis: str, grid: Array) -> Array:
     clients = grid if axis == CLIENTS else grid * replicas_of(q)
     looped = q.but(input_len=grid) if axis == PROMPT else q.but(concurrency=clients)
     return np.asarray(price_closed_loop(looped).tokens_per_s / q.plan.num_gpus + 0.0 * grid)
-
-
-def pay_ranges(q: Settled, base: Settled, swept: Swept) -> tuple[tuple[PayRange, ...], tuple[str, ...]]:
-    """Return where along each axis a technique gains, unless it always does, and axes along which it never does."""
-    paying, never = list[PayRange](), list[str]()
-    for axis, (grid, rates) in swept.items():
-        gains = rate_over(q, axis, grid) / rates - 1 > ALIKE
-        if not gains.any():
-            never.append(axis)
-        elif not gains.all():
-            edges = np.flatnonzero(np.diff(np.concatenate([[0], gains.astype(int), [0]])))
-            runs = edges.reshape(-1, 2)
-            start, end = runs[np.argmax(grid[runs[:, 1] - 1] / grid[runs[:, 0]])]
-            longest = PayRange(axis, float(grid[start]), float(grid[end - 1]), (float(grid[0]), float(grid[-1])))
-            paying.append(longest if axis == PROMPT else _fused_until(longest, q, base))
-    return tuple(paying), tuple(never)
-
-
-def _fused_until(paying: PayRange, q: Settled, base: Settled) -> PayRange:
-    """Return the range with the engine's limit on fused sums, where a technique pays up to it and no further."""
-    if q.techniques.fused_reduce == base.techniques.fused_reduce:
-        return paying
-    tokens = float(most_fused_tokens(terms_of(q)))
-    last = tokens // (1 + float(q.speculative)) * (1 if paying.axis == BATCH else replicas_of(q))
-    if not 1 <= last < paying.ends[1]:
-        return paying
-    around = np.array([last, last + 1]).astype(int)
-    gains = rate_over(q, paying.axis, around) / rate_over(base, paying.axis, around) - 1 > ALIKE
-    if gains.tolist() != [True, False]:
-        return paying
-    nbytes = tokens * q.model.hidden * DTYPE_BYTES[q.plan.activations_dtype]
-    words = f"{q.engine.name} fuses sums of up to {format_bytes(nbytes)} on {int(q.plan.tp)} GPUs, {plural(int(tokens), 'token')}"
-    return replace(paying, high=last, until=words)
