@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from fit_open_loop import Case, cases, half
+from fit_open_loop import Case, halves
 
 from commtax.cost.surface import Surface
 from commtax.question import Question
@@ -128,9 +128,7 @@ def main() -> None:
     for name in ("gap", "per-seq", "host", "reduce"):
         parser.add_argument(f"--{name}", default="", help="values, with commas")
     given = parser.parse_args()
-    runs = [fluid(case) for case in cases(given.data, given.engine, given.on)]
-    fitted, tested = ([one for one in runs if half(one.case[0]) == which] for which in (0, 1))
-    print(f"{len(fitted)} runs fitted, {len(tested)} tested")
+    fitted, tested = ([fluid(case) for case in half] for half in halves(given))
     tried = [(float(np.minimum(np.abs(errors(fitted, constants)), STRAY).mean()), constants) for constants in grid(given)]
     for loss, constants in sorted(tried)[:6]:
         print(round(loss, 3), dict(constants))

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from fitting import Constants
 
 from commtax import catalog
 from commtax.verbs.requests import run_requests
@@ -32,12 +33,14 @@ FIRST = "ttft_mean"
 TTFT_PART = {"e2e_mean": 0.5, "tpot_mean": 0.0}
 
 Case = tuple[Row, OpenLoopRun]
-Constants = dict[str, float]
 
 
-def half(row: Row) -> int:
-    """0: fitted, 1: tested; what is told apart as fitted when it is scored is never tested here."""
-    return 0 if open_loop.is_fitted(row) else 1
+def halves(given: argparse.Namespace) -> list[list[Case]]:
+    """Runs that are fitted, and tested; what is told apart as fitted when it is scored is never tested here."""
+    chosen = cases(given.data, given.engine, given.on)
+    both = [[case for case in chosen if open_loop.is_fitted(case[0]) is half] for half in (True, False)]
+    print(f"{len(both[0])} runs fitted, {len(both[1])} tested")
+    return both
 
 
 def cases(data: Path, engine: str, on: str) -> list[Case]:
@@ -99,9 +102,7 @@ def main() -> None:
     known = catalog.engine(given.engine)
     values = {name: getattr(known.kernels if name in RATES else known.host, name) for name in given.only.split(",")}
     start = {name: value or START[name] for name, value in values.items()}
-    chosen = cases(given.data, given.engine, given.on)
-    fitted, tested = ([case for case in chosen if half(case[0]) == which] for which in (0, 1))
-    print(f"{len(fitted)} runs fitted, {len(tested)} tested")
+    fitted, tested = halves(given)
     with ProcessPoolExecutor() as pool:
         found = descend(pool, fitted, start, given.requests, given.rounds)
         for name, some in (("fitted", fitted), ("tested", tested)):

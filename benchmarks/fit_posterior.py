@@ -4,7 +4,7 @@ Of each published deployment some runs are shown and others predicted, by a cata
 (``deployments.py``); so are runs of deployments that share chip, engine or model with one that is shown. What makes the measured
 latencies most likely (Student's distribution, every deployment alike) are the numbers of ``catalog/posterior.toml``. Needs torch.
 
-``--write`` writes them, fitted on all deployments. ``judge_posterior.py`` fits them without the group that it judges.
+``--write`` writes them, fitted on all deployments.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from deployments import JUDGED, METRICS, Measured, deployments
+from fitting import CATALOG
 
 from commtax.catalog.posterior import LAYOUT, LEVELS, Beliefs, LoadPoint, Posterior, Smooth
 from commtax.ledger import Z80
@@ -41,14 +42,11 @@ MOST = {
 }
 """How far constants may lie at the most: kernels and collectives have tables of their own, which whole runs do not bend at will."""
 FREEDOM = 2.0  # of a deployment's own scale of each latency, as the catalogue has it
-COMMON, TAILS = (
-    4.0,
-    3.0,
-)  # here: of a scale of both, so that few odd deployments do not widen what is believed of all; of single latencies
+COMMON = 4.0  # here: of a scale of both, so that few odd deployments do not widen what is believed of all
+TAILS = 3.0  # of single latencies
 SHARED = (*LEVELS, "layout")
 SHOWN = (1, 2, 3, 6)
 DRAWN = 48  # deployments of a round
-KIND = "publisher"
 Numbers = dict[str, torch.Tensor]
 
 
@@ -68,11 +66,11 @@ def start() -> Numbers:
 class Rows:
     """Latencies of some runs of a deployment: TPOT first, then TTFT."""
 
-    def __init__(self, one: Measured, which: Sequence[int], kind: str = KIND) -> None:
+    def __init__(self, one: Measured, which: Sequence[int]) -> None:
         self.one, self.which = one, list(which)
         self.slopes = torch.tensor(np.concatenate([one.slopes[m][self.which] for m in METRICS]))
         self.load = torch.tensor(np.concatenate([one.load[self.which]] * len(METRICS)))
-        self.errors = torch.tensor(np.concatenate([one.errors[kind][m][self.which] for m in METRICS]))
+        self.errors = torch.tensor(np.concatenate([one.errors[m][self.which] for m in METRICS]))
         self.metric = torch.repeat_interleave(torch.arange(len(METRICS)), len(self.which))
 
 
@@ -255,5 +253,4 @@ if __name__ == "__main__":
     known = widened(fit(members), members)
     print("\n".join(lines(known)))
     if said.write:
-        target = Path(__file__).parent.parent / "src/commtax/catalog/posterior.toml"
-        target.write_text("\n".join(lines(known)) + "\n")
+        (CATALOG / "posterior.toml").write_text("\n".join(lines(known)) + "\n")

@@ -21,21 +21,25 @@ import csv
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from fitting import miss
 from serving_tables import board_lines, transfer_lines, write, write_times
 
 from commtax import catalog
+from commtax.catalog.loader import nearest_version
 from commtax.catalog.transfer import Setting
 from commtax.cost.pricing import inference_bill
 from commtax.ledger import Z80
-from commtax.spec import Engine
+from commtax.question import Question
+from commtax.spec import Chip, Engine, Model
 from commtax.verbs.billing import price
 from commtax.verbs.closed_loop import simulate
 from commtax.verbs.settling import resolve_question, settle, terms_of
@@ -53,6 +57,7 @@ SCALES = {"tpot": 0.04, "ttft": 0.15}  # errors far above these hardly count
 METRICS = tuple(SCALES)
 FEW = 10  # runs that make a group
 HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", "prompt_s")
+KINDS_LEFT = ("engine", "chip", "family", "publisher", "file")
 COMMON = {"host_s": 3e-4, "host_s_per_doubling": 3e-5, "host_s_per_seq": 5e-6, "request_s": 1.5e-2, "prompt_s": 3e-3}
 """Where each constant starts from, before its common effect."""
 Level = tuple[str, ...]
@@ -72,7 +77,9 @@ class Group:
     seen: Mapping[str, Any]  # seconds by metric
     apart: Any  # drafted, or more than the hardware can
     fitted: Any
-    weights: Any
+
+    def __len__(self) -> int:
+        return len(self.fitted)
 
     @property
     def only_tests(self) -> bool:
@@ -111,41 +118,34 @@ def step_groups(path: Path) -> list[Group]:
 
 
 def _step_group(members: list[tuple[step_rows.MixedStep, float]]) -> Group:
-    run = members[0][0]
-    engine = catalog.engine(run.engine)
-    setting = Setting.of(engine, run.cluster.chip, run.model, run.dtype)
+    run, count = members[0][0], len(members)
     arrays = {name: np.array([getattr(one, name) for one, _ in members]) for name in STEP_ARRAYS}
     arrays["batch"] = np.maximum(1, np.round(arrays["batch"] / arrays["dp"]))
     words = {"model": run.model, "cluster": run.cluster, "dtype": run.dtype, "kv_dtype": run.kv_dtype}
-    seen = {"tpot": np.array([told for _, told in members]), "ttft": np.full(len(members), np.nan)}
-    who = "ML.ENERGY"
-    names = {"engine": setting.engine, "chip": setting.chip, "family": setting.family, "publisher": who, "file": who}
-    asked = settle(resolve_question(run.model, run.cluster, {**words, "engine": engine, **_sizes(arrays)}))
-    return Group(
-        engine=engine,
-        version=catalog.nearest(engine.version, [*engine.versions, catalog.engine(engine.key).version]),
-        setting=setting,
-        names=names,
-        mixture=run.model.experts is not None,
-        words=words,
-        arrays=arrays,
-        seen=seen,
-        apart=np.broadcast_to(~holds_weights(asked) | (seen["tpot"] < least_s(price(asked))), len(members)),
-        fitted=np.zeros(len(members), bool),
-        weights=np.ones(len(members)),
-    )
+    seen = {"tpot": np.array([told for _, told in members]), "ttft": np.full(count, np.nan)}
+    asked = _steps(catalog.engine(run.engine), words, arrays)
+    apart = np.broadcast_to(~holds_weights(asked) | (seen["tpot"] < least_s(price(asked))), count)
+    of = grouped(asked.engine, run.cluster.chip, run.model, run.dtype, "ML.ENERGY", "ML.ENERGY")
+    return replace(of, words=words, arrays=arrays, seen=seen, apart=apart, fitted=np.zeros(count, bool))
 
 
-def _sizes(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: arrays[name] for name in ("tp", "dp", "ep", "batch", "context")}
+def _steps(engine: Engine, words: Mapping[str, Any], arrays: Mapping[str, Any]) -> Question:
+    options = {name: value for name, value in words.items() if name not in ("model", "cluster")}
+    options |= {name: arrays[name] for name in ("tp", "dp", "ep", "batch", "context")}
+    return settle(resolve_question(words["model"], words["cluster"], {**options, "engine": engine}))
+
+
+def grouped(engine: Engine, chip: Chip, model: Model, dtype: str, who: str, file: str) -> Group:
+    """A group of no runs yet."""
+    s = Setting.of(engine, chip, model, dtype)
+    version = nearest_version(engine.version, [*engine.versions, catalog.engine(engine.key).version])
+    names = {"engine": s.engine, "chip": s.chip, "family": s.family, "publisher": who, "file": file}
+    return Group(engine, version, s, names, model.experts is not None, {}, {}, {}, np.zeros(0, bool), np.zeros(0, bool))
 
 
 def stepped(engine: Engine, group: Group) -> Any:
     """Seconds of the steps of a group."""
-    where = {name: value for name, value in group.words.items() if name not in ("model", "cluster")}
-    asked = settle(
-        resolve_question(group.words["model"], group.words["cluster"], {**where, "engine": engine, **_sizes(group.arrays)})
-    )
+    asked = _steps(engine, group.words, group.arrays)
     prompts = group.arrays["prompts"]
     work = replace(asked.work, prefill_seqs=prompts, prefill_tokens=prompts * group.arrays["prompt_len"])
     return inference_bill(terms_of(asked), work, 1).step_s
@@ -159,32 +159,13 @@ def file_of(row: Mapping[str, str]) -> str:
 
 def _group(members: list[tuple[dict[str, str], dict[str, Any]]]) -> Group:
     row, asked = members[0]
-    engine, model = asked["engine"], asked["model"]
-    known = [*engine.versions, catalog.engine(engine.key).version]
-    seconds = [measured_means(row) for row, _ in members]
-    setting = Setting.of(engine, asked["cluster"].chip, model, asked["dtype"])
+    engine, seconds = asked["engine"], [measured_means(row) for row, _ in members]
     arrays = {name: np.array([q[name] for _, q in members]) for name in ARRAYS}
     words = {key: value for key, value in asked.items() if key not in (*ARRAYS, "engine")}
     seen = {metric: np.array([one.get(f"{metric}_s", np.nan) for one in seconds]) for metric in METRICS}
-    return Group(
-        engine=engine,
-        version=catalog.nearest(engine.version, known),
-        setting=setting,
-        names={
-            "engine": setting.engine,
-            "chip": setting.chip,
-            "family": setting.family,
-            "publisher": publisher(row),
-            "file": file_of(row),
-        },
-        mixture=model.experts is not None,
-        words=words,
-        arrays=arrays,
-        seen=seen,
-        apart=np.array([may_draft(row) for row, _ in members]) | _impossible(engine, words, arrays, seen["tpot"]),
-        fitted=np.array([may_fit(row) for row, _ in members]),
-        weights=np.ones(len(members)),
-    )
+    apart = np.array([may_draft(row) for row, _ in members]) | _impossible(engine, words, arrays, seen["tpot"])
+    of = grouped(engine, asked["cluster"].chip, asked["model"], asked["dtype"], publisher(row), file_of(row))
+    return replace(of, words=words, arrays=arrays, seen=seen, apart=apart, fitted=np.array([may_fit(row) for row, _ in members]))
 
 
 def _impossible(engine: Engine, words: Mapping[str, Any], arrays: Mapping[str, Any], tpot_s: Any) -> Any:
@@ -223,14 +204,17 @@ class Pool:
         self.groups = members
         every = (level for group in members for field in HOST for level in levels(group, field))
         self.index: dict[Level, int] = {level: i for i, level in enumerate(dict.fromkeys(every))}
-        of = np.concatenate([np.full(len(METRICS) * len(g.weights), i) for i, g in enumerate(members)])
-        self.group_of = of
-        self.metric_of = np.concatenate([np.repeat(np.arange(len(METRICS)), len(g.weights)) for g in members])
+        self.group_of = np.concatenate([np.full(len(METRICS) * len(g), i) for i, g in enumerate(members)])
+        self.metric_of = np.concatenate([np.repeat(np.arange(len(METRICS)), len(g)) for g in members])
         self.scale = np.array(list(SCALES.values()))[self.metric_of]
-        self.weight = np.concatenate([np.tile(np.where(g.fitted & ~g.apart, 2 * g.weights, 0.0), len(METRICS)) for g in members])
-        self.every = np.concatenate([np.tile(np.where(g.apart | g.only_tests, 0.0, g.weights), len(METRICS)) for g in members])
-        self.only_tests = np.concatenate([np.full(len(METRICS) * len(g.weights), g.only_tests) for g in members])
-        self.apart = np.concatenate([np.tile(g.apart, len(METRICS)) for g in members])
+        self.weight = self._rows(lambda g: np.where(g.fitted & ~g.apart, 2.0, 0.0))
+        self.every = self._rows(lambda g: np.where(g.apart | g.only_tests, 0.0, 1.0))
+        self.only_tests = self._rows(lambda g: np.full(len(g), g.only_tests))
+        self.mixture = self._rows(lambda g: np.full(len(g), g.mixture))
+        self.apart = self._rows(lambda g: g.apart)
+
+    def _rows(self, of: Callable[[Group], Any]) -> Any:
+        return np.concatenate([np.tile(of(group), len(METRICS)) for group in self.groups])
 
     def logs(self, group: Group, x: Any, stranger: bool = False) -> dict[str, float]:
         """Logarithms of a group's constants; to a ``stranger`` who measured is not known."""
@@ -238,7 +222,7 @@ class Pool:
         return {field: float(sum(x[self.index[level]] for level in mine)) for field, mine in known.items()}
 
     def errors(self, group: Group, logs: Mapping[str, float]) -> Any:
-        engine, count = engine_at(group, logs), len(group.weights)
+        engine, count = engine_at(group, logs), len(group)
         if group.only_tests:
             off = np.log(np.broadcast_to(stepped(engine, group), count) / group.seen["tpot"])
             return np.concatenate([off, np.full(count, np.nan)])
@@ -310,9 +294,6 @@ def engine_at(group: Group, logs: Mapping[str, float]) -> Engine:
     return group.engine.but(pooled=False, of_mixtures=True, **values)
 
 
-KINDS_LEFT = ("engine", "chip", "family", "publisher", "file")
-
-
 def folds(pool: Pool, kinds: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """Each engine, chip, family, publisher and file, and which rows are its."""
     for kind in kinds:
@@ -331,16 +312,15 @@ class Left:
     errors: Any  # of all rows of the pool
 
 
-def left_out(pool: Pool, x: Any, errors: Any, slopes: Any, kinds: Sequence[str] = KINDS_LEFT) -> list[Left]:
+def left_out(pool: Pool, x: Any, errors: Any, slopes: Any) -> list[Left]:
     """Every group predicted from the others: fitted by the slopes around the full fit, predicted in full."""
     found = []
-    for kind, name, rows in folds(pool, kinds):
+    for kind, name, rows in folds(pool, KINDS_LEFT):
         y = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
+        mine = [rows[pool.group_of == i].any() for i in range(len(pool.groups))]
         parts = [
-            pool.errors(group, pool.logs(group, y, stranger=True))
-            if np.any(rows[pool.group_of == i])
-            else errors[pool.group_of == i]
-            for i, group in enumerate(pool.groups)
+            pool.errors(group, pool.logs(group, y, stranger=True)) if left else errors[pool.group_of == i]
+            for i, (group, left) in enumerate(zip(pool.groups, mine, strict=True))
         ]
         found.append(Left(kind, name, rows, np.concatenate(parts)))
     return found
@@ -352,8 +332,7 @@ def quantile(errors: Any) -> float:
 
 
 def choose(pool: Pool, metric: str, mixture: bool) -> Any:
-    kinds = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
-    return kinds & (pool.metric_of == METRICS.index(metric)) & ~pool.apart & ~pool.only_tests
+    return (pool.mixture == mixture) & (pool.metric_of == METRICS.index(metric)) & ~pool.apart & ~pool.only_tests
 
 
 def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: Left | None = None) -> dict[str, dict[str, dict[str, float]]]:
@@ -426,17 +405,19 @@ def engine_times(pool: Pool, x: Any) -> dict[tuple[str, str], dict[str, float]]:
     return found
 
 
+def tell_times(pool: Pool, x: Any) -> None:
+    for (engine, version), times in engine_times(pool, x).items():
+        print(engine, version, *(f"{name} {value:.4g}" for name, value in times.items()))
+
+
 def tell_engine(pool: Pool, x: Any) -> None:
     """Errors of one engine's runs that were not fitted, and its times."""
     errors = pool.all_errors(x)
-    for metric in METRICS:
-        for mixture in (False, True):
-            off = np.abs(np.expm1(errors[choose(pool, metric, mixture) & np.isfinite(errors) & (pool.weight == 0)]))
-            print(
-                f"{'mixtures' if mixture else 'dense'} {metric}: n {len(off)}  median {np.median(off):.1%}  mean {np.mean(off):.1%}"
-            )
-    for (engine, version), times in engine_times(pool, x).items():
-        print(engine, version, *(f"{name} {value:.4g}" for name, value in times.items()))
+    for metric, mixture in product(METRICS, (False, True)):
+        off = errors[choose(pool, metric, mixture) & np.isfinite(errors) & (pool.weight == 0)]
+        mean = np.mean(np.abs(np.expm1(off)))
+        print(f"{'mixtures' if mixture else 'dense'} {metric}: n {len(off)}  median {miss(off):.1%}  mean {mean:.1%}")
+    tell_times(pool, x)
 
 
 def main() -> None:
@@ -465,15 +446,13 @@ def main() -> None:
     for one in left:
         here = one.rows & ~pool.apart & ~pool.only_tests & np.isfinite(one.errors)
         if here.any():
-            medians = (np.median(np.abs(np.expm1(one.errors[here & (pool.metric_of == i)]))) for i in range(len(METRICS)))
+            medians = (miss(one.errors[here & (pool.metric_of == i)]) for i in range(len(METRICS)))
             print(f"  without {one.kind} {one.name}: n {here.sum() // 2}  " + "  ".join(f"{m:.1%}" for m in medians))
     for mixture in (False, True):
-        kind = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
-        off = np.abs(np.expm1(errors[pool.only_tests & ~pool.apart & np.isfinite(errors) & kind]))
-        print(f"steps of {'mixtures' if mixture else 'dense models'}, not fitted: n {len(off)}  median {np.median(off):.1%}")
+        off = errors[pool.only_tests & ~pool.apart & np.isfinite(errors) & (pool.mixture == mixture)]
+        print(f"steps of {'mixtures' if mixture else 'dense models'}, not fitted: n {len(off)}  median {miss(off):.1%}")
     print(*(f"{' '.join(level)} {x[i]:+.3f}" for level, i in sorted(pool.index.items()) if level[1] in ("p", "x", "xe")), sep="\n")
-    for (engine, version), times in engine_times(pool, x).items():
-        print(engine, version, *(f"{name} {value:.4g}" for name, value in times.items()))
+    tell_times(pool, x)
     if asked.write:
         write_times(engine_times(pool, x))
         write("catalog/transfer.toml", transfer_lines(sigmas(pool, errors, left), pool.groups))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
 from textwrap import wrap
@@ -53,7 +53,7 @@ def scoreboard(lines: list[ScoreLine]) -> Iterable[str]:
             part = line.part
 
 
-def transfer() -> Iterable[str]:
+def transfer(cell: Callable[..., str], missing: str = "") -> Iterable[str]:
     """A line for each metric and kind of models, a column for each thing that was left out."""
     folds = transfer_folds()
     if not folds:
@@ -64,8 +64,7 @@ def transfer() -> Iterable[str]:
     yield "|---|" + "---:|" * len(columns)
     for metric, models in dict.fromkeys((fold.metric, fold.models) for fold in folds):
         mine = {fold.left_out: fold for fold in folds if (fold.metric, fold.models) == (metric, models)}
-        told = [f"{f.median:.1%} ({f.covered:.0%} in ±{f.half_width:.0%}; {f.n:,})" if (f := mine.get(c)) else "-" for c in columns]
-        yield f"| {metric.upper()}, {models} | " + " | ".join(told) + " |"
+        yield f"| {metric.upper()}, {models} | " + " | ".join(cell(mine[c]) if c in mine else missing for c in columns) + " |"
 
 
 def picture(lines: list[ScoreLine]) -> str:
@@ -136,7 +135,7 @@ def page(reports: list[Report], lines: list[ScoreLine]) -> str:
         prose(
             "A whole engine, chip or family of models left out of the fits, and then predicted: what a user with an unseen case may expect. Medians of errors; in brackets the share of rows inside the 80 % range, its median half-width, and how many rows. Runs that may have guessed tokens ahead are left out."
         ),
-        "\n".join(transfer()),
+        "\n".join(transfer(lambda f: f"{f.median:.1%} ({f.covered:.0%} in ±{f.half_width:.0%}; {f.n:,})", missing="-")),
         *("## Bounds", "\n".join(bounds(reports))),
         prose(
             "Errors of every source, system and library, the worst rows, and what is not priced: [accuracy-rows.md](accuracy-rows.md)."

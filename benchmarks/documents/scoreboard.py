@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from accuracy import transfer
 
 from commtax import catalog
 from commtax_lab import lab_table
@@ -128,18 +129,6 @@ def served_table(loops: Records) -> Iterator[str]:
         yield from served(loops, f"**{title}**", group_of)
 
 
-def abroad() -> Iterator[str]:
-    """The folds that leave something out."""
-    folds = lab_table("published/scoring/transfer.toml")["fold"]
-    columns = list(dict.fromkeys(fold["left_out"] for fold in folds))
-    yield "| | " + " | ".join(f"{left_out} left out" if left_out else "nothing left out" for left_out in columns) + " |"
-    yield "|---|" + "---:|" * len(columns)
-    for metric, models in dict.fromkeys((fold["metric"], fold["models"]) for fold in folds):
-        mine = {fold["left_out"]: fold for fold in folds if (fold["metric"], fold["models"]) == (metric, models)}
-        told = [f"{mine[c]['median']:.1%} ({mine[c]['covered']:.0%})" if c in mine else "" for c in columns]
-        yield f"| {metric.upper()}, {models} | " + " | ".join(told) + " |"
-
-
 def page(records: Records) -> str:
     parts = scored(records)
     sections: list[str | Iterable[str]] = [
@@ -147,7 +136,7 @@ def page(records: Records) -> str:
         *("## By chip", chips(parts)),
         *("## Served runs, by engine, chip and family", "Runs of a closed loop: so many clients, each with one request at a time."),
         *(served_table(parts["closed loops"]), WEAK.strip()),
-        *("## Where nothing was fitted", ABROAD.strip(), abroad()),
+        *("## Where nothing was fitted", ABROAD.strip(), transfer(lambda fold: f"{fold.median:.1%} ({fold.covered:.0%})")),
         *("## Beside other predictors", RIVALS.strip()),
     ]
     return "\n\n".join(one if isinstance(one, str) else "\n".join(one) for one in sections) + "\n"

@@ -1,11 +1,10 @@
 """``commtax calibrate``: known constants come back, on one host and across hosts; what cannot be told is refused with a number."""
 
 import csv
-import importlib.util
 import json
 import math
-import sys
 from dataclasses import asdict, replace
+from itertools import permutations
 from pathlib import Path
 from typing import get_args
 
@@ -632,30 +631,48 @@ def test_a_curve_that_cannot_be_is_refused_by_key(change, says):
     assert says in str(refused.value)
 
 
-@pytest.fixture(scope="module")
-def study():
-    """The benchmark of published fabrics, as a module."""
+def unknown_fabric(system):
+    """Published all-reduces by (hosts, ranks), as (cluster, {size: seconds}); of the network nothing is known but its line rate."""
     if not (SHARED / "collectives_more.csv").exists():
         pytest.skip("published tables are not here")
-    spec = importlib.util.spec_from_file_location("fabric_calibration", BENCHMARKS / "fabric_calibration.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    source, chip, per_host, nics, nic_Bps, hosts_per_domain = DATA["fabrics"][system]
+    texts = ((SHARED / name).read_text(encoding="utf-8") for name in ("collectives.csv", "collectives_more.csv"))
+    rows = [row for text in texts for row in csv.DictReader(text.splitlines())]
+    mine = [row for row in rows if (row["source_id"], row["op"]) == (source, "all_reduce") and row["time_us"]]
+    found = {}
+    for row in (row for row in mine if (row["nodes"] or "1") != "1"):
+        hosts, ranks = int(row["nodes"]), int(row["gpus"])
+        link = replace(catalog.link("roce-400"), key="unknown", bandwidth_Bps=nic_Bps, nic_per_gpu=nics >= per_host)
+        described = {"inter": link, "nics_per_host": nics, "nvlink_domain": per_host * hosts_per_domain}
+        cluster = replace(catalog.cluster(f"{hosts}x{per_host}x{chip}"), **described)
+        found.setdefault((hosts, ranks), (cluster, {}))[1][float(row["bytes"])] = float(row["time_us"]) * 1e-6
+    return found
+
+
+def taught(folder, cluster, ranks, shown):
+    rows = [(int(size), seconds * 1e6, seconds * 1e6, 0) for size, seconds in shown.items()]
+    return calibrate([written(folder, "shown.txt", output("all_reduce", ranks, rows))], cluster).profile
+
+
+def misses(cluster, ranks, times, own=None):
+    """Logarithms of predicted over measured, and half-widths of ranges."""
+    told = commtax.expect("all-reduce", cluster, nbytes=np.array([*times]), ranks=ranks, profile=own)
+    return np.log(told.seconds / np.array([*times.values()])), np.log1p(told.spread)
 
 
 @pytest.mark.parametrize("system", ["p4de", "A3 Mega", "MI300X", "p6-b200", "GB200"])
-def test_half_of_the_sizes_of_an_unknown_fabric_tell_the_others(study, system, monkeypatch):
-    """Of the network nothing is known but its line rate."""
-    (curve,) = (c for c in study.curves(SHARED) if c.system == system)
-    monkeypatch.setattr(study, "size_splits", lambda points: {"half": [[i % 2 == 0 for i in range(len(points))]]})
-    (score,) = study.other_sizes([curve]).values()
-    before, after = (np.median(np.abs(np.expm1(x))) for x in (score.before, score.after))
+def test_half_of_the_sizes_of_an_unknown_fabric_tell_the_others(system, tmp_path):
+    (((_, ranks), (cluster, times)),) = unknown_fabric(system).items()
+    shown, rest = (dict(sorted(times.items())[first::2]) for first in (0, 1))
+    own = taught(tmp_path, cluster, ranks, shown)
+    before, after = (np.median(np.abs(np.expm1(misses(cluster, ranks, rest, one)[0]))) for one in (None, own))
     assert after < 0.06 < before
 
 
-def test_one_number_of_hosts_tells_the_others(study):
-    some = [c for c in study.curves(SHARED) if c.system == "MI325X"]
-    for (split, name), score in study.other_hosts(some).items():
-        assert np.max(np.abs(np.expm1(score.after))) < 0.12, (split, name)
-        assert np.max(np.abs(score.after)) < min(score.widths), (split, name)
+def test_one_number_of_hosts_tells_the_others(tmp_path):
+    fabric = unknown_fabric("MI325X")
+    for (shown, (place, times)), (other, (cluster, rest)) in permutations(fabric.items(), 2):
+        for some in (times, {max(times): times[max(times)]}):
+            errors, widths = misses(cluster, other[1], rest, taught(tmp_path, place, shown[1], some))
+            assert np.max(np.abs(np.expm1(errors))) < 0.12, (shown, other)
+            assert np.max(np.abs(errors)) < np.min(widths), (shown, other)
