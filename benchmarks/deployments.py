@@ -1,4 +1,4 @@
-"""Deployments of published serving runs, each priced by a catalogue whose host times were fitted without its publisher.
+"""Deployments of published serving runs, each priced by a catalogue whose host times were fitted without its publisher or chip.
 
 A deployment: file, engine, version, model, chip, number format, mode and sizes, with at least three distinct runs.
 """
@@ -21,27 +21,45 @@ import numpy as np
 from fit_serving import ARRAYS, HOST, METRICS, Pool, engine_at, file_of, folds, grouped, groups, levels
 
 from commtax.catalog.posterior import deployment_of
+from commtax.runs.calibrate.measurements import MeasuredRun
 from commtax.spec import Deployment, Engine
 from commtax.verbs.closed_loop import simulate
 from commtax_lab.published.rows import publisher
-from commtax_lab.published.serving_rows import measured_means, question
+from commtax_lab.published.serving_rows import may_draft, measured_means, question
 
 FEWEST = 3
-JUDGED = 7  # distinct runs that a deployment needs for some to be kept back
+JUDGED = 7  # distinct runs of a deployment that is judged
+KINDS = ("publisher", "chip")
 SIZES = ("tp", "pp", "dp", "ep", "prefill_workers", "decode_workers", "prefill_tp", "prefill_dp")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Runs of one deployment: arrays of one length, and what a prior fitted without its publisher says of them."""
+    """Runs of one deployment: arrays of one length, and what a prior fitted without its publisher or chip says of them."""
 
+    name: str
+    publisher: str
     at: Deployment
-    errors: Mapping[str, Any]  # ln(measured / predicted), by metric
+    drafts: bool
+    questions: Sequence[dict[str, Any]]
+    engines: Mapping[str, Engine]  # by the kind of group that the prior was fitted without
+    seen: Mapping[str, Any]  # seconds by metric
+    errors: Mapping[str, Mapping[str, Any]]  # ln(measured / predicted), by kind and metric
     slopes: Mapping[str, Any]  # by metric: a row for each run, a column for each constant
     load: Any  # doublings of clients, input and output
 
     def __len__(self) -> int:
-        return len(self.load)
+        return len(self.questions)
+
+    def runs(self, which: Sequence[int], kind: str) -> list[MeasuredRun]:
+        """As ``calibrate`` reads them."""
+        made = []
+        for i in which:
+            options = {**self.questions[i], "engine": self.engines[kind]}
+            model, cluster = options.pop("model"), options.pop("cluster")
+            measured = {metric: float(self.seen[metric][i]) for metric in METRICS}
+            made.append(MeasuredRun(model, cluster, options, measured, {}, f"{self.name} run {i:03d}"))  # type: ignore[arg-type]
+        return made
 
     def spread(self, count: int, salt: int) -> list[int]:
         """Runs that lie evenly over the loads; of those of one load any."""
@@ -51,11 +69,12 @@ class Measured:
 
 
 def deployments(folder: Path, names: Sequence[str]) -> list[Measured]:
-    """All of them, priced by priors that were fitted without their publisher."""
+    """All of them, priced by priors that were fitted without their publisher, and without their chip."""
     pool = Pool(groups(folder))
     x, (errors, slopes) = pool.fit()
-    rows_of = {name: rows for _, name, rows in folds(pool, ("publisher",))}
-    priors = {name: pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every)) for name, rows in rows_of.items()}
+    priors = {
+        (kind, name): pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every)) for kind, name, rows in folds(pool, KINDS)
+    }
     found = [_measured(members, pool, x, priors, names) for members in _members(folder)]
     return [one for one in found if one is not None]
 
@@ -82,21 +101,36 @@ def _members(folder: Path) -> Iterator[list[tuple[dict[str, str], dict[str, Any]
 
 
 def _measured(
-    members: list[tuple[dict[str, str], dict[str, Any]]], pool: Pool, x: Any, priors: Mapping[str, Any], names: Sequence[str]
+    members: list[tuple[dict[str, str], dict[str, Any]]],
+    pool: Pool,
+    x: Any,
+    priors: Mapping[tuple[str, str], Any],
+    names: Sequence[str],
 ) -> Measured | None:
     row, asked = members[0]
-    like = grouped(asked["engine"], asked["cluster"].chip, asked["model"], asked["dtype"], publisher(row), file_of(row))
-    known = priors.get(publisher(row), x)
-    logs = {f: sum(known[pool.index[lv]] for lv in levels(like, f) if lv in pool.index and lv[1] != "p") for f in HOST}
+    engine, model, chip = asked["engine"], asked["model"], asked["cluster"].chip
+    like = grouped(engine, chip, model, asked["dtype"], publisher(row), file_of(row))
+    engines, errors, first = {}, {}, None
+    seen = {m: np.array([measured_means(r)[f"{m}_s"] for r, _ in members]) for m in METRICS}
     try:
-        told = list(_asked([q for _, q in members], engine_at(like, logs)))
+        for kind, name in zip(KINDS, (publisher(row), chip.key), strict=True):
+            known = priors.get((kind, name), x)
+            logs = {f: sum(known[pool.index[lv]] for lv in levels(like, f) if lv in pool.index and lv[1] != "p") for f in HOST}
+            engines[kind] = engine_at(like, logs)
+            told = list(_asked([q for _, q in members], engines[kind]))
+            errors[kind] = {m: np.log(seen[m] / np.array([one[m] for one in told])) for m in METRICS}
+            first = first or told
     except ValueError:
         return None  # no such plan runs
-    seen = {m: np.array([measured_means(r)[f"{m}_s"] for r, _ in members]) for m in METRICS}
-    errors = {m: np.log(seen[m] / np.array([one[m] for one in told])) for m in METRICS}
-    slopes = {m: np.array([[one[f"{m} slopes"].get(n, 0.0) for n in names] for one in told]) for m in METRICS}
+    assert first
+    slopes = {m: np.array([[one[f"{m} slopes"].get(n, 0.0) for n in names] for one in first]) for m in METRICS}
     load = np.log2([[q[n] for n in ("concurrency", "input_len", "output_len")] for _, q in members])
-    return Measured(told[0]["at"], errors, slopes, load)
+    at = first[0]["at"]
+    sizes = f"tp {at.tp} dp {at.dp} ep {at.ep}"
+    version, path = row["backend_version"], row["model_path"]
+    name = f"{file_of(row)} {at.engine}@{version} {path} {chip.key} {row['precision']} {sizes}"
+    drafts = any(may_draft(r) for r, _ in members)
+    return Measured(name, publisher(row), at, drafts, [q for _, q in members], engines, seen, errors, slopes, load)
 
 
 def _pick(place: int, count: int, value: Any) -> float:

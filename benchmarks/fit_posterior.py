@@ -4,7 +4,7 @@ Of each published deployment some runs are shown and others predicted, by a cata
 (``deployments.py``); so are runs of deployments that share chip, engine or model with one that is shown. What makes the measured
 latencies most likely (Student's distribution, every deployment alike) are the numbers of ``catalog/posterior.toml``. Needs torch.
 
-``--write`` writes them, fitted on all deployments.
+``--write`` writes them, fitted on all deployments. ``judge_posterior.py`` fits them without the group that it judges.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ TAILS = 3.0  # of single latencies
 SHARED = (*LEVELS, "layout")
 SHOWN = (1, 2, 3, 6)
 DRAWN = 48  # deployments of a round
+KIND = "publisher"
 Numbers = dict[str, torch.Tensor]
 
 
@@ -66,11 +67,11 @@ def start() -> Numbers:
 class Rows:
     """Latencies of some runs of a deployment: TPOT first, then TTFT."""
 
-    def __init__(self, one: Measured, which: Sequence[int]) -> None:
+    def __init__(self, one: Measured, which: Sequence[int], kind: str = KIND) -> None:
         self.one, self.which = one, list(which)
         self.slopes = torch.tensor(np.concatenate([one.slopes[m][self.which] for m in METRICS]))
         self.load = torch.tensor(np.concatenate([one.load[self.which]] * len(METRICS)))
-        self.errors = torch.tensor(np.concatenate([one.errors[m][self.which] for m in METRICS]))
+        self.errors = torch.tensor(np.concatenate([one.errors[kind][m][self.which] for m in METRICS]))
         self.metric = torch.repeat_interleave(torch.arange(len(METRICS)), len(self.which))
 
 

@@ -1,8 +1,11 @@
 """Prompts on workers of their own, caches in motion, and limits that are kept with a stated probability."""
 
+import importlib.util
 import json
 import math
+import sys
 from dataclasses import replace
+from functools import cache
 from random import Random
 
 import numpy as np
@@ -28,6 +31,7 @@ from commtax.verbs.prefix_tiers import break_even, prefix_return
 from commtax.verbs.requests import run_requests as simulated
 from commtax.verbs.settling import ask, resolve_question, settle
 from each import each
+from paths import BENCHMARKS
 from tables import tables
 from web_client import get, refused
 
@@ -559,3 +563,24 @@ def test_the_page_has_it():
     assert any("likely to meet" in line for line in usual["why"])
     assert usual["plans"][0]["tokens_per_s"] <= half["plans"][0]["tokens_per_s"]
     assert refused("plan", {**asked, "sure": "100"})[0] == 400
+
+
+@cache
+def decisions():
+    """The benchmark, which is no part of the package."""
+    place = BENCHMARKS / "decisions.py"
+    spec = importlib.util.spec_from_file_location("decisions", place)
+    module = sys.modules.setdefault("decisions", importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.floats(5, 80), st.floats(10, 999)), min_size=4, max_size=9), confidences)
+@settings(deadline=None, max_examples=30)
+def test_who_predicts_exactly_decides_rightly(rows, confidence):
+    """The benchmark of decisions: no error, no wrong choice, whatever the confidence."""
+    bench = decisions()
+    exact = {v: Estimate(v, v, v) for _, v, _ in rows}
+    group = [bench.Point(tp, {"tpot_s": v}, rate, {"tpot_s": exact[v]}, rate, False, "calibrated") for tp, v, rate in rows]
+    for limit in (*bench.between_points(group, "tpot_s"), *bench.on_points(group, "tpot_s")):
+        assert bench.decide(group, "tpot_s", limit, confidence) == bench.Decision(1.0, False)

@@ -7,8 +7,8 @@ and 90%; each side of the figure has its own width:
     F(t) = 1/2 + t / (2 sqrt(2 + t^2))        t(p) = (2 p - 1) / sqrt(2 p (1 - p))
 
 Errors of published serving runs are like that and not normal: of those within the 80% range, three quarters lie within its inner
-half, but one in ten of all lies beyond 1.5 times the range (normal: 1.28 times). They come from engines, chips and models that are
-known well and others that are not, and a mixture of normal errors of many widths is Student's.
+half, but one in ten of all lies beyond 1.5 times the range (normal: 1.28 times; ``benchmarks/decisions.py``). They come from
+engines, chips and models that are known well and others that are not, and a mixture of normal errors of many widths is Student's.
 
 Where a figure must keep several limits, their probabilities are not multiplied: whatever makes the steps of an engine on a
 chip longer than they were priced lengthens all times together, so all limits are kept with the probability of the least sure one.
