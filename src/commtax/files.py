@@ -1,4 +1,4 @@
-"""Files that anyone may hand over: read within limits, as JSON within a depth, and written whole or not at all.
+"""Files from anywhere, read within limits, as JSON within a depth, and written whole or not at all, and what their documents hold.
 
 What cannot be read or written is a ``ValueError`` of one line that names the argument, the file and the rule.
 """

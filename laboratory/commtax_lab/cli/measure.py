@@ -44,7 +44,7 @@ class EngineOptions(TypedDict, total=False):
     impl: str
 
 
-class JobOptions(EngineOptions, total=False):
+class FaultyRunOptions(EngineOptions, total=False):
     tp: int
     batch: int
     input_len: int
@@ -96,7 +96,7 @@ def need_torch() -> None:
 
 @measure_command.command("tp", cls=Verb)
 @add_verb_options("measure-tp")
-def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, **options: Unpack[JobOptions]) -> None:
+def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, **options: Unpack[FaultyRunOptions]) -> None:
     """Run TP=1 and TP=N, prove them equal, count every collective, and put the bill beside the clock."""
     from commtax_lab.measure.job import LiveJob
     from commtax_lab.measure.reconcile import is_reconciled

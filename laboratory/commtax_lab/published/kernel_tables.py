@@ -66,7 +66,7 @@ class KernelTable:
         """Return which rows constants were fitted on, by a hash of their sizes, none on chips without a fit."""
         if self.chip is None or self.chip.key not in FITTED:
             return np.zeros(self.count, dtype=bool)
-        keys = zip(*(self.column(c) for c in self.kind.identifying), strict=True)
+        keys = zip(*(self.column(c) for c in self.kind.key_columns), strict=True)
         named = f"{FITTED[self.chip.key]}|{self.kind.name.removesuffix('-attention')}"
         even = np.fromiter((even_hash(f"{named}|{'|'.join(key)}") for key in keys), dtype=bool, count=self.count)
         return even if self.kind.decides is None else even & self.kind.decides(self.sizes)
@@ -117,7 +117,7 @@ def kind_of(name: str) -> KernelKind | None:
 
 
 def _stem(name: str) -> str:
-    """Return a file's name without folder, endings, and what collectors append."""
+    """Return a file's base name without suffixes and what collectors append."""
     last = name.rpartition("/")[2].partition(".csv")[0].partition(".txt")[0]
     return last.lower().replace("-", "_").removesuffix("_perf")
 

@@ -118,7 +118,7 @@ def variant(name: str) -> Model | None:
 
 
 def known_model(name: str) -> Model | None:
-    """Return a bundled model by key or alias, or as a checkpoint's name alone says, without a look at disk or network."""
+    """Return a bundled model by key, alias or checkpoint name, without access to disk or network."""
     reading = _read_name(name)
     return _load_as_named(name, *reading) if reading else bundled_model(name)
 

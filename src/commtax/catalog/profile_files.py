@@ -205,7 +205,7 @@ def lay_over(first: Profile, second: Profile) -> Profile:
         engine=engine,
         dtype=second.dtype or first.dtype,
         lessons=distinct([*first.lessons, *second.lessons]),
-        chip=_joined_chip(first, second),
+        chip=_merge_chip_facts(first, second),
         tables={**first.tables, **second.tables},
         libraries=libraries if len(measured_on) > 1 else {**second.libraries, **earlier},
         network=second.network or first.network,
@@ -222,7 +222,7 @@ def distinct(lessons: Sequence[RunLesson]) -> tuple[RunLesson, ...]:
     return tuple(reversed(by.values()))
 
 
-def _joined_chip(first: Profile, second: Profile) -> ChipFacts:
+def _merge_chip_facts(first: Profile, second: Profile) -> ChipFacts:
     """Join facts of one chip, which is that of the only profile that has some."""
     keys = [profile.chip.get("key", "") for profile in (first, second)]
     telling = [profile for profile in (first, second) if tells_chip(profile) or profile.tables]

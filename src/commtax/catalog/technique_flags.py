@@ -93,7 +93,7 @@ def leaves(value: str) -> Iterator[tuple[tuple[str, ...], str]]:
             tree = _python(value)
     else:
         tree = value
-    return tree_ends(tree, ())
+    return tree_leaves(tree, ())
 
 
 def json_fault(value: str) -> str:
@@ -123,11 +123,11 @@ def _python(value: str) -> object:
         return value
 
 
-def tree_ends(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def tree_leaves(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the ends of a tree of tables, each with its path."""
     if isinstance(tree, dict):
         for key, below in tree.items():
-            yield from tree_ends(below, (*path, str(key)))
+            yield from tree_leaves(below, (*path, str(key)))
     else:
         yield path, tree if isinstance(tree, str) else str(tree).lower()
 

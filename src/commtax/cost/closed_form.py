@@ -143,7 +143,7 @@ class Pressure:
 def pressure(
     load: ClosedLoopLoad, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf, fed: Number = np.inf
 ) -> Pressure:
-    """Return what an on-demand cache does that admits any prompt that fits, and evicts the youngest when the others outgrow it.
+    """Return the pressure on a cache filled on demand, which admits any prompt that fits and preempts the youngest request if full.
 
     That happens where more are wanted than have room: what clients send, but no more than the engine's limit, or than their
     prompts let in (``fed``), since who still waits for its prompt holds nothing. Each request that ends inside grows by O, and

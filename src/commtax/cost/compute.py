@@ -241,7 +241,7 @@ def _fused_experts(s: KernelStep, r: RoutedSizes, count: Number, backend: str) -
     """Yield kernels made for experts: their constants are of the whole routed part (``layer_forms.py``)."""
     like = s.gemm("", "experts", "gate", 1, r.copies, r.inner, r.hidden, GATE)
     kind = "fp8-static" if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16"
-    stored = like.stored or ("fp8-loaded" if kind == "fp8" and s.finds_scales else kind)
+    stored = like.stored or ("fp8-loaded" if kind == "fp8" and s.computes_scales else kind)
     cut = backend or s.engine.kernels.experts_backend(s.model.architecture, stored)
     whole = cut or s.engine.kernels.spread_backend(stored)  # on ranks
     spread = (np.asarray(s.plan.ep) > 1) & (whole != cut)

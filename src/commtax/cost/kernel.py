@@ -107,7 +107,7 @@ class KernelStep:
     copied_tokens: Number = 0.0  # room of a cache that each layer of latent attention copies before it decodes; 0: none does
 
     @property
-    def finds_scales(self) -> bool:
+    def computes_scales(self) -> bool:
         """Whether the engine makes fp8 of plain weights as it loads them, and finds scales of activations in every step."""
         return self.engine.kernels.quantises and self.model.quant is None
 
@@ -126,7 +126,7 @@ class KernelStep:
             kind = quant.activations or quant.dtype
             dtype = kind if kind in LOW_ARITHMETIC and not quant.weight_only else dtype
             # One scale a tensor is known ahead where the checkpoint brings it; tiles and rows need theirs.
-            static = dtype == "fp8" and quant.block == (0, 0) and not self.finds_scales
+            static = dtype == "fp8" and quant.block == (0, 0) and not self.computes_scales
         nbytes = m * k * input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
         shape = (m, n, k, dtype, stored)
         kernel = Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)

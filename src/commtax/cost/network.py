@@ -129,7 +129,7 @@ class DecodeStation:
 
 
 def nodes_to(most: Number) -> Array:
-    """List the batches up to one that holds the most requests that run at once."""
+    """Return ``NODES`` up to the first that holds the most requests that run at once on a rank."""
     return NODES[: 1 + int(np.searchsorted(NODES, np.max(most)))]
 
 

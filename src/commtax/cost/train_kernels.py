@@ -223,6 +223,6 @@ def _flops(k: Kernel, model: Model, seq: Number, causal: bool) -> Number:
 
 
 def recomputed_flops(model: Model, plan: Plan, step: TrainStep, engine: Engine, causal: bool) -> Number:
-    """Count the FLOPs a token that backward runs again, by the same convention as ``forward_flops``."""
+    """Return the FLOPs per token that the backward pass recomputes, counted as in ``forward_flops``."""
     again = recomputed_kernels(_counted_kernels(model, step.seq), model, Plan(recompute=plan.recompute), engine)
     return sum((k.count * _flops(k, model, step.seq, causal) for k in again), start=0.0 * step.seq) / step.seq

@@ -16,7 +16,7 @@ SET, MEASURE, WHEN_FULL, NO_GAIN, LEAVE = "set", "measure", "when-full", "no-gai
 
 
 def verdict_on_gain(gain: float, low: float, high: float, fits: bool = True) -> str:
-    """Judge a gain by its 80 % range: it gains or loses where the whole range does, and is undecided where the range holds both.
+    """Judge a gain: no change, no room, or by its 80 % range a gain or a loss where the whole range is one, else undecided.
 
     >>> verdict_on_gain(1.2, 1.05, 1.4), verdict_on_gain(1.2, 0.9, 1.6), verdict_on_gain(1.0, 1.0, 1.0)
     ('gains', 'undecided', 'changes nothing')

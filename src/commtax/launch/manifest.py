@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 
 from commtax.catalog.programs import programs
-from commtax.catalog.technique_flags import tree_ends
+from commtax.catalog.technique_flags import tree_leaves
 from commtax.files import Json, JsonObject, list_of, object_of, table, text_of
 from commtax.launch.flags import flags_of
 from commtax.launch.shell import assignments, script_of, split, substitute_variables
@@ -382,6 +382,6 @@ def settings_of(text: str) -> Iterator[tuple[str, str]]:
                 tree = next(iter(load_documents(value, "")), value)
             except Refusal:
                 tree = value
-            yield from ((".".join(keys), end) for keys, end in tree_ends(tree, (path,)))
+            yield from ((".".join(keys), end) for keys, end in tree_leaves(tree, (path,)))
         elif value:
             yield path, value.strip("\"'")

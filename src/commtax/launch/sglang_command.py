@@ -100,7 +100,7 @@ def join(command: Command, role: str, number: int, _host: str) -> Command:
 
 
 def route(prompts: list[Address], decodes: list[Address], port: int, wait_s: int) -> Command:
-    """Return what clients talk to: SGLang's own router (the package sglang-router)."""
+    """Return the command of what clients of two pools talk to: SGLang's own router (the package sglang-router)."""
     doors = [f"--prefill http://{host}:{at} {DOOR + max(0, at - PORT)}" for host, at in prompts]  # one door in a container
     doors += [f"--decode http://{host}:{at}" for host, at in decodes]
     more = [f"--worker-startup-timeout-secs {wait_s}", f"--host 0.0.0.0 --port {port}"]  # servers load their weights first

@@ -56,7 +56,7 @@ def join(command: Command, role: str, _number: int, _host: str) -> Command:
 
 
 def route(prompts: list[Address], decodes: list[Address], port: int, _wait_s: int) -> Command:
-    """Return what clients talk to: TensorRT-LLM's own server in front of the others."""
+    """Return the command of what clients of two pools talk to: TensorRT-LLM's own server in front of the others."""
     lines = ["hostname: 0.0.0.0", f"port: {port}"]
     for side, at in (("context", prompts), ("generation", decodes)):
         lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]

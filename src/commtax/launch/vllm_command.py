@@ -87,7 +87,7 @@ def join(command: Command, role: str, number: int, host: str) -> Command:
 
 
 def route(prompts: list[Address], decodes: list[Address], port: int, wait_s: int) -> Command:
-    """Return what clients talk to: vLLM's own router (the package vllm-router)."""
+    """Return the command of what clients of two pools talk to: vLLM's own router (the package vllm-router)."""
     doors = [f"--prefill http://{host}:{at}" for host, at in prompts] + [f"--decode http://{host}:{at}" for host, at in decodes]
     more = [f"--worker-startup-timeout-secs {wait_s}", f"--host 0.0.0.0 --port {port}"]  # servers load their weights first
     return Command(["vllm-router", "--vllm-pd-disaggregation", *doors, *more])

@@ -98,7 +98,7 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
     goal, (rows, first), (rate, gpus, spent) = answer.question.goal, answer.answered, _sums(good)
     if not _is_summed(answer):
         alone = max(float(objective_value(one.question, each)[i]) for one, each, i in good)
-        return f"{_verdict(answer, alone / float(objective_value(answer.question, rows)[first]))}; "
+        return f"{_split_verdict(answer, alone / float(objective_value(answer.question, rows)[first]))}; "
     pools = (goal.usd_per_gpu_hour or 1.0) * float(paid(goal, rows.gpus[first], rows.prefill_gpus[first]))
     as_many = np.flatnonzero(rows.gpus == gpus)[:1].tolist() if goal.objective == "throughput" else []
     beside, lead = (as_many or [first])[0], rate / float(rows.tokens_per_s[first]) / spent * pools
@@ -116,7 +116,7 @@ def _judged(answer: ServingPlans, good: Sequence[Placed]) -> str:
         pools_s, who = float(request_s(answer.question, rows)[beside]), f" when users wait ({USUAL})"
         sums += f", in requests of {format_seconds(alone_s)} instead of {format_seconds(pools_s)}"
         ratio = float(np.sqrt(ratio * pools_s / alone_s))  # two figures that err
-    return f"{_verdict(answer, ratio)}{who}: {sums}; "
+    return f"{_split_verdict(answer, ratio)}{who}: {sums}; "
 
 
 def _is_summed(answer: ServingPlans) -> bool:
@@ -124,8 +124,8 @@ def _is_summed(answer: ServingPlans) -> bool:
     return answer.question.goal.objective in ("throughput", "cost")
 
 
-def _verdict(answer: ServingPlans, ratio: float) -> str:
-    """Return whether to split, by what clusters without a split have of what counts over what two pools have."""
+def _split_verdict(answer: ServingPlans, ratio: float) -> str:
+    """Say whether to split prompts from decoding, by the objective without a split over that with two pools."""
     counted = answer.question.goal.objective == "gpus" and ratio != 1
     if not counted and is_close(answer.question, ratio, pools=True):
         return "whether to split prompts from decoding is too close to call, measure both"

@@ -337,8 +337,7 @@ def _most_powerful_loads(
 
 
 def _enough(of: DecodeWorkers, rows: SplitRows, loads: Array, free: UnqueuedReplica) -> Array:
-    """Return the fewest prompt workers with which a prompt waits at most ``SAME`` of a request that never waits, at the same
-    rate."""
+    """Return the fewest prompt workers that keep a request within ``SAME`` of one that never waits, at the same rate."""
     kind, copies = rows.kind[:, None], rows.copies[:, None]
     per_s, alone_s = free.at(kind, loads)
     low, high = np.broadcast_arrays(1, rows.fit[:, None], loads)[:2]

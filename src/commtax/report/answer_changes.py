@@ -336,14 +336,14 @@ def _change(figure: ComparedFigure, before: AnswerSide, after: AnswerSide) -> An
 def _other_facts(before: AnswerSide, after: AnswerSide) -> Iterator[tuple[str, str, str]]:
     compared = {} if before.is_nothing else table("report/figures.toml")["compared_facts"]
     for name, paths in compared.items():
-        a, b = (_write_fact(side.value(paths)) for side in (before, after))
+        a, b = (_format_fact(side.value(paths)) for side in (before, after))
         if a != b:
             yield name, a or "-", b or "-"
 
 
-def _write_fact(value: Json) -> str:
+def _format_fact(value: Json) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_write_fact, value))
+        return ", ".join(map(_format_fact, value))
     return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 

@@ -191,7 +191,7 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _fact(name: str, value: object, whole: bool) -> str:
-    """Write a value with the unit that its name tells, and a long list whole only where that is wanted."""
+    """Format a value with the unit that its name implies, and a long list is cut unless ``whole``."""
     if isinstance(value, (Chip, Link)):
         return value.key
     if isinstance(value, tuple):

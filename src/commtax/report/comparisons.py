@@ -284,7 +284,7 @@ def _winners(compared: PlanTable, rows: Sequence[PlanRow] | Sequence[ServedPlan]
 
 
 def _leaders(compared: PlanTable, row: PlanRow | ServedPlan) -> list[PlanRow | ServedPlan]:
-    """Return the fastest of the plans that fit beside a row and those that it is not surely faster than, in their order."""
+    """Return the plans that fit, beside a row, whose rates are the fastest or within the error of it, in their order."""
     beside = [r for r in compared.beside(row) if r.fits]  # what does not fit wins nothing
     best = max((r.rate for r in beside), default=0.0)
     return [r for r in beside if r.rate == best or best <= r.rate * (1 + ratio_error(compared.question))]

@@ -105,7 +105,7 @@ def _capture(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 
 class Card:
-    """The card's clocks and power by its driver (NVML), zero where the library is missing."""
+    """The card's clocks and power as NVML reports them, zero where the library is missing."""
 
     SM, MEMORY = 1, 2
 

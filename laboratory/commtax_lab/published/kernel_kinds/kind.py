@@ -38,6 +38,6 @@ class KernelKind:
     in_step: bool = False  # kernels as a step runs them, one after another, and not each timed by itself
 
     @property
-    def identifying(self) -> tuple[str, ...]:
+    def key_columns(self) -> tuple[str, ...]:
         """The columns whose hash tells fitted rows from tested ones."""
         return self.hashed or ("framework", self.dtype, self.stored, *self.needed, *self.from_zero, *self.alike)

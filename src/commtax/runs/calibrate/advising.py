@@ -159,7 +159,7 @@ def _usual_log(sigma: Array, metrics: Array) -> float:
 
 
 def requested_loads(base: Settled, named: Sequence[str]) -> list[tuple[int, int, int]]:
-    """Return every requested load, with all usual values of the parts that nobody named."""
+    """Return the loads to run, with all usual values of whichever of clients and lengths is not given."""
     wanted, usual = base.requests, table("runs/calibrate/usual_loads.toml")
     lengths = [(int(wanted.input_len), int(wanted.output_len))]
     fixed, prompts, outputs = (name in named for name in LOAD)

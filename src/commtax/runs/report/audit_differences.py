@@ -102,7 +102,7 @@ def show_difference(console: Console, d: Difference) -> None:
 
 
 def tables(d: Difference) -> list[TableCells]:
-    """Return tables of facts, step parts, measured figures, collectives and kernels, those that changed."""
+    """Return tables of the facts, step parts, measured figures, collectives and kernels that changed."""
     step = (*((d.step,) if d.step else ()), *d.parts, *((d.hidden,) if d.hidden else ()))
     unit = " per step" if d.per_step else ""
     made = (

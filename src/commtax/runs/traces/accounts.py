@@ -253,7 +253,7 @@ class TracedJob:
         return shifts.tolist()
 
     def _usual(self, steps: Column) -> Column:
-        """Return which of the first rank's steps have as many collectives as most of them."""
+        """Return a mask of the first rank's steps that have the usual number of collectives."""
         if not len(steps):
             return np.zeros(0, dtype=bool)
         steps_of_calls = self.step_of(0, spans(self.traces[0])[0])

@@ -484,7 +484,7 @@ def _pauses(job: TracedJob, place: int) -> Column:
 
 
 def _bubble(job: TracedJob) -> Iterator[Cause]:
-    """Yield the waiting of stages for each other, beside what filling and draining the pipeline explains."""
+    """Yield the idle time of pipeline stages, beside what filling and draining explains."""
     if not is_pipeline(job):
         return
     step_s, order = job.typical.usual_s, stages(job)

@@ -73,7 +73,7 @@ def align_clocks(ranks: int, together: Mapping[Pair, tuple[Column, Column]], loo
 
 
 def coinciding_offset(ours: Column, theirs: Column, usual: float = 0.0) -> float | None:
-    """Return the smallest of the offsets at which most ends coincide, or None where too few do.
+    """Return the clock offset at which most ends coincide, the smallest of several, or None where too few do.
 
     Microbatches repeat, so that many offsets are nearly as good: the usual one stays unless another is far better.
     """

@@ -306,7 +306,7 @@ class Replica:
             self._leave(i, max(end, self.clock))  # no request leaves in the middle of a step
 
     def _stream(self, begin: float, tokens: int) -> None:
-        """Add the tokens of steps that begin then to what the front end sends."""
+        """Move the time at which the front end has sent all tokens by those of steps that begin at ``begin``."""
         self.streamed = max(self.streamed, begin) + tokens * self.rules.token_s
 
     def _waited(self, lane: Lane, begin: float, due: float, step_s: float, tokens: int) -> int:
