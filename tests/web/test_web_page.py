@@ -173,6 +173,7 @@ def test_a_click_on_a_line_explains_it(visit: Callable[..., Any]) -> None:
 def test_maps_load(visit: Callable[..., Any]) -> None:
     page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=8&b=16", viewport={"width": 1280, "height": 4200})
     page.wait_for_selector(".map")
+    until(page, "() => !document.querySelector('[aria-busy]')")  # what is drawn later moves what was drawn before
     maps = page.locator(".map")
     assert [maps.nth(i).locator("caption").inner_text() for i in (0, 1)] == ["TP × link", "TP × batch"]
     assert maps.nth(0).locator("td.own").count() == 1
