@@ -105,9 +105,7 @@ def test_every_record_has_defaults_of_its_own():
 
 
 DATA = tables(__file__)
-
 NAMES = DATA["names"]
-
 REAL = DATA["real"]
 
 
@@ -206,7 +204,6 @@ def test_a_hostile_checkpoint_does_not_hold_a_command(tmp_path):
 SCALARS = st.one_of(
     st.booleans(), st.integers(-(10**13), 10**13), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=20)
 )
-
 TREES = st.dictionaries(
     st.text(max_size=8),
     st.recursive(
@@ -257,11 +254,8 @@ def test_tables_are_laid_out_for_people():
 
 
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "second": 1.0, **DURATIONS}
-
 WORDS = {"": 1.0, "million": 1e6, "billion": 1e9}
-
 TIMES = st.floats(1e-9, 1e12)
-
 DOLLARS = st.floats(0.01, 1e12)
 
 
@@ -316,7 +310,6 @@ def test_people_say_it_so():
 
 
 STEP = 'import commtax; print(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, batch=64).step_s)'
-
 FACT = 'from commtax import shipped_tables; print(1 / shipped_tables.table("catalog/chips/h100-sxm.toml")["memory_Bps"][0])'
 
 """What a step takes, and what of it the changed file says by itself, without all that a step loads besides."""
@@ -440,9 +433,7 @@ def pair(make, **options):
 
 
 OPTIONS = [{}, {"frozen": True}, {"slots": True}, {"frozen": True, "slots": True}, {"frozen": True, "eq": False}]
-
 WHOLE = st.integers()
-
 MORE = {"b": st.lists(WHOLE).map(tuple), "c": st.lists(WHOLE), "d": st.floats(allow_nan=False)}
 
 

@@ -27,11 +27,8 @@ from paths import FIXTURES
 from tables import tables
 
 DATA = tables(__file__)
-
 CHIPS = DATA["chips"]
-
 LINKS = DATA["links"]
-
 CLUSTERS = DATA["clusters"]
 
 
@@ -333,11 +330,8 @@ def test_a_cache_of_its_own_for_each_head_is_walked_by_one_block_in_flash_attent
 
 
 RACKS = ["gb200", "gb300"]
-
 SAME = DATA["same"]
-
 ASKED = DATA["asked"]
-
 FACTS = ("chip", "num_hosts", "gpus_per_host", "domain", "intra", "inter", "nics_per_host", "bridge")
 
 
@@ -483,7 +477,6 @@ def test_chips_as_tables_and_drivers_write_them(text, key):
 
 
 KNOWN_DEVICES = DATA["known_devices"]
-
 UNKNOWN_DEVICES = (
     *(
         "NVIDIA GeForce RTX 2080 Ti",

@@ -18,7 +18,6 @@ from paths import ROOT
 from tables import tables
 
 DATA = tables(__file__)
-
 FACTS = ROOT / "src" / "commtax" / "catalog"
 NUMBERS = ("num_gpus", "domain", "nics_per_host", "gpus_per_host")
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)

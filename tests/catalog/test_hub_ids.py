@@ -17,7 +17,6 @@ from each import each
 from tables import tables
 
 DATA = tables(__file__)
-
 POPULAR = DATA["popular"]
 
 

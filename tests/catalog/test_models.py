@@ -26,7 +26,6 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 WANTED = DATA["wanted"]
 
 
@@ -285,13 +284,9 @@ def test_an_alias_without_its_organisation_is_the_same_model():
 
 
 KEYS = catalog.keys("models")
-
 CONFIGS = {key: models.config(key) for key in KEYS}
-
 ONE_OF_EACH = {config["architectures"][0]: key for key, config in CONFIGS.items()}
-
 PUBLISHED = SHARED / "model_configs.json"
-
 MTP_STORED = ["qwen3.5-27b", "qwen3.5-397b-a17b", "qwen3-next-80b-a3b", "glm-4.6", "glm-5.2", "glm-5", "step-3.5-flash"]
 
 
@@ -367,7 +362,6 @@ def test_gemma_4_e2b_with_inputs_of_each_layer_shared_caches_and_an_audio_tower(
 
 
 NEMOTRON = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
-
 V4 = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 
 

@@ -20,9 +20,7 @@ from each import each
 from profiles import profiles
 
 PLAIN = {"kl": 0, "kc": 1, "mk": 1, "k0": 0, "p": 4, "q": 0, "tile_m": 1, "tile_n": 1}
-
 PATH = {"op": "all-reduce", "algorithm": "ring", "bandwidth_Bps": 1e9}
-
 TABLE = {
     "commtax_profile": 1,
     "name": "bench",
@@ -173,7 +171,6 @@ def test_what_ships_obeys_the_rules():
 
 
 H100 = catalog.chip("h100-sxm")
-
 WHOLE = {
     "commtax_profile": 1,
     "name": "whole",
@@ -184,7 +181,6 @@ WHOLE = {
     "links": {"intra": "nvlink4"},
     "host_s": 1e-3, "host_s_per_doubling": 1e-4, "host_s_per_seq": 1e-5, "request_s": 1e-2, "sigma_tpot": 0.1,
 }  # fmt: skip
-
 WHOLE["libraries"] = [{"name": "nccl", "paths": [*WHOLE["libraries"][0]["paths"], *WHOLE["libraries"][1]["paths"]]}]
 
 
@@ -201,9 +197,7 @@ LINEAR = 6.9e9
 """Weights of llama-3.1-8b's layers: each row of a step multiplies and adds all of them."""
 
 PLACES = [way for way in leaves(WHOLE) if way[0] not in ("commtax_profile",)]
-
 WRONG = st.sampled_from([None, True, "x", "", [], {}, [1], {"a": 1}, math.nan, math.inf, -math.inf, -1, 0, 10**400, 1e300, 1e-300])
-
 VALUES = st.one_of(WRONG, st.floats(-1e3, 1e3), st.floats(-20, 20).map(lambda x: 10**x), st.integers(-5, 300))
 
 
@@ -440,7 +434,6 @@ def ring_paths(rate=1e11):
 
 
 HOST = Profile("host", chip={"key": "h100-sxm", "memory_Bps": 3e12}, host={"host_s": 1e-3, "request_s": 1e-2}, engine="vllm")
-
 FABRIC = Profile(
     "fabric", chip={"key": "h100-sxm"}, libraries={"nccl": ring_paths()}, links={"intra": "nvlink4"}, network={"hops": 4.0}
 )

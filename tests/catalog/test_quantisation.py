@@ -26,7 +26,6 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 NVFP4 = 0.5 + 1 / 16
 DEEPSEEK = ["lm_head", "*.self_attn.q_a_proj", "*.self_attn.q_b_proj", "*.self_attn.kv_a_proj_with_mqa", "*.self_attn.kv_b_proj"]
 

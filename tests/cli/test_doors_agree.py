@@ -36,7 +36,6 @@ from each import each
 from paths import ROOT
 
 SERVER = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4 --quantization fp8 --max-model-len 32768 --gpu-memory-utilization 0.9"
-
 POOL = {"tp": 1, "dtype": "fp8", "gpu_memory_utilization": 0.9, "max_num_seqs": 64}
 
 
@@ -199,7 +198,6 @@ def test_one_judgement_of_a_pasted_plan():
 
 
 EXAMPLES = ROOT / "examples"
-
 PASTED = "vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 4 --enforce-eager --max-num-batched-tokens 512"
 
 
@@ -406,7 +404,6 @@ def test_the_name_that_was_asked_stands_before_the_catalogues(line):
 
 
 WIDE, NARROW = (f"vllm serve Qwen/Qwen3-32B -tp {tp}" for tp in (4, 2))
-
 LOAD = ("--cluster", "4xh100-sxm", "--concurrency", 16, "--input-len", 512, "--output-len", 64)
 
 
@@ -520,10 +517,7 @@ def test_a_launch_that_trains_is_billed(tmp_path):
         ((WIDE, "vllm serve Qwen/Qwen3-32B -tp 3", *LOAD), "after: heads-divisible: "),
         ((WIDE, "/dev/null", *LOAD), "after: "),
         ((WIDE, NARROW, *LOAD, "--fail-on", "worse"), "fail_on 'worse': rules are does-not-fit, never, dearer=10%, slower=10%"),
-        (
-            (WIDE, NARROW, *LOAD[:2], "--concurrency", "64,256"),
-            "concurrency '64,256': one load at a time is compared",
-        ),
+        ((WIDE, NARROW, *LOAD[:2], "--concurrency", "64,256"), "concurrency '64,256': one load at a time is compared"),
         (("commtax catalog chips", NARROW), "before: commtax catalog: answers of plan, simulate, bill, fit are compared"),
         (("commtax plan llama-3.1-8b -c 2xh100-sxm", NARROW, *LOAD), "before: cluster: a commtax command line says it itself"),
         ((WIDE,), "AFTER"),
@@ -609,7 +603,6 @@ KEYS = sorted(
     {"tp", "replicas", "workers", "metric"}
     | {part for figure in compared_figures() for path in (*figure.at, *figure.low) for part in path.split(".") if part}
 )
-
 odd = st.recursive(
     st.none()
     | st.booleans()
@@ -619,7 +612,6 @@ odd = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=6),
     max_leaves=12,
 )
-
 saved_documents = st.fixed_dictionaries(
     {"schema": st.just("commtax.simulate/1")},
     optional=dict.fromkeys((*KEYS, "plan", "fits", "notes", "prompt_workers", "shortfall_bytes", "overloaded", "model"), odd),

@@ -121,7 +121,6 @@ def test_nccl_tests_say_how_far_they_are_from_what_their_devices_should_reach():
 
 
 DATA = tables(__file__)
-
 SAID = DATA["said"]
 
 
@@ -176,7 +175,6 @@ LIMITS = st.fixed_dictionaries(
         "max_model_len": st.sampled_from([1, 4096, 100_000, 10_000_000]),
     },
 )
-
 PLACES = st.sampled_from(["4x8xa100-40-sxm", "2x8xl4", "8x8xh100-sxm"])
 
 

@@ -25,7 +25,6 @@ from paths import BENCHMARKS, ROOT
 from web_client import ask
 
 WHERE = ("llama-3.2-1b", "-c", "8xh100-sxm")
-
 VERBS = {
     "bill": ("bill", *WHERE),
     "bill train": ("bill", *WHERE, "--phase", "train"),
@@ -41,11 +40,8 @@ VERBS = {
     "audit": ("audit", "{log}", "-m", *WHERE),
     "calibrate": ("calibrate", "{nccl}", "-c", "2xh100-sxm", "-o", os.devnull),
 }
-
 HOSTILE = ("0", "-1", "1e400", "nan", "99999999999999999999", "", "1e-300", "1e308", "9" * 5000, "\x1b[31m\udcff")
-
 WRITTEN = ("plot", "html", "svg", "chrome_trace", "out", "rows", "data", "timeline", "save", "anonymise")
-
 SLOW = {"plan": ("1e308", "1e-300")}  # large and small limits are searched for plans that hold them
 
 
@@ -334,16 +330,12 @@ def test_a_breach_is_seen(monkeypatch):
 
 
 LOG = (ROOT / "tests/fixtures/vllm-cpu-tp1.log").read_text()
-
 SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
-
 FORMS = {
     "hf_": 34, "sk-": 40, "sk-proj-": 60, "AKIA": 16, "ASIA": 16, "AIza": 35, "ya29.": 60, "ghp_": 36, "gho_": 36, "ghs_": 36,
     "github_pat_": 60, "glpat-": 20, "nvapi-": 64, "xoxb-": 40,
 }  # fmt: skip
-
 NAMES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "NGC_API_KEY", "MY_PASSWORD", "GITHUB_TOKEN", "SOME_SECRET")
-
 FLAGS = ("--api-key", "--hf-token", "--token", "--password", "--admin-api-key")
 
 

@@ -17,7 +17,6 @@ from measured import LOADS, measured
 from tables import tables
 
 DATA = tables(__file__)
-
 SERVED = Deployment("vllm", "0.12", "h100-sxm", "LlamaForCausalLM", "llama-3.1-8b", "bf16", tp=2)
 
 
@@ -43,13 +42,8 @@ BOX = Profile(
     lessons=(*lessons(SERVED), *lessons(replace(SERVED, tp=4))),
     written="2026-11-17",
 )
-
 LATER = replace(
-    BOX,
-    name="later",
-    host={"host_s": 1.5e-3},
-    lessons=lessons(replace(SERVED, version="0.13"), 1.32),
-    written="2026-12-01",
+    BOX, name="later", host={"host_s": 1.5e-3}, lessons=lessons(replace(SERVED, version="0.13"), 1.32), written="2026-12-01"
 )
 
 

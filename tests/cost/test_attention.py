@@ -55,9 +55,7 @@ MODELS = {
     "compressed": timed_model("deepseek-ai/DeepSeek-V4-Flash", 128),
     "a window alone": timed_model("deepseek-ai/DeepSeek-V4-Flash", 0),
 }
-
 CHIPS = ("a100-80-sxm", "l40s", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb300", "mi300x")
-
 ENGINES = ("vllm", "sglang", "trtllm", "textbook")
 
 
@@ -240,19 +238,12 @@ def test_rows_of_a_sequence_that_are_checked_together_read_a_selectors_keys_once
 
 
 DATA = tables(__file__)
-
 TABLES = SHARED / "kernels_more"
-
 LINEAR_CHIPS = ("a100-80-sxm", "h100-sxm", "h200-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "mi300x")
-
 LINEAR_BARS = DATA["bars"]
-
 LLAMA = catalog.model("llama-3.1-8b")
-
 GATED = DeltaNet(16, 32, 128, 128)
-
 KIMI = DeltaNet(32, 32, 128, 128, decay_rank=128, gate_rank=128)
-
 MAMBA = Mamba2(64, 64, 8, 128)
 
 
@@ -274,7 +265,6 @@ def made(form, sequences, tokens, heads):
 
 
 forms = st.sampled_from(sorted(CHIP_FORMS))
-
 counts = st.integers(1, 256)
 
 

@@ -22,7 +22,6 @@ from each import each
 from tables import tables
 
 sizes = st.integers(1, 2**33)
-
 paths = st.builds(
     Path,
     op=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]),
@@ -55,9 +54,7 @@ def test_less_bandwidth_is_never_faster(path, nbytes, ranks, factor):
 
 
 SIZES = np.logspace(0, 10.5, 75)
-
 GROUPS = (2, 3, 4, 6, 8, 16, 72)
-
 FASTER = {"nvidia": ("pcie", "nvlink"), "amd": ("pcie", "xgmi"), "intel": ("pcie",), "generic": ("memory",)}
 
 """The kinds of link that hosts of a vendor's chips can have."""
@@ -87,9 +84,7 @@ def has_kernels(library, chip):
 
 
 CHIPS, LIBRARIES = catalog.keys("chips"), catalog.keys("libraries")
-
 PAIRS = ((chip, library, i + j) for (i, chip), (j, library) in product(enumerate(CHIPS), enumerate(LIBRARIES)))
-
 OWN = [(chip, library) for chip, library, n in PAIRS if has_kernels(library, chip) and (n % 2 or library == "nccl")]
 
 """Every chip with half of the libraries that have kernels for it, and every library with half of its chips."""
@@ -373,9 +368,7 @@ def test_no_library_saves_time_by_sending_more():
 
 
 hosts = st.sampled_from(["dgx-h100", "p4de", "p5", "p6-b200", "a3-mega", "a3-high", "dgx-a100", "4x4090-pcie"])
-
 collectives = st.sampled_from([op for op in OPS if op != "send-recv"])
-
 networks = st.sampled_from([library("nccl").network, Network(hops=1.0), Network(pipelining=1.0, direct=True)])
 
 
@@ -494,13 +487,9 @@ def test_a_step_has_the_all_reduce_of_its_engine_s_version():
 
 
 DATA = tables(__file__)
-
 KIB, MIB = 1 << 10, 1 << 20
-
 OLD = "flashinfer@0.2.11"
-
 ROW = 8192 * 2  # bytes of a token of hidden 8192 in bf16
-
 FUSED = [  # published times: two H100 in vLLM 22086, four and eight GPUs of a rack in FlashInfer 5178
     ("2xh100-sxm", 32 * ROW, OLD, "one-shot", 10e-6),
     ("2xh100-sxm", 128 * ROW, OLD, "one-shot", 30e-6),

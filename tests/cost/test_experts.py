@@ -40,11 +40,8 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 CHIPS = ("a100-80-sxm", "h100-sxm", "h200-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "rtx-pro-6000", "mi300x")
-
 ENGINES = ("vllm", "sglang", "trtllm", "megatron")
-
 STORES = DATA["stores"]
 
 
@@ -89,7 +86,6 @@ ROUTED = st.builds(
     st.sampled_from([16, 360, 2048]),
     st.sampled_from([1.0, 2.0]),
 )
-
 HERE = st.tuples(st.sampled_from(CHIPS), st.sampled_from(ENGINES), st.sampled_from(list(STORES)), st.sampled_from(BACKENDS))
 
 
@@ -261,9 +257,7 @@ def test_zeros_for_copies_of_other_ranks_are_activated_as_all_others_are():
 
 
 TABLES = SHARED / "kernels_more"
-
 EXCHANGES = tuple(stems("exchanges"))
-
 SIZES = np.logspace(2, 10, 120)
 
 
@@ -472,7 +466,6 @@ def test_more_tokens_never_take_less(backend, ep, tokens):
 
 
 WIDE = ("deepseek-v3", "-c", "9x8xh100-sxm", "-tp", "1", "-dp", "72", "-ep")
-
 MIXTURES = ("deepseek-v3", "mixtral-8x7b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2")
 
 

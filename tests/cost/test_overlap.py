@@ -26,11 +26,8 @@ from each import each
 from tables import tables
 
 DATA = tables(__file__)
-
 WIDE = {"dp": 72, "ep": 72, "engine": "sglang", "redundant_experts": 32, "ep_backend": "deepep_low_latency", "context": 2000}
-
 SPREAD = {"dp": 32, "ep": 32, "engine": "vllm", "context": 2000}
-
 SETTINGS = (
     ("deepseek-v3", "9x8xh100-sxm", WIDE, "dbo"),
     ("deepseek-v3", "9x8xh100-sxm", WIDE, "sbo"),
@@ -50,11 +47,8 @@ def terms(model, cluster, words, technique=""):
 
 
 LOW_LATENCY, NORMAL = ({**SPREAD, "ep_backend": f"deepep_{kind}"} for kind in ("low_latency", "high_throughput"))
-
 TERMS = {(s[0], s[1], s[2].get("engine"), s[2].get("ep_backend"), s[3]): (terms(*s[:3]), terms(*s)) for s in SETTINGS}
-
 EACH = pytest.mark.parametrize("pair", TERMS.values(), ids=["-".join(map(str, key)) for key in TERMS])
-
 WORKS = st.builds(
     lambda seqs, context, prompts, tokens: Workload(seqs, seqs * context, prompts, prompts * tokens, 0),
     st.integers(1, 600), st.integers(0, 8000), st.integers(0, 3), st.integers(1, 4096),
@@ -136,9 +130,7 @@ def test_halves_are_two_smaller_steps_less_what_hides():
 
 
 UNPADDED = {"dp": 16, "ep": 16, "eager": True, "ep_backend": "deepep_high_throughput"}
-
 ATTENTIONS = DATA["attentions"]
-
 ALL_HALVED = {model: [terms(model, "2x8xh200-sxm", UNPADDED, name) for name in ("", "dbo=2")] for model in ATTENTIONS}
 
 
@@ -314,7 +306,6 @@ def test_where_it_cannot_be_used_one_line_says_why(model, cluster, words, techni
 
 
 LLAMA, R1 = ("llama-3.1-8b", "8xh100-sxm"), ("deepseek-r1", "8xb200-sxm")
-
 SHARES = st.floats(0, 1)
 
 

@@ -73,21 +73,13 @@ from paths import FIXTURES
 from strategies import models
 
 N = 3
-
 CLUSTER, ENGINE, MODEL = catalog.cluster("4x8xh100-sxm"), catalog.engine("vllm"), catalog.model("mixtral-8x7b")
-
 NUMBERS = np.array([2, 3, 8])
-
 TP, DP = np.array([1, 2, 8]), np.array([2, 1, 2])
-
 WORK = Workload(np.array([1, 5, 9]), np.array([100, 700, 9000]), np.array([0, 1, 2]), np.array([0, 64, 300]), np.array([0, 0, 10]))
-
 PLAN = Plan(tp=TP, pp=np.array([1, 2, 2]), dp=DP, ep=np.array([1, 2, 16]), microbatches=np.array([1, 4, 8]))
-
 KERNEL = step_kernels(MODEL, PLAN, WORK, WORK.rows, ENGINE)[0]
-
 TERMS = PricingTerms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip))
-
 STATIONS = Stations(
     NUMBERS * 10, NUMBERS * 20, 0.01,
     PromptStation(NUMBERS, NUMBERS * 0.1, 0.05, NUMBERS * 1.0), CacheWire(NUMBERS * 0.01, NUMBERS * 0.01, NUMBERS * 0.02),
@@ -146,11 +138,8 @@ SAMPLES = {
     Drafter | None: drafter("eagle3", MODEL, 3),
     KernelStep: KernelStep(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
-
 CURVE = NetworkCurve("all-reduce", (2, 8), (1024.0, 1e6), ((1.0, 1.2), (0.9, 1.1)), ((0.1, 0.2), (0.3, 0.1)), 0.1)
-
 FUSING = replace(SAMPLES[PricingTerms], engine=catalog.engine("sglang"), techniques=Techniques(fused_reduce="auto"))
-
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("sigma_over", "curve"): CURVE,
     ("share", "split"): "kv",
@@ -232,8 +221,6 @@ SCALAR = {
     ),
     *("comm_lines", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
-
-
 FORMS = ("commtax.cost.forms", "commtax.cost.layer_forms")  # each takes a kernel of its own shape: tried as a step prices them
 
 
@@ -298,13 +285,9 @@ def test_scalar_equals_array(function):
 
 
 SAMPLE = FIXTURES / "kernel_shapes.json.gz"
-
 CHIPS = ("a100-80-sxm", "h100-sxm", "b200-sxm", "b300-sxm", "gb200", "l40s")
-
 MOST_EXPERTS, MOST_OTHERS = 0.12, 0.10
-
 MORE = {"l40s": 0.005}  # of a sample that weighs engines alike: all of its rows are 9.8 % off
-
 FEW = 12  # rows of a sample below which a median says little
 
 
@@ -384,11 +367,8 @@ def test_a_step_charges_the_write_of_keys_and_values_by_itself():
 
 
 VLLM = catalog.engine("vllm")
-
 ENGINES = ("vllm", "sglang", "torch", "megatron")
-
 sizes = st.lists(st.integers(-1, 40) | st.sampled_from([64, 128, 1000, 10**12]), min_size=4, max_size=4)
-
 numbers = sizes | st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=4, max_size=4)
 
 

@@ -31,23 +31,14 @@ from paths import FIXTURES
 from tables import tables
 
 DATA = tables(__file__)
-
 GIB = 2**30
-
 LOGS = json.loads((FIXTURES / "state_logs.json").read_text())
-
 VLLM = catalog.engine("vllm")
-
 FULL = Attention(16, 2, 256, 256)
-
 WINDOWED = Attention(16, 2, 256, 256, window=1024)
-
 DELTA = DeltaNet(16, 32, 128, 128, state_dtype="fp32")
-
 MAMBA = Mamba2(64, 64, 8, 128)
-
 mixers = st.sampled_from([FULL, WINDOWED, DELTA, MAMBA])
-
 degrees = st.sampled_from([1, 2, 4, 8])
 
 

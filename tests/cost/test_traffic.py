@@ -320,7 +320,6 @@ def test_unequal_parts_are_no_better_than_equal_ones():
 
 
 HOSTS = ("3xh100-nvl", "4xh100-nvl", "8xh100-nvl", "2x8xh100-nvl", "2x3xh100-nvl")
-
 ENGINE = catalog.engine("vllm")
 
 

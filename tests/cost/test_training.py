@@ -40,7 +40,6 @@ from strategies import questions
 from tables import tables
 
 DATA = tables(__file__)
-
 MEGATRON = catalog.engine("megatron")
 
 
@@ -281,15 +280,10 @@ def test_bad_questions(change, says):
 
 
 RUNS = ROOT.parent / "shared" / "data" / "training_runs.csv"
-
 LAYERS = ROOT / "benchmarks" / "h200" / "layers.csv"
-
 HOST = "8xh100-sxm"
-
 CONSTANTS = catalog.kernel_constants(catalog.engine("torchtitan"), catalog.chip("h100-sxm"))
-
 OURS = ("torchtitan", "pytorch/ao", "2104.04473 Table 2")
-
 ENDS = ("head", "loss", "update", "embedding")
 
 
@@ -533,7 +527,6 @@ def test_llama_405b_fits_as_it_was_trained(dp):
 
 
 META = {"tp": 8, "pp": 16, "dp": 128, "batch": 16, "context": 8192, "sequence_parallel": True}
-
 shapes = st.tuples(st.integers(1, 200), st.integers(1, 16), st.integers(1, 8)).filter(
     lambda s: s[2] <= max(1, most_chunks(s[0], s[1]))
 )

@@ -116,9 +116,7 @@ def test_weights_in_another_type():
 
 
 DATA = tables(__file__)
-
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b", "qwen3.5-27b", "nemotron-3-nano-30b-a3b")
 
 
@@ -231,7 +229,6 @@ def test_commands_are_read_back():
 
 
 FP4_CHIPS = ("b200-sxm", "gb200", "b300-sxm")
-
 PLAIN_CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "l40s")
 
 
@@ -445,7 +442,6 @@ def test_flashmla_copies_nothing_and_gains_by_smaller_latents():
 
 
 CHIP = catalog.chip("mi355x")
-
 AITER = DATA["aiter"]
 
 

@@ -20,7 +20,6 @@ EACH = 1024  # clients of a rank at most
 ROUNDS = 4  # of looking closer at what does best
 SIZES = ("tp", "pp", "dp", "ep")
 WIDE = 8  # ranks from which experts are also reached by DeepEP, with and without redundant ones
-
 DENSE = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gemma-3-27b", "llama-3.1-70b")
 MIXTURES = ("gpt-oss-20b", "qwen3-30b-a3b", "mixtral-8x7b")
 CLUSTERS = (

@@ -30,13 +30,9 @@ from commtax.words import flags
 from each import each
 
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "l40s", "b200-sxm")
-
 LENGTHS = {"input_len": 2000, "output_len": 200}
-
 SPLIT = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1, **LENGTHS}
-
 FIGURES = ("ttft_s", "tpot_s", "tokens_per_s")
-
 splits = st.fixed_dictionaries(
     {
         "tp": st.sampled_from([1, 2, 4, 8]),
@@ -267,9 +263,7 @@ def test_refused_in_a_line(words, said):
 
 
 SPLIT_WORKERS = {"disaggregated": True, "tp": 1, "prefill_tp": 1, "input_len": 2000, "output_len": 200}
-
 BOTH_CLUSTERS = {"cluster": "8xh200-sxm", "prefill_cluster": "8xh100-sxm"}
-
 LIMITS = {"ttft_s": 1.0, "tpot_s": 0.03}
 
 

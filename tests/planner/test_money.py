@@ -16,7 +16,6 @@ from commtax.report.several_clusters import reasons_between
 from tables import tables
 
 DATA = tables(__file__)
-
 PRICES = st.floats(0.01, 100)
 LENGTHS = st.sampled_from((32, 128, 512))
 QUICK = {"num_prompts": 300, "disaggregated": False, "processes": 1}

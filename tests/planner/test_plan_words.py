@@ -469,7 +469,6 @@ def test_training_uses_all_gpus_where_it_is_too_close_to_call():
 
 
 TIME = r"([\d.,]+ (?:s|ms|µs))"
-
 QUESTIONS = DATA["questions"]
 
 

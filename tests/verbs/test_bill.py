@@ -34,7 +34,6 @@ from strategies import questions
 from tables import tables
 
 DATA = tables(__file__)
-
 FIGURES = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 
 
@@ -355,13 +354,9 @@ def test_simulate_tells_the_other_layout_of_attention_where_it_halves_the_time_o
 
 
 EXACT = 1e-9
-
 SERVERS = ("vllm", "sglang", "trtllm", "torch", "fused", "textbook", "vllm@0.11", "vllm-rocm", "trtllm-mlperf", "gpt-fast")
-
 TRAINERS = ("megatron", "megatron-bridge", "fsdp", "torchtitan", "deepspeed", "llm-foundry", "megatron-2021", "deepseek")
-
 PLACES = DATA["places"]
-
 sizes = st.sampled_from((1, 1, 2, 4, 8))
 
 
@@ -544,7 +539,6 @@ def test_a_collective_is_bound_by_what_the_bill_says_binds_it(batch):
 
 
 ASKED = DATA["asked"]
-
 PACED = DATA["paced"]
 
 

@@ -36,11 +36,8 @@ from tables import tables
 from web_client import get, refused
 
 SLOW = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1, "concurrency": 32, "input_len": 4000}
-
 PLACES = (("8xh100-sxm", ""), ("2x8xh100-sxm", "10gbe"), ("2x8xh100-sxm", ""), ("4x4xh100-sxm", "100gbe"), ("8xh200-sxm", ""))
-
 LIVES = 9  # requests of each client, of which the first third and the last sixth are not counted
-
 FREE = 0.85  # of what a station passes at most: beyond, queues are long and a run of a few lives tells little
 
 
@@ -254,9 +251,7 @@ def test_pools_with_attention_dp_paste_back(engine, tmp_path):
 
 
 CARRIERS = ("", "nixl", "mooncake", "nccl")
-
 APART = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1}
-
 MOONCAKE = ((2048, 2.51), (8192, 8.84), (16384, 16.43), (32768, 31.65))
 
 """Tokens of Qwen3-8B and the milliseconds of their transfer between two hosts of 200 GB/s (Mooncake's vLLM benchmark)."""
@@ -399,13 +394,9 @@ def test_requests_that_come_together_share_full_steps_in_closed_form_as_in_time(
 
 
 DATA = tables(__file__)
-
 SURE_PLACES = DATA["places"]
-
 sides = st.floats(1.001, 4.0)
-
 estimates = st.builds(lambda v, a, b: Estimate(v, v / a, v * b), st.floats(1e-6, 1e3), sides, sides)
-
 confidences = st.floats(0.01, 0.99)
 
 

@@ -19,13 +19,9 @@ from paths import ROOT
 from tables import tables
 
 DATA = tables(__file__)
-
 HEADER = DATA["header"]
-
 NEW = "     1048576        262144     float     sum      -1    25.41   41.26   72.21      0    25.20   41.61   72.82      0"
-
 OLD = "     1048576        262144     float     sum    25.41   41.26   72.21  2e-07    25.20   41.61   72.82  2e-07"
-
 SHORT = "     1048576         32768      int8     sum      -1    25.41   41.26   72.21    N/A    25.20   41.61   72.82    N/A"
 
 

@@ -27,11 +27,8 @@ from paths import ROOT
 from tables import tables
 
 DATA = tables(__file__)
-
 SOURCE = Path(commtax.__file__).parent
-
 LLAMA = ("llama-3.1-8b", "8xh100-sxm")
-
 PRICING = ("bill", "compare", "simulate", "plan", "fit")
 
 

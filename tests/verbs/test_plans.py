@@ -289,9 +289,7 @@ def test_drafts_that_are_not_counted_are_told(over):
 
 
 DATA = tables(__file__)
-
 PLANS = DATA["plans"]
-
 LONGEST = 8192
 
 

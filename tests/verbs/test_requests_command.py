@@ -30,7 +30,6 @@ from each import each
 from tables import tables
 
 DATA = tables(__file__)
-
 MODEL, PLACE = "llama-3.1-8b", "8xh100-sxm"
 LENGTHS = {"input_len": 512, "output_len": 64}
 WORDS = (MODEL, "--cluster", PLACE, "--input-len", "512", "--output-len", "64", "--num-prompts", "200")

@@ -42,11 +42,8 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 RUNS = SHARED / "serving_runs.csv"
-
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm@1.0")
-
 PLACE = "8xh100-sxm"
 
 

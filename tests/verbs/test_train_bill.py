@@ -27,7 +27,6 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 RUNS = SHARED / "training_runs.csv"
 SMALL = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-70b", "deepseek-v3")
 ENGINES = ("megatron", "fsdp", "torchtitan", "deepspeed", "megatron-2021", "llm-foundry", "llama3")

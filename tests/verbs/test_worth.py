@@ -20,7 +20,6 @@ from commtax.verbs.worth import Scale
 from tables import tables
 
 DATA = tables(__file__)
-
 STEPS = (
     ("deepseek-v3", "8xh200-sxm", {"tp": 8, "batch": 32}),
     ("deepseek-v3", "4x8xh100-sxm", {"dp": 32, "ep": 32, "batch": 64, "engine": "sglang", "ep_backend": "deepep_low_latency"}),
