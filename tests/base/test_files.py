@@ -190,15 +190,7 @@ def test_a_link_is_not_followed(tmp_path, exists):
     assert (tmp_path / "folder" / "x").read_text() == "new"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8", "--html"),
-        ("plan", "llama-3.1-8b", "-c", "8xh100-sxm", "--plot"),
-        ("pipeline", "--stages", "4", "--microbatches", "8", "--svg"),
-        ("simulate", "llama-3.1-8b", "-c", "1xh100-sxm", "--request-rate", "1", "--num-prompts", "5", "--save"),
-    ],
-)
+@pytest.mark.parametrize("words", DATA["no_verb_writes_through_a_link"])
 def test_no_verb_writes_through_a_link(tmp_path, words):
     (tmp_path / "kept.txt").write_text("mine")
     link = tmp_path / "out.svg"
@@ -285,17 +277,7 @@ def test_pictures_are_the_same_to_the_byte(tmp_path, kind):
     assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("compare", "llama-3.2-1b", "-c", "2xh100-sxm", "--over", "tp=1,2", "--plot", "no/x.svg"),
-        ("pipeline", "-p", "2", "-m", "2", "--svg", "no/x.svg"),
-        ("pipeline", "-p", "2", "-m", "2", "--chrome-trace", "no/x.json"),
-        ("bill", "llama-3.2-1b", "-c", "2xh100-sxm", "--html", "no/x.html"),
-        ("validate", "--only", "training_runs", "--rows", "no/x.csv"),
-    ],
-    ids=lambda w: w[-2],
-)
+@pytest.mark.parametrize("words", DATA["what_cannot_be_written_is_one_line"], ids=lambda w: w[-2])
 def test_what_cannot_be_written_is_one_line(words):
     done = run_here(*words)
     assert done.returncode == 2

@@ -168,10 +168,9 @@ def test_local_folder_and_its_headers(tmp_path):
 
 
 BROKEN = [
+    *DATA["broken"],
     {"torch_dtype": [1]},
-    {"hidden_size": 2},
     {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
-    {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": 5}},
     {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": None}}},
     {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": [1]}}}},
     {
@@ -181,8 +180,6 @@ BROKEN = [
         }
     },
     {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(("]}},
-    {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": "a"}},
-    {"quantization_config": 3},
 ]
 
 

@@ -18,6 +18,9 @@ from commtax.catalog.profile_files import document, join, load_profile, parse, p
 from commtax.spec import Deployment, Path, Profile, RunLesson
 from each import each
 from profiles import profiles
+from tables import tables
+
+DATA = tables(__file__)
 
 PLAIN = {"kl": 0, "kc": 1, "mk": 1, "k0": 0, "p": 4, "q": 0, "tile_m": 1, "tile_n": 1}
 PATH = {"op": "all-reduce", "algorithm": "ring", "bandwidth_Bps": 1e9}
@@ -62,36 +65,21 @@ def test_what_a_profile_does_not_hold_stays(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"commtax_profile": 3}, "commtax_profile=3: a newer commtax wrote it; this one reads versions 1 and 2"),
-        ({"commtax_profile": True}, "not a commtax profile of version 1 or 2"),
-        ({"commtax_profile": "2"}, "not a commtax profile of version 1 or 2"),
+        *DATA["bad_profiles_are_refused_in_one_line"],
         ({"deployment": []}, "unknown key 'deployment'"),
         ({"libraries": [{"name": "x", "paths": []}] * 2}, r"libraries\[1\].name='x': was given before"),
         ({"library": {"name": "x", "paths": []}}, "library: libraries lists them all"),
-        ({"kernels": {"table": {}}}, "unknown key 'kernels.table'; did you mean tables"),
         ({"libraries": [{"name": "x", "paths": [{**PATH, "own": True}]}]}, r"unknown key 'libraries\[0\].paths\[0\].own'"),
-        ({"kernel": {}}, "unknown key 'kernel'; did you mean kernels"),
-        ({"chip": {"key": "cpu", "memory_gbps": 3}}, "unknown key 'chip.memory_gbps'"),
-        ({"chip": {"memory_Bps": -1}}, r"chip.memory_Bps=-1: bytes a second from 1e\+08 to 1e\+14; nearest valid: 1e\+08"),
         (
             {"libraries": [{"name": "x", "paths": [{"op": "reduce", "algorithm": "ring", "bandwidth_Bps": 1}]}]},
             r"libraries\[0\].paths\[0\].op='reduce': one of all-reduce",
         ),
-        ({"libraries": 3}, "libraries=3: a list is needed"),
         ({"libraries": [None]}, r"libraries\[0\]=None: a table"),
         ({"chip": [1]}, r"chip=\[1\]: a table"),
         ({"chip": None}, "chip=None: a table"),
-        ({"chip": {"flops_per_s": {"fp32": "fast"}}}, "chip.flops_per_s.fp32='fast': operations a second"),
-        ({"chip": {"flops_per_s": {"fp99": 1e12}}}, "chip.flops_per_s.fp99: a type of arithmetic is one of fp32"),
-        ({"kernels": "x"}, "kernels='x': a table"),
         ({"kernels": {"tables": {"gemm.fp32": [1]}}}, r"kernels.tables.gemm.fp32=\[1\]: a table"),
         ({"host_s": None}, "host_s=None: seconds from 0 to 3600"),
-        ({"host_s": float("nan")}, "host_s=nan: seconds from 0 to 3600"),
         ({"host_s": 10**400}, "host_s=1000000000"),
-        ({"name": 3}, "name=3: a text"),
-        ({"network": {"efficiency": 3}}, "network.efficiency=3: .* nearest valid: 2"),
-        ({"network": {"least_ranks": 1.5}}, "network.least_ranks=1.5: .* nearest valid: 2"),
-        ({"sigma_tpot": 99}, "sigma_tpot=99: .* nearest valid: 5"),
     ],
 )
 def test_bad_profiles_are_refused_in_one_line(tmp_path, changes, says):
@@ -126,6 +114,7 @@ def ring(**constants):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        *DATA["impossible_physics_is_refused_by_every_command"],
         ({"libraries": [ring(contention=[[2, 1.0], [8, -1e9]])]}, "contention=-1e+09: how many times slower bytes move from 1e-06"),
         ({"libraries": [ring(contention=[[8, 1.0], [2, 2.0]])]}, "group sizes rise from pair to pair"),
         ({"libraries": [ring(contention=[[2, 1.0], [8, 1e-3]])]}, "bandwidth_Bps=4e+14: more than nvlink4 can do (1.8 TB/s"),
@@ -134,10 +123,6 @@ def ring(**constants):
             "libraries[1].paths[0].bandwidth_Bps=1e+15",
         ),
         ({"libraries": [ring(bandwidth_Bps=9e12)]}, "more than nvlink4 can do (1.8 TB/s, 4 times one direction: NVIDIA"),
-        ({"chip": {"key": "h100-sxm", "memory_Bps": 4e12}}, "chip.memory_Bps=4e+12: more than h100-sxm can do (3.35 TB/s: NVIDIA"),
-        ({"chip": {"memory_Bps": 4e12}}, "chip.memory_Bps=4e+12: more than h100-sxm can do"),
-        ({"chip": {"key": "h100-sxm", "flops_per_s": {"bf16": 1e15}}}, "nearest valid: 9.894e+14"),
-        ({"chip": {"key": "h100-sxm", "memory_bytes": 200e9}}, "chip.memory_bytes=2e+11: more than h100-sxm can do"),
     ],
 )
 def test_impossible_physics_is_refused_by_every_command(tmp_path, changes, says):
@@ -355,14 +340,8 @@ RUN = ("deployment", 0, "run", 0)
 @each(
     ("way", "value", "says"),
     [
+        *DATA["what_is_wrong_is_named_by_its_place"],
         (("deployments",), [], "unknown key 'deployments'; did you mean deployment"),
-        (("deployment",), {}, "deployment={}: a list is needed"),
-        (("deployment", 0), 3, r"deployment\[0\]=3: a table of a deployment is needed"),
-        (("deployment", 0, "gpu"), "x", r"unknown key 'deployment\[0\].gpu'"),
-        (("deployment", 0, "tp"), 0, r"deployment\[0\].tp=0: .* nearest valid: 1"),
-        (("deployment", 0, "tp"), 1.5, r"deployment\[0\].tp=1.5: .* nearest valid: 2"),
-        (("deployment", 0, "model"), 3, r"deployment\[0\].model=3: a text is needed"),
-        (("deployment", 0, "disaggregated"), 1, r"deployment\[0\].disaggregated=1: true or false is needed"),
         (("deployment", 0, "run"), [], r"deployment\[0\] lacks run"),
         ((*RUN, "batch"), 3, r"unknown key 'deployment\[0\].run\[0\].batch'"),
         ((*RUN, "clients"), 0, "run.*clients=0: clients at once from 0.001"),
@@ -376,9 +355,6 @@ RUN = ("deployment", 0, "run", 0)
         ((*RUN, "tpot", "slopes", "hosts_s"), 1, "unknown key '.*slopes.hosts_s'; did you mean host_s"),
         ((*RUN, "tpot", "slopes", "of_mixtures"), 1, "unknown key '.*slopes.of_mixtures'"),
         ((*RUN, "tpot", "slopes", "learnt"), 1, "unknown key '.*slopes.learnt'"),
-        (("written",), "yesterday", "written='yesterday': a day is needed"),
-        (("written",), "2026-13-01", "written='2026-13-01': a day is needed"),
-        (("written",), 3, "written=3: a text is needed"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_place(way, value, says):

@@ -215,16 +215,7 @@ def test_a_budget_without_a_legal_shape_is_refused():
     assert "nearest legal stages: 14" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("pipeline -p 1000 -m 2000", "at most 150 microbatches"),
-        ("pipeline -p 1000000 -m 1", "at most 150,000 stages"),
-        ("pipeline -p 1000 -m 200 --schedule zb-v", "at most 75 microbatches"),
-        ("plan llama-3.1-8b -c 8xh100-sxm --top 100000", "nearest valid: 1000"),
-        ("plan llama-3.1-8b -c 8xh100-sxm --top 0", "top"),
-    ],
-)
+@pytest.mark.parametrize(("command", "says"), DATA["what_would_take_minutes_is_refused_with_what_would_not"])
 def test_what_would_take_minutes_is_refused_with_what_would_not(command, says):
     done = run_here(*command.split())
     assert (done.returncode, done.stdout) == (2, "")

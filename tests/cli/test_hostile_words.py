@@ -22,7 +22,10 @@ from commtax.runs.audit import formats
 from commtax.statement import Refusal
 from each import each
 from paths import BENCHMARKS, ROOT
+from tables import tables
 from web_client import ask
+
+DATA = tables(__file__)
 
 WHERE = ("llama-3.2-1b", "-c", "8xh100-sxm")
 VERBS = {
@@ -92,17 +95,7 @@ def test_a_pasted_command_has_the_same_bound():
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--times", "1e-300:1:1"),
-        ("--straggler", "1:99999999999999999999"),
-        ("--times", "1e6:1e6:1e-6", "--straggler", "3:0.001", "--schedule", "zb-v"),
-        ("--transfer", "1e-300"),
-        ("--times", "1:1"),
-        ("--times", "1:1:" + "9" * 100_000),
-    ],
-)
+@pytest.mark.parametrize("words", [*DATA["times_of_a_pipeline"], ("--times", "1:1:" + "9" * 100_000)])
 def test_times_of_a_pipeline(words):
     assert_civil(run_here("pipeline", "-p", "4", "-m", "8", *words), words[0])
 
@@ -400,15 +393,6 @@ def test_no_secret_is_repeated(tmp_path, seed):
         assert word not in "".join(text.split()), text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "--api-key $KEY --max-num-batched-tokens 8192 --token 12",
-        "hf_quant_config.json; hf_transfer; kv bytes per token: 131,072; time_per_output_token: 20 ms",
-        '{"api_key": null, "key": "h100-sxm", "tokens": 12}',
-        "https://huggingface.co/meta-llama/Llama-3.1-8B",
-        "sk-learn and risk-adjusted; --eos-token-id 5; the bearer of news",
-    ],
-)
+@pytest.mark.parametrize("text", DATA["what_is_no_secret_stays"])
 def test_what_is_no_secret_stays(text):
     assert redact(text) == text

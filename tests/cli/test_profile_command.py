@@ -253,16 +253,10 @@ def test_a_decision_by_its_command():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--next", "2", "-c", "8xh100-sxm"), "model"),
-        (("--next", "2", "-m", "llama-3.1-8b"), "cluster"),
+        *DATA["what_cannot_be_advised_is_refused_in_one_line"],
         (("--next", "0", *ASKED), "at least 1"),
         (("--next", "99", *ASKED), "nearest valid: 20"),
         (("--next", "1", *ASKED, "--out", "other.json"), "belongs to a profile that is written"),
-        (("--for", "bill llama-3.1-8b -c 8xh100-sxm"), "a plan command is needed"),
-        (("--for", "plan llama-3.1-8b -c 8xh100-sxm --tpot 10us"), "no plan keeps the limits"),
-        (("--for", "plan llama-3.1-8b -c 8xh100-sxm", "-tp", "2"), "is said by the plan command"),
-        (("--check", "-c", "8xh100-sxm"), "at least one file"),
-        ((), "at least one file"),
     ],
 )
 def test_what_cannot_be_advised_is_refused_in_one_line(words, says):

@@ -505,20 +505,7 @@ def test_attention_stays_above_its_floor(dcp, batch, context):
     assert line.each_s >= keys / catalog.cluster(HOST).chip.memory_Bps
 
 
-@each(
-    "model,options,rule",
-    [
-        (R1, {"dcp": 3}, "dcp-divides"),
-        (R1, {"dcp": 8, "engine": "torch"}, "dcp-engine"),
-        ("llama-3.1-70b", {"dcp": 2}, "dcp-heads"),
-        ("qwen3-235b-a22b", {"dcp": 4}, "dcp-heads"),
-        ("qwen3-235b-a22b", {"dcp": 2, "engine": "sglang"}, "dcp-attention"),
-        ("gpt-oss-120b", {"dcp": 2}, "dcp-attention"),
-        ("deepseek-v3.2", {"dcp": 2}, "dcp-attention"),
-        ("llama-3.1-8b", {"tp": 4, "cp": 2, "engine": "trtllm"}, "cp-engine"),
-        ("mixtral-8x7b", {"tp": 4, "cp": 2, "ep": 4}, "cp-experts"),
-    ],
-)
+@each("model,options,rule", [*DATA["refused"], (R1, {"dcp": 3}, "dcp-divides"), (R1, {"dcp": 8, "engine": "torch"}, "dcp-engine")])
 def test_refused(model, options, rule):
     with pytest.raises(ValueError, match=f"^{rule}: "):
         commtax.bill(model, HOST, **{"tp": 8, **options})

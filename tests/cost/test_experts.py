@@ -345,16 +345,7 @@ def test_few_experts_are_copied_by_few_multiprocessors():
     assert few > 2 * many
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"cluster": "2x8xh100-sxm", "ep_backend": "flashinfer_nvlink_one_sided"}, "one NVLink domain"),
-        ({"cluster": "2x8xh100-sxm", "ep_backend": "mori_low_latency"}, "for AMD GPUs only"),
-        ({"cluster": "2x8xh100-sxm", "technique": "dispatch=fp8", "dp": 1, "ep": 16, "tp": 16}, "that share experts"),
-        ({"cluster": "2x8xh100-sxm", "technique": "eplb", "dp": 1, "ep": 1, "tp": 16}, "ep > 1"),
-        ({"cluster": "2x8xh100-sxm", "technique": "nvlink-two-sided", "engine": "sglang"}, "SGLang does not have it"),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), DATA["where_an_exchange_has_no_place"])
 def test_where_an_exchange_has_no_place(options, why):
     asked = {"dp": 16, "ep": 16, "engine": "vllm"} | options
     with pytest.raises(Refusal, match=why):
@@ -524,20 +515,7 @@ def test_what_is_sent_stays():
 
 @each(
     ("model", "options", "argument"),
-    [
-        ("llama-3.1-8b", {"tp": 8, "redundant_experts": 8}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "redundant_experts": 8}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": -8}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": 2.5}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": np.array([0, 8])}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": 64}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "imbalance": 1.3}, "imbalance"),
-        ("llama-3.1-8b", {"tp": 8, "imbalance": 1.3}, "imbalance"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "imbalance": 0}, "imbalance"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "imbalance": 0.9}, "imbalance"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "imbalance": 8.5}, "imbalance"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "imbalance": "much"}, "imbalance"),
-    ],
+    [*DATA["rules"], ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": np.array([0, 8])}, "redundant_experts")],
 )
 def test_rules(model, options, argument):
     for verb in (commtax.bill, commtax.simulate):
@@ -603,15 +581,7 @@ def test_commands_say_copies_and_read_back(engine, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "copies", "unread"),
-    [
-        ("--num-redundant-experts 32", 32, 0),
-        ("--eplb-config.num_redundant_experts=32", 32, 0),
-        ("""--enable-eplb --eplb-config '{"window_size": 1000, "num_redundant_experts": 16}'""", 16, 1),
-        ("--num-redundant-experts 0", 0, 0),
-        ("--eplb-config nonsense", None, 1),
-        ("--eplb-config [1]", None, 1),
-    ],
+    ("flags", "copies", "unread"), [*DATA["other_spellings"], ("--eplb-config nonsense", None, 1), ("--eplb-config [1]", None, 1)]
 )
 def test_other_spellings(flags, copies, unread):
     found = parse(f"vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel {flags}")

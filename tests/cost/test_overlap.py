@@ -28,18 +28,15 @@ from tables import tables
 DATA = tables(__file__)
 WIDE = {"dp": 72, "ep": 72, "engine": "sglang", "redundant_experts": 32, "ep_backend": "deepep_low_latency", "context": 2000}
 SPREAD = {"dp": 32, "ep": 32, "engine": "vllm", "context": 2000}
-SETTINGS = (
+SETTINGS = [
+    *DATA["settings"],
     ("deepseek-v3", "9x8xh100-sxm", WIDE, "dbo"),
     ("deepseek-v3", "9x8xh100-sxm", WIDE, "sbo"),
     ("deepseek-v3", "4x8xb200-sxm", {**SPREAD, "engine": "sglang", "ep_backend": "deepep_low_latency"}, "sbo"),
     ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_low_latency"}, "dbo"),
     ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_high_throughput"}, "dbo"),
     ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_high_throughput"}, "shared-stream"),
-    ("deepseek-v3", "8xh200-sxm", {"tp": 8, "engine": "vllm@0.11"}, "shared-stream"),
-    ("llama-3.1-70b", "8xh100-sxm", {"tp": 8, "engine": "vllm"}, "sp"),
-    ("llama-3.1-70b", "8xh100-sxm", {"tp": 8, "engine": "vllm"}, "async-tp"),
-    ("qwen2.5-72b", "4xb200-sxm", {"tp": 4, "engine": "sglang"}, "gemm-allreduce"),
-)
+]
 
 
 def terms(model, cluster, words, technique=""):
@@ -97,7 +94,7 @@ def test_an_array_of_steps_is_each_of_them(pair):
         ("llama-3.1-70b", "8xh100-sxm", {"tp": 8, "engine": "vllm"}, "sp", Workload(0, 0, 1, 4095, 0), Workload(0, 0, 1, 4096, 0)),
         ("llama-3.1-70b", "8xh100-sxm", {"tp": 8, "engine": "vllm"}, "async-tp", Workload(64, 64000), Workload(0, 0, 1, 4096, 0)),
     ],
-)  # fmt: skip
+)
 def test_below_the_engine_s_threshold_no_digit_changes(model, cluster, words, technique, below, above):
     plain, asked = terms(model, cluster, words), terms(model, cluster, words, technique)
     for work, changes in ((below, False), (above, True)):
@@ -284,20 +281,12 @@ def test_scheduling_ahead_leaves_what_newer_versions_wait():
 @pytest.mark.parametrize(
     ("model", "cluster", "words", "technique", "said"),
     [
+        *DATA["where_it_cannot_be_used_one_line_says_why"],
         ("deepseek-v3", "4x8xh200-sxm", SPREAD, "dbo", "--ep-backend deepep_low_latency"),
-        ("llama-3.1-8b", "8xh100-sxm", {"dp": 8, "engine": "vllm"}, "dbo", "no experts"),
-        ("deepseek-v3", "8xh200-sxm", {"tp": 8, "engine": "vllm", "ep_backend": "deepep_low_latency"}, "dbo", "dp > 1"),
         ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_low_latency"}, "sbo", "does not have it; SGLang does"),
         ("deepseek-v3", "9x8xh100-sxm", WIDE, "dbo,sbo", "one of dbo and sbo"),
-        ("deepseek-v3", "8xh200-sxm", {"tp": 8, "engine": "vllm"}, "shared-stream", "already on: vLLM"),
-        ("deepseek-v3", "8xh200-sxm", {"tp": 8, "engine": "trtllm"}, "shared-stream", "already on"),
-        ("llama-3.1-8b", "8xh100-sxm", {"engine": "vllm"}, "async-scheduling", "by default since 0.14"),
-        ("llama-3.1-8b", "8xh100-sxm", {"tp": 8, "engine": "vllm"}, "async-tp", "below a hidden size of 8,192"),
-        ("llama-3.1-70b", "8xa100-80-sxm", {"tp": 8, "engine": "vllm"}, "sp", "on ampere chips"),
-        ("llama-3.1-70b", "8xh100-sxm", {"tp": 1, "engine": "vllm"}, "sp", "tp > 1"),
-        ("qwen2.5-72b", "8xh100-sxm", {"tp": 8, "engine": "sglang"}, "gemm-allreduce", "Blackwell"),
     ],
-)  # fmt: skip
+)
 def test_where_it_cannot_be_used_one_line_says_why(model, cluster, words, technique, said):
     with pytest.raises(Refusal, match="technique '") as refused:
         terms(model, cluster, words, technique)
@@ -457,14 +446,7 @@ def test_experts_of_a_drafter_lie_on_ranks_as_the_models_do():
 
 @each(
     "method, architecture, drafts, text, length",
-    [
-        ("dspark", "DeepseekV4ForCausalLM", 5, "", 3.74),  # measured on code alone: nobody said which text it is
-        ("dspark", "DeepseekV4ForCausalLM", 5, "chat", None),
-        ("mtp", "DeepseekV4ForCausalLM", 3, "", 2.49),  # its own on code before another model's on chat
-        ("mtp", "DeepseekV32ForCausalLM", 3, "", 2.96),
-        ("mtp", "Qwen3NextForCausalLM", 1, "", 1.875),
-        ("eagle3", "LlamaForCausalLM", 3, "", 2.79),
-    ],
+    [*DATA["an_architectures_own_acceptance_comes_first"], ("dspark", "DeepseekV4ForCausalLM", 5, "chat", None)],
 )
 def test_an_architectures_own_acceptance_comes_first(method, architecture, drafts, text, length):
     found = measured_acceptance(method, architecture, drafts, text)

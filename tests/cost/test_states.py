@@ -290,16 +290,7 @@ def test_latent_experts_are_sent_in_their_width():
     assert both[0] == both[1] * 2048 / 256
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "says"),
-    [
-        ("qwen3.5-27b", 16, "24 attention heads"),
-        ("qwen3.5-122b-a10b", 32, "16 key heads of linear attention"),
-        ("nemotron-3-nano-30b-a3b", 16, "8 state-space groups"),
-        ("deepseek-v4-flash", 16, "8 groups of the output projection"),
-        ("kimi-linear-48b-a3b", 64, "32 attention heads"),
-    ],
-)
+@pytest.mark.parametrize(("model", "tp", "says"), DATA["what_tp_cannot_share_out_is_refused_with_the_nearest"])
 def test_what_tp_cannot_share_out_is_refused_with_the_nearest(model, tp, says):
     with pytest.raises(ValueError, match=says) as refused:
         commtax.fit(model, "8x8xh200-sxm", tp=tp)

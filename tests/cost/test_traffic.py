@@ -26,6 +26,9 @@ from each import each
 from made_nccl import TRUE, noisy, output, written
 from planned import value
 from strategies import SERVING, questions
+from tables import tables
+
+DATA = tables(__file__)
 
 
 def lines(*args, **kwargs):
@@ -260,27 +263,10 @@ def test_sequence_parallel_splits_the_all_reduce():
 @each(
     ("change", "says"),
     [
-        ({"batch": 0}, "batch=0"),
-        ({"batch": float("nan")}, "batch=nan"),
-        ({"batch": -3}, "batch=-3"),
-        ({"batch": 1.5}, "batch=1.5"),
-        ({"context": -1}, "context=-1"),
-        ({"phase": "decoding"}, "phase 'decoding'"),
-        ({"engine": "megatron"}, "no decode phase"),
-        ({"tp": 3}, "nearest legal tp: 2 or 4"),
-        ({"tp": 16}, "nearest legal tp: 8"),
-        ({"tp": 0}, "at least 1"),
-        ({"ep": 8}, "dense"),
-        ({"cp": 2, "engine": "trtllm"}, "no context parallelism"),
-        ({"ep_backend": "deepep_low_latency"}, "dense"),
-        ({"phase": "prefill", "speculative": 3}, "speculative=3"),
-        ({"tp": "8"}, "tp='8'"),
+        *DATA["bad_questions"],
         ({"batch": [1, 2.5]}, "batch="),
         ({"batch": [1, "2"]}, "batch: an array of numbers"),
         ({"batch": {1, 2}}, "batch="),
-        ({"engine": "vllm@banana"}, "not a version"),
-        ({"kv_dtype": "int4"}, "KV cache"),
-        ({"kv_dtype": "fp7"}, "kv_dtype 'fp7'"),
     ],
 )
 def test_bad_questions(change, says):
@@ -406,16 +392,7 @@ def test_no_pair_lies_across_an_edge(tp, pp, dp, hosts):
             assert found.crosses or all(g[0] % 2 == 0 and g[1] == g[0] + 1 for g in groups(sizes, asked.order, axis))
 
 
-@pytest.mark.parametrize(
-    ("words", "links"),
-    [
-        ({"tp": 2, "pp": 2}, {"tp": "nvlink-bridge", "pp": "pcie5"}),
-        ({"tp": 4}, {"tp": "pcie5"}),
-        ({"tp": 2, "dp": 2, "ep": 4}, {"tp": "nvlink-bridge", "ep": "pcie5", "dp": "pcie5"}),
-        ({"pp": 4}, {"pp": "pcie5"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("words", "links"), DATA["groups_that_no_bridge_joins_run_over_pcie"], ids=str)
 def test_groups_that_no_bridge_joins_run_over_pcie(words, links):
     b = commtax.bill("mixtral-8x7b", "8xh100-nvl", batch=8, **words)
     found = {(x.item.axis, str(x.link)) for x in b.items if x.kind == "comm"}

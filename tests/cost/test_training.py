@@ -620,15 +620,7 @@ def test_any_number_of_layers_is_launched_and_read_back_as_the_plan(key, pp, chu
     assert not found.unread
 
 
-@pytest.mark.parametrize(
-    ("words", "note"),
-    [
-        ("--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 7", ""),
-        ("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split", ""),
-        ("--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 10", "priced as 7+8"),
-        ("--pipeline-model-parallel-layout 'Et*5|(t*8|)*14t*9L'", "priced as 7+8"),
-    ],
-)
+@pytest.mark.parametrize(("words", "note"), DATA["another_split_of_layers_is_said"])
 def test_another_split_of_layers_is_said(words, note):
     text = f"torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --tensor-model-parallel-size 8 --num-layers 126 {words}"
     found = parse(f"{text} --pipeline-model-parallel-size 16")

@@ -290,12 +290,7 @@ def test_published_products_in_nvfp4_on_b200():
     assert sorted(abs(records.log_error))[len(rows) // 2] < 0.1  # bf16 arithmetic: 0.5
 
 
-LAUNCHED = (  # chip, kernel and milliseconds of small products of fp8 in tiles, vLLM 0.24: medians of the same tables
-    ("h100_sxm", "DeepGemmFp8BlockScaledMMKernel", 0.0931),
-    ("h100_sxm", "FlashInferFp8BlockScaledMMKernel", 0.0600),
-    ("b200_sxm", "CutlassFp8BlockScaledMMKernel", 0.1650),
-    ("l40s", "TritonFp8BlockScaledMMKernel", 0.3400),
-)
+LAUNCHED = DATA["launched"]
 
 
 @given(st.sampled_from(LAUNCHED), st.integers(1, 64), st.integers(4, 10), st.integers(4, 10))

@@ -38,6 +38,9 @@ from commtax.spec import Plan
 from forked import run_forked
 from paths import HELPERS
 from planned import share_out
+from tables import tables
+
+DATA = tables(__file__)
 
 SHORT = {"num_prompts": 150, "max_num_seqs": 16, "input_len": 512, "output_len": 32}
 QUICK = {**SHORT, "disaggregated": False, "processes": 1}
@@ -210,26 +213,7 @@ def test_chips_are_ranked_by_dollars_where_all_have_a_price():
     assert dear.plans[0].layout.question.cluster.chip.key == "b200-sxm"
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ({"request_rate": 0}, "request_rate=0"),
-        ({"request_rate": float("inf")}, "request_rate=inf"),
-        ({"slo": {"p42_ttft": 1}}, "slo 'p42_ttft'"),
-        ({"slo": {"p95_ttft": "soon"}}, "p95_ttft"),
-        ({"objective": "latency"}, "objective 'latency': one of gpus, cost, tokens"),
-        ({"headroom": -1}, "headroom=-1"),
-        ({"num_prompts": 10}, "num_prompts=10"),
-        ({"burstiness": 0}, "burstiness=0"),
-        ({"usd_per_gpu_hour": [1, 2]}, "price: 2 prices for 1 cluster"),
-        ({"cost_of": "input"}, "cost_of 'input'"),
-        ({"output_len": 1, "spread": 0, "slo": {"p99_itl": 1}}, "one output token"),
-        ({"input_len": 200_000}, "the longest request has"),
-        ({"input_len": "nonsense"}, "input_len"),
-        ({"on": "tcp://127.0.0.1:1"}, "on 'tcp://127.0.0.1:1'"),
-        ({"tp": 2}, "tp: plan_fleet has no such keyword"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), [*DATA["refusals"], ({"usd_per_gpu_hour": [1, 2]}, "price: 2 prices for 1 cluster")])
 def test_refusals(words, says, monkeypatch):
     monkeypatch.setattr("commtax.planner.crew.REACHED_S", 0.2)
     with pytest.raises(ValueError, match=says.replace("(", r"\(")):
@@ -416,16 +400,7 @@ def test_a_terminal_is_told_what_to_run():
     assert "per GPU-hour (catalogue price of 2026-" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--p95-ttft", "1s"), "p95_ttft: belongs to --request-rate"),
-        (("--input-len", "sharegpt"), "input_len 'sharegpt': distributions are drawn from for a --request-rate"),
-        (("--request-rate", "5", "--plot", "x.svg"), "plot: is not known beside --request-rate"),
-        (("--request-rate", "5", "--price", "cheap"), "price: 'cheap'"),
-        (("--request-rate", "5", "--phase", "train"), "train"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), DATA["options_go_together_or_are_refused"])
 def test_options_go_together_or_are_refused(words, says):
     done = run_here("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", *words)
     assert done.returncode == 2

@@ -259,15 +259,7 @@ def test_a_pasted_plan_beside_the_recommended_one():
     assert len(said) == 3, said
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("-tp 3", "64 attention heads"),
-        ("-tp 1", "does not fit"),
-        ("-tp 2 -pp 8 -dp 2", "needs 32 GPUs, but 2x8xh100-sxm has 16"),
-        ("-tp 2", "exceeds the limit: TPOT 2"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "says"), DATA["why_a_pasted_plan_is_refused"])
 def test_why_a_pasted_plan_is_refused(flags, says):
     found = pasted(f"{PASTED} {flags}", "--tpot", "20ms")
     assert found["pasted"]["rank"] is None

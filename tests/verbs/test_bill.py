@@ -233,18 +233,7 @@ def test_links():
     assert slower.comm_fraction > 0.4, "TP over 10 GbE is fatal for decode"
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"overlap": 1.5}, "overlap=1.5"),
-        ({"overlap": float("nan")}, "overlap=nan"),
-        ({"slow_rank": 0.5}, "slow_rank=0.5"),
-        ({"phase": "train"}, "phase 'train'"),
-        ({"library": "nvshmem"}, "unknown library"),
-        ({"speculative": -1}, "speculative=-1"),
-        ({"ep_backend": "x"}, "all2all backend"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), DATA["bad_questions"])
 def test_bad_questions(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.bill("llama-3.1-8b", "8xh100-sxm", **change)

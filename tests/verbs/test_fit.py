@@ -24,6 +24,9 @@ from commtax.verbs.settling import ask
 from each import each
 from start_logs import LOGS, name, of_log
 from strategies import questions
+from tables import tables
+
+DATA = tables(__file__)
 
 GIB = 2**30
 
@@ -168,21 +171,7 @@ def test_more_memory_never_gives_fewer_tokens(question):
     assert tokens == sorted(tokens)
 
 
-@each(
-    ("change", "says"),
-    [
-        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0"),
-        ({"gpu_memory_utilization": 1.5}, "at most 1"),
-        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization=nan"),
-        ({"max_model_len": 0}, "max_model_len=0"),
-        ({"max_num_seqs": -1}, "max_num_seqs=-1"),
-        ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes=-1"),
-        ({"tp": 3}, "heads-divisible"),
-        ({"tp": 0}, "at least 1"),
-        ({"phase": "train"}, "train_fit"),
-        ({"dtype": "fp5"}, "dtype 'fp5'"),
-    ],
-)
+@each(("change", "says"), DATA["bad_questions"])
 def test_bad_questions(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.fit("llama-3.1-8b", "8xh100-sxm", **change)
@@ -190,16 +179,7 @@ def test_bad_questions(change, says):
 
 @pytest.mark.parametrize(
     ("model", "cluster", "options"),
-    [
-        ("llama-3.1-405b", "8xh100-sxm", {}),
-        ("llama-3.1-70b", "2x8xl4", {"tp": 4, "dp": 2}),
-        ("deepseek-v3", "8xh100-sxm", {"tp": 8}),
-        ("deepseek-v3", "8xh200-sxm", {"tp": 8, "gpu_memory_utilization": 0.65}),
-        ("qwen3-235b-a22b", "8xh100-sxm", {"tp": 4, "ep": 4}),
-        ("llama-4-scout", "gb200-nvl72", {"tp": 1, "engine": "trtllm"}),
-        ("llama-3.1-8b", "4x4090-pcie", {"tp": 1}),
-        ("llama-3.1-8b", "h100-sxm", {"tp": 1, "kv_cache_memory_bytes": 200 * GIB}),
-    ],
+    [*DATA["advice_works_when_it_is_typed"], ("llama-3.1-8b", "h100-sxm", {"tp": 1, "kv_cache_memory_bytes": 200 * GIB})],
 )
 def test_advice_works_when_it_is_typed(model, cluster, options):
     """Each 'would fit' line is options to add to the command; added, the command says that it fits."""
@@ -243,13 +223,7 @@ TYPED = {"-tp": "tp", "-pp": "pp", "--zero": "zero", "--recompute": "recompute",
 
 
 @pytest.mark.parametrize(
-    ("model", "cluster", "options"),
-    [
-        ("llama-2-70b", "8x8xh100-sxm", {"tp": 8, "pp": 4, "dp": 2, "batch": 64, "context": 8192, "zero": 1}),
-        ("llama-3.1-8b", "8xh100-sxm", {"dp": 8, "batch": 1}),
-        ("llama-3.1-8b", "8xh100-sxm", {"dp": 8, "batch": 16, "micro_batch": 16, "engine": "fsdp"}),
-        ("llama-3.1-70b", "8x8xh100-sxm", {"tp": 8, "batch": 16, "micro_batch": 16, "context": 8192}),
-    ],
+    ("model", "cluster", "options"), DATA["advice_to_training_works_when_it_is_typed_and_the_fastest_comes_first"]
 )
 def test_advice_to_training_works_when_it_is_typed_and_the_fastest_comes_first(model, cluster, options):
     failed = commtax.train_fit(model, cluster, **options)

@@ -129,19 +129,10 @@ def test_each_option_is_refused_in_one_line(words, names):
 @each(
     ("words", "names"),
     [
-        ({}, "request_rate: say when"),
-        ({"request_rate": True}, "request_rate=True"),
+        *DATA["python_refuses_alike"],
         ({"request_rate": 1, "tp": [1, 2]}, "tp: requests are simulated for one plan"),
         ({"request_rate": 1, "input_len": [1, 2]}, "input_len: one number"),
-        ({"request_rate": 1, "input_len": "sharegp"}, "did you mean sharegpt"),
         ({"request_rate": 1, "num_prompts": 10**7}, "num_prompts=10000000"),
-        ({"request_rate": 1000, "duration": 1e6}, "duration=1e+06"),
-        ({"request_rate": 1, "spread": 2}, "spread=2"),
-        ({"request_rate": 1, "pp": 2, "input_len": 9000, "max_num_batched_tokens": 3}, "max_num_batched_tokens=3"),
-        ({"request_rate": 1, "batch": 2}, "batch: serve has no such keyword"),
-        ({"trace": "none.csv"}, "trace 'none.csv': no such file"),
-        ({"trace": "none.csv", "request_rate": 1}, "request_rate: the trace says"),
-        ({"request_rate": 1, "concurrency": 3}, "concurrency: clients of a closed loop"),
     ],
 )
 def test_python_refuses_alike(words, names):
@@ -256,16 +247,7 @@ def test_files_of_one_run(tmp_path):
     assert len(json.loads((tmp_path / "one.json").read_text())["traceEvents"]) > 100
 
 
-@pytest.mark.parametrize(
-    ("words", "cause"),
-    [
-        ({"max_num_seqs": 4, "request_rate": 12}, "slots"),
-        ({"kv_tokens": 3000, "request_rate": 12}, "cache"),
-        ({"input_len": 4096, "request_rate": 6, "spread": 0, "max_num_batched_tokens": 4200}, "prompts"),
-        ({"input_len": "uniform:16-8192", "request_rate": 0.1}, "own"),
-        ({"disaggregated": True, "input_len": 4096, "request_rate": 20}, "prompts"),
-    ],
-)
+@pytest.mark.parametrize(("words", "cause"), DATA["the_tail_is_put_down_to_what_makes_it"])
 def test_the_tail_is_put_down_to_what_makes_it(words, cause):
     o = served(num_prompts=400, **words)
     tail = first_tokens(o)

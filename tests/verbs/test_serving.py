@@ -404,16 +404,7 @@ def test_rows_with_habits_of_their_own():
     assert (static["dtype"], static["kv_dtype"], static["model"].quant.dtype) == ("", "fp8", "fp8")
 
 
-@pytest.mark.parametrize(
-    ("columns", "reason"),
-    [
-        ({"model_path": "nobody/nothing-7b"}, "catalogue"),
-        ({"backend": "llama.cpp"}, "engine"),
-        ({"isl": ""}, "isl"),
-        ({"system": "x9"}, "x9"),
-        ({"mode": "disagg", "decode_tp_size": "8", "decode_batch_size": "8", "prefill_tp_size": "8"}, "workers"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "reason"), DATA["a_row_that_cannot_be_priced_says_why"])
 def test_a_row_that_cannot_be_priced_says_why(columns, reason):
     with pytest.raises(Refusal, match=reason):
         question(row(**columns))
@@ -567,16 +558,7 @@ def test_requests_that_are_all_too_long_are_refused(more: tuple[str, ...]) -> No
     assert run_here(*ASKED, "--input-len", "130944", "--spread", "0").returncode == 0, "the nearest valid length is valid"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("simulate", "llama-3.1-8b", "--input-len", "8k"),
-        ("worth", "llama-3.1-8b", "--context", "8k", "--concurrency", "2"),
-        ("worth", "llama-3.1-8b", "--context", "8k"),
-        ("compare", "llama-3.1-8b", "--plans", "tp1,tp2", "--context", "8k", "--concurrency", "2"),
-        ("diff", "vllm serve llama-3.1-8b", "vllm serve llama-3.1-8b -tp 2", "--input-len", "8k", "--concurrency", "2"),
-    ],
-)
+@pytest.mark.parametrize("words", DATA["all_that_price_whole_requests_hold_them_to_the_limit"])
 def test_all_that_price_whole_requests_hold_them_to_the_limit(words: tuple[str, ...]) -> None:
     asked = (*words, "--cluster", "2xh100", "--output-len", "100", "--max-model-len")
     refused = run_here(*asked, "8000")

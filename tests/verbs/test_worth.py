@@ -20,12 +20,7 @@ from commtax.verbs.worth import Scale
 from tables import tables
 
 DATA = tables(__file__)
-STEPS = (
-    ("deepseek-v3", "8xh200-sxm", {"tp": 8, "batch": 32}),
-    ("deepseek-v3", "4x8xh100-sxm", {"dp": 32, "ep": 32, "batch": 64, "engine": "sglang", "ep_backend": "deepep_low_latency"}),
-    ("llama-3.1-70b", "8xmi300x", {"tp": 8, "batch": 16}),
-    ("qwen3-235b-a22b", "8xb200-sxm", {"tp": 8, "phase": "prefill", "batch": 1, "context": 4096}),
-)
+STEPS = DATA["steps"]
 
 
 @pytest.fixture(scope="module", params=STEPS, ids=lambda step: f"{step[0]}-{step[1]}")
