@@ -116,9 +116,7 @@ def test_writing_replaces_the_whole_file_and_keeps_its_mode(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
     path.chmod(0o640)
     files.write_text(path, "two")
-    assert path.read_text() == "two"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert os.listdir(tmp_path) == ["out.json"]
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode), os.listdir(tmp_path)) == ("two", 0o640, ["out.json"])
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, ValueError, OSError])
@@ -134,8 +132,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, fault):
 
     with pytest.raises((KeyboardInterrupt, ValueError)):
         fail()
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["out.svg"]
+    assert (path.read_text(), os.listdir(tmp_path)) == ("old", ["out.svg"])
 
 
 def test_an_interrupt_at_any_line_leaves_nothing_beside_the_file(tmp_path):

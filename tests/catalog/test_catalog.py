@@ -37,8 +37,7 @@ def test_chip(key):
     chip = catalog.chip(key)
     assert chip.key == key
     assert 0.85 < chip.visible_bytes / chip.memory_bytes < 1.08, "visible and nominal memory differ"
-    assert catalog.link(chip.intra).scope == "intra"
-    assert catalog.link(chip.inter).scope == "inter"
+    assert (catalog.link(chip.intra).scope, catalog.link(chip.inter).scope) == ("intra", "inter")
     assert chip.flops_per_s
     numbers = {"memory_bytes", "visible_bytes", "memory_Bps", *(f"flops_per_s.{d}" for d in chip.flops_per_s)}
     assert numbers <= chip.sources.keys(), "a number without its source"
@@ -435,8 +434,7 @@ def test_chips_that_nobody_measured_are_known_and_refused_with_what_helps(name, 
 def test_they_end_in_one_line_and_exit_2(name):
     for line in ("bill llama-3.1-8b", "plan llama-3.1-8b", "catalog clusters"):
         done = run_here(*line.split(), *(() if "catalog" in line else ("--cluster",)), name)
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "no kernels were measured" in done.stderr
 
 
@@ -523,8 +521,7 @@ def test_number_formats():
 
 
 def test_engines_in_file_names():
-    assert engine_named("h200_sxm_trtllm_gemm") == "trtllm"
-    assert engine_named("b60_vllm") == "vllm"
+    assert (engine_named("h200_sxm_trtllm_gemm"), engine_named("b60_vllm")) == ("trtllm", "vllm")
     assert engine_named("h100_sxm_gemm") == ""
 
 

@@ -216,8 +216,7 @@ def test_the_example_of_the_documents_is_the_file_that_is_run(tmp_path):
     assert "our own copy test" in shown.stdout
     assert "given by the user" in shown.stdout
     described = json.loads(run_here("catalog", "clusters", file, "--json").stdout)["described"]
-    assert described["chip"]["memory_Bps"] == 3.0e12
-    assert described["inter"]["kind"] == "roce"
+    assert (described["chip"]["memory_Bps"], described["inter"]["kind"]) == (3.0e12, "roce")
     said = run_here("plan", "llama-3.1-8b", "--cluster", file, "--tpot", "20ms", "--top", "1").stdout
     said = " ".join(said.split())
     assert "Hopper card, engineering sample is described there, its times are assumed" in said
@@ -262,8 +261,7 @@ GAUDI = "gpus_per_host = 8\n[chip]\nmemory_bytes = 128e9\nmemory_Bps = 3.7e12\nf
 def test_what_a_description_leaves_out_is_told_with_whose_it_is(tmp_path, intra, latency_s, said):
     file = written(tmp_path, f"{GAUDI}{intra}\nbandwidth_Bps = 525e9", "own.toml")
     place = catalog.cluster(file)
-    assert place.intra.latency_s == latency_s
-    assert ("own-intra" in place.remark) == bool(said)
+    assert (place.intra.latency_s, "own-intra" in place.remark) == (latency_s, bool(said))
     for command in (("bill", "-tp", "8"), ("plan", "--top", "1")):
         notes = json.loads(run_here(command[0], "llama-3.1-8b", "--cluster", file, *command[1:], "--json").stdout)["notes"]
         told = " ".join(str(note) for note in notes)

@@ -104,8 +104,7 @@ def test_what_was_fetched_once_is_there_without_a_network(monkeypatch):
         assert asked[0] == (path("acme/tiny"), "")
     models._from_hub.cache_clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert catalog.model("acme/tiny") == first
-    assert first.aliases == ("acme/tiny",)
+    assert (catalog.model("acme/tiny"), first.aliases) == (first, ("acme/tiny",))
 
 
 def keep(folder, name, config, commit=COMMIT):

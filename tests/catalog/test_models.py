@@ -329,8 +329,7 @@ def test_selectors_that_are_shared_are_not_counted_twice():
     """Of GLM-5.2's 78 layers 21 choose tokens; the others take the last choice, and look at no more."""
     model = catalog.model("glm-5.2")
     selectors = [model.blocks[i].attention.indexer for i in model.layers]
-    assert sum(s.own for s in selectors) == 21
-    assert {s.top_k for s in selectors} == {2048}
+    assert (sum(s.own for s in selectors), {s.top_k for s in selectors}) == (21, {2048})
 
 
 @each("key", [key for key in KEYS if "vision_config" in CONFIGS[key]])

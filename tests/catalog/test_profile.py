@@ -129,8 +129,7 @@ def test_impossible_physics_is_refused_by_every_command(tmp_path, changes, says)
     file = tmp_path / "own.json"
     file.write_text(json.dumps({"commtax_profile": 1, "links": {"intra": "nvlink4"}, **changes}))
     done = run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", 8, "--engine", "vllm", "--profile", file)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
+    assert ((done.returncode, done.stdout), done.stderr.count("\n")) == ((2, ""), 1)
     assert says in done.stderr
 
 
@@ -273,8 +272,7 @@ def test_what_is_written_is_read_as_it_was(own):
     """Every part, in both forms; writing once more changes no sign."""
     text = profile_text(own)
     again = parse(tomllib.loads(text))
-    assert profile_text(again) == text
-    assert again == parse(json.loads(profile_text(own, as_json=True)))
+    assert (profile_text(again), again) == (text, parse(json.loads(profile_text(own, as_json=True))))
     assert len(again.lessons) == len(own.lessons)
     assert [run.deployment for run in runs_of(again.lessons)] == [run.deployment for run in grouped(runs_of(own.lessons))]
 
@@ -421,8 +419,7 @@ def test_parts_of_several_are_one_profile(tmp_path):
         write_profile(tmp_path / f"{own.name}.toml", own)
         files.append(tmp_path / f"{own.name}.toml")
     joined = load_profile([str(files[0]), files[1], LEARNT])
-    assert joined.name == "host + fabric + learnt"
-    assert joined == replace(join([HOST, FABRIC, LEARNT]))
+    assert (joined.name, joined) == ("host + fabric + learnt", replace(join([HOST, FABRIC, LEARNT])))
     assert (joined.chip, joined.host, joined.network) == (HOST.chip, HOST.host, FABRIC.network)
     assert (joined.libraries, joined.links, joined.lessons) == (FABRIC.libraries, FABRIC.links, LEARNT.lessons)
     assert joined.written == "2026-11-17"
@@ -438,8 +435,7 @@ def test_of_two_the_later_one_wins():
     assert joined.chip == {"key": "h100-sxm", "memory_Bps": 3e12, "flops_per_s": {"bf16": 8e14}}
     slower = replace(FABRIC, libraries={"nccl": ring_paths(9e10), "vllm": ring_paths()}, network={})
     joined = join([FABRIC, slower])
-    assert joined.libraries == slower.libraries
-    assert joined.network == FABRIC.network
+    assert (joined.libraries, joined.network) == (slower.libraries, FABRIC.network)
 
 
 def test_collectives_of_two_links_are_not_mixed():
@@ -451,8 +447,7 @@ def test_collectives_of_two_links_are_not_mixed():
 
 def test_host_times_stay_with_their_engine():
     sglang = Profile("s", engine="sglang", lessons=(taught(replace(SERVED, engine="sglang")),))
-    assert join([HOST, sglang]).engine == "vllm"
-    assert join([HOST, replace(sglang, host={"host_s": 3e-3})]).engine == "sglang"
+    assert (join([HOST, sglang]).engine, join([HOST, replace(sglang, host={"host_s": 3e-3})]).engine) == ("vllm", "sglang")
     assert join([LEARNT, sglang]).engine == "sglang"
 
 

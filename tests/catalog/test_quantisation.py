@@ -94,8 +94,7 @@ def test_modules_have_formats_of_their_own(config):
     """fp8 attention, 4-bit experts whose activations stay in 16 bits, a head that is quantised because it is named."""
     model = with_quant("qwen3-30b-a3b", config)
     attention, experts, head = (format_of(model, name, model.quant) for name in ("self_attn.q_proj", EXPERTS, "lm_head"))
-    assert (attention.dtype, attention.block) == ("fp8", (0, 0))
-    assert (experts.dtype, experts.weight_only) == ("nvfp4", True)
+    assert ((attention.dtype, attention.block), (experts.dtype, experts.weight_only)) == (("fp8", (0, 0)), ("nvfp4", True))
     assert (head.dtype, head.block) == ("fp8", (1, 32))
     parts = {".self_attn": 1.0, ".experts": NVFP4, "lm_head": 1 + 1 / 32}
     narrow = {name: sum(size(model, t.name) for t in inventory(model) if name in t.name and len(t.shape) > 1) for name in parts}
@@ -167,9 +166,7 @@ def test_each_format_has_its_kernels(config, table):
 @each(("name", "key", "dtype", "kv"), DATA["ids_of_quantised_checkpoints_resolve"])
 def test_ids_of_quantised_checkpoints_resolve(name, key, dtype, kv):
     model = catalog.model(name)
-    assert origin(name) == key
-    assert (model.quant.dtype, model.quant.kv_dtype) == (dtype, kv)
-    assert model.aliases == (name,)
+    assert (origin(name), (model.quant.dtype, model.quant.kv_dtype), model.aliases) == (key, (dtype, kv), (name,))
     assert num_params(model) == num_params(catalog.model(key))
     (note,) = [str(n) for n in model.notes if n.code == "taken-as"]
     assert note.startswith(f"{name} is taken as {key} with ")
@@ -227,8 +224,7 @@ def test_a_checkpoint_brings_its_cache_type():
     """Scales of an fp8 KV cache make it the engine's default; another type is taken where it is asked for."""
     name = "nvidia/Llama-3.1-8B-Instruct-FP8"
     usual, told = commtax.fit(name, "1xh100-sxm"), commtax.fit(name, "1xh100-sxm", kv_dtype="bf16")
-    assert usual.question.plan.kv_dtype == "fp8"
-    assert usual.kv_tokens == pytest.approx(2 * told.kv_tokens, rel=0.01)
+    assert (usual.question.plan.kv_dtype, usual.kv_tokens) == ("fp8", pytest.approx(2 * told.kv_tokens, rel=0.01))
     assert any(n.code == "checkpoint-kv" for n in usual.question.notes)
     assert not any(n.code == "checkpoint-kv" for n in told.question.notes)
     assert commtax.fit(name, "1xh100-sxm", engine="gpt-fast").question.plan.kv_dtype == "bf16"

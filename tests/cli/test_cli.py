@@ -65,8 +65,7 @@ def test_bill_exact_json():
     assert found["schema"] == "commtax.bill-exact/1"
     items = {(i["what"], i["op"]): i for i in found["items"]}
     assert {"axis", "op", "nbytes", "ranks", "count"} <= items["attention output", "all-reduce"].keys()
-    assert items["attention output", "all-reduce"]["nbytes"] == 8192
-    assert sum(i["count"] for i in found["items"]) == 66
+    assert (items["attention output", "all-reduce"]["nbytes"], sum(i["count"] for i in found["items"])) == (8192, 66)
 
 
 def test_bill_json():
@@ -95,8 +94,7 @@ def test_bill_text_tells_its_defaults_and_its_sentence():
     assert "custom one-shot over nvlink4" in text
     *same, held = text.splitlines()
     whole = run_here(*words, "--details").stdout.splitlines()
-    assert held == f"· {len(whole) - len(same)} more notes with --details"
-    assert whole[: len(same)] == same
+    assert (held, whole[: len(same)]) == (f"· {len(whole) - len(same)} more notes with --details", same)
     assert any("least certain" in line for line in whole[len(same) :])
 
 
@@ -113,8 +111,7 @@ def test_bill_training_json():
         "bill", "llama-3.1-70b", "--cluster", "8x8xh100-sxm", "--phase", "train", "-tp", "8", "-pp", "4", "-dp", "2",
         "--global-batch", "32", "--seq", "4096", "--zero", "1", "--sequence-parallel",
     )  # fmt: skip
-    assert found["plan"]["microbatches"] == 16
-    assert {"tp", "pp", "dp"} == {i["axis"] for i in found["items"]} - {""}
+    assert (found["plan"]["microbatches"], {"tp", "pp", "dp"}) == (16, {i["axis"] for i in found["items"]} - {""})
 
 
 def test_catalog_json():
@@ -209,8 +206,7 @@ MISTAKES = {
 def test_mistakes_get_one_clear_line(name):
     words, says = MISTAKES[name]
     done = (run if name in sorted(MISTAKES)[::6] else run_here)(*words)  # some as whole processes
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert says in done.stderr

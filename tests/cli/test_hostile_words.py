@@ -217,8 +217,7 @@ def test_sizes_and_versions_have_bounds(words):
 def test_a_full_disk_is_one_line():
     with open("/dev/full", "w") as full:
         done = run("expect", "all-reduce", "-c", "8xh100-sxm", stdout=full, stderr=subprocess.PIPE)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize("module", ["numpy", "click", "commtax.cli.pasting"])
@@ -302,8 +301,7 @@ def test_a_breach_is_seen(monkeypatch):
 
     words = ("bill", "--json")
     good = (0, '{"a": 1}', "", 0.1, 1e8)
-    assert complaint(words, *good) == ""
-    assert complaint(words, 2, "", "error: tp=3: does not divide\n", 0.1, 1e8) == ""
+    assert (complaint(words, *good), complaint(words, 2, "", "error: tp=3: does not divide\n", 0.1, 1e8)) == ("", "")
     broken = {
         "traceback": (1, "", 'Traceback (most recent call last):\n  File "x/commtax/a.py", line 3, in f\nKeyError: 1\n', 0.1, 1e8),
         "ended by SIGXCPU": (-24, "", "", 7.0, 1e8),

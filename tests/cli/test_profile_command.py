@@ -85,8 +85,7 @@ def test_a_profile_and_itself_hold_the_same(files):
 def test_diff_pairs_runs_whatever_the_version(files):
     code, document = told("diff", files / "box.toml", files / "later.toml")
     changes = {x["name"]: (x["before"], x["after"], x["change"]) for x in document["constants"]}
-    assert changes == {"host_s": (0.001, 0.0015, pytest.approx(0.5)), "request_s": (0.01, None, None)}
-    assert code == 0
+    assert (changes, code) == ({"host_s": (0.001, 0.0015, pytest.approx(0.5)), "request_s": (0.01, None, None)}, 0)
     both = [x["change"] for x in document["latencies"] if x["change"] is not None]
     assert both == [pytest.approx(0.2, rel=1e-4)] * 4
     assert [x["deployment"]["tp"] for x in document["latencies"] if x["after_s"] is None] == [4] * 4
@@ -217,8 +216,7 @@ def test_before_anything_was_run():
 
 def test_the_document_says_the_same():
     told = json.loads(run_here("calibrate", "--next", 1, *ASKED, "--concurrency", 8, "--json").stdout)
-    assert told["schema"] == "commtax.calibrate-next/1"
-    assert {load["concurrency"] for load in told["loads"]} == {8}
+    assert (told["schema"], {load["concurrency"] for load in told["loads"]}) == ("commtax.calibrate-next/1", {8})
     (run,) = told["runs"]
     assert run["after"]["tpot"] < run["before"]["tpot"]
     assert run["command"].startswith("vllm bench serve")
@@ -245,8 +243,7 @@ def test_a_pasted_command_says_what_is_served():
 def test_a_decision_by_its_command():
     done = run_here("calibrate", "--for", "plan llama-3.1-8b -c 8xh100-sxm --tpot 10ms --no-disaggregated", "--json")
     told = json.loads(done.stdout)
-    assert told["schema"] == "commtax.calibrate-for/1"
-    assert told["settled"] == (not told["runs"])
+    assert (told["schema"], told["settled"]) == ("commtax.calibrate-for/1", not told["runs"])
     assert 0 <= told["probability_right"] <= 1
 
 

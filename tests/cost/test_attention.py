@@ -132,8 +132,7 @@ def test_arrays_are_their_elements(name):
 
 def test_absorbed_decode_reads_each_latent_once_for_all_heads():
     (k,) = attention_of("latent", Workload(4, 4 * 999), tp=8)
-    assert k.flops == 2 * 4 * 16 * 1000 * (576 + 512)
-    assert k.nbytes == 4 * 1000 * 576 * 2
+    assert (k.flops, k.nbytes) == (2 * 4 * 16 * 1000 * (576 + 512), 4 * 1000 * 576 * 2)
 
 
 def test_a_prompt_makes_keys_and_values_unless_it_chooses():
@@ -159,8 +158,7 @@ def test_a_layer_that_takes_another_s_choice_scores_nothing():
 def test_blocks_are_chosen_for_each_kv_head():
     scores, attention = attention_of("blocks", Workload(2, 2 * 99_999), tp=4)
     assert attention.nbytes == 2 * 2048 * (128 + 128) * 2  # one KV head of four
-    assert attention.flops == 2 * 2 * 16 * 2048 * (128 + 128)
-    assert scores.nbytes == 2 * 100_000 * 128 * 2
+    assert (attention.flops, scores.nbytes) == (2 * 2 * 16 * 2048 * (128 + 128), 2 * 100_000 * 128 * 2)
     assert scores.flops == 2 * 2 * 128 * 100_000
 
 
@@ -168,8 +166,7 @@ def test_compressed_attention_sees_a_window_and_shared_entries():
     (all_of_them,) = attention_of("compressed", Workload(1, 127_999), kv_dtype="fp8")
     assert all_of_them.nbytes == (128 + 1000) * 584
     scores, best = attention_of("compressed and chosen", Workload(1, 127_999), kv_dtype="fp8")
-    assert best.nbytes == (128 + 1024) * 584
-    assert scores.nbytes == 32_000 * 132
+    assert (best.nbytes, scores.nbytes) == ((128 + 1024) * 584, 32_000 * 132)
     (window,) = attention_of("a window alone", Workload(1, 127_999), kv_dtype="fp8")
     assert window.nbytes == 128 * 584
 
@@ -180,8 +177,7 @@ def test_training_absorbs_nothing():
     a, m = model.attention, model.attention.latent
     weights = 7168 * (1536 + 576) + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
     layers, _ = forward_flops(model, 1024, causal=True)
-    assert layers == pytest.approx(2 * weights + 2 * 128 * 1025 / 2 * (a.head_dim + a.v_head_dim))
-    assert m.kv_rank == 512
+    assert (layers, m.kv_rank) == (pytest.approx(2 * weights + 2 * 128 * 1025 / 2 * (a.head_dim + a.v_head_dim)), 512)
 
 
 def test_a_repeated_product_may_find_its_matrices_in_the_cache():
@@ -491,8 +487,7 @@ def test_memory_won(dcp):
     plain, split = (ask(R1, HOST, tp=8, dcp=n) for n in (1, dcp))
     assert kv_bytes_per_token(plain.model, plain.plan) == dcp * kv_bytes_per_token(split.model, split.plan)
     held = [commtax.fit(R1, HOST, tp=8, dcp=n) for n in (1, dcp)]
-    assert held[1].kv_tokens == dcp * held[0].kv_tokens
-    assert held[1].kv_bytes == held[0].kv_bytes
+    assert (held[1].kv_tokens, held[1].kv_bytes) == (dcp * held[0].kv_tokens, held[0].kv_bytes)
     assert float(np.max(cache_tokens(split))) == dcp * float(np.max(cache_tokens(plain)))
 
 

@@ -414,16 +414,14 @@ def test_arrays_are_priced_as_their_numbers_are(op, nbytes):
 
 def test_what_leaves_a_domain():
     assert crossing("all-reduce", 1.0, 2).leaving == 1  # two hosts swap their sums
-    assert crossing("all-reduce", 1.0, 4).leaving == 2 * 31 / 32
-    assert crossing("all-gather", 1.0, 2).leaving == 15 / 16
+    assert (crossing("all-reduce", 1.0, 4).leaving, crossing("all-gather", 1.0, 2).leaving) == (2 * 31 / 32, 15 / 16)
     assert crossing("all-to-all", 1.0, 4).leaving == 3 / 4
 
 
 def test_a_gather_goes_round_and_a_reduction_goes_up_a_tree():
     assert crossing("all-gather", 1.0, 16).hops == 15
     assert crossing("all-gather", 1.0, 16, inside=1).hops == 4  # one rank per host: PAT
-    assert crossing("all-reduce", 1.0, 16).hops == 4
-    assert crossing("all-to-all", 1.0, 16).hops == 1
+    assert (crossing("all-reduce", 1.0, 16).hops, crossing("all-to-all", 1.0, 16).hops) == (4, 1)
 
 
 def test_no_pipeline_fills_for_messages_from_rank_to_rank():
@@ -504,8 +502,7 @@ FUSED = [  # published times: two H100 in vLLM 22086, four and eight GPUs of a r
 @each(("cluster", "nbytes", "name", "algorithm", "seconds"), FUSED)
 def test_a_fused_all_reduce_takes_what_was_published(cluster, nbytes, name, algorithm, seconds):
     found = commtax.expect("all-reduce", cluster, nbytes=nbytes, library=name, technique=f"fused-allreduce={algorithm}")
-    assert found.op == FUSED_OP
-    assert found.seconds == pytest.approx(seconds, rel=0.15)
+    assert (found.op, found.seconds) == (FUSED_OP, pytest.approx(seconds, rel=0.15))
 
 
 @each(("tokens", "seconds"), [(32, 10e-6), (64, 12e-6), (128, 17e-6)])

@@ -252,8 +252,7 @@ def test_zeros_for_copies_of_other_ranks_are_activated_as_all_others_are():
     told, without = (
         sum(FORMS["routing"](kernel, {**table, "wide": wide}, chip.memory_Bps, chip.flops_per_s["fp8"])) for wide in (4.0, 0.0)
     )
-    assert table["wide"] == 4.0
-    assert told - without == pytest.approx(4 * 7168 * 2048 * 2 / 3.35e12)
+    assert (table["wide"], told - without) == (4.0, pytest.approx(4 * 7168 * 2048 * 2 / 3.35e12))
 
 
 TABLES = SHARED / "kernels_more"
@@ -274,8 +273,7 @@ LOW_LATENCY = {16: (118, 195), 32: (155, 273), 64: (173, 314), 128: (192, 369), 
 @pytest.mark.parametrize("ep", LOW_LATENCY)
 def test_low_latency_between_hosts(ep):
     for line, measured in zip(exchange("deepep_low_latency", ep, 128), LOW_LATENCY[ep], strict=True):
-        assert float(line.each_s) * 1e6 == pytest.approx(measured, rel=0.12)
-        assert line.source == "calibrated"
+        assert (float(line.each_s) * 1e6, line.source) == (pytest.approx(measured, rel=0.12), "calibrated")
         assert "DeepEP" in line.algorithm
 
 
@@ -528,8 +526,7 @@ def test_rules(model, options, argument):
 def test_where_they_have_no_place(words):
     verb, *options = words
     refused = run_here(verb, "mixtral-8x7b", "-c", "8xh100-sxm", *options)
-    assert refused.returncode == 2
-    assert len(refused.stderr.strip().splitlines()) == 1
+    assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1)
 
 
 def test_training_refuses_copies_and_is_balanced_unless_it_is_said():
@@ -569,8 +566,7 @@ def test_commands_say_copies_and_read_back(engine, words, tmp_path):
     written = launch_command(ask("deepseek-v3", "9x8xh100-sxm", dp=72, ep=72, engine=engine, redundant_experts=32), engine)
     assert all(word in written for word in words)
     found = parse(written)
-    assert found.axes["ep"] == 72
-    assert found.options.get("redundant_experts", found.slots - 256) == 32
+    assert (found.axes["ep"], found.options.get("redundant_experts", found.slots - 256)) == (72, 32)
     (tmp_path / "launch.sh").write_text(written)
     asked = ("--batch", "64", "--json")
     read = json.loads(run_here("bill", "-c", "9x8xh100-sxm", "--from", str(tmp_path / "launch.sh"), *asked).stdout)
@@ -585,8 +581,7 @@ def test_commands_say_copies_and_read_back(engine, words, tmp_path):
 )
 def test_other_spellings(flags, copies, unread):
     found = parse(f"vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel {flags}")
-    assert found.options.get("redundant_experts") == copies
-    assert len(found.unread) == unread
+    assert (found.options.get("redundant_experts"), len(found.unread)) == (copies, unread)
 
 
 def test_slots_in_a_file_of_their_own(tmp_path):

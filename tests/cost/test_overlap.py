@@ -179,8 +179,7 @@ def test_pieces_of_products_read_their_weights_again():
     plain, cut = (TERMS["llama-3.1-70b", "8xh100-sxm", "vllm", None, key] for key in ("sp", "async-tp"))
     work = Workload(0, 0, 1, 8192, 0)
     whole, pieces = (next(x for x in step(t, work).lines if x.item.place == "down") for _, t in (plain, cut))
-    assert pieces.item.count == 8 * whole.item.count
-    assert pieces.flops * 8 == whole.flops
+    assert (pieces.item.count, pieces.flops * 8) == (8 * whole.item.count, whole.flops)
     weights = 8192 * 28672 / 8 * 2
     assert pieces.item.nbytes == pytest.approx(weights + (whole.item.nbytes - weights) / 8)
 

@@ -114,8 +114,7 @@ def test_windows_in_a_pool_of_their_own():
     states, plan = catalog.engine("sglang").states, Plan(tp=8, kv_dtype="fp8")
     flash, pro = catalog.model("deepseek-v4-flash"), catalog.model("deepseek-v4-pro")
     pool = kv_pool(flash, plan, range(flash.num_layers), 1, states)
-    assert float(pool.bytes_per_token) == pytest.approx(7705, abs=1)
-    assert pool.places(1_000_000) == 1_000_000 * 0.1 // 512
+    assert (float(pool.bytes_per_token), pool.places(1_000_000)) == (pytest.approx(7705, abs=1), 1_000_000 * 0.1 // 512)
     wide = kv_pool(pro, plan, range(pro.num_layers), 1, replace(states, window_share=0.15))
     assert float(wide.bytes_per_token) == pytest.approx(13_735.04, abs=0.01)
 
@@ -193,8 +192,7 @@ def test_each_engine_keeps_states_by_its_own_rule():
         commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536, engine=engine)
         for engine in ("vllm", "sglang", "trtllm")
     )
-    assert [g.states for g in vllm.pool.groups] == [0, 2, 2, 2]
-    assert vllm.pool.state_tokens == 6 * 784
+    assert ([g.states for g in vllm.pool.groups], vllm.pool.state_tokens) == ([0, 2, 2, 2], 6 * 784)
     assert sglang.state_pool_bytes == pytest.approx(0.9 * sglang.kv_bytes)
     assert sglang.pool.places(sglang.kv_tokens) == sglang.state_pool_bytes // 153_944_064 // 3
     assert trtllm.pool.state_tokens * trtllm.kv_bytes_per_token == pytest.approx(153_944_064, rel=0.02)
@@ -233,8 +231,7 @@ def test_a_pool_gets_back_what_it_gave(lengths, states):
     assert pool.free_blocks == 60 - sum(-(-int(lens[i, 0]) // 16) + states for i in admitted)
     for i in admitted:
         pool.release(i, int(lens[i, 0]))
-    assert pool.free_blocks == 60
-    assert pool.running == 0
+    assert (pool.free_blocks, pool.running) == (60, 0)
 
 
 def items(model, engine="vllm", backend="", **plan):
@@ -336,8 +333,7 @@ def test_a_hybrid_log_is_audited_as_its_version_counts(tmp_path):
     options = ["-m", "qwen3-next-80b-a3b", "-c", "2xh200-sxm", "-tp", "2", "--gpu-memory-utilization", "0.9", "--json"]
     done = run_here("audit", file, *options)
     found = {f["item"]: f for section in json.loads(done.stdout)["sections"] for f in section["findings"]}
-    assert done.returncode == 0
-    assert found["KV tokens in that memory"]["predicted"] == pytest.approx(973_760, rel=1e-3)
+    assert (done.returncode, found["KV tokens in that memory"]["predicted"]) == (0, pytest.approx(973_760, rel=1e-3))
 
 
 GEMMA = {"phase": "prefill", "context": 4096, "images": 4, "image_size": "896x896"}

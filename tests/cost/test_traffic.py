@@ -86,8 +86,7 @@ def test_scalar_equals_array(question, batch, phase):
         alone = Plan(tp=plan.tp, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order)
         scalar = inference(model, alone, workload(phase, int(wrong), 128), engine)
         for many, one in zip(arrays, scalar, strict=True):
-            assert np.broadcast_to(many.nbytes, 3)[i] == one.nbytes
-            assert np.broadcast_to(many.count, 3)[i] == one.count
+            assert (np.broadcast_to(many.nbytes, 3)[i], np.broadcast_to(many.count, 3)[i]) == (one.nbytes, one.count)
 
 
 @each(("rows", "padded"), [(1, 1), (3, 4), (5, 8), (9, 16), (255, 256), (257, 272), (512, 512), (513, 513)])
@@ -469,8 +468,7 @@ def test_rows_of_a_pair_make_no_constants_of_the_host(tmp_path):
     files = [written(tmp_path, f"{n}.txt", output("all_reduce", n, noisy(p, n, rng))) for n, p in paths.items()]
     found = calibrate(files, "8xh100-nvl")
     (path,) = found.profile.libraries["nccl"]
-    assert path.bandwidth_Bps == pytest.approx(30e9, rel=0.03)
-    assert found.profile.links["intra"] == "pcie5"
+    assert (path.bandwidth_Bps, found.profile.links["intra"]) == (pytest.approx(30e9, rel=0.03), "pcie5")
     assert any("rows of 2 ranks ran over nvlink-bridge" in why for why in found.refused)
     assert not any("2 ranks" in w.what for part in found.parts for w in part.wishes)
 

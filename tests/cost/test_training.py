@@ -131,8 +131,7 @@ def test_fsdp_gathers_every_layer_twice():
 def test_experts_have_their_own_replicas():
     """Mixtral, EP 8 inside DP 16: an expert is held twice, the rest sixteen times."""
     found = lines("mixtral-8x7b", "2x8xh100-sxm", dp=16, ep=8, batch=1)
-    assert found["expert gradients", "all-reduce"].ranks == 2
-    assert found["gradients", "all-reduce"].ranks == 16
+    assert (found["expert gradients", "all-reduce"].ranks, found["gradients", "all-reduce"].ranks) == (2, 16)
     dispatch = found["expert dispatch", "all-to-all"]
     assert (dispatch.nbytes, dispatch.count) == (1024 * 2 * 4096 * 2, 2 * 32)
 
@@ -165,8 +164,7 @@ def test_context_parallel_ring():
     found = lines("llama-3.1-8b", "8xh100-sxm", cp=4, batch=1, context=8192)
     chunk = 8192 / 4 * 2 * 8 * 128 * 2
     kv = found["keys and values", "send-recv"]
-    assert (kv.nbytes, kv.count) == (chunk, 32 * 3 * 2)
-    assert found["their gradients", "send-recv"].count == 32 * 3
+    assert ((kv.nbytes, kv.count), found["their gradients", "send-recv"].count) == ((chunk, 32 * 3 * 2), 32 * 3)
     gathered = lines("llama-3.1-8b", "8xh100-sxm", engine="fsdp", cp=4, batch=1, context=8192)
     assert gathered["keys and values", "all-gather"].nbytes == 4 * chunk
 
@@ -238,9 +236,7 @@ def test_zero_stages_divide(dp):
     """16 or 18 bytes a parameter: 2 + 4 + 12, of which ZeRO divides the last, the last two, or all."""
     model, n = catalog.model("llama-3.1-8b"), num_params(catalog.model("llama-3.1-8b"))
     held = [training_memory(model, Plan(dp=dp, zero=z, grads_dtype="fp32"), TrainStep(1, 128), MEGATRON) for z in range(4)]
-    assert held[0].optimizer == 12 * n
-    assert held[1].optimizer == pytest.approx(12 * n / dp)
-    assert held[1].gradients == 4 * n
+    assert (held[0].optimizer, held[1].optimizer, held[1].gradients) == (12 * n, pytest.approx(12 * n / dp), 4 * n)
     assert held[2].gradients == pytest.approx(4 * n / dp)
     layer = (n - 2 * 128256 * 4096 - 4096) / 32
     assert held[3].parameters == pytest.approx(2 * n / dp + 2 * 2 * layer)
@@ -460,8 +456,7 @@ def test_a_page_tells_what_its_table_leaves_out_and_lora_is_priced_unfitted():
     assert (row["model"], training.lora_rank_of(row)) == ("LLAMA3_70B", 16)
     asked = training.row_questions([PAGE])[0]
     run = asked.question
-    assert run["engine"] == "megatron-bridge@26.04"
-    assert asked.entries[0].measured == pytest.approx(32 * 4096 / (8 * 7481))
+    assert (run["engine"], asked.entries[0].measured) == ("megatron-bridge@26.04", pytest.approx(32 * 4096 / (8 * 7481)))
     assert float(commtax.train_bill(**run).step_s) == pytest.approx(asked.entries[0].measured, rel=0.2)
 
 
@@ -636,8 +631,7 @@ def test_llama_3_405b_as_it_was_trained():
     large = commtax.train_bill("llama-3.1-405b", "2048x8xh100-sxm", **META, **kinds)
     small = commtax.train_bill("llama-3.1-405b", "1024x8xh100-sxm", **{**META, "dp": 64, "batch": 32}, **kinds)
     assert fits(large)
-    assert large.mfu == pytest.approx(0.41, abs=0.03)
-    assert small.mfu == pytest.approx(0.43, abs=0.03)
+    assert (large.mfu, small.mfu) == (pytest.approx(0.41, abs=0.03), pytest.approx(0.43, abs=0.03))
     plain = commtax.train_bill("llama-3.1-405b", "2048x8xh100-sxm", **META)
     assert large.bubble_s < plain.bubble_s / 7
 
@@ -655,8 +649,7 @@ def test_too_many_chunks_are_refused_with_the_most():
         commtax.train_bill("llama-3.1-405b", "2048x8xh100-sxm", **META, schedule="interleaved", chunks=9)
     words = "bill llama-3.1-405b --cluster 2048x8xh100-sxm --phase train -tp 8 -pp 16 -dp 128 --global-batch 2048 --seq 8192"
     done = run_here(*words.split(), "--schedule", "interleaved", "--chunks", "9")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_plans_interleave_any_number_of_layers():

@@ -96,8 +96,7 @@ def test_opt_at_tp2_reconciled_to_the_tensor():
     split = rows * h // 2 + layers * (4 * h * h + 3 * h + 2 * h * f + f) // 2  # table; q k v o, their biases, fc1 and fc2
     whole = 2050 * h + layers * (h + h + 4 * h) + 2 * h  # positions; biases of o and fc2; norms
     per_rank = sum(w.nbytes for w in weights(model, plan, TORCH, 0, 1))
-    assert per_rank == 2 * (split + whole)
-    assert per_rank / 2**30 == pytest.approx(1.24, rel=0.01)
+    assert (per_rank, per_rank / 2**30) == (2 * (split + whole), pytest.approx(1.24, rel=0.01))
     assert 2 * num_params(model) / 2**30 == pytest.approx(2.48, rel=0.015)
 
 
@@ -132,8 +131,7 @@ def test_bytes_by_hand():
     Over 4 ranks: A of q, k, v, gate and up stays whole and B is a quarter; of o and down it is the other way round.
     """
     whole = 32 * 16 * 2 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
-    assert whole == 83_886_080
-    assert slots("llama-3.1-8b", lora_rank=16) == whole
+    assert (whole, slots("llama-3.1-8b", lora_rank=16)) == (83_886_080, whole)
     quarter = (4096 + 1024) + 2 * (4096 + 256) + 2 * (4096 + 3584) + (1024 + 4096) + (3584 + 4096)
     assert slots("llama-3.1-8b", tp=4, lora_rank=16) == 32 * 16 * 2 * quarter
 
@@ -193,8 +191,7 @@ def test_serving_with_adapters_is_slower():
 def test_rules(options, argument, nearest):
     with pytest.raises(Refusal) as refused:
         commtax.fit("mixtral-8x7b", "8xh100-sxm", **{"tp": 4, **options})
-    assert refused.value.argument == argument
-    assert tuple(refused.value.nearest) == nearest
+    assert (refused.value.argument, tuple(refused.value.nearest)) == (argument, nearest)
 
 
 def test_training_has_one_set_of_adapters():

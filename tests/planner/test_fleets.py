@@ -65,8 +65,7 @@ def test_gpus_without_limits_follow_from_the_throughput_of_one():
     alone = capacity(one.layout, (1, 0))
     for rate in (0.9 * alone, 1.1 * alone, 2.5 * alone):
         answer = plan_fleet("llama-3.1-8b", "3xh100-sxm", request_rate=rate, **QUICK)
-        assert answer.plans[0].size == (floor(rate / alone) + 1, 0)
-        assert answer.plans[0].gpus == floor(rate / alone) + 1
+        assert (answer.plans[0].size, answer.plans[0].gpus) == ((floor(rate / alone) + 1, 0), floor(rate / alone) + 1)
 
 
 @pytest.mark.parametrize("model", ["qwen3.5-4b", "nemotron-nano-9b-v2"])
@@ -104,8 +103,7 @@ def test_less_is_never_harder(rate, itl, looser):
 def test_one_process_and_two_say_the_same():
     asked = {"request_rate": 40, "slo": SLO, **SHORT}
     alone, both = (plan_fleet("llama-3.1-8b", "2xh100-sxm", processes=n, **asked) for n in (1, 2))
-    assert rows(alone) == rows(both)
-    assert alone.rejected == both.rejected
+    assert (rows(alone), alone.rejected) == (rows(both), both.rejected)
 
 
 def test_a_plain_search_agrees():
@@ -238,8 +236,7 @@ def test_the_document_of_a_rate():
     assert best["usd_per_million_tokens"] == pytest.approx(best["usd_per_hour"] / 3600 / (20 * 32) * 1e6)
     full = best["usd_per_hour"] / 3600 / (best["full_requests_per_s"] * 32) * 1e6
     assert best["full_usd_per_million_tokens"] == pytest.approx(full)
-    assert best["usd_per_month"] == pytest.approx(730 * best["usd_per_hour"])
-    assert answer["cost_of"] == "output"
+    assert (best["usd_per_month"], answer["cost_of"]) == (pytest.approx(730 * best["usd_per_hour"]), "output")
     assert best["utilisation"] == pytest.approx(20 / best["capacity_requests_per_s"])
     assert answer["emit"]["launch"].startswith("vllm serve meta-llama/Llama-3.1-8B")
     assert "--request-rate 20" in answer["emit"]["benchmark"]
@@ -323,8 +320,7 @@ def test_fleets_whose_tokens_come_too_slowly_lead_nobody_who_waits():
     asked = {"request_rate": 10, "input_len": 1024, "output_len": 128}
     found = plan_fleet("llama-3.1-70b", "8xh100-sxm", **asked)
     own, slow = found.plans[found.recommended], [trial for trial in found.plans if trial.figures["tpot_mean"] > 0.2]
-    assert own.gpus == 8
-    assert min(trial.gpus for trial in slow if trial.clear) == 6
+    assert (own.gpus, min(trial.gpus for trial in slow if trial.clear)) == (8, 6)
     assert any("but its tokens take longer than the 200 ms each" in line for line in fleet_reasons(found))
     batch = plan_fleet("llama-3.1-70b", "8xh100-sxm", workload="batch", **asked)
     assert batch.plans[batch.recommended].gpus == 6
@@ -372,8 +368,7 @@ def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictio
         found = plan_fleet("llama-3.1-8b", place, request_rate=share * alone, slo=slo, **QUICK)
         best, chosen, edge = found.plans[0], found.plans[found.recommended], share > 0.9
         room = place != "1xh100-sxm"
-        assert (best.size, best.clear) == ((1, 0), not edge)
-        assert chosen.size == (1 + (edge and room), 0)
+        assert ((best.size, best.clear), chosen.size) == (((1, 0), not edge), (1 + (edge and room), 0))
         assert any(trial.layout.question.plan.tp == 1 and trial.size == (2, 0) for trial in found.plans) is room, (
             "the next is listed"
         )

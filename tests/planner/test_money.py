@@ -153,8 +153,7 @@ def test_several_clusters_are_ranked_as_each_is_alone(objective, prices):
 def test_each_place_is_listed_with_its_best(places, top):
     ranking = list(range(len(places)))
     shown = leaders_of_ranking(ranking, places, top)
-    assert list(shown) == sorted(shown)
-    assert len(shown) == min(len(places), max(top, len(set(places))))
+    assert (list(shown), len(shown)) == (sorted(shown), min(len(places), max(top, len(set(places)))))
     assert {places.index(place) for place in places} <= set(shown)
 
 
@@ -166,8 +165,7 @@ def test_several_clusters_on_a_terminal_and_as_a_document():
     assert "per million output tokens" in done.stdout
     answer = json.loads(run_here(*TWO, "--no-disaggregated", "--json", "--cost-of", "total", "--emit", "vllm").stdout)
     assert (answer["schema"], answer["objective"], answer["cost_of"]) == ("commtax.plan-several/1", "cost", "total")
-    assert answer["best"] == answer["plans"][0]
-    assert {row["cluster"] for row in answer["plans"]} == {"1xl40s", "1xh100-sxm"}
+    assert (answer["best"], {row["cluster"] for row in answer["plans"]}) == (answer["plans"][0], {"1xl40s", "1xh100-sxm"})
     assert [x["cluster"] for x in answer["answers"]] == answer["clusters"] == ["1xl40s", "1xh100-sxm"]
     assert answer["emit"]["launch"].startswith("vllm serve meta-llama/Llama-3.1-8B")
     best = answer["best"]

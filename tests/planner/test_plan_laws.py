@@ -301,8 +301,7 @@ def test_plans_without_workers_of_their_own():
     words = ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--no-disaggregated", "--json")
     code, out, _ = command(*words, "--emit", "vllm")
     found = json.loads(out)
-    assert (code, found["disaggregated"]) == (0, False)
-    assert {p["mode"] for p in found["plans"]} == {"together"}
+    assert ((code, found["disaggregated"]), {p["mode"] for p in found["plans"]}) == ((0, False), {"together"})
     assert found["emit"]["launch"].count("vllm serve") == found["plans"][0]["replicas"]
     assert "--data-parallel-size" not in found["emit"]["launch"], "replicas are servers"
     assert not np.any(plan("llama-3.1-8b", "4xh100-sxm", disaggregated=False).plans.mode)
@@ -321,8 +320,7 @@ def test_the_page_details_the_plan_it_heads_with(tmp_path):
 
     found = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)
     page = plan_page(found, "commtax plan")
-    assert int(found.plans.mode[0]) == 1
-    assert page["view"]["state"]["tp"] == int(found.plans.tp[0])
+    assert (int(found.plans.mode[0]), page["view"]["state"]["tp"]) == (1, int(found.plans.tp[0]))
     assert page["view"]["totals"]["step_s"] == pytest.approx(float(found.step_of(found.plans, 0).step_s))
 
 

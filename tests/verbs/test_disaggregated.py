@@ -368,8 +368,7 @@ def test_a_prefix_from_elsewhere_comes_later_than_one_at_hand(name, share):
 def test_loading_pays_from_where_its_line_crosses_computing():
     lengths = 2.0 ** np.arange(4, 12)
     assert break_even(lengths, 1e-3 + 1e-6 * lengths, 1e-5 * lengths) == pytest.approx(1e-3 / 9e-6)
-    assert break_even(lengths, lengths * 0, lengths) == 16
-    assert break_even(lengths, lengths, lengths * 0 + 1e-9) == np.inf
+    assert (break_even(lengths, lengths * 0, lengths), break_even(lengths, lengths, lengths * 0 + 1e-9)) == (16, np.inf)
     assert loading_s(0.0, 0, 1e9, 1e-6, 1e-3) == 0
     remote = prefix_return(ask("llama-3.1-8b", "8xh200-sxm", tp=8, technique="kv-offload=remote"), 4096)
     assert 16 < remote.pays_from < 500
@@ -541,8 +540,7 @@ def test_a_simulation_says_how_surely_its_limits_are_kept():
     p99 = free["p99_tpot_ms"]
     found = [json.loads(run_here(*words, "--tpot", f"{p99 * k:.4f}ms", "--json").stdout)["slo"] for k in (0.5, 0.98, 1.02, 2.0)]
     odds = [slo["kept_with"] for slo in found]
-    assert odds == sorted(odds)
-    assert (odds[0], odds[-1]) == (pytest.approx(0.1), 0.9)
+    assert (odds, (odds[0], odds[-1])) == (sorted(odds), (pytest.approx(0.1), 0.9))
     assert 0.1 < odds[1] <= odds[2] < 0.9
     assert "% do is at least 90%" in run_here(*words, "--tpot", f"{2 * p99:.4f}ms").stdout
 

@@ -35,19 +35,16 @@ def test_rows_of_every_variant(prefix, row):
         )
     )
     assert [(r.nbytes, r.seconds) for r in run.rows] == [(1048576, pytest.approx(25.41e-6))]
-    assert run.rows[0].algbw_Bps == pytest.approx(41.26e9)
-    assert (run.op, run.ranks) == ("all-reduce", 8)
+    assert (run.rows[0].algbw_Bps, (run.op, run.ranks)) == (pytest.approx(41.26e9), ("all-reduce", 8))
 
 
 def test_ranks_from_the_ratio_of_bandwidths():
-    assert parse_run(NEW).ranks == 8
-    assert parse_run("nothing here").rows == ()
+    assert (parse_run(NEW).ranks, parse_run("nothing here").rows) == (8, ())
 
 
 def test_bandwidths_follow_their_definition():
     e = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)
-    assert e.algbw_Bps == pytest.approx(2**30 / e.seconds)
-    assert e.busbw_Bps == pytest.approx(e.algbw_Bps * 2 * 7 / 8)
+    assert (e.algbw_Bps, e.busbw_Bps) == (pytest.approx(2**30 / e.seconds), pytest.approx(e.algbw_Bps * 2 * 7 / 8))
     gather = commtax.expect("all-gather", "8xh100-sxm", nbytes=2**30)
     assert gather.busbw_Bps == pytest.approx(gather.algbw_Bps * 7 / 8)
     assert e.low_s < e.seconds < e.high_s
@@ -136,8 +133,7 @@ def test_a_file_shows_measured_beside_expected_bandwidth():
 def test_what_no_link_carries_does_not_pass():
     """2,000 GB/s on NVLink 4 is the time of something else."""
     found = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)
-    assert found.verdict(found.seconds_of_busbw(2000e9)) == "undecided"
-    assert found.verdict(float(found.low_s)) == "pass"
+    assert (found.verdict(found.seconds_of_busbw(2000e9)), found.verdict(float(found.low_s))) == ("undecided", "pass")
     assert float(found.floor_s) <= float(found.low_s)
     cards = commtax.expect("all-reduce", "8xh100-nvl", nbytes=2**30)  # bridged pairs reduce first: 69 GB/s was measured on such
     assert float(cards.floor_s) <= cards.seconds_of_busbw(69e9)
@@ -195,8 +191,7 @@ def test_2_every_doubling_gains_less_and_replicas_win_under_load():
     found = compare_plans("Qwen/QwQ-32B", "8xa100-80-sxm", ["tp2", "tp4", "tp8", "tp4dp2"], batches=[1, 16, 512], context=100)
     step = steps(found)
     ours, theirs = [1 / step[p, 1] for p in ("tp2", "tp4", "tp8")], [36.2, 50, 63]
-    assert ours == sorted(ours)
-    assert ours[0] == pytest.approx(theirs[0], rel=0.15)
+    assert (ours, ours[0]) == (sorted(ours), pytest.approx(theirs[0], rel=0.15))
     assert all(0.9 < a / b < 1.6 for a, b in zip(ours, theirs, strict=True)), "today's host times; 0.7.2 is not calibrated"
     assert ours[2] / ours[1] < ours[1] / ours[0] < 2
     assert step["tp4dp2", 512] < step["tp8", 512]

@@ -120,8 +120,7 @@ def test_windowed_layers_share_the_pool():
     """gpt-oss-120b: two groups of 18 layers; a long request holds few blocks of the windowed one."""
     model = catalog.model("gpt-oss-120b")
     pool = kv_pool(model, Plan(), range(36), 16)
-    assert len(pool.groups) == 2
-    assert pool.bytes_per_token == 36 * 2048
+    assert (len(pool.groups), pool.bytes_per_token) == (2, 36 * 2048)
     assert pool.blocks_per_request(98304, 8192) == 98304 // 16 + 520 + 1
     gemma = kv_pool(catalog.model("gemma-3-27b"), Plan(), range(62), 16)
     assert len(gemma.groups) == 7, "52 windowed layers in groups of 10, and one full"
@@ -206,8 +205,7 @@ def test_tp_is_searched_for_a_given_pipeline():
 def test_a_host_larger_than_usual_is_noted_and_a_bridge_joins_two():
     assert "read as 2 hosts of 8" in " ".join(commtax.fit("llama-3.1-8b", "16xh100-sxm", tp=16).question.notes)
     assert "usual are 8" in " ".join(commtax.fit("llama-3.1-8b", "1x16xh100-sxm", tp=16).question.notes)
-    assert catalog.cluster("2xh100-nvl").intra.kind == "nvlink"
-    assert catalog.cluster("8xh100-nvl").intra.kind == "pcie"
+    assert (catalog.cluster("2xh100-nvl").intra.kind, catalog.cluster("8xh100-nvl").intra.kind) == ("nvlink", "pcie")
 
 
 def test_training_fit():
@@ -266,8 +264,7 @@ def test_splitting_sequences_is_advised_before_recomputing_everything():
 )
 def test_limits_follow_the_chips_memory(chip, tp, tokens, rows, share):
     found = commtax.fit("llama-3.1-8b", f"8x{chip}", tp=tp, engine="sglang", max_model_len=1024)
-    assert found.question.limits.max_num_batched_tokens == tokens
-    assert largest_graph(tp, found.question.engine) == rows
+    assert (found.question.limits.max_num_batched_tokens, largest_graph(tp, found.question.engine)) == (tokens, rows)
     assert found.question.limits.gpu_memory_utilization == pytest.approx(share, abs=1e-3)
 
 

@@ -49,16 +49,14 @@ def document():
 
 
 def test_the_document_tells_times_with_ranges(document):
-    assert document["schema"] == "commtax.serve/1"
-    assert document["source"] == "predicted"
+    assert (document["schema"], document["source"]) == ("commtax.serve/1", "predicted")
     assert [row["metric"] for row in document["times"]] == ["ttft", "tpot", "itl", "e2e", "queue"]
     for row in document["times"]:
         assert row["p50_s"] <= row["p90_s"] <= row["p95_s"] <= row["p99_s"]
         for which in ("mean", "p50", "p99"):
             assert row[f"{which}_low_s"] <= row[f"{which}_s"] <= row[f"{which}_high_s"]
     assert document["utilisation"] == pytest.approx(10 / document["capacity_requests_per_s"])
-    assert document["slo"]["share"] == 1
-    assert document["request_goodput"] == pytest.approx(document["request_throughput"])
+    assert (document["slo"]["share"], document["request_goodput"]) == (1, pytest.approx(document["request_throughput"]))
     assert not document["overloaded"]
 
 
@@ -180,8 +178,7 @@ def test_limits_as_vllm_spells_them():
     c = o.columns
     kept = (c["ttft_s"] <= 0.06) & ~(c["tpot_s"] > 0.014) & (c["e2e_s"] <= 0.9)
     assert 0 < slo.share(o) < 1
-    assert slo.share(o) == kept.mean()
-    assert slo.goodput(o) == pytest.approx(kept.mean() * o.requests_per_s)
+    assert (slo.share(o), slo.goodput(o)) == (kept.mean(), pytest.approx(kept.mean() * o.requests_per_s))
     assert Slo().kept(o)
 
 
@@ -192,16 +189,14 @@ def test_a_saved_run_is_a_trace_that_gives_the_same(tmp_path):
         again = commtax.serve(MODEL, PLACE, trace=tmp_path / "run.csv.gz")
         assert np.array_equal(again.columns["ttft_s"], o.columns["ttft_s"])
     saved = command("--request-rate", "10", "--save", tmp_path / "saved.csv")
-    assert saved.returncode == 0
-    assert (tmp_path / "saved.csv").read_text().count("\n") == 201
+    assert (saved.returncode, (tmp_path / "saved.csv").read_text().count("\n")) == (0, 201)
     assert len(commtax.serve(MODEL, PLACE, trace=tmp_path / "saved.csv", num_prompts=50).stream) == 50
 
 
 def test_a_sweep_finds_the_knee_and_the_capacity(tmp_path):
     done = command("--sweep", "request-rate=5,20,40,400", "--goodput", "ttft:200", "--json", "--plot", tmp_path / "sweep.svg")
     found = json.loads(done.stdout)
-    assert done.returncode == 0
-    assert found["schema"] == "commtax.serve-sweep/1"
+    assert (done.returncode, found["schema"]) == (0, "commtax.serve-sweep/1")
     rates = [run["request_rate"] for run in found["runs"]]
     assert rates == sorted(rates)
     assert rates[0] < found["knee"] < found["capacity_requests_per_s"] < rates[-1]
@@ -230,9 +225,7 @@ def test_a_timeline_is_in_order_and_lanes_do_one_thing_at_a_time(plan):
     shown, left_out = timeline_of(o)
     events = json.loads(shown.to_chrome())["traceEvents"]
     timed = [event["ts"] for event in events if event["ph"] != "M"]
-    assert timed == sorted(timed)
-    assert {event["ph"] for event in events} == {"M", "X", "C"}
-    assert left_out == 0
+    assert (timed, {event["ph"] for event in events}, left_out) == (sorted(timed), {"M", "X", "C"}, 0)
     for lane in range(len(shown.lanes)):
         own = np.flatnonzero(shown.lane == lane)
         assert np.all(shown.start_s[own][1:] >= shown.end_s[own][:-1] - 1e-9)

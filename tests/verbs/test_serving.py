@@ -127,8 +127,7 @@ def test_waiting_by_hand():
     load, steps = ClosedLoopLoad(4, 100, 10), Steps(decode_s=1.0, prompt_s=3.0)
     served = closed_loop(load, steps, 2, 1.0, engine)
     assert served.tpot_s == 1.0  # the other prompt came before the first token
-    assert served.boundary_s + served.prefill_s + served.ahead_s == 1 + 3 + 2
-    assert served.slot_s == 6 + 9 * 1.0
+    assert (served.boundary_s + served.prefill_s + served.ahead_s, served.slot_s) == (1 + 3 + 2, 6 + 9 * 1.0)
     assert running_requests(load, engine, 10**6, 3) == 3
     assert running_requests(ClosedLoopLoad(4, 100, 10, spread=0.0), engine, 215, 99) == pytest.approx(
         215 / 105, rel=1e-3
@@ -153,8 +152,7 @@ def test_a_full_cache_by_hand():
     vllm, load = catalog.engine("vllm"), ClosedLoopLoad(40, 900, 100, spread=0.0)
     seqs = running_requests(load, vllm, 10_000, 99)
     full = pressure(load, vllm, 10_000, seqs)
-    assert seqs == pytest.approx(10_000 / 950)
-    assert full.recomputed == pytest.approx(OUTGROWN * 100 / 950)
+    assert (seqs, full.recomputed) == (pytest.approx(10_000 / 950), pytest.approx(OUTGROWN * 100 / 950))
     assert pressure(ClosedLoopLoad(8, 900, 100), vllm, 10_000, 8).recomputed < 0.01
     assert pressure(load, vllm, 10_000, seqs, fed=5).recomputed < 0.01  # who waits for its prompt holds nothing
     assert pressure(load, catalog.engine("trtllm"), 10_000, 10) == Pressure()
@@ -179,8 +177,7 @@ def test_an_engines_limit_throws_nobody_out():
 
 def test_clients_that_replicas_cannot_share_evenly_do_not_wait():
     four, five, six = (simulate(dp=2, concurrency=n) for n in (4, 5, 6))
-    assert five.running == 2.5
-    assert five.served.slot_s == 0
+    assert (five.running, five.served.slot_s) == (2.5, 0)
     assert four.ttft_s < five.ttft_s < six.ttft_s
     assert four.tokens_per_s < five.tokens_per_s < six.tokens_per_s
 
@@ -202,8 +199,7 @@ def test_prompts_ahead_by_hand():
     """
     vllm, sglang = catalog.engine("vllm"), catalog.engine("sglang")
     steady = ClosedLoopLoad(64, 8192, 1024, spread=0.0)
-    assert prompts_ahead(steady, 64, 8192, vllm) == 2
-    assert prompts_ahead(steady, 64, 8192, sglang) == 63 / 2
+    assert (prompts_ahead(steady, 64, 8192, vllm), prompts_ahead(steady, 64, 8192, sglang)) == (2, 63 / 2)
     assert prompts_ahead(ClosedLoopLoad(16, 1024, 128, spread=0.0), 16, 8192, sglang) == np.mean([7] * 8 + [15] * 8)
     burst = ClosedLoopLoad(64, 8192, 1024, num_prompts=640, spread=0.0)
     assert prompts_ahead(burst, 64, 8192, vllm) == pytest.approx(2 + 0.1 * (31.5 - 2))
@@ -276,8 +272,7 @@ def test_one_output_token_is_all_prompts():
     """
     few, more = (simulate(engine="vllm", concurrency=n, input_len=8000, output_len=1) for n in (2, 4))
     assert more.requests_per_s >= few.requests_per_s
-    assert more.served.ahead == pytest.approx(3, rel=0.01)
-    assert more.served.boundary_s == 0
+    assert (more.served.ahead, more.served.boundary_s) == (pytest.approx(3, rel=0.01), 0)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
@@ -464,8 +459,7 @@ def command(*words):
 def test_the_command_prints_a_document():
     done = command("llama-3.1-8b", "--cluster", PLACE, "-tp", "1", "--concurrency", "1,8", "--input-len", "512", "--json")
     document = json.loads(done.stdout)
-    assert document["schema"] == "commtax.simulate/1"
-    assert document["input_len"] == 512
+    assert (document["schema"], document["input_len"]) == ("commtax.simulate/1", 512)
     assert [row["concurrency"] for row in document["runs"]] == [1, 8]
     for row in document["runs"]:
         assert row["tpot_low_s"] < row["tpot_s"] < row["tpot_high_s"]
@@ -475,8 +469,7 @@ def test_the_command_prints_a_document():
 
 def test_the_command_refuses_in_one_line():
     done = command("llama-3.1-8b", "--cluster", PLACE, "--concurrency", "8", "--num-prompts", "0")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "num_prompts" in done.stderr
 
 

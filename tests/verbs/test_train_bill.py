@@ -103,8 +103,7 @@ def test_full_recomputation_is_exactly_one_more_forward(model, engine, seq):
     ends = [x for x in full.items if x.item.part == "feed-forward" and x.item.place == "down" and x.item.stage == "forward"]
     last = sum(float(x.flops * x.item.count) for x in ends) if engine == "fsdp" else 0.0
     assert flops(full, "recompute") == pytest.approx(flops(full, "forward") - head - last), "all layers as far as gradients need"
-    assert flops(plain, "recompute") == 0
-    assert flops(full, "backward") == flops(plain, "backward")
+    assert (flops(plain, "recompute"), flops(full, "backward")) == (0, flops(plain, "backward"))
     assert float(plain.mfu) == pytest.approx(float(plain.hfu))
     layers, ends = forward_flops(catalog.model(model), seq, False)
     again = layers - last / (seq * plain.question.step.micro_batch * plain.question.plan.microbatches)
@@ -126,8 +125,7 @@ def test_hybrid_sharding_keeps_gathers_inside_the_host():
     words = {"dp": 32, "engine": "fsdp", "context": 8192, "batch": 2}
     whole, hybrid = (commtax.train_bill("llama-3.1-8b", "4x8xh100-sxm", **words, hsdp=n) for n in (0, 8))
     links = {(x.item.axis, x.item.what): str(x.link) for x in hybrid.items if x.kind == "comm"}
-    assert links["shard", "layer parameters"] == "nvlink4"
-    assert links["replica", "gradient shards"] == "ib-ndr"
+    assert (links["shard", "layer parameters"], links["replica", "gradient shards"]) == ("nvlink4", "ib-ndr")
     assert {str(x.link) for x in whole.items if x.item.axis == "shard"} == {"ib-ndr"}
     assert float(hybrid.memory_bytes_per_rank) > float(whole.memory_bytes_per_rank)
     shards = next(x.item for x in hybrid.items if x.item.what == "gradient shards")
@@ -182,8 +180,7 @@ def test_a_checkpoints_storage_is_not_its_training_type():
 def test_overlap_is_an_inequality_with_an_efficiency_below_one():
     for engine in ENGINES:
         assert 0 < catalog.engine(engine).trains.overlap_efficiency < 1
-    assert hidden_s(2.0, 1.0, 0.5) == 0.5
-    assert hidden_s(1.0, 2.0, 0.5) == 0.5
+    assert (hidden_s(2.0, 1.0, 0.5), hidden_s(1.0, 2.0, 0.5)) == (0.5, 0.5)
 
 
 @each("name", TRAINING)
@@ -229,8 +226,7 @@ def test_arrays_equal_scalars():
         one = commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", **{**words, **sizes})
         for name in ("step_s", "mfu", "hfu", "exposed_comm_s", "bubble_s", "memory_bytes_per_rank"):
             assert float(getattr(many, name)[i]) == pytest.approx(float(getattr(one, name)), rel=1e-12), name
-        assert many.binding[i] == one.binding
-        assert bool(fits(many)[i]) == bool(fits(one))
+        assert (many.binding[i], bool(fits(many)[i])) == (one.binding, bool(fits(one)))
     assert many.legal.all()
 
 
@@ -268,8 +264,7 @@ def test_a_measured_mfu_finds_its_cause():
     good = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", **words)
     slow = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", **words, eager=True)
     found = causes(good, float(slow.mfu))
-    assert found[0].what == "element-wise kernels are not fused"
-    assert found[0].explains == pytest.approx(1, abs=0.01)
+    assert (found[0].what, found[0].explains) == ("element-wise kernels are not fused", pytest.approx(1, abs=0.01))
     assert causes(good, float(good.mfu)) == []
     with pytest.raises(ValueError, match="100%"):
         causes(good, 1.5)
