@@ -162,20 +162,14 @@ def test_what_is_not_read_is_refused_with_the_rule(text, why):
         patterns(text)
 
 
-def test_a_pattern_that_has_python_try_for_ever_is_answered():
+def test_patterns_are_answered_at_once_for_names_and_checkpoints(tmp_path):
     began = time.process_time()
     assert not patterns("(.+)+!", "(a|a)*b", "(a*)*c", ".*.*.*.*.*.*x").match("a" * 5000)
     assert time.process_time() - began < 10
-
-
-def test_wildcards_and_names():
     named = modules(("lm_head", "model.layers.1*", "re:.*gate$", "*.layers.[!0-4].mlp"))
     assert [
         named.hold(n) for n in ("lm_head.weight", "model.layers.12.x", "a.gate", "model.layers.7.mlp.up", "model.layers.2.mlp")
     ] == [True, True, True, True, False]
-
-
-def test_a_hostile_checkpoint_does_not_hold_a_command(tmp_path):
     table = config("llama-3.2-1b") | {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.+)+!"]}}
     (tmp_path / "config.json").write_text(json.dumps(table))
     assert run_here("fit", tmp_path, "-c", "8xh100-sxm").returncode == 0

@@ -60,7 +60,7 @@ def test_cluster(key):
     assert catalog.cluster(f"4x{key}").num_gpus == 4 * cluster.num_gpus
 
 
-def test_every_file_loads_and_says_its_own_name():
+def test_every_file_loads_by_its_own_name_and_aliases_are_unique():
     for kind, load in (
         ("chips", catalog.chip),
         ("links", catalog.link),
@@ -69,9 +69,6 @@ def test_every_file_loads_and_says_its_own_name():
     ):
         for key in catalog.keys(kind):
             assert load(key).key == key
-
-
-def test_aliases_are_unique():
     for kind in ("chips", "links", "clusters", "engines"):
         owner = {key: key for key in catalog.keys(kind)}
         for key in catalog.keys(kind):
@@ -140,7 +137,7 @@ def table(**changes):
     return {k: v for k, v in {**good, **changes}.items() if v is not None}
 
 
-def test_loader_is_strict():
+def test_the_loader_is_strict_and_no_number_goes_without_a_source():
     assert record(Link, table(), "x").sources["latency_s"].title == "t"
     for bad, says in (
         ({"bandwith_Bps": [1, "s"]}, "unknown key 'bandwith_Bps'; did you mean"),
@@ -150,9 +147,6 @@ def test_loader_is_strict():
     ):
         with pytest.raises(ValueError, match=says):
             record(Link, table(**bad), "x")
-
-
-def test_no_number_in_a_chip_goes_without_a_source():
     for key in catalog.keys("chips"):
         chip = catalog.chip(key)
         numbers = [n for n in Chip.__slots__ if isinstance(getattr(chip, n), (int, float)) and getattr(chip, n)]
@@ -186,7 +180,7 @@ def test_a_host_on_efa_has_the_cards_of_its_instance(cluster, gbit, link):
     assert catalog.cluster(cluster, inter=link, nics=1).nics_per_host == 1
 
 
-def test_links_of_one_maker_join_its_chips_only():
+def test_links_join_the_chips_of_their_maker():
     """A what-if on another maker's link has no measurement anywhere near it."""
     with pytest.raises(ValueError, match="xgmi joins AMD chips, and h100-sxm is none; nearest: nvlink4"):
         catalog.cluster("8xh100-sxm", intra="xgmi-mi300x")
@@ -194,16 +188,10 @@ def test_links_of_one_maker_join_its_chips_only():
         with_link(catalog.cluster("8xmi300x"), "nvlink4")
     assert catalog.cluster("8xmi300x", intra="pcie5").intra.key == "pcie5"
     assert catalog.cluster("18x4xgb200", intra="nvlink5").domain == 72, "a rack stays a rack"
-
-
-def test_a_network_brings_its_cards_wherever_it_is_named():
-    """``compare --over link=`` and ``--inter`` are the same hosts."""
+    # ``compare --over link=`` and ``--inter`` are the same hosts.
     place = catalog.cluster("2x8xh100-sxm")
     assert with_link(place, "efa-100").nics_per_host == catalog.cluster("2x8xh100-sxm", inter="efa-100").nics_per_host == 32
-
-
-def test_only_cards_are_bridged():
-    """Eight V100 of a baseboard have their NVLink mesh, eight H100 NVL cards PCIe and bridged pairs."""
+    # Eight V100 of a baseboard have their NVLink mesh, eight H100 NVL cards PCIe and bridged pairs.
     assert catalog.cluster("8xv100-32-sxm").intra.key == "nvlink2"
     cards = catalog.cluster("8xh100-nvl")
     assert (cards.intra.key, cards.bridge.key) == ("pcie5", "nvlink-bridge")
@@ -286,14 +274,11 @@ def test_seconds_move_with_clock_and_multiprocessors(chip, home):
     assert ours["eb128"] == theirs["eb128"]
 
 
-def test_chips_of_one_clock_have_the_seconds_that_were_measured():
+def test_seconds_are_those_of_the_clock_and_of_the_datasheet():
     engine = catalog.engine("vllm")
     tables = [catalog.kernel_constants(engine, catalog.chip(key)).tables for key in ("h100-sxm", "h200-sxm", "gh200-96")]
     assert tables[0] == tables[1] == tables[2]
-
-
-def test_an_unmeasured_family_is_paced_by_its_datasheet():
-    """Forms that nobody timed on a family come from elsewhere at its own clock, whatever the host's share."""
+    # Forms that nobody timed on a family come from elsewhere at its own clock, whatever the host's share.
     chip, generic = catalog.chip("a100-80-sxm"), loader.table("kernels", "generic")
     tables = catalog.kernel_constants(catalog.engine("vllm"), chip).tables
     cycle = catalog.chip(generic["paced_as"]).clock_Hz / chip.clock_Hz
@@ -438,13 +423,10 @@ def test_they_end_in_one_line_and_exit_2(name):
         assert "no kernels were measured" in done.stderr
 
 
-def test_no_name_of_the_catalogue_is_refused():
+def test_what_is_in_the_catalogue_is_priced_and_what_is_described_is_assumed():
     for kind in ("chips", "clusters"):
         for name in (*stems(kind), *aliases(kind)):
             check_measured(name, kind)
-
-
-def test_a_described_one_is_priced_and_called_assumed():
     priced = commtax.bill("llama-3.1-8b", str(FIXTURES / "tpu-v6e.toml"), tp=4)
     assert priced.question.cluster.chip.flops_per_s["bf16"] == 918e12
     assert {line.source.kind for line in priced.lines if line.kind in ("compute", "comm")} == {"assumed"}
@@ -513,14 +495,11 @@ def test_what_is_no_model_is_none(text):
     assert model_named(text) is None
 
 
-def test_number_formats():
+def test_formats_and_engines_by_their_names():
     assert all(dtype_named(name) == name for name in DTYPE_BYTES if name != "fp4")
     spelled = {"bfloat16": "bf16", "BF16": "bf16", "fp8_block": "fp8", "FP8-E4M3": "fp8", "int4_wo": "int4", "fp4": "nvfp4"}
     assert {name: dtype_named(name) for name in spelled} == spelled
     assert dtype_named("base7") == dtype_named("") == ""
-
-
-def test_engines_in_file_names():
     assert (engine_named("h200_sxm_trtllm_gemm"), engine_named("b60_vllm")) == ("trtllm", "vllm")
     assert engine_named("h100_sxm_gemm") == ""
 

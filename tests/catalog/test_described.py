@@ -96,7 +96,7 @@ def test_the_same_bill_to_the_last_digit(tmp_path, key):
         )
 
 
-def test_links_that_say_what_a_catalogued_one_says_are_it(tmp_path):
+def test_links_and_chips_are_those_that_they_say(tmp_path):
     """A rate and a latency alone are enough to know NVLink 4; another rate is another link."""
     file = 'chip = "h100-sxm"\n[intra]\nkind = "nvlink"\nbandwidth_Bps = {}\nlatency_s = 0.6e-6\n'
     known, other = (catalog.cluster(written(tmp_path, file.format(rate))) for rate in ("450e9", "440e9"))
@@ -106,9 +106,6 @@ def test_links_that_say_what_a_catalogued_one_says_are_it(tmp_path):
     assert {x.source.kind for x in bills[1].lines if x.kind == "comm"} == {"assumed"}
     assert bills[1].step_s > bills[0].step_s
     assert bills[0].low_s > bills[1].low_s
-
-
-def test_another_chip_under_a_known_name_has_no_measurements_of_it(tmp_path):
     same = (FACTS / "chips" / "h100-sxm.toml").read_text()
     other = same.replace("memory_Bps = [3.35e12", "memory_Bps = [3.0e12")
     places = [catalog.cluster(written(tmp_path, 'intra = "nvlink4"\ninter = "ib-ndr"\n' + under(x, "chip"))) for x in (same, other)]
@@ -117,15 +114,12 @@ def test_another_chip_under_a_known_name_has_no_measurements_of_it(tmp_path):
     assert kinds == [{"calibrated"}, {"transferred"}]
 
 
-def test_a_chip_alone_is_its_usual_host(tmp_path):
+def test_a_chip_alone_is_its_usual_host_and_paths_are_the_user_s(tmp_path, monkeypatch):
     own, usual = catalog.cluster(written(tmp_path, 'chip = "h100"')), catalog.cluster("8xh100-sxm")
     assert replace(own, key="", name="", note="", sources={}) == replace(usual, key="", name="", note="", sources={})
     with_hosts = catalog.cluster(written(tmp_path, 'chip = "h100"\nnum_hosts = 4'))
     assert with_hosts.num_gpus == 32
     assert catalog.cluster(f"2x{with_hosts.key}").num_gpus == 16, "as many as are asked for"
-
-
-def test_paths_are_the_user_s(tmp_path, monkeypatch):
     written(tmp_path, 'chip = "h100"')
     written(tmp_path, 'chip = "l40s"', "2xodd.toml")
     monkeypatch.chdir(tmp_path)
@@ -268,12 +262,9 @@ def test_what_a_description_leaves_out_is_told_with_whose_it_is(tmp_path, intra,
         assert all(words in told for words in (*said, "visible_bytes (programs see all of memory_bytes)"))
 
 
-def test_a_network_inside_a_host_is_the_layout_of_its_kind_as_late_as_the_network(tmp_path):
+def test_networks_inside_hosts_have_the_layout_of_their_kind_and_nothing_else_is_assumed(tmp_path):
     ways = ['kind = "roce"\nswitched = false', 'kind = "xgmi"\nlatency_s = 5e-6']
     roce, mesh = (commtax.bill("llama-3.1-8b", written(tmp_path, f"{GAUDI}{way}\nbandwidth_Bps = 525e9"), tp=8) for way in ways)
     assert float(roce.step_s) == float(mesh.step_s)
-
-
-def test_nothing_is_assumed_of_what_the_catalogue_says(tmp_path):
     assert catalog.cluster(written(tmp_path, 'chip = "h100"\nintra = "pcie5"')).remark == ""
     assert catalog.cluster(written(tmp_path, spelled_out("dgx-h100"))).remark == ""

@@ -94,11 +94,6 @@ def test_an_ending_that_may_mean_several_models_means_none(name):
     assert origin(name) == ""
 
 
-def test_gguf_is_refused_with_its_model():
-    with pytest.raises(ValueError, match=r"GGUF files of several formats, of which none is priced; name their model: qwen3-8b$"):
-        catalog.model("unsloth/Qwen3-8B-GGUF")
-
-
 def test_every_id_means_one_model():
     """Files, rows and releases name each id once, and rows share no key with files."""
     named = [loader.normal(name) for key in catalog.keys("models") for name in catalog.model(key).aliases] + list(
@@ -107,13 +102,20 @@ def test_every_id_means_one_model():
     assert (sorted(named), len(set(loader.stems("models")))) == (sorted(set(named)), len(loader.stems("models")))
     assert len(catalog.keys("models")) >= 200
     assert len(set(named)) >= 400
+    with pytest.raises(ValueError, match=r"GGUF files of several formats, of which none is priced; name their model: qwen3-8b$"):
+        catalog.model("unsloth/Qwen3-8B-GGUF")
 
 
-def test_releases_are_of_bundled_models_and_say_what_differs():
+def test_releases_say_what_differs():
     for release in quantisation._file()["releases"]:
         base = catalog.model(release["of"])
         assert base.key == release["of"]
         assert release.get("longest", 0) != base.max_len
+    for release in quantisation._file()["releases"]:
+        for name in release["ids"]:
+            known = quantisation.release_of(name)
+            assert known is not None
+            assert (known.by == "ending") == release.get("assumed", False)
 
 
 def test_a_length_that_nothing_public_states_is_said_to_be_assumed():
@@ -125,14 +127,6 @@ def test_a_length_that_nothing_public_states_is_said_to_be_assumed():
     shown = run("catalog", "models", "olmo-2-1b").stdout
     assert "4,096 (assumed)" in shown
     assert "no public copy of its config was found" in shown
-
-
-def test_a_release_whose_config_nobody_copied_may_differ():
-    for release in quantisation._file()["releases"]:
-        for name in release["ids"]:
-            known = quantisation.release_of(name)
-            assert known is not None
-            assert (known.by == "ending") == release.get("assumed", False)
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,9 @@ def test_active_parameters_agree_with_the_cards(key):
         assert printed or (card.digits == 2 and min(abs(ours / card.params - 1) for ours in readings) < 0.05)
 
 
-def test_dense_models_are_wholly_active():
+def test_dense_models_are_wholly_active_and_deepseek_s_checkpoint_is_explained():
     assert num_active_params(catalog.model("llama-3.1-8b")) == 8_030_261_248
-
-
-def test_deepseek_checkpoint_on_the_hub_is_explained_to_the_parameter():
-    """The Hub's total adds one prediction layer with its own embedding and head, and the fp8 scales."""
+    # The Hub's total adds one prediction layer with its own embedding and head, and the fp8 scales.
     model = catalog.model("deepseek-v3")
     h, moe = model.hidden, model.blocks[-1]
     layer = sum(t.size for t in inventory(model) if t.where == model.blocks.index(moe))
@@ -110,14 +107,11 @@ def config(**changes):
     return {k: v for k, v in {**good, **changes}.items() if v is not None}
 
 
-def test_unknown_architecture_is_refused():
+def test_what_is_missing_or_unknown_is_refused():
     with pytest.raises(ValueError, match="MambaForCausalLM is not supported"):
         from_config(config(architectures=["MambaForCausalLM"]), "x")
     with pytest.raises(ValueError, match="missing is not supported"):
         from_config(config(architectures=None), "x")
-
-
-def test_missing_fields_are_all_named():
     with pytest.raises(ValueError, match="intermediate_size, hidden_size"):
         from_config(config(hidden_size=None, intermediate_size=None), "x")
 
@@ -385,7 +379,7 @@ def test_a_pattern_in_other_words_is_the_same_model(key, name, spelled):
     assert not found.notes
 
 
-def test_layers_that_do_nothing_are_carried_along():
+def test_layers_without_work_or_cache_are_carried_along():
     """Nemotron-NAS may leave attention and MLP out of a layer."""
     config = deepcopy(CONFIGS["llama-3.3-nemotron-super-49b"])
     config["block_configs"][40] = {"attention": {"no_op": True}, "ffn": {"no_op": True}}
@@ -394,6 +388,10 @@ def test_layers_that_do_nothing_are_carried_along():
     assert model.num_layers == 80
     assert commtax.bill(model, "8xh100-sxm", tp=8).step_s > 0
     assert commtax.fit(model, "8xh100-sxm", tp=8).fits
+    # The first two layers of DeepSeek-V4-Flash keep no entries, and a stage may have no others.
+    assert commtax.fit("deepseek-v4-flash", "8x8xh200-sxm", tp=1, pp=22, max_model_len=4096).fits
+    config = CONFIGS["mimo-v2-flash"] | {"vision_config": {"depth": 3}}
+    assert [n.code for n in from_config(config, "mine").notes] == ["no-tower"]
 
 
 def test_attention_residuals_hand_every_block_on():
@@ -403,16 +401,6 @@ def test_attention_residuals_hand_every_block_on():
     sent = [inference(m, plan, Workload(decode_seqs=4), catalog.engine("vllm")) for m in (model, plain)]
     whole, one = (next(item.nbytes for item in items if item.axis == "pp") for items in sent)
     assert whole == 5 * one
-
-
-def test_a_stage_of_windows_alone_is_held():
-    """The first two layers of DeepSeek-V4-Flash keep no entries, and a stage may have no others."""
-    assert commtax.fit("deepseek-v4-flash", "8x8xh200-sxm", tp=1, pp=22, max_model_len=4096).fits
-
-
-def test_a_tower_that_is_not_known_is_said():
-    config = CONFIGS["mimo-v2-flash"] | {"vision_config": {"depth": 3}}
-    assert [n.code for n in from_config(config, "mine").notes] == ["no-tower"]
 
 
 def without(config, name):
@@ -505,16 +493,13 @@ def unknown(**changes):
     return {k: v for k, v in (base | more | changes).items() if v is not None}
 
 
-def test_an_unknown_architecture_names_the_nearest_family_and_how_to_read_it_so():
+def test_an_unknown_architecture_is_read_as_a_family_or_names_the_nearest():
     with pytest.raises(Refusal, match=r"MyOwnForCausalLM is not supported; nearest family: \w+ \(--as \w+"):
         from_config(unknown(), "x")
     with pytest.raises(Refusal, match="nearest family: qwen3moe"):
         from_config(unknown(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1), "x")
     with pytest.raises(Refusal, match="no family has the fields that it needs"):
         from_config({"architectures": ["MyOwnForCausalLM"]}, "x")
-
-
-def test_a_family_reads_an_unknown_architecture_as_assumed_and_lists_what_it_ignores():
     plain = from_config(unknown(), "x", "llama")
     known = from_config(unknown(architectures=["LlamaForCausalLM"]), "x")
     assert (plain.blocks, plain.layers, plain.hidden) == (known.blocks, known.layers, known.hidden)

@@ -45,7 +45,7 @@ def line(bill, what):
     return next(x for x in bill.items if x.item.what == what)
 
 
-def test_a_bill_with_a_profile_by_hand(tmp_path):
+def test_what_a_profile_has_is_used_and_what_it_lacks_stays(tmp_path):
     bill = commtax.bill("llama-3.2-1b", "2xcpu", tp=2, profile=written(tmp_path))
     assert bill.question.engine.key == "builtin"
     rows, inner = 128256 // 2, 2048
@@ -53,9 +53,6 @@ def test_a_bill_with_a_profile_by_hand(tmp_path):
     assert line(bill, "attention output").each_s == pytest.approx(1e-3 + 2048 * 4 / 1e9), "a millisecond and 8 KiB at 1 GB/s"
     assert line(bill, "attention output").source == "calibrated: bench"
     assert line(bill, "logits").source.startswith("assumed"), "the profile has no all-gather"
-
-
-def test_what_a_profile_does_not_hold_stays(tmp_path):
     file = tmp_path / "few.json"
     file.write_text(json.dumps({"commtax_profile": 1, "library": {"name": "vllm", "paths": []}}))
     with_it = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, profile=str(file), engine="vllm")
@@ -87,16 +84,13 @@ def test_bad_profiles_are_refused_in_one_line(tmp_path, changes, says):
         profile.load(written(tmp_path, **changes))
 
 
-def test_files_that_are_no_profiles(tmp_path):
+def test_files_of_other_chips_and_kinds_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no such file"):
         profile.load(tmp_path / "none.json")
     bad = tmp_path / "bad.json"
     bad.write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):
         profile.load(bad)
-
-
-def test_a_profile_of_another_chip_is_refused(tmp_path):
     with pytest.raises(ValueError, match="measured on cpu, and the cluster has h100-sxm"):
         commtax.bill("llama-3.2-1b", "2xh100-sxm", tp=2, profile=written(tmp_path))
 
@@ -307,10 +301,7 @@ def test_what_no_profile_may_hold_is_not_written(tmp_path):
         with pytest.raises(ValueError, match="nearest valid"):
             write_profile(tmp_path / "wrong.toml", wrong)
         assert not list(tmp_path.iterdir())
-
-
-def test_rounding_lifts_nothing_over_its_ceiling():
-    """A chip at its datasheet to the last digit: six digits of it are more, and are read."""
+    # A chip at its datasheet to the last digit: six digits of it are more, and are read.
     chip = catalog.chip("h100-sxm")
     rate = chip.memory_Bps * (1 - 1e-9)
     own = Profile("x", chip={"key": chip.key, "memory_Bps": rate, "memory_bytes": chip.memory_bytes})
@@ -360,7 +351,7 @@ def test_what_is_wrong_is_named_by_its_place(way, value, says):
         parse(changed(way, value))
 
 
-def test_a_refusal_names_the_file(tmp_path):
+def test_a_refusal_names_the_file_and_its_bound(tmp_path, monkeypatch):
     file = tmp_path / "own.toml"
     file.write_text("commtax_profile = 2\nhost_s = -1\n")
     with pytest.raises(ValueError, match=r"^.*own\.toml: host_s=-1: seconds from 0 to 3600; nearest valid: 0$"):
@@ -369,9 +360,6 @@ def test_a_refusal_names_the_file(tmp_path):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"^profile '.*own.toml': not valid TOML \(.{1,120}\)$"):
             profile.load(file)
-
-
-def test_what_would_take_seconds_to_read_is_neither_written_nor_read(tmp_path, monkeypatch):
     monkeypatch.setattr(profile_files, "MOST_TOML", 2**20)
     long = replace(LEARNT, sources={"x": "y" * 2**20})
     with pytest.raises(ValueError, match="longer than 1 Mi signs of TOML"):
@@ -381,19 +369,13 @@ def test_what_would_take_seconds_to_read_is_neither_written_nor_read(tmp_path, m
         profile.load(tmp_path / "long.toml")
 
 
-def test_more_runs_than_can_be_learnt_from_are_refused():
+def test_many_runs_are_refused_and_each_has_one_latency_of_a_metric():
     many = [taught(clients=float(n + 1)) for n in range(1001)]
     with pytest.raises(ValueError, match="deployment: more than the 1,000 latencies"):
         parse(document(replace(LEARNT, lessons=tuple(many))))
     assert len(parse(document(replace(LEARNT, lessons=tuple(many[1:])))).lessons) == 1000
-
-
-def test_a_day_may_be_toml_s_own():
     assert parse(tomllib.loads("commtax_profile = 2\nwritten = 2026-11-17")).written == "2026-11-17"
-
-
-def test_a_run_has_one_latency_of_each_metric():
-    """Two of the same load are two runs, however they are ordered."""
+    # Two of the same load are two runs, however they are ordered.
     slow, fast = taught(seconds=0.02), taught()
     runs = runs_of([slow, fast, taught(metric="ttft")])
     assert [sorted(run.lessons) for run in runs] == [["tpot", "ttft"], ["tpot"]]
@@ -428,7 +410,7 @@ def test_parts_of_several_are_one_profile(tmp_path):
     assert load_profile([]) is None
 
 
-def test_of_two_the_later_one_wins():
+def test_of_two_profiles_the_later_wins_and_links_are_not_mixed():
     other = replace(HOST, name="b", host={"host_s": 2e-3}, chip={"key": "h100-sxm", "flops_per_s": {"bf16": 8e14}})
     joined = join([HOST, other])
     assert joined.host == {"host_s": 2e-3}, "times of one fit stay together"
@@ -436,22 +418,16 @@ def test_of_two_the_later_one_wins():
     slower = replace(FABRIC, libraries={"nccl": ring_paths(9e10), "vllm": ring_paths()}, network={})
     joined = join([FABRIC, slower])
     assert (joined.libraries, joined.network) == (slower.libraries, FABRIC.network)
-
-
-def test_collectives_of_two_links_are_not_mixed():
     other = replace(FABRIC, libraries={"vllm": ring_paths()}, links={"intra": "nvlink3"})
     joined = join([FABRIC, other])
     assert (list(joined.libraries), joined.links) == (["vllm"], {"intra": "nvlink3"})
     assert list(join([FABRIC, replace(other, links=FABRIC.links)]).libraries) == ["vllm", "nccl"]
 
 
-def test_host_times_stay_with_their_engine():
+def test_host_times_and_facts_stay_with_their_engine_and_chip():
     sglang = Profile("s", engine="sglang", lessons=(taught(replace(SERVED, engine="sglang")),))
     assert (join([HOST, sglang]).engine, join([HOST, replace(sglang, host={"host_s": 3e-3})]).engine) == ("vllm", "sglang")
     assert join([LEARNT, sglang]).engine == "sglang"
-
-
-def test_facts_of_two_chips_are_refused():
     other = replace(HOST, name="b", chip={"key": "h200-sxm", "memory_Bps": 4e12})
     with pytest.raises(ValueError, match="profiles 'host' and 'b' tell of two chips, h100-sxm and h200-sxm"):
         join([HOST, other])
@@ -476,7 +452,7 @@ def test_parts_that_do_not_meet_join_in_any_order(order):
 # On another chip.
 
 
-def test_lessons_and_kernels_are_used_on_another_chip_and_that_is_said():
+def test_what_was_not_seen_is_noted():
     kernels = {"gemm.bf16": dict(catalog.kernel_constants(catalog.engine("vllm"), catalog.chip("h100-sxm")).tables["gemm.bf16"])}
     own = replace(LEARNT, chip={"key": "h100-sxm"}, tables=kernels, host={"host_s": 1.0})
     here, there = (commtax.bill("llama-3.1-8b", place, tp=2, profile=own) for place in ("8xh100-sxm", "8xh200-sxm"))
@@ -487,9 +463,6 @@ def test_lessons_and_kernels_are_used_on_another_chip_and_that_is_said():
     kinds = [next(x for x in step.items if x.item.op == "gemm").source.kind for step in (here, there)]
     assert kinds == ["calibrated", "transferred"]
     assert there.step_s < 1.0 < here.step_s
-
-
-def test_what_runs_did_not_see_is_said():
     asked = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, profile=LEARNT)
     assert any("its runs did not see model llama-3.1-70b (seen llama-3.1-8b), tp 8 (seen 2)" in note for note in asked.notes)
 

@@ -41,24 +41,18 @@ def size(model, *endings):
     return sum(counted)
 
 
-def test_nvfp4_leaves_out_what_it_names_and_nothing_else():
+def test_nvfp4_leaves_out_what_its_patterns_name():
     """DeepSeek-V3.1-NVFP4: latent projections stay in bf16, the output's and all experts go to 4 bits and a scale for each 16."""
     model = with_quant("deepseek-v3", {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": DEEPSEEK})
     narrow = size(model, "o_proj.weight", "gate_proj.weight", "up_proj.weight", "down_proj.weight")
     assert total_bytes(model, Plan()) == pytest.approx(narrow * NVFP4 + 2 * (num_params(model) - narrow), rel=1e-12)
-
-
-def test_a_folded_list_is_the_list():
-    """Patterns with counts, as long lists are often handed on, store what the plain lists store."""
+    # Patterns with counts, as long lists are often handed on, store what the plain lists store.
     layers = [f"model.layers.{i}.self_attn.{name}" for i in range(61) for name in ("q_a_proj", "q_b_proj", "o_proj")]
     plain = {"quant_algo": "NVFP4", "exclude_modules": [*layers, "lm_head"]}
     counts = {f"model.layers.*.self_attn.{name}": 61 for name in ("q_a_proj", "q_b_proj", "o_proj")}
     folded = {"quant_algo": "NVFP4", "exclude_modules": {"patterns (count)": {**counts, "lm_head": 1}}}
     sizes = {total_bytes(with_quant("deepseek-v3", config), Plan()) for config in (plain, folded)}
     assert len(sizes) == 1
-
-
-def test_a_pattern_stands_for_as_many_layers_as_it_says():
     few = {"quant_algo": "NVFP4", "exclude_modules": {"patterns (count)": {"model.layers.*.self_attn.o_proj": 20}}}
     model = with_quant("qwen3-32b", few)
     tensor = next(t for t in inventory(model) if t.name.endswith("o_proj.weight"))
@@ -103,14 +97,11 @@ def test_modules_have_formats_of_their_own(config):
     assert dispatched_bytes(Plan(), experts) == 2  # W4A16: tokens travel as they are
 
 
-def test_a_head_is_quantised_only_where_it_is_named():
+def test_experts_have_formats_of_their_own_and_tiles_decide_tp():
     model = with_quant("qwen3-8b", {"quant_method": "fp8", "weight_block_size": [128, 128]})
     assert format_of(model, "lm_head", model.quant) is None
     assert format_of(model, "mlp.down_proj", model.quant).dtype == "fp8"
-
-
-def test_experts_of_four_bits_among_fp8():
-    """DeepSeek-V4's way to say it, and what its other modules have."""
+    # DeepSeek-V4's way to say it, and what its other modules have.
     plain = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     model = with_quant("deepseek-v3", plain, expert_dtype="fp4")
     assert format_of(model, EXPERTS, model.quant).dtype == "mxfp4"
@@ -121,10 +112,7 @@ def test_experts_of_four_bits_among_fp8():
     )
     tiles = total_bytes(with_quant("deepseek-v3", plain), Plan())
     assert total_bytes(model, Plan()) == pytest.approx(tiles + experts * (0.5 + 1 / 32 - 1 - 4 / 128**2), rel=1e-9)
-
-
-def test_the_experts_own_tiles_decide_which_tp_is_legal():
-    """Qwen3-235B's experts are 1536 wide: over 8 ranks no whole tiles of 128, which 4-bit kernels would pad."""
+    # Qwen3-235B's experts are 1536 wide: over 8 ranks no whole tiles of 128, which 4-bit kernels would pad.
     tiles = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     narrow = {**tiles, "quantized_layers": {"mlp.experts": {"quant_algo": "NVFP4", "group_size": 16}}}
     cluster, engine = catalog.cluster("8xb200-sxm"), catalog.engine("vllm")
@@ -214,13 +202,7 @@ def test_a_mixed_checkpoint_takes_what_an_engine_logs():
     assert judged.weights_bytes / 2**30 == pytest.approx(19.75, abs=0.01)
 
 
-def test_names_that_only_look_alike_do_not_resolve():
-    assert not any(
-        map(variant, ("llama-3.1-8b", "nobody/nothing-FP8", "-fp8", "fp8", "/", "nvidia/-NVFP4", "meta-llama/Llama-3.1-8B"))
-    )
-
-
-def test_a_checkpoint_brings_its_cache_type():
+def test_a_checkpoint_brings_its_cache_type_and_its_name_must_be_known():
     """Scales of an fp8 KV cache make it the engine's default; another type is taken where it is asked for."""
     name = "nvidia/Llama-3.1-8B-Instruct-FP8"
     usual, told = commtax.fit(name, "1xh100-sxm"), commtax.fit(name, "1xh100-sxm", kv_dtype="bf16")
@@ -228,6 +210,9 @@ def test_a_checkpoint_brings_its_cache_type():
     assert any(n.code == "checkpoint-kv" for n in usual.question.notes)
     assert not any(n.code == "checkpoint-kv" for n in told.question.notes)
     assert commtax.fit(name, "1xh100-sxm", engine="gpt-fast").question.plan.kv_dtype == "bf16"
+    assert not any(
+        map(variant, ("llama-3.1-8b", "nobody/nothing-FP8", "-fp8", "fp8", "/", "nvidia/-NVFP4", "meta-llama/Llama-3.1-8B"))
+    )
 
 
 BOTH = {"quant_method": "fp8", "weight_block_size": [128, 128]}

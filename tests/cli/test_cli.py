@@ -32,7 +32,7 @@ def document(*words, code=0, ran=run_here):
     return json.loads(done.stdout)
 
 
-def test_fit_json():
+def test_fit_in_json_in_words_and_by_its_code():
     found = document("fit", "llama-3.1-70b", "--cluster", "8xh100-sxm")
     keys = {
         "schema", "fits", "tp", "pp", "weights_bytes_per_rank", "kv_bytes_per_token_per_rank", "kv_tokens", "kv_blocks_per_rank",
@@ -43,29 +43,28 @@ def test_fit_json():
     assert found["kv_bytes_per_token_per_rank"] == 2 * 80 * 2 * 128 * 2
     assert found["kv_tokens"] == found["kv_blocks_per_rank"] * found["block_size"]
     assert sum(w["bytes"] for w in found["weights"]) == pytest.approx(found["weights_bytes_per_rank"])
-
-
-def test_fit_says_no_with_exit_1():
     found = document("fit", "llama-3.1-405b", "--cluster", "8xh100-sxm", code=1, ran=run)
     assert not found["fits"]
     assert found["shortfall_bytes"] > 0
     assert found["advice"]
     assert "does not fit" in run_here("fit", "llama-3.1-405b", "--cluster", "8xh100-sxm").stdout
-
-
-def test_fit_in_the_words_of_the_log():
     text = run_here("fit", "llama-3.1-8b", "--cluster", "h100-sxm", "--max-model-len", "8K").stdout
     for words in ("Model loading took 14.9888 GiB", "Available KV cache memory:", "GPU KV cache size:", " blocks of 16 tokens; "):
         assert words in text
     assert "Maximum concurrency for 8,192 tokens per request" in text
 
 
-def test_bill_exact_json():
+def test_bill_in_json_exact_and_of_training():
     found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
     assert found["schema"] == "commtax.bill-exact/1"
     items = {(i["what"], i["op"]): i for i in found["items"]}
     assert {"axis", "op", "nbytes", "ranks", "count"} <= items["attention output", "all-reduce"].keys()
     assert (items["attention output", "all-reduce"]["nbytes"], sum(i["count"] for i in found["items"])) == (8192, 66)
+    found = document(
+        "bill", "llama-3.1-70b", "--cluster", "8x8xh100-sxm", "--phase", "train", "-tp", "8", "-pp", "4", "-dp", "2",
+        "--global-batch", "32", "--seq", "4096", "--zero", "1", "--sequence-parallel",
+    )  # fmt: skip
+    assert (found["plan"]["microbatches"], {"tp", "pp", "dp"}) == (16, {i["axis"] for i in found["items"]} - {""})
 
 
 def test_bill_json():
@@ -86,7 +85,7 @@ def test_bill_json():
     assert sorted(sent) == sorted((i["what"], i["nbytes"], i["count"]) for i in exact["items"]), "the bill prices what is sent"
 
 
-def test_bill_text_tells_its_defaults_and_its_sentence():
+def test_bill_tells_its_defaults_and_draws_layers():
     words = ("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8")
     text = run_here(*words).stdout
     for told in ("decode: batch 1 per replica, 1,024 cached tokens per request", "vllm@", "to scale", "what if", "fewer ranks"):
@@ -96,22 +95,11 @@ def test_bill_text_tells_its_defaults_and_its_sentence():
     whole = run_here(*words, "--details").stdout.splitlines()
     assert (held, whole[: len(same)]) == (f"· {len(whole) - len(same)} more notes with --details", same)
     assert any("least certain" in line for line in whole[len(same) :])
-
-
-def test_a_layer_takes_what_is_left_of_its_exchanges():
-    """A drawn layer is as long as a layer of the step, also where halves of a batch hide each other's exchanges."""
+    # A drawn layer is as long as a layer of the step, also where halves of a batch hide each other's exchanges.
     load = ("deepseek-v3", "-c", "2x8xh200-sxm", "-dp", "16", "-ep", "--phase", "prefill", "--technique", "deepep-ll,dbo")
     drawn = re.search(r"one layer, ([\d.]+) ms \(drawn one after the other: ([\d.]+) ms\)", run_here("bill", *load).stdout)
     left, whole = (float(ms) / 1e3 for ms in drawn.groups())
     assert 0.9 < 61 * left / document("bill", *load)["step_s"] < 1 < whole / left
-
-
-def test_bill_training_json():
-    found = document(
-        "bill", "llama-3.1-70b", "--cluster", "8x8xh100-sxm", "--phase", "train", "-tp", "8", "-pp", "4", "-dp", "2",
-        "--global-batch", "32", "--seq", "4096", "--zero", "1", "--sequence-parallel",
-    )  # fmt: skip
-    assert (found["plan"]["microbatches"], {"tp", "pp", "dp"}) == (16, {i["axis"] for i in found["items"]} - {""})
 
 
 def test_catalog_json():
@@ -227,22 +215,16 @@ def test_a_broken_config_gets_one_clear_line(tmp_path):
         assert says in done.stderr
 
 
-def test_a_reader_that_leaves_is_no_answer():
+def test_answers_reach_readers_that_leave_and_plain_terminals():
     shell = f"{sys.executable} -m commtax catalog | head -1 >/dev/null; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("0", "141")
     assert not done.stderr
-
-
-def test_plain_ascii_terminals_get_the_answer():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "0"}
     words = [sys.executable, "-m", "commtax", "fit", "llama-3.1-8b", "--cluster", "h100-sxm"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0
     assert "GPU KV cache size" in done.stdout
-
-
-def test_no_arguments_shows_help():
     assert "Will it fit?" in run().stdout
 
 

@@ -68,14 +68,11 @@ def test_no_plan_is_found_that_fit_rejects():
     assert holds(tight.question).fits, "nobody gave a length, and the model's own would not start"
 
 
-def test_a_fleet_is_emitted_with_a_length_that_starts():
+def test_fleets_are_emitted_with_a_length_that_starts():
     found = commtax.plan_fleet("llama-3.1-8b", "1xl4", request_rate=0.5, num_prompts=100, output_len=16, disaggregated=False)
     servers = fleet_servers(found.plans[found.recommended])
     assert 0 < servers.question.limits.max_model_len < servers.question.model.max_len
     assert holds(servers.question).fits
-
-
-def test_simulate_says_that_a_server_would_not_start():
     words = ("simulate", "--from", SERVER, "--cluster", "8xh100-sxm", "-tp", 1)
     closed, timed = run_here(*words, "--concurrency", 2), run_here(*words, "--request-rate", 1)
     assert closed.returncode == 1
@@ -100,15 +97,12 @@ def test_plans_within_the_error_have_no_winner():
     assert alone.endswith("tp8 and 2xtp4, too close to call, at global batch 64"), "one point is not every point"
 
 
-def test_flags_that_a_comparison_leaves_out_are_named():
+def test_flags_adapters_and_prefixes_are_told_at_once():
     commands = [f"vllm serve meta-llama/Llama-3.1-8B -tp {tp}" for tp in (1, 2)]
     words = ("diff", commands[0], f"{commands[1]} --replicas 2", "--cluster", "4xh100-sxm", "--output-len", 16)
     assert "after: not understood, and not in the answer: --replicas 2" in run_here(*words, "--concurrency", 4).stdout
     assert "give one number" in run_here(*words, "--concurrency", "64,256").stderr
     assert re.search(r"--concurrency N +Clients", run_here("diff", "--help").stdout)
-
-
-def test_adapters_and_prefixes_are_told_at_once():
     lora = run_here("fit", "llama-3.1-70b", "--cluster", "4xh100-sxm", "-tp", 4, "--lora-rank", 16, "--max-loras", 8).stdout
     assert "8 LoRA adapters of rank 16 take 1.59 GiB per GPU: 20,864 fewer KV tokens" in " ".join(lora.split())
     for load in (("--concurrency", 8), ("--request-rate", 2, "--num-prompts", 40)):
@@ -119,7 +113,7 @@ def test_adapters_and_prefixes_are_told_at_once():
     assert "--prefix-cache 60%" in run_here("worth", "llama-3.1-8b", "--cluster", "1xh100-sxm", "--shared-prefix", 9).stderr
 
 
-def test_each_type_has_its_line():
+def test_each_type_has_its_line_and_an_advised_limit_holds():
     found = commtax.plan("llama-3.1-70b", "2xh100-sxm", dtypes=("bf16", "fp8"), tpot_s="28ms", disaggregated=False)
     first, none, accuracy = best_of_types(found)
     assert first.startswith("best in fp8: TP 2, ")
@@ -127,10 +121,7 @@ def test_each_type_has_its_line():
     assert "accuracy is not predicted" in accuracy
     assert not list(best_of_types(commtax.plan("llama-3.2-1b", "1xh100-sxm")))
     assert with_unique_names(found.rejected) == found.rejected
-
-
-def test_a_limit_that_is_advised_holds():
-    """Asked for again with the limit that is said, there is a plan."""
+    # Asked for again with the limit that is said, there is a plan.
     asked = {"request_rate": 60, "num_prompts": 100, "output_len": 8, "disaggregated": False}
     found = commtax.plan_fleet("llama-3.2-1b", "1xh100-sxm", slo={"p99_itl": "9ms"}, **asked)
     said = next(text for text in found.would_take if text.startswith("limits of p99 ITL "))
@@ -164,14 +155,11 @@ def test_servers_that_would_not_start_as_pasted_are_one_verdict(tmp_path, words)
         assert (done.returncode, "would not start" in done.stdout) == (0, False), done.stderr
 
 
-def test_engines_that_start_with_less_are_not_said_to_refuse():
+def test_engines_that_start_with_less_do_not_refuse_and_pools_are_called_unchecked():
     notes = commtax.simulate("llama-3.1-70b", "2xh100-sxm", tp=2, engine="sglang", input_len=256).notes
     said = next(note for note in notes if note.code == "own-limits")
     assert said.startswith("SGLang has no room for the checkpoint's own 131,072 tokens: ")
     assert not [note for note in commtax.simulate("llama-3.1-70b", "4xh100-sxm", tp=4).notes if note.code == "own-limits"]
-
-
-def test_pools_in_one_host_are_called_unchecked_wherever_they_are_priced():
     words = {"tp": 2, "disaggregated": True, "prefill_workers": 1, "decode_workers": 1}
     for place, told in (("4xh100-sxm", True), ("2x8xh100-sxm", False)):
         answers = (
@@ -337,26 +325,20 @@ def test_worth_says_what_short_outputs_and_full_caches_hide():
     assert "Gains are for whole requests" in said("worth", "llama-3.1-8b", "-c", "1xh100", "--phase", "prefill", "--spread", 0)
 
 
-def test_simulate_says_why_a_few_clients_more_get_fewer_tokens():
+def test_simulate_tells_why_more_clients_get_less_and_no_difference_is_no_gain():
     asked = ("simulate", "qwen3-235b", "-c", "8xh200", "-tp", 4, "--replicas", 2, "--input-len", 8192, "--output-len", 512)
     padded = "vllm runs 9 rows in a CUDA graph of 16: the padding is computed and sent too"
     assert padded in said(*asked, "--concurrency", 18)
     assert f"with 18 clients {padded}" in said(*asked, "--concurrency", "16,18")
     assert "CUDA graph" not in said(*asked, "--concurrency", 16)
-
-
-def test_a_difference_that_is_none_is_no_gain():
     same, fp8 = "vllm serve meta-llama/Llama-3.1-8B", "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 1000"
     assert "faster" not in said("diff", same, fp8, "--cluster", "1xh100", "--concurrency", 4)
 
 
-def test_servers_for_prompts_that_do_not_fit_are_the_one_server_that_is_looked_at():
+def test_manifests_are_no_folder_and_servers_for_prompts_are_looked_at():
     told = said("fit", "--from", EXAMPLES / "deployments" / "llm-d-values.yaml", "--cluster", "8xh100-sxm", code=1)
     assert told.count("looked at:") == 1
     assert "looked at: a server for prompts, tp 2, which does not fit" in told
-
-
-def test_a_manifest_is_no_folder():
     told = said("audit", EXAMPLES / "deployments" / "kubernetes.yaml", code=2)
     assert "it starts a server" in told
     assert "folder" not in told
@@ -374,15 +356,12 @@ def test_a_check_takes_its_plan_from_the_profile_and_says_so(tmp_path):
     assert "tp; add --tp" in said(*asked, two, code=2)
 
 
-def test_drafts_are_whose_they_are_and_how_many():
+def test_words_of_a_pasted_command_are_no_jargon_and_drafts_are_counted():
     told = said("plan", EXAMPLES / "own-model" / "config.json", "-c", "8xh100", "--tpot", "30ms", "--no-disaggregated")
     assert "accepted as often as with llama-3.1-8b on MT-Bench: measure your own" in told
     one = ("simulate", "llama-3.3-70b", "-c", "8xh100", "-tp", 8, "--technique")
     assert "with 3 drafts, which eagle3=N sets" in said(*one, "eagle3")
     assert "with 5 drafts (" in said(*one, "eagle3=5")
-
-
-def test_words_of_a_pasted_command_are_no_jargon():
     sglang = "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --enable-dp-attention --dp 8"
     told = said("bill", "-c", "8xh200-sxm", "--from", sglang, "--batch", 8)
     assert "a busiest rank, which experts that are split do not have (--imbalance 1 leaves it out)" in told
@@ -423,7 +402,7 @@ def side(*documents, name="launch.yaml"):
     return AnswerSide(name, documents)
 
 
-def test_figures_are_those_of_the_answers():
+def test_figures_and_costs_are_those_of_the_answers():
     found = answered("diff", WIDE, NARROW, *LOAD)
     for number, (when, launch) in enumerate((("before", WIDE), ("after", NARROW))):
         own = [answered(verb, "--from", launch, *words) for verb, words in (("simulate", LOAD), ("fit", LOAD[:2]))]
@@ -433,9 +412,6 @@ def test_figures_are_those_of_the_answers():
         assert values["tokens_per_s_per_gpu"] == own[0]["runs"][0]["tokens_per_s"] / own[0]["gpus"]
         assert found[when]["plan"] == f"{4 // (number + 1)} GPUs = TP {4 // (number + 1)}"
     assert found["summary"][0].startswith("4 GPUs = TP 4 -> 2 GPUs = TP 2: slower")
-
-
-def test_cost_follows_from_the_price():
     row = {}
     for price in (2, 6):
         found = answered("diff", WIDE, NARROW, *LOAD, "--price", price)
@@ -486,7 +462,7 @@ def test_an_overloaded_server_that_fits_is_called_overloaded():
     assert "Overloaded, as before: " in run_here("diff", words[1], words[1], *words[2:], "--fail-on", "never").stdout
 
 
-def test_command_lines_and_saved_answers_are_compared_alike(tmp_path):
+def test_saved_answers_commands_and_launches_that_train_are_compared(tmp_path):
     asked = "commtax plan llama-3.1-8b --cluster 2xh100-sxm --tpot 20ms --no-disaggregated"
     saved, command = tmp_path / "before.json", tmp_path / "question"
     saved.write_text(json.dumps(answered(*asked.split()[1:])))
@@ -495,8 +471,6 @@ def test_command_lines_and_saved_answers_are_compared_alike(tmp_path):
     found = answered("diff", saved, command)
     assert {row["key"] for row in found["figures"]} >= {"ttft", "tpot", "tokens_per_s_per_gpu", "usd_per_million_tokens"}
 
-
-def test_a_launch_that_trains_is_billed(tmp_path):
     def script(tp):
         return f"torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size {tp} {sizes}"
 

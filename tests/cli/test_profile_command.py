@@ -97,7 +97,7 @@ def test_diff_pairs_runs_whatever_the_version(files):
     assert sum(x["before_s"] is None for x in backwards["latencies"]) == 4
 
 
-def test_check_says_what_was_not_seen(files):
+def test_check_says_what_was_not_seen_by_runs_that_are_alike(files):
     done = run_here("profile", "check", files / "box.toml", "-c", "8xh100-sxm", "-m", "llama-3.1-8b", "-tp", 8, "-e", "vllm@0.13")
     assert done.returncode == 0
     for words in (
@@ -107,10 +107,7 @@ def test_check_says_what_was_not_seen(files):
     ):
         assert words in done.stdout
     assert "seen: chip h100-sxm, link inside nvlink4, engine vllm, model llama-3.1-8b" in done.stdout
-
-
-def test_check_looks_at_runs_that_are_alike(files):
-    """TP 8 of another model is not TP 8 of this one."""
+    # TP 8 of another model is not TP 8 of this one.
     other = lessons(replace(SERVED, model="llama-3.1-70b", tp=8))
     write_profile(files / "both.toml", replace(BOX, lessons=(*lessons(SERVED), *other)))
     _, document = told("check", files / "both.toml", "-m", "llama-3.1-8b", "-tp", 8)
@@ -206,23 +203,17 @@ def result(run):
     return json.dumps({**head, **totals, **times, "duration": 60})
 
 
-def test_before_anything_was_run():
+def test_calibrate_advises_before_and_after_files(tmp_path):
     done = run_here("calibrate", "--next", 2, *ASKED, "--concurrency", 64, "--input-len", 8192, "--output-len", 1024)
     assert done.returncode == 0
     assert "nothing measured yet" in done.stdout
     assert "1. concurrency 64 at 8k/1k: TPOT range ±" in done.stdout
     assert "vllm bench serve" in done.stdout
-
-
-def test_the_document_says_the_same():
     told = json.loads(run_here("calibrate", "--next", 1, *ASKED, "--concurrency", 8, "--json").stdout)
     assert (told["schema"], {load["concurrency"] for load in told["loads"]}) == ("commtax.calibrate-next/1", {8})
     (run,) = told["runs"]
     assert run["after"]["tpot"] < run["before"]["tpot"]
     assert run["command"].startswith("vllm bench serve")
-
-
-def test_after_files_there_is_less_to_learn(tmp_path):
     files = []
     for i, run in enumerate(measured(LOADS[:3])):
         files.append(tmp_path / f"{i}.json")
@@ -233,14 +224,11 @@ def test_after_files_there_is_less_to_learn(tmp_path):
     assert after["runs"][0]["before"]["tpot"] < before["runs"][0]["before"]["tpot"]
 
 
-def test_a_pasted_command_says_what_is_served():
+def test_a_pasted_command_and_a_decision_by_its_command():
     command = "vllm serve meta-llama/Llama-3.1-70B -tp 4"
     pasted = run_here("calibrate", "--next", 1, "-c", "8xh100-sxm", "--from", command, "--json")
     said = run_here("calibrate", "--next", 1, *ASKED, "--json")
     assert json.loads(pasted.stdout)["runs"] == json.loads(said.stdout)["runs"]
-
-
-def test_a_decision_by_its_command():
     done = run_here("calibrate", "--for", "plan llama-3.1-8b -c 8xh100-sxm --tpot 10ms --no-disaggregated", "--json")
     told = json.loads(done.stdout)
     assert (told["schema"], told["settled"]) == ("commtax.calibrate-for/1", not told["runs"])

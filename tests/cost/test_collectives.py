@@ -310,7 +310,7 @@ def test_all_to_all_pays_for_every_ranks_own_bytes(hosts, nics, inter):
     assert float(commtax.expect("all-to-all", place, nbytes=2 << 29).seconds) >= least
 
 
-def test_own_kernels_stay_in_a_host_and_what_ran_on_few_ranks_is_assumed_on_many():
+def test_own_kernels_stay_in_a_host_and_what_was_not_measured_says_so():
     rack = commtax.bill("llama-3.1-405b", "gb200-nvl72", tp=8)
     assert all("custom" not in str(x.algorithm) for x in rack.items)
     summed = commtax.expect("all-reduce", "gb200-nvl72", nbytes=2**30)
@@ -321,14 +321,8 @@ def test_own_kernels_stay_in_a_host_and_what_ran_on_few_ranks_is_assumed_on_many
     for bad in ({"intra": "10gbe"}, {"inter": "nvlink4"}):
         with pytest.raises(ValueError, match="runs"):
             catalog.cluster("8xh100-sxm", **bad)
-
-
-def test_a_flat_ring_at_one_nic_would_be_many_times_slower():
     flat = napkin.allreduce_time_s(512 << 20, 96, 50e9, 5e-6)
     assert flat / float(commtax.expect("all-reduce", "12x8xh100-sxm", nbytes=512 << 20).seconds) > 6
-
-
-def test_what_was_never_measured_says_so():
     assert fabric("nccl", catalog.cluster("8xh100-sxm")).label == "calibrated"
     assert fabric("nccl", catalog.cluster("8xmi300x")).label == "calibrated"
     assert commtax.expect("all-reduce", "8xmi300x", nbytes=1, ranks=4).source == "assumed: measured on 8 ranks"
@@ -412,19 +406,13 @@ def test_arrays_are_priced_as_their_numbers_are(op, nbytes):
     assert together == pytest.approx([float(commtax.expect(op, "4xdgx-h100", nbytes=float(x)).seconds) for x in nbytes])
 
 
-def test_what_leaves_a_domain():
+def test_what_leaves_a_domain_by_hand():
     assert crossing("all-reduce", 1.0, 2).leaving == 1  # two hosts swap their sums
     assert (crossing("all-reduce", 1.0, 4).leaving, crossing("all-gather", 1.0, 2).leaving) == (2 * 31 / 32, 15 / 16)
     assert crossing("all-to-all", 1.0, 4).leaving == 3 / 4
-
-
-def test_a_gather_goes_round_and_a_reduction_goes_up_a_tree():
     assert crossing("all-gather", 1.0, 16).hops == 15
     assert crossing("all-gather", 1.0, 16, inside=1).hops == 4  # one rank per host: PAT
     assert (crossing("all-reduce", 1.0, 16).hops, crossing("all-to-all", 1.0, 16).hops) == (4, 1)
-
-
-def test_no_pipeline_fills_for_messages_from_rank_to_rank():
     network = library("nccl").network
     for op in PAIRED_OPS:
         over = cross_domains(crossing(op, 2**30, 8), PathChoice(0.0, 0.0, 0), (), network)
@@ -450,13 +438,10 @@ def test_published_times_across_hosts(op, cluster, nbytes, published_us, within)
     assert commtax.expect(op, cluster, nbytes=nbytes).seconds * 1e6 == pytest.approx(published_us, rel=within)
 
 
-def test_a_rack_was_measured_and_two_networks_were_not():
+def test_a_rack_was_measured_and_eager_threads_wake_on_every_host():
     assert commtax.expect("all-reduce", "gb200-nvl72", nbytes=2**30).source.kind == "calibrated"
     assert commtax.expect("all-reduce", "2xdgx-h100", nbytes=2**30).source.kind == "calibrated"
     assert commtax.expect("all-reduce", "2xp5", nbytes=2**30).source.kind == "transferred"
-
-
-def test_launched_from_python_threads_wake_on_every_host():
     captured, launched = (commtax.expect("all-reduce", "4xp6-b200", nbytes=2**20, eager=x).seconds for x in (False, True))
     assert launched - captured == pytest.approx(library("nccl").network.eager_s)
 
@@ -467,7 +452,7 @@ def test_launches_take_longer_on_grace(name):
     assert float(grace.seconds) > 1.5 * float(x86.seconds)
 
 
-def test_an_engine_s_all_reduce_is_that_of_its_version():
+def test_an_all_reduce_is_that_of_its_engine_s_version():
     def took(version):
         return commtax.expect("all-reduce", "8xb300-sxm", nbytes=2**14, ranks=8, library=f"sglang{version}")
 
@@ -476,9 +461,6 @@ def test_an_engine_s_all_reduce_is_that_of_its_version():
     assert float(took("").seconds) == float(new.seconds)
     assert float(between.seconds) == float(old.seconds)  # the newest that is not newer
     assert (new.source.kind, between.source.kind) == ("calibrated", "transferred")
-
-
-def test_a_step_has_the_all_reduce_of_its_engine_s_version():
     asked = {"tp": 8, "batch": 16, "context": 1024}
     old, new = (commtax.bill("llama-3.1-70b", "8xb200-sxm", engine=f"sglang{v}", **asked) for v in ("@0.5.9", ""))
     assert float(old.comm_s) > float(new.comm_s)
@@ -511,24 +493,18 @@ def test_an_all_reduce_and_a_compiled_norm_take_what_was_published(tokens, secon
     assert commtax.expect(FUSED_OP, "2xh100-sxm", nbytes=tokens * ROW, library="vllm").seconds == pytest.approx(seconds, rel=0.1)
 
 
-def test_the_first_fused_kernel_lost_from_64_tokens_on_and_the_present_one_wins():
+def test_fused_and_quantised_all_reduces_by_hand():
     tokens = np.array([1.0, 16.0, 64.0, 128.0])
     apart, first, present = (
         commtax.expect(FUSED_OP, "2xh100-sxm", nbytes=tokens * ROW, library=name).seconds for name in ("vllm", OLD, "flashinfer")
     )
     assert (first < apart).tolist() == [True, True, False, False]
     assert np.all(present < apart)
-
-
-def test_a_one_shot_kernel_pushes_the_tensor_to_every_other_rank():
-    """By hand, eight H100 and 64 KiB: 2.8 us and seven hops, seven tensors at 302 GB/s, three passes over 3.35 TB/s."""
+    # By hand, eight H100 and 64 KiB: 2.8 us and seven hops, seven tensors at 302 GB/s, three passes over 3.35 TB/s.
     found = commtax.expect(FUSED_OP, "8xh100-sxm", nbytes=64 * KIB, library="flashinfer")
     by_hand = 2.8e-6 + 7 * 6.732e-8 + 7 * 65536 / 3.018e11 + 3 * 65536 / 3.35e12
     assert found.seconds == pytest.approx(by_hand)
-
-
-def test_the_bytes_of_quantised_all_reduces_are_their_values_and_scales():
-    """32 values share 16 bits: 16, 8.5, 6.5 and 4.5 bits of 16; twice 3/4 of that leaves each of four ranks."""
+    # 32 values share 16 bits: 16, 8.5, 6.5 and 4.5 bits of 16; twice 3/4 of that leaves each of four ranks.
     for level, bits in {"fp": 16, "int8": 8.5, "int6": 6.5, "int4": 4.5}.items():
         path = catalog.fabric(f"quickreduce-{level}", catalog.cluster("8xmi300x")).kernels["all-reduce"][0]
         bare = replace(path, beside_s=0.0, contention=())

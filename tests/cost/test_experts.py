@@ -131,9 +131,6 @@ def test_an_exchange_is_no_faster_than_memory_and_more_of_it_never_faster(chip, 
 def test_rows_that_were_not_fitted(errors):
     assert np.median(errors[""]) < 0.10
     assert np.quantile(errors[""], 0.9) < 0.35
-
-
-def test_exchanges_that_were_not_fitted(errors):
     assert len(errors["exchange"]) >= 20
     assert np.median(errors["exchange"]) < 0.25
 
@@ -143,13 +140,10 @@ def test_each_family_on_rows_that_were_not_fitted(errors, family):
     assert np.median(errors[family]) < 0.15
 
 
-def test_a_family_without_tables_has_those_of_others():
+def test_tables_are_those_of_the_family_and_of_the_implementation():
     constants = catalog.kernel_constants(catalog.engine("vllm"), catalog.chip("mi300x"))
     _, kernels, _ = priced(sizes(64, 64, 8, 1, 4096, 1024, 2.0), "mi300x", "vllm", "bf16")
     assert kernel_source(kernels[1], constants).kind == "assumed"
-
-
-def test_an_implementation_has_its_own_table_where_it_differs():
     r = sizes(64, 64, 8, 1, 4096, 1024, 2.0)
     for backend, wanted in (("", "experts.bf16"), ("triton", "experts_triton.bf16"), ("marlin", "experts.bf16")):
         _, kernels, constants = priced(r, "b200-sxm", "sglang", "bf16", backend)
@@ -191,23 +185,17 @@ def routed_bytes(model, plan, engine="vllm"):
     return {k.part: k for k in kernels if k.part in ("experts", "routing")}
 
 
-def test_a_step_reads_the_chosen_experts():
+def test_a_step_reads_the_chosen_experts_and_training_keeps_plain_products():
     found = routed_bytes("qwen3-30b-a3b", Plan(tp=2))
     r = found["experts"].shape
     assert r.hidden * r.inner * 3 == 2048 * 768 / 2 * 3
     assert 8 < r.active <= 128
     assert found["experts"].nbytes == pytest.approx(r.active * 3 * 2048 * 384 * 2)
     assert found["experts"].flops == pytest.approx(2 * 64 * 8 * 3 * 2048 * 384)
-
-
-def test_training_keeps_plain_products():
     kernels = step_kernels(
         catalog.model("mixtral-8x7b"), Plan(), Workload(prefill_seqs=1, prefill_tokens=512), 512, catalog.engine("megatron")
     )
     assert {k.form for k in kernels if k.part == "experts"} == {"gemm"}
-
-
-def test_the_bill_tells_products_from_what_is_around_them():
     priced = commtax.bill("qwen3-30b-a3b", "8xh100-sxm", tp=2, batch=64).lines
     lines = {line.item.part: line for line in priced if line.kind == "compute"}
     assert float(lines["experts"].moving_s) > 0
@@ -614,23 +602,17 @@ def test_a_search_keeps_them_for_plans_that_spread_experts():
         commtax.plan("llama-3.1-8b", "8xh200-sxm", redundant_experts=16)
 
 
-def test_a_search_passes_over_plans_with_too_many():
+def test_a_search_passes_over_plans_with_too_many_copies_and_prompts_have_none():
     """Two ranks of 8 experts take 8 copies at most: such plans are rejected by the rule, and others stand."""
     found = commtax.plan("mixtral-8x7b", "8xh100-sxm", redundant_experts=16, input_len=256, output_len=32)
     assert len(found.plans)
     assert 2 not in {int(ep) for ep in found.plans.ep}
     assert any("holds an expert twice" in lost.reason for lost in found.rejected)
-
-
-def test_workers_for_prompts_take_what_they_can():
-    """Their experts lie on one rank: no copies, and no busiest one."""
+    # Their experts lie on one rank: no copies, and no busiest one.
     asked = {"dp": 16, "ep": 16, "concurrency": 16, "disaggregated": True, "redundant_experts": 32, "imbalance": 1.5}
     s = commtax.simulate("deepseek-v3", "4x8xb200-sxm", prefill_tp=1, **asked)
     assert (int(s.question.plan.redundant), int(s.apart.plan.redundant)) == (32, 0)
-
-
-def test_the_smallest_that_fits_counts_copies():
-    """A search for tp begins where experts lie on one rank."""
+    # A search for tp begins where experts lie on one rank.
     found = commtax.fit("deepseek-v3", "8xh200-sxm", ep=AUTO_EP, redundant_experts=32, max_model_len=8192)
     assert (int(found.question.plan.tp), found.question.plan.redundant_experts) == (8, 32)
 

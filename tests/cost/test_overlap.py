@@ -162,7 +162,7 @@ def test_kernels_that_stay_keep_multiprocessors():
         assert line.hidden_s == pytest.approx((1 - 20 / 132) * min(line.total_s, line.window_s))
 
 
-def test_split_sequences_send_as_much_and_norm_their_own_rows():
+def test_split_sequences_and_pieces_of_products_by_hand():
     plain, split = TERMS["llama-3.1-70b", "8xh100-sxm", "vllm", None, "sp"]
     work = Workload(0, 0, 1, 8192, 0)
     before, after = (step(t, work) for t in (plain, split))
@@ -173,9 +173,6 @@ def test_split_sequences_send_as_much_and_norm_their_own_rows():
     )
     norms = [next(x.item.nbytes for x in bill.lines if x.item.part == "norms") for bill in (before, after)]
     assert norms[0] == 8 * norms[1]
-
-
-def test_pieces_of_products_read_their_weights_again():
     plain, cut = (TERMS["llama-3.1-70b", "8xh100-sxm", "vllm", None, key] for key in ("sp", "async-tp"))
     work = Workload(0, 0, 1, 8192, 0)
     whole, pieces = (next(x for x in step(t, work).lines if x.item.place == "down") for _, t in (plain, cut))
@@ -215,15 +212,12 @@ def test_a_sum_hides_beside_its_own_product_alone(key, work, pairs):
         assert 0.8 * product.total_s < line.window_s < product.total_s
 
 
-def test_pieces_that_arrive_are_added_up():
+def test_pieces_that_arrive_are_added_up_and_gain_as_published():
     """Partial sums of all ranks for a rank's own rows are read, and their sum is written: (1 + 1/8) x 8,192 rows of 16 KiB."""
     _, t = TERMS["llama-3.1-70b", "8xh100-sxm", "vllm", None, "async-tp"]
     added = [x.item for x in step(t, Workload(0, 0, 1, 8192, 0)).lines if x.item.what == "pieces added up"]
     assert [(x.count, x.nbytes) for x in added] == [(80, 8192 * 8192 * 2 * 9 / 8)] * 2
-
-
-def test_split_products_gain_as_published():
-    """PyTorch's async TP in TorchTitan: up to a fifth off the forward pass of Llama 3 70B on H100s, split sequences in both."""
+    # PyTorch's async TP in TorchTitan: up to a fifth off the forward pass of Llama 3 70B on H100s, split sequences in both.
     (_, split), (_, cut) = (TERMS["llama-3.1-70b", "8xh100-sxm", "vllm", None, key] for key in ("sp", "async-tp"))
     work = Workload(0, 0, 2, 16384, 0)
     assert float(step(split, work).step_s / step(cut, work).step_s) == pytest.approx(1.2, rel=0.08)
@@ -235,10 +229,7 @@ def test_the_table_of_steps_follows():
     for seqs, context in ((64, 1024.0), (128, 4096.0)):
         priced = inference_bill(t, Workload(decode_seqs=seqs, cached_tokens=seqs * context), 1).step_s
         assert table.decoding(seqs, seqs * context)[0] == pytest.approx(float(np.asarray(priced)), rel=0.01)
-
-
-def test_prompts_that_hide_exchanges_stand_in_the_table_of_steps():
-    """Their attention takes no time where all of it runs beside exchanges: not even the fixed part, which others pay."""
+    # Their attention takes no time where all of it runs beside exchanges: not even the fixed part, which others pay.
     for model in ("qwen3-30b-a3b", "deepseek-v3"):
         t = terms(model, "2x8xh200-sxm", {"dp": 16, "ep": 16, "ep_backend": "deepep_low_latency"}, "dbo")
         table = surface.surface(t, 8192, 32, 8192)
@@ -248,7 +239,7 @@ def test_prompts_that_hide_exchanges_stand_in_the_table_of_steps():
             assert found == pytest.approx(float(priced), rel=0.01 if prompts == 1 else 0.03)
 
 
-def test_two_batches_on_72_gpus_as_published():
+def test_overlap_as_published():
     """SGLang's report on 72 H100: -27 % at 32 tokens per GPU; 17,777 to 22,310 tokens/s per host at 256; with drafts 1.36 times."""
     pair = TERMS["deepseek-v3", "9x8xh100-sxm", "sglang", "deepep_low_latency", "dbo"]
     drafted = Workload(128, 128 * 2000, rows_per_seq=2)
@@ -257,10 +248,7 @@ def test_two_batches_on_72_gpus_as_published():
         assert told / 1.1 < plain / halved < told * 1.1
     for t, told in zip(pair, (17_777, 22_310), strict=True):
         assert 8 * 256 / float(step(t, Workload(256, 256 * 2000)).step_s) == pytest.approx(told, rel=0.15)
-
-
-def test_a_shared_expert_beside_routed_ones_as_published():
-    """TensorRT-LLM's report on eight B200 with attention in replicas: 5.3 % more throughput."""
+    # TensorRT-LLM's report on eight B200 with attention in replicas: 5.3 % more throughput.
     words = {"dp": 8, "ep": 8, "engine": "trtllm@0.18", "dtype": "nvfp4"}
     plain, beside = (terms("deepseek-r1", "8xb200-sxm", words, x) for x in ("", "shared-stream"))
     for seqs in (128, 256, 512):
@@ -324,24 +312,18 @@ def test_what_a_drafter_sends_by_hand():
     logits = 4 * 129280 * 2
     expected = [("all-reduce", 16 * 7168 * 2, 1)] * 3 + [("all-reduce", 4 * 7168 * 2, 2)] * 3
     assert sorted(drafts) == sorted([*expected, ("all-gather", logits, 1), ("all-gather", logits, 2)])
-
-
-def test_a_pass_for_all_drafts_sends_once():
     sent = commtax.traffic("qwen3-8b", "8xh100-sxm", tp=2, batch=2, technique="dflash=7:0.5")
     counts = [float(i.count) for i in sent.items if i.stage == "draft" and i.is_sent and i.op == "all-reduce"]
     assert sorted(counts) == [1, 5, 5]  # the embedding, and two sums in each of five layers
 
 
-def test_weights_of_drafters_as_published():
+def test_weights_of_drafters_as_published_take_memory():
     """DeepSeek-V3: 14 billion parameters for further tokens, embedding and head counted; EAGLE for Llama-3-8B: 0.25 billion."""
     model = catalog.model("deepseek-v3")
     assert num_params(drafter("mtp", model, 1).model) == pytest.approx(14e9, rel=0.06)
     llama = catalog.model("llama-3.1-8b")
     eagle = num_params(drafter("eagle", llama, 1).model) - 2 * llama.vocab * llama.hidden
     assert eagle == pytest.approx(0.25e9, rel=0.06)
-
-
-def test_a_drafter_takes_memory():
     plain, drafted = (commtax.fit("deepseek-r1", "8xh200-sxm", tp=8, technique=name) for name in ("none", "mtp=2"))
     more = {line.part: float(line.nbytes) for line in drafted.weights}["drafter"]
     assert drafted.weights_bytes - plain.weights_bytes == pytest.approx(more)
@@ -369,14 +351,11 @@ def test_acceptance_zero_is_never_a_gain_and_more_never_a_loss(technique, power,
     assert loop.tpot_s * per_step >= loop.steps.decode_s * (1 - 1e-12)
 
 
-def test_no_drafts_change_no_digit():
+def test_no_drafts_change_no_digit_and_arrays_are_priced_as_each_alone():
     plain, off = (commtax.bill(*LLAMA, tp=2, batch=8, technique=name) for name in ("none", "eagle3=0"))
     assert (off.step_s, off.tokens_per_s) == (plain.step_s, plain.tokens_per_s)
     loops = [commtax.simulate(*LLAMA, tp=2, concurrency=8, technique=name) for name in ("none", "eagle3=0")]
     assert loops[0].tpot_s == loops[1].tpot_s
-
-
-def test_arrays_of_batches_are_priced_as_each_alone():
     batches = np.array([1, 3, 32])
     many = commtax.bill(*R1, tp=8, engine="trtllm", batch=batches, technique="mtp=3")
     for i, batch in enumerate(batches.tolist()):
@@ -408,22 +387,16 @@ def test_more_drafts_pay_at_a_small_batch_and_not_at_a_large_one():
     assert ratios == pytest.approx([52 / 43, 554 / 675], rel=0.15)
 
 
-def test_a_bill_says_what_drafts_yield_and_where_they_stop_paying(monkeypatch):
+def test_what_drafts_yield_is_told_in_time_and_in_plans(monkeypatch):
     monkeypatch.setenv("COLUMNS", "170")
     told = run_here("bill", *LLAMA[:1], "-c", LLAMA[1], "--technique", "eagle3=7:0.4", "--batch", "4").stdout
     assert "1.67 tokens per sequence per step with 7 drafts, as set" in told
     assert "they stop paying at batch" in " ".join(told.split())
     assert "draft head" in told
-
-
-def test_requests_in_time_agree_with_the_closed_form():
     asked = {"tp": 1, "concurrency": 16, "technique": "eagle3=3:0.7", "num_prompts": 400}
     means, run = commtax.simulate(*LLAMA, **asked), commtax.serve(*LLAMA, **asked)
     assert run.statistic("tpot_mean") == pytest.approx(float(means.tpot_s), rel=0.06)
     assert run.tokens_per_s == pytest.approx(float(means.tokens_per_s), rel=0.06)
-
-
-def test_plan_searches_with_drafts():
     words = ("plan", "llama-3.1-8b", "-c", "2xh100-sxm", "--tpot", "5ms", "--json")
     plain, drafted = (json.loads(run_here(*words, *more).stdout) for more in ((), ("--technique", "eagle3=3")))
     assert drafted["plans"][0]["tpot_s"] < 5e-3
@@ -452,16 +425,13 @@ def test_an_architectures_own_acceptance_comes_first(method, architecture, draft
     assert (found and found.length) == length
 
 
-def test_gains_of_drafts_that_nobody_counted_are_refused():
+def test_a_table_of_techniques_shows_the_best_number_of_drafts_and_refuses_what_nobody_counted():
     w = commtax.worth("deepseek-v4-pro", "2x8xh20", tp=8, pp=2, engine="sglang")
     [row] = [row for row in w.rows if row.technique.key == "eagle3"]
     assert "--acceptance" in row.refused
     [known] = [row for row in w.rows if row.technique.key == "dspark"]
     assert known.gain > 1
     assert any("3.74 tokens per sequence per step" in note for note in known.notes)
-
-
-def test_a_table_of_techniques_shows_the_best_of_several_numbers_of_drafts():
     w = commtax.worth(*R1, tp=8, engine="vllm", batch=4)
     rates = {n: commtax.worth(*R1, tp=8, engine="vllm", batch=4, technique=f"mtp={n}").on[0].gain for n in (1, 2, 3)}
     [row] = [row for row in w.rows if row.technique.key == "mtp"]
@@ -469,16 +439,13 @@ def test_a_table_of_techniques_shows_the_best_of_several_numbers_of_drafts():
     assert row.gain == pytest.approx(max(rates.values()), rel=0.01)
 
 
-def test_sglangs_first_eagle_worker_waits_longer_for_the_host():
+def test_eagle_waits_longer_in_old_sglang_and_vllm_drafts_on_rocm():
     """Pull request 11398: 2.99 tokens per step at 246.8 tokens/s against 3.01 at 273.4, on a GPU that is not said."""
     old, new = (float(commtax.bill(*LLAMA, engine=f"sglang@{v}", technique="eagle=5").step_s) for v in ("0.4.6", "0.5"))
     assert old - new == pytest.approx(2.99 / 246.8 - 3.01 / 273.43, rel=0.02)
     plain = (float(commtax.bill(*LLAMA, engine=f"sglang@{v}").step_s) for v in ("0.4.6", "0.5"))
     assert len(set(plain)) == 1
     assert "0.5" in catalog.engine("sglang@0.4.6").note
-
-
-def test_vllm_drafts_on_rocm_as_it_does_elsewhere():
     rocm, own = catalog.engine("vllm-rocm").drafts, catalog.engine("vllm").drafts
     assert rocm == own
     assert commtax.bill("kimi-k2.5", "8xmi355x", engine="vllm-rocm", tp=8, technique="eagle3=3").tokens_per_s > 0

@@ -97,7 +97,7 @@ def test_a_window_and_full_layers_of_another_width_keep_what_a_log_says():
         assert count * each * 1_496_958 / GIB == pytest.approx(gib, rel=0.002)
 
 
-def test_compressed_attention_by_hand():
+def test_compressed_attention_and_its_pools_by_hand():
     """DeepSeek-V4-Flash in vLLM: parts of a block 37,440, 8,640 and 1,728 bytes, 22 layers of each, five groups."""
     model = catalog.model("deepseek-v4-flash")
     plan = Plan(tp=2, kv_dtype="fp8")
@@ -107,10 +107,7 @@ def test_compressed_attention_by_hand():
     assert [(int(g.tokens), g.window) for g in pool.groups] == [(256, 0), (64, 128), (64, 128), (4, 8), (8, 128)]
     packed = kv_pool(model, plan, range(model.num_layers), 256, VLLM.states)
     assert float(packed.bytes_per_block) == 21 * (37_440 + 8_640) + 20 * 1_728, "published as 1,002,240"
-
-
-def test_windows_in_a_pool_of_their_own():
-    """SGLang: 7,705 bytes a token of DeepSeek-V4-Flash; of Pro 13,735.04 at a ratio of 0.15, as its log on eight MI355X says."""
+    # SGLang: 7,705 bytes a token of DeepSeek-V4-Flash; of Pro 13,735.04 at a ratio of 0.15, as its log on eight MI355X says.
     states, plan = catalog.engine("sglang").states, Plan(tp=8, kv_dtype="fp8")
     flash, pro = catalog.model("deepseek-v4-flash"), catalog.model("deepseek-v4-pro")
     pool = kv_pool(flash, plan, range(flash.num_layers), 1, states)
@@ -186,7 +183,7 @@ def test_the_longest_request_is_the_longest(engine):
     assert not fit.holds(1, longest + 2 * fit.block_size * len(fit.pool.groups))
 
 
-def test_each_engine_keeps_states_by_its_own_rule():
+def test_each_engine_keeps_states_by_its_own_rule_and_documents_tell_them():
     """Of 153,944,064 bytes a sequence: in raised blocks, in a pool of 0.9 of KV with three each, in bytes beside."""
     vllm, sglang, trtllm = (
         commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536, engine=engine)
@@ -196,9 +193,6 @@ def test_each_engine_keeps_states_by_its_own_rule():
     assert sglang.state_pool_bytes == pytest.approx(0.9 * sglang.kv_bytes)
     assert sglang.pool.places(sglang.kv_tokens) == sglang.state_pool_bytes // 153_944_064 // 3
     assert trtllm.pool.state_tokens * trtllm.kv_bytes_per_token == pytest.approx(153_944_064, rel=0.02)
-
-
-def test_documents_tell_states_only_where_there_are_any():
     from commtax.report.documents import to_json
     from commtax.report.exact_bytes import fit_document
 
@@ -269,19 +263,13 @@ def test_experts_in_a_latent_are_summed_in_it():
     assert normed["latent experts' output"].count == 2, "a norm needs the whole sum"
 
 
-def test_experts_beside_an_mlp_of_its_own_norm_are_summed_apart():
+def test_streams_and_latent_experts_are_sent_in_their_width():
     model = catalog.model("gemma-4-26b-a4b")
     assert items(model, tp=2)["feed-forward output"].count == 2 * model.num_layers
-
-
-def test_streams_are_handed_on_whole():
     plain, several = model_of(FULL, FULL), model_of(FULL, FULL, hyper=Hyper(4))
     one, four = (items(m, tp=2, pp=2)["stage hand-off"] for m in (plain, several))
     assert four.nbytes == 4 * one.nbytes
     assert (one.count, four.count) == (2, 1), "a residual travels beside one stream, and is among four"
-
-
-def test_latent_experts_are_sent_in_their_width():
     wide, narrow = Experts(16, 2, 512), Experts(16, 2, 512, latent=256)
     both = [items(experts_of(f), tp=1, dp=4, ep=4)["expert dispatch"].nbytes for f in (wide, narrow)]
     assert both[0] == both[1] * 2048 / 256
@@ -297,22 +285,16 @@ def test_what_tp_cannot_share_out_is_refused_with_the_nearest(model, tp, says):
         assert commtax.fit(model, "8x8xh200-sxm", tp=value, advise=False).question.plan.tp == value
 
 
-def test_notes_say_what_is_copied():
+def test_notes_say_what_is_copied_and_a_user_how_states_are_kept():
     codes = {name: {n.code for n in commtax.fit(name, "8xh200-sxm", tp=8, advise=False).question.notes} for name in
              ("deepseek-v4-flash", "qwen3.5-397b-a17b", "kimi-linear-48b-a3b")}  # fmt: skip
     assert "kv-whole" in codes["deepseek-v4-flash"] & codes["kimi-linear-48b-a3b"]
     assert "kv-replicated" in codes["qwen3.5-397b-a17b"]
-
-
-def test_compressed_state_by_hand():
-    """A window of 128 latents of 584 bytes; 8 rows of 8,192 bytes, and of 2,048 of the selector's, in one of ratio 4."""
+    # A window of 128 latents of 584 bytes; 8 rows of 8,192 bytes, and of 2,048 of the selector's, in one of ratio 4.
     layer = Attention(64, 1, 512, 512, compressed=Compressed(1024, 64, 4, 128, 8, 1024), indexer=Indexer(64, 128, 512))
     assert float(state_bytes_per_layer(layer, 1, Plan(kv_dtype="fp8"))) == 128 * 584 + 8 * 8192 + 8 * 2048
     assert float(kv_bytes_per_token_layer(layer, 1, "fp8")) == (584 + 132) / 4
-
-
-def test_a_user_may_say_how_states_are_kept():
-    """vLLM's --mamba-ssm-cache-dtype, and a request without states for prefixes."""
+    # vLLM's --mamba-ssm-cache-dtype, and a request without states for prefixes.
     usual = commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536)
     small = commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536, recurrent_dtype="bfloat16", state_slots=1)
     assert usual.state_bytes_per_sequence - small.state_bytes_per_sequence == 48 * 48 * 128 * 128 * 2
@@ -384,11 +366,8 @@ def test_many_plans_at_once_cost_what_they_cost_alone(how):
     assert together == pytest.approx(alone, rel=1e-12)
 
 
-def test_no_pictures_no_tower():
+def test_a_first_token_waits_for_the_pictures_that_there_are():
     assert not tower(commtax.bill("gemma-3-27b", "8xh100-sxm", phase="prefill", context=4096))
-
-
-def test_a_first_token_waits_for_the_pictures():
     loop = {"tp": 4, "concurrency": 4, "input_len": 2048, "output_len": 64}
     plain, seen = (commtax.simulate("gemma-3-27b", "8xh100-sxm", **loop, images=n) for n in (0, 4))
     assert seen.ttft_s > plain.ttft_s * 1.02
@@ -402,12 +381,9 @@ def test_what_is_refused(options, argument):
     assert refused.value.argument == argument
 
 
-def test_a_model_without_a_tower_has_no_pictures():
+def test_pictures_need_a_tower_and_both_commands_say_them():
     with pytest.raises(Refusal, match="no vision tower"):
         commtax.bill("llama-3.1-8b", "8xh100-sxm", phase="prefill", images=1)
-
-
-def test_the_command_says_it_and_the_launch_command_too():
     words = "bill gemma-3-27b --cluster 8xh100-sxm -tp 4 --phase prefill --context 4096 --images 2 --emit vllm"
     words += " --mm-encoder-tp-mode data"
     said = run_here(*words.split())

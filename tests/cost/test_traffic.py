@@ -98,15 +98,12 @@ def test_vllm_pads_to_its_captured_sizes(rows, padded):
     assert padded_rows(rows, Workload(prefill_tokens=rows), catalog.engine("sglang")) == rows
 
 
-def test_padding_is_sent_and_logits_are_not_padded():
+def test_rows_that_are_sent_by_hand():
     found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=3)
     assert found["attention output", "all-reduce"].item.nbytes == 4 * 8192
     assert found["logits", "all-gather"].item.nbytes == 3 * 128256 * 2
     sglang = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=3, engine="sglang")
     assert sglang["logits", "all-gather"].item.nbytes == 4 * 128256 * 2, "computed inside the graph"
-
-
-def test_speculative_decoding_sends_k_plus_one_rows():
     found = lines("llama-3.1-8b", "8xh100-sxm", tp=2, batch=4, speculative=3, engine="torch")
     assert found["attention output", "all-reduce"].item.nbytes == 16 * 8192
     assert found["logits", "all-gather"].item.nbytes == 16 * 128256 * 2
@@ -124,14 +121,11 @@ def test_pipeline_hands_over_hidden_and_residual():
     assert ("stage hand-off", "all-gather") not in torch
 
 
-def test_expert_parallel_inside_a_replica_keeps_the_all_reduce():
+def test_experts_in_a_replica_keep_the_all_reduce_and_over_replicas_gather_all_tokens():
     tp = lines("mixtral-8x7b", "8xh100-sxm", tp=8, batch=8)
     ep = lines("mixtral-8x7b", "8xh100-sxm", tp=8, ep=8, batch=8)
     assert tp.keys() == ep.keys()
-
-
-def test_expert_parallel_over_replicas_gathers_all_tokens():
-    """DeepSeek-V3, 8 replicas of TP 8, EP 64: 3 dense layers keep their all-reduce, 58 gather 8 x 128 tokens."""
+    # DeepSeek-V3, 8 replicas of TP 8, EP 64: 3 dense layers keep their all-reduce, 58 gather 8 x 128 tokens.
     found = lines("deepseek-v3", "8x8xh200-sxm", tp=8, dp=8, ep=64, batch=128)
     assert found["feed-forward output", "all-reduce"].item.count == 3
     dispatch = found["expert dispatch", "all-gather"]
@@ -139,6 +133,8 @@ def test_expert_parallel_over_replicas_gathers_all_tokens():
     assert dispatch.crosses_hosts
     assert found["expert combine", "reduce-scatter"].item.nbytes == 8 * 128 * 7168 * 2, "fp8 out, bf16 back"
     assert found["expert output", "all-gather"].item.nbytes == 128 * 7168 * 2
+    found = lines("qwen3-30b-a3b", "8xh100-sxm", dp=8, ep=8, batch=64, ep_backend="deepep_low_latency")
+    assert found["expert dispatch", "all-to-all"].item.nbytes == 64 * 8 * 2048 * 2
 
 
 def test_families_without_split_tokens_gather_over_the_replicas():
@@ -150,20 +146,12 @@ def test_families_without_split_tokens_gather_over_the_replicas():
     assert ("expert output", "all-gather") not in found
     norm = found["query/key norm", "all-reduce"].item
     assert (norm.nbytes, norm.count) == (64 * 2 * 4, 62), "a norm over all heads must sum its squares over tp"
-
-
-def test_vllm_cuts_experts_over_replicas_even_without_ep():
     found = lines("qwen3-235b-a22b", "8xh100-sxm", tp=4, dp=2, batch=8)
     assert found["expert dispatch", "all-gather"].item.ranks == 2
     assert found["feed-forward output", "all-reduce"].item.count == 94
     fit = commtax.fit("qwen3-235b-a22b", "8xh100-sxm", tp=4, dp=2, max_model_len=8192)
     assert next(w.nbytes for w in fit.weights if w.part == "experts") == pytest.approx(94 * 128 * 3 * 4096 * 1536 * 2 / 8)
     assert "expert dispatch" not in {k[0] for k in lines("qwen3-235b-a22b", "8xh100-sxm", tp=4, dp=2, engine="sglang")}
-
-
-def test_deepep_sends_bf16_for_bf16_experts():
-    found = lines("qwen3-30b-a3b", "8xh100-sxm", dp=8, ep=8, batch=64, ep_backend="deepep_low_latency")
-    assert found["expert dispatch", "all-to-all"].item.nbytes == 64 * 8 * 2048 * 2
 
 
 def test_groups_lie_where_rank_order_puts_them():
@@ -213,20 +201,17 @@ def test_experts_stay_in_their_rack(ep, gpus):
     assert any("laid on 64 of the 72 GPUs of each NVLink domain" in note for note in found.notes)
 
 
-def test_whole_racks_are_filled_where_alignment_leaves_no_room():
-    known = catalog.engine("vllm")
-    full, roomy = (Plan(tp=16, dp=n, order=known.order) for n in (9, 8))
-    racks = catalog.cluster("36x4xgb200")
-    assert span("tp", full, racks, known).crosses
-    assert not span("tp", roomy, racks, known).crosses
-
-
-def test_deepep_sends_fp8_out_and_bf16_back():
+def test_deepep_sends_fp8_out_and_racks_are_filled():
     found = lines("deepseek-v3", "8x8xh200-sxm", tp=1, dp=64, ep=64, batch=32, ep_backend="deepep_low_latency")
     assert found["expert dispatch", "all-to-all"].item.nbytes == 32 * 8 * (7168 + 7168 / 128 * 4)
     assert found["expert combine", "all-to-all"].item.nbytes == 32 * 8 * 7168 * 2
     fewer = lines("deepseek-v3", "8x8xh200-sxm", tp=1, dp=64, ep=64, batch=32, ep_backend="deepep_high_throughput")
     assert fewer["expert dispatch", "all-to-all"].item.nbytes < found["expert dispatch", "all-to-all"].item.nbytes
+    known = catalog.engine("vllm")
+    full, roomy = (Plan(tp=16, dp=n, order=known.order) for n in (9, 8))
+    racks = catalog.cluster("36x4xgb200")
+    assert span("tp", full, racks, known).crosses
+    assert not span("tp", roomy, racks, known).crosses
 
 
 @given(st.integers(1, 8), st.sampled_from([1, 2, 4, 8]), st.integers(1, 2**32 - 1))
@@ -237,7 +222,7 @@ def test_expected_destinations_match_a_draw(top_k, ep, seed):
     assert float(expected_destinations(Experts(experts, top_k, 1), ep)) == pytest.approx(np.mean(draws), abs=0.35)
 
 
-def test_links_follow_rank_order():
+def test_links_follow_rank_order_and_sequences_split_the_all_reduce():
     """vLLM counts tp innermost, dp outermost; Megatron puts the pipeline outermost."""
     found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=16)
     assert found["attention output", "all-reduce"].crosses_hosts
@@ -248,9 +233,6 @@ def test_links_follow_rank_order():
     assert not megatron["gradients", "all-reduce"].crosses_hosts
     rack = lines("llama-3.1-405b", "18x4xgb200", tp=64)
     assert not rack["attention output", "all-reduce"].crosses_hosts, "72 GPUs are one NVLink domain"
-
-
-def test_sequence_parallel_splits_the_all_reduce():
     found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
     assert found["attention output", "reduce-scatter"].item.count == 32
     assert found["attention output", "all-gather"].item.count == 32
@@ -280,10 +262,7 @@ def test_a_group_over_several_hosts_takes_equal_parts_of_them():
     for gpus in (4, 5, 6, 7):
         where = span("tp", plan, catalog.cluster(f"2x{gpus}xh100-pcie"), known)
         assert (where.ranks_per_domain, where.domains) == (4, 2)
-
-
-def test_equal_parts_are_whole_groups_and_no_more_hosts_than_needed():
-    """5 pairs on hosts of 8 lie on two of them, however many more hosts there are."""
+    # 5 pairs on hosts of 8 lie on two of them, however many more hosts there are.
     known = catalog.engine("vllm")
     plan = Plan(tp=2, pp=5, order=known.order)
     lie = [span("pp", plan, catalog.cluster(f"{hosts}x8xb200-sxm"), known) for hosts in (2, 3, 9)]
@@ -295,10 +274,7 @@ def test_a_hosts_nic_is_shared_by_those_who_run_there():
     """The same four ranks on two hosts cost the same, whether or not other GPUs of the hosts idle."""
     two, three = (commtax.bill("mixtral-8x7b", f"3x{gpus}xl40s", tp=4, engine="trtllm").step_s for gpus in (2, 3))
     assert float(two) == pytest.approx(float(three))
-
-
-def test_unequal_parts_are_no_better_than_equal_ones():
-    """Four ranks on hosts of 3 that have no room for 2 and 2 everywhere are not priced as 3 a host: one host has one NIC in use."""
+    # Four ranks on hosts of 3 that have no room for 2 and 2 everywhere are not priced as 3 a host: one host has one NIC in use.
     known = catalog.engine("trtllm")
     plan = Plan(tp=4, pp=2, order=known.order)
     assert span("tp", plan, catalog.cluster("3x3xmi300x"), known).ranks_per_domain == 2
@@ -401,12 +377,10 @@ def test_groups_that_no_bridge_joins_run_over_pcie(words, links):
     assert {(x.item.axis, x.link) for x in told.lines} == found
 
 
-def test_both_links_are_named_where_plans_are_compared():
+def test_bridged_pairs_are_named_for_plans_and_gradients():
     rows = commtax.compare_plans("llama-3.1-8b", "4xh100-nvl", ["tp2", "tp4"]).rows
     assert {row.link for row in rows} == {"pcie5, nvlink-bridge"}
 
-
-def test_gradients_of_a_bridged_pair():
     def links(cluster, **words):
         b = commtax.train_bill("llama-3.1-8b", cluster, engine="megatron", **words)
         return {(x.item.axis, str(x.link)) for x in b.items if x.kind == "comm"}
@@ -439,13 +413,10 @@ def test_a_plan_for_more_cards_is_no_worse(cluster):
     assert value(plan(cluster=cluster, **asked)) >= value(plan(cluster="1x2xh100-nvl", **asked)) * (1 - 1e-9)
 
 
-def test_the_cache_of_one_rank_moves_to_its_neighbour():
+def test_a_cache_moves_to_its_neighbour_and_a_matrix_of_pairs_agrees():
     alone, among = (ask("llama-3.1-8b", c) for c in ("2xh100-nvl", "8xh100-nvl"))
     near, same, far = (wire_of(q, Disaggregation(q.plan, 1, n), 4096).alone_s for q, n in ((among, 1), (alone, 1), (among, 2)))
     assert near == same < far
-
-
-def test_a_matrix_of_pairs_agrees():
     rows = tuple(tuple("X" if i == j else "NV12" if i // 2 == j // 2 else "SYS" for j in range(8)) for i in range(8))
     laid = place(Topology(rows), catalog.cluster("8xh100-nvl"), 2, 4)
     assert collectives(laid.cluster, tp=2) == collectives("8xh100-nvl", tp=2)

@@ -47,7 +47,7 @@ def lines(*args, **kwargs):
     return {(x.item.what, x.item.op): x.item for x in commtax.traffic(*args, phase="train", **kwargs).lines}
 
 
-def test_tensor_parallel_by_hand():
+def test_parallel_layers_by_hand():
     """GPT-3 shape, TP 8 x PP 8 x DP 2, 16 microbatches: 12 layers a stage, 2 all-reduces each way."""
     found = lines("gpt-3-175b", "16x8xa100-80-sxm", tp=8, pp=8, dp=2, batch=16, context=2048)
     payload = 2048 * 12288 * 2
@@ -55,17 +55,11 @@ def test_tensor_parallel_by_hand():
     assert found["layers backward", "all-reduce"].count == 2 * 12 * 16
     assert found["activations on", "send-recv"].count == found["gradients back", "send-recv"].count == 16
     assert found["loss", "all-reduce"].nbytes == 2048 * 4
-
-
-def test_full_recompute_reissues_the_forward():
-    """Six all-reduces a layer instead of four."""
+    # Six all-reduces a layer instead of four.
     plain = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=1)
     again = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=1, recompute="full")
     per_layer = [sum(i.count for (w, _), i in f.items() if w.startswith("layers")) / 32 for f in (plain, again)]
     assert per_layer == [4, 6]
-
-
-def test_sequence_parallel_gathers_again_in_backward():
     found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=1, sequence_parallel=True)
     assert found["layers forward", "all-gather"].count == 2 * 32
     assert found["layers backward", "all-gather"].count == found["inputs again", "all-gather"].count == 2 * 32
@@ -100,14 +94,11 @@ def test_backward_of_columns_hides_its_own_collectives_and_no_others():
     assert set(exposures(engine="megatron-2021@2.5").values()) == {0.0}
 
 
-def test_deferred_weight_gradients_hide_nothing():
+def test_deferred_weight_gradients_hide_nothing_and_gradients_are_sent_once():
     """Zero-bubble schedules run them where the pipeline would idle."""
     hidden = [exposures(pp=2, schedule=schedule)["layers backward", "all-reduce"] for schedule in ("1f1b", "zb-h1")]
     assert hidden == [0.5, 0.0]
-
-
-def test_gradients():
-    """8B over 64 ranks: fp32 all-reduce; with ZeRO 1 reduce-scatter and a bf16 all-gather."""
+    # 8B over 64 ranks: fp32 all-reduce; with ZeRO 1 reduce-scatter and a bf16 all-gather.
     padded = num_params(catalog.model("llama-3.1-8b"))  # 128,256 is a multiple of 128 already
     plain = lines("llama-3.1-8b", "8x8xh100-sxm", dp=64, batch=1)
     assert plain["gradients", "all-reduce"].nbytes == 4 * padded
@@ -128,16 +119,13 @@ def test_fsdp_gathers_every_layer_twice():
     assert found["layer gradients", "reduce-scatter"].nbytes == 2 * layer.nbytes, "gradients travel in fp32"
 
 
-def test_experts_have_their_own_replicas():
+def test_experts_have_their_own_replicas_and_gather_every_copy_under_tp():
     """Mixtral, EP 8 inside DP 16: an expert is held twice, the rest sixteen times."""
     found = lines("mixtral-8x7b", "2x8xh100-sxm", dp=16, ep=8, batch=1)
     assert (found["expert gradients", "all-reduce"].ranks, found["gradients", "all-reduce"].ranks) == (2, 16)
     dispatch = found["expert dispatch", "all-to-all"]
     assert (dispatch.nbytes, dispatch.count) == (1024 * 2 * 4096 * 2, 2 * 32)
-
-
-def test_experts_gather_every_copy_under_tp():
-    """Mixtral, TP 2 x EP 4: after the dispatch, top_k copies of each token are gathered over tp; nothing twice."""
+    # Mixtral, TP 2 x EP 4: after the dispatch, top_k copies of each token are gathered over tp; nothing twice.
     found = lines("mixtral-8x7b", "8xh100-sxm", tp=2, dp=4, ep=4, batch=1, sequence_parallel=True)
     payload = 1024 * 4096 * 2
     assert found["expert tokens", "all-gather"].nbytes == 2 * payload
@@ -147,20 +135,14 @@ def test_experts_gather_every_copy_under_tp():
         lines("mixtral-8x7b", "8xh100-sxm", tp=2, dp=4, ep=4, batch=1)
 
 
-def test_tied_embeddings_are_summed_between_first_and_last_stage():
+def test_tied_embeddings_context_parallelism_and_arrays_by_hand():
     found = lines("llama-3.2-1b", "2xh100-sxm", pp=2, batch=2)
     assert found["tied embedding gradients", "all-reduce"].nbytes == 128256 * 2048 * 4
     assert "tied embedding gradients" not in {k[0] for k in lines("llama-3.1-8b", "2xh100-sxm", pp=2, batch=2)}
-
-
-def test_arrays_of_batches():
     many = commtax.traffic("llama-3.1-8b", "8xh100-sxm", phase="train", dp=2, batch=np.array([2, 4]))
     one = commtax.traffic("llama-3.1-8b", "8xh100-sxm", phase="train", dp=2, batch=4)
     for a, b in zip(many.items, one.items, strict=True):
         assert np.broadcast_to(a.count, 2)[1] == b.count
-
-
-def test_context_parallel_ring():
     found = lines("llama-3.1-8b", "8xh100-sxm", cp=4, batch=1, context=8192)
     chunk = 8192 / 4 * 2 * 8 * 128 * 2
     kv = found["keys and values", "send-recv"]
@@ -347,14 +329,11 @@ def sent(b, op, part="layers"):
     return sum(float(x.item.count) for x in b.items if x.kind == "comm" and x.item.op == op and x.item.part == part)
 
 
-def test_selective_recomputation_gathers_again_and_sums_once():
+def test_recomputation_gathers_again_and_repeated_keys_travel_for_every_query_head():
     none, selective, full = (titan(tp=8, recompute=r) for r in ("none", "selective", "full"))
     layers = 32 * none.question.plan.microbatches
     assert [sent(b, "all-gather") / layers for b in (none, selective, full)] == [4, 6, 6]
     assert [sent(b, "reduce-scatter") / layers for b in (none, selective, full)] == [4, 4, 5], "its end is not summed again"
-
-
-def test_repeated_keys_travel_for_every_query_head():
     titans, plain = (commtax.train_bill("llama-3.1-8b", HOST, engine=e, cp=4, context=32768) for e in ("torchtitan", "fsdp"))
     keys = [next(float(x.item.nbytes) for x in b.items if x.item.axis == "cp") for b in (titans, plain)]
     assert keys[0] == 4 * keys[1], "32 query heads share 8 keys"
@@ -382,14 +361,11 @@ def test_a_scale_a_row_costs_more_than_one_a_tensor(model, tp):
     assert float(rows.memory_bytes_per_rank) == pytest.approx(float(tensor.memory_bytes_per_rank), rel=0.01)
 
 
-def test_a_scale_a_row_is_no_way_to_serve():
+def test_a_scale_a_row_is_no_way_to_serve_and_gathers_of_2021_are_slow():
     with pytest.raises(ValueError, match="recipe of training"):
         commtax.bill("llama-3.1-8b", HOST, dtype="fp8-rowwise")
     with pytest.raises(ValueError, match="no fp8 arithmetic"):
         commtax.train_bill("llama-3.1-8b", "8xa100-80-sxm", engine="torchtitan", dtype="fp8-rowwise")
-
-
-def test_gathers_of_2021_leave_a_ninth_of_the_network():
     words = {"model": "llama-3.1-70b", "cluster": "16x8xa100-80-sxm", "dp": 128, "recompute": "full", "context": 2048}
     old, new = (commtax.train_bill(**words, engine=e) for e in ("deepspeed-2021", "deepspeed"))
     share = [next(float(x.total_s) for x in b.items if x.item.axis == "shard" and x.item.op == "all-gather") for b in (old, new)]
@@ -432,21 +408,15 @@ def test_adapters_alone_need_no_more_time_gradients_or_state_than_the_whole_mode
     assert alone.model_flops("causal") < whole.model_flops("causal")
 
 
-def test_only_adapters_are_counted_summed_and_updated():
+def test_adapters_alone_are_trained():
     """Llama 3.1 8B: every layer has q and o (4096 + 4096), k and v (4096 + 1024), gate, up and down (4096 + 14336)."""
     each = 2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
     model, engine = catalog.model("llama-3.1-8b"), catalog.engine("megatron")
     assert sum(trained_params(model, Plan(lora_rank=16), engine).values()) == 16 * 32 * each
     sent = [x for x in trained(16, zero=0).lines if x.item.axis == "dp" and x.item.is_sent]
     assert sum(x.item.nbytes * x.item.count for x in sent) == pytest.approx(16 * 32 * each * 4)
-
-
-def test_frozen_products_have_no_weight_gradient():
     lines = [x for x in trained(16).lines if x.item.stage == "weight-gradient" and x.total_s > 0]
     assert {x.item.part for x in lines} == {"adapters"}
-
-
-def test_training_has_one_set_of_adapters():
     with pytest.raises(Refusal, match="one set of adapters"):
         trained(16, max_loras=2)
 
@@ -458,9 +428,6 @@ def test_a_page_tells_what_its_table_leaves_out_and_lora_is_priced_unfitted():
     run = asked.question
     assert (run["engine"], asked.entries[0].measured) == ("megatron-bridge@26.04", pytest.approx(32 * 4096 / (8 * 7481)))
     assert float(commtax.train_bill(**run).step_s) == pytest.approx(asked.entries[0].measured, rel=0.2)
-
-
-def test_a_row_without_headings_stays_as_it_is():
     assert row_of_page({"model": "x", "section": ""}) == {"model": "x", "section": ""}
 
 
@@ -479,16 +446,13 @@ def test_more_layers_than_a_model_has():
 FUSED = {"dp": 8, "ep": 8, "batch": 64, "micro_batch": 8, "context": 4096, "dtype": "mxfp8"}
 
 
-def test_fused_experts_are_never_slower_and_wait_for_no_host():
+def test_fused_experts_are_never_slower_and_all_rows_are_cast():
     new, old = (
         commtax.train_bill("qwen3-30b-a3b", "2x4xgb300", engine=f"megatron-bridge@{v}", **FUSED) for v in ("26.06", "26.04")
     )
     assert new.step_s < old.step_s
     assert not [x for x in new.lines if x.item.what == "launches of experts" and x.total_s > 0]
-
-
-def test_all_experts_rows_are_cast():
-    """Two casts of 64 tokens' copies beside each other: as many bytes as rows times columns, however many experts share them."""
+    # Two casts of 64 tokens' copies beside each other: as many bytes as rows times columns, however many experts share them.
     bill = commtax.train_bill("qwen3-30b-a3b", "2x4xgb300", engine="megatron-bridge@26.04", **FUSED)
     cast = next(x for x in bill.lines if x.item.what == "experts gate and up cast")
     copies = 8 * 4096 * 8
@@ -644,20 +608,14 @@ def test_every_verb_takes_uneven_chunks(key):
     assert commtax.train_fit(key, "32x8xh100-sxm", **words).memory.total == priced.memory.total
 
 
-def test_too_many_chunks_are_refused_with_the_most():
+def test_chunks_are_refused_beyond_the_most_and_searched_below():
     with pytest.raises(ValueError, match="chunks=9: 126 layers on pp=16 make at most 8 chunks per rank"):
         commtax.train_bill("llama-3.1-405b", "2048x8xh100-sxm", **META, schedule="interleaved", chunks=9)
     words = "bill llama-3.1-405b --cluster 2048x8xh100-sxm --phase train -tp 8 -pp 16 -dp 128 --global-batch 2048 --seq 8192"
     done = run_here(*words.split(), "--schedule", "interleaved", "--chunks", "9")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-
-
-def test_plans_interleave_any_number_of_layers():
     found = commtax.plan_training("llama-3.1-405b", "32x8xh100-sxm", global_batch=64, seq=8192)
     kinds = {found.kinds[int(i)].plan.chunks for i in found.plans.kind}
     assert kinds > {1}
-
-
-def test_one_stage_has_nothing_to_interleave():
     priced = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", schedule="interleaved")
     assert any("no pipeline to interleave" in str(note) for note in priced.notes)

@@ -100,12 +100,9 @@ def test_opt_at_tp2_reconciled_to_the_tensor():
     assert 2 * num_params(model) / 2**30 == pytest.approx(2.48, rel=0.015)
 
 
-def test_sums_are_of_copies():
+def test_weights_are_sums_of_copies_in_any_type():
     model = catalog.model("mixtral-8x7b")
     assert num_params(model) == sum(t.size * copies(model, t) for t in inventory(model))
-
-
-def test_weights_in_another_type():
     model = catalog.model("llama-3.1-70b")
     linear = sum(t.size * copies(model, t) for t in inventory(model) if t.linear)
     fp8 = total_bytes(model, Plan(weights_dtype="fp8"))
@@ -125,7 +122,7 @@ def slots(model, tp=1, **options):
     return next((float(line.nbytes) for line in judged.weights if line.part == "LoRA adapters"), 0.0)
 
 
-def test_bytes_by_hand():
+def test_bytes_of_adapters_by_hand():
     """Llama-3.1-8B, rank 16: q and o 4096 + 4096, k and v 4096 + 1024, three of 4096 + 14336, 32 layers, 2 bytes.
 
     Over 4 ranks: A of q, k, v, gate and up stays whole and B is a quarter; of o and down it is the other way round.
@@ -134,10 +131,7 @@ def test_bytes_by_hand():
     assert (whole, slots("llama-3.1-8b", lora_rank=16)) == (83_886_080, whole)
     quarter = (4096 + 1024) + 2 * (4096 + 256) + 2 * (4096 + 3584) + (1024 + 4096) + (3584 + 4096)
     assert slots("llama-3.1-8b", tp=4, lora_rank=16) == 32 * 16 * 2 * quarter
-
-
-def test_every_expert_has_a_pair():
-    """Mixtral, rank 8: attention's as ever, and eight times three matrices of 4096 x 14336 a layer; the router has none."""
+    # Mixtral, rank 8: attention's as ever, and eight times three matrices of 4096 x 14336 a layer; the router has none.
     experts = 8 * 3 * (4096 + 14336)
     attention = 2 * (4096 + 4096) + 2 * (4096 + 1024)
     assert slots("mixtral-8x7b", lora_rank=8) == 32 * 8 * 2 * (experts + attention)
@@ -405,14 +399,11 @@ def test_fp8_experts_gain_on_hopper(batch):
     assert 0.6 < fp8 / bf16 < 0.95
 
 
-def test_inputs_are_quantised_apart_where_an_engine_does():
+def test_inputs_are_quantised_and_experts_run_as_an_engine_does():
     for engine, launches in (("trtllm@1.0", 128), ("vllm", 0)):
         bill, _ = kernels_s("qwen3-32b", "8xh100-sxm", engine, tp=4, batch=8, dtype="fp8")
         assert sum(line.item.count for line in bill.lines if line.item.op == "quantise") == launches
-
-
-def test_mxfp4_experts_run_with_the_activations_that_an_engine_gives_them():
-    """gpt-oss, a prompt of 8,192 tokens on B200: mxfp8 in SGLang and TensorRT-LLM, bf16 in vLLM."""
+    # gpt-oss, a prompt of 8,192 tokens on B200: mxfp8 in SGLang and TensorRT-LLM, bf16 in vLLM.
     each = {}
     for engine in ("vllm", "sglang", "trtllm"):
         bill, _ = kernels_s("gpt-oss-120b", "8xb200-sxm", engine, tp=1, batch=1, context=8192, phase="prefill")

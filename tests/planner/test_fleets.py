@@ -150,13 +150,20 @@ def test_pools_that_a_closed_loop_finds_are_tried_at_a_rate():
     assert found.plans[0].gpus == loop.plans.gpus[0]
 
 
-def test_what_the_closed_form_thinks_too_small_is_tried_before_it_is_refused(monkeypatch):
+def test_what_the_closed_form_thinks_too_small_is_tried_and_kinds_answer_no_more_than_either(monkeypatch):
     wanted = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
     monkeypatch.setattr("commtax.planner.layouts.SLACK", 0.01)
     found = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
     assert rows(found) == rows(wanted)
     assert found.plans[0].growth > 0
     assert not any("overloaded" in lost.reason for lost in found.rejected)
+    short = {"num_prompts": 1000, "max_num_seqs": 16, "output_len": 32, "processes": 1}
+    q = plan_fleet("llama-3.1-8b", "4xh100-sxm", request_rate=1, **short).question
+    layout = next(x for x in candidates(q, all_requests(q))[0] if x.apart)
+    decodes, prompts = _capacity_of_kinds(layout)
+    for size in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
+        least = min(size[0] * decodes, size[1] * prompts)
+        assert 0.8 * least < capacity(layout, size) <= SURE * least
 
 
 def test_what_the_closed_form_calls_too_slow_breaks_its_limit():
@@ -169,17 +176,7 @@ def test_what_the_closed_form_calls_too_slow_breaks_its_limit():
         assert not _trial(layout, (layout.most, 0)).holds
 
 
-def test_two_kinds_of_workers_answer_no_more_than_either_alone():
-    short = {"num_prompts": 1000, "max_num_seqs": 16, "output_len": 32, "processes": 1}
-    q = plan_fleet("llama-3.1-8b", "4xh100-sxm", request_rate=1, **short).question
-    layout = next(x for x in candidates(q, all_requests(q))[0] if x.apart)
-    decodes, prompts = _capacity_of_kinds(layout)
-    for size in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
-        least = min(size[0] * decodes, size[1] * prompts)
-        assert 0.8 * least < capacity(layout, size) <= SURE * least
-
-
-def test_an_interrupt_leaves_the_best_so_far():
+def test_an_interrupt_leaves_the_best_and_what_is_forbidden_is_told_once():
     q = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=20, **QUICK).question
 
     def interrupt(done, total, best):
@@ -189,9 +186,6 @@ def test_an_interrupt_leaves_the_best_so_far():
     answer = best_fleets([q], processes=1, progress=interrupt)
     assert not answer.complete
     assert answer.plans[0].holds
-
-
-def test_what_is_forbidden_on_several_clusters_is_said_once():
     places = ["3xh100-sxm", "3xh200-sxm"]
     lost = plan_fleet("llama-3.1-8b", places, request_rate=5, **QUICK).rejected
     named = [r for r in lost if r.family.startswith("TP 3")]
@@ -415,16 +409,13 @@ def test_a_cluster_that_loses_a_worker_says_the_same():
     assert json.loads(here.stdout) == json.loads(there.stdout)
 
 
-def test_a_process_that_may_have_no_children_works_alone():
+def test_a_process_without_children_works_alone_and_servers_take_the_longest_request():
     answers = multiprocessing.get_context("spawn").Queue()
     process = multiprocessing.get_context("spawn").Process(target=share_out, args=(answers,), daemon=True)
     process.start()
     assert answers.get(timeout=60) == [(0, 1), (1, 2)]
     process.join()
-
-
-def test_servers_take_the_longest_request_that_was_asked_for():
-    """None of 120 drawn requests has more than 1,536 tokens, and up to 1,560 were asked for: the others would be refused."""
+    # None of 120 drawn requests has more than 1,536 tokens, and up to 1,560 were asked for: the others would be refused.
     load = {"request_rate": 8.0, "num_prompts": 120, "input_len": 1024, "output_len": 16}
     found = plan_fleet("gemma-3-27b", "4xh200-sxm", slo={"p95_ttft": 0.5, "p99_itl": 0.3}, processes=1, **load)
     assert fleet_servers(found.plans[found.recommended]).question.limits.max_model_len == 1792

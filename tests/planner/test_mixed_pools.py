@@ -182,19 +182,16 @@ def test_a_plan_is_what_simulate_says_and_fits_both_clusters(pair, objective, mo
             assert float(getattr(rows, name)[i]) == pytest.approx(float(getattr(s, name)))
 
 
-def test_limits_are_kept_as_surely_as_the_ranges_say():
+def test_limits_and_rooms_of_both_clusters_are_kept():
     a = plan("llama-3.1-70b", "8xh200-sxm", prefill_cluster="8xa100-80-sxm", ttft_s="2s", tpot_s="30ms", **LENGTHS)
     assert all(a.kept(a.plans, i) >= 0.63 for i in range(min(4, len(a.plans))))
-
-
-def test_a_cluster_that_holds_no_prompts_is_named():
     a = plan("llama-3.1-70b", "8xh200-sxm", prefill_cluster="2xl40s")
     assert not len(a.plans)
     assert a.rejected[-1].reason == "no worker for prompts has room for a request on 2xl40s"
     assert a.would_take[0].startswith("8xl40s for prompts (TP 4")
 
 
-def test_a_pasted_plan_stands_on_both():
+def test_a_pasted_plan_stands_on_both_clusters_and_its_servers_on_their_hosts():
     a = plan("llama-3.1-70b", "8xh200-sxm", prefill_cluster="8xh100-sxm", **LENGTHS)
     alone = {"pp": 1, "dp": 1, "ep": 1}
     good = serving_standing(a, {"tp": 4, **alone}, 2, prompts=Plan(2, replicas=4))
@@ -202,9 +199,6 @@ def test_a_pasted_plan_stands_on_both():
     assert good.plan == "16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 2 x TP 4 on 8xh200-sxm for decoding"
     assert serving_standing(a, {"tp": 4, **alone}, 1, prompts=Plan(2, replicas=5)).reason == "needs 10 GPUs, but 8xh100-sxm has 8"
     assert "no separate prompt workers" in serving_standing(a, {"tp": 8, **alone}, 1).reason
-
-
-def test_servers_are_launched_on_the_hosts_of_their_own_cluster():
     q = commtax.simulate(
         "llama-3.1-70b", "2x8xh200-sxm", tp=8, prefill_tp=4, prefill_cluster="8xh100-sxm", concurrency=8, **SPLIT
     ).question
@@ -271,7 +265,7 @@ def split(clients, prompts, decoding, cluster="2x8xh100-sxm", **words):
     return commtax.simulate("llama-3.1-8b", cluster, concurrency=clients, **workers, **{**SPLIT_WORKERS, **words})
 
 
-def test_the_pool_that_is_full_is_the_one_whose_workers_count():
+def test_the_full_pool_counts_and_a_pool_with_slack_is_not_spoken_of():
     """Four times the clients of a knee: whoever is full passes no more, and the rate grows with its workers alone."""
     loop = split(600, prompts=2, decoding=4)
     use, rate = pool_use(loop), float(loop.tokens_per_s)
@@ -280,27 +274,18 @@ def test_the_pool_that_is_full_is_the_one_whose_workers_count():
     assert use.queues
     assert float(split(600, prompts=2, decoding=8).tokens_per_s) == pytest.approx(rate, rel=0.01)
     assert float(split(600, prompts=3, decoding=4).tokens_per_s) > 1.3 * rate
-
-
-def test_the_share_of_a_pool_is_its_work_over_its_time():
-    """Requests/s x the time of a prompt in a full step, over the workers that there are."""
+    # Requests/s x the time of a prompt in a full step, over the workers that there are.
     loop = split(60, prompts=2, decoding=2)
     station = loop.apart.net.prompting
     each_s = float(station.step_s(station.most * station.ranks) / (station.most * station.ranks))
     assert pool_use(loop).prompts == pytest.approx(float(loop.requests_per_s) * each_s / 2, rel=1e-6)
-
-
-def test_a_pool_with_slack_is_not_spoken_of():
-    """One client never queues: slower prompts make its first token later by no more than that."""
+    # One client never queues: slower prompts make its first token later by no more than that.
     use = pool_use(split(1, prompts=1, decoding=1))
     assert 1 < use.later <= use.slower
     assert not use.queues
     answer = plan("llama-3.1-8b", "2x8xh100-sxm", objective="latency")
     one = next(i for i in range(len(answer.plans)) if answer.plans.mode[i])
     assert not list(pool_words(answer, answer.plans, one))
-
-
-def test_slower_prompts_make_ttft_what_such_a_network_has():
     loop = split(90, prompts=2, decoding=3)
     use, net = pool_use(loop), loop.apart.net
     assert use.prompts > 0.8
@@ -317,7 +302,7 @@ def mixed():
     return plan("llama-3.1-70b", **BOTH_CLUSTERS, **LIMITS)
 
 
-def test_gpus_of_two_clusters_are_those_that_are_worth_their_price(mixed):
+def test_gpus_of_two_clusters_are_worth_their_price_and_the_fuller_pool_is_named(mixed):
     """Of plans as simple that predictions cannot tell apart none has more tokens per dollar; the best is named beside."""
     rows, own = mixed.plans, mixed.recommended
     near = rows.tokens_per_s * (1 + margin(mixed.question)) >= rows.tokens_per_s[0]
@@ -328,9 +313,6 @@ def test_gpus_of_two_clusters_are_those_that_are_worth_their_price(mixed):
     assert any(f"for {rows.gpus[0] - rows.gpus[own]} GPUs more" in line for line in mixed.why)
     exact = plan("llama-3.1-70b", **BOTH_CLUSTERS, **LIMITS, margin=0)
     assert exact.recommended == 0
-
-
-def test_the_fuller_pool_is_named(mixed):
     line = next(line for line in mixed.why if "fills up first" in line)
     used = re.search(r"first \((\d+)% used", line)
     loop = mixed.simulation(mixed.plans, mixed.recommended)
@@ -425,7 +407,7 @@ def test_a_plan_says_as_simulate_does_what_its_servers_do_not_start_with(mixed):
     assert note in " ".join(run_here("plan", "llama-3.1-70b", *asked).stdout.split())
 
 
-def test_fewer_sampled_rows_free_memory_for_three_times_the_clients():
+def test_fewer_sampled_rows_make_room_and_come_first():
     """vLLM's dummy run samples 1,024 rows of 201,088 logits, 38 bytes each: 7.3 GiB, of which 256 rows take a quarter.
 
     512 rows would do for as many clients, and leave no room for a request of the model's own length.
@@ -437,9 +419,6 @@ def test_fewer_sampled_rows_free_memory_for_three_times_the_clients():
     assert commtax.fit("gpt-oss-120b", "1xh100-sxm", tp=1, max_num_seqs=256).kv_tokens == 159730
     assert any("would not start with the checkpoint's own 131,072 tokens: each GPU is 4.36 GiB" in line for line in found.why)
     assert commtax.worth("gpt-oss-120b", "1xh100-sxm", concurrency=24).limits.flag == "--max-num-seqs 256"
-
-
-def test_limits_that_make_it_fit_come_first():
     judged = commtax.fit("gpt-oss-120b", "1xh100-sxm")
     assert judged.advice[0] == flags(changed_limits(judged.roomier, judged)) == "--max-num-seqs 256"
     assert not judged.fits
@@ -452,8 +431,5 @@ def test_servers_have_room_for_the_peak_of_their_clients():
     rows = found.plans
     i = int(np.flatnonzero((rows.replicas == 8) & (rows.tp == 1) & (rows.mode == 0))[0])
     assert (rows.concurrency[i], servers_of(found, i).question.limits.max_num_seqs) == (384, 72)
-
-
-def test_servers_without_a_limit_on_tokens_keep_the_engines_own():
     found = commtax.plan("llama-3.1-8b", "2xh100-sxm")
     assert all(servers_of(found, i).question.limits.max_num_seqs == 0 for i in range(len(found.plans)))

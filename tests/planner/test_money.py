@@ -86,23 +86,17 @@ def test_an_overloaded_fleet_is_paid_for_what_it_answers():
         assert trial.money.usd_per_million_tokens == pytest.approx(3.99 * trial.gpus / 3600 / answered * 1e6)
 
 
-def test_limits_make_a_full_fleet_smaller():
+def test_limits_make_a_full_fleet_smaller_and_cost_a_month_and_a_year():
     asked = {"request_rate": 5, "output_len": 32, "max_num_seqs": 16, **QUICK}
     free, held = (commtax.plan_fleet("llama-3.1-8b", "1xh100-sxm", slo=slo, **asked).plans[0] for slo in ({}, {"p95_ttft": 0.2}))
     assert held.full_rate < free.full_rate == free.capacity
     assert held.money.full_usd_per_million_tokens > free.money.full_usd_per_million_tokens
-
-
-def test_a_month_and_a_year():
     m = Money(4, 2.5, 100.0, nan)
     assert (m.usd_per_hour, m.usd_per_month, m.usd_per_year) == (10, 7300, 87600)
     assert m.full_usd_per_million_tokens is None
     unknown = Money(4, 0.0, 100.0, 200.0)
     assert {unknown.usd_per_hour, unknown.usd_per_year, unknown.usd_per_million_tokens} == {None}
     assert isnan(m.full_tokens_per_s)
-
-
-def test_a_chip_without_a_price_stands_behind_with_empty_cells():
     answer = commtax.plan_fleet("llama-3.1-8b", ["1xl20", "1xh100-sxm"], request_rate=1, objective="cost", **QUICK)
     assert [t.layout.question.cluster.chip.key for t in answer.plans] == ["h100-sxm", "l20"]
     assert (answer.objective, answer.unpriced) == ("cost", ("l20",))
@@ -242,13 +236,10 @@ def test_a_slow_gpu_that_looks_cheaper_is_not_recommended_where_users_wait():
     assert (waited["recommended"]["cluster"], [row["cluster"] for row in waited["beside"]]) == ("1xh100-sxm", ["1xl40s"])
 
 
-def test_the_recommended_row_of_several_clusters_is_marked():
+def test_rows_of_several_clusters_are_marked_or_not_good():
     done = run_here(*TWO, "--no-disaggregated", "--tpot", "50ms")
     assert "1 ◆ " in " ".join(done.stdout.split())
     assert re.search(r"\$[\d.]+ \([\d.]+ to [\d.]+\) per million output tokens", " ".join(done.stdout.split()))
-
-
-def test_nothing_good_on_any_cluster():
     done = run_here("plan", "llama-3.1-70b", "--cluster", "1xl4", "--cluster", "1xa40")
     assert done.returncode == 1
     assert "1xl4: no plan fits in memory" in done.stdout

@@ -285,7 +285,7 @@ def test_two_pools_are_named_and_priced_as_they_run(tuned, experts, way):
     assert float(stood.rows.ttft_s[0]) == pytest.approx(float(simulated.ttft_s), rel=1e-9)
 
 
-def test_a_pasted_plan_is_priced_as_pasted():
+def test_pasted_plans_and_plans_without_workers_of_their_own():
     """An exchange that its command does not have is a remark beside it."""
     script = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention"
     code, out, error = command("--cluster", "8xh200-sxm", "--from", script, "--objective", "latency", "--no-disaggregated")
@@ -295,9 +295,6 @@ def test_a_pasted_plan_is_priced_as_pasted():
     assert re.search(
         r"all \d+ good plans are better; the recommended plan has 2.\d+ x its speed. run as .* \(DeepEP\), it would have 1.0", said
     )
-
-
-def test_plans_without_workers_of_their_own():
     words = ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--no-disaggregated", "--json")
     code, out, _ = command(*words, "--emit", "vllm")
     found = json.loads(out)
@@ -307,15 +304,12 @@ def test_plans_without_workers_of_their_own():
     assert not np.any(plan("llama-3.1-8b", "4xh100-sxm", disaggregated=False).plans.mode)
 
 
-def test_no_request_is_refused_for_its_length():
+def test_no_request_is_refused_for_its_length_and_the_page_has_the_plan(tmp_path):
     """The model's own length where the cache holds it, else what varied lengths need: never the mean alone."""
     roomy = plan("llama-3.1-8b", "h100-sxm", tpot_s=0.03)
     assert roomy.longest(roomy.plans, 0) == 0
     tight = plan("llama-3.1-8b", "rtx-4090", input_len=512, output_len=128, tpot_s=0.05)
     assert 640 < tight.longest(tight.plans, 0) == 1024
-
-
-def test_the_page_details_the_plan_it_heads_with(tmp_path):
     from commtax.web.pages import plan_page
 
     found = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)

@@ -49,16 +49,13 @@ def test_what_is_listed_is_good(question):
         assert len(a.near) or all("fit" in r.reason or "divide" in r.reason or "heads" in r.reason for r in a.rejected)
 
 
-def test_the_same_question_has_the_same_answer(monkeypatch):
+def test_answers_repeat_and_objectives_are_what_they_say(monkeypatch):
     """Searched again, and not remembered as questions of these tests are."""
     first = plan("qwen3-30b-a3b", "4xh100-sxm", tpot_s=0.03)
     monkeypatch.setattr(serving_search, "search_serving", serving_search.search_serving.__wrapped__)
     again = plan("qwen3-30b-a3b", "4xh100-sxm", tpot_s=0.03)
     assert again.plans is not first.plans
     assert all(np.array_equal(getattr(first.plans, f.name), getattr(again.plans, f.name)) for f in fields(first.plans))
-
-
-def test_objectives_are_what_they_say():
     words = {"model": "llama-3.1-8b", "cluster": "8xh100-sxm", "ttft_s": 0.5, "tpot_s": 0.03, "disaggregated": False}
     by = {name: plan(**words, objective=name).plans for name in ("throughput", "latency", "cost", "gpus")}
     assert float(by["throughput"].tokens_per_s[0]) == pytest.approx(max(float(p.tokens_per_s.max()) for p in by.values()))
@@ -85,12 +82,19 @@ def test_reasons():
     assert "of it exposed communication" in why
 
 
-def test_nothing_is_good():
+def test_nothing_is_good_and_what_would_have_to_change():
     a = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.001)
     assert not len(a.plans)
     assert len(a.near)
     assert float(a.near.tpot_s[0]) > 0.001
     assert not len(plan("llama-3.1-405b", "2xh100-sxm").near), "no plan fits at all"
+    assert plan("llama-3.1-405b", "4xh100-sxm").would_take == ("2x8xh100-sxm (TP 8 x PP 2 fits)", "weights in int4 (--dtype int4)")
+    slow = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.0095).would_take
+    assert slow[0].startswith("limits of TPOT 11")
+    assert "--dtype fp8: meets them" in slow[1]
+    whole, half = (plan("llama-3.1-405b", "4xh100-sxm", gpu_memory_utilization=share).would_take for share in (None, 0.5))
+    assert whole[0].startswith("2x8xh100-sxm")
+    assert half[0].startswith("4x8xh100-sxm")
 
 
 def test_memory_of_arrays_is_that_of_scalars():
@@ -327,21 +331,11 @@ def test_the_objective_is_told_in_its_own_measure():
     assert "requests take" in reasons["2 replicas x TP 4"]
 
 
-def test_types_are_told_apart_and_rules_are_told_once():
+def test_types_and_rules_are_told_once_and_one_token_has_no_tpot():
     code, out, _ = command("llama-3.1-70b", "--cluster", "8xh100-sxm", "--dtype", "fp8,bf16", "--tpot", "40ms")
     assert code == 0
     assert " in fp8; " in out
     assert out.count("are not divisible by 3, 5, 6 or 7") == 1
-
-
-def test_what_would_have_to_change():
-    assert plan("llama-3.1-405b", "4xh100-sxm").would_take == ("2x8xh100-sxm (TP 8 x PP 2 fits)", "weights in int4 (--dtype int4)")
-    slow = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.0095).would_take
-    assert slow[0].startswith("limits of TPOT 11")
-    assert "--dtype fp8: meets them" in slow[1]
-
-
-def test_one_output_token_has_no_tpot():
     code, out, _ = command("llama-3.1-8b", "--cluster", "2xh100-sxm", "--output-len", "1", "--json")
     first = json.loads(out)["plans"][0]
     assert (code, first["tpot_s"], first["tokens_per_s_per_user"]) == (0, None, None)
@@ -350,30 +344,20 @@ def test_one_output_token_has_no_tpot():
     assert "Pareto" not in out
 
 
-def test_clients_that_only_wait_are_not_asked_for():
+def test_engines_plan_as_they_can_and_clients_do_not_only_wait():
     rows = plan("llama-3.1-8b", "8xl40s", input_len=1024, output_len=1024).plans
     assert np.all(rows.ttft_s[rows.mode == 0] < 5)
-
-
-def test_what_would_have_to_change_is_tried_as_it_is_run():
-    whole, half = (plan("llama-3.1-405b", "4xh100-sxm", gpu_memory_utilization=share).would_take for share in (None, 0.5))
-    assert whole[0].startswith("2x8xh100-sxm")
-    assert half[0].startswith("4x8xh100-sxm")
-
-
-def test_tensorrt_keeps_attention_whole():
     rows = plan("qwen3-30b-a3b", "8xh100-sxm", engine="trtllm").plans
     assert np.any(rows.dp > 1)
     assert np.all(rows.tp[rows.dp > 1] == 1)
-
-
-def test_deepspeed_has_plans():
-    """ZeRO 3 without stages, stages with ZeRO 0 or 1."""
+    # ZeRO 3 without stages, stages with ZeRO 0 or 1.
     found = plan_training("llama-3.1-8b", "2x8xh100-sxm", global_batch=32, engine="deepspeed")
     zero = np.array([k.plan.zero for k in found.kinds])[found.plans.kind]
     assert set(zero.tolist()) == {0, 1, 3}
     assert np.all(found.plans.pp[zero == 3] == 1)
     assert np.any(found.plans.pp[zero < 3] > 1)
+    found = plan_training("llama-3.2-1b", "2xh100-sxm", global_batch=2, seq=1001)
+    assert set(found.plans.tp.tolist()) == {1}
 
 
 def test_very_large_clusters_are_searched_in_bounds():
@@ -382,21 +366,13 @@ def test_very_large_clusters_are_searched_in_bounds():
     assert np.all(rows.gpus <= 32768)
 
 
-def test_sequences_need_no_more_than_whole_pieces():
-    found = plan_training("llama-3.2-1b", "2xh100-sxm", global_batch=2, seq=1001)
-    assert set(found.plans.tp.tolist()) == {1}
-
-
-def test_what_cannot_be_drawn_or_read_is_said(tmp_path):
+def test_what_cannot_be_drawn_or_read_is_told_and_a_shorter_step_is_no_reason(tmp_path):
     file = tmp_path / "front.svg"
     code, _, error = command("llama-3.1-405b", "--cluster", "2xh100-sxm", "--plot", str(file))
     assert (code, "no plan is good" in error, "Warning" in error, file.exists()) == (1, True, False, False)
     code, _, error = command("llama-3.1-8b", "--cluster", "2xh100-sxm", "--dtype", "fp8,")
     assert (code, "a type is missing" in error) == (2, True)
-
-
-def test_a_shorter_step_is_no_reason_to_lose():
-    """With SGLang TP 2 has room for few clients, whose step is shorter than the winner's: that they are few is what is said."""
+    # With SGLang TP 2 has room for few clients, whose step is shorter than the winner's: that they are few is what is said.
     asked = {"ttft_s": 0.5, "tpot_s": 0.04, "engine": "sglang", "confidence": 0.5, "input_len": 512}
     lost = {r.family: r.reason for r in plan("llama-3.1-70b", "2x8xh100-sxm", **asked).rejected}
     assert "it reaches the TTFT limit at 8 clients" in lost["8 replicas x TP 2"]

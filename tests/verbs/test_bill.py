@@ -121,15 +121,12 @@ def test_flops_are_two_a_parameter_and_token(key):
     assert attention == pytest.approx(2 * 2 * model.num_layers * a.num_heads * a.head_dim * tokens * (tokens + 1) / 2, rel=0.01)
 
 
-def test_decode_reads_the_weights_once():
+def test_decode_reads_the_weights_once_and_degrees_of_tp_help_less():
     model = catalog.model("llama-3.1-8b")
     kernels = step_kernels(model, Plan(), workload("decode", 1, 1), 1, catalog.engine("torch"))
     read = sum(k.nbytes * k.count for k in kernels if k.form == "gemm")
     table = inventory(model)[0].size
     assert read == pytest.approx(2 * (num_active_params(model) - table), rel=0.01)
-
-
-def test_tensor_parallel_helps_less_than_its_degree():
     steps = [float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=tp).step_s) for tp in (1, 2, 4, 8)]
     assert steps == sorted(steps, reverse=True)
     assert 1.3 < steps[0] / steps[1] < 1.8
@@ -144,21 +141,22 @@ def test_pipelines_buy_throughput_and_nothing_for_latency():
     starved = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=1)
     assert "50% of the stages idle" in " ".join(starved.notes)
     assert float(starved.tokens_per_s) <= float(commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=1).tokens_per_s)
+    one = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=64, phase="prefill")
+    two = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=64, phase="prefill")
+    assert float(two.tokens_per_s) > 1.7 * float(one.tokens_per_s)
+    assert "chunks of 8,192" in " ".join(one.notes)
 
 
-def test_a_slow_rank_drags_all():
+def test_what_drags_and_what_pays():
     plain = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)
     slow = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, slow_rank=1.5)
     host = sum(float(x.total_s) for x in plain.lines if x.kind == "host")
     assert float(slow.compute_s) - host == pytest.approx(1.5 * (float(plain.compute_s) - host))
-
-
-def test_speculation_checks_k_tokens_for_little_more():
     one, four = (commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, speculative=k) for k in (0, 3))
     assert float(one.step_s) < float(four.step_s) < 1.3 * float(one.step_s)
 
 
-def test_decode_is_latency_bound_and_prefill_bandwidth_bound():
+def test_decode_is_latency_bound_and_what_ifs_are_recomputed():
     decode = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8)
     prefill = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, phase="prefill", context=8192)
     gains = {}
@@ -167,6 +165,21 @@ def test_decode_is_latency_bound_and_prefill_bandwidth_bound():
         gains[name] = (found["collective latency / 2"], found["collective bandwidth x 2"])
     assert gains["decode"][0] < gains["decode"][1] <= 0, "halving latency beats doubling bandwidth"
     assert gains["prefill"][1] < gains["prefill"][0] <= 0, "and the reverse"
+    b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4)
+    found = {c.what: c for c in counterfactuals(b)}
+    assert found["tp 2"].step_s == pytest.approx(float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2).step_s))
+    assert found["NCCL only"].delta_s > 0
+    assert found["eager"].delta_s > 0
+    assert float(price(b.question).step_s) == float(b.step_s)
+    other = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, library="nccl")
+    assert float(price(other.question).step_s) == float(other.step_s) > float(b.step_s), (
+        "a what-if keeps the library that was asked for"
+    )
+    assert "NCCL only" not in {c.what for c in counterfactuals(other)}
+    host = catalog.cluster("8xh100-sxm")
+    slow, slower = (commtax.bill("llama-3.1-8b", with_link(host, link), tp=2) for link in ("pcie5", "10gbe"))
+    assert float(commtax.bill("llama-3.1-8b", host, tp=2).comm_s) < float(slow.comm_s) < float(slower.comm_s)
+    assert slower.comm_fraction > 0.4, "TP over 10 GbE is fatal for decode"
 
 
 def sentence(b):
@@ -203,34 +216,6 @@ def test_the_sentence_never_contradicts_its_table():
             if f"tp {n}" in found and "would be" in text and f"tp {n} would be" in text:
                 assert found[f"tp {n}"] < 0
     assert "tp 4 would be" in sentence(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=16))
-
-
-def test_pipelines_split_prompts_too():
-    one = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=64, phase="prefill")
-    two = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=64, phase="prefill")
-    assert float(two.tokens_per_s) > 1.7 * float(one.tokens_per_s)
-    assert "chunks of 8,192" in " ".join(one.notes)
-
-
-def test_counterfactuals_are_recomputed():
-    b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4)
-    found = {c.what: c for c in counterfactuals(b)}
-    assert found["tp 2"].step_s == pytest.approx(float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2).step_s))
-    assert found["NCCL only"].delta_s > 0
-    assert found["eager"].delta_s > 0
-    assert float(price(b.question).step_s) == float(b.step_s)
-    other = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, library="nccl")
-    assert float(price(other.question).step_s) == float(other.step_s) > float(b.step_s), (
-        "a what-if keeps the library that was asked for"
-    )
-    assert "NCCL only" not in {c.what for c in counterfactuals(other)}
-
-
-def test_links():
-    host = catalog.cluster("8xh100-sxm")
-    slow, slower = (commtax.bill("llama-3.1-8b", with_link(host, link), tp=2) for link in ("pcie5", "10gbe"))
-    assert float(commtax.bill("llama-3.1-8b", host, tp=2).comm_s) < float(slow.comm_s) < float(slower.comm_s)
-    assert slower.comm_fraction > 0.4, "TP over 10 GbE is fatal for decode"
 
 
 @pytest.mark.parametrize(("change", "says"), DATA["bad_questions"])
@@ -285,7 +270,7 @@ def test_launches_belong_to_the_host(model, cluster, words):
     assert (hosts[1] > hosts[0]) == ("start" in note or "longer than" in note)
 
 
-def test_what_ifs_of_serving_say_where_they_do_not_fit():
+def test_what_ifs_of_serving_fit_and_launches_that_take_no_time_are_not_told():
     """Half the ranks of 70B have no room for 200 requests, and nothing that lacks memory is advised."""
     priced = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=4, batch=200)
     told = {c.code: c for c in counterfactuals(priced)}
@@ -295,9 +280,6 @@ def test_what_ifs_of_serving_say_where_they_do_not_fit():
     large = commtax.bill("llama-3.1-405b", "8xh100-sxm", tp=4, batch=64)
     assert not any(c.fits for c in counterfactuals(large) if c.code in ("narrower", "wider"))
     assert "would be" not in verdict(large, counterfactuals(large))
-
-
-def test_launches_that_take_no_time_are_not_told():
     notes = {
         str(note)
         for engine in ("textbook", "vllm")
@@ -332,9 +314,6 @@ def test_the_other_layout_of_attention_is_the_step_of_as_many_requests(batch, sa
 def test_other_layouts_of_attention_are_of_mixtures_alone():
     codes = {c.code for c in counterfactuals(commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=64))}
     assert codes.isdisjoint({"tensor-attention", "data-attention"})
-
-
-def test_simulate_tells_the_other_layout_of_attention_where_it_halves_the_time_of_a_token():
     one = ("deepseek-v3", "-c", "8xh200-sxm", "-e", "sglang", "--concurrency", "1")
     data, tensor = (run_here("simulate", *one, *plan).stdout.splitlines() for plan in (("-dp", "8", "-ep", "8"), ("-tp", "8")))
     best = tensor[0].split(" (")[0]
@@ -422,17 +401,14 @@ def test_parts_of_trained_lines_add_up(data):
     check(bill)
 
 
-def test_an_effect_that_is_doubled_is_seen():
+def test_effects_and_terms_explain_all_seconds():
     """A factor that pricing multiplies stands in the explanation, with its mechanism and its value."""
     engine = catalog.engine("vllm").but(fp8_rate=1.1)
     bill = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=64, dtype="fp8", engine=engine)
     effects = {e.name: e for e in why(bill, "feed-forward down").explanation.effects}
     assert effects["fp8_rate"].value == 1.1
     assert "step.clock" in effects
-
-
-def test_terms_of_a_form_are_memory_arithmetic_and_its_own_seconds():
-    """What a kernel's seconds come from: all of them, and to the last digit."""
+    # What a kernel's seconds come from: all of them, and to the last digit.
     bill = commtax.bill("deepseek-r1", "8xh200-sxm", tp=8, batch=64)
     t = terms_of(bill.question)
     for line in bill.items:
@@ -443,20 +419,12 @@ def test_terms_of_a_form_are_memory_arithmetic_and_its_own_seconds():
             assert all(term.alone_s >= (term.fixed_s + term.moving_s) * (1 - EXACT) for term in found if term.name != "arithmetic")
 
 
-def test_constants_that_are_seconds_are_those_of_the_physics():
+def test_constants_that_are_seconds_or_multiplied_are_those_of_the_physics():
     """A new constant of a form is a share, a size, or one of the seconds and rates that a time is split by."""
     kinds = {name: row.get("kind", "") for name, row in table("catalog/physics.toml")["kernel"].items()}
     timed = {name for name, kind in kinds.items() if kind.startswith(("seconds", "bytes a second"))}
     assert timed == {*SECONDS, *RATES, *DAMPED}
-
-
-@each("form", [*FORMS, *CHIP_FORMS])
-def test_every_form_states_its_equation(form):
-    assert equation(form).startswith("t = ")
-
-
-def test_every_fitted_field_of_kernels_has_a_mechanism():
-    """A number of ``KernelHabits`` that is multiplied onto kernels cannot be added without one."""
+    # A number of ``KernelHabits`` that is multiplied onto kernels cannot be added without one.
     plain = catalog.engine("torch")
     flags = {"head_norm_kernels"}  # launches that its source code has, not fitted
     for field in dataclasses.fields(KernelHabits):
@@ -466,21 +434,20 @@ def test_every_fitted_field_of_kernels_has_a_mechanism():
     assert {m.kind for m in mechanisms().values()} <= set(KINDS)
 
 
-def test_lines_are_named_by_number_whole_name_or_part():
+@each("form", [*FORMS, *CHIP_FORMS])
+def test_every_form_states_its_equation(form):
+    assert equation(form).startswith("t = ")
+
+
+def test_lines_are_named_by_number_or_part_and_no_two_alike():
     names = ["norms", "feed-forward down", "feed-forward up", "norms backward"]
     assert [line_number(names, text) for text in ("1", " DOWN ", "norms", "Backward", "4")] == [0, 1, 0, 3, 3]
     for text in ("feed", "0", "5", "nothing", ""):
         with pytest.raises(ValueError, match="feed-forward down"):
             line_number(names, text)
-
-
-def test_layers_with_and_without_a_window_have_lines_of_their_own_name():
     names = labels(commtax.bill("gemma-3-27b", "8xh100-sxm", tp=2, context=8192))
     assert len(set(names)) == len(names)
     assert {"decode attention", "decode attention in the window"} <= set(names)
-
-
-def test_equal_lines_have_numbers_behind_their_names_in_the_bill_too():
     words = ("bill", "deepseek-v4-flash", "-c", "8xh200", "-tp", "8", "--context", "8192")
     names = labels(commtax.bill("deepseek-v4-flash", "8xh200", tp=8, context=8192))
     assert len(set(names)) == len(names)

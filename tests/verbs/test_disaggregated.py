@@ -116,16 +116,13 @@ def test_many_clients_of_one_worker_wait_as_m_g_1(load):
     assert passed.ahead_s == pytest.approx(rho * 0.1 * (1 + 0.25 / 3) / 2 / (1 - rho), rel=0.05)
 
 
-def test_caches_move_no_faster_than_the_wire():
+def test_caches_move_no_faster_than_the_wire_and_tokens_come_faster_where_prompts_bind():
     """9.43 requests/s of 524 MB over 1.25 GB/s were said before."""
     found = commtax.simulate("llama-3.1-8b", catalog.cluster("2x1xh100-sxm", inter="10gbe"), **SLOW)
     nbytes = 4000 * float(kv_bytes_per_token(found.question.model, found.question.plan))
     assert 0.7 * 1.25e9 < float(found.requests_per_s) * nbytes < 1.25e9
     assert any(note.code == "queue" and "wire" in note for note in found.notes)
-
-
-def test_tokens_come_faster_where_prompts_bind():
-    """Only the requests that decode are in a step: 26.1 ms were said before, and 10.4 ms simulated."""
+    # Only the requests that decode are in a step: 26.1 ms were said before, and 10.4 ms simulated.
     words = {"disaggregated": True, "prefill_workers": 2, "decode_workers": 2, "input_len": 8000, "output_len": 200}
     few, many = (commtax.simulate("llama-3.1-8b", "4xh100-sxm", concurrency=n, **words) for n in (188, 376))
     assert 5 < few.running < 15
@@ -145,16 +142,13 @@ def test_a_queue_is_said_where_it_stands(words, slowest):
     assert found.apart.passed.queued
 
 
-def test_few_nics_are_shared_by_who_sends():
+def test_few_nics_are_shared_and_ranks_of_prompt_workers_have_prompts_of_their_own():
     """One NIC a host: a lone prompt worker has it all, eight share it; and each direction has its own."""
     place = replace(catalog.cluster("2x8xh100-sxm", inter="100gbe"), nics_per_host=1)
     words = {"disaggregated": True, "concurrency": 4, "input_len": 4000}
     one, eight = (commtax.simulate("llama-3.1-8b", place, prefill_workers=n, decode_workers=8, **words) for n in (1, 8))
     assert eight.apart.net.wire.out_s == pytest.approx(8 * one.apart.net.wire.out_s)
     assert eight.apart.net.wire.in_s == one.apart.net.wire.in_s == eight.apart.net.wire.out_s
-
-
-def test_ranks_of_a_prompt_worker_have_prompts_of_their_own():
     words = {"dp": 8, "ep": 8, "disaggregated": True, "prefill_workers": 1, "decode_workers": 1, "concurrency": 256}
     shared, ranks = (
         commtax.simulate("deepseek-r1", "2x8xh200-sxm", engine="sglang", input_len=8192, **words, **how)
@@ -164,10 +158,7 @@ def test_ranks_of_a_prompt_worker_have_prompts_of_their_own():
     assert ranks.apart.net.prompting.one_s > shared.apart.net.prompting.one_s, "a prompt has one GPU's attention"
     with pytest.raises(ValueError, match="prefill_dp"):
         commtax.simulate("deepseek-r1", "2x8xh200-sxm", prefill_dp=8)
-
-
-def test_decodes_reach_their_experts_as_is_said():
-    """Low latency for decodes; prompts go in bulk."""
+    # Low latency for decodes; prompts go in bulk.
     words = {"dp": 8, "ep": 8, "disaggregated": True, "prefill_workers": 1, "prefill_tp": 8, "decode_workers": 1}
     low, bulk = (
         commtax.simulate("deepseek-r1", "2x8xh200-sxm", engine="sglang", concurrency=256, **words, ep_backend=f"deepep_{how}")
@@ -330,14 +321,11 @@ def test_what_cannot_carry_here_is_refused():
     assert mi355x.techniques.kv_transfer == "mori-io"
 
 
-def test_all_carriers_of_a_technique_are_known():
+def test_carriers_of_techniques_are_in_the_catalogue_and_load_as_published():
     for word in set(technique("kv-transfer").words.values()):
         assert carrier(word).connectors
     assert set(technique("kv-offload").words.values()) == set(TIERS)
-
-
-def test_vllm_loads_from_the_host_as_fast_as_was_published():
-    """Llama-3.1-8B on an H100: TTFT falls to between a half and a twenty-second (vLLM's blog of January 2026)."""
+    # Llama-3.1-8B on an H100: TTFT falls to between a half and a twenty-second (vLLM's blog of January 2026).
     gains = []
     for tokens in (512, 120_000):
         words = {"concurrency": 1, "input_len": tokens, "output_len": 2, "spread": 0, "engine": "vllm"}
@@ -506,7 +494,7 @@ def test_where_none_is_sure_the_confidence_that_would_do_is_said():
     assert " likely to meet " in done.stdout
 
 
-def test_documents_say_how_sure():
+def test_documents_and_the_page_say_how_sure():
     words = ("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--tpot", "15ms", "--json")
     found = json.loads(run_here(*words).stdout)
     surer = json.loads(run_here(*words, "--confidence", "95").stdout)
@@ -515,6 +503,12 @@ def test_documents_say_how_sure():
     assert all(row["ttft_low_s"] < row["ttft_s"] < row["ttft_high_s"] for row in found["plans"])
     free = json.loads(run_here(*words[:4], "--json").stdout)
     assert free["plans"][0]["limits_kept_with"] is None
+    asked = {"m": "llama-3.1-8b", "c": "2xh100-sxm", "tpot": "15"}
+    usual, half = get("plan", **asked), get("plan", **asked, sure="50")
+    assert (usual["confidence"], half["confidence"]) == (0.65, 0.5)
+    assert any("likely to meet" in line for line in usual["why"])
+    assert usual["plans"][0]["tokens_per_s"] <= half["plans"][0]["tokens_per_s"]
+    assert refused("plan", {**asked, "sure": "100"})[0] == 400
 
 
 def test_a_rate_is_held_as_surely_as_is_said():
@@ -543,15 +537,6 @@ def test_a_simulation_says_how_surely_its_limits_are_kept():
     assert (odds, (odds[0], odds[-1])) == (sorted(odds), (pytest.approx(0.1), 0.9))
     assert 0.1 < odds[1] <= odds[2] < 0.9
     assert "% do is at least 90%" in run_here(*words, "--tpot", f"{2 * p99:.4f}ms").stdout
-
-
-def test_the_page_has_it():
-    asked = {"m": "llama-3.1-8b", "c": "2xh100-sxm", "tpot": "15"}
-    usual, half = get("plan", **asked), get("plan", **asked, sure="50")
-    assert (usual["confidence"], half["confidence"]) == (0.65, 0.5)
-    assert any("likely to meet" in line for line in usual["why"])
-    assert usual["plans"][0]["tokens_per_s"] <= half["plans"][0]["tokens_per_s"]
-    assert refused("plan", {**asked, "sure": "100"})[0] == 400
 
 
 @cache

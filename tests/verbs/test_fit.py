@@ -110,14 +110,11 @@ def test_latent_kv_is_whole_on_every_rank(tp):
     assert pool.bytes_per_token == 70_272
 
 
-def test_grouped_query_heads_are_replicated_beyond_their_number():
+def test_heads_are_replicated_and_windowed_layers_share_the_pool():
     a = Attention(64, 8, 128, 128)
     assert [float(kv_bytes_per_token_layer(a, tp, "bf16")) for tp in (1, 2, 8, 16)] == [4096, 2048, 512, 512]
     assert float(kv_bytes_per_token_layer(a, 1, "fp8")) == 2048
-
-
-def test_windowed_layers_share_the_pool():
-    """gpt-oss-120b: two groups of 18 layers; a long request holds few blocks of the windowed one."""
+    # gpt-oss-120b: two groups of 18 layers; a long request holds few blocks of the windowed one.
     model = catalog.model("gpt-oss-120b")
     pool = kv_pool(model, Plan(), range(36), 16)
     assert (len(pool.groups), pool.bytes_per_token) == (2, 36 * 2048)
@@ -126,15 +123,12 @@ def test_windowed_layers_share_the_pool():
     assert len(gemma.groups) == 7, "52 windowed layers in groups of 10, and one full"
 
 
-def test_smallest_tp_that_fits():
+def test_the_smallest_tp_that_fits_or_by_how_much_none_does():
     assert commtax.fit("llama-3.1-8b", "8xh100-sxm").question.plan.tp == 1
     assert commtax.fit("llama-3.1-70b", "8xh100-sxm").question.plan.tp == 4
     both = commtax.fit("llama-3.1-405b", "2x8xh100-sxm").question.plan
     assert (both.tp, both.pp) == (8, 2), "tp fills a host, the pipeline crosses"
     assert commtax.fit("deepseek-v3", "8xh200-sxm").question.plan.tp == 8
-
-
-def test_what_does_not_fit_says_by_how_much_and_what_would():
     fit = commtax.fit("llama-3.1-405b", "8xh100-sxm")
     assert not fit.fits
     assert fit.shortfall_bytes > 0
@@ -197,12 +191,9 @@ def test_advice_works_when_it_is_typed(model, cluster, options):
         assert commtax.fit(model, given.get("--cluster", cluster), **question).fits, advice
 
 
-def test_tp_is_searched_for_a_given_pipeline():
+def test_tp_is_searched_beside_a_pipeline_and_large_hosts_are_noted():
     fit = commtax.fit("llama-3.1-405b", "2x8xh100-sxm", pp=2)
     assert (fit.question.plan.tp, fit.question.plan.pp, fit.fits) == (8, 2, True)
-
-
-def test_a_host_larger_than_usual_is_noted_and_a_bridge_joins_two():
     assert "read as 2 hosts of 8" in " ".join(commtax.fit("llama-3.1-8b", "16xh100-sxm", tp=16).question.notes)
     assert "usual are 8" in " ".join(commtax.fit("llama-3.1-8b", "1x16xh100-sxm", tp=16).question.notes)
     assert (catalog.cluster("2xh100-nvl").intra.kind, catalog.cluster("8xh100-nvl").intra.kind) == ("nvlink", "pcie")

@@ -75,13 +75,10 @@ def test_a_wrong_keyword_is_answered_with_the_right_one(verb, given, says):
     assert says in str(refused.value)
 
 
-def test_keywords_are_explained():
+def test_keywords_are_explained_and_take_lists():
     assert commtax.keywords("bill").keys() == taken_by("bill()").keys()
     with pytest.raises(Refusal, match="function 'bil': one of "):
         commtax.keywords("bil")
-
-
-def test_lists_are_taken_where_arrays_are():
     listed, array = (commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=kind([1, 2, 4]), batch=8) for kind in (list, np.array))
     assert listed.step_s.tolist() == array.step_s.tolist()
 
@@ -104,7 +101,7 @@ def test_what_fits_is_asked_of_one_plan(verb):
         getattr(commtax, verb)("llama-3.1-8b", "8xh100-sxm", dp=[1, 2])
 
 
-def test_an_option_names_a_field_of_the_question():
+def test_options_name_fields_with_their_defaults():
     """… a kind and a group that there are, and verbs that it is either taken by or refused by."""
     own = {f.name for f in fields(Question)}
     for name, option in options().items():
@@ -113,9 +110,6 @@ def test_an_option_names_a_field_of_the_question():
         assert option.group in GROUPS
         assert not set(option.verbs) & set(option.refused), name
         assert all(len(reason) > 20 for reason in option.refused.values())
-
-
-def test_defaults_are_the_question_s_own():
     usual = {}
     for part in ("what_if", "limits", "requests", "offered", "pictures"):
         usual |= {f"{part}.{f.name}": f.default for f in fields(Question.__dataclass_fields__[part].default)}
@@ -125,7 +119,7 @@ def test_defaults_are_the_question_s_own():
             assert option.default == default, name
 
 
-def test_every_option_of_a_step_is_taken_or_refused_with_a_reason_by_every_verb_that_prices_steps():
+def test_every_option_of_a_step_is_taken_or_refused_with_its_reason():
     step = [name for name, option in options().items() if option.part == "what_if" and {"bill", "compare"} <= set(option.verbs)]
     assert len(step) >= 8
     for name in (*step, "speculative"):
@@ -133,9 +127,6 @@ def test_every_option_of_a_step_is_taken_or_refused_with_a_reason_by_every_verb_
             continue
         for command in PRICING:
             assert (name in taken_by(command)) != (name in refused_by(command)), (name, command)
-
-
-def test_a_refusal_says_why():
     done = run_here("simulate", LLAMA[0], "--cluster", LLAMA[1], "--speculative", "3")
     assert done.returncode == 2
     assert "how many drafts llama-3.1-8b accepts is not known; give --acceptance" in done.stderr
@@ -167,16 +158,13 @@ def test_eager_is_an_option_of_every_command(words):
     assert done.returncode == 0, done.stderr
 
 
-def test_typed_keywords_are_what_the_table_says():
+def test_typed_keywords_and_the_page_are_what_the_table_says():
     """``python benchmarks/keywords.py`` writes them."""
     path = ROOT / "benchmarks" / "keywords.py"
     spec = importlib.util.spec_from_file_location("keywords_writer", path)
     writer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(writer)
     assert Path(keywords.__file__).read_text() == writer.text()
-
-
-def test_the_page_says_options():
     beside = {"model", "hidden", "layers", "config", "ttft_ms", "tpot_ms", "statistic", "clusters"}
     assert {entry["option"] for entry in page_keys().values()} <= {*options(), *beside}
 
@@ -286,21 +274,15 @@ def test_an_option_is_known_by_its_company(source, names):
     assert options_named_in(source) == names
 
 
-def test_a_file_that_lists_options_again_is_seen():
+def test_a_file_that_lists_options_again_is_seen_and_parts_share_no_field():
     """One more file that lists what three already do is one too many."""
     named = Counter(
         name for _ in range(MOST_FILES + 1) for name in options_named_in('LOAD = ("input_len", "concurrency", "batch")')
     )
     assert {name for name, count in named.items() if count > MOST_FILES} == {"input_len", "concurrency", "batch"}
-
-
-def test_no_two_parts_have_a_field_of_one_name():
-    """``but`` gives a name to the part that has it: of two, one would be lost."""
+    # ``but`` gives a name to the part that has it: of two, one would be lost.
     counts = Counter(name for names in PARTS.values() for name in names)
     assert [name for name, count in counts.items() if count > 1] == []
-
-
-def test_a_change_reaches_its_part_and_nothing_else():
     q = resolve_question("llama-3.1-8b", "8xh100-sxm", {"tp": 2})
     changed = q.but(tp=4, request_rate=8.0, concurrency=3)
     assert (changed.plan.tp, changed.offered.request_rate, changed.requests.concurrency) == (4, 8.0, 3)

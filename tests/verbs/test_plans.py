@@ -91,7 +91,7 @@ def catalog_rate(name):
     return catalog.cluster(name).intra.bandwidth_Bps
 
 
-def test_table_csv_and_json_agree():
+def test_table_csv_json_and_picture_agree(tmp_path):
     document = json.loads(run(*WORDS, "--json").stdout)
     lines = list(csv.DictReader(io.StringIO(run(*WORDS, "--csv").stdout)))
     assert [float(x["step_s"]) for x in lines if x["step_s"]] == pytest.approx(
@@ -103,9 +103,6 @@ def test_table_csv_and_json_agree():
     assert "plan x global batch" in text
     assert "████" in text
     assert "break-even by global batch: tp8 is faster below" in text
-
-
-def test_links_and_a_picture(tmp_path):
     file = tmp_path / "heat.svg"
     done = run(*WORDS[:-2], "--batches", "1,8", "--links", "nvlink4,10gbe", "--plot", str(file))
     assert done.returncode == 0, done.stderr
@@ -113,14 +110,11 @@ def test_links_and_a_picture(tmp_path):
     assert file.read_bytes().startswith(b"<?xml")
 
 
-def test_training_plans():
+def test_training_plans_and_mistakes():
     words = ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--phase", "train", "--batches", "64", "--zero", "1")
     found = json.loads(run(*words, "--plans", "tp8,tp2dp4,dp8", "--json").stdout)["rows"]
     assert [r["gpus"] for r in found] == [8, 8, 8]
     assert found[2]["tokens_per_s"] > found[0]["tokens_per_s"]
-
-
-def test_mistakes():
     for words, says in (
         (("--plans", "tp3,tp5"), "none of them is legal"),
         (("--plans", "tp2", "--over", "tp=1"), "one of them"),
@@ -133,14 +127,11 @@ def test_mistakes():
         assert says in done.stderr
 
 
-def test_a_dense_model_has_no_experts_to_spread():
+def test_dense_models_have_no_experts_and_leads_that_change_are_told():
     """As ``bill`` says it, not as if nothing had been asked for."""
     spread = compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp4", "tp4ep"], batches=[16]).rows[1]
     assert (spread.bill, "is dense" in spread.refused) == (None, True)
-
-
-def test_where_the_lead_changes_back_and_forth_is_said():
-    """Below the first batch one leads, from the last on the other, and no other order is claimed in between."""
+    # Below the first batch one leads, from the last on the other, and no other order is claimed in between.
     found = compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[1])
     flip = next(f for f in found.break_evens if f.axis == "sequences")
     assert flip.earliest < flip.at
@@ -170,7 +161,7 @@ def test_a_break_even_and_the_verdict_at_a_batch_are_one_judgement(pair, batch):
         assert lead <= 1 + flip.leads(within)[1] + 1e-9
 
 
-def test_whole_requests_of_plans_are_those_of_simulate():
+def test_whole_requests_of_plans_are_those_of_simulate_and_come_first():
     clients, lengths = [1, 64, 256], {"input_len": 512, "output_len": 64}
     found = compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], concurrency=clients, context=512, output_len=64)
     assert [(row.plan, row.clients) for row in found.served] == [(plan, n) for plan in ("tp8", "2xtp4") for n in clients]
@@ -181,9 +172,6 @@ def test_whole_requests_of_plans_are_those_of_simulate():
         assert row.tokens_per_s == pytest.approx(row.clients * 64 / float(alone.e2e_s)), (
             "Little's law; an idle server earns nothing"
         )
-
-
-def test_whole_requests_are_the_first_answer_where_clients_are_given():
     words = ("gpt-oss-120b", "--cluster", "8xh100-sxm", "--plans", "tp8,2xtp4")
     said = " ".join(run(*words, "--batches", "8,256").stdout.split())
     assert "--concurrency 8,256 also compares whole requests" in said
@@ -193,31 +181,22 @@ def test_whole_requests_are_the_first_answer_where_clients_are_given():
     for wrong in (("--output-len", "64"), ("--concurrency", "0"), ("--phase", "prefill", "--concurrency", "8")):
         assert run(*words, *wrong).returncode == 2
     assert "does not fit" in run("llama-3.1-70b", "--cluster", "8xh100-sxm", "--plans", "tp1,tp4", "--concurrency", "8").stdout
-
-
-def test_help_tells_two_servers_from_two_ranks():
     said = " ".join(run("--help").stdout.split())
     assert "2xtp4 is two servers of TP 4, tp4dp2 one server with two data-parallel ranks" in said
     assert (parse_plan("2xtp4")["replicas"], parse_plan("tp4dp2")["dp"]) == (2, 2)
 
 
-def test_cells_are_bills():
+def test_cells_are_bills_for_each_link_and_axis():
     found = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["tp=1,2,3,4,8"])
     cells = {row.at[0]: row for row in found.rows}
     assert "heads-divisible" in cells[3].refused
     assert float(cells[8].bill.step_s) == float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8).step_s)
     assert found.values("tp") == [1, 2, 3, 4, 8]
-
-
-def test_comm_fraction_against_batch_for_each_link():
     found = commtax.compare("llama-3.1-8b", "8xh100-sxm", ["batch=1:64", "link=nvlink4,pcie5,ib-ndr,10gbe"], tp=2)
     share = {row.at: float(row.bill.comm_fraction) for row in found.rows}
     for batch in (1, 8, 64):
         assert share[batch, "nvlink4"] < share[batch, "pcie5"] < share[batch, "10gbe"]
     assert share[64, "10gbe"] > 0.4, "a larger batch does not save Ethernet"
-
-
-def test_expert_all_to_all_stands_beside_tensor_parallel():
     found = commtax.compare("deepseek-v3", "8x8xh200-sxm", ["batch=32,128"], tp=8, dp=8, ep=64)
     assert all(row.bill.exposed_on("ep") > row.bill.exposed_on("tp") > 0 for row in found.rows)
 
@@ -382,13 +361,10 @@ def test_the_range_holds_the_prediction(question):
         assert float(b.low_s) == float(b.high_s), "a definition has no range"
 
 
-def test_weaker_sources_have_wider_ranges():
+def test_ranges_are_wider_for_weaker_sources_and_the_same_for_arrays():
     known, guessed = (commtax.bill("llama-3.1-8b", f"2x{chip}", tp=2) for chip in ("h100-sxm", "mi300x"))
     assert float(guessed.sigma) > 2 * float(known.sigma)
     assert "assumed" in " ".join(guessed.sources)
-
-
-def test_ranges_of_arrays_are_those_of_scalars():
     tp = np.array([1, 2, 8])
     many = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=tp)
     for i, n in enumerate(tp):
@@ -396,16 +372,13 @@ def test_ranges_of_arrays_are_those_of_scalars():
         assert float(many.low_s[i]) == pytest.approx(float(one.low_s))
 
 
-def test_the_range_of_a_cache():
+def test_caches_and_training_steps_have_ranges():
     fit = commtax.fit("llama-3.1-8b", "8xh100-sxm", tp=1)
     low, high = fit.kv_tokens_range
     assert low < fit.kv_tokens < high
     assert (high - low) * fit.kv_bytes_per_token == pytest.approx(2 * catalog.engine("vllm").memory.kv_spread_bytes, rel=0.01)
     fixed = commtax.fit("llama-3.1-8b", "8xh100-sxm", tp=1, kv_cache_memory_bytes=2**30)
     assert fixed.kv_tokens_range == (fixed.kv_tokens, fixed.kv_tokens)
-
-
-def test_training_steps_have_one_too():
     b = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", dp=8, engine="fsdp")
     assert float(b.low_s) < float(b.step_s) < float(b.high_s) < 1.3 * float(b.step_s)
 

@@ -48,7 +48,7 @@ def document():
     return json.loads(command("--request-rate", "10", "--goodput", "ttft:300", "tpot:20", "--json").stdout)
 
 
-def test_the_document_tells_times_with_ranges(document):
+def test_the_document_tells_times_with_ranges_and_its_audit_agrees(document, tmp_path):
     assert (document["schema"], document["source"]) == ("commtax.serve/1", "predicted")
     assert [row["metric"] for row in document["times"]] == ["ttft", "tpot", "itl", "e2e", "queue"]
     for row in document["times"]:
@@ -58,6 +58,21 @@ def test_the_document_tells_times_with_ranges(document):
     assert document["utilisation"] == pytest.approx(10 / document["capacity_requests_per_s"])
     assert (document["slo"]["share"], document["request_goodput"]) == (1, pytest.approx(document["request_throughput"]))
     assert not document["overloaded"]
+    (read,) = bench.parse(json.dumps(document))
+    assert (read.tool, read.kind, read.model, read.requests, read.request_rate) == ("vllm", "serve", MODEL, 200, 10)
+    times = {row["metric"]: row for row in document["times"]}
+    for metric, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
+        assert read.seconds(theirs, "mean") == pytest.approx(times[metric]["mean_s"])
+        assert read.seconds(theirs, "median") == pytest.approx(times[metric]["p50_s"])
+        assert read.seconds(theirs, "p99") == pytest.approx(times[metric]["p99_s"])
+    assert read.output_tokens_per_s * read.duration_s == pytest.approx(read.output_tokens)
+    (tmp_path / "predicted.json").write_text(json.dumps(document))
+    done = run_here("audit", tmp_path / "predicted.json", "-m", MODEL, "-c", PLACE, "-tp", "1")
+    assert done.returncode == 0, done.stdout
+    assert "0 disagree" in done.stdout
+    untold = run_here("audit", tmp_path / "predicted.json", "-m", MODEL, "-c", PLACE)
+    assert untold.returncode == 3
+    assert "tp 1 is assumed" in untold.stdout, "no seconds are judged by a plan that nobody told"
 
 
 def test_nothing_queues_in_an_idle_server():
@@ -68,27 +83,6 @@ def test_nothing_queues_in_an_idle_server():
     (told,) = [note for note in outcome_document(idle, Slo())["notes"] if "fixed time per request" in note]
     assert f"{format_seconds(fixed)} of each TTFT, is fitted on published runs" in told
     assert "an idle server may take less" in told
-
-
-def test_readers_of_benchmarks_read_it(document):
-    (read,) = bench.parse(json.dumps(document))
-    assert (read.tool, read.kind, read.model, read.requests, read.request_rate) == ("vllm", "serve", MODEL, 200, 10)
-    times = {row["metric"]: row for row in document["times"]}
-    for metric, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
-        assert read.seconds(theirs, "mean") == pytest.approx(times[metric]["mean_s"])
-        assert read.seconds(theirs, "median") == pytest.approx(times[metric]["p50_s"])
-        assert read.seconds(theirs, "p99") == pytest.approx(times[metric]["p99_s"])
-    assert read.output_tokens_per_s * read.duration_s == pytest.approx(read.output_tokens)
-
-
-def test_its_own_audit_agrees_with_it(document, tmp_path):
-    (tmp_path / "predicted.json").write_text(json.dumps(document))
-    done = run_here("audit", tmp_path / "predicted.json", "-m", MODEL, "-c", PLACE, "-tp", "1")
-    assert done.returncode == 0, done.stdout
-    assert "0 disagree" in done.stdout
-    untold = run_here("audit", tmp_path / "predicted.json", "-m", MODEL, "-c", PLACE)
-    assert untold.returncode == 3
-    assert "tp 1 is assumed" in untold.stdout, "no seconds are judged by a plan that nobody told"
 
 
 @settings(max_examples=15)
@@ -149,7 +143,7 @@ def test_a_number_is_kept_to_its_bounds_or_refused(name, value):
         assert 0 <= kept <= (1 if name == "prefix_cache" else inf)
 
 
-def test_the_closed_form_stays_what_it_was():
+def test_the_closed_form_stays_what_it_was_and_seeds_are_bytes():
     words = ("simulate", MODEL, "--cluster", PLACE, "--concurrency", "32")
     assert json.loads(run_here(*words, "--json").stdout)["schema"] == "commtax.simulate/1"
     for more in (("--seed", "1"), ("--burstiness", "2"), ("--goodput", "ttft:3"), ("--timeline", "x.json"), ("--router", "prefix")):
@@ -157,9 +151,6 @@ def test_the_closed_form_stays_what_it_was():
         assert done.returncode == 2
         assert "belongs to requests in time" in done.stderr
     assert "add --num-prompts" in run_here(*words, "--input-len", "sharegpt").stderr
-
-
-def test_the_same_seed_is_the_same_bytes():
     words = ("--request-rate", "10", "--json")
     assert command(*words).stdout == command(*words, "--seed", "0").stdout
     assert command(*words).stdout != command(*words, "--seed", "1").stdout
@@ -193,7 +184,7 @@ def test_a_saved_run_is_a_trace_that_gives_the_same(tmp_path):
     assert len(commtax.serve(MODEL, PLACE, trace=tmp_path / "saved.csv", num_prompts=50).stream) == 50
 
 
-def test_a_sweep_finds_the_knee_and_the_capacity(tmp_path):
+def test_a_sweep_finds_the_knee_between_points_that_grow_by_half_an_octave(tmp_path):
     done = command("--sweep", "request-rate=5,20,40,400", "--goodput", "ttft:200", "--json", "--plot", tmp_path / "sweep.svg")
     found = json.loads(done.stdout)
     assert (done.returncode, found["schema"]) == (0, "commtax.serve-sweep/1")
@@ -204,17 +195,11 @@ def test_a_sweep_finds_the_knee_and_the_capacity(tmp_path):
     assert bench.parse(json.dumps(found["runs"]))[0].request_rate == 5
     assert (tmp_path / "sweep.svg").stat().st_size > 1000
     assert "the knee" in command("--sweep", "request-rate=10,20,40").stdout
-
-
-def test_points_between_two_ends_grow_by_half_an_octave():
     assert points("request_rate=2:5") == ("request_rate", (2.0, 2.8, 4.0, 5.0))
     assert points("concurrency=1:10") == ("concurrency", (1.0, 2.0, 4.0, 8.0, 10.0))
     asked = requests_question(MODEL, PLACE, {"concurrency": 1, **LENGTHS})
     found = sweep("concurrency", (1, 4), [question_at(asked, "concurrency", clients, prompts_per_client=5) for clients in (1, 4)])
     assert [len(o.stream) for o in found.outcomes] == [5, 20]
-
-
-def test_several_numbers_of_clients_are_a_sweep():
     found = json.loads(command("--concurrency", "1,8", "--json").stdout)
     assert [run["max_concurrency"] for run in found["runs"]] == [1, 8]
 
@@ -299,7 +284,7 @@ def test_who_watches_may_stop_a_run_and_has_what_was_answered():
         run_requests(asked, stopped)
 
 
-def test_a_pasted_benchmark_is_simulated():
+def test_a_pasted_benchmark_is_simulated_and_one_client_is_the_closed_form():
     server, load = "vllm serve meta-llama/Llama-3.1-8B -tp 2", "--random-input-len 512 --random-output-len 64 --num-prompts 100"
     bench_of = f"vllm bench serve --model meta-llama/Llama-3.1-8B {load} --max-concurrency 8"
     timed = json.loads(
@@ -308,10 +293,7 @@ def test_a_pasted_benchmark_is_simulated():
     assert (timed["request_rate"], timed["burstiness"], timed["num_prompts"], timed["max_concurrency"]) == (5, 0.5, 100, 8)
     closed = json.loads(run_here("simulate", "-c", PLACE, "--from", f"{server} & {bench_of} --request-rate inf", "--json").stdout)
     assert closed["schema"] == "commtax.simulate/1"
-
-
-def test_a_closed_loop_of_many_is_the_closed_form():
-    """One client and equal lengths: every request is alone, and the two must agree."""
+    # One client and equal lengths: every request is alone, and the two must agree.
     words = {"concurrency": 1, "spread": 0, **LENGTHS}
     timed, closed = commtax.serve(MODEL, PLACE, num_prompts=20, **words), commtax.simulate(MODEL, PLACE, **words)
     assert timed.statistic("tpot_mean") == pytest.approx(closed.tpot_s, rel=0.02)

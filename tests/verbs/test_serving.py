@@ -88,15 +88,12 @@ def test_more_clients_do_not_speed_up_a_request(engine, tp, tokens_in, tokens_ou
     assert np.all(s.served.ahead <= s.running - 1 + 1e-9)
 
 
-def test_a_long_benchmark_tends_to_the_steady_state():
+def test_a_long_benchmark_tends_to_the_steady_state_and_an_array_is_its_elements():
     steady = simulate(concurrency=64)
     short, longer, longest = (simulate(concurrency=64, num_prompts=n) for n in (64, 640, 10**9))
     assert short.ttft_s > longer.ttft_s > steady.ttft_s
     assert longest.ttft_s == pytest.approx(float(steady.ttft_s), rel=1e-5)
     assert longest.tpot_s == pytest.approx(float(steady.tpot_s), rel=1e-5)
-
-
-def test_an_array_is_its_elements():
     tp, clients = np.array([1, 2, 4, 8]), np.array([3, 17, 64, 600])
     lengths_in, lengths_out = np.array([100, 1024, 4096, 9000]), np.array([16, 128, 1024, 300])
     words = {"engine": "vllm", "spread": 0.1}
@@ -107,9 +104,6 @@ def test_an_array_is_its_elements():
         for name in ("tpot_s", "ttft_s", "e2e_s", "tokens_per_s", "running", "steps.chunks", "kv_tokens"):
             figure = attrgetter(name)
             assert np.asarray(figure(wide))[i] == pytest.approx(float(figure(one)), rel=1e-12), name
-
-
-def test_an_illegal_element_is_masked():
     s = simulate(tp=np.array([1, 3]), concurrency=4)
     assert s.legal.tolist() == [True, False]
 
@@ -133,10 +127,7 @@ def test_waiting_by_hand():
         215 / 105, rel=1e-3
     )  # 100 + 10/2 each
     assert running_requests(load, engine, 10**6, 99, fed=1.5) == 4  # the others wait for their prompts, which hold no slot
-
-
-def test_ranks_that_step_together_wait_for_each_others_prompts():
-    """Long answers, so that no two prompts meet: of 8 ranks with 2 clients each, a request waits for 15 prompts of 2 s."""
+    # Long answers, so that no two prompts meet: of 8 ranks with 2 clients each, a request waits for 15 prompts of 2 s.
     load, vllm = ClosedLoopLoad(2, 100, 1e9), catalog.engine("vllm")
     many, one, few = (
         closed_loop(x, Steps(1.0, 3.0, ranks=r), x.concurrency if x.concurrency > 1 else 1.0, 0.0, vllm)
@@ -175,15 +166,12 @@ def test_an_engines_limit_throws_nobody_out():
     assert "waiting for the front end" not in out.stdout
 
 
-def test_clients_that_replicas_cannot_share_evenly_do_not_wait():
+def test_clients_wait_for_limits_and_front_ends_only():
     four, five, six = (simulate(dp=2, concurrency=n) for n in (4, 5, 6))
     assert (five.running, five.served.slot_s) == (2.5, 0)
     assert four.ttft_s < five.ttft_s < six.ttft_s
     assert four.tokens_per_s < five.tokens_per_s < six.tokens_per_s
-
-
-def test_a_front_end_limits_softly():
-    """8 clients and 2 s a request: 16 s between two answers, unless the engine needs longer; half of it before the first token."""
+    # 8 clients and 2 s a request: 16 s between two answers, unless the engine needs longer; half of it before the first token.
     engine = catalog.engine("torch").but(frontend_request_s=2.0)
     served = closed_loop(ClosedLoopLoad(8, 100, 2), Steps(0.001, 0.001), 8, 0.0, engine)
     assert served.ttft_s + served.tpot_s == pytest.approx(16.0, rel=1e-3)
@@ -296,7 +284,7 @@ def test_lengths_vary_unless_told():
     assert any("lockstep; --spread 0.5" in note for note in equal.notes)
 
 
-def test_popular_experts():
+def test_experts_are_popular_and_fill_their_tiles_one_by_one():
     moe = Experts(128, 8, 1536)
     tokens = np.arange(1, 2000)
     equal, skewed = (chosen_experts(moe, tokens, a) for a in (np.inf, 0.3))
@@ -305,16 +293,17 @@ def test_popular_experts():
     assert np.all(skewed <= equal + 1e-9)
     assert np.all(np.diff(skewed) > 0)
     assert np.allclose(chosen_experts(moe, tokens, 1e6), equal, rtol=3e-2)
+    # No client makes all experts need another tile at once: tokens/s have no cliff.
+    clients = np.arange(60, 300)
+    found = commtax.simulate("mixtral-8x7b", "8xa100-80-sxm", tp=4, concurrency=clients, input_len=100, output_len=500)
+    assert np.all(np.diff(found.tokens_per_s) > -0.03 * found.tokens_per_s[:-1])
 
 
-def test_static_scales_cost_less_than_dynamic_ones():
+def test_scales_and_versions_have_their_own_constants():
     """One scale a tensor is applied by the kernel before; tiles are quantised on the way."""
     static = commtax.bill("llama-3.1-70b", PLACE, tp=8, dtype="fp8", batch=64)
     plain = commtax.bill("llama-3.1-70b", PLACE, tp=8, batch=64)
     assert static.step_s < plain.step_s
-
-
-def test_versions_have_their_own_constants():
     assert catalog.engine("vllm@0.12.0").host.host_s != catalog.engine("vllm").host.host_s
     assert catalog.engine("vllm@0.12.0").note == ""
     assert "0.12" in catalog.engine("vllm@0.13").note
@@ -335,13 +324,6 @@ def test_disaggregated_decoding_is_not_stretched():
     assert apart.tpot_s < together.tpot_s
     assert apart.served.ahead > 0.1 * (64 / 2 - 1) / 2, "the burst of the start, and the queue after it"
     assert (apart.num_gpus, together.num_gpus) == (3, 1)
-
-
-def test_experts_fill_their_tiles_one_by_one():
-    """No client makes all experts need another tile at once: tokens/s have no cliff."""
-    clients = np.arange(60, 300)
-    found = commtax.simulate("mixtral-8x7b", "8xa100-80-sxm", tp=4, concurrency=clients, input_len=100, output_len=500)
-    assert np.all(np.diff(found.tokens_per_s) > -0.03 * found.tokens_per_s[:-1])
 
 
 def test_requests_longer_than_the_model_are_refused_unless_servers_are_told_to_take_them():
@@ -456,7 +438,7 @@ def command(*words):
     return run_here("simulate", *words)
 
 
-def test_the_command_prints_a_document():
+def test_the_command_prints_a_document_or_refuses_in_one_line():
     done = command("llama-3.1-8b", "--cluster", PLACE, "-tp", "1", "--concurrency", "1,8", "--input-len", "512", "--json")
     document = json.loads(done.stdout)
     assert (document["schema"], document["input_len"]) == ("commtax.simulate/1", 512)
@@ -465,9 +447,6 @@ def test_the_command_prints_a_document():
         assert row["tpot_low_s"] < row["tpot_s"] < row["tpot_high_s"]
         parts = sum(row[f"ttft_{name}_s"] for name in ("request", "boundary", "prefill", "ahead", "slot", "frontend"))
         assert parts == pytest.approx(row["ttft_s"])
-
-
-def test_the_command_refuses_in_one_line():
     done = command("llama-3.1-8b", "--cluster", PLACE, "--concurrency", "8", "--num-prompts", "0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "num_prompts" in done.stderr
@@ -514,7 +493,7 @@ def test_workers_that_are_not_there(words, says):
     assert enough.returncode == 0, enough.stderr
 
 
-def test_cached_prompts_shorten_the_steady_state_from_python_too():
+def test_cached_prompts_and_single_prompt_steps_in_the_closed_form():
     """As on the command line; what is no share is refused."""
     plain, cached = (commtax.simulate("llama-3.1-8b", "8xh100-sxm", concurrency=8, prefix_cache=share) for share in (0, 0.5))
     said = run_here("simulate", "llama-3.1-8b", "-c", "8xh100-sxm", "--concurrency", 8, "--prefix-cache", 0.5)
@@ -523,18 +502,12 @@ def test_cached_prompts_shorten_the_steady_state_from_python_too():
     for wrong in (2, -0.1, "half", True):
         with pytest.raises(Refusal, match=r"prefix_cache=.*a share from 0 to 1"):
             commtax.simulate("llama-3.1-8b", "8xh100-sxm", concurrency=8, prefix_cache=wrong)
-
-
-def test_an_engine_that_computes_one_prompt_a_step_shares_no_step():
-    """However many clients send, a request's own prompt takes its own step and no more."""
+    # However many clients send, a request's own prompt takes its own step and no more.
     words = {"input_len": 64, "output_len": 16, "num_prompts": 192, "dtype": "fp32"}
     one, *others = (commtax.simulate("llama-3.2-1b", "2xcpu", engine="builtin", concurrency=c, **words) for c in (1, 2, 8, 64))
     for more in others:
         assert float(more.served.prefill_s) == pytest.approx(float(one.served.prefill_s))
         assert float(more.served.ahead_s) > float(one.served.ahead_s)
-
-
-def test_one_client_is_told_how_to_say_the_load():
     words, hint = ("simulate", "llama-3.1-8b", "-c", "h100-sxm"), "--concurrency N or --request-rate N"
     assert hint in run_here(*words).stdout
     assert all(hint not in run_here(*words, "--concurrency", clients).stdout for clients in ("1", "4"))
@@ -559,13 +532,10 @@ def test_all_that_price_whole_requests_hold_them_to_the_limit(words: tuple[str, 
     assert run_here(*asked, "8100").returncode == 0
 
 
-def test_a_comparison_of_steps_has_no_longest_request() -> None:
+def test_a_longest_request_belongs_to_whole_requests_and_is_taken_at_its_word() -> None:
     asked = ("compare", "llama-3.1-8b", "-c", "2xh100", "--plans", "tp1,tp2")
     assert "belongs to whole requests" in run_here(*asked, "--max-model-len", "8000").stderr
     assert run_here(*asked, "--from", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 512").returncode == 0
-
-
-def test_a_longer_limit_that_was_set_is_taken_at_its_word() -> None:
     assert "are more than the 131,072 positions" in run_here(*ASKED, "--input-len", "200000", "--max-model-len", "262144").stdout
 
 
@@ -610,7 +580,7 @@ def ttft_s(q):
     return stream.arrival_s, np.array(ran.book.first_s) - stream.arrival_s
 
 
-def test_requests_of_a_trace_have_the_times_that_they_have_in_the_whole_fleet():
+def test_a_sample_of_a_fleet_has_the_times_of_the_whole():
     stream = draw_stream(rate=200.0, inputs=Lengths("uniform", 500, 100, 900), outputs=Lengths("constant", 20), count=320)
     plain, offered = split({"trace": stream})
     q = resolve_question("llama-3.2-1b", "16xh100-sxm", {**plain, "replicas": 16}).but(offered=offered)
@@ -619,9 +589,6 @@ def test_requests_of_a_trace_have_the_times_that_they_have_in_the_whole_fleet():
     chosen, part = ttft_s(sample.question)
     assert (sample.size, len(chosen)) == ((2, 0), 40)
     assert np.allclose(part, whole[np.isin(arrived, chosen)], rtol=1e-9)
-
-
-def test_a_fleet_of_thousands_is_thinned_in_all_that_it_is_offered():
     plain, offered = split({"request_rate": 1000.0, "max_concurrency": 5000, "unique_prompts": 600, "num_prompts": 100_000})
     q = resolve_question("llama-3.2-1b", "1000xh100-sxm", {**plain, "replicas": 1000}).but(offered=offered)
     part = sample_of(q).question

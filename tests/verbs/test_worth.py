@@ -58,17 +58,14 @@ def test_the_table_agrees_with_bills_and_closed_loops_to_the_digit(weighed):
         assert row.step_gain == pytest.approx(float(priced.tokens_per_s / step.tokens_per_s) * per_gpu)
 
 
-def test_every_technique_is_told_once_best_first_with_a_flag_or_a_reason(weighed):
+def test_every_technique_has_a_flag_or_a_reason_and_a_range(weighed):
     w, _ = weighed
     assert sorted(row.technique.key for row in w.rows) == sorted(techniques())
     able = [row for row in w.rows if not row.refused]
     assert [row.gain for row in able if row.fits] == sorted((row.gain for row in able if row.fits), reverse=True)
     assert all(row.flag for row in able)
     assert all(row.low <= row.gain <= row.high for row in able)
-
-
-def test_ranges_are_no_narrower_than_published_gains_missed(weighed):
-    """Half of a range: sqrt(least^2 + (share effect)^2) at the least, and nothing where nothing changes."""
+    # Half of a range: sqrt(least^2 + (share effect)^2) at the least, and nothing where nothing changes.
     w, _ = weighed
     for row in (*w.here, *w.idle):
         half = math.log(row.high / row.low) / 2
@@ -78,15 +75,12 @@ def test_ranges_are_no_narrower_than_published_gains_missed(weighed):
             assert half >= missed(kind_of(row.technique.group), row.gain) - 1e-12
 
 
-def test_no_technique_beats_what_bytes_and_flops_allow(weighed):
+def test_no_technique_beats_its_bytes_and_it_pays_where_it_is_told_to(weighed):
     w, (model, cluster, options) = weighed
     for row in (*w.here, *w.idle):
         priced = commtax.bill(model, cluster, **{**options, "technique": row.asked})
         assert priced.step_s >= priced.least_s(priced.question.cluster.chip.memory_Bps) * (1 - 1e-9), row.asked
         assert all(float(np.max(x.hidden_s)) <= float(np.max(x.total_s)) * (1 + 1e-9) for x in priced.lines), row.asked
-
-
-def test_it_pays_where_it_is_said_to_pay(weighed):
     w, (model, cluster, options) = weighed
     for row in w.here:
         for pays in row.pays:
@@ -122,7 +116,7 @@ def test_a_misspelt_technique_is_refused_in_one_line(text, said):
         changes_of(text)
 
 
-def test_a_batch_and_the_clients_that_keep_it_running_have_one_verdict():
+def test_a_batch_and_its_clients_have_one_verdict_on_a_step_or_on_requests():
     asked = ("llama-3.3-70b", "4xh100-sxm")
     batch, clients = (commtax.worth(*asked, tp=4, **load) for load in ({"batch": 64}, {"concurrency": 64}))
     for one, other in zip(batch.rows, clients.rows, strict=True):
@@ -130,9 +124,6 @@ def test_a_batch_and_the_clients_that_keep_it_running_have_one_verdict():
         assert (one.gain, one.low, one.high) == pytest.approx((other.gain, other.low, other.high), nan_ok=True)
     drafts = next(row for row in batch.rows if row.technique.key == "eagle3")
     assert (drafts.verdict, drafts.step_gain > 1.8, drafts.gain < 1.2) == ("undecided", True, True)
-
-
-def test_requests_are_weighed_too():
     w = commtax.worth("deepseek-v3", "8xh200-sxm", tp=8, concurrency=16, context=512, output_len=64)
     loop = commtax.simulate("deepseek-v3", "8xh200-sxm", tp=8, concurrency=16, input_len=512, output_len=64)
     assert w.requests
@@ -196,16 +187,13 @@ def test_room_is_what_fit_tells_at_any_length(model, cluster, plan, limits):
                 assert row.kv_tokens == changed.kv_tokens, row.asked
 
 
-def test_a_step_and_requests_do_not_mix():
+def test_steps_and_requests_do_not_mix_and_a_benchmark_asks_about_its_requests():
     with pytest.raises(Refusal, match="batch: belongs to a step"):
         commtax.worth("llama-3.1-8b", "8xh100-sxm", batch=4, concurrency=8)
     with pytest.raises(Refusal, match="output_len=64: requests of a step of prompts have one output token"):
         commtax.worth("llama-3.1-8b", "8xh100-sxm", phase="prefill", output_len=64)
     done = run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--batch", "4", "--request-rate", "2")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-
-
-def test_a_pasted_benchmark_asks_about_its_requests():
     pasted = "vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-batched-tokens 2048\nvllm bench serve --max-concurrency 16"
     pasted += " --random-input-len 512 --random-output-len 64"
     told = json.loads(run("worth", "-c", "8xh100-sxm", "--from", pasted, "--json").stdout)
@@ -310,13 +298,10 @@ def test_techniques_that_are_set_are_weighed_against_the_question_without_them(l
     assert not commtax.worth("llama-3.1-70b", "4xh100-sxm", tp=4).on
 
 
-def test_drafts_that_both_steps_have_widen_no_range():
+def test_drafts_that_are_set_widen_no_range_and_stand_first():
     told = [commtax.worth("llama-3.1-70b", "4xh100-sxm", tp=4, **on) for on in ({}, {"technique": "eagle3"})]
     bare, drafted = (next(row for row in w.rows if row.asked == "fp8-kv") for w in told)
     assert drafted.high / drafted.low == pytest.approx(bare.high / bare.low, rel=0.1)
-
-
-def test_the_answer_begins_with_what_the_technique_that_is_set_is_worth():
     asked = ("worth", "llama-3.1-70b", "-c", "4xh100-sxm", "-tp", "4", "--technique", "eagle3")
     told = json.loads(run(*asked, "--json").stdout)
     assert [row["asked"] for row in told["on"]] == ["eagle3=3"]
