@@ -222,13 +222,9 @@ def _umask():
 
 
 HOSTILE = {
-    "deep": b"[" * 100_000,
-    "damaged gzip": b"\x1f\x8b\x08\x00" + b"x" * 500,
-    "cut gzip": gzip.compress(os.urandom(5000))[:-200],
-    "long number": b'{"traceEvents": [' + b"1" * 5000 + b"]}",
-    "binary": bytes(range(256)) * 40,
-    "empty": b"",
-}
+    "deep": b"[" * 100_000, "damaged gzip": b"\x1f\x8b\x08\x00" + b"x" * 500, "cut gzip": gzip.compress(os.urandom(5000))[:-200],
+    "long number": b'{"traceEvents": [' + b"1" * 5000 + b"]}", "binary": bytes(range(256)) * 40, "empty": b"",
+}  # fmt: skip
 READING = DATA["reading"]
 
 

@@ -125,15 +125,9 @@ def test_a_miss_is_explained(call, says):
 
 def table(**changes):
     good = {
-        "key": "x",
-        "name": "x",
-        "kind": "pcie",
-        "scope": "intra",
-        "switched": False,
-        "bandwidth_Bps": [1e9, "s"],
-        "latency_s": [1e-6, "s"],
-        "sources": {"s": {"title": "t", "url": "", "date": ""}},
-    }
+        "key": "x", "name": "x", "kind": "pcie", "scope": "intra", "switched": False, "bandwidth_Bps": [1e9, "s"],
+        "latency_s": [1e-6, "s"], "sources": {"s": {"title": "t", "url": "", "date": ""}},
+    }  # fmt: skip
     return {k: v for k, v in {**good, **changes}.items() if v is not None}
 
 

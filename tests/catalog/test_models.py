@@ -94,16 +94,10 @@ def test_kimi_k2_shards_on_the_hub():
 
 def config(**changes):
     good = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 128,
-        "vocab_size": 100,
-        "max_position_embeddings": 512,
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512,
         "torch_dtype": "bfloat16",
-    }
+    }  # fmt: skip
     return {k: v for k, v in {**good, **changes}.items() if v is not None}
 
 

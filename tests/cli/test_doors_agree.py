@@ -242,21 +242,9 @@ def test_compare_says_how_many_times_faster():
 
 def test_a_measured_mfu_inside_the_range_agrees_and_hours_are_told():
     words = [
-        "bill",
-        "llama-3.1-405b",
-        "-c",
-        "2048x8xh100-sxm",
-        "--phase",
-        "train",
-        "--engine",
-        "llama3",
-        "-tp",
-        8,
-        "-pp",
-        16,
-        "-dp",
+        "bill", "llama-3.1-405b", "-c", "2048x8xh100-sxm", "--phase", "train", "--engine", "llama3", "-tp", 8, "-pp", 16, "-dp",
         128,
-    ]
+    ]  # fmt: skip
     words += ["--context", 8192, "--global-batch", 2048, "--schedule", "interleaved", "--chunks", 8, "--tokens", "15.6T"]
     assert "agrees with the predicted" in said(*words, "--measured-mfu", 0.41)
     assert "is above the predicted" in said(*words, "--measured-mfu", 0.6)

@@ -29,20 +29,13 @@ DATA = tables(__file__)
 
 WHERE = ("llama-3.2-1b", "-c", "8xh100-sxm")
 VERBS = {
-    "bill": ("bill", *WHERE),
-    "bill train": ("bill", *WHERE, "--phase", "train"),
-    "compare": ("compare", *WHERE, "--over", "tp=1,2"),
-    "compare plans": ("compare", *WHERE, "--plans", "tp1,tp2"),
-    "expect": ("expect", "all-reduce", *WHERE[1:]),
-    "fit": ("fit", *WHERE),
-    "fit train": ("fit", *WHERE, "--phase", "train"),
-    "pipeline": ("pipeline", "-p", "4", "-m", "8"),
-    "plan": ("plan", "llama-3.2-1b", "-c", "1xh100-sxm"),
-    "plan train": ("plan", "llama-3.2-1b", "-c", "2xh100-sxm", "--phase", "train"),
-    "simulate": ("simulate", *WHERE),
-    "audit": ("audit", "{log}", "-m", *WHERE),
-    "calibrate": ("calibrate", "{nccl}", "-c", "2xh100-sxm", "-o", os.devnull),
-}
+    "bill": ("bill", *WHERE), "bill train": ("bill", *WHERE, "--phase", "train"),
+    "compare": ("compare", *WHERE, "--over", "tp=1,2"), "compare plans": ("compare", *WHERE, "--plans", "tp1,tp2"),
+    "expect": ("expect", "all-reduce", *WHERE[1:]), "fit": ("fit", *WHERE), "fit train": ("fit", *WHERE, "--phase", "train"),
+    "pipeline": ("pipeline", "-p", "4", "-m", "8"), "plan": ("plan", "llama-3.2-1b", "-c", "1xh100-sxm"),
+    "plan train": ("plan", "llama-3.2-1b", "-c", "2xh100-sxm", "--phase", "train"), "simulate": ("simulate", *WHERE),
+    "audit": ("audit", "{log}", "-m", *WHERE), "calibrate": ("calibrate", "{nccl}", "-c", "2xh100-sxm", "-o", os.devnull),
+}  # fmt: skip
 HOSTILE = ("0", "-1", "1e400", "nan", "99999999999999999999", "", "1e-300", "1e308", "9" * 5000, "\x1b[31m\udcff")
 WRITTEN = ("plot", "html", "svg", "chrome_trace", "out", "rows", "data", "timeline", "save", "anonymise")
 SLOW = {"plan": ("1e308", "1e-300")}  # large and small limits are searched for plans that hold them
@@ -107,17 +100,10 @@ def test_lists_have_a_limit():
 
 
 WORDS = {
-    "long": "a" * 100_000,
-    "long path": "/" + "a/" * 20_000,
-    "brackets": "/x/[/bold]",
-    "escape": "\x1b]0;title\x07",
-    "right to left": "a\u202eb",
-    "no text": "\udc80\udcff",
-    "a user's home": "~no-such-user/model",
-    "zero": "a\0b",
-    "line": "a\nb",
-    "dollar": "a$b$c",
-}
+    "long": "a" * 100_000, "long path": "/" + "a/" * 20_000, "brackets": "/x/[/bold]", "escape": "\x1b]0;title\x07",
+    "right to left": "a\u202eb", "no text": "\udc80\udcff", "a user's home": "~no-such-user/model", "zero": "a\0b",
+    "line": "a\nb", "dollar": "a$b$c",
+}  # fmt: skip
 
 
 @each("word", WORDS.values(), ids=WORDS.keys())

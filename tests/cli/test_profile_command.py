@@ -31,17 +31,11 @@ def lessons(deployment, factor=1.1):
 
 
 BOX = Profile(
-    "box",
-    chip={"key": "h100-sxm", "memory_Bps": 3.1e12},
-    libraries={"nccl": (Path("all-reduce", "ring", 3e11, 1e-5, ranks=(2, 8)),)},
-    network={"hops": 4.0},
-    host={"host_s": 1.0e-3, "request_s": 1e-2},
-    links={"intra": "nvlink4", "inter": "ib-ndr"},
-    engine="vllm",
-    sources={"nccl": "48 rows of a.txt"},
-    lessons=(*lessons(SERVED), *lessons(replace(SERVED, tp=4))),
-    written="2026-11-17",
-)
+    "box", chip={"key": "h100-sxm", "memory_Bps": 3.1e12},
+    libraries={"nccl": (Path("all-reduce", "ring", 3e11, 1e-5, ranks=(2, 8)),)}, network={"hops": 4.0},
+    host={"host_s": 1.0e-3, "request_s": 1e-2}, links={"intra": "nvlink4", "inter": "ib-ndr"}, engine="vllm",
+    sources={"nccl": "48 rows of a.txt"}, lessons=(*lessons(SERVED), *lessons(replace(SERVED, tp=4))), written="2026-11-17",
+)  # fmt: skip
 LATER = replace(
     BOX, name="later", host={"host_s": 1.5e-3}, lessons=lessons(replace(SERVED, version="0.13"), 1.32), written="2026-12-01"
 )
@@ -194,12 +188,8 @@ def result(run):
     totals = {"total_input_tokens": n * options["input_len"], "total_output_tokens": n * options["output_len"], "completed": n}
     times = {f"mean_{m}_ms": 1e3 * s for m, s in run.measured.items()}
     head = {
-        "model_id": run.model,
-        "max_concurrency": options["concurrency"],
-        "tp": options["tp"],
-        "failed": 0,
-        "request_rate": "inf",
-    }
+        "model_id": run.model, "max_concurrency": options["concurrency"], "tp": options["tp"], "failed": 0, "request_rate": "inf",
+    }  # fmt: skip
     return json.dumps({**head, **totals, **times, "duration": 60})
 
 

@@ -23,17 +23,11 @@ from tables import tables
 
 sizes = st.integers(1, 2**33)
 paths = st.builds(
-    Path,
-    op=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]),
-    algorithm=st.sampled_from(sorted(ALGORITHMS)),
-    bandwidth_Bps=st.floats(1e8, 1e12),
-    launch_s=st.floats(0, 1e-4),
-    hop_s=st.floats(0, 1e-4),
-    extra_s=st.floats(0, 1e-4),
-    sqrt_s=st.floats(0, 1e-7),
-    each_s=st.floats(0, 1e-4),
+    Path, op=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]),
+    algorithm=st.sampled_from(sorted(ALGORITHMS)), bandwidth_Bps=st.floats(1e8, 1e12), launch_s=st.floats(0, 1e-4),
+    hop_s=st.floats(0, 1e-4), extra_s=st.floats(0, 1e-4), sqrt_s=st.floats(0, 1e-7), each_s=st.floats(0, 1e-4),
     copied=st.floats(0, 2),
-)
+)  # fmt: skip
 
 
 @given(paths, sizes)

@@ -77,15 +77,9 @@ def priced(r, chip, engine, store, backend=""):
 
 
 ROUTED = st.builds(
-    sizes,
-    st.integers(1, 4096),
-    st.sampled_from([8, 64, 256]),
-    st.sampled_from([1, 4, 8]),
-    st.sampled_from([1, 2, 8]),
-    st.sampled_from([1024, 2880, 7168]),
-    st.sampled_from([16, 360, 2048]),
-    st.sampled_from([1.0, 2.0]),
-)
+    sizes, st.integers(1, 4096), st.sampled_from([8, 64, 256]), st.sampled_from([1, 4, 8]), st.sampled_from([1, 2, 8]),
+    st.sampled_from([1024, 2880, 7168]), st.sampled_from([16, 360, 2048]), st.sampled_from([1.0, 2.0]),
+)  # fmt: skip
 HERE = st.tuples(st.sampled_from(CHIPS), st.sampled_from(ENGINES), st.sampled_from(list(STORES)), st.sampled_from(BACKENDS))
 
 
@@ -111,14 +105,9 @@ def test_more_work_never_takes_less(r, here, name):
 
 
 @given(
-    st.sampled_from(CHIPS),
-    st.sampled_from(ENGINES),
-    st.sampled_from(WAYS),
-    st.floats(1e3, 1e9),
-    st.integers(2, 64),
-    st.integers(1, 32),
-    st.integers(1, 512),
-)
+    st.sampled_from(CHIPS), st.sampled_from(ENGINES), st.sampled_from(WAYS), st.floats(1e3, 1e9), st.integers(2, 64),
+    st.integers(1, 32), st.integers(1, 512),
+)  # fmt: skip
 def test_an_exchange_is_no_faster_than_memory_and_more_of_it_never_faster(chip, engine, way, nbytes, ranks, sms, experts):
     known = catalog.chip(chip)
     constants = catalog.kernel_constants(catalog.engine(engine), known)

@@ -133,13 +133,9 @@ ALL_HALVED = {model: [terms(model, "2x8xh200-sxm", UNPADDED, name) for name in (
 
 @settings(max_examples=30, deadline=None)
 @given(
-    model=st.sampled_from(ATTENTIONS),
-    decodes=st.integers(0, 3),
-    context=st.integers(0, 9000),
-    prompts=st.integers(1, 3),
-    new=st.integers(2, 9000),
-    past=st.integers(0, 9000),
-)
+    model=st.sampled_from(ATTENTIONS), decodes=st.integers(0, 3), context=st.integers(0, 9000), prompts=st.integers(1, 3),
+    new=st.integers(2, 9000), past=st.integers(0, 9000),
+)  # fmt: skip
 def test_halves_have_all_of_a_step_s_arithmetic(model, decodes, context, prompts, new, past):
     """Also of one sequence, whose prompt is cut: its second half sees its first. Halves spread over experts less evenly."""
     work = Workload(decodes, decodes * context, prompts, prompts * new, prompts * past)

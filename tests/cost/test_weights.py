@@ -320,15 +320,10 @@ CHIPS = ("h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "l40s", "a100-80-sxm", 
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from(["fused", "torch", "vllm", "sglang", "trtllm"]),
-    st.sampled_from(CHIPS),
-    st.sampled_from(catalog.keys("models")),
-    st.sampled_from([1, 2, 8]),
-    st.sampled_from(["decode", "prefill"]),
-    st.integers(1, 256),
-    st.integers(1, 8192),
-    st.booleans(),
-)
+    st.sampled_from(["fused", "torch", "vllm", "sglang", "trtllm"]), st.sampled_from(CHIPS),
+    st.sampled_from(catalog.keys("models")), st.sampled_from([1, 2, 8]), st.sampled_from(["decode", "prefill"]),
+    st.integers(1, 256), st.integers(1, 8192), st.booleans(),
+)  # fmt: skip
 def test_fp8_is_no_slower_than_bf16_unless_a_measured_table_is_named(engine, chip, model, tp, phase, batch, context, weights):
     stored = catalog.model(model).quant
     assume(not (weights and stored and any(q.dtype != "fp8" for q in stored.formats)))  # 4-bit parts stay what they are

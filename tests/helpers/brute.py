@@ -264,15 +264,11 @@ def question(rng):
     asked = {
         "model": rng.choice(MIXTURES if mixture else DENSE),
         "cluster": rng.choice(MANY if mixture and rng.random() < 0.5 else CLUSTERS),
-        "engine": rng.choice(("vllm", "sglang", "trtllm")),
-        "input_len": rng.choice((128, 777, 1024, 8192)),
-        "output_len": rng.choice((1, 2, 64, 128, 512)),
-        "objective": rng.choice(("throughput", "latency", "cost", "gpus")),
-        "confidence": rng.choice((0.5, 0.8, 0.8, 0.9)),
-        "dtypes": rng.choice((("",), ("",), ("",), ("fp8",), ("bf16", "fp8"))),
-        "margin": rng.choice((None, None, 0.0, 0.02, 0.2)),
-        "max_concurrency": rng.choice((7, 40, 150, 600)),
-    }
+        "engine": rng.choice(("vllm", "sglang", "trtllm")), "input_len": rng.choice((128, 777, 1024, 8192)),
+        "output_len": rng.choice((1, 2, 64, 128, 512)), "objective": rng.choice(("throughput", "latency", "cost", "gpus")),
+        "confidence": rng.choice((0.5, 0.8, 0.8, 0.9)), "dtypes": rng.choice((("",), ("",), ("",), ("fp8",), ("bf16", "fp8"))),
+        "margin": rng.choice((None, None, 0.0, 0.02, 0.2)), "max_concurrency": rng.choice((7, 40, 150, 600)),
+    }  # fmt: skip
     return asked | (limits(asked, rng) if rng.random() < 0.7 else {})
 
 

@@ -395,15 +395,9 @@ def test_a_plan_says_as_simulate_does_what_its_servers_do_not_start_with(mixed):
     loop = mixed.simulation(mixed.plans, mixed.recommended)
     (note,) = (str(note) for note in loop.notes if note.code == "own-limits")
     asked = (
-        "--prefill-cluster",
-        BOTH_CLUSTERS["prefill_cluster"],
-        "--decode-cluster",
-        BOTH_CLUSTERS["cluster"],
-        "--ttft",
-        "1s",
-        "--tpot",
-        "30ms",
-    )
+        "--prefill-cluster", BOTH_CLUSTERS["prefill_cluster"], "--decode-cluster", BOTH_CLUSTERS["cluster"], "--ttft", "1s",
+        "--tpot", "30ms",
+    )  # fmt: skip
     assert note in " ".join(run_here("plan", "llama-3.1-70b", *asked).stdout.split())
 
 

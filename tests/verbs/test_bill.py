@@ -48,14 +48,9 @@ def test_no_step_below_its_physical_floor(key, engine, cluster):
     degrees = [t for t in (1, 2, 4, 8) if model.attention.num_heads % t == 0]
     phase = ("decode", "prefill", "mixed")[int(rng.integers(3))]
     b = commtax.bill(
-        model,
-        place,
-        engine=engine,
-        phase=phase,
-        tp=rng.choice(degrees, n),
-        batch=rng.integers(1, 600, n),
+        model, place, engine=engine, phase=phase, tp=rng.choice(degrees, n), batch=rng.integers(1, 600, n),
         context=rng.integers(1, 30_000, n),
-    )
+    )  # fmt: skip
     chip = place.chip
     peak = max(chip.flops_per_s.values())
     read = sum(x.item.count * x.item.nbytes for x in b.lines if x.kind == "compute") / chip.memory_Bps
@@ -355,17 +350,12 @@ def test_parts_of_served_lines_add_up(data):
     model = data.draw(st.sampled_from(catalog.keys("models")))
     asked = {
         "engine": catalog.engine(data.draw(st.sampled_from(SERVERS))).but(fp8_rate=data.draw(st.sampled_from((1.0, 0.7, 1.4)))),
-        "tp": data.draw(sizes),
-        "pp": data.draw(st.sampled_from((1, 1, 2, 3))),
-        "phase": data.draw(st.sampled_from(("decode", "prefill", "mixed"))),
-        "batch": data.draw(st.integers(1, 512)),
-        "context": data.draw(st.integers(1, 16384)),
-        "eager": data.draw(st.booleans()),
-        "slow_rank": data.draw(st.sampled_from((1.0, 1.3))),
-        "overlap": data.draw(st.sampled_from((0.0, 0.4))),
-        "kv_dtype": data.draw(st.sampled_from(("", "fp8"))),
-        "dtype": data.draw(st.sampled_from(("", "", "fp8"))),
-    }
+        "tp": data.draw(sizes), "pp": data.draw(st.sampled_from((1, 1, 2, 3))),
+        "phase": data.draw(st.sampled_from(("decode", "prefill", "mixed"))), "batch": data.draw(st.integers(1, 512)),
+        "context": data.draw(st.integers(1, 16384)), "eager": data.draw(st.booleans()),
+        "slow_rank": data.draw(st.sampled_from((1.0, 1.3))), "overlap": data.draw(st.sampled_from((0.0, 0.4))),
+        "kv_dtype": data.draw(st.sampled_from(("", "fp8"))), "dtype": data.draw(st.sampled_from(("", "", "fp8"))),
+    }  # fmt: skip
     if catalog.model(model).experts:
         asked |= {"dp": data.draw(st.sampled_from((1, 2))), "ep": data.draw(st.sampled_from((1, -1)))}
     try:
@@ -379,18 +369,13 @@ def test_parts_of_served_lines_add_up(data):
 @given(st.data())
 def test_parts_of_trained_lines_add_up(data):
     asked = {
-        "engine": data.draw(st.sampled_from(TRAINERS)),
-        "tp": data.draw(sizes),
-        "pp": data.draw(st.sampled_from((1, 1, 2, 4))),
-        "dp": data.draw(st.sampled_from((1, 2, 4))),
-        "batch": data.draw(st.sampled_from((4, 8))),
+        "engine": data.draw(st.sampled_from(TRAINERS)), "tp": data.draw(sizes), "pp": data.draw(st.sampled_from((1, 1, 2, 4))),
+        "dp": data.draw(st.sampled_from((1, 2, 4))), "batch": data.draw(st.sampled_from((4, 8))),
         "context": data.draw(st.sampled_from((512, 4096))),
         "recompute": data.draw(st.sampled_from(("none", "selective", "full"))),
-        "dtype": data.draw(st.sampled_from(("bf16", "bf16", "fp8"))),
-        "eager": data.draw(st.booleans()),
-        "slow_rank": data.draw(st.sampled_from((1.0, 1.3))),
-        "sequence_parallel": True,
-    }
+        "dtype": data.draw(st.sampled_from(("bf16", "bf16", "fp8"))), "eager": data.draw(st.booleans()),
+        "slow_rank": data.draw(st.sampled_from((1.0, 1.3))), "sequence_parallel": True,
+    }  # fmt: skip
     model = data.draw(st.sampled_from(catalog.keys("models")))
     if catalog.model(model).experts:
         asked["ep"] = data.draw(st.sampled_from((1, 2)))

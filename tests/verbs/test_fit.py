@@ -87,16 +87,9 @@ def test_the_typical_error_is_a_tenth_of_a_per_cent():
 def test_vllm_on_cpu(tp, tokens):
     """1 GiB of KV a rank, 8 layers of 8 KV heads x 64 in bf16."""
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 1024,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "intermediate_size": 4096,
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-    }
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 2048,
+    }  # fmt: skip
     fit = commtax.fit(from_config(config, "tiny"), "2xcpu", tp=tp, kv_cache_memory_bytes=GIB)
     assert fit.kv_tokens == tokens
     assert fit.fits

@@ -65,13 +65,9 @@ def test_one_client_pays_plain_steps(engine):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    engine=st.sampled_from(ENGINES),
-    tp=st.sampled_from([1, 2, 4, 8]),
-    tokens_in=st.integers(1, 16384),
-    tokens_out=st.integers(2, 4096),
-    spread=st.sampled_from([0.0, 0.1, 0.5]),
-    finite=st.booleans(),
-)
+    engine=st.sampled_from(ENGINES), tp=st.sampled_from([1, 2, 4, 8]), tokens_in=st.integers(1, 16384),
+    tokens_out=st.integers(2, 4096), spread=st.sampled_from([0.0, 0.1, 0.5]), finite=st.booleans(),
+)  # fmt: skip
 def test_more_clients_do_not_speed_up_a_request(engine, tp, tokens_in, tokens_out, spread, finite):
     clients = np.array([1, 2, 3, 4, 7, 8, 9, 16, 31, 64, 100, 128, 200, 256, 500, 1000, 3000])
     prompts = 5000 if finite else None
@@ -212,14 +208,10 @@ def test_one_more_prompt_token_saves_no_time(engine, pp, clients, below, above, 
 @example(engine="vllm", pp=4, spread=0.1, apart=False, clients=25, tokens_in=1, tokens_out=128)  # chunks in several stages
 @example(engine="sglang", pp=1, spread=0.0, apart=False, clients=8, tokens_in=1, tokens_out=2)  # eight that end together
 @given(
-    engine=st.sampled_from(["vllm", "sglang", "trtllm", "vllm@0.12"]),
-    pp=st.sampled_from([1, 1, 2, 4]),
-    spread=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
-    apart=st.booleans(),
-    clients=st.integers(1, 300),
-    tokens_in=st.integers(1, 40_000),
-    tokens_out=st.sampled_from([1, 2, 3, 17, 128, 1000]),
-)
+    engine=st.sampled_from(["vllm", "sglang", "trtllm", "vllm@0.12"]), pp=st.sampled_from([1, 1, 2, 4]),
+    spread=st.sampled_from([0.0, 0.1, 0.5, 1.0]), apart=st.booleans(), clients=st.integers(1, 300),
+    tokens_in=st.integers(1, 40_000), tokens_out=st.sampled_from([1, 2, 3, 17, 128, 1000]),
+)  # fmt: skip
 def test_times_grow_with_prompts(engine, pp, spread, apart, clients, tokens_in, tokens_out):
     lengths = np.unique(np.r_[tokens_in, tokens_in + 1, [8192 // k + j for k in (1, 2, 3, 8) for j in (-1, 0, 1)], 16385, 30_000])
     words = {"disaggregated": True, "prefill_workers": 2, "decode_workers": 2} if apart else {}

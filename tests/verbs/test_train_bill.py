@@ -41,19 +41,12 @@ def steps(draw):
     dp = draw(st.sampled_from([d for d in (1, 2, 4, 8) if tp * cp * pp * d <= 32] or [1]))
     micro = draw(st.sampled_from((1, 2)))
     words = {
-        "tp": tp,
-        "cp": cp,
-        "pp": pp,
-        "dp": dp,
-        "engine": engine,
-        "micro_batch": micro,
-        "batch": micro * draw(st.sampled_from((8, 16))),
-        "context": draw(st.sampled_from((1024, 4096))),
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "engine": engine, "micro_batch": micro,
+        "batch": micro * draw(st.sampled_from((8, 16))), "context": draw(st.sampled_from((1024, 4096))),
         "recompute": draw(st.sampled_from(("none", "selective", "full"))),
-        "schedule": draw(st.sampled_from(("1f1b", "gpipe", "zb-h1"))),
-        "eager": draw(st.booleans()),
+        "schedule": draw(st.sampled_from(("1f1b", "gpipe", "zb-h1"))), "eager": draw(st.booleans()),
         "flops": draw(st.sampled_from(("full", "causal"))),
-    }
+    }  # fmt: skip
     if engine == "megatron" or tp > 1:
         words["sequence_parallel"] = draw(st.booleans()) or None
     if draw(st.booleans()):
@@ -208,12 +201,8 @@ def test_arrays_equal_scalars():
     many = commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", tp=tp, dp=dp, batch=batch, micro_batch=micro, **words)
     for i in range(4):
         sizes = {
-            "tp": int(tp[i]),
-            "dp": int(dp[i]),
-            "batch": int(batch[i]),
-            "micro_batch": int(micro[i]),
-            "pp": int(words["pp"][i]),
-        }
+            "tp": int(tp[i]), "dp": int(dp[i]), "batch": int(batch[i]), "micro_batch": int(micro[i]), "pp": int(words["pp"][i]),
+        }  # fmt: skip
         one = commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", **{**words, **sizes})
         for name in ("step_s", "mfu", "hfu", "exposed_comm_s", "bubble_s", "memory_bytes_per_rank"):
             assert float(getattr(many, name)[i]) == pytest.approx(float(getattr(one, name)), rel=1e-12), name

@@ -22,15 +22,8 @@ from commtax.verbs.requests import RequestsInTime
 
 Question = dict[str, Any]
 MODELS = (
-    "llama-3.2-1b",
-    "llama-3.1-8b",
-    "qwen2.5-7b",
-    "gpt-oss-20b",
-    "gemma-3-27b",
-    "qwen3-30b-a3b",
-    "mixtral-8x7b",
-    "gpt-oss-120b",
-)
+    "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gpt-oss-20b", "gemma-3-27b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b",
+)  # fmt: skip
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "b200-sxm", "l40s", "mi300x")
 FEWEST = 400  # requests that are simulated at least
 ROUNDED = 1e-6  # what the same requests may take longer

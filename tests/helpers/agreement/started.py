@@ -18,15 +18,8 @@ from commtax.verbs.settling import resolve_question
 ROUNDED = 1e-4  # less than what is printed shows: what is emitted caps requests at their peak, where almost none waits
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "b200-sxm", "l40s", "mi300x")
 MODELS = (
-    "llama-3.2-1b",
-    "llama-3.1-8b",
-    "qwen2.5-7b",
-    "gpt-oss-20b",
-    "qwen3-30b-a3b",
-    "mixtral-8x7b",
-    "gpt-oss-120b",
-    "llama-3.3-70b",
-)
+    "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gpt-oss-20b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b", "llama-3.3-70b",
+)  # fmt: skip
 SERVED = ("ttft_s", "tpot_s", "tokens_per_s")
 
 
