@@ -18,7 +18,9 @@ from commtax import catalog
 from commtax.catalog import hub, models
 from commtax.statement import Refusal
 from paths import FIXTURES
+from tables import tables
 
+DATA = tables(__file__)
 RECORDED = (FIXTURES / "tiny-llama" / "config.json").read_bytes()
 COMMIT = "5" * 40
 TOKEN = "hf_" + "x" * 34
@@ -162,15 +164,7 @@ def test_where_a_redirect_may_not_lead(monkeypatch, target):
         assert len(asked) <= 12
 
 
-@pytest.mark.parametrize(
-    ("code", "token", "told"),
-    [
-        (404, "", "has no such model, or it has no config.json"),
-        (401, "", "refuses it with 401: it is private, gated or misspelt; set HF_TOKEN to one that may read it"),
-        (403, TOKEN, "refuses it with 403: it is private or gated; this HF_TOKEN may not read it"),
-        (503, "", "answers with 503; try again later"),
-    ],
-)
+@pytest.mark.parametrize(("code", "token", "told"), DATA["what_the_hub_says_is_told_in_one_line"])
 def test_what_the_hub_says_is_told_in_one_line(monkeypatch, code, token, told):
     monkeypatch.setenv("HF_TOKEN", token)
     with serving({path("acme/tiny"): (code, {}, b"x")}) as (place, _):

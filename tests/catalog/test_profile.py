@@ -21,18 +21,9 @@ from profiles import profiles
 from tables import tables
 
 DATA = tables(__file__)
-
 PLAIN = {"kl": 0, "kc": 1, "mk": 1, "k0": 0, "p": 4, "q": 0, "tile_m": 1, "tile_n": 1}
 PATH = {"op": "all-reduce", "algorithm": "ring", "bandwidth_Bps": 1e9}
-TABLE = {
-    "commtax_profile": 1,
-    "name": "bench",
-    "engine": "builtin",
-    "dtype": "fp32",
-    "chip": {"key": "cpu", "memory_Bps": 1e10, "flops_per_s": {"fp32": 1e15}, "memory_bytes": 1e12},
-    "kernels": {"tables": {"gemm.fp32": {"t0": 0, "eb": 0.5, "ep": 1, **PLAIN}}},
-    "libraries": [{"name": "shm", "paths": [{"op": "all-reduce", "algorithm": "ring", "launch_s": 1e-3, "bandwidth_Bps": 1e9}]}],
-}
+TABLE = DATA["table"]
 
 
 def written(tmp_path, **changes):
@@ -63,18 +54,9 @@ def test_what_a_profile_has_is_used_and_what_it_lacks_stays(tmp_path):
     ("changes", "says"),
     [
         *DATA["bad_profiles_are_refused_in_one_line"],
-        ({"deployment": []}, "unknown key 'deployment'"),
         ({"libraries": [{"name": "x", "paths": []}] * 2}, r"libraries\[1\].name='x': was given before"),
-        ({"library": {"name": "x", "paths": []}}, "library: libraries lists them all"),
-        ({"libraries": [{"name": "x", "paths": [{**PATH, "own": True}]}]}, r"unknown key 'libraries\[0\].paths\[0\].own'"),
-        (
-            {"libraries": [{"name": "x", "paths": [{"op": "reduce", "algorithm": "ring", "bandwidth_Bps": 1}]}]},
-            r"libraries\[0\].paths\[0\].op='reduce': one of all-reduce",
-        ),
         ({"libraries": [None]}, r"libraries\[0\]=None: a table"),
-        ({"chip": [1]}, r"chip=\[1\]: a table"),
         ({"chip": None}, "chip=None: a table"),
-        ({"kernels": {"tables": {"gemm.fp32": [1]}}}, r"kernels.tables.gemm.fp32=\[1\]: a table"),
         ({"host_s": None}, "host_s=None: seconds from 0 to 3600"),
         ({"host_s": 10**400}, "host_s=1000000000"),
     ],
@@ -260,15 +242,19 @@ def grouped(runs):
 LEARNT = Profile("learnt", lessons=(taught(), taught(metric="ttft", seconds=0.1)), written="2026-11-17")
 
 
-@settings(max_examples=25)
+@settings(max_examples=30)
 @given(profiles())
-def test_what_is_written_is_read_as_it_was(own):
+def test_what_is_written_is_read_as_it_was_and_joined_with_itself(own):
     """Every part, in both forms; writing once more changes no sign."""
     text = profile_text(own)
     again = parse(tomllib.loads(text))
     assert (profile_text(again), again) == (text, parse(json.loads(profile_text(own, as_json=True))))
     assert len(again.lessons) == len(own.lessons)
     assert [run.deployment for run in runs_of(again.lessons)] == [run.deployment for run in grouped(runs_of(own.lessons))]
+    joined = join([own, own])
+    assert replace(joined, name=own.name, lessons=()) == replace(own, lessons=())
+    assert len(joined.lessons) <= len(own.lessons)
+    assert all(lesson in own.lessons for lesson in joined.lessons)
 
 
 @given(profiles())
@@ -332,18 +318,7 @@ RUN = ("deployment", 0, "run", 0)
         *DATA["what_is_wrong_is_named_by_its_place"],
         (("deployments",), [], "unknown key 'deployments'; did you mean deployment"),
         (("deployment", 0, "run"), [], r"deployment\[0\] lacks run"),
-        ((*RUN, "batch"), 3, r"unknown key 'deployment\[0\].run\[0\].batch'"),
-        ((*RUN, "clients"), 0, "run.*clients=0: clients at once from 0.001"),
         ((*RUN, "tpot"), None, r"run\[0\].tpot=None: a table"),
-        ((*RUN, "tpot"), {}, r"run\[0\].tpot lacks measured_s, catalogue_s, residual"),
-        ((*RUN, "tpot", "measured_s"), 0, "measured_s=0: seconds from 1e-09 to 3600; nearest valid: 1e-09"),
-        ((*RUN, "tpot", "residual"), 6, "residual=6: a logarithm from -5 to 5; nearest valid: 5"),
-        ((*RUN, "tpot", "noise"), 0.01, "noise=0.01: .* nearest valid: 0.1"),
-        ((*RUN, "tpot", "slope"), {}, "unknown key '.*tpot.slope'; did you mean slopes"),
-        ((*RUN, "tpot", "slopes", "host_s"), 21, r"tpot.slopes.host_s=21: .* nearest valid: 20"),
-        ((*RUN, "tpot", "slopes", "hosts_s"), 1, "unknown key '.*slopes.hosts_s'; did you mean host_s"),
-        ((*RUN, "tpot", "slopes", "of_mixtures"), 1, "unknown key '.*slopes.of_mixtures'"),
-        ((*RUN, "tpot", "slopes", "learnt"), 1, "unknown key '.*slopes.learnt'"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_place(way, value, says):
@@ -433,15 +408,6 @@ def test_host_times_and_facts_stay_with_their_engine_and_chip():
         join([HOST, other])
     for plain in (replace(other, chip={"key": "h200-sxm"}), replace(LEARNT, chip={"key": "h200-sxm"})):
         assert join([HOST, plain]).chip == join([plain, HOST]).chip == HOST.chip
-
-
-@settings(max_examples=30)
-@given(profiles())
-def test_a_profile_over_itself_is_itself(own):
-    joined = join([own, own])
-    assert replace(joined, name=own.name, lessons=()) == replace(own, lessons=())
-    assert len(joined.lessons) <= len(own.lessons)
-    assert all(lesson in own.lessons for lesson in joined.lessons)
 
 
 @given(st.permutations([HOST, FABRIC, LEARNT]))

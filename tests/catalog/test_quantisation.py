@@ -120,13 +120,7 @@ def test_experts_have_formats_of_their_own_and_tiles_decide_tp():
     assert broken == [True, False]
 
 
-SPELLED = [
-    ("mixtral-8x7b", "model.layers.*.block_sparse_moe.experts.*.w2", "mlp.experts.down_proj", "mlp.experts.up_proj"),
-    ("llama-4-scout", "language_model.model.layers.*.feed_forward.shared_expert.*", "mlp.shared_experts.up_proj", EXPERTS),
-    ("minimax-m2.5", "*.block_sparse_moe.experts.*.w1", "mlp.experts.gate_proj", "self_attn.q_proj"),
-    ("glm-5", "model.layers.*.self_attn.indexers_proj", "self_attn.indexer.weights_proj", "self_attn.indexer.wq_b"),
-    ("qwen3-30b-a3b", "model.language_model.layers.*.mlp.experts.*", EXPERTS, "self_attn.o_proj"),
-]
+SPELLED = DATA["spelled"]
 
 
 @pytest.mark.parametrize(("key", "pattern", "held", "free"), SPELLED)

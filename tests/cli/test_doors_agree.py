@@ -34,7 +34,9 @@ from commtax.verbs.kv_caches import full_length_requests
 from commtax.verbs.settling import ask, settle
 from each import each
 from paths import ROOT
+from tables import tables
 
+DATA = tables(__file__)
 SERVER = "vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 4 --quantization fp8 --max-model-len 32768 --gpu-memory-utilization 0.9"
 POOL = {"tp": 1, "dtype": "fp8", "gpu_memory_utilization": 0.9, "max_num_seqs": 64}
 
@@ -474,14 +476,8 @@ def test_saved_answers_commands_and_launches_that_train_are_compared(tmp_path):
 @each(
     ("words", "says"),
     [
-        ((WIDE, NARROW, "--cluster", "4xh100-sxm"), "before: load: say how many requests there are"),
-        ((WIDE, "vllm serve Qwen/Qwen3-32B -tp 3", *LOAD), "after: heads-divisible: "),
-        ((WIDE, "/dev/null", *LOAD), "after: "),
-        ((WIDE, NARROW, *LOAD, "--fail-on", "worse"), "fail_on 'worse': rules are does-not-fit, never, dearer=10%, slower=10%"),
+        *DATA["refusals_name_the_side_and_the_rule"],
         ((WIDE, NARROW, *LOAD[:2], "--concurrency", "64,256"), "concurrency '64,256': one load at a time is compared"),
-        (("commtax catalog chips", NARROW), "before: commtax catalog: answers of plan, simulate, bill, fit are compared"),
-        (("commtax plan llama-3.1-8b -c 2xh100-sxm", NARROW, *LOAD), "before: cluster: a commtax command line says it itself"),
-        ((WIDE,), "AFTER"),
     ],
 )
 def test_refusals_name_the_side_and_the_rule(words, says):

@@ -48,7 +48,7 @@ def test_every_command_has_its_page_and_every_page_its_command():
 
 
 @pytest.mark.parametrize("words", sorted(VERBS), ids=" ".join)
-def test_help_starts_with_its_question_and_an_example_and_fits_two_screens(words):
+def test_help_starts_with_its_question_and_explains_every_option(words):
     page, done = PAGES[" ".join(words)], run_here(*words, "--help")
     lines = done.stdout.splitlines()
     assert done.returncode == 0
@@ -58,10 +58,6 @@ def test_help_starts_with_its_question_and_an_example_and_fits_two_screens(words
     assert len(lines) <= SCREENS
     for param in flags(VERBS[words]):
         assert max(param.opts, key=len) in done.stdout or param.opts[0] in done.stdout, param.name
-
-
-@pytest.mark.parametrize("words", sorted(VERBS), ids=" ".join)
-def test_all_of_help_explains_every_option(words):
     every = " ".join(run_here(*words, "--help-all").stdout.split())
     for param in flags(VERBS[words]):
         assert all(flag in every for flag in param.opts), param.name

@@ -26,7 +26,6 @@ from tables import tables
 from web_client import ask
 
 DATA = tables(__file__)
-
 WHERE = ("llama-3.2-1b", "-c", "8xh100-sxm")
 VERBS = {
     "bill": ("bill", *WHERE), "bill train": ("bill", *WHERE, "--phase", "train"),
@@ -108,24 +107,7 @@ WORDS = {
 
 @each("word", WORDS.values(), ids=WORDS.keys())
 def test_any_word_in_any_place(word):
-    for words in (
-        ("bill", word, "-c", "8xh100-sxm"),
-        ("bill", "llama-3.2-1b", "-c", word),
-        ("bill", *WHERE, "-e", word),
-        ("bill", *WHERE, "--profile", word),
-        ("bill", *WHERE, "--topo", word),
-        ("bill", "-c", "8xh100-sxm", "--from", f"vllm serve {word} --odd {word}"),
-        ("bill", "-c", "8xh100-sxm", "--from", word),
-        ("compare", *WHERE, "--over", word),
-        ("compare", *WHERE, "--plans", word),
-        ("expect", word, "-c", "8xh100-sxm"),
-        ("expect", "all-reduce", "-c", "8xh100-sxm", "--measured", word),
-        ("catalog", "models", word),
-        ("catalog", word),
-        (word,),
-        ("bill", f"--{word}"),
-        ("audit", word, "-m", "llama-3.2-1b", "-c", "8xh100-sxm"),
-    ):
+    for words in ([part.replace("{}", word) for part in words] for words in DATA["places"]):
         done = run_here(*words)
         assert done.returncode == 2, words[:2]
         assert_civil(done, words[:2])
@@ -288,20 +270,7 @@ def test_a_breach_is_seen(monkeypatch):
     words = ("bill", "--json")
     good = (0, '{"a": 1}', "", 0.1, 1e8)
     assert (complaint(words, *good), complaint(words, 2, "", "error: tp=3: does not divide\n", 0.1, 1e8)) == ("", "")
-    broken = {
-        "traceback": (1, "", 'Traceback (most recent call last):\n  File "x/commtax/a.py", line 3, in f\nKeyError: 1\n', 0.1, 1e8),
-        "ended by SIGXCPU": (-24, "", "", 7.0, 1e8),
-        "unforeseen": (70, "", "error: unforeseen\n", 0.1, 1e8),
-        "exit code 4": (4, "", "", 0.1, 1e8),
-        "more than 5 s": (0, "{}", "", 5.5, 1e8),
-        "more than 1 GB": (0, "{}", "", 0.1, 1.1e9),
-        "warning": (0, "{}", "x/commtax/a.py:3: RuntimeWarning: overflow\n", 0.1, 1e8),
-        "a refusal of 2 lines": (2, "", "error: a\nb\n", 0.1, 1e8),
-        "a refusal in Python's own words": (2, "", "error: list index out of range\n", 0.1, 1e8),
-        "an answer that is no JSON": (0, '{"a": NaN}', "", 0.1, 1e8),
-        "an empty answer": (0, " ", "", 0.1, 1e8),
-    }
-    for what, outcome in broken.items():
+    for what, outcome in DATA["broken"].items():
         text = complaint(words if what != "an empty answer" else ("bill",), *outcome)
         assert text.startswith(what), (what, text)
 

@@ -225,15 +225,7 @@ def test_a_pasted_command_and_a_decision_by_its_command():
     assert 0 <= told["probability_right"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        *DATA["what_cannot_be_advised_is_refused_in_one_line"],
-        (("--next", "0", *ASKED), "at least 1"),
-        (("--next", "99", *ASKED), "nearest valid: 20"),
-        (("--next", "1", *ASKED, "--out", "other.json"), "belongs to a profile that is written"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), DATA["what_cannot_be_advised_is_refused_in_one_line"])
 def test_what_cannot_be_advised_is_refused_in_one_line(words, says):
     done = run_here("calibrate", *words)
     assert (done.returncode, done.stdout) == (2, "")

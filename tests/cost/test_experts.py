@@ -531,14 +531,7 @@ def test_verbs_say_what_was_set():
     assert "as routers were seen to choose" in run_here("bill", *WIDE, *options[:2]).stdout
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("vllm", ("--enable-eplb", """--eplb-config '{"num_redundant_experts": 32}'""")),
-        ("sglang", ("--enable-eplb", "--ep-num-redundant-experts 32")),
-        ("trtllm", ("load_balancer:", "num_slots: 288")),
-    ],
-)
+@pytest.mark.parametrize(("engine", "words"), DATA["commands_say_copies_and_read_back"])
 def test_commands_say_copies_and_read_back(engine, words, tmp_path):
     written = launch_command(ask("deepseek-v3", "9x8xh100-sxm", dp=72, ep=72, engine=engine, redundant_experts=32), engine)
     assert all(word in written for word in words)

@@ -28,15 +28,7 @@ from tables import tables
 DATA = tables(__file__)
 WIDE = {"dp": 72, "ep": 72, "engine": "sglang", "redundant_experts": 32, "ep_backend": "deepep_low_latency", "context": 2000}
 SPREAD = {"dp": 32, "ep": 32, "engine": "vllm", "context": 2000}
-SETTINGS = [
-    *DATA["settings"],
-    ("deepseek-v3", "9x8xh100-sxm", WIDE, "dbo"),
-    ("deepseek-v3", "9x8xh100-sxm", WIDE, "sbo"),
-    ("deepseek-v3", "4x8xb200-sxm", {**SPREAD, "engine": "sglang", "ep_backend": "deepep_low_latency"}, "sbo"),
-    ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_low_latency"}, "dbo"),
-    ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_high_throughput"}, "dbo"),
-    ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_high_throughput"}, "shared-stream"),
-]
+SETTINGS = DATA["settings"]
 
 
 def terms(model, cluster, words, technique=""):

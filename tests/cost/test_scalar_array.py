@@ -71,7 +71,9 @@ from commtax_lab.published.scoring.parts import LAWFUL, UNLIKE, _model, groups
 from each import each
 from paths import FIXTURES
 from strategies import models
+from tables import tables
 
+DATA = tables(__file__)
 N = 3
 CLUSTER, ENGINE, MODEL = catalog.cluster("4x8xh100-sxm"), catalog.engine("vllm"), catalog.model("mixtral-8x7b")
 NUMBERS = np.array([2, 3, 8])
@@ -171,56 +173,7 @@ AT = {
     *("Plan", "Workload", "TrainStep", "Kernel", "Span", "PathChoice", "Crossing", "QueueNetwork", "ClosedLoopLoad", "Steps"),
     *("ClosedLoopMeans", "PromptStation", "CacheWire", "DecodeStation", "Flow", "PricingTerms", "KernelStep", "Item"),
 }
-
-# About one scalar thing by nature: a whole model, a stage, a name, a message.
-SCALAR = {
-    *("inventory", "copies", "num_params", "num_active_params", "mtp_params", "weight_bytes", "quantisation"),
-    "backend_of",
-    *("formats", "format_of", "spellings", "stage_layers", "total_bytes", "kv_pool", "compressed_widths"),
-    *("entry_bytes", "unfinished_bytes", "default_utilization", "check_stored", "fewest_microbatches", "check"),
-    *("legal_values", "notes", "tokens_per_step", "acceptance_of", "with_draft_layers"),
-    *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
-    *("widen_sigma", "num_launches", "choosing", "narrow_note"),
-    *("flow", "nodes_to"),  # looked for as well as is asked: tests/verbs/test_disaggregated.py
-    *("tower_kernels", "tower_items"),  # of a model that has one: tests/cost/test_pictures.py
-    *(
-        f"latent_{name}" for name in ("projections", "selector", "decode", "prefill", "attention", "training")
-    ),  # tests/cost/test_attention.py
-    *("projections", "head_products", "scans", "read", "choose", "visible_tokens", "prompt_sizes", "compressed_pairs"),
-    # Of the lines of whole steps: tests/cost/test_overlap.py
-    *(
-        "expose_lines",
-        "exposed",
-        "either",
-        "both_halves",
-        "beside_same_batch",
-        "beside_routed",
-        "in_tiles",
-        "in_flight",
-        "is_halved",
-        "keeps_sequences",
-    ),
-    *("exchange_of", "kept_sms"),
-    "fused_fabric",  # of one chip: tests/cost/test_reduce_techniques.py
-    *("joining_kernels", "split_cache_items", "split_prompt_items"),  # none without a split: tests/cost/test_attention.py
-    # Of one kernel or collective that is explained.
-    *(
-        "terms",
-        "fused_by",
-        "pace_of",
-        "curve_of",
-        "equation",
-        "equation_of",
-        "all_reduce_share",
-        "charged_as",
-        "selective_attention",
-        "part_of_kind",
-        "backend_called",
-        "default_backend",
-        "bulk_backend",
-    ),
-    *("comm_lines", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
-}
+SCALAR = set(DATA["scalar"])
 FORMS = ("commtax.cost.forms", "commtax.cost.layer_forms")  # each takes a kernel of its own shape: tried as a step prices them
 
 
@@ -389,40 +342,15 @@ def test_one_gpu_is_always_legal(model):
     assert codes(model, catalog.cluster("h100-sxm"), Plan(), catalog.engine("vllm")) == 0
 
 
-@each(
-    ("key", "cluster", "plan", "says"),
-    [
-        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=3), "heads-divisible: the 32 attention heads.*nearest legal tp: 2 or 4"),
-        ("llama-3.1-70b", "8xh100-sxm", Plan(tp=6), "heads-divisible: the 64"),
-        ("qwen2.5-7b", "8xh100-sxm", Plan(tp=7), "kv-heads-divisible: 4 KV heads"),
-        ("llama-3.1-8b", "2xh100-sxm", Plan(tp=8), "gpus: .* = 8 GPUs, but 2xh100-sxm has 2; nearest legal tp: 2"),
-        ("llama-3.1-8b", "8x8xh100-sxm", Plan(pp=33), "layers: pp=33 stages.*nearest legal pp: 32"),
-        ("mixtral-8x7b", "8x8xh100-sxm", Plan(tp=8, dp=2, ep=16), "experts-divisible: 8 experts"),
-        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=8, ep=8), "ep-needs-experts: ep=8.*dense"),
-        ("mixtral-8x7b", "8xh100-sxm", Plan(tp=8, ep=4), "ep-group: ep=4, but vllm spreads experts over tp x dp = 8"),
-        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=0), "sizes-positive"),
-        ("llama-3.1-8b", "8xh100-sxm", Plan(tp=2.5), "sizes-positive"),
-        ("minimax-m2.5", "8xh200-sxm", Plan(tp=8), "quant-block-divisible: .*nearest legal tp: 4"),
-        ("mixtral-8x22b", "24xh100-sxm", Plan(tp=24), "expert-width-divisible: expert width 16384"),
-    ],
-)
+@each(("key", "cluster", "plan", "says"), DATA["rules"])
 def test_rules_name_themselves_and_the_nearest_legal(key, cluster, plan, says):
     with pytest.raises(ValueError, match=says):
-        check(catalog.model(key), catalog.cluster(cluster), plan, catalog.engine("vllm"))
+        check(catalog.model(key), catalog.cluster(cluster), Plan(**plan), catalog.engine("vllm"))
 
 
-@each(
-    ("cluster", "plan", "larger"),
-    [
-        ("8xh100-sxm", Plan(tp=8, replicas=2), "2x8xh100-sxm"),
-        ("2xh100-sxm", Plan(tp=4), "4xh100-sxm"),
-        ("8xh100-sxm", Plan(pp=17), "3x8xh100-sxm"),
-        ("dgx-h100", Plan(tp=8, pp=2), "2x8xh100-sxm"),
-        ("gb200-nvl72", Plan(tp=8, replicas=12), "24x4xgb200"),
-    ],
-)
+@each(("cluster", "plan", "larger"), DATA["larger_clusters"])
 def test_the_cluster_that_is_named_has_the_gpus_of_all_replicas(cluster, plan, larger):
-    model, engine = catalog.model("llama-3.1-8b"), catalog.engine("vllm")
+    model, engine, plan = catalog.model("llama-3.1-8b"), catalog.engine("vllm"), Plan(**plan)
     with pytest.raises(ValueError, match=f"at least {plan.all_gpus} GPUs, such as {larger}$"):
         check(model, catalog.cluster(cluster), plan, engine)
     check(model, catalog.cluster(larger), plan, engine)

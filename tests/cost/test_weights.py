@@ -51,13 +51,19 @@ def test_ranks_sum_to_the_model_plus_named_replication(question):
 
 
 @given(models, powers)
-def test_what_is_replicated_is_named_by_its_split(model, tp):
+def test_what_is_replicated_is_named_by_its_split_and_arrays_equal_scalars(model, tp):
     """Without padding a rank holds more than 1/tp of a tensor only if the tensor is not split that far."""
     plan = Plan(tp=tp)
     for row in rank_tensors(model, plan, TORCH, 0, 1):
         more = row.bytes_per_rank > row.ideal_bytes * (1 + 1e-12)
         split = row.tensor.split
         assert not more or split in ("full", "expert_bias", "vocab") or (split == "kv" and tp > row.tensor.units)
+    tps = np.array([1, tp, 2 * tp])
+    rows = rank_tensors(model, Plan(tp=tps), TORCH, 0, 1)
+    for i, degree in enumerate(tps):
+        alone = rank_tensors(model, Plan(tp=int(degree)), TORCH, 0, 1)
+        for many, one in zip(rows, alone, strict=True):
+            assert np.broadcast_to(many.bytes_per_rank, 3)[i] == one.bytes_per_rank
 
 
 @given(questions(engines=("vllm",), max_dp=4))
@@ -68,16 +74,6 @@ def test_experts_are_held_once_by_the_group(question):
     for t in experts:
         assert share("expert", model, plan, engine) * plan.ep * expert_ranks(plan, engine).inside == pytest.approx(1)
         assert t.where != FIRST
-
-
-@given(models, powers)
-def test_scalar_equals_array(model, tp):
-    tps = np.array([1, tp, 2 * tp])
-    rows = rank_tensors(model, Plan(tp=tps), TORCH, 0, 1)
-    for i, degree in enumerate(tps):
-        alone = rank_tensors(model, Plan(tp=int(degree)), TORCH, 0, 1)
-        for many, one in zip(rows, alone, strict=True):
-            assert np.broadcast_to(many.bytes_per_rank, 3)[i] == one.bytes_per_rank
 
 
 @each("key", ["llama-3.1-8b", "llama-3.1-405b", "gemma-3-27b", "deepseek-v3"])
@@ -194,14 +190,7 @@ def test_training_has_one_set_of_adapters():
     assert run_here(*asked, "--max-loras", "2").returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("vllm", ("--enable-lora", "--max-lora-rank 32", "--max-loras 4")),
-        ("sglang", ("--enable-lora", "--max-lora-rank 32", "--max-loras-per-batch 4")),
-        ("trtllm", ("lora_config:", "max_lora_rank: 32", "max_loras: 4")),
-    ],
-)
+@pytest.mark.parametrize(("engine", "words"), DATA["commands_say_them"])
 def test_commands_say_them(engine, words):
     asked = ("-c", "1xh100-sxm", "--engine", engine, "--lora-rank", "32", "--max-loras", "4", "--emit", engine)
     said = run_here("bill", "llama-3.1-8b", *asked).stdout

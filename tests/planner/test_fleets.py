@@ -41,7 +41,6 @@ from planned import share_out
 from tables import tables
 
 DATA = tables(__file__)
-
 SHORT = {"num_prompts": 150, "max_num_seqs": 16, "input_len": 512, "output_len": 32}
 QUICK = {**SHORT, "disaggregated": False, "processes": 1}
 SLO = {"p95_ttft": 0.5, "p99_itl": 0.05}

@@ -28,7 +28,9 @@ from commtax.units import format_seconds
 from commtax.verbs.fit_advice import changed_limits
 from commtax.words import flags
 from each import each
+from tables import tables
 
+DATA = tables(__file__)
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "l40s", "b200-sxm")
 LENGTHS = {"input_len": 2000, "output_len": 200}
 SPLIT = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1, **LENGTHS}
@@ -233,19 +235,9 @@ def test_the_commands_say_what_runs_where():
 @each(
     ("words", "said"),
     [
-        (("plan", *BOTH, "--no-disaggregated"), "prefill_cluster=8xh100-sxm: belongs to disaggregated plans"),
-        (("plan", *BOTH, "--output-len", "1"), "prefill_cluster=8xh100-sxm: one output token leaves nothing to decode"),
-        (("plan", *BOTH, "--request-rate", "3"), "prefill_cluster=8xh100-sxm: fleets for a rate are sought on one cluster"),
-        (("plan", *BOTH, "--price", "1,2,3"), "price: 3 prices for 2 clusters"),
-        (("plan", *BOTH, "--phase", "train", "--global-batch", "8"), "prefill_cluster: belongs to serving"),
+        *DATA["refused_in_a_line"],
         (("plan", *BOTH[:2]), "cluster: name where decoding runs with --cluster"),
-        (("plan", *BOTH, "--cluster", "8xh100-sxm"), "decode_cluster '8xh200-sxm': another spelling of --cluster"),
         (("plan", *BOTH[:2], "-c", "8xl40s", "-c", "8xh200-sxm"), "cluster: one is needed beside --prefill-cluster"),
-        (("simulate", *BOTH), "prefill_cluster=8xh100-sxm: belongs to disaggregated serving"),
-        (("simulate", *BOTH, "--disaggregated", "-tp", "4", "--prefill-workers", "3"), "prefill_workers=3: 3 x 4 GPUs for prompts"),
-        (("simulate", *BOTH, "--disaggregated", "-tp", "4", "--decode-workers", "3"), "decode_workers=3: 3 x 4 GPUs for decoding"),
-        (("simulate", *BOTH, "--disaggregated", "--prefill-tp", "3"), "tp=3"),
-        (("simulate", *BOTH, "--disaggregated", "--request-rate", "2", "--prefill-workers", "9"), "prefill_workers=9"),
     ],
 )
 def test_refused_in_a_line(words, said):

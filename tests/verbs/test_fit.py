@@ -27,7 +27,6 @@ from strategies import questions
 from tables import tables
 
 DATA = tables(__file__)
-
 GIB = 2**30
 
 

@@ -454,14 +454,7 @@ def test_published_steps_on_mi300x_lie_in_their_range(batch, seconds):
     assert all(line.source.kind == "assumed" for line in kernels)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "options"),
-    [
-        ("8xh100-sxm", {"tp": 4, "disaggregated": True, "prefill_tp": 2, "prefill_workers": 2, "decode_workers": 1}),
-        ("8xh100-sxm", {"tp": 4}),
-        ("8xh200-sxm", {"tp": 8, "engine": "sglang"}),
-    ],
-)
+@pytest.mark.parametrize(("cluster", "options"), DATA["fixed_times_before_a_first_token_err_as_in_the_closed_loop"])
 @pytest.mark.parametrize("rate", [0.5, 3.0])
 def test_fixed_times_before_a_first_token_err_as_in_the_closed_loop(cluster, options, rate):
     """Steps are stretched; the server's fixed time and a cache's way to another worker err by as much as first tokens do."""

@@ -76,10 +76,6 @@ def test_lines_sum_to_the_step_and_nothing_beats_the_chip(b):
             assert float(x.each_s) >= float(x.flops) / b.peak_flops_per_s * (1 - 1e-9), x.item.what
     assert 0 < float(b.mfu) <= float(b.hfu) <= 1
     assert float(sum(b.taxes.values())) == pytest.approx(float(b.exposed_comm_s + b.bubble_s), rel=1e-9)
-
-
-@given(steps())
-def test_one_replica_sends_no_gradients(b):
     plan = b.question.plan
     sends = any(x.item.axis in ("dp", "edp", "shard", "replica") for x in b.items if x.kind == "comm")
     assert sends == (plan.dp * plan.cp > 1)
