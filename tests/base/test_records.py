@@ -79,9 +79,13 @@ def test_replace_is_the_standard_library_s(kind, first, then):
     assert (pickle.loads(pickle.dumps(ours)), replace(record)) == (ours, record)
 
 
-def test_fields_by_keyword_alone_and_those_that_are_not_frozen():
+def test_records_have_fields_by_keyword_and_defaults_of_their_own():
     assert (replace(Named(1, z=2), a=5), replace(Named(1), z=4)) == (Named(5, z=2), Named(1, z=4))
     assert replace(Open(1, 2), b=7) == Open(1, 7)
+    assert Base(1).c is not Base(1).c
+    assert Plain(1).c is not Plain(1).c
+    assert Below(3).double == Plain(3).double == 6
+    assert (pickle.loads(pickle.dumps(Sent(1, "x"))), {Sent(1): 2}[Sent(1)]) == (Sent(1, "x"), 2)
 
 
 @pytest.mark.parametrize("record", [Base(1), Below(1), Named(1), Plain(1)])
@@ -92,12 +96,6 @@ def test_a_record_is_frozen(record):
         del record.a
     with pytest.raises(TypeError):
         replace(record, nobody=1)
-
-
-def test_every_record_has_defaults_of_its_own():
-    assert Base(1).c is not Base(1).c
-    assert Plain(1).c is not Plain(1).c
-    assert Below(3).double == Plain(3).double == 6
 
 
 DATA = tables(__file__)
@@ -212,11 +210,7 @@ def test_a_number_keeps_six_digits_and_is_short(x):
     assert len(line) <= len("-1.23457e-308") + 2
 
 
-def test_counts_and_bytes_keep_every_digit():
-    assert write_toml({"bytes": float(2**33), "rate": 3.35e12, "ranks": 8.0}) == "bytes = 8589934592\nrate = 3.35e12\nranks = 8\n"
-
-
-def test_tables_are_laid_out_for_people():
+def test_tables_are_laid_out_for_people_with_every_digit():
     tree = {
         "chip": {"key": "h100-sxm", "flops_per_s": {"bf16": 9e14}},
         "kernels": {"tables": {"gemm.bf16": {"t0": 2e-6}, "long": {f"constant_{i}": i / 7 for i in range(9)}}},
@@ -230,6 +224,12 @@ def test_tables_are_laid_out_for_people():
     assert lines[lines.index("[kernels.tables]") + 1] == '"gemm.bf16" = { t0 = 2e-6 }'
     assert "  [kernels.tables.long]" in lines
     assert lines[-4:] == ["clients = 8", "", "  [run.tpot]", "  slopes = { host_s = 0.1 }"]
+    assert write_toml({"bytes": float(2**33), "rate": 3.35e12, "ranks": 8.0}) == "bytes = 8589934592\nrate = 3.35e12\nranks = 8\n"
+    assert [format_duration(x * DAY_S) for x in (0.02, 0.1, 3.2, 185, 9.4 * 365.25)] == [
+        "29 minutes", "2.4 hours", "3.2 days", "185 days", "9.4 years",
+    ]  # fmt: skip
+    assert [format_tokens(x) for x in (15e12, 300e9, 7.5e6, 1500)] == ["15T", "300B", "7.5M", "1,500"]
+    assert [format_money(x) for x in (1.2e6, 559_238, 63.84, 0.018)] == ["$1.2 million", "$559,238", "$63.84", "$0.018"]
 
 
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "second": 1.0, **DURATIONS}
@@ -274,14 +274,6 @@ def test_more_money_never_reads_as_less_and_is_what_it_was(a, b):
 def test_tokens_are_read_back(tokens):
     read = parse_tokens(format_tokens(tokens), "tokens")
     assert math.isclose(read, tokens, rel_tol=0.0051) or abs(read - tokens) <= 0.5
-
-
-def test_people_say_it_so():
-    assert [format_duration(x * DAY_S) for x in (0.02, 0.1, 3.2, 185, 9.4 * 365.25)] == [
-        "29 minutes", "2.4 hours", "3.2 days", "185 days", "9.4 years",
-    ]  # fmt: skip
-    assert [format_tokens(x) for x in (15e12, 300e9, 7.5e6, 1500)] == ["15T", "300B", "7.5M", "1,500"]
-    assert [format_money(x) for x in (1.2e6, 559_238, 63.84, 0.018)] == ["$1.2 million", "$559,238", "$63.84", "$0.018"]
 
 
 STEP = 'import commtax; print(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, batch=64).step_s)'
@@ -343,7 +335,7 @@ def test_a_changed_file_counts_at_once(old_package):
     assert asked(old_package, STEP) == other
 
 
-def test_a_change_that_keeps_length_and_time_counts(old_package):
+def test_a_cache_counts_changes_and_needs_no_place(old_package):
     first = asked(old_package)
     chip = old_package / "commtax" / "catalog" / "chips" / "h100-sxm.toml"
     before = chip.stat()
@@ -351,29 +343,23 @@ def test_a_change_that_keeps_length_and_time_counts(old_package):
     os.utime(chip, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert chip.stat().st_size == before.st_size
     assert float(asked(old_package)) > float(first)
+    (old_package / "file").write_text("")
+    nowhere = str(old_package / "file" / "below")  # a folder cannot be made there, whoever asks
+    assert asked(old_package, XDG_CACHE_HOME=nowhere) == asked(old_package, XDG_CACHE_HOME=nowhere)
+    assert not list(old_package.glob("**/*.json-*"))
 
 
-def test_files_that_were_just_written_are_not_kept(package):
+def test_a_damaged_or_just_written_cache_is_left_alone(package):
     asked(package)
     first = float(asked(package))
     slower(package)
     assert float(asked(package)) > first
-
-
-def test_a_damaged_cache_is_left_alone(package):
     first = asked(package)
     place = package / "cache" / "commtax"
     place.mkdir(parents=True, exist_ok=True)
     for damage in (b"", b"not json", b'{"package": "PLACE", "tables": {"x": [1]}}\n'):
         (place / shipped_tables.NAME).write_bytes(damage.replace(b"PLACE", str(package / "commtax").encode()))
         assert asked(package) == first, damage
-
-
-def test_nowhere_to_keep(old_package):
-    (old_package / "file").write_text("")
-    nowhere = str(old_package / "file" / "below")  # a folder cannot be made there, whoever asks
-    assert asked(old_package, XDG_CACHE_HOME=nowhere) == asked(old_package, XDG_CACHE_HOME=nowhere)
-    assert not list(old_package.glob("**/*.json-*"))
 
 
 def test_kept_beside_the_bytecode_where_that_is_wanted(old_package):
@@ -446,7 +432,3 @@ def test_records_refuse_what_data_classes_refuse(make):
 class Sent:
     a: int
     b: str = ""
-
-
-def test_records_travel_between_processes():
-    assert (pickle.loads(pickle.dumps(Sent(1, "x"))), {Sent(1): 2}[Sent(1)]) == (Sent(1, "x"), 2)

@@ -89,7 +89,7 @@ def test_chip_anchors(name, bf16, memory_Bps):
     assert chip.memory_Bps == pytest.approx(memory_Bps, rel=0.002)
 
 
-def test_counted_clusters():
+def test_counted_clusters_get_the_same_offers():
     two = catalog.cluster("2x8xh100-sxm")
     assert (two.num_hosts, two.num_gpus, two.domain, two.nics_per_host) == (2, 16, 8, 8)
     assert catalog.cluster("h200").num_gpus == 1
@@ -99,6 +99,10 @@ def test_counted_clusters():
     assert (slow.inter.key, slow.nics_per_host) == ("10gbe", 1)
     assert catalog.cluster("2x8xh100-sxm", inter="ib-ndr", nics=4).nics_per_host == 4
     assert catalog.cluster("8xh100-sxm", intra="pcie5").nvlink_domain == 1
+    line = "fit kimi-k2 --dtype fp32 -tp 1 -pp 1 --cluster"
+    told = [run_here(*line.split(), name).stdout for name in ("gb200-nvl72", "72xgb200")]
+    said = [[row for row in text.splitlines() if "would fit" in row] for text in told]
+    assert said[0] == said[1] != []
 
 
 @pytest.mark.parametrize("name", ["h100_sxm", "H100-SXM", "h100", "h100-80gb-hbm3"])
@@ -219,7 +223,7 @@ def test_a_chip_that_was_not_measured_says_whose_kernels_it_has(key):
         assert source.kind == ("calibrated" if homes else "assumed")
 
 
-def test_rtx_blackwell_is_ada_at_its_own_datasheet():
+def test_measured_chips_lend_what_is_theirs():
     """Tensor cores of capability 12.0 are fed as Ada's are: the data centre's Blackwell tells nothing of them."""
     engine = catalog.engine("vllm")
     tables = {
@@ -236,6 +240,12 @@ def test_rtx_blackwell_is_ada_at_its_own_datasheet():
     assert {c for c in catalog.keys("chips") if catalog.chip(c).compute_capability.startswith("12.")} == {
         c for c in catalog.keys("chips") if catalog.chip(c).family == "blackwell-rtx"
     }
+    # The sweep on the H200 ran torch's products: engines with others have Hopper's, at the H200's memory.
+    h100, h200 = catalog.chip("h100-sxm"), catalog.chip("h200-sxm")
+    for engine, own in (("torch", True), ("fused", True), ("builtin", True), ("vllm", False), ("sglang", False), ("trtllm", False)):
+        here, there = (catalog.kernel_constants(catalog.engine(engine), chip) for chip in (h200, h100))
+        assert (here.tables["gemm.bf16"] != there.tables["gemm.bf16"]) == own
+        assert here.label.kind == ("calibrated" if own else "transferred")
 
 
 @pytest.mark.parametrize(("chip", "kind"), [("h100-sxm", "calibrated"), ("h200-sxm", "transferred"), ("gb300", "transferred")])
@@ -246,15 +256,6 @@ def test_experts_say_where_their_constants_were_fitted(chip, kind):
     assert experts == {kind}
     products = {line.source.kind for line in priced.lines if line.item.op == "gemm"}
     assert products == {kind}
-
-
-def test_what_torch_was_measured_with_is_torchs_alone():
-    """The sweep on the H200 ran torch's products: engines with others have Hopper's, at the H200's memory."""
-    h100, h200 = catalog.chip("h100-sxm"), catalog.chip("h200-sxm")
-    for engine, own in (("torch", True), ("fused", True), ("builtin", True), ("vllm", False), ("sglang", False), ("trtllm", False)):
-        here, there = (catalog.kernel_constants(catalog.engine(engine), chip) for chip in (h200, h100))
-        assert (here.tables["gemm.bf16"] != there.tables["gemm.bf16"]) == own
-        assert here.label.kind == ("calibrated" if own else "transferred")
 
 
 @pytest.mark.parametrize(("chip", "home"), [("h100-pcie", "h100-sxm"), ("rtx-pro-6000", "l40s"), ("a40", "a100-80-sxm")])
@@ -374,13 +375,6 @@ def test_every_answer_states_how_many_gpus_the_cluster_has(name, verb):
     assert f"({gpus} GPU{'s' * (gpus > 1)}" in done.stdout
 
 
-def test_a_plan_that_does_not_fit_is_offered_the_same_by_any_name():
-    line = "fit kimi-k2 --dtype fp32 -tp 1 -pp 1 --cluster"
-    told = [run_here(*line.split(), name).stdout for name in ("gb200-nvl72", "72xgb200")]
-    said = [[row for row in text.splitlines() if "would fit" in row] for text in told]
-    assert said[0] == said[1] != []
-
-
 @pytest.mark.parametrize(("kib", "measured_us"), [(8, 35.15), (16, 31.67), (32, 39.56), (64, 67.93)])
 def test_two_sparks_meet_over_their_cable(kib, measured_us):
     """nccl-tests of dgx-spark-playbooks 103: the latency was fitted on 16 and 64 KiB."""
@@ -390,8 +384,11 @@ def test_two_sparks_meet_over_their_cable(kib, measured_us):
     assert told.seconds == pytest.approx(measured_us * 1e-6, rel=0.1 if kib in (8, 32) else 0.3)
 
 
-def test_a_spark_is_priced_and_says_that_nothing_was_measured_on_it():
-    """Two of them halve a dense step: 332.7 to 162.4 ms was measured with 32 billion parameters or so (unsloth 10280)."""
+def test_chips_are_named_by_drivers_and_priced_as_far_as_measured():
+    """Names as nvidia-smi and rocm-smi print them: every word of one must be the chip's, else it is none that is known."""
+    assert {name: find_device_chip(name) for name in KNOWN_DEVICES} == KNOWN_DEVICES
+    assert {name: find_device_chip(name) for name in UNKNOWN_DEVICES} == dict.fromkeys(UNKNOWN_DEVICES, "")
+    # Two of them halve a dense step: 332.7 to 162.4 ms was measured with 32 billion parameters or so (unsloth 10280).
     one, two = (commtax.bill("qwen3-32b", place, tp=tp) for place, tp in (("dgx-spark", 1), ("2xdgx-spark", 2)))
     assert 1.7 < one.step_s / two.step_s < 2.1
     assert one.step_s > 65.5e9 / 273e9
@@ -463,12 +460,6 @@ UNKNOWN_DEVICES = (
     *("NVIDIA A40-48Q", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "AMD Instinct MI300A", "AMD Instinct MI250X", "NVIDIA H100L 94GB"),
     "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
 )
-
-
-def test_a_driver_says_what_a_chip_is():
-    """Names as nvidia-smi and rocm-smi print them: every word of one must be the chip's, else it is none that is known."""
-    assert {name: find_device_chip(name) for name in KNOWN_DEVICES} == KNOWN_DEVICES
-    assert {name: find_device_chip(name) for name in UNKNOWN_DEVICES} == dict.fromkeys(UNKNOWN_DEVICES, "")
 
 
 @each("key", catalog.keys("models"))

@@ -140,7 +140,7 @@ def test_a_bad_file_is_refused_by_file_key_and_rule(tmp_path, text, says):
     assert done.stderr.count("\n") == 1
 
 
-def test_what_is_no_file_of_text_is_refused(tmp_path):
+def test_what_is_no_file_of_text_is_refused_and_the_page_reads_none(tmp_path):
     assert "no such file" in refused(str(tmp_path / "none.toml"))
     (tmp_path / "folder.toml").mkdir()
     assert "is a folder" in refused(str(tmp_path / "folder.toml"))
@@ -149,6 +149,11 @@ def test_what_is_no_file_of_text_is_refused(tmp_path):
     assert "not valid TOML" in refusal(tmp_path, "num_hosts = " + "9" * 5000)
     assert "larger than" in refusal(tmp_path, "#" * 100_000)
     assert "num_hosts=0: a whole number from 1" in refused("0x" + written(tmp_path, 'chip = "h100"'))
+    from commtax.report.view.state import RefusedError, State
+
+    keys = dict(State().keys) | {"c": written(tmp_path, 'chip = "h100"')}
+    with pytest.raises(RefusedError, match="reads no files"):
+        State(keys).question  # noqa: B018
 
 
 VALUES = st.recursive(
@@ -193,15 +198,7 @@ def test_no_bytes_break_anything(tmp_path, raw):
     assert error is None or "box.toml" in str(error)
 
 
-def test_the_page_reads_no_files(tmp_path):
-    from commtax.report.view.state import RefusedError, State
-
-    keys = dict(State().keys) | {"c": written(tmp_path, 'chip = "h100"')}
-    with pytest.raises(RefusedError, match="reads no files"):
-        State(keys).question  # noqa: B018
-
-
-def test_the_example_of_the_documents_is_the_file_that_is_run(tmp_path):
+def test_examples_of_the_docs_are_hosts(tmp_path):
     file = ROOT / "tests" / "fixtures" / "our-hosts.toml"
     assert f"```toml\n{file.read_text()}```" in (ROOT / "docs" / "hosts.md").read_text()
     place = catalog.cluster(str(file))
@@ -215,19 +212,6 @@ def test_the_example_of_the_documents_is_the_file_that_is_run(tmp_path):
     said = " ".join(said.split())
     assert "Hopper card, engineering sample is described there, its times are assumed" in said
     assert "likely to meet the limit on assumed times" in said
-
-
-@pytest.mark.parametrize(
-    "verb", [("bill",), ("fit",), ("plan", "--top", "1"), ("simulate", "-tp", "2"), ("compare", "--plans", "tp1,tp2")]
-)
-def test_every_verb_takes_a_file(tmp_path, verb):
-    file = written(tmp_path, 'chip = "h100"\ngpus_per_host = 2')
-    named, own = (run_here(verb[0], "llama-3.2-1b", *verb[1:], "--cluster", text, "--json") for text in ("1x2xh100-sxm", file))
-    assert own.returncode == 0, own.stderr
-    assert own.stdout.replace(file, "2xh100-sxm")[:2000] == named.stdout[:2000]
-
-
-def test_the_smallest_file_of_the_docs_is_a_host_and_several_need_a_network(tmp_path):
     smallest = next(re.finditer(r"```toml\n(.*?)```", (ROOT / "docs" / "hosts.md").read_text(), re.DOTALL))[1]
     file = written(tmp_path, smallest)
     assert commtax.bill("llama-3.1-8b", file, tp=4).question.cluster.num_gpus == 4
@@ -238,6 +222,16 @@ def test_the_smallest_file_of_the_docs_is_a_host_and_several_need_a_network(tmp_
         assert tried(written(tmp_path, "\n".join(line for line in lines if line != left_out), "less.toml"))[1], left_out
     file = written(tmp_path, f'inter = "ib-ndr"\n{smallest}')
     assert catalog.cluster(f"2x{file}").num_gpus == 8
+
+
+@pytest.mark.parametrize(
+    "verb", [("bill",), ("fit",), ("plan", "--top", "1"), ("simulate", "-tp", "2"), ("compare", "--plans", "tp1,tp2")]
+)
+def test_every_verb_takes_a_file(tmp_path, verb):
+    file = written(tmp_path, 'chip = "h100"\ngpus_per_host = 2')
+    named, own = (run_here(verb[0], "llama-3.2-1b", *verb[1:], "--cluster", text, "--json") for text in ("1x2xh100-sxm", file))
+    assert own.returncode == 0, own.stderr
+    assert own.stdout.replace(file, "2xh100-sxm")[:2000] == named.stdout[:2000]
 
 
 GAUDI = "gpus_per_host = 8\n[chip]\nmemory_bytes = 128e9\nmemory_Bps = 3.7e12\nflops_per_s = { bf16 = 1835e12 }\n[intra]\n"

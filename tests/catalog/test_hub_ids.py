@@ -31,9 +31,14 @@ def test_popular_ids_need_no_network(name):
     assert all(one.startswith(f"{name} is taken as {key}") and "same architecture" in one for one in said)
 
 
-def test_the_answer_says_what_an_id_was_taken_for():
+def test_answers_and_the_page_take_the_same_ids():
     done = run("bill", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "--cluster", "1xh100-sxm", "--json")
     assert "is taken as qwen2.5-32b, 131,072 tokens long: same architecture" in done.stdout
+    # By their names alone: whoever asks a page looks at no disk and no network.
+    for name, key in (("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b-instruct-2507"), ("Qwen/Qwen3-8B", "qwen3-8b")):
+        assert state.parse([("m", name)]).question.model.key == key
+    with pytest.raises(state.RefusedError):
+        _ = state.parse([("m", "Qwen/Qwen3-31B")]).question
 
 
 @pytest.mark.parametrize(("name", "said"), DATA["what_is_not_known_of_an_id_is_said"])
@@ -106,7 +111,7 @@ def test_every_id_means_one_model():
         catalog.model("unsloth/Qwen3-8B-GGUF")
 
 
-def test_releases_say_what_differs():
+def test_releases_say_what_differs_and_what_is_assumed():
     for release in quantisation._file()["releases"]:
         base = catalog.model(release["of"])
         assert base.key == release["of"]
@@ -116,10 +121,7 @@ def test_releases_say_what_differs():
             known = quantisation.release_of(name)
             assert known is not None
             assert (known.by == "ending") == release.get("assumed", False)
-
-
-def test_a_length_that_nothing_public_states_is_said_to_be_assumed():
-    """Such rows stand on exact totals; all others, and releases whose configs are known, carry no such note."""
+    # Such rows stand on exact totals; all others, and releases whose configs are known, carry no such note.
     assumed = {key for family, *_ in loader._rows().values() for key in family.get("assumed_length", ())}
     told = {key for key in loader.stems("models") if any(note.code == "assumed-length" for note in catalog.model(key).notes)}
     assert told == assumed <= set(loader._rows())
@@ -165,11 +167,3 @@ def test_windows_of_new_families(key, windows):
     model = catalog.model(key)
     seen = [model.blocks[i].attention.window for i in model.layers]
     assert {window: seen.count(window) for window in set(seen)} == windows
-
-
-def test_the_page_takes_the_same_ids():
-    """By their names alone: whoever asks a page looks at no disk and no network."""
-    for name, key in (("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b-instruct-2507"), ("Qwen/Qwen3-8B", "qwen3-8b")):
-        assert state.parse([("m", name)]).question.model.key == key
-    with pytest.raises(state.RefusedError):
-        _ = state.parse([("m", "Qwen/Qwen3-31B")]).question

@@ -29,8 +29,13 @@ DATA = tables(__file__)
 WANTED = DATA["wanted"]
 
 
-def test_all_wanted_models_are_bundled():
+def test_all_wanted_models_are_bundled_under_their_aliases():
     assert set(WANTED) <= set(catalog.keys("models"))
+    assert catalog.model("deepseek-v3.1") == catalog.model("deepseek-ai/DeepSeek-V3.1")
+    assert catalog.model("deepseek-v3.1").key == "deepseek-v3"
+    assert catalog.model("deepseek-v3.1-terminus").key == "deepseek-v3.1-terminus"
+    with pytest.raises(ValueError, match=r"did you mean llama-3\.1-8b"):
+        catalog.model("lama-3.1-8b")
 
 
 @each("key", catalog.keys("models"))
@@ -65,7 +70,7 @@ def test_active_parameters_agree_with_the_cards(key):
         assert printed or (card.digits == 2 and min(abs(ours / card.params - 1) for ours in readings) < 0.05)
 
 
-def test_dense_models_are_wholly_active_and_deepseek_s_checkpoint_is_explained():
+def test_checkpoints_on_the_hub_are_explained():
     assert num_active_params(catalog.model("llama-3.1-8b")) == 8_030_261_248
     # The Hub's total adds one prediction layer with its own embedding and head, and the fp8 scales.
     model = catalog.model("deepseek-v3")
@@ -73,16 +78,13 @@ def test_dense_models_are_wholly_active_and_deepseek_s_checkpoint_is_explained()
     layer = sum(t.size for t in inventory(model) if t.where == model.blocks.index(moe))
     extra = layer + 2 * h * h + 3 * h + 2 * model.vocab * h
     assert num_params(model) + extra == 684_489_845_504
+    # The 61 shards hold 1,029,173,256,720 bytes: fp8 weights, fp32 scales of 128 x 128 tiles, the rest in bf16.
+    assert total_bytes(catalog.model("kimi-k2"), Plan()) == pytest.approx(1_029_173_256_720, rel=1e-4)
 
 
 @pytest.mark.parametrize(("key", "weights_gb"), DATA["stored_bytes"])
 def test_stored_bytes(key, weights_gb):
     assert total_bytes(catalog.model(key), Plan()) / 1e9 == pytest.approx(weights_gb, rel=2e-4)
-
-
-def test_kimi_k2_shards_on_the_hub():
-    """The 61 shards hold 1,029,173,256,720 bytes: fp8 weights, fp32 scales of 128 x 128 tiles, the rest in bf16."""
-    assert total_bytes(catalog.model("kimi-k2"), Plan()) == pytest.approx(1_029_173_256_720, rel=1e-4)
 
 
 def config(**changes):
@@ -166,14 +168,7 @@ def test_broken_offsets(tmp_path, offsets):
         catalog.model(str(tmp_path))
 
 
-def test_a_checkpoint_of_another_size_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config()))
-    write_safetensors(tmp_path / "model.safetensors", {"w": ("BF16", [8], 16)})
-    with pytest.raises(ValueError, match="files are missing"):
-        check_stored(catalog.model(str(tmp_path)))
-
-
-def test_broken_folders(tmp_path):
+def test_broken_folders_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no config\.json"):
         catalog.model(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config())[:50])
@@ -196,11 +191,10 @@ def test_broken_folders(tmp_path):
         catalog.model(str(tmp_path))
     with pytest.raises(ValueError, match="no such folder"):
         catalog.model("./nowhere")
-
-
-def test_did_you_mean():
-    with pytest.raises(ValueError, match=r"did you mean llama-3\.1-8b"):
-        catalog.model("lama-3.1-8b")
+    (tmp_path / "config.json").write_text(json.dumps(config()))
+    write_safetensors(tmp_path / "model.safetensors", {"w": ("BF16", [8], 16)})
+    with pytest.raises(ValueError, match="files are missing"):
+        check_stored(catalog.model(str(tmp_path)))
 
 
 QUANT = {
@@ -240,12 +234,6 @@ def test_ignored_modules_stay_plain():
 def test_unknown_quantisation_is_refused(quant):
     with pytest.raises(ValueError, match="model x"):
         from_config(config(quantization_config=quant or {"bits": 4}), "x")
-
-
-def test_an_alias_without_its_organisation_is_the_same_model():
-    assert catalog.model("deepseek-v3.1") == catalog.model("deepseek-ai/DeepSeek-V3.1")
-    assert catalog.model("deepseek-v3.1").key == "deepseek-v3"
-    assert catalog.model("deepseek-v3.1-terminus").key == "deepseek-v3.1-terminus"
 
 
 KEYS = catalog.keys("models")
@@ -293,11 +281,17 @@ def test_kinds_of_layers(key, kinds):
     assert {kind: mixers.count(kind) for kind in set(mixers)} == kinds
 
 
-def test_selectors_that_are_shared_are_not_counted_twice():
+def test_selectors_are_counted_once_and_residuals_handed_on():
     """Of GLM-5.2's 78 layers 21 choose tokens; the others take the last choice, and look at no more."""
     model = catalog.model("glm-5.2")
     selectors = [model.blocks[i].attention.indexer for i in model.layers]
     assert (sum(s.own for s in selectors), {s.top_k for s in selectors}) == (21, {2048})
+    # Kimi-K3 cut after 46 of 93 layers: four blocks of twelve have begun, and the running sum goes with them.
+    model, plan = catalog.model("kimi-k3"), Plan(tp=8, pp=2, activations_dtype="bf16")
+    plain = replace(model, lookback=0, residual_stream=False)
+    sent = [inference(m, plan, Workload(decode_seqs=4), catalog.engine("vllm")) for m in (model, plain)]
+    whole, one = (next(item.nbytes for item in items if item.axis == "pp") for items in sent)
+    assert whole == 5 * one
 
 
 @each("key", [key for key in KEYS if "vision_config" in CONFIGS[key]])
@@ -366,15 +360,6 @@ def test_layers_without_work_or_cache_are_carried_along():
     assert commtax.fit("deepseek-v4-flash", "8x8xh200-sxm", tp=1, pp=22, max_model_len=4096).fits
     config = CONFIGS["mimo-v2-flash"] | {"vision_config": {"depth": 3}}
     assert [n.code for n in from_config(config, "mine").notes] == ["no-tower"]
-
-
-def test_attention_residuals_hand_every_block_on():
-    """Kimi-K3 cut after 46 of 93 layers: four blocks of twelve have begun, and the running sum goes with them."""
-    model, plan = catalog.model("kimi-k3"), Plan(tp=8, pp=2, activations_dtype="bf16")
-    plain = replace(model, lookback=0, residual_stream=False)
-    sent = [inference(m, plan, Workload(decode_seqs=4), catalog.engine("vllm")) for m in (model, plain)]
-    whole, one = (next(item.nbytes for item in items if item.axis == "pp") for items in sent)
-    assert whole == 5 * one
 
 
 def without(config, name):

@@ -77,10 +77,13 @@ def test_files_of_other_chips_and_kinds_are_refused(tmp_path):
         commtax.bill("llama-3.2-1b", "2xh100-sxm", tp=2, profile=written(tmp_path))
 
 
-def test_the_asked_type_is_the_type_of_activations():
+def test_types_and_shares_of_a_profile_are_bounded(tmp_path):
     plain = commtax.traffic("llama-3.1-8b", "2xcpu", tp=2, engine="builtin")
     wide = commtax.traffic("llama-3.1-8b", "2xcpu", tp=2, engine="builtin", dtype="fp32")
     assert wide.sent_bytes_per_rank == 2 * plain.sent_bytes_per_rank
+    table = dict(TABLE["kernels"]["tables"]["gemm.fp32"], ep=100)
+    with pytest.raises(ValueError, match=r"kernels.tables.gemm.fp32.ep=100: an attained share .* nearest valid: 1$"):
+        profile.load(written(tmp_path, kernels={"tables": {"gemm.fp32": table}}))
 
 
 def ring(**constants):
@@ -107,12 +110,6 @@ def test_impossible_physics_is_refused_by_every_command(tmp_path, changes, says)
     done = run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", 8, "--engine", "vllm", "--profile", file)
     assert ((done.returncode, done.stdout), done.stderr.count("\n")) == ((2, ""), 1)
     assert says in done.stderr
-
-
-def test_an_attained_share_is_at_most_all(tmp_path):
-    table = dict(TABLE["kernels"]["tables"]["gemm.fp32"], ep=100)
-    with pytest.raises(ValueError, match=r"kernels.tables.gemm.fp32.ep=100: an attained share .* nearest valid: 1$"):
-        profile.load(written(tmp_path, kernels={"tables": {"gemm.fp32": table}}))
 
 
 def test_what_ships_obeys_the_rules():
@@ -418,7 +415,7 @@ def test_parts_that_do_not_meet_join_in_any_order(order):
 # On another chip.
 
 
-def test_what_was_not_seen_is_noted():
+def test_what_was_not_seen_is_noted_and_links_keep_their_collectives():
     kernels = {"gemm.bf16": dict(catalog.kernel_constants(catalog.engine("vllm"), catalog.chip("h100-sxm")).tables["gemm.bf16"])}
     own = replace(LEARNT, chip={"key": "h100-sxm"}, tables=kernels, host={"host_s": 1.0})
     here, there = (commtax.bill("llama-3.1-8b", place, tp=2, profile=own) for place in ("8xh100-sxm", "8xh200-sxm"))
@@ -431,17 +428,14 @@ def test_what_was_not_seen_is_noted():
     assert there.step_s < 1.0 < here.step_s
     asked = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, profile=LEARNT)
     assert any("its runs did not see model llama-3.1-70b (seen llama-3.1-8b), tp 8 (seen 2)" in note for note in asked.notes)
+    own = replace(FABRIC, network={})
+    there = commtax.expect("all-reduce", "8xh200-sxm", nbytes=2**20, library="nccl", profile=own)
+    assert there.source == "calibrated: fabric"
+    with pytest.raises(ValueError, match="measured on h100-sxm"):
+        commtax.expect("all-reduce", "8xh200-sxm", nbytes=2**20, library="nccl", profile=replace(own, links={}))
 
 
 @each("own", [HOST, replace(HOST, lessons=LEARNT.lessons), replace(HOST, chip={"key": "h100-sxm"})])
 def test_facts_of_another_chip_are_refused(own):
     with pytest.raises(ValueError, match="measured on h100-sxm, and the cluster has h200-sxm"):
         commtax.bill("llama-3.1-8b", "8xh200-sxm", tp=2, profile=own)
-
-
-def test_collectives_belong_to_their_link_whatever_the_chip():
-    own = replace(FABRIC, network={})
-    there = commtax.expect("all-reduce", "8xh200-sxm", nbytes=2**20, library="nccl", profile=own)
-    assert there.source == "calibrated: fabric"
-    with pytest.raises(ValueError, match="measured on h100-sxm"):
-        commtax.expect("all-reduce", "8xh200-sxm", nbytes=2**20, library="nccl", profile=replace(own, links={}))

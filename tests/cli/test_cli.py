@@ -54,20 +54,7 @@ def test_fit_in_json_in_words_and_by_its_code():
     assert "Maximum concurrency for 8,192 tokens per request" in text
 
 
-def test_bill_in_json_exact_and_of_training():
-    found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
-    assert found["schema"] == "commtax.bill-exact/1"
-    items = {(i["what"], i["op"]): i for i in found["items"]}
-    assert {"axis", "op", "nbytes", "ranks", "count"} <= items["attention output", "all-reduce"].keys()
-    assert (items["attention output", "all-reduce"]["nbytes"], sum(i["count"] for i in found["items"])) == (8192, 66)
-    found = document(
-        "bill", "llama-3.1-70b", "--cluster", "8x8xh100-sxm", "--phase", "train", "-tp", "8", "-pp", "4", "-dp", "2",
-        "--global-batch", "32", "--seq", "4096", "--zero", "1", "--sequence-parallel",
-    )  # fmt: skip
-    assert (found["plan"]["microbatches"], {"tp", "pp", "dp"}) == (16, {i["axis"] for i in found["items"]} - {""})
-
-
-def test_bill_json():
+def test_bill_json_exact_and_of_training():
     found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", ran=run)
     keys = {
         "schema", "model", "cluster", "plan", "phase", "batch", "context", "engine", "step_s", "compute_s", "comm_s",
@@ -83,6 +70,16 @@ def test_bill_json():
     exact = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
     sent = [(i["what"], i["nbytes"], i["count"]) for i in found["items"] if i["kind"] == "comm"]
     assert sorted(sent) == sorted((i["what"], i["nbytes"], i["count"]) for i in exact["items"]), "the bill prices what is sent"
+    found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
+    assert found["schema"] == "commtax.bill-exact/1"
+    items = {(i["what"], i["op"]): i for i in found["items"]}
+    assert {"axis", "op", "nbytes", "ranks", "count"} <= items["attention output", "all-reduce"].keys()
+    assert (items["attention output", "all-reduce"]["nbytes"], sum(i["count"] for i in found["items"])) == (8192, 66)
+    found = document(
+        "bill", "llama-3.1-70b", "--cluster", "8x8xh100-sxm", "--phase", "train", "-tp", "8", "-pp", "4", "-dp", "2",
+        "--global-batch", "32", "--seq", "4096", "--zero", "1", "--sequence-parallel",
+    )  # fmt: skip
+    assert (found["plan"]["microbatches"], {"tp", "pp", "dp"}) == (16, {i["axis"] for i in found["items"]} - {""})
 
 
 def test_bill_tells_its_defaults_and_draws_layers():

@@ -55,7 +55,7 @@ def test_arrays_of_plans_start_where_fit_says_so(model, length, step):
     assert np.asarray(together) == pytest.approx(np.maximum(alone, 0))
 
 
-def test_no_plan_is_found_that_fit_rejects():
+def test_plans_that_fit_rejects_or_within_the_error_do_not_win():
     """A length that was given is a condition of every plan and of both pools."""
     options = {"dtypes": ("fp8",), "gpu_memory_utilization": 0.9, "max_num_seqs": 64}
     free, held = (commtax.plan("llama-3.3-70b", "2xh100-sxm", **options, **more) for more in ({}, {"max_model_len": 32768}))
@@ -68,6 +68,18 @@ def test_no_plan_is_found_that_fit_rejects():
     assert holds(servers.question).fits
     tight = servers_of(free, int(np.flatnonzero((free.plans.tp == 1) & (free.plans.mode == 0))[0]))
     assert holds(tight.question).fits, "nobody gave a length, and the model's own would not start"
+    table = commtax.compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[64, 512])
+    said = fastest_words(table)
+    assert "tp8 and 2xtp4, too close to call, at global batch 64" in said
+    assert "; 2xtp4 at global batch 512" in said
+    points, steps = np.arange(1, 7), np.array([0.97, 0.99, 1.01, 1.05, 1.2, 1.3])  # of tp8 over those of 2xtp4
+    flip = replace(table.break_evens[0], at=3, earliest=3, points=points, steps=steps)
+    assert flip_words(flip, 0.1).endswith("2xtp4 is faster than tp8 from 5 on; below it is too close to call (leads of at most 5%)")
+    assert flip_words(flip, 0.02).endswith("tp8 is faster below 2, 2xtp4 from 4 on; in between it is too close to call")
+    assert flip_words(flip).endswith("tp8 is faster below 3, 2xtp4 from 3 on")
+    assert flip.sure(0.5) == (None, None)
+    alone = fastest_words(commtax.compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[64]))
+    assert alone.endswith("tp8 and 2xtp4, too close to call, at global batch 64"), "one point is not every point"
 
 
 def test_fleets_are_emitted_with_a_length_that_starts():
@@ -82,21 +94,6 @@ def test_fleets_are_emitted_with_a_length_that_starts():
     assert timed.returncode == 2
     assert "it would start with -tp 2 (2 GPUs)" in timed.stderr
     assert "nearest valid: 1152" in run_here(*words, "--concurrency", 2, "--max-model-len", 1000).stderr
-
-
-def test_plans_within_the_error_have_no_winner():
-    table = commtax.compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[64, 512])
-    said = fastest_words(table)
-    assert "tp8 and 2xtp4, too close to call, at global batch 64" in said
-    assert "; 2xtp4 at global batch 512" in said
-    points, steps = np.arange(1, 7), np.array([0.97, 0.99, 1.01, 1.05, 1.2, 1.3])  # of tp8 over those of 2xtp4
-    flip = replace(table.break_evens[0], at=3, earliest=3, points=points, steps=steps)
-    assert flip_words(flip, 0.1).endswith("2xtp4 is faster than tp8 from 5 on; below it is too close to call (leads of at most 5%)")
-    assert flip_words(flip, 0.02).endswith("tp8 is faster below 2, 2xtp4 from 4 on; in between it is too close to call")
-    assert flip_words(flip).endswith("tp8 is faster below 3, 2xtp4 from 3 on")
-    assert flip.sure(0.5) == (None, None)
-    alone = fastest_words(commtax.compare_plans("gpt-oss-120b", "8xh100-sxm", ["tp8", "2xtp4"], batches=[64]))
-    assert alone.endswith("tp8 and 2xtp4, too close to call, at global batch 64"), "one point is not every point"
 
 
 def test_flags_adapters_and_prefixes_are_told_at_once():
@@ -227,15 +224,12 @@ def test_a_step_that_lacks_cache_is_told_what_fits_on_its_gpus(cluster, sizes, r
     assert all(json.loads(run_here(*asked, *one.split(), "--json").stdout)["fits"] for one in remedies)
 
 
-def test_compare_names_the_links_that_a_replica_runs_over():
+def test_compare_names_links_and_says_how_many_times_faster():
     rows = commtax.compare_plans("deepseek-v3", "2x8xh200", ["tp16", "2xtp8", "tp8pp2"], batches=[1]).rows
     assert [row.link for row in rows] == ["nvlink4, ib-ndr", "nvlink4", "nvlink4, ib-ndr"]
     told = said("compare", "deepseek-v3", "-c", "2x8xh200", "--plans", "dp16ep16,2xdp8ep8", "--batches", "1,64")
     assert told.count("busiest expert rank") == 1
     assert "dp16ep16 and 2xdp8ep8" in told
-
-
-def test_compare_says_how_many_times_faster():
     told = said("compare", "llama-3.3-70b", "-c", "8xh100", "-tp", 8, "--over", "dtype=bf16,fp8", "--over", "batch=1,256")
     steps = {(d, b): commtax.bill("llama-3.3-70b", "8xh100", tp=8, dtype=d, batch=b) for d in ("bf16", "fp8") for b in (1, 256)}
     ratios = sorted(f"{steps['fp8', b].tokens_per_s / steps['bf16', b].tokens_per_s:.2f}" for b in (1, 256))
@@ -255,7 +249,7 @@ def test_a_measured_mfu_inside_the_range_agrees_and_hours_are_told():
     assert f"{document['gpu_hours'] / 1e6:.3g}M GPU-hours" in said(*words)
 
 
-def test_each_setting_that_was_pasted_has_its_cost_in_one_place():
+def test_settings_are_priced_once_and_on_a_full_server():
     asked = ("--cluster", "4xh100", "--from", PASTED)
     for words in (("bill", "--batch", 16), ("simulate", "--concurrency", 16), ("fit",)):
         assert "what --enforce-eager and --max-num-batched-tokens 512 cost whole requests: commtax worth" in said(*words, *asked)
@@ -263,20 +257,6 @@ def test_each_setting_that_was_pasted_has_its_cost_in_one_place():
     assert re.search(r"For 16 clients: dropping --enforce-eager gains \+\d+%", told)
     assert re.search(r"; dropping --max-num-batched-tokens 512 gains no tokens/s \(-[\d.]+%\)", told)
     assert "cost whole requests" not in said("bill", "-c", "4xh100", "--from", PASTED.partition(" --enforce")[0])
-
-
-def test_requests_of_two_pools_are_not_weighed_as_those_of_one():
-    role = (
-        """vllm serve meta-llama/Llama-3.1-8B {} --kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_{}"}}'"""
-    )
-    pasted = "\n".join(role.format(*words) + " &" for words in (("--port 8100", "producer"), ("--max-num-seqs 8", "consumer")))
-    asked = ("--cluster", "2xh100", "--from", pasted)
-    assert "what --max-num-seqs 8 costs whole requests: commtax diff with" in said("simulate", *asked, "--concurrency", 16)
-    assert "simulate and diff price requests of two pools" in said("worth", *asked, "--concurrency", 16, code=2)
-    assert "looked at: one server that decodes" in said("worth", *asked, "--batch", 8)
-
-
-def test_a_setting_that_is_free_for_one_client_is_priced_on_a_full_server_too():
     asked = ("worth", "--from", PASTED, "--cluster", "4xh100")
     one = json.loads(run_here(*asked, "--json").stdout)
     full = one["settings_when_full"]
@@ -292,12 +272,20 @@ def test_a_setting_that_is_free_for_one_client_is_priced_on_a_full_server_too():
     )
 
 
-def test_one_output_token_has_no_time_between_tokens_in_any_view():
+def test_one_token_has_no_gap_and_pools_are_weighed_apart():
     asked = ("simulate", "llama-3.1-8b", "-c", "1xh100", "--concurrency", 4, "--input-len", 512, "--output-len", 1, "--spread", 0)
     for words in ((), ("--num-prompts", 40)):
         told = said(*asked, *words)
         assert "TTFT" in told
         assert not re.search(r"TPOT \d", told)
+    role = (
+        """vllm serve meta-llama/Llama-3.1-8B {} --kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_{}"}}'"""
+    )
+    pasted = "\n".join(role.format(*words) + " &" for words in (("--port 8100", "producer"), ("--max-num-seqs 8", "consumer")))
+    asked = ("--cluster", "2xh100", "--from", pasted)
+    assert "what --max-num-seqs 8 costs whole requests: commtax diff with" in said("simulate", *asked, "--concurrency", 16)
+    assert "simulate and diff price requests of two pools" in said("worth", *asked, "--concurrency", 16, code=2)
+    assert "looked at: one server that decodes" in said("worth", *asked, "--batch", 8)
 
 
 def test_worth_says_what_short_outputs_and_full_caches_hide():
@@ -420,15 +408,12 @@ def test_rules_decide_the_exit_code(rules, code):
     assert run_here("diff", WIDE, NARROW, *LOAD, "--fail-on", rules).returncode == code
 
 
-def test_what_does_not_fit_fails_unless_never():
+def test_what_does_not_fit_fails_and_what_overloads_is_called_so():
     alone = "vllm serve Qwen/Qwen3-32B -tp 1 --gpu-memory-utilization 0.6"
     done = run_here("diff", NARROW, alone, *LOAD)
     assert done.returncode == 1
     assert "It no longer fits" in done.stdout
     assert run_here("diff", NARROW, alone, *LOAD, "--fail-on", "never").returncode == 0
-
-
-def test_an_overloaded_server_that_fits_is_called_overloaded():
     served, load = "vllm serve meta-llama/Llama-3.1-8B-Instruct", ("--cluster", "1xh100", "--input-len", 4096, "--output-len", 64)
     words = (served, f"{served} --max-num-seqs 1", *load, "--num-prompts", 200, "--request-rate", 3)
     done, found = run_here("diff", *words), answered("diff", *words)
@@ -487,11 +472,22 @@ def test_refusals_name_the_side_and_the_rule(words, says):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_new_launch_has_no_before():
+def test_a_new_launch_has_no_before_and_flags_of_worth_compare():
     done = run_here("diff", "/dev/null", NARROW, *LOAD)
     assert done.returncode == 0
     assert done.stdout.startswith("New: 2 GPUs = TP 2.\n")
     assert "It fits: " in done.stdout
+    # dbo needs DeepEP's kernels, which fit has no price for, and reads all the same.
+    before = "vllm serve deepseek-ai/DeepSeek-V3 -dp 16 --enable-expert-parallel --all2all-backend deepep_high_throughput"
+    done = run_here("diff", before, f"{before} --enable-dbo", "-c", "2x8xh200-sxm", "--concurrency", "256", "--input-len", "4096")
+    assert (done.returncode, done.stderr) == (0, "")
+    runs = ROOT / "examples" / "three-runs"
+    words = ("audit", runs / "serve-32.json", "--from", runs / "launch.sh", "--cluster", "4xh100-sxm")
+    done = run_here(*words, "--markdown")
+    assert done.returncode == 0
+    assert done.stdout.startswith("### ✅ qwen3-32b on 4xh100-sxm, TP 4: the run agrees")
+    assert "| TPOT (mean) |" in done.stdout
+    assert run_here(*words, "--markdown", "--diff").returncode == 2
 
 
 seconds = st.floats(1e-3, 10)
@@ -536,16 +532,6 @@ def test_markdown_cannot_be_left(name, model):
     assert "\x1b" not in text
 
 
-def test_an_audit_is_told_as_markdown():
-    runs = ROOT / "examples" / "three-runs"
-    words = ("audit", runs / "serve-32.json", "--from", runs / "launch.sh", "--cluster", "4xh100-sxm")
-    done = run_here(*words, "--markdown")
-    assert done.returncode == 0
-    assert done.stdout.startswith("### ✅ qwen3-32b on 4xh100-sxm, TP 4: the run agrees")
-    assert "| TPOT (mean) |" in done.stdout
-    assert run_here(*words, "--markdown", "--diff").returncode == 2
-
-
 @pytest.mark.parametrize("figure", compared_figures(), ids=lambda figure: figure.key)
 def test_every_figure_has_a_place_and_ranges_in_step(figure):
     assert figure.at
@@ -584,10 +570,3 @@ def test_whatever_a_saved_answer_holds_it_is_compared_or_refused(before, after):
         return
     assert difference_markdown(found)
     assert json.dumps(difference_document(found))
-
-
-def test_flags_that_worth_prints_are_compared():
-    """dbo needs DeepEP's kernels, which fit has no price for, and reads all the same."""
-    before = "vllm serve deepseek-ai/DeepSeek-V3 -dp 16 --enable-expert-parallel --all2all-backend deepep_high_throughput"
-    done = run_here("diff", before, f"{before} --enable-dbo", "-c", "2x8xh200-sxm", "--concurrency", "256", "--input-len", "4096")
-    assert (done.returncode, done.stderr) == (0, "")

@@ -197,10 +197,16 @@ def test_the_fewest_microbatches_are_those_that_counting_finds(kind):
         assert fewest_microbatches(kind, p, v, times, budget) == next(m for m in within if kind.legal(p, m, v))
 
 
-def test_a_budget_without_a_legal_shape_is_refused():
+def test_impossible_budgets_are_refused_and_tables_name_what_is_there():
     done = run_here("pipeline", "-p", 13, "--schedule", "dualpipe", "--budget", 0.1)
     assert (done.returncode, done.stdout) == (2, "")
     assert "nearest legal stages: 14" in done.stderr
+    known = {name for verb in helps()["command"] for name in taken_by(verb.replace(" ", "-"))} | options().keys()
+    assert set(TABLE["options"]) <= known
+    assert set(TABLE["arguments"]) <= helps()["command"].keys()
+    done = run_here("completion", "tcsh")
+    assert done.returncode == 2
+    assert "one of bash, zsh, fish" in done.stderr
 
 
 @pytest.mark.parametrize(("command", "says"), DATA["what_would_take_minutes_is_refused_with_what_would_not"])
@@ -281,12 +287,6 @@ def test_what_is_offered(words, wanted):
     assert wanted <= offered(words).keys() or words[0] == "expect"
 
 
-def test_what_the_table_names_is_there():
-    known = {name for verb in helps()["command"] for name in taken_by(verb.replace(" ", "-"))} | options().keys()
-    assert set(TABLE["options"]) <= known
-    assert set(TABLE["arguments"]) <= helps()["command"].keys()
-
-
 @pytest.mark.parametrize("name", ["phase", "kv_dtype", "dtype", "sampling", "ep_backend", "recompute", "schedule"])
 def test_offered_words_are_taken(name):
     """Each is either taken or refused for what it does here, never as a word that is not known."""
@@ -303,9 +303,3 @@ def test_whatever_is_typed_there_is_an_answer(words):
         answer(shell, words or [""])
     for verb in ("plan", "measure", "catalog"):
         offered([verb, *(words or [""])])
-
-
-def test_an_unknown_shell_is_refused():
-    done = run_here("completion", "tcsh")
-    assert done.returncode == 2
-    assert "one of bash, zsh, fish" in done.stderr

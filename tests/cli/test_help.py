@@ -41,10 +41,15 @@ def flags(command):
     return [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
 
 
-def test_every_command_has_its_page_and_every_page_its_command():
+def test_every_command_has_its_page_and_commtax_its_five_questions():
     assert {*map(" ".join, VERBS), "profile", "measure", "catalog constants"} == PAGES.keys()
     listed = [name for section in helps()["overview"]["sections"] for name in section["commands"]]
     assert sorted(listed) == sorted(name for name in PAGES if " " not in name)
+    for words, command in VERBS.items():
+        assert set(PAGES[" ".join(words)].get("first", ())) <= {p.name for p in command.params}, words
+    printed = run_here().stdout
+    assert all(question["ask"] in printed for question in helps()["start"]["questions"])
+    assert len(helps()["start"]["questions"]) == 5
 
 
 @pytest.mark.parametrize("words", sorted(VERBS), ids=" ".join)
@@ -65,11 +70,6 @@ def test_help_starts_with_its_question_and_explains_every_option(words):
         assert " ".join(param.help.split()) in every, param.name
 
 
-def test_the_options_people_need_are_options():
-    for words, command in VERBS.items():
-        assert set(PAGES[" ".join(words)].get("first", ())) <= {p.name for p in command.params}, words
-
-
 @pytest.mark.parametrize("words", [(), ("--help",), ("profile",), ("profile", "--help"), ("measure", "--help")], ids=" ".join)
 def test_overviews_fit_a_screen(words):
     done = run_here(*words)
@@ -77,12 +77,6 @@ def test_overviews_fit_a_screen(words):
     assert done.returncode == 0
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 80
-
-
-def test_commtax_alone_says_what_it_is_for_and_the_five_questions():
-    printed = run_here().stdout
-    assert all(question["ask"] in printed for question in helps()["start"]["questions"])
-    assert len(helps()["start"]["questions"]) == 5
 
 
 WORD = st.text("ab-/.8x", min_size=1, max_size=12)

@@ -81,21 +81,18 @@ def test_a_whole_number_has_a_bound_that_is_named(axis):
     assert_civil(run_here("bill", *WHERE, axis, str(2**48)), axis)
 
 
-def test_a_pasted_command_has_the_same_bound():
+def test_pasted_commands_and_lists_have_the_same_bounds():
     done = run_here("bill", "-c", "8xh100-sxm", "--from", "vllm serve llama-3.2-1b -tp 99999999999999999999")
     assert_civil(done, "from")
     assert done.returncode == 2
+    done = run_here("simulate", *WHERE, "--concurrency", ",".join(["1"] * 100_000))
+    assert done.returncode == 2
+    assert "100,000 values, more than the 1,024" in done.stderr
 
 
 @pytest.mark.parametrize("words", [*DATA["times_of_a_pipeline"], ("--times", "1:1:" + "9" * 100_000)])
 def test_times_of_a_pipeline(words):
     assert_civil(run_here("pipeline", "-p", "4", "-m", "8", *words), words[0])
-
-
-def test_lists_have_a_limit():
-    done = run_here("simulate", *WHERE, "--concurrency", ",".join(["1"] * 100_000))
-    assert done.returncode == 2
-    assert "100,000 values, more than the 1,024" in done.stderr
 
 
 WORDS = {
@@ -151,12 +148,15 @@ def run(*words, **streams):
     return subprocess.run([sys.executable, "-m", "commtax", *words], check=False, text=True, **streams)
 
 
-def test_closed_streams():
+def test_closed_streams_and_full_disks_are_one_line():
     def close():
         os.close(1)
 
     done = run("bill", *WHERE, preexec_fn=close, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, "")
+    with open("/dev/full", "w") as full:
+        done = run("expect", "all-reduce", "-c", "8xh100-sxm", stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -180,12 +180,6 @@ def test_a_reader_of_errors_that_left_changes_no_exit_code(unbuffered):
 def test_sizes_and_versions_have_bounds(words):
     assert_civil(run_here(*words), words)
     assert run_here(*words).returncode == 2
-
-
-def test_a_full_disk_is_one_line():
-    with open("/dev/full", "w") as full:
-        done = run("expect", "all-reduce", "-c", "8xh100-sxm", stdout=full, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize("module", ["numpy", "click", "commtax.cli.pasting"])

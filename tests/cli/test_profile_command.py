@@ -70,13 +70,10 @@ def test_show_says_when_where_and_how_far_off(files):
     assert profile.parse(document["profile"]) == profile.load(files / "box.toml"), "the whole profile is in it"
 
 
-def test_a_profile_and_itself_hold_the_same(files):
+def test_a_profile_and_itself_pair_runs_whatever_the_version(files):
     code, document = told("diff", files / "box.toml", files / "box.toml")
     assert (code, document["told"], document["constants"]) == (0, [], [])
     assert {x["change"] for x in document["latencies"]} == {0}
-
-
-def test_diff_pairs_runs_whatever_the_version(files):
     code, document = told("diff", files / "box.toml", files / "later.toml")
     changes = {x["name"]: (x["before"], x["after"], x["change"]) for x in document["constants"]}
     assert (changes, code) == ({"host_s": (0.001, 0.0015, pytest.approx(0.5)), "request_s": (0.01, None, None)}, 0)
@@ -126,10 +123,15 @@ def test_check_says_which_parts_are_used(name, words, code, used, files):
     assert (found, set(document["used"]), document["tells"]) == (code, used, code == 0)
 
 
-def test_check_and_the_bill_agree_on_what_is_refused(files):
+def test_check_and_the_bill_agree_by_the_cluster_s_physics(files, tmp_path):
     asked = ("-c", "8xh200-sxm")
     assert run_here("bill", "llama-3.1-8b", *asked, "--profile", files / "box.toml").returncode == 2
     assert told("check", files / "box.toml", *asked)[0] == 1
+    write_profile(tmp_path / "fast.toml", Profile("fast", chip={"memory_Bps": 4e12}))
+    assert run_here("profile", "check", tmp_path / "fast.toml").returncode == 0
+    done = run_here("profile", "check", tmp_path / "fast.toml", "-c", "8xh100-sxm")
+    assert done.returncode == 2
+    assert "more than h100-sxm can do" in done.stderr
 
 
 @each(("text", "says"), DATA["what_cannot_be_read_is_one_line_and_exit_2"])
@@ -145,14 +147,6 @@ def test_what_cannot_be_read_is_one_line_and_exit_2(text, says, tmp_path):
         done = run_here(*words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert says in done.stderr
-
-
-def test_physics_of_a_profile_that_names_no_chip_is_the_cluster_s(tmp_path):
-    write_profile(tmp_path / "fast.toml", Profile("fast", chip={"memory_Bps": 4e12}))
-    assert run_here("profile", "check", tmp_path / "fast.toml").returncode == 0
-    done = run_here("profile", "check", tmp_path / "fast.toml", "-c", "8xh100-sxm")
-    assert done.returncode == 2
-    assert "more than h100-sxm can do" in done.stderr
 
 
 @each("words", DATA["every_verb_takes_several"])

@@ -195,7 +195,24 @@ def test_measured_kernels_and_modules():
         assert np.median(every[~np.isnan(every)]) < bar, kind
 
 
-def test_every_form_has_constants_everywhere():
+def test_every_form_has_physical_constants_everywhere_and_the_kernel_of_its_phase():
+    for chip in LINEAR_CHIPS:
+        for engine in ENGINES:
+            tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip)).tables
+            assert {f"{form}.bf16" for form in CHIP_FORMS} <= set(tables)
+    size = {"batch_size": 2.0, "seq_len": 64.0, "d_conv": 4.0, "nheads": 16.0, "head_dim": 64.0, "n_groups": 4.0, "d_state": 128.0}
+    words = {"framework": "vllm", "version": "1", "dtype": "bf16", "stored": "bf16", "written": "bfloat16"}
+    mamba = next(kind for kind in kinds.KINDS if kind.tail == "mamba2")
+    for phase, form in (("context", "ssd-scan"), ("generation", "ssd-update")):
+        (one,) = mamba.make({**words, "phase": phase, "kernel_source": "a_new_kernel"}, size)
+        assert one.form == form
+    assert CHIP_FORMS["ssd-update"] is stream
+    for chip, engine in product(LINEAR_CHIPS, ENGINES[:3]):
+        tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip), timed=True).tables
+        own = {name: c for name, c in tables.items() if name.partition(".")[0] in ("gemm", "prefill", "decode", *CHIP_FORMS)}
+        for name, table in own.items():
+            for key, value in table.items():
+                physics.KERNEL[key].read(value, f"{chip} {name}.{key}")
     for name in CHIPS:
         for engine in ENGINES:
             tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(name)).tables
@@ -358,26 +375,6 @@ def test_every_kernel_says_who_timed_it():
     assert alone.tables["gemm.nvfp4"] != step.tables["gemm.nvfp4"]
 
 
-def test_every_form_has_physical_constants_and_the_kernel_of_its_phase():
-    for chip in LINEAR_CHIPS:
-        for engine in ENGINES:
-            tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip)).tables
-            assert {f"{form}.bf16" for form in CHIP_FORMS} <= set(tables)
-    size = {"batch_size": 2.0, "seq_len": 64.0, "d_conv": 4.0, "nheads": 16.0, "head_dim": 64.0, "n_groups": 4.0, "d_state": 128.0}
-    words = {"framework": "vllm", "version": "1", "dtype": "bf16", "stored": "bf16", "written": "bfloat16"}
-    mamba = next(kind for kind in kinds.KINDS if kind.tail == "mamba2")
-    for phase, form in (("context", "ssd-scan"), ("generation", "ssd-update")):
-        (one,) = mamba.make({**words, "phase": phase, "kernel_source": "a_new_kernel"}, size)
-        assert one.form == form
-    assert CHIP_FORMS["ssd-update"] is stream
-    for chip, engine in product(LINEAR_CHIPS, ENGINES[:3]):
-        tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip), timed=True).tables
-        own = {name: c for name, c in tables.items() if name.partition(".")[0] in ("gemm", "prefill", "decode", *CHIP_FORMS)}
-        for name, table in own.items():
-            for key, value in table.items():
-                physics.KERNEL[key].read(value, f"{chip} {name}.{key}")
-
-
 R1, HOST = "deepseek-r1", "8xh200-sxm"
 
 
@@ -425,7 +422,23 @@ def test_ranks_share_all_pairs(cp, new, past):
     assert cp * causal_pairs(own.prefill_tokens, own.past_tokens) == pytest.approx(causal_pairs(new * cp, past), rel=1e-12)
 
 
-def test_decodes_know_nothing_of_split_prompts():
+def test_chunks_follow_each_other_and_plans_split_caches():
+    """Four stages work on a prompt at once; engines whose chunks wait for each other gain nothing by stages."""
+    load = {"input_len": 60_000, "output_len": 2, "num_prompts": 2, "request_rate": 0.01, "spread": 0.0}
+    engines = [catalog.engine("vllm").but(chunks_follow=follow) for follow in (False, True)]
+    ran = (commtax.serve("llama-3.1-70b", HOST, tp=2, pp=4, engine=one, **load) for one in engines)
+    waits, follows = (float(np.mean(one.columns["first_s"] - one.columns["sent_s"])) for one in ran)
+    chunks = 60_000 / 8192
+    assert (chunks + 3) / 4 / chunks < follows / waits < 0.6
+    # Of TP 2 both ranks keep the same latents: where these limit, the plan that splits them is listed in its place.
+    load = {"input_len": 20_000, "output_len": 2000, "disaggregated": False}
+    plain, split = (commtax.plan("deepseek-v2-lite", "2xl40s", dcp=dcp, **load) for dcp in (1, 2))
+    best = [
+        {answer.gpu_words(answer.plans, i): answer.plans.tokens_per_s[i] for i in range(len(answer.plans))}
+        for answer in (plain, split)
+    ]
+    assert max(best[1].values()) >= max(best[0].values())
+    assert best[1]["2 GPUs = TP 2, caches over 2"] > best[0]["2 GPUs = TP 2"]
     alone, beside = (commtax.bill("llama-3.1-70b", HOST, tp=4, cp=cp, batch=9).step_s for cp in (1, 2))
     assert alone == beside
     alone, beside = (commtax.bill("llama-3.1-70b", HOST, tp=4, cp=cp, phase="prefill", context=32768).step_s for cp in (1, 2))
@@ -487,28 +500,6 @@ def test_chunks_follow_each_other(model, tp, pp, seen):
     load["max_model_len"] = 131_073  # as servers with scaled positions are told
     times = [commtax.simulate(model, "4x8xh20", tp=tp, pp=stages, **load).ttft_s for stages in (1, pp)]
     assert times[0] / times[1] == pytest.approx(seen, rel=0.15)
-
-
-def test_chunks_follow_each_other_in_time():
-    """Four stages work on a prompt at once; engines whose chunks wait for each other gain nothing by stages."""
-    load = {"input_len": 60_000, "output_len": 2, "num_prompts": 2, "request_rate": 0.01, "spread": 0.0}
-    engines = [catalog.engine("vllm").but(chunks_follow=follow) for follow in (False, True)]
-    ran = (commtax.serve("llama-3.1-70b", HOST, tp=2, pp=4, engine=one, **load) for one in engines)
-    waits, follows = (float(np.mean(one.columns["first_s"] - one.columns["sent_s"])) for one in ran)
-    chunks = 60_000 / 8192
-    assert (chunks + 3) / 4 / chunks < follows / waits < 0.6
-
-
-def test_plan_chooses_split_caches():
-    """Of TP 2 both ranks keep the same latents: where these limit, the plan that splits them is listed in its place."""
-    load = {"input_len": 20_000, "output_len": 2000, "disaggregated": False}
-    plain, split = (commtax.plan("deepseek-v2-lite", "2xl40s", dcp=dcp, **load) for dcp in (1, 2))
-    best = [
-        {answer.gpu_words(answer.plans, i): answer.plans.tokens_per_s[i] for i in range(len(answer.plans))}
-        for answer in (plain, split)
-    ]
-    assert max(best[1].values()) >= max(best[0].values())
-    assert best[1]["2 GPUs = TP 2, caches over 2"] > best[0]["2 GPUs = TP 2"]
 
 
 @each("engine", ["vllm", "sglang", "trtllm"])

@@ -223,8 +223,13 @@ def test_fewer_bits_on_the_wire_are_never_slower_for_large_tensors(level, ranks,
         assert seconds(f"quickreduce-{level}") <= seconds("vllm")
 
 
-def test_one_l40s_host_keeps_its_contention_and_others_are_ranged_between_hosts():
-    """Eight L40S were measured in one host; others with such cards reach ten times its bandwidth."""
+def test_limits_and_groups_beyond_those_that_were_measured():
+    path = Path("all-reduce", "one-shot", 1e9, max_bytes=((4, 100.0), (8, 50.0)))
+    assert [bool(applies(path, 75, ranks)) for ranks in (2, 4, 6, 8, 16)] == [True, True, False, False, False]
+    # A limit that was seen in groups of 8 does not hold a group of 32 on the slower path: more bytes would take less time.
+    seconds = commtax.expect("all-reduce", "4x8xgb200", nbytes=np.logspace(6, 8, 200), ranks=32, library="trtllm").seconds
+    assert np.all(np.diff(seconds) >= 0)
+    # Eight L40S were measured in one host; others with such cards reach ten times its bandwidth.
     two, eight = (commtax.expect("all-reduce", "8xl40s-contended", ranks=n, nbytes=1 << 30) for n in (2, 8))
     assert two.busbw_Bps / eight.busbw_Bps > 10
     assert eight.source.kind == "calibrated"
@@ -276,11 +281,6 @@ def test_libraries_choose_as_they_do(library, ranks, nbytes, name):
     assert commtax.expect("all-reduce", "8xh100-sxm", nbytes=nbytes, ranks=ranks, library=library).algorithm == name
 
 
-def test_limits_between_listed_group_sizes_are_the_larger_ones():
-    path = Path("all-reduce", "one-shot", 1e9, max_bytes=((4, 100.0), (8, 50.0)))
-    assert [bool(applies(path, 75, ranks)) for ranks in (2, 4, 6, 8, 16)] == [True, True, False, False, False]
-
-
 ANCHORS = [  # what, measured seconds, tolerance, source
     (("all-reduce", "8xh100-sxm", 16 << 10, "vllm"), 5.3e-6, 0.25, "aiconfigurator: vLLM 0.24 custom all-reduce in a CUDA graph"),
     (("all-reduce", "8xh100-sxm", 16 << 10, "trtllm"), 3.6e-6, 0.25, "aiconfigurator: TensorRT-LLM 1.3.0rc20"),
@@ -327,12 +327,6 @@ def test_own_kernels_stay_in_a_host_and_what_was_not_measured_says_so():
     assert fabric("nccl", catalog.cluster("8xh100-sxm", intra="pcie5")).label.startswith("assumed")
     with pytest.raises(ValueError, match="did you mean vllm"):
         fabric("vlm", catalog.cluster("8xh100-sxm"))
-
-
-def test_beyond_the_groups_that_were_measured_paths_compete():
-    """A limit that was seen in groups of 8 does not hold a group of 32 on the slower path: more bytes would take less time."""
-    seconds = commtax.expect("all-reduce", "4x8xgb200", nbytes=np.logspace(6, 8, 200), ranks=32, library="trtllm").seconds
-    assert np.all(np.diff(seconds) >= 0)
 
 
 def test_no_library_saves_time_by_sending_more():
@@ -518,13 +512,21 @@ def test_quickreduce_is_priced_for_sizes_that_no_engine_gives_it(size, plain, in
         assert found.seconds * 1e6 == pytest.approx(measured, rel=0.16)
 
 
-def test_a_bill_leaves_to_the_engine_what_is_below_its_limits():
+def test_bills_leave_small_sums_to_the_engine_and_name_fused_ones_with_their_figure():
     plain, quick = (commtax.bill("llama-3.1-8b", "8xmi300x", tp=4, batch=8, technique=t) for t in ("", "quickreduce=int4"))
     assert float(plain.step_s) == float(quick.step_s)
     long = [commtax.bill("llama-3.1-8b", "8xmi300x", tp=4, phase="prefill", context=8192, technique=t) for t in ("", "quickreduce")]
     assert float(long[1].step_s) < float(long[0].step_s)
     own = catalog.fabric("quickreduce-int4", catalog.cluster("8xmi355x"), behind="sglang").paths["all-reduce"]
     assert [p.name for p in own][1].startswith("aiter")
+    from commtax.verbs.explain import counterfactuals, verdict
+
+    b = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=1, engine="sglang")
+    tried = counterfactuals(b)
+    saved = next(-c.delta_s / float(b.step_s) for c in tried if c.code == "fused")
+    assert f"a fused all-reduce {saved:.0%}" in verdict(b, tried)
+    default = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=1)
+    assert "fused" not in verdict(default, counterfactuals(default))
 
 
 GATHERS = [(2, 1, 4.08), (2, 16, 6.12), (2, 128, 24.96), (2, 1024, 175.9), (2, 8192, 1415.86), (4, 1, 5.2), (4, 2, 5.3)]
@@ -582,7 +584,7 @@ def _step(engine, technique="", **asked):
     return commtax.bill("llama-3.1-70b", "8xb200-sxm", engine=engine, technique=technique, **{"tp": 4, "batch": 16, **asked})
 
 
-def test_a_fused_step_launches_one_norm_less_for_each_sum():
+def test_a_fused_step_launches_one_norm_less_up_to_its_engine_s_limits():
     plain, fused = _step("sglang"), _step("sglang", "fused-allreduce")
     norms = [sum(float(x.item.count) for x in b.items if x.item.part == "norms") for b in (plain, fused)]
     sums = sum(float(x.item.count) for x in fused.items if x.item.form == FUSED_FORM)
@@ -594,10 +596,7 @@ def test_a_fused_step_launches_one_norm_less_for_each_sum():
     assert float(plain.step_s - fused.step_s) == pytest.approx(float(each_plain - each_fused))
     sent = [sum(float(x.item.sent_bytes_per_rank) for x in b.items if x.kind == "comm") for b in (plain, fused)]
     assert sent[0] == sent[1], "the same tensors are summed"
-
-
-def test_engines_fuse_up_to_their_limits():
-    """vLLM 8 ranks of Hopper: 0.5 MiB, 32 tokens of hidden 8192; SGLang 2,048 rows."""
+    # vLLM 8 ranks of Hopper: 0.5 MiB, 32 tokens of hidden 8192; SGLang 2,048 rows.
     engine, chip = catalog.engine("vllm"), catalog.cluster("8xh100-sxm").chip
     assert most_fused_bytes(engine, chip, np.array([2, 3, 4, 8])).tolist() == [64 * MIB, 0, 2 * MIB, MIB / 2]
     old = {"engine": "vllm@0.12", "cluster": "8xh100-sxm", "tp": 8}
@@ -610,9 +609,6 @@ def test_engines_fuse_up_to_their_limits():
     assert steps[33, "fused-allreduce"] == steps[33, ""]
     long = {"phase": "prefill", "batch": 1, "context": 2049}
     assert float(_step("sglang", "fused-allreduce", **long).step_s) == float(_step("sglang", **long).step_s)
-
-
-def test_an_array_of_plans_is_fused_as_each_of_them_is():
     widths = np.array([1, 2, 4, 8])
     together = _step("sglang", "fused-allreduce", tp=widths[1:]).step_s
     assert together == pytest.approx([float(_step("sglang", "fused-allreduce", tp=int(n)).step_s) for n in widths[1:]], rel=1e-12)
@@ -625,14 +621,3 @@ REFUSED = DATA["refused"]
 def test_what_is_on_already_or_not_to_be_had_is_refused(cluster, engine, technique, why):
     with pytest.raises(Refusal, match=why):
         commtax.bill("llama-3.1-70b", cluster, tp=8, engine=engine, technique=technique)
-
-
-def test_a_bill_names_a_fused_all_reduce_only_with_its_own_figure():
-    from commtax.verbs.explain import counterfactuals, verdict
-
-    b = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=1, engine="sglang")
-    tried = counterfactuals(b)
-    saved = next(-c.delta_s / float(b.step_s) for c in tried if c.code == "fused")
-    assert f"a fused all-reduce {saved:.0%}" in verdict(b, tried)
-    default = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=1)
-    assert "fused" not in verdict(default, counterfactuals(default))

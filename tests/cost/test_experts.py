@@ -164,9 +164,18 @@ def test_sizes_that_no_mixture_has_are_priced_or_said_to_be_none(column, wild):
     assert records.predicted[0] > 0 or "not a number above 0" in records.skipped[0]
 
 
-def test_a_skewed_load_is_heavier():
+def test_a_skewed_load_is_heavier_and_groups_match_a_draw():
     loads = [load(512, 128, 8, 8, skew).copies for skew in (0.0, 0.6, 1.01)]
     assert loads == sorted(loads)
+    # Four of eight groups of 32, then eight of their 128 experts, on four hosts of two groups each.
+    rng = np.random.default_rng(0)
+    hosts = []
+    for _ in range(2000):
+        groups = rng.choice(8, 4, replace=False)
+        experts = rng.choice(np.concatenate([np.arange(32 * g, 32 * g + 32) for g in groups]), 8, replace=False)
+        hosts.append(len(set(experts // 64)))
+    moe = Experts(256, 8, 1, groups=8, top_groups=4)
+    assert float(expected_destinations(moe, 4)) == pytest.approx(np.mean(hosts), rel=0.02)
 
 
 def routed_bytes(model, plan, engine="vllm"):
@@ -201,7 +210,7 @@ def test_experts_that_lie_whole_on_ranks_may_run_in_another_kernel(engine, ep, f
     assert {line.item.form for line in priced.lines if line.item.part == "experts" and line.item.op.startswith("experts")} == {form}
 
 
-def test_narrow_slices_have_more_blocks():
+def test_narrow_slices_have_more_blocks_and_zeros_are_activated():
     """The same work of a rank, 256 experts cut by 8 or 32 whole ones: where each block takes a time, cut ones are slowed more."""
     chip, constants = catalog.chip("b200-sxm"), catalog.kernel_constants(catalog.engine("vllm"), catalog.chip("b200-sxm"))
     table = constants.tables["experts.fp8"]
@@ -218,10 +227,7 @@ def test_narrow_slices_have_more_blocks():
         ]
         more.append(float(took[1] - took[0]))
     assert more[0] > more[1] > 0
-
-
-def test_zeros_for_copies_of_other_ranks_are_activated_as_all_others_are():
-    """Eight ranks, 1,024 tokens, 8 copies each, experts 2,048 wide inside: 4 passes over 7,168 copies that lie elsewhere."""
+    # Eight ranks, 1,024 tokens, 8 copies each, experts 2,048 wide inside: 4 passes over 7,168 copies that lie elsewhere.
     chip, constants = catalog.chip("h100-sxm"), catalog.kernel_constants(catalog.engine("sglang"), catalog.chip("h100-sxm"))
     table = constants.tables["experts.fp8"]
     shape = RoutedSizes(1024.0, 1024.0, 7168.0, 32.0, 32.0, 256, 7168, 2048.0)
@@ -313,11 +319,17 @@ def test_a_dispatch_takes_the_bytes_of_its_format(dtype, width, us):
     assert out[1] / out[0] == pytest.approx(width / (1 + 4 / 128), rel=1e-12)
 
 
-def test_few_experts_are_copied_by_few_multiprocessors():
+def test_few_experts_are_copied_by_few_multiprocessors_and_wide_ones_as_published():
     """A kernel of low latency has one for each expert: 8 experts on H100 take 8 of 132, and more time for the same bytes."""
     fabric = paths_of("deepep-low-latency", catalog.cluster("8xh100-sxm"))
     few, many = (choose(for_experts(fabric, n, 132).paths["dispatch"], 5e7, 8).seconds for n in (8, 128))
     assert few > 2 * many
+    # SGLang, DeepSeek-V3 on 72 H100, 256 tokens a GPU at 2,000-token prompts, without overlap: 17,777 tokens/s a host.
+    plan = {"dp": 72, "ep": 72, "redundant_experts": 32, "ep_backend": "deepep_low_latency"}
+    step = commtax.bill("deepseek-v3", "9x8xh100-sxm", engine="sglang", batch=256, context=2050, **plan).step_s
+    assert 256 * 8 / step == pytest.approx(17777, rel=0.15)
+    lines = exchange("", 32, 128)
+    assert not any("DeepEP" in line.algorithm for line in lines)
 
 
 @pytest.mark.parametrize(("options", "why"), DATA["where_an_exchange_has_no_place"])
@@ -335,25 +347,6 @@ def test_a_token_has_as_many_copies_as_it_reaches_ranks(groups, ep):
     assert 1 <= fewer <= reached <= min(8, ep, max(1, ep * groups[1] / groups[0]) if ep >= groups[0] else ep) + 1e-9
     together = expected_destinations(moe, np.array([ep // 2, ep]))
     assert together == pytest.approx([fewer, reached], rel=1e-12)
-
-
-def test_groups_of_experts_match_a_draw():
-    """Four of eight groups of 32, then eight of their 128 experts, on four hosts of two groups each."""
-    rng = np.random.default_rng(0)
-    hosts = []
-    for _ in range(2000):
-        groups = rng.choice(8, 4, replace=False)
-        experts = rng.choice(np.concatenate([np.arange(32 * g, 32 * g + 32) for g in groups]), 8, replace=False)
-        hosts.append(len(set(experts // 64)))
-    moe = Experts(256, 8, 1, groups=8, top_groups=4)
-    assert float(expected_destinations(moe, 4)) == pytest.approx(np.mean(hosts), rel=0.02)
-
-
-def test_wide_experts_as_published():
-    """SGLang, DeepSeek-V3 on 72 H100, 256 tokens a GPU at 2,000-token prompts, without overlap: 17,777 tokens/s a host."""
-    plan = {"dp": 72, "ep": 72, "redundant_experts": 32, "ep_backend": "deepep_low_latency"}
-    step = commtax.bill("deepseek-v3", "9x8xh100-sxm", engine="sglang", batch=256, context=2050, **plan).step_s
-    assert 256 * 8 / step == pytest.approx(17777, rel=0.15)
 
 
 EPLB = {"eplb": (1.0492, 1.1345, 1.115), "eplb=32": (1.0603, 1.1196, 1.1463)}
@@ -375,11 +368,6 @@ def test_a_layout_by_load_gains_as_published(technique):
 def test_an_exchange_is_no_library(backend):
     with pytest.raises(ValueError, match="unknown library"):
         commtax.expect("all-reduce", "8xh100-sxm", nbytes=1, library=backend)
-
-
-def test_without_deepep_it_is_not_deepep():
-    lines = exchange("", 32, 128)
-    assert not any("DeepEP" in line.algorithm for line in lines)
 
 
 @pytest.mark.skipif(not TABLES.exists(), reason="published tables are not here")
@@ -441,12 +429,20 @@ def of_experts(model, plan, engine="sglang"):
     return next(line.nbytes for line in lines if line.part == "experts")
 
 
-def test_four_experts_a_rank_by_hand():
+def test_copies_of_experts_by_hand():
     """256 experts and 32 copies on 72 ranks: 4 each, in 58 layers, of three 7168 x 2048 fp8 matrices with a scale a tile of 128."""
     each = 3 * (7168 * 2048 + 56 * 16 * 4)
     held = of_experts("deepseek-v3", Plan(dp=72, ep=72, redundant_experts=32))
     assert held == pytest.approx(58 * 4 * each, rel=1e-12)
     assert held == pytest.approx(of_experts("deepseek-v3", Plan(dp=64, ep=64)), rel=1e-12)
+    # A token goes to as many experts, whichever copy of them.
+    asked = {"dp": 16, "ep": 16, "batch": 64, "ep_backend": "deepep_low_latency"}
+    plain, copied = (commtax.traffic("deepseek-v3", "2x8xh200-sxm", redundant_experts=n, **asked) for n in (0, 32))
+    assert [x.item for x in plain.lines] == [x.item for x in copied.lines]
+    with pytest.raises(Refusal, match="training has none"):
+        commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, redundant_experts=8)
+    step = [commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, **how).step_s for how in ({}, {"imbalance": 1.0})]
+    assert step[0] == step[1] < commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, imbalance=1.5).step_s
 
 
 @given(st.sampled_from(MIXTURES), st.sampled_from([2, 4, 8, 16]), st.integers(0, 64))
@@ -481,13 +477,6 @@ def test_all_divide_or_the_nearest_that_do_are_named(model, ep, copies):
         commtax.bill(model, "9x8xh200-sxm", **asked | {"redundant_experts": near})
 
 
-def test_what_is_sent_stays():
-    """A token goes to as many experts, whichever copy of them."""
-    asked = {"dp": 16, "ep": 16, "batch": 64, "ep_backend": "deepep_low_latency"}
-    plain, copied = (commtax.traffic("deepseek-v3", "2x8xh200-sxm", redundant_experts=n, **asked) for n in (0, 32))
-    assert [x.item for x in plain.lines] == [x.item for x in copied.lines]
-
-
 @each(
     ("model", "options", "argument"),
     [*DATA["rules"], ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": np.array([0, 8])}, "redundant_experts")],
@@ -506,13 +495,6 @@ def test_where_they_have_no_place(words):
     assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1)
 
 
-def test_training_refuses_copies_and_is_balanced_unless_it_is_said():
-    with pytest.raises(Refusal, match="training has none"):
-        commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, redundant_experts=8)
-    step = [commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, **how).step_s for how in ({}, {"imbalance": 1.0})]
-    assert step[0] == step[1] < commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, imbalance=1.5).step_s
-
-
 @given(st.sampled_from(MIXTURES), st.sampled_from([1, 16, 256]), st.lists(st.floats(1, 8), min_size=2, max_size=2))
 @settings(max_examples=25, deadline=None)
 def test_a_busier_rank_is_never_faster(model, batch, factors):
@@ -520,7 +502,7 @@ def test_a_busier_rank_is_never_faster(model, batch, factors):
     assert steps[0] <= steps[1] * (1 + 1e-12)
 
 
-def test_verbs_say_what_was_set():
+def test_verbs_and_the_page_say_what_was_set():
     options = ("--redundant-experts", "32", "--imbalance", "1.3", "-e", "sglang")
     for verb, *share in (("bill", "--batch", "64"), ("simulate", "--concurrency", "72")):
         said = run_here(verb, *WIDE, *share, *options).stdout
@@ -529,6 +511,15 @@ def test_verbs_say_what_was_set():
         document = json.loads(run_here(verb, *WIDE, *share, *options, "--json").stdout)
         assert (document["plan"]["redundant_experts"], document["imbalance"]) == (32, 1.3)
     assert "as routers were seen to choose" in run_here("bill", *WIDE, *options[:2]).stdout
+    keys = {"m": "deepseek-v3", "c": "9x8xh100-sxm", "e": "sglang", "dp": "72", "ep": "72", "red": "32", "imb": "1.3", "b": "64"}
+    state = state_of(keys.items())
+    plan = state.question.plan
+    assert (plan.redundant_experts, state.question.what_if.imbalance) == (32, 1.3)
+    line = " ".join(arguments(state))
+    assert "--redundant-experts 32" in line
+    assert "--imbalance 1.3" in line
+    spread = state_of((keys | {"dp": "1", "ep": "1", "tp": "8"}).items())
+    assert "redundant" not in " ".join(arguments(spread))
 
 
 @pytest.mark.parametrize(("engine", "words"), DATA["commands_say_copies_and_read_back"])
@@ -597,15 +588,3 @@ def test_a_search_passes_over_plans_with_too_many_copies_and_prompts_have_none()
     # A search for tp begins where experts lie on one rank.
     found = commtax.fit("deepseek-v3", "8xh200-sxm", ep=AUTO_EP, redundant_experts=32, max_model_len=8192)
     assert (int(found.question.plan.tp), found.question.plan.redundant_experts) == (8, 32)
-
-
-def test_the_page_asks_the_same():
-    keys = {"m": "deepseek-v3", "c": "9x8xh100-sxm", "e": "sglang", "dp": "72", "ep": "72", "red": "32", "imb": "1.3", "b": "64"}
-    state = state_of(keys.items())
-    plan = state.question.plan
-    assert (plan.redundant_experts, state.question.what_if.imbalance) == (32, 1.3)
-    line = " ".join(arguments(state))
-    assert "--redundant-experts 32" in line
-    assert "--imbalance 1.3" in line
-    spread = state_of((keys | {"dp": "1", "ep": "1", "tp": "8"}).items())
-    assert "redundant" not in " ".join(arguments(spread))

@@ -53,11 +53,18 @@ def judged(row):
     return commtax.fit(row["model"], row["cluster"], engine=row["engine"], advise=False, **row["args"])
 
 
-def test_enough_logs_of_enough_kinds():
+def test_logs_are_of_enough_kinds_and_audited_as_their_version_counts(tmp_path):
     """Six were asked for; those without an address say so."""
     assert len(LOGS) >= 15
     assert sum(row["source"].startswith("https://") for row in LOGS) >= 10
     assert len({row["model"] for row in LOGS}) >= 10
+    # Tokens as blocks of all groups, one state a request: whatever the version that the prices are of.
+    file = tmp_path / "start.log"
+    file.write_text(NEXT_LOG)
+    options = ["-m", "qwen3-next-80b-a3b", "-c", "2xh200-sxm", "-tp", "2", "--gpu-memory-utilization", "0.9", "--json"]
+    done = run_here("audit", file, *options)
+    found = {f["item"]: f for section in json.loads(done.stdout)["sections"] for f in section["findings"]}
+    assert (done.returncode, found["KV tokens in that memory"]["predicted"]) == (0, pytest.approx(973_760, rel=1e-3))
 
 
 @each("row", LOGS, ids=lambda row: f"{row['model']}-{'-'.join(row['logged'])}")
@@ -237,7 +244,7 @@ def experts_of(f, **facts):
     return replace(model_of(FULL, FULL, **facts), blocks=(Block(FULL, f),), layers=(0, 0))
 
 
-def test_a_layer_that_mixes_or_widens_is_summed_once():
+def test_layers_and_latent_experts_are_summed_once():
     """Nemotron-3-Nano: 52 layers, 52 sums, and the embedding's."""
     model = catalog.model("nemotron-3-nano-30b-a3b")
     sent = items(model, tp=4)
@@ -246,9 +253,6 @@ def test_a_layer_that_mixes_or_widens_is_summed_once():
     one = replace(MAMBA, num_groups=1)
     assert items(model_of(FULL, one, one), tp=2)["state-space norm"].count == 2, "one group norms over all ranks"
     assert items(model_of(FULL, one, one), tp=2)["state-space norm"].nbytes == 8 * 4
-
-
-def test_experts_in_a_latent_are_summed_in_it():
     wide, narrow = Experts(16, 2, 512, shared_intermediate=512), Experts(16, 2, 512, shared_intermediate=512, latent=256)
     assert items(experts_of(wide), tp=2)["feed-forward output"].count == 2
     sent = items(experts_of(narrow), tp=2)
@@ -308,16 +312,6 @@ def test_notes_say_what_is_copied_and_a_user_how_states_are_kept():
 NEXT_LOG = DATA["next_log"]
 
 
-def test_a_hybrid_log_is_audited_as_its_version_counts(tmp_path):
-    """Tokens as blocks of all groups, one state a request: whatever the version that the prices are of."""
-    file = tmp_path / "start.log"
-    file.write_text(NEXT_LOG)
-    options = ["-m", "qwen3-next-80b-a3b", "-c", "2xh200-sxm", "-tp", "2", "--gpu-memory-utilization", "0.9", "--json"]
-    done = run_here("audit", file, *options)
-    found = {f["item"]: f for section in json.loads(done.stdout)["sections"] for f in section["findings"]}
-    assert (done.returncode, found["KV tokens in that memory"]["predicted"]) == (0, pytest.approx(973_760, rel=1e-3))
-
-
 GEMMA = {"phase": "prefill", "context": 4096, "images": 4, "image_size": "896x896"}
 
 
@@ -325,19 +319,19 @@ def tower(priced):
     return [line for line in priced.lines if line.item.part == "tower"]
 
 
-def test_patches_fill_whole_tokens():
+def test_towers_are_whole_and_have_the_flops_of_their_matrices():
     t = model("gemma-3-27b").tower  # 14 pixels a patch, 16 patches a token
     assert t.patches(896, 896) == 64 * 64
     assert t.patches(897, 896) == 68 * 64  # another column of tokens
-
-
-def test_flops_of_a_tower_are_those_of_its_matrices():
-    """27 layers of SigLIP on 4,096 patches: 2 FLOPs a weight and patch, and 4 n^2 d for attention."""
+    # 27 layers of SigLIP on 4,096 patches: 2 FLOPs a weight and patch, and 4 n^2 d for attention.
     priced = commtax.bill("gemma-3-27b", "8xh100-sxm", **GEMMA | {"images": 1})
     total = sum(float(line.flops * line.item.count) for line in tower(priced))
     patches, layer = 4096, 4 * 1152**2 + 2 * 1152 * 4304
     wanted = 27 * (2 * patches * layer + 4 * patches**2 * 1152) + 2 * patches * 1152 * 3 * 14 * 14 + 2 * 256 * 1152 * 5376
     assert total == pytest.approx(wanted, rel=1e-3)
+    held = [commtax.fit("gemma-3-27b", "8xh100-sxm", tp=4, tower=how).weights for how in ("weights", "data")]
+    cut, whole = (next(float(w.nbytes) for w in lines if w.part == "tower") for lines in held)
+    assert 3.9 < whole / cut < 4.0  # biases and norms are whole in both
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 2, 4, 8]))
@@ -350,12 +344,6 @@ def test_ranks_share_weights_or_pictures(images, tp):
     several = tp > 1
     assert counts[0] == {"tower output": 54.0 * several, "tower tokens": 0.0}
     assert counts[1] == {"tower output": 0.0, "tower tokens": 1.0 * several}
-
-
-def test_a_tower_is_whole_on_every_rank_that_looks_at_its_own_pictures():
-    held = [commtax.fit("gemma-3-27b", "8xh100-sxm", tp=4, tower=how).weights for how in ("weights", "data")]
-    cut, whole = (next(float(w.nbytes) for w in lines if w.part == "tower") for lines in held)
-    assert 3.9 < whole / cut < 4.0  # biases and norms are whole in both
 
 
 @pytest.mark.parametrize("how", ["weights", "data"])

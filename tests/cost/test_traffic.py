@@ -35,7 +35,7 @@ def lines(*args, **kwargs):
     return {(x.item.what, x.item.op): x for x in commtax.traffic(*args, **kwargs).lines}
 
 
-def test_llama_decode_by_hand():
+def test_llama_decode_and_its_pipeline_by_hand():
     """8B, TP 8, one token: 64 + 1 all-reduces of 4096 x 2 bytes, and the logits of 128,256 x 2."""
     found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, engine="torch")
     assert {k: (v.item.nbytes, v.item.count, v.item.ranks) for k, v in found.items()} == {
@@ -44,6 +44,15 @@ def test_llama_decode_by_hand():
         ("feed-forward output", "all-reduce"): (8192, 32, 8),
         ("logits", "all-gather"): (128256 * 2, 1, 8),
     }
+    # vLLM sends both, 1/tp by each rank, and the receivers gather them.
+    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32)  # two microbatches of 16
+    sent = found["stage hand-off", "send-recv"]
+    assert (sent.item.nbytes, sent.item.count, sent.link) == (16 * 8192 * 2 / 8, 2, "ib-ndr")
+    gathered = found["stage hand-off", "all-gather"]
+    assert (gathered.item.nbytes, gathered.item.count, gathered.link) == (16 * 8192 * 2, 2, "nvlink4")
+    torch = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32, engine="torch")
+    assert torch["stage hand-off", "send-recv"].item.nbytes == 16 * 8192 * 2
+    assert ("stage hand-off", "all-gather") not in torch
 
 
 @each("engine", SERVING)
@@ -109,18 +118,6 @@ def test_rows_that_are_sent_by_hand():
     assert found["logits", "all-gather"].item.nbytes == 16 * 128256 * 2
 
 
-def test_pipeline_hands_over_hidden_and_residual():
-    """vLLM sends both, 1/tp by each rank, and the receivers gather them."""
-    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32)  # two microbatches of 16
-    sent = found["stage hand-off", "send-recv"]
-    assert (sent.item.nbytes, sent.item.count, sent.link) == (16 * 8192 * 2 / 8, 2, "ib-ndr")
-    gathered = found["stage hand-off", "all-gather"]
-    assert (gathered.item.nbytes, gathered.item.count, gathered.link) == (16 * 8192 * 2, 2, "nvlink4")
-    torch = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32, engine="torch")
-    assert torch["stage hand-off", "send-recv"].item.nbytes == 16 * 8192 * 2
-    assert ("stage hand-off", "all-gather") not in torch
-
-
 def test_experts_in_a_replica_keep_the_all_reduce_and_over_replicas_gather_all_tokens():
     tp = lines("mixtral-8x7b", "8xh100-sxm", tp=8, batch=8)
     ep = lines("mixtral-8x7b", "8xh100-sxm", tp=8, ep=8, batch=8)
@@ -162,6 +159,22 @@ def test_groups_lie_where_rank_order_puts_them():
     wide = lines("deepseek-v3", "4x8xh200-sxm", tp=16, dp=2, ep=32)
     assert wide["expert dispatch", "all-gather"].crosses_hosts
     assert lines("phi-4", "2x8xh100-sxm", tp=5, dp=3)["attention output", "all-reduce"].crosses_hosts
+    # vLLM counts tp innermost, dp outermost; Megatron puts the pipeline outermost.
+    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=16)
+    assert found["attention output", "all-reduce"].crosses_hosts
+    inside = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2)
+    assert not inside["stage hand-off", "send-recv"].crosses_hosts
+    megatron = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2, phase="train", batch=4)
+    assert megatron["activations on", "send-recv"].crosses_hosts
+    assert not megatron["gradients", "all-reduce"].crosses_hosts
+    rack = lines("llama-3.1-405b", "18x4xgb200", tp=64)
+    assert not rack["attention output", "all-reduce"].crosses_hosts, "72 GPUs are one NVLink domain"
+    found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
+    assert found["attention output", "reduce-scatter"].item.count == 32
+    assert found["attention output", "all-gather"].item.count == 32
+    whole = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512)
+    split = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
+    assert whole.sent_bytes_per_rank == pytest.approx(split.sent_bytes_per_rank)
 
 
 @given(
@@ -222,25 +235,6 @@ def test_expected_destinations_match_a_draw(top_k, ep, seed):
     assert float(expected_destinations(Experts(experts, top_k, 1), ep)) == pytest.approx(np.mean(draws), abs=0.35)
 
 
-def test_links_follow_rank_order_and_sequences_split_the_all_reduce():
-    """vLLM counts tp innermost, dp outermost; Megatron puts the pipeline outermost."""
-    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=16)
-    assert found["attention output", "all-reduce"].crosses_hosts
-    inside = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2)
-    assert not inside["stage hand-off", "send-recv"].crosses_hosts
-    megatron = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2, phase="train", batch=4)
-    assert megatron["activations on", "send-recv"].crosses_hosts
-    assert not megatron["gradients", "all-reduce"].crosses_hosts
-    rack = lines("llama-3.1-405b", "18x4xgb200", tp=64)
-    assert not rack["attention output", "all-reduce"].crosses_hosts, "72 GPUs are one NVLink domain"
-    found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
-    assert found["attention output", "reduce-scatter"].item.count == 32
-    assert found["attention output", "all-gather"].item.count == 32
-    whole = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512)
-    split = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
-    assert whole.sent_bytes_per_rank == pytest.approx(split.sent_bytes_per_rank)
-
-
 @each(
     ("change", "says"),
     [
@@ -298,6 +292,15 @@ def test_cards_of_larger_hosts_are_bridged_in_pairs():
         assert "pairs over NVLink bridge" in found.note
         assert catalog.cluster(text, intra="pcie5").bridge is None
     assert all(catalog.cluster(f"8x{key}").bridge is None for key in catalog.keys("chips") if not key.endswith("-nvl"))
+    rows = commtax.compare_plans("llama-3.1-8b", "4xh100-nvl", ["tp2", "tp4"]).rows
+    assert {row.link for row in rows} == {"pcie5, nvlink-bridge"}
+
+    def links(cluster, **words):
+        b = commtax.train_bill("llama-3.1-8b", cluster, engine="megatron", **words)
+        return {(x.item.axis, str(x.link)) for x in b.items if x.kind == "comm"}
+
+    assert links("8xh100-nvl", tp=1, dp=2) == {("dp", "nvlink-bridge")}
+    assert links("8xh100-nvl", tp=2, dp=2) == {("tp", "nvlink-bridge"), ("dp", "pcie5")}
 
 
 @each("cluster", HOSTS)
@@ -377,18 +380,6 @@ def test_groups_that_no_bridge_joins_run_over_pcie(words, links):
     assert {(x.item.axis, x.link) for x in told.lines} == found
 
 
-def test_bridged_pairs_are_named_for_plans_and_gradients():
-    rows = commtax.compare_plans("llama-3.1-8b", "4xh100-nvl", ["tp2", "tp4"]).rows
-    assert {row.link for row in rows} == {"pcie5, nvlink-bridge"}
-
-    def links(cluster, **words):
-        b = commtax.train_bill("llama-3.1-8b", cluster, engine="megatron", **words)
-        return {(x.item.axis, str(x.link)) for x in b.items if x.kind == "comm"}
-
-    assert links("8xh100-nvl", tp=1, dp=2) == {("dp", "nvlink-bridge")}
-    assert links("8xh100-nvl", tp=2, dp=2) == {("tp", "nvlink-bridge"), ("dp", "pcie5")}
-
-
 @pytest.mark.parametrize("cluster", ["8xh100-nvl", "2x8xh100-nvl"])
 def test_plans_in_arrays_are_those_one_by_one(cluster):
     """Some of them paired, some not, some across hosts."""
@@ -424,15 +415,12 @@ def test_a_cache_moves_to_its_neighbour_and_a_matrix_of_pairs_agrees():
     assert (wide.cluster.intra.key, wide.cluster.bridge) == ("pcie5", None)
 
 
-def test_a_profile_tells_of_the_link_that_it_was_measured_on():
+def test_pairs_have_links_and_rows_of_their_own(tmp_path):
     mine = Path("all-reduce", "ring", 20e9, launch_s=1e-3)
     for link, there in (("nvlink-bridge", (True, False)), ("pcie5", (False, True))):
         own = Profile("mine", chip={"key": "h100-nvl"}, libraries={"nccl": (mine,)}, links={"intra": link})
         found = overlay.paths(own, "nccl", catalog.cluster("8xh100-nvl"))
         assert tuple(x.paths["all-reduce"][0].launch_s == 1e-3 for x in (found.pairs, found)) == there
-
-
-def test_rows_of_a_pair_make_no_constants_of_the_host(tmp_path):
     rng = np.random.default_rng(0)
     slow = replace(TRUE, bandwidth_Bps=30e9)
     paths = {2: TRUE, 4: slow, 8: slow}
@@ -442,9 +430,6 @@ def test_rows_of_a_pair_make_no_constants_of_the_host(tmp_path):
     assert (path.bandwidth_Bps, found.profile.links["intra"]) == (pytest.approx(30e9, rel=0.03), "pcie5")
     assert any("rows of 2 ranks ran over nvlink-bridge" in why for why in found.refused)
     assert not any("2 ranks" in w.what for part in found.parts for w in part.wishes)
-
-
-def test_what_is_assumed_is_said_of_both_links_and_the_page_keeps_the_pairs():
     b = commtax.bill("llama-3.1-8b", "8xh100-nvl", tp=2)
     assert "collectives on nvlink-bridge with h100-nvl are assumed" in " ".join(b.notes)
     assert controls(b.question)["intra"] == ""

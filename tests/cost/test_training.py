@@ -108,7 +108,14 @@ def test_deferred_weight_gradients_hide_nothing_and_gradients_are_sent_once():
     assert lines("llama-3.1-8b", "8x8xh100-sxm", dp=64, batch=4, zero=2)["gradients", "reduce-scatter"].count == 4
 
 
-def test_fsdp_gathers_every_layer_twice():
+def test_gradients_of_a_pipeline_are_whole_and_layers_gathered_twice():
+    """Stages of FSDP leave gradients unreduced until the last microbatch, and parameters gathered."""
+    words = {"engine": "torchtitan", "dp": 4, "pp": 2, "batch": 8}
+    for zero in (2, 3):
+        found = lines("llama-3.1-8b", "8xh100-sxm", zero=zero, **words)
+        assert {i.count for (what, op), i in found.items() if "gradients" in what and op == "reduce-scatter" and i.count} <= {1, 16}
+    held = [commtax.train_bill("llama-3.1-8b", "8xh100-sxm", zero=z, **words).memory.gradients for z in (1, 2, 3)]
+    assert held[0] == held[1] == held[2]
     found = lines("llama-3.1-8b", "8x8xh100-sxm", engine="fsdp", dp=64, batch=2, zero=3)
     layer, table, head = (found[f"{part} parameters", "all-gather"] for part in ("layer", "embedding", "head"))
     assert (layer.count, table.count, head.count) == (2 * 32 * 2, 4, 2), "the head stays gathered"
@@ -187,7 +194,7 @@ def test_scalar_equals_array(question, zero):
         assert np.broadcast_to(whole, 3)[i] == pytest.approx(held)
 
 
-def test_activations_of_the_gpt_shape():
+def test_activations_of_the_gpt_shape_in_flight():
     """s b h (8 + 24/t) without, s b h 32/t with sequence parallelism (Korthikanti et al. 2022 without dropout)."""
     model, step = catalog.model("gpt-3-175b"), TrainStep(1, 2048)
     sbh = 2048 * 12288
@@ -200,9 +207,6 @@ def test_activations_of_the_gpt_shape():
     assert activations(model, Plan(tp=8, recompute="selective"), step, old) == pytest.approx(96 * sbh * (8 + 24 / 8))
     split = Plan(tp=8, sequence_parallel=True)
     assert activations(model, split, step, kept) == pytest.approx(96 * sbh * (4 + 28 / 8)), "inputs stay gathered"
-
-
-def test_in_flight_microbatches():
     model = catalog.model("llama-3.1-8b")
     assert microbatches_in_flight(model, Plan(pp=8, microbatches=64)) == 8
     assert microbatches_in_flight(model, Plan(pp=8, microbatches=4)) == 4
@@ -239,16 +243,6 @@ def test_a_higher_zero_stage_never_needs_more_memory(question, schedule, recompu
     plans = [replace(plan, zero=z, grads_dtype=engine.trains.grads_dtype, **kinds) for z in stages]
     held = [training_memory(model, p, TrainStep(1, 2048), engine).total for p in plans]
     assert all(more <= less * (1 + 1e-12) for less, more in pairwise(held))
-
-
-def test_gradients_of_a_pipeline_add_up_whole_and_are_summed_once():
-    """Stages of FSDP leave gradients unreduced until the last microbatch, and parameters gathered."""
-    words = {"engine": "torchtitan", "dp": 4, "pp": 2, "batch": 8}
-    for zero in (2, 3):
-        found = lines("llama-3.1-8b", "8xh100-sxm", zero=zero, **words)
-        assert {i.count for (what, op), i in found.items() if "gradients" in what and op == "reduce-scatter" and i.count} <= {1, 16}
-    held = [commtax.train_bill("llama-3.1-8b", "8xh100-sxm", zero=z, **words).memory.gradients for z in (1, 2, 3)]
-    assert held[0] == held[1] == held[2]
 
 
 @each(("change", "says"), DATA["bad_questions"])
@@ -438,7 +432,9 @@ def test_first_layers_of_a_model(name):
     assert [cut.blocks[i] for i in cut.layers] == [whole.blocks[i] for i in whole.layers[:8]]
 
 
-def test_more_layers_than_a_model_has():
+def test_modules_and_layers_by_their_names():
+    with pytest.raises(Refusal, match="core_attn, layernorm"):
+        trained(recompute="attention")
     with pytest.raises(Refusal, match="61 layers, not 99"):
         training.model_of({"model": "DeepSeekV3 (first 99 layers)", "seq": "4096"})
 
@@ -471,11 +467,6 @@ def test_modules_that_are_recomputed_take_time_and_free_memory(modules):
     )
     assert some.step_s >= none.step_s
     assert some.memory.activations <= none.memory.activations
-
-
-def test_modules_have_names():
-    with pytest.raises(Refusal, match="core_attn, layernorm"):
-        trained(recompute="attention")
 
 
 @pytest.mark.parametrize("dp", [128, 64])

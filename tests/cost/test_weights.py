@@ -85,7 +85,7 @@ def test_stages_cover_the_layers_once(key, pp):
     assert max(map(len, stages)) - min(map(len, stages)) <= 1
 
 
-def test_opt_at_tp2_reconciled_to_the_tensor():
+def test_opt_at_tp2_is_reconciled_to_the_tensor_and_weights_are_sums_of_copies():
     """About 1.24 GiB per rank, as the lab's capture has it: half of every matrix and bias that splits, all of the rest."""
     model, plan = catalog.model("opt-1.3b"), Plan(tp=2)
     h, f, layers, rows = 2048, 8192, 24, 50272
@@ -94,9 +94,6 @@ def test_opt_at_tp2_reconciled_to_the_tensor():
     per_rank = sum(w.nbytes for w in weights(model, plan, TORCH, 0, 1))
     assert (per_rank, per_rank / 2**30) == (2 * (split + whole), pytest.approx(1.24, rel=0.01))
     assert 2 * num_params(model) / 2**30 == pytest.approx(2.48, rel=0.015)
-
-
-def test_weights_are_sums_of_copies_in_any_type():
     model = catalog.model("mixtral-8x7b")
     assert num_params(model) == sum(t.size * copies(model, t) for t in inventory(model))
     model = catalog.model("llama-3.1-70b")
@@ -171,10 +168,21 @@ def _leads(name):
     return not name.endswith(("k_proj.weight", "v_proj.weight")) and not ("up_proj" in name and "gate" not in name)
 
 
-def test_serving_with_adapters_is_slower():
+def test_adapters_slow_serving_and_are_read_back():
     plain = commtax.simulate("llama-3.1-8b", "1xh100-sxm", concurrency=8)
     adapted = commtax.simulate("llama-3.1-8b", "1xh100-sxm", concurrency=8, lora_rank=64, max_loras=4)
     assert adapted.tpot_s > plain.tpot_s
+    asked = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "--lora-rank", "8")
+    assert "LoRA rank 8" in run_here(*asked).stdout
+    assert run_here(*asked, "--max-loras", "2").returncode == 2
+    pasted = "vllm serve meta-llama/Llama-3.1-8B --enable-lora --max-lora-rank 64 --max-loras 2"
+    direct = run_here("fit", "llama-3.1-8b", "-c", "1xh100-sxm", "-tp", "1", "--lora-rank", "64", "--max-loras", "2").stdout
+    adapters = next(line for line in direct.splitlines() if "LoRA adapters" in line)
+    assert adapters in run_here("fit", "-c", "1xh100-sxm", "--from", pasted).stdout
+    usual = run_here("fit", "-c", "1xh100-sxm", "--from", "vllm serve meta-llama/Llama-3.1-8B --enable-lora").stdout
+    assert "80 MiB" in next(line for line in usual.splitlines() if "LoRA adapters" in line)
+    without = run_here("fit", "-c", "1xh100-sxm", "--from", "vllm serve meta-llama/Llama-3.1-8B --max-lora-rank 64").stdout
+    assert "LoRA" not in without
 
 
 @pytest.mark.parametrize(("options", "argument", "nearest"), DATA["rules"])
@@ -184,28 +192,11 @@ def test_rules(options, argument, nearest):
     assert (refused.value.argument, tuple(refused.value.nearest)) == (argument, nearest)
 
 
-def test_training_has_one_set_of_adapters():
-    asked = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", "--lora-rank", "8")
-    assert "LoRA rank 8" in run_here(*asked).stdout
-    assert run_here(*asked, "--max-loras", "2").returncode == 2
-
-
 @pytest.mark.parametrize(("engine", "words"), DATA["commands_say_them"])
 def test_commands_say_them(engine, words):
     asked = ("-c", "1xh100-sxm", "--engine", engine, "--lora-rank", "32", "--max-loras", "4", "--emit", engine)
     said = run_here("bill", "llama-3.1-8b", *asked).stdout
     assert all(word in said for word in words)
-
-
-def test_commands_are_read_back():
-    pasted = "vllm serve meta-llama/Llama-3.1-8B --enable-lora --max-lora-rank 64 --max-loras 2"
-    direct = run_here("fit", "llama-3.1-8b", "-c", "1xh100-sxm", "-tp", "1", "--lora-rank", "64", "--max-loras", "2").stdout
-    adapters = next(line for line in direct.splitlines() if "LoRA adapters" in line)
-    assert adapters in run_here("fit", "-c", "1xh100-sxm", "--from", pasted).stdout
-    usual = run_here("fit", "-c", "1xh100-sxm", "--from", "vllm serve meta-llama/Llama-3.1-8B --enable-lora").stdout
-    assert "80 MiB" in next(line for line in usual.splitlines() if "LoRA adapters" in line)
-    without = run_here("fit", "-c", "1xh100-sxm", "--from", "vllm serve meta-llama/Llama-3.1-8B --max-lora-rank 64").stdout
-    assert "LoRA" not in without
 
 
 FP4_CHIPS = ("b200-sxm", "gb200", "b300-sxm")
@@ -224,10 +215,18 @@ def test_prompts_in_nvfp4_are_faster_than_in_fp8_where_chips_have_fp4(chip, mode
         assert fp4 < fp8 < bf16
 
 
-def test_a_prompt_on_b200_pays_fp4_arithmetic_and_says_calibrated():
+def test_prompts_and_products_in_nvfp4_are_calibrated():
     one = prefill("nvfp4", tp=1)
     assert one.step_s < 0.065  # bf16 arithmetic: 0.116
     assert all("assumed" not in line.source for line in one.lines if line.kind == "compute")
+    rows = [["nvfp4", *map(str, row)] for row in PUBLISHED]
+    records = kernel_scores.answers(
+        kernel_tables.read("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows), ""
+    )
+    assert not any(records.fitted)
+    assert sorted(abs(records.log_error))[len(rows) // 2] < 0.1  # bf16 arithmetic: 0.5
+    step = commtax.bill("deepseek-v3", "8xh100-sxm", tp=8, engine="vllm")
+    assert not any(line.item.op.endswith("-eager") for line in step.lines)
 
 
 @pytest.mark.parametrize("dtype", ["nvfp4", "int4", "mxfp4"])
@@ -261,15 +260,6 @@ def test_no_product_beats_its_arithmetic_or_its_bytes(chip, m, n, k):
 PUBLISHED = DATA["published"]
 
 
-def test_published_products_in_nvfp4_on_b200():
-    rows = [["nvfp4", *map(str, row)] for row in PUBLISHED]
-    records = kernel_scores.answers(
-        kernel_tables.read("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows), ""
-    )
-    assert not any(records.fitted)
-    assert sorted(abs(records.log_error))[len(rows) // 2] < 0.1  # bf16 arithmetic: 0.5
-
-
 LAUNCHED = DATA["launched"]
 
 
@@ -282,11 +272,6 @@ def test_a_small_product_takes_its_launch_where_a_table_timed_it(row, m, n, k):
     timed, in_graph = kernel_scores.answers(kernel_tables.read(f"{system}_gemm.csv.gz", header, rows), "").predicted
     assert timed == pytest.approx(launch_ms * 1e-3, rel=0.2)
     assert in_graph < timed / 2
-
-
-def test_launches_that_tables_time_are_in_no_step():
-    step = commtax.bill("deepseek-v3", "8xh100-sxm", tp=8, engine="vllm")
-    assert not any(line.item.op.endswith("-eager") for line in step.lines)
 
 
 @pytest.mark.parametrize(("inputs", "weight_only"), [({"num_bits": 4, "type": "float"}, False), (None, True)])
@@ -353,7 +338,7 @@ def copied_s(cluster="8xh200-sxm", engine="sglang", model="deepseek-v3", kv_cach
     return sum(float(line.total_s) for line in bill.lines if line.item.form == "latent-copy"), bill
 
 
-def test_sglang_copies_all_of_an_fp8_cache_of_latents_on_hopper():
+def test_latents_in_fp8_are_copied_unless_flashmla_reads_them():
     """131,072 tokens of DeepSeek-R1 on 8 H200 take 13.77 ms of a step, whatever is in use (sgl-project/sglang issue 35291)."""
     room = {"kv_cache_memory_bytes": 131_072 * 61 * 576, "kv_dtype": "fp8", "context": 1024}
     few, bill = copied_s(batch=1, **room)
@@ -362,6 +347,15 @@ def test_sglang_copies_all_of_an_fp8_cache_of_latents_on_hopper():
     many, _ = copied_s(batch=64, **room)  # what is read is copied too, inside what reading was measured to take
     assert many == pytest.approx(few * (1 - 64 * 1025 / 131_072), rel=0.01)
     assert copied_s(batch=128, **room)[0] == pytest.approx(0, abs=1e-5)
+    asked = {"tp": 8, "engine": "sglang", "batch": 64, "context": 8192}
+    wide, usual, native = (
+        commtax.bill("deepseek-v3", "8xh200-sxm", **asked, technique=one) for one in ("", "fp8-kv", "fp8-kv,flashmla")
+    )
+    forms = [{line.item.form for line in one.items if line.kind == "compute"} for one in (usual, native)]
+    assert forms[0] - forms[1] == {"latent-copy"}
+    assert native.step_s < wide.step_s < usual.step_s
+    with pytest.raises(ValueError, match="caches no latents"):
+        commtax.bill("llama-3.1-8b", "8xh200-sxm", tp=8, engine="sglang", technique="flashmla")
 
 
 @pytest.mark.parametrize(
@@ -394,18 +388,6 @@ def test_inputs_are_quantised_and_experts_run_as_an_engine_does():
         each[engine] = sum(float(line.each_s) for line in bill.lines if line.item.op == "experts")
     assert max(each["sglang"], each["trtllm"]) < 2.5e-3
     assert each["vllm"] > 1.5 * each["sglang"]
-
-
-def test_flashmla_copies_nothing_and_gains_by_smaller_latents():
-    asked = {"tp": 8, "engine": "sglang", "batch": 64, "context": 8192}
-    wide, usual, native = (
-        commtax.bill("deepseek-v3", "8xh200-sxm", **asked, technique=one) for one in ("", "fp8-kv", "fp8-kv,flashmla")
-    )
-    forms = [{line.item.form for line in one.items if line.kind == "compute"} for one in (usual, native)]
-    assert forms[0] - forms[1] == {"latent-copy"}
-    assert native.step_s < wide.step_s < usual.step_s
-    with pytest.raises(ValueError, match="caches no latents"):
-        commtax.bill("llama-3.1-8b", "8xh200-sxm", tp=8, engine="sglang", technique="flashmla")
 
 
 CHIP = catalog.chip("mi355x")

@@ -58,13 +58,21 @@ def rows(answer):
     return [(t.layout.question.plan, t.size, t.gpus, t.over, t.capacity, t.growth, t.figures, t.ranges) for t in answer.plans]
 
 
-def test_gpus_without_limits_follow_from_the_throughput_of_one():
+def test_chips_are_ranked_by_dollars_and_gpus_follow_from_one():
     """By hand: n copies that answer c each are the least for a rate between (n - 1) c and n c."""
     one = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=5, **QUICK).plans[0]
     alone = capacity(one.layout, (1, 0))
     for rate in (0.9 * alone, 1.1 * alone, 2.5 * alone):
         answer = plan_fleet("llama-3.1-8b", "3xh100-sxm", request_rate=rate, **QUICK)
         assert (answer.plans[0].size, answer.plans[0].gpus) == ((floor(rate / alone) + 1, 0), floor(rate / alone) + 1)
+    asked = {"request_rate": 20, **QUICK}
+    answer = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], **asked)
+    assert answer.objective == "cost"
+    assert {t.layout.question.cluster.chip.key for t in answer.plans} == {"h100-sxm", "b200-sxm"}
+    dollars = [t.gpus * t.layout.question.goal.usd_per_gpu_hour for t in answer.plans]
+    assert dollars == sorted(dollars)
+    dear = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], usd_per_gpu_hour=[50, 1], **asked)
+    assert dear.plans[0].layout.question.cluster.chip.key == "b200-sxm"
 
 
 @pytest.mark.parametrize("model", ["qwen3.5-4b", "nemotron-nano-9b-v2"])
@@ -73,7 +81,7 @@ def test_requests_of_models_with_states_have_room_for_them(model):
     assert answer.plans
 
 
-def test_what_is_listed_holds_and_its_growth_too():
+def test_what_is_listed_holds_in_one_process_as_in_two():
     answer = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=50, slo=SLO, headroom=0.1, **QUICK)
     assert answer.plans
     for trial in answer.plans:
@@ -84,6 +92,9 @@ def test_what_is_listed_holds_and_its_growth_too():
         for low, high in trial.ranges.values():
             assert low <= high
     assert [burden(t) for t in answer.plans] == sorted(burden(t) for t in answer.plans)
+    asked = {"request_rate": 40, "slo": SLO, **SHORT}
+    alone, both = (plan_fleet("llama-3.1-8b", "2xh100-sxm", processes=n, **asked) for n in (1, 2))
+    assert (rows(alone), alone.rejected) == (rows(both), both.rejected)
 
 
 @settings(max_examples=2, deadline=None)
@@ -97,12 +108,6 @@ def test_less_is_never_harder(rate, itl, looser):
     if hard:
         assert easy[0].gpus <= hard[0].gpus
         assert more[0].gpus <= hard[0].gpus
-
-
-def test_one_process_and_two_say_the_same():
-    asked = {"request_rate": 40, "slo": SLO, **SHORT}
-    alone, both = (plan_fleet("llama-3.1-8b", "2xh100-sxm", processes=n, **asked) for n in (1, 2))
-    assert (rows(alone), alone.rejected) == (rows(both), both.rejected)
 
 
 def test_a_plain_search_agrees():
@@ -193,17 +198,6 @@ def test_an_interrupt_leaves_the_best_and_what_is_forbidden_is_told_once():
     assert [(r.family, r.reason) for r in shorten_rejected(degrees)] == [("TP 3, 5 on a and b", "no 3 or 5")]
 
 
-def test_chips_are_ranked_by_dollars_where_all_have_a_price():
-    asked = {"request_rate": 20, **QUICK}
-    answer = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], **asked)
-    assert answer.objective == "cost"
-    assert {t.layout.question.cluster.chip.key for t in answer.plans} == {"h100-sxm", "b200-sxm"}
-    dollars = [t.gpus * t.layout.question.goal.usd_per_gpu_hour for t in answer.plans]
-    assert dollars == sorted(dollars)
-    dear = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], usd_per_gpu_hour=[50, 1], **asked)
-    assert dear.plans[0].layout.question.cluster.chip.key == "b200-sxm"
-
-
 @pytest.mark.parametrize(("words", "says"), [*DATA["refusals"], ({"usd_per_gpu_hour": [1, 2]}, "price: 2 prices for 1 cluster")])
 def test_refusals(words, says, monkeypatch):
     monkeypatch.setattr("commtax.planner.crew.REACHED_S", 0.2)
@@ -211,10 +205,24 @@ def test_refusals(words, says, monkeypatch):
         plan_fleet("llama-3.1-8b", "2xh100-sxm", **{"request_rate": 10, "processes": 1, **words})
 
 
-def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
+def test_without_its_extra_or_a_plan_an_obstacle_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ValueError, match=r"on 'tcp://x:1': .*pip install 'commtax\[cluster\]'"):
         plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=10, on="tcp://x:1")
+    done = run_here(*ASKED[:5], "9000", *FAST, "--no-disaggregated", "--json")
+    answer = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert not answer["plans"]
+    assert "overloaded" in answer["near"][0]["obstacle"]
+    assert any("requests/s" in text for text in answer["would_take"])
+    done = run_here(*ASKED, *FAST, "--p99-ttft", "1us")
+    assert done.returncode == 1
+    assert "No plan meets the limits: they are below what a request takes with no load" in done.stdout
+    done = run_here(*ASKED, *FAST, "--no-disaggregated", "--objective", "tokens", "--cluster", "2xh200-sxm")
+    assert done.returncode == 0
+    assert "Recommended and best: 1 GPU = TP 1 on " in done.stdout
+    assert "the rate can grow by" in done.stdout
+    assert "per GPU-hour (catalogue price of 2026-" in done.stdout
 
 
 def test_the_document_of_a_rate():
@@ -233,18 +241,6 @@ def test_the_document_of_a_rate():
     assert best["utilisation"] == pytest.approx(20 / best["capacity_requests_per_s"])
     assert answer["emit"]["launch"].startswith("vllm serve meta-llama/Llama-3.1-8B")
     assert "--request-rate 20" in answer["emit"]["benchmark"]
-
-
-def test_no_plan_holds_is_an_answer_with_the_obstacle():
-    done = run_here(*ASKED[:5], "9000", *FAST, "--no-disaggregated", "--json")
-    answer = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert not answer["plans"]
-    assert "overloaded" in answer["near"][0]["obstacle"]
-    assert any("requests/s" in text for text in answer["would_take"])
-    done = run_here(*ASKED, *FAST, "--p99-ttft", "1us")
-    assert done.returncode == 1
-    assert "No plan meets the limits: they are below what a request takes with no load" in done.stdout
 
 
 @pytest.mark.parametrize("share", [0.98, 1.0, 1.015])
@@ -378,14 +374,6 @@ def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictio
         assert (", at 94% of capacity; but steps " in more) is (edge and room), "whatever else is ahead"
         assert "inside one host are unchecked" in more
         assert ("best of what is checked" in fleet_sentence(ahead)) is not (edge and room)
-
-
-def test_a_terminal_is_told_what_to_run():
-    done = run_here(*ASKED, *FAST, "--no-disaggregated", "--objective", "tokens", "--cluster", "2xh200-sxm")
-    assert done.returncode == 0
-    assert "Recommended and best: 1 GPU = TP 1 on " in done.stdout
-    assert "the rate can grow by" in done.stdout
-    assert "per GPU-hour (catalogue price of 2026-" in done.stdout
 
 
 @pytest.mark.parametrize(("words", "says"), DATA["options_go_together_or_are_refused"])

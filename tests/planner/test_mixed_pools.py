@@ -65,13 +65,22 @@ def test_two_hosts_are_one_cluster_or_two(words, chip, model):
     assert two.num_gpus == one.num_gpus == 16
 
 
-def test_in_time_too():
+def test_mixed_pools_run_in_time_as_on_their_own_chips():
     words = {**filled({"tp": 4, "prefill_tp": 2}), "request_rate": 12.0, "num_prompts": 150, **LENGTHS}
     one = commtax.serve("llama-3.1-8b", "2x8xh100-sxm", **words)
     two = commtax.serve("llama-3.1-8b", "8xh100-sxm", prefill_cluster="8xh100-sxm", **words)
     slow = commtax.serve("llama-3.1-8b", "8xh100-sxm", prefill_cluster="8xa100-80-sxm", **words)
     assert two.statistic("ttft_p95") == one.statistic("ttft_p95") < slow.statistic("ttft_p95")
     assert (two.statistic("itl_p50"), slow.num_gpus) == (one.statistic("itl_p50"), 16)
+    # An A100's vLLM computes 2,048 tokens a step, an H100's 8,192; and its memory is its own.
+    found = commtax.simulate(
+        "llama-3.1-8b", "8xh100-sxm", prefill_cluster="8xa100-80-sxm", concurrency=8, **{**SPLIT, "input_len": 4000}
+    )
+    assert float(found.steps.chunks) == pytest.approx(4000 / 2048)
+    small = commtax.simulate("llama-3.1-8b", "8xh200-sxm", prefill_cluster="8xl40s", concurrency=8, **SPLIT)
+    assert float(small.apart.kv_tokens) < 0.3 * float(small.kv_tokens)
+    fp8 = commtax.simulate("llama-3.1-8b", "8xh100-sxm", prefill_cluster="8xa100-80-sxm", dtype="fp8", concurrency=8, **SPLIT)
+    assert any(note.code == "arithmetic" and note.startswith("prompts: a100") for note in fp8.notes)
 
 
 def faster(place, factor):
@@ -105,18 +114,6 @@ def test_caches_move_at_the_pace_of_the_slower_network(slow):
     assert found.apart.net.wire.alone_s - handing > 20 * (inside.apart.net.wire.alone_s - handing), (
         "never over NVLink, though two GPUs are all"
     )
-
-
-def test_prompts_are_cut_and_held_as_on_their_own_chip():
-    """An A100's vLLM computes 2,048 tokens a step, an H100's 8,192; and its memory is its own."""
-    found = commtax.simulate(
-        "llama-3.1-8b", "8xh100-sxm", prefill_cluster="8xa100-80-sxm", concurrency=8, **{**SPLIT, "input_len": 4000}
-    )
-    assert float(found.steps.chunks) == pytest.approx(4000 / 2048)
-    small = commtax.simulate("llama-3.1-8b", "8xh200-sxm", prefill_cluster="8xl40s", concurrency=8, **SPLIT)
-    assert float(small.apart.kv_tokens) < 0.3 * float(small.kv_tokens)
-    fp8 = commtax.simulate("llama-3.1-8b", "8xh100-sxm", prefill_cluster="8xa100-80-sxm", dtype="fp8", concurrency=8, **SPLIT)
-    assert any(note.code == "arithmetic" and note.startswith("prompts: a100") for note in fp8.notes)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -383,7 +380,7 @@ def test_a_place_to_start_from_says_its_range_its_fuller_pool_and_what_is_simple
     assert "Predictions of two pools against one err by 23%" in told
 
 
-def test_a_plan_says_as_simulate_does_what_its_servers_do_not_start_with(mixed):
+def test_plans_say_what_servers_start_with_and_have_room_for(mixed):
     loop = mixed.simulation(mixed.plans, mixed.recommended)
     (note,) = (str(note) for note in loop.notes if note.code == "own-limits")
     asked = (
@@ -391,6 +388,13 @@ def test_a_plan_says_as_simulate_does_what_its_servers_do_not_start_with(mixed):
         "--tpot", "30ms",
     )  # fmt: skip
     assert note in " ".join(run_here("plan", "llama-3.1-70b", *asked).stdout.split())
+    # 384 clients of 8 servers are 48 each, and sqrt(48) = 6.9: three of these more are 69, which run in the graph of 72.
+    found = commtax.plan("llama-3.1-8b", "8xh100-sxm", tpot_s=0.02)
+    rows = found.plans
+    i = int(np.flatnonzero((rows.replicas == 8) & (rows.tp == 1) & (rows.mode == 0))[0])
+    assert (rows.concurrency[i], servers_of(found, i).question.limits.max_num_seqs) == (384, 72)
+    found = commtax.plan("llama-3.1-8b", "2xh100-sxm")
+    assert all(servers_of(found, i).question.limits.max_num_seqs == 0 for i in range(len(found.plans)))
 
 
 def test_fewer_sampled_rows_make_room_and_come_first():
@@ -409,13 +413,3 @@ def test_fewer_sampled_rows_make_room_and_come_first():
     assert judged.advice[0] == flags(changed_limits(judged.roomier, judged)) == "--max-num-seqs 256"
     assert not judged.fits
     assert judged.roomier.fits
-
-
-def test_servers_have_room_for_the_peak_of_their_clients():
-    """384 clients of 8 servers are 48 each, and sqrt(48) = 6.9: three of these more are 69, which run in the graph of 72."""
-    found = commtax.plan("llama-3.1-8b", "8xh100-sxm", tpot_s=0.02)
-    rows = found.plans
-    i = int(np.flatnonzero((rows.replicas == 8) & (rows.tp == 1) & (rows.mode == 0))[0])
-    assert (rows.concurrency[i], servers_of(found, i).question.limits.max_num_seqs) == (384, 72)
-    found = commtax.plan("llama-3.1-8b", "2xh100-sxm")
-    assert all(servers_of(found, i).question.limits.max_num_seqs == 0 for i in range(len(found.plans)))

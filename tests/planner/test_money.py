@@ -151,7 +151,7 @@ def test_each_place_is_listed_with_its_best(places, top):
     assert {places.index(place) for place in places} <= set(shown)
 
 
-def test_several_clusters_on_a_terminal_and_as_a_document():
+def test_several_clusters_are_marked_on_a_terminal_and_in_a_document():
     done = run_here(*TWO, "--no-disaggregated", "--tpot", "50ms")
     assert done.returncode == 0
     assert "llama-3.1-8b on 1xl40s (1 GPU) or 1xh100-sxm (1 GPU)" in done.stdout
@@ -166,6 +166,13 @@ def test_several_clusters_on_a_terminal_and_as_a_document():
     assert best["usd_per_year"] == pytest.approx(best["usd_per_hour"] * 8760)
     output = json.loads(run_here(*TWO, "--no-disaggregated", "--json").stdout)["best"]
     assert best["usd_per_million_tokens"] * 9 == pytest.approx(output["usd_per_million_tokens"])
+    done = run_here(*TWO, "--no-disaggregated", "--tpot", "50ms")
+    assert "1 ◆ " in " ".join(done.stdout.split())
+    assert re.search(r"\$[\d.]+ \([\d.]+ to [\d.]+\) per million output tokens", " ".join(done.stdout.split()))
+    done = run_here("plan", "llama-3.1-70b", "--cluster", "1xl4", "--cluster", "1xa40")
+    assert done.returncode == 1
+    assert "1xl4: no plan fits in memory" in done.stdout
+    assert "1xa40: no plan fits in memory" in done.stdout
 
 
 @settings(max_examples=6, deadline=None)
@@ -215,7 +222,7 @@ def test_where_users_wait_clusters_are_compared_at_one_speed(objective, confiden
     assert [one.deciding(objective) for one in typed.plans] == [one.deciding(objective) for one in found.waited.plans]
 
 
-def test_a_slow_gpu_that_looks_cheaper_is_not_recommended_where_users_wait():
+def test_slow_gpus_are_not_recommended_and_one_cluster_is_for_plan():
     """An L40S at its balanced point costs less per token than an H100 at its own, which is three times as fast; at the speed
     of the L40S the H100 serves so many more clients that it is cheaper."""
     found = commtax.plan_several("llama-3.1-8b", ["1xl40s", "1xh100-sxm"], usd_per_gpu_hour=[1.09, 3.99], objective="cost")
@@ -234,16 +241,11 @@ def test_a_slow_gpu_that_looks_cheaper_is_not_recommended_where_users_wait():
     assert then.startswith("1 GPU = TP 1 on 1xl40s;")
     waited = json.loads(run_here(*TWO, "--objective", "cost", "--json").stdout)["when_users_wait"]
     assert (waited["recommended"]["cluster"], [row["cluster"] for row in waited["beside"]]) == ("1xh100-sxm", ["1xl40s"])
-
-
-def test_rows_of_several_clusters_are_marked_or_not_good():
-    done = run_here(*TWO, "--no-disaggregated", "--tpot", "50ms")
-    assert "1 ◆ " in " ".join(done.stdout.split())
-    assert re.search(r"\$[\d.]+ \([\d.]+ to [\d.]+\) per million output tokens", " ".join(done.stdout.split()))
-    done = run_here("plan", "llama-3.1-70b", "--cluster", "1xl4", "--cluster", "1xa40")
-    assert done.returncode == 1
-    assert "1xl4: no plan fits in memory" in done.stdout
-    assert "1xa40: no plan fits in memory" in done.stdout
+    with pytest.raises(ValueError, match="cluster: plans are searched on one"):
+        commtax.plan("llama-3.1-8b", ["1xl40s", "1xh100-sxm"])
+    for clusters in ("1xh100-sxm", []):
+        with pytest.raises(ValueError, match="clusters: name several"):
+            commtax.plan_several("llama-3.1-8b", clusters)
 
 
 @pytest.mark.parametrize(("words", "says"), DATA["what_several_clusters_refuse"])
@@ -251,11 +253,3 @@ def test_what_several_clusters_refuse(words, says):
     done = run_here(*TWO, *words)
     assert done.returncode == 2
     assert says in done.stderr
-
-
-def test_one_cluster_is_for_plan():
-    with pytest.raises(ValueError, match="cluster: plans are searched on one"):
-        commtax.plan("llama-3.1-8b", ["1xl40s", "1xh100-sxm"])
-    for clusters in ("1xh100-sxm", []):
-        with pytest.raises(ValueError, match="clusters: name several"):
-            commtax.plan_several("llama-3.1-8b", clusters)

@@ -127,13 +127,17 @@ def test_training_gains_from_gpus(model, few, many):
         assert float(more.plans.step_s[0]) <= float(fewer.plans.step_s[0]) * (1 + 1e-9)
 
 
-def test_what_idles_is_said():
+def test_what_idles_is_told_and_one_client_has_one_prompt_worker():
     few, many = (plan("llama-3.1-405b", place, tpot_s=0.04) for place in ("2x8xh100-sxm", "3x8xh100-sxm"))
     assert few.gpu_words(few.plans, 0) == "16 GPUs = TP 16"
     assert many.gpu_words(many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
     assert value(many) == pytest.approx(value(few))
     trained = plan_training("llama-3.1-8b", "9x8xh100-sxm", global_batch=64)
     assert "(8 of 72 GPUs idle)" in trained.gpu_words(trained.plans, 0)
+    a = plan("llama-3.1-70b", "8x8xh100-sxm", objective="latency")
+    alone = a.plans.take(np.flatnonzero((a.plans.mode == 1) & (a.plans.concurrency == 1)))
+    assert len(alone)
+    assert np.all(alone.prefill_replicas == 1)
 
 
 @given(st.sampled_from(("llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b")), st.integers(1, 12), st.sampled_from((1, 2, 3, 4, 6, 8)))
@@ -179,13 +183,6 @@ def _split(a, i, workers):
         **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "dp", "ep")}, decode_workers=int(rows.replicas[i]),
         **a.exchanges[int(rows.exchange[i])].changes,
     )  # fmt: skip
-
-
-def test_one_client_has_one_prompt_worker():
-    a = plan("llama-3.1-70b", "8x8xh100-sxm", objective="latency")
-    alone = a.plans.take(np.flatnonzero((a.plans.mode == 1) & (a.plans.concurrency == 1)))
-    assert len(alone)
-    assert np.all(alone.prefill_replicas == 1)
 
 
 @each("engine", ["vllm", "sglang", "trtllm"])

@@ -142,13 +142,23 @@ def test_pipelines_buy_throughput_and_nothing_for_latency():
     assert "chunks of 8,192" in " ".join(one.notes)
 
 
-def test_what_drags_and_what_pays():
+def test_what_drags_what_pays_and_what_is_drafted():
     plain = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)
     slow = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, slow_rank=1.5)
     host = sum(float(x.total_s) for x in plain.lines if x.kind == "host")
     assert float(slow.compute_s) - host == pytest.approx(1.5 * (float(plain.compute_s) - host))
     one, four = (commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, speculative=k) for k in (0, 3))
     assert float(one.step_s) < float(four.step_s) < 1.3 * float(one.step_s)
+    # Between none and all accepted; what is not modelled is said, and from how many accepted drafts on they pay.
+    words = ("bill", "deepseek-r1", "-c", "8xh200-sxm", "-tp", "8", "--batch", "64")
+    plain, drafted = (json.loads(run_here(*words, *more, "--json").stdout) for more in ((), ("--speculative", "3")))
+    told = run_here(*words, "--speculative", "3").stdout
+    least, most = (f"{drafted['tokens_per_s'] * n:,.1f}" for n in (1, 4))
+    assert f"{least} to {most} output tokens/s, as none or all 3 drafts are accepted" in told
+    assert "how many drafts are accepted is not known here" in told
+    assert "who drafts is not said" in told
+    pays = drafted["step_s"] / plain["step_s"] - 1
+    assert f"drafts pay from a mean of {pays:.2f} accepted per step" in told
 
 
 def test_decode_is_latency_bound_and_what_ifs_are_recomputed():
@@ -228,19 +238,6 @@ def test_graphs_lose_to_eager_only_by_what_they_pad(question, each):
     graph = commtax.bill(model, cluster, batch=each * plan.pp, **words).step_s
     eager = commtax.bill(model, cluster, batch=captured * plan.pp, eager=True, **words).step_s
     assert graph <= eager * (1 + 1e-12)
-
-
-def test_drafted_tokens_are_counted_as_far_as_is_known():
-    """Between none and all accepted; what is not modelled is said, and from how many accepted drafts on they pay."""
-    words = ("bill", "deepseek-r1", "-c", "8xh200-sxm", "-tp", "8", "--batch", "64")
-    plain, drafted = (json.loads(run_here(*words, *more, "--json").stdout) for more in ((), ("--speculative", "3")))
-    told = run_here(*words, "--speculative", "3").stdout
-    least, most = (f"{drafted['tokens_per_s'] * n:,.1f}" for n in (1, 4))
-    assert f"{least} to {most} output tokens/s, as none or all 3 drafts are accepted" in told
-    assert "how many drafts are accepted is not known here" in told
-    assert "who drafts is not said" in told
-    pays = drafted["step_s"] / plain["step_s"] - 1
-    assert f"drafts pay from a mean of {pays:.2f} accepted per step" in told
 
 
 @pytest.mark.parametrize(
@@ -440,7 +437,7 @@ def test_lines_are_named_by_number_or_part_and_no_two_alike():
     assert "decode attention (2)" in run_here(*words).stdout
 
 
-def test_the_command_explains_a_line_and_lists_them_where_none_is_meant():
+def test_the_command_explains_lines_of_steps_and_of_training():
     words = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8")
     done = run_here(*words, "--why", "attention output", "--details")
     assert done.returncode == 0
@@ -456,9 +453,6 @@ def test_the_command_explains_a_line_and_lists_them_where_none_is_meant():
         assert rule in refused.stderr
         assert "feed-forward down" in refused.stderr
     assert run_here(*words, "--why", "norms", "--exact").returncode == 2
-
-
-def test_a_training_bill_explains_collectives_with_their_window():
     words = ("bill", "llama-3.1-70b", "-c", "4x8xh100-sxm", "-tp", "8", "-dp", "4", "--phase", "train", "--batch", "8")
     document = json.loads(run_here(*words, "--why", "dp gradients", "--json").stdout)
     assert document["way"]["window"] == "backward"

@@ -100,11 +100,14 @@ def test_one_more_client_neither_slows_nor_speeds_others_down(asked):
     assert np.all(np.diff(life) >= -1e-9 * life[1:])
 
 
-def test_a_lone_client_waits_for_nobody():
+def test_a_lone_client_waits_for_nobody_and_few_outputs_list_splits():
     net = network(1)
     passed = flow(net)
     assert (passed.ahead_s, passed.slot_s, passed.boundary_s) == (0, 0, 0)
     assert 1 / passed.per_s == pytest.approx(0.01 + 0.1 + 0.02 + 100 * 0.0101)
+    # Few output tokens: a prompt worker is busy with its first client already, and none was listed before.
+    found = plan("llama-3.1-8b", "2xh100-sxm", input_len=16000, output_len=4)
+    assert np.any(found.plans.mode == 1)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
@@ -211,12 +214,6 @@ def test_the_closed_form_is_the_mean_of_the_simulation():
     assert np.mean(np.abs(found[:, 0] - 1) < 0.1) > 0.9
 
 
-def test_splits_are_listed_where_prompts_are_nearly_all_there_is_to_do():
-    """Few output tokens: a prompt worker is busy with its first client already, and none was listed before."""
-    found = plan("llama-3.1-8b", "2xh100-sxm", input_len=16000, output_len=4)
-    assert np.any(found.plans.mode == 1)
-
-
 @pytest.mark.parametrize(
     ("model", "cluster", "words"),
     [("deepseek-v3", "2x8xh100-sxm", "two need 32"), ("llama-3.1-8b", "h100-sxm", "a worker needs 1 GPU, two need 2")],
@@ -259,7 +256,7 @@ def test_mooncake_moves_what_it_was_measured_to(tokens, measured_ms):
     assert (float(wire.alone_s) - q.engine.host.handover_s) * 1e3 == pytest.approx(measured_ms, rel=0.12)
 
 
-def test_small_blocks_cost_a_fetching_carrier_their_posting():
+def test_stages_that_leave_early_and_small_blocks_post_in_time():
     """80 layers, keys and values apart, 512 blocks of 16 tokens: 81,920 pieces of 3.75 us; blocks of 64 a quarter of that."""
     model, nixl = catalog.model("llama-3.1-70b"), carrier("nixl")
     assert pieces_sent(model, nixl, "vllm", 8192, 16, 8, 8) == 2 * 80 * 512
@@ -269,6 +266,13 @@ def test_small_blocks_cost_a_fetching_carrier_their_posting():
     assert pieces_sent(model, carrier("mooncake"), "vllm", 8192, 16, 8, 8) == 2 * 80
     assert pieces_sent(model, carrier("mooncake"), "sglang", 8192, 16, 4, 8) == 2 * 80 * 8192 * 2, "heads cut out of each token"
     assert pieces_sent(catalog.model("deepseek-r1"), nixl, "vllm", 8192, 16, 4, 8) == 61 * 128, "a latent has no heads to cut"
+    # NCCL sends a layer while the next is computed; so do requests in time.
+    words = {**APART, "tp": 8, "engine": "vllm", "concurrency": 4, "input_len": 8000, "output_len": 50}
+    place = catalog.cluster("2x8xh100-sxm", inter="100gbe")
+    late, early = (commtax.simulate("llama-3.1-70b", place, technique=f"kv-transfer={x}", **words) for x in ("mooncake", "nccl"))
+    assert early.served.moved_s < late.served.moved_s
+    timed = commtax.serve("llama-3.1-70b", place, technique="kv-transfer=nccl", num_prompts=60, **words)
+    assert np.mean(timed.columns["transfer_s"]) == pytest.approx(float(early.served.moved_s), rel=0.1)
 
 
 @settings(max_examples=25, deadline=None)
@@ -291,16 +295,6 @@ def test_more_stages_hide_no_less_and_never_more_than_either(moving, computing, 
         max(computing, moving / stages + (computing - computing / stages)) if moving <= computing else moving + computing / stages
     )
     assert computing + moving - few == pytest.approx(max(computing + moving / stages, last)), "as stages follow each other"
-
-
-def test_layers_that_leave_early_are_never_slower():
-    """NCCL sends a layer while the next is computed; so do requests in time."""
-    words = {**APART, "tp": 8, "engine": "vllm", "concurrency": 4, "input_len": 8000, "output_len": 50}
-    place = catalog.cluster("2x8xh100-sxm", inter="100gbe")
-    late, early = (commtax.simulate("llama-3.1-70b", place, technique=f"kv-transfer={x}", **words) for x in ("mooncake", "nccl"))
-    assert early.served.moved_s < late.served.moved_s
-    timed = commtax.serve("llama-3.1-70b", place, technique="kv-transfer=nccl", num_prompts=60, **words)
-    assert np.mean(timed.columns["transfer_s"]) == pytest.approx(float(early.served.moved_s), rel=0.1)
 
 
 def test_what_cannot_carry_here_is_refused():
@@ -353,7 +347,7 @@ def test_a_prefix_from_elsewhere_comes_later_than_one_at_hand(name, share):
     assert far.served.request_s - hand.served.request_s >= nbytes / rate * where.share
 
 
-def test_loading_pays_from_where_its_line_crosses_computing():
+def test_loading_pays_where_its_line_crosses_and_shares_full_steps():
     lengths = 2.0 ** np.arange(4, 12)
     assert break_even(lengths, 1e-3 + 1e-6 * lengths, 1e-5 * lengths) == pytest.approx(1e-3 / 9e-6)
     assert (break_even(lengths, lengths * 0, lengths), break_even(lengths, lengths, lengths * 0 + 1e-9)) == (16, np.inf)
@@ -361,6 +355,11 @@ def test_loading_pays_from_where_its_line_crosses_computing():
     remote = prefix_return(ask("llama-3.1-8b", "8xh200-sxm", tp=8, technique="kv-offload=remote"), 4096)
     assert 16 < remote.pays_from < 500
     assert remote.loaded_s < remote.computed_s
+    # The first requests of a benchmark: their own step is full, not only the wait before it.
+    words = {**APART, "prefill_workers": 2, "prefill_tp": 1, "prefill_dp": 4, "tp": 8, "engine": "sglang", "input_len": 1000}
+    words |= {"output_len": 150, "concurrency": 96, "num_prompts": 480, "max_num_batched_tokens": 32768, "kv_tokens": 400_000}
+    closed, timed = (verb("qwen3-30b-a3b", "2x8xh100-sxm", **words) for verb in (commtax.simulate, commtax.serve))
+    assert float(closed.ttft_s) == pytest.approx(float(np.mean(timed.columns["ttft_s"])), rel=0.12)
 
 
 @pytest.mark.filterwarnings("error")
@@ -370,14 +369,6 @@ def test_prompts_that_the_host_hides_cost_nothing_to_compute():
     assert break_even(lengths, lengths * 0 + 2.0, np.array([0.0, 0.0, 4.0, 8.0])) == 48
     eager = prefix_return(ask("mixtral-8x7b", "2x8xh200-sxm", tp=2, pp=2, eager=True, technique="kv-offload=host"), 2000)
     assert 16 < eager.pays_from < np.inf
-
-
-def test_requests_that_come_together_share_full_steps_in_closed_form_as_in_time():
-    """The first requests of a benchmark: their own step is full, not only the wait before it."""
-    words = {**APART, "prefill_workers": 2, "prefill_tp": 1, "prefill_dp": 4, "tp": 8, "engine": "sglang", "input_len": 1000}
-    words |= {"output_len": 150, "concurrency": 96, "num_prompts": 480, "max_num_batched_tokens": 32768, "kv_tokens": 400_000}
-    closed, timed = (verb("qwen3-30b-a3b", "2x8xh100-sxm", **words) for verb in (commtax.simulate, commtax.serve))
-    assert float(closed.ttft_s) == pytest.approx(float(np.mean(timed.columns["ttft_s"])), rel=0.12)
 
 
 DATA = tables(__file__)
@@ -406,7 +397,29 @@ def test_two_points_make_a_range(estimate, confidence):
     assert again.high == pytest.approx(estimate.high)
 
 
-def test_what_errs_by_nothing_is_kept_or_not():
+def test_rates_and_simulations_keep_their_limits_as_surely_as_they_say():
+    """Surer fleets have no fewer GPUs, and less room to grow."""
+    asked = {"request_rate": 12, "slo": {"p95_ttft": 0.4, "p99_itl": 0.04}, "num_prompts": 100, "processes": 1}
+    half, surer = (plan_fleet("llama-3.1-8b", "4xh100-sxm", disaggregated=False, **asked, confidence=c) for c in (0.5, 0.9))
+    assert half.plans
+    assert surer.plans
+    assert surer.plans[0].gpus >= half.plans[0].gpus
+    for trial in surer.plans:
+        assert trial.stretch > 1
+        assert all(trial.sure[name] <= limit for name, limit in trial.layout.question.goal.slo)
+        assert trial.kept >= 0.9 - 1e-9
+    same = next(
+        t for t in half.plans if (t.layout.question.plan, t.size) == (surer.plans[0].layout.question.plan, surer.plans[0].size)
+    )
+    assert same.growth >= surer.plans[0].growth
+    words = ("simulate", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--request-rate", 8, "--num-prompts", 200, "--output-len", 32)
+    free = json.loads(run_here(*words, "--json").stdout)
+    p99 = free["p99_tpot_ms"]
+    found = [json.loads(run_here(*words, "--tpot", f"{p99 * k:.4f}ms", "--json").stdout)["slo"] for k in (0.5, 0.98, 1.02, 2.0)]
+    odds = [slo["kept_with"] for slo in found]
+    assert (odds, (odds[0], odds[-1])) == (sorted(odds), (pytest.approx(0.1), 0.9))
+    assert 0.1 < odds[1] <= odds[2] < 0.9
+    assert "% do is at least 90%" in run_here(*words, "--tpot", f"{2 * p99:.4f}ms").stdout
     exact = Estimate(2.0, 2.0, 2.0)
     assert (exact.kept(2.0), exact.kept(1.9), exact.kept(math.inf), exact.sure(0.99)) == (1.0, 0.0, 1.0, 2.0)
 
@@ -509,34 +522,6 @@ def test_documents_and_the_page_say_how_sure():
     assert any("likely to meet" in line for line in usual["why"])
     assert usual["plans"][0]["tokens_per_s"] <= half["plans"][0]["tokens_per_s"]
     assert refused("plan", {**asked, "sure": "100"})[0] == 400
-
-
-def test_a_rate_is_held_as_surely_as_is_said():
-    """Surer fleets have no fewer GPUs, and less room to grow."""
-    asked = {"request_rate": 12, "slo": {"p95_ttft": 0.4, "p99_itl": 0.04}, "num_prompts": 100, "processes": 1}
-    half, surer = (plan_fleet("llama-3.1-8b", "4xh100-sxm", disaggregated=False, **asked, confidence=c) for c in (0.5, 0.9))
-    assert half.plans
-    assert surer.plans
-    assert surer.plans[0].gpus >= half.plans[0].gpus
-    for trial in surer.plans:
-        assert trial.stretch > 1
-        assert all(trial.sure[name] <= limit for name, limit in trial.layout.question.goal.slo)
-        assert trial.kept >= 0.9 - 1e-9
-    same = next(
-        t for t in half.plans if (t.layout.question.plan, t.size) == (surer.plans[0].layout.question.plan, surer.plans[0].size)
-    )
-    assert same.growth >= surer.plans[0].growth
-
-
-def test_a_simulation_says_how_surely_its_limits_are_kept():
-    words = ("simulate", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--request-rate", 8, "--num-prompts", 200, "--output-len", 32)
-    free = json.loads(run_here(*words, "--json").stdout)
-    p99 = free["p99_tpot_ms"]
-    found = [json.loads(run_here(*words, "--tpot", f"{p99 * k:.4f}ms", "--json").stdout)["slo"] for k in (0.5, 0.98, 1.02, 2.0)]
-    odds = [slo["kept_with"] for slo in found]
-    assert (odds, (odds[0], odds[-1])) == (sorted(odds), (pytest.approx(0.1), 0.9))
-    assert 0.1 < odds[1] <= odds[2] < 0.9
-    assert "% do is at least 90%" in run_here(*words, "--tpot", f"{2 * p99:.4f}ms").stdout
 
 
 @cache

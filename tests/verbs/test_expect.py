@@ -230,17 +230,14 @@ def test_6_pairs_and_replicas():
     assert step["tp4", 1] < step["tp2", 1], "we disagree with the thread here, and say so"
 
 
-def test_7_twice_the_bandwidth_changes_nothing_in_a_pipeline():
+def test_7_and_8_networks_between_hosts():
     """vllm 6610: 400 to 800 Gb/s between two GH200 with PP 2: no change."""
     found = compare_plans("llama-3.1-70b", "2x1xh200-sxm", ["pp2"], links=["roce-400", "ib-xdr"], batches=[1, 32])
     for batch in (1, 32):
         slow, fast = (found.at("pp2", link, batch).bill for link in ("roce-400", "ib-xdr"))
         assert float(slow.step_s) == pytest.approx(float(fast.step_s), rel=0.002)
         assert float(slow.comm_fraction) < 0.01
-
-
-def test_8_a_prompt_over_100_gigabit():
-    """LLMKube 1423: 709 ms of communication for a 2,048-token prompt at 109 Gb/s (another model)."""
+    # LLMKube 1423: 709 ms of communication for a 2,048-token prompt at 109 Gb/s (another model).
     place = catalog.cluster("2x8xh100-sxm", inter="100gbe")
     found = {n: commtax.bill("llama-3.1-70b", place, phase="prefill", context=2048, **p) for n, p in PLANS.items()}
     assert 0.2 < float(found["tp16"].exposed_comm_s) < 1.0
@@ -305,17 +302,13 @@ def test_12_and_13_how_many_gpus():
     assert not rows["tp2dp3"].fits
 
 
-def test_14_all_reduce_of_a_prefill_and_what_overlap_recovers():
+def test_14_overlap_of_a_prefill_and_the_command_of_every_question():
     """vllm 44677: Qwen3-32B, TP 4, 4 x 4,096 tokens: all-reduce 248 of 1,110 ms (19 % over all cases), 63 ms of it recovered."""
     words = {"tp": 4, "phase": "prefill", "batch": 4, "context": 4096}
     plain = commtax.bill("qwen3-32b", "4xh100-sxm", **words)
     assert 0.10 < float(plain.comm_fraction) < 0.25
     hidden = commtax.bill("qwen3-32b", "4xh100-sxm", overlap=0.25, **words)
     assert 0.02 < 1 - float(hidden.step_s) / float(plain.step_s) < 0.075
-
-
-def test_every_question_has_its_command():
-
     text = (ROOT / "docs" / "questions.md").read_text()
     assert text.count("\n## ") == 15
     assert text.count("```sh\ncommtax ") == 15

@@ -30,11 +30,17 @@ DATA = tables(__file__)
 GIB = 2**30
 
 
-def test_enough_logs_with_their_sources():
+def test_enough_logs_err_by_a_tenth_of_a_per_cent():
     assert len(LOGS) >= 25
     complete = [r for r in LOGS if r["complete"]]
     assert len(complete) >= 15
     assert all(r["source"].startswith("https://") and (r["complete"] or r["why_not"]) for r in LOGS)
+    errors = [
+        abs(of_log(r)[1].weights_bytes / GIB / r["logged"]["weights_gib"] - 1)
+        for r in LOGS
+        if r["complete"] and "weights_gib" in r["logged"]
+    ]
+    assert statistics.median(errors) < 0.001
 
 
 @each("row", [r for r in LOGS if r["complete"]], ids=name)
@@ -71,15 +77,6 @@ def test_incomplete_logs_stay_near(row):
     if "kv_tokens" in logged:
         assert fit.kv_tokens == pytest.approx(logged["kv_tokens"], rel=0.001), "tokens follow from the logged KV memory"
         assert fit.max_concurrency == pytest.approx(logged["max_concurrency"], rel=0.003)
-
-
-def test_the_typical_error_is_a_tenth_of_a_per_cent():
-    errors = [
-        abs(of_log(r)[1].weights_bytes / GIB / r["logged"]["weights_gib"] - 1)
-        for r in LOGS
-        if r["complete"] and "weights_gib" in r["logged"]
-    ]
-    assert statistics.median(errors) < 0.001
 
 
 @pytest.mark.parametrize(("tp", "tokens"), [(1, 65_536), (2, 131_072)])
@@ -191,13 +188,23 @@ def test_tp_is_searched_beside_a_pipeline_and_large_hosts_are_noted():
     assert (catalog.cluster("2xh100-nvl").intra.kind, catalog.cluster("8xh100-nvl").intra.kind) == ("nvlink", "pcie")
 
 
-def test_training_fit():
+def test_training_fits_and_advises_to_split_sequences_first():
     small = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, zero=3, batch=1, context=4096, engine="fsdp", recompute="full")
     assert small.fits
     big = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=1)
     assert not big.fits
     assert big.shortfall_bytes == pytest.approx(big.memory.total - big.budget_bytes)
     assert big.advice[0].startswith("--zero 2 (")
+    # 70B with TP 8 x PP 4 at 8,192 tokens: both fit, and sequence parallelism repeats no product.
+    unfit = {"tp": 8, "pp": 4, "dp": 2, "batch": 64, "context": 8192, "zero": 1}
+    advice = commtax.train_fit("llama-2-70b", "8x8xh100-sxm", **unfit).advice
+    assert [words.split(" (")[0] for words in advice] == ["--sequence-parallel", "--recompute full"]
+    explained = ExplainedStep(commtax.train_bill("llama-2-70b", "8x8xh100-sxm", **unfit))
+    assert f"It would fit with {advice[0]}." in explained.sentence
+    asked = {"batch": 8, "context": 32768}
+    many = commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=np.array([1, 8]), dp=np.array([8, 1]), **asked)
+    each = [commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=tp, dp=8 // tp, **asked) for tp in (1, 8)]
+    assert fits(many).tolist() == [fits(one) for one in each]
 
 
 TYPED = {"-tp": "tp", "-pp": "pp", "--zero": "zero", "--recompute": "recompute", "--micro-batch": "micro_batch"}
@@ -224,15 +231,6 @@ def test_advice_to_training_works_when_it_is_typed_and_the_fastest_comes_first(m
     )
 
 
-def test_splitting_sequences_is_advised_before_recomputing_everything():
-    """70B with TP 8 x PP 4 at 8,192 tokens: both fit, and sequence parallelism repeats no product."""
-    unfit = {"tp": 8, "pp": 4, "dp": 2, "batch": 64, "context": 8192, "zero": 1}
-    advice = commtax.train_fit("llama-2-70b", "8x8xh100-sxm", **unfit).advice
-    assert [words.split(" (")[0] for words in advice] == ["--sequence-parallel", "--recompute full"]
-    explained = ExplainedStep(commtax.train_bill("llama-2-70b", "8x8xh100-sxm", **unfit))
-    assert f"It would fit with {advice[0]}." in explained.sentence
-
-
 @pytest.mark.parametrize(
     ("chip", "tp", "tokens", "rows", "share"),
     [  # SGLang's ServerArgs by hand: MiB kept = 512 + 1.5 x tokens + 2 x rows + 128 x tp, at least 10 GiB above 60 GiB
@@ -251,12 +249,18 @@ def test_limits_follow_the_chips_memory(chip, tp, tokens, rows, share):
     assert found.question.limits.gpu_memory_utilization == pytest.approx(share, abs=1e-3)
 
 
-def test_a_small_chip_serves_what_it_serves():
+def test_caches_are_of_each_rank_and_of_small_chips():
     small = commtax.fit("llama-3.1-8b", "1xrtx-4090", tp=1, engine="sglang", max_model_len=4096)
     assert small.fits
     wide = commtax.fit("llama-3.1-8b", "1xrtx-4090", tp=1, engine="sglang", max_model_len=4096, max_num_batched_tokens=8192)
     assert not wide.fits, "chunks of 8,192 reserve 9 GiB more"
     assert commtax.simulate("llama-3.1-8b", "1xrtx-4090", engine="sglang", input_len=4096).steps.chunks == 2
+    words = ("fit", "qwen3-30b-a3b", "--cluster", "4xh100-sxm", "-tp", "1")
+    ranks, alone = (" ".join(run_here(*words, *more).stdout.split()) for more in (("-dp", "4", "-ep", "4"), ()))
+    tokens = int(re.search(r"GPU KV cache size: ([\d,]+) tokens", ranks)[1].replace(",", ""))
+    held = int(re.search(r"per data-parallel rank, all 4 hold ([\d,]+) tokens", ranks)[1].replace(",", ""))
+    assert abs(held - 4 * tokens) <= 4
+    assert "data-parallel rank" not in alone
 
 
 @given(st.sampled_from(sorted(catalog.keys("chips"))), st.sampled_from(["vllm", "sglang", "trtllm"]), st.sampled_from([1, 2, 4, 8]))
@@ -267,19 +271,3 @@ def test_more_memory_never_means_smaller_limits(chip, engine, tp):
     assert here.serves.max_seqs <= more.serves.max_seqs
     assert largest_graph(tp, here) <= largest_graph(tp, more)
     assert on_chip(more, catalog.chip(chip)) == here, "an engine that was on another chip"
-
-
-def test_each_of_many_trained_steps_fits_or_does_not():
-    asked = {"batch": 8, "context": 32768}
-    many = commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=np.array([1, 8]), dp=np.array([8, 1]), **asked)
-    each = [commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=tp, dp=8 // tp, **asked) for tp in (1, 8)]
-    assert fits(many).tolist() == [fits(one) for one in each]
-
-
-def test_a_cache_of_each_data_parallel_rank_is_said_to_be_one():
-    words = ("fit", "qwen3-30b-a3b", "--cluster", "4xh100-sxm", "-tp", "1")
-    ranks, alone = (" ".join(run_here(*words, *more).stdout.split()) for more in (("-dp", "4", "-ep", "4"), ()))
-    tokens = int(re.search(r"GPU KV cache size: ([\d,]+) tokens", ranks)[1].replace(",", ""))
-    held = int(re.search(r"per data-parallel rank, all 4 hold ([\d,]+) tokens", ranks)[1].replace(",", ""))
-    assert abs(held - 4 * tokens) <= 4
-    assert "data-parallel rank" not in alone

@@ -83,7 +83,7 @@ def test_keywords_are_explained_and_take_lists():
     assert listed.step_s.tolist() == array.step_s.tolist()
 
 
-def test_microbatches_are_those_that_were_given():
+def test_microbatches_and_stages_are_those_that_were_given():
     """Of what is sent and held; else they follow from batch and micro_batch."""
     words = {"pp": 4, "micro_batch": 2}
     given, follows = {"microbatches": 8}, {"batch": 16}
@@ -93,6 +93,11 @@ def test_microbatches_are_those_that_were_given():
     assert held[0] == held[1]
     with pytest.raises(ValueError, match="microbatches=0"):
         commtax.train_fit("llama-3.1-8b", "8xh100-sxm", **words, microbatches=0)
+    said = run_here("plan", "llama-3.1-70b", "-c", "8xh100-sxm", "--max-concurrency", "7", "--no-disaggregated").stdout
+    assert "of them wait" not in said
+    assert "8 stages share 7 requests, so 1 stage idles" in said
+    plain, eager = (commtax.fit(*LLAMA, tp=1, **how) for how in ({}, {"eager": True}))
+    assert plain.graph_bytes > eager.graph_bytes == 0
 
 
 @pytest.mark.parametrize("verb", ["fit", "train_fit"])
@@ -143,11 +148,6 @@ def test_what_slows_a_step_slows_those_who_wait_for_it(changes):
     limited = {"objective": "latency", "disaggregated": False}
     plain, slow = (commtax.plan(*LLAMA, **limited, **how) for how in ({}, changes))
     assert slow.plans.tpot_s[0] > plain.plans.tpot_s[0]
-
-
-def test_graphs_take_no_memory_where_there_are_none():
-    plain, eager = (commtax.fit(*LLAMA, tp=1, **how) for how in ({}, {"eager": True}))
-    assert plain.graph_bytes > eager.graph_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,3 @@ def test_lengths_that_nobody_says_are_one_set():
         said = run_here(words[0], "llama-3.1-8b", "-c", place, *words[1:]).stdout
         assert "1,024 tokens in" in said
         assert "128 out" in said
-
-
-def test_stages_without_a_request_idle_and_requests_do_not_wait():
-    said = run_here("plan", "llama-3.1-70b", "-c", "8xh100-sxm", "--max-concurrency", "7", "--no-disaggregated").stdout
-    assert "of them wait" not in said
-    assert "8 stages share 7 requests, so 1 stage idles" in said

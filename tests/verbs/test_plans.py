@@ -46,13 +46,19 @@ def test_what_is_no_plan(text):
         parse_plan(text)
 
 
-def test_a_batch_is_shared_out_over_replicas():
+def test_batches_are_shared_out_and_break_even_at_their_bandwidth():
     found = compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp8", "dp8", "tp4dp2"], batches=[64])
     rows = {r.plan: r for r in found.rows}
     assert rows["dp8"].bill.step_s == commtax.bill("llama-3.1-8b", "8xh100-sxm", dp=8, batch=8).step_s
     assert rows["dp8"].tokens_per_s == pytest.approx(64 / float(rows["dp8"].bill.step_s))
     few = compare_plans("llama-3.1-8b", "8xh100-sxm", ["dp8"], batches=[2]).rows[0]
     assert few.tokens_per_s == pytest.approx(2 / float(few.bill.step_s)), "idle replicas earn nothing"
+    found = compare_plans("llama-3.1-8b", "8xl40s", ["tp1", "tp8"], batches=[16])
+    flips = [f for f in found.break_evens if f.axis == "bandwidth"]
+    assert [(f.first, f.then) for f in flips] == [("tp1", "tp8")]
+    factor = flips[0].at / catalog_rate("8xl40s")
+    below, above = (commtax.bill("llama-3.1-8b", "8xl40s", tp=8, batch=16, bandwidth_scale=factor * x).step_s for x in (0.95, 1.05))
+    assert above < commtax.bill("llama-3.1-8b", "8xl40s", batch=16).step_s < below
 
 
 @given(st.sampled_from(["llama-3.1-8b", "qwq-32b", "mixtral-8x7b"]), st.sampled_from(["8xh100-sxm", "8xl40s"]), st.integers(1, 64))
@@ -74,15 +80,6 @@ def test_the_order_flips_where_it_is_said_to(model, cluster, batch):
         if flip.axis == "sequences":
             after = np.arange(int(flip.at), 1025, 37)
             assert np.all(step(b, after) < step(a, after))
-
-
-def test_bandwidth_break_even_holds_on_a_link_of_that_rate():
-    found = compare_plans("llama-3.1-8b", "8xl40s", ["tp1", "tp8"], batches=[16])
-    flips = [f for f in found.break_evens if f.axis == "bandwidth"]
-    assert [(f.first, f.then) for f in flips] == [("tp1", "tp8")]
-    factor = flips[0].at / catalog_rate("8xl40s")
-    below, above = (commtax.bill("llama-3.1-8b", "8xl40s", tp=8, batch=16, bandwidth_scale=factor * x).step_s for x in (0.95, 1.05))
-    assert above < commtax.bill("llama-3.1-8b", "8xl40s", batch=16).step_s < below
 
 
 def catalog_rate(name):
@@ -215,13 +212,21 @@ def test_bad_ranges(text):
         parse_over(text)
 
 
-def test_cells_agree_in_table_csv_and_json():
+def test_cells_and_their_mistakes_agree_in_every_form():
     words = ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--over", "tp=1,2,4,8", "--over", "batch=1,64")
     rows = json.loads(run(*words, "--json").stdout)["rows"]
     lines = list(csv.DictReader(io.StringIO(run(*words, "--csv").stdout)))
     assert len(rows) == len(lines) == 8
     assert [float(x["step_s"]) for x in lines] == pytest.approx([x["step_s"] for x in rows])
     assert "tokens/s" in run(*words).stdout
+    for words, says in (
+        (("--over", "tp=3,5"), "nothing on this range is legal"),
+        (("--over", "tp=1", "--over", "tp=2"), "two different axes"),
+        (("--over", "batch=1:4", "--plot", "x.txt"), "must end in"),
+    ):
+        done = run("llama-3.1-8b", "--cluster", "8xh100-sxm", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert says in done.stderr
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
@@ -233,17 +238,6 @@ def test_plot(tmp_path, suffix):
     assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
     if suffix == "svg":
         assert b"ideal" in content or b"tensor-parallel size" in content or len(content) > 10_000
-
-
-def test_mistakes_of_a_comparison():
-    for words, says in (
-        (("--over", "tp=3,5"), "nothing on this range is legal"),
-        (("--over", "tp=1", "--over", "tp=2"), "two different axes"),
-        (("--over", "batch=1:4", "--plot", "x.txt"), "must end in"),
-    ):
-        done = run("llama-3.1-8b", "--cluster", "8xh100-sxm", *words)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert says in done.stderr
 
 
 def test_prefill_is_compared_by_prompts():

@@ -75,7 +75,7 @@ def test_the_document_tells_times_with_ranges_and_its_audit_agrees(document, tmp
     assert "tp 1 is assumed" in untold.stdout, "no seconds are judged by a plan that nobody told"
 
 
-def test_nothing_queues_in_an_idle_server():
+def test_nothing_queues_in_an_idle_server_and_one_token_has_no_gap():
     """The time that an engine takes for any request is told apart, however long it is."""
     idle = commtax.serve("gpt-oss-20b", PLACE, engine="sglang", request_rate=0.1, num_prompts=20)
     fixed = idle.question.engine.host.request_s
@@ -83,6 +83,13 @@ def test_nothing_queues_in_an_idle_server():
     (told,) = [note for note in outcome_document(idle, Slo())["notes"] if "fixed time per request" in note]
     assert f"{format_seconds(fixed)} of each TTFT, is fitted on published runs" in told
     assert "an idle server may take less" in told
+    done = run_here("simulate", MODEL, "-c", PLACE, "--output-len", "1", "--num-prompts", "20", "--request-rate", "5", "--json")
+    document = json.loads(done.stdout)
+    assert document["mean_tpot_ms"] is None
+    assert document["p99_itl_ms"] is None
+    told = run_here("simulate", MODEL, "-c", PLACE, "--output-len", "1", "--request-rate", "5").stdout
+    assert " 1 out;" in told
+    assert re.search(r"TPOT +–", told)
 
 
 @settings(max_examples=15)
@@ -91,16 +98,6 @@ def test_lengths_have_the_mean_that_was_asked_for(mean, spread):
     lengths = _lengths(mean, spread)
     assert lengths.kind == "constant" or (lengths.low + lengths.high) / 2 == mean
     assert mean > 1 or np.all(draw_lengths(lengths, 50, np.random.default_rng(0)) == 1)
-
-
-def test_one_output_token_has_no_time_between_tokens():
-    done = run_here("simulate", MODEL, "-c", PLACE, "--output-len", "1", "--num-prompts", "20", "--request-rate", "5", "--json")
-    document = json.loads(done.stdout)
-    assert document["mean_tpot_ms"] is None
-    assert document["p99_itl_ms"] is None
-    told = run_here("simulate", MODEL, "-c", PLACE, "--output-len", "1", "--request-rate", "5").stdout
-    assert " 1 out;" in told
-    assert re.search(r"TPOT +–", told)
 
 
 @pytest.mark.parametrize(("words", "code", "first"), DATA["what_is_wrong_is_said_first_and_is_the_exit_code"])
@@ -156,13 +153,7 @@ def test_the_closed_form_stays_what_it_was_and_seeds_are_bytes():
     assert command(*words).stdout != command(*words, "--seed", "1").stdout
 
 
-def test_parts_of_a_question_share_no_names():
-    """``but`` gives a field to the one part that has it."""
-    names = [name for part in PARTS.values() for name in part]
-    assert len(names) == len(set(names))
-
-
-def test_limits_as_vllm_spells_them():
+def test_limits_as_vllm_spells_them_and_parts_share_no_names():
     assert normalise(["--goodput", "ttft:300", "tpot:20", "--json"]) == ["--goodput", "ttft:300", "--goodput", "tpot:20", "--json"]
     o = served(request_rate=40)
     slo = slo_of(["ttft:60", "tpot:14", "e2el:900"])
@@ -171,9 +162,12 @@ def test_limits_as_vllm_spells_them():
     assert 0 < slo.share(o) < 1
     assert (slo.share(o), slo.goodput(o)) == (kept.mean(), pytest.approx(kept.mean() * o.requests_per_s))
     assert Slo().kept(o)
+    # ``but`` gives a field to the one part that has it.
+    names = [name for part in PARTS.values() for name in part]
+    assert len(names) == len(set(names))
 
 
-def test_a_saved_run_is_a_trace_that_gives_the_same(tmp_path):
+def test_saved_runs_give_the_same_and_files_of_one_run(tmp_path):
     for words in ({}, {"unique_prompts": 20, "shared_prefix": 64}):
         o = served(**words)
         arrivals.write(o.as_sent, tmp_path / "run.csv.gz", o.results, "save")
@@ -182,6 +176,10 @@ def test_a_saved_run_is_a_trace_that_gives_the_same(tmp_path):
     saved = command("--request-rate", "10", "--save", tmp_path / "saved.csv")
     assert (saved.returncode, (tmp_path / "saved.csv").read_text().count("\n")) == (0, 201)
     assert len(commtax.serve(MODEL, PLACE, trace=tmp_path / "saved.csv", num_prompts=50).stream) == 50
+    done = command("--request-rate", "10", "--plot", tmp_path / "one.svg", "--timeline", tmp_path / "one.json")
+    assert done.returncode == 0
+    assert (tmp_path / "one.svg").stat().st_size > 1000
+    assert len(json.loads((tmp_path / "one.json").read_text())["traceEvents"]) > 100
 
 
 def test_a_sweep_finds_the_knee_between_points_that_grow_by_half_an_octave(tmp_path):
@@ -218,13 +216,6 @@ def test_a_timeline_is_in_order_and_lanes_do_one_thing_at_a_time(plan):
     assert (len(few.lane), left_out) == (10, len(shown.lane) - 10)
 
 
-def test_files_of_one_run(tmp_path):
-    done = command("--request-rate", "10", "--plot", tmp_path / "one.svg", "--timeline", tmp_path / "one.json")
-    assert done.returncode == 0
-    assert (tmp_path / "one.svg").stat().st_size > 1000
-    assert len(json.loads((tmp_path / "one.json").read_text())["traceEvents"]) > 100
-
-
 @pytest.mark.parametrize(("words", "cause"), DATA["the_tail_is_put_down_to_what_makes_it"])
 def test_the_tail_is_put_down_to_what_makes_it(words, cause):
     o = served(num_prompts=400, **words)
@@ -233,12 +224,19 @@ def test_the_tail_is_put_down_to_what_makes_it(words, cause):
     assert sum(tail.more_s.values()) == pytest.approx(tail.p99_s - tail.median_s, rel=0.5)
 
 
-def test_slow_gaps_are_steps_with_prompts():
+def test_slow_gaps_are_steps_with_prompts_and_usage_is_accounted():
     ranks = commtax.serve("deepseek-v3", "2x8xh200-sxm", tp=8, dp=2, ep=16, request_rate=6, num_prompts=100)
     assert gaps(ranks).with_prompts + gaps(ranks).behind > 0.9
     assert gaps(served(request_rate=20)).with_prompts > 0.9
     assert gaps(served(request_rate=20, engine="sglang")).stalled > 0.9
     assert gaps(served(request_rate=20, disaggregated=True)).with_prompts == 0
+    alone, wide = served(), served(tp=8)
+    assert usage_of(alone).comm_share == 0
+    assert 0.1 < usage_of(wide).comm_share < 0.9
+    assert usage_of(served(prefix_cache=0.5)).hit_rate == pytest.approx(0.5, abs=0.01)
+    assert usage_of(served(unique_prompts=1, spread=0)).hit_rate > 0.9
+    log = alone.log
+    assert usage_of(alone).mean_batch == pytest.approx(log["decodes"] @ figures.seconds(log) / figures.seconds(log).sum())
 
 
 @pytest.mark.parametrize("plan", DATA["gaps_add_up_to_the_time_between_first_and_last_tokens"])
@@ -248,16 +246,6 @@ def test_gaps_add_up_to_the_time_between_first_and_last_tokens(plan):
     c = o.columns
     assert times @ counts == pytest.approx((c["done_s"] - c["first_s"]).sum(), rel=1e-6)
     assert counts.sum() == (c["output_len"] - 1).sum()
-
-
-def test_usage_of_what_is_known():
-    alone, wide = served(), served(tp=8)
-    assert usage_of(alone).comm_share == 0
-    assert 0.1 < usage_of(wide).comm_share < 0.9
-    assert usage_of(served(prefix_cache=0.5)).hit_rate == pytest.approx(0.5, abs=0.01)
-    assert usage_of(served(unique_prompts=1, spread=0)).hit_rate > 0.9
-    log = alone.log
-    assert usage_of(alone).mean_batch == pytest.approx(log["decodes"] @ figures.seconds(log) / figures.seconds(log).sum())
 
 
 def test_who_watches_may_stop_a_run_and_has_what_was_answered():
@@ -284,7 +272,7 @@ def test_who_watches_may_stop_a_run_and_has_what_was_answered():
         run_requests(asked, stopped)
 
 
-def test_a_pasted_benchmark_is_simulated_and_one_client_is_the_closed_form():
+def test_a_closed_loop_knows_what_is_cached_and_a_pasted_benchmark():
     server, load = "vllm serve meta-llama/Llama-3.1-8B -tp 2", "--random-input-len 512 --random-output-len 64 --num-prompts 100"
     bench_of = f"vllm bench serve --model meta-llama/Llama-3.1-8B {load} --max-concurrency 8"
     timed = json.loads(
@@ -299,10 +287,7 @@ def test_a_pasted_benchmark_is_simulated_and_one_client_is_the_closed_form():
     assert timed.statistic("tpot_mean") == pytest.approx(closed.tpot_s, rel=0.02)
     assert not timed.overloaded
     assert timed.offered_rate == inf
-
-
-def test_a_closed_loop_knows_what_is_cached():
-    """In closed form as in time: prompts that are found in the cache are not computed, but read."""
+    # In closed form as in time: prompts that are found in the cache are not computed, but read.
     words = {"concurrency": 32, "input_len": 4096, "output_len": 128}
     loops = []
     for hit in (0.0, 0.5, 0.95):

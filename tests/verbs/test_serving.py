@@ -104,11 +104,22 @@ def test_a_long_benchmark_tends_to_the_steady_state_and_an_array_is_its_elements
     assert s.legal.tolist() == [True, False]
 
 
-def test_the_cache_limits_what_runs():
+def test_caches_limit_what_runs_by_hand():
     s = commtax.simulate("llama-3.1-70b", PLACE, tp=4, concurrency=400, input_len=8000, output_len=1000)
     assert s.running == pytest.approx(s.kv_tokens / 8500, rel=0.03)
     assert s.served.slot_s > 0
     assert any("run at once" in note for note in s.notes)
+    # 10,000 tokens, 900 in and 100 out, 950 held on average: 10.5 run, and each pushes out 100/950 of another.
+    vllm, load = catalog.engine("vllm"), ClosedLoopLoad(40, 900, 100, spread=0.0)
+    seqs = running_requests(load, vllm, 10_000, 99)
+    full = pressure(load, vllm, 10_000, seqs)
+    assert (seqs, full.recomputed) == (pytest.approx(10_000 / 950), pytest.approx(OUTGROWN * 100 / 950))
+    assert pressure(ClosedLoopLoad(8, 900, 100), vllm, 10_000, 8).recomputed < 0.01
+    assert pressure(load, vllm, 10_000, seqs, fed=5).recomputed < 0.01  # who waits for its prompt holds nothing
+    assert pressure(load, catalog.engine("trtllm"), 10_000, 10) == Pressure()
+    quiet, crowded = (closed_loop(load, Steps(1.0, 3.0), seqs, 1.0, vllm, p) for p in (Pressure(), full))
+    assert crowded.tpot_s > quiet.tpot_s
+    assert crowded.stretch_s - quiet.stretch_s == pytest.approx((seqs - 1) * full.recomputed * 2 / 99)
 
 
 def test_waiting_by_hand():
@@ -134,21 +145,7 @@ def test_waiting_by_hand():
     assert float(few.stretch_s) == 0  # one client for all ranks
 
 
-def test_a_full_cache_by_hand():
-    """10,000 tokens, 900 in and 100 out, 950 held on average: 10.5 run, and each pushes out 100/950 of another."""
-    vllm, load = catalog.engine("vllm"), ClosedLoopLoad(40, 900, 100, spread=0.0)
-    seqs = running_requests(load, vllm, 10_000, 99)
-    full = pressure(load, vllm, 10_000, seqs)
-    assert (seqs, full.recomputed) == (pytest.approx(10_000 / 950), pytest.approx(OUTGROWN * 100 / 950))
-    assert pressure(ClosedLoopLoad(8, 900, 100), vllm, 10_000, 8).recomputed < 0.01
-    assert pressure(load, vllm, 10_000, seqs, fed=5).recomputed < 0.01  # who waits for its prompt holds nothing
-    assert pressure(load, catalog.engine("trtllm"), 10_000, 10) == Pressure()
-    quiet, crowded = (closed_loop(load, Steps(1.0, 3.0), seqs, 1.0, vllm, p) for p in (Pressure(), full))
-    assert crowded.tpot_s > quiet.tpot_s
-    assert crowded.stretch_s - quiet.stretch_s == pytest.approx((seqs - 1) * full.recomputed * 2 / 99)
-
-
-def test_an_engines_limit_throws_nobody_out():
+def test_an_engines_limit_throws_nobody_out_and_clients_wait_for_front_ends():
     """8 may run and the cache is nearly empty: the others wait for their first token, not between tokens.
 
     Of 8 clients one is on its way through the server at times; of 64 another takes its place.
@@ -160,9 +157,6 @@ def test_an_engines_limit_throws_nobody_out():
     out = command("llama-3.1-8b", "--cluster", "1xh100-sxm", "--input-len", "8000", "--output-len", "1000", "--concurrency", "99")
     assert "preempted" in out.stdout
     assert "waiting for the front end" not in out.stdout
-
-
-def test_clients_wait_for_limits_and_front_ends_only():
     four, five, six = (simulate(dp=2, concurrency=n) for n in (4, 5, 6))
     assert (five.running, five.served.slot_s) == (2.5, 0)
     assert four.ttft_s < five.ttft_s < six.ttft_s
@@ -245,11 +239,16 @@ def test_a_client_more_costs_no_throughput(engine, spread, tokens_in, tokens_out
     assert np.all(np.diff(s.ttft_s) >= -1e-9 * s.ttft_s[1:])
 
 
-def test_one_output_token_is_all_prompts():
-    """Each other client's prompt is computed once while one waits: four clients get more answers than two, and none decodes.
-
-    A client is on its way through the server for about 1 % of the time, and its prompt is then not ahead.
-    """
+def test_lengths_vary_and_single_outputs_are_all_prompts():
+    """Equal lengths are a choice: nobody's users answer in lockstep."""
+    words = {"concurrency": 32, "input_len": 8000}
+    usual, varied, equal = simulate(**words), simulate(spread=0.5, **words), simulate(spread=0.0, **words)
+    assert (usual.ttft_s, usual.tpot_s, usual.requests.spread) == (varied.ttft_s, varied.tpot_s, 0.5)
+    assert equal.ttft_s > usual.ttft_s, "two prompts of others come first, in every step"
+    assert any("vary by ±50% (--spread 0 makes them equal" in note for note in usual.notes)
+    assert any("lockstep; --spread 0.5" in note for note in equal.notes)
+    # Each other client's prompt is computed once while one waits: four clients get more answers than two, and none decodes. A
+    # client is on its way through the server for about 1 % of the time, and its prompt is then not ahead.
     few, more = (simulate(engine="vllm", concurrency=n, input_len=8000, output_len=1) for n in (2, 4))
     assert more.requests_per_s >= few.requests_per_s
     assert (more.served.ahead, more.served.boundary_s) == (pytest.approx(3, rel=0.01), 0)
@@ -264,16 +263,6 @@ def test_workers_without_a_client_do_nothing(workers):
     assert found.ttft_s > found.served.prefill_s
     if workers > 2:
         assert found.ttft_s == pytest.approx(float(simulate(decode_workers=2, **words).ttft_s))
-
-
-def test_lengths_vary_unless_told():
-    """Equal lengths are a choice: nobody's users answer in lockstep."""
-    words = {"concurrency": 32, "input_len": 8000}
-    usual, varied, equal = simulate(**words), simulate(spread=0.5, **words), simulate(spread=0.0, **words)
-    assert (usual.ttft_s, usual.tpot_s, usual.requests.spread) == (varied.ttft_s, varied.tpot_s, 0.5)
-    assert equal.ttft_s > usual.ttft_s, "two prompts of others come first, in every step"
-    assert any("vary by ±50% (--spread 0 makes them equal" in note for note in usual.notes)
-    assert any("lockstep; --spread 0.5" in note for note in equal.notes)
 
 
 def test_experts_are_popular_and_fill_their_tiles_one_by_one():
@@ -309,24 +298,13 @@ def test_bad_input_is_named(words, text):
         simulate(**words)
 
 
-def test_disaggregated_decoding_is_not_stretched():
+def test_workers_are_counted_and_do_not_stretch_decoding():
     together = simulate(concurrency=64, input_len=4096)
     apart = simulate(concurrency=64, input_len=4096, disaggregated=True, prefill_workers=2, decode_workers=1, num_prompts=640)
     assert apart.tpot_s == pytest.approx(float(apart.steps.decode_s))
     assert apart.tpot_s < together.tpot_s
     assert apart.served.ahead > 0.1 * (64 / 2 - 1) / 2, "the burst of the start, and the queue after it"
     assert (apart.num_gpus, together.num_gpus) == (3, 1)
-
-
-def test_requests_longer_than_the_model_are_refused_unless_servers_are_told_to_take_them():
-    with pytest.raises(Refusal, match="131,072 positions"):
-        simulate(input_len=131_000, output_len=128)
-    told = simulate(input_len=131_000, output_len=128, max_model_len=262_144)
-    assert any("131,072 positions" in note for note in told.notes)
-    assert not any("positions" in note for note in simulate().notes)
-
-
-def test_workers_are_counted_and_must_fit():
     words = ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--disaggregated", "-tp", "4", "--concurrency", "64")
     done = command(*words, "--prefill-workers", "4", "--prefill-tp", "2", "--decode-workers", "2")
     assert "16 GPUs = 4 x TP 2 for prompts + 2 x TP 4 for decoding" in done.stdout
@@ -338,6 +316,27 @@ def test_workers_are_counted_and_must_fit():
     assert (small.returncode, "KV cache of a prompt worker no room" in " ".join(small.stdout.split())) == (1, True)
 
 
+def test_long_requests_are_refused_everywhere_unless_told(tmp_path):
+    with pytest.raises(Refusal, match="131,072 positions"):
+        simulate(input_len=131_000, output_len=128)
+    told = simulate(input_len=131_000, output_len=128, max_model_len=262_144)
+    assert any("131,072 positions" in note for note in told.notes)
+    assert not any("positions" in note for note in simulate().notes)
+    with pytest.raises(Refusal, match="nearest valid input_len: 130944"):
+        commtax.simulate("llama-3.1-70b", "4xh100", tp=4, input_len=200_000)
+    asked = ("compare", "llama-3.1-8b", "-c", "2xh100", "--plans", "tp1,tp2")
+    assert "belongs to whole requests" in run_here(*asked, "--max-model-len", "8000").stderr
+    assert run_here(*asked, "--from", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 512").returncode == 0
+    assert "are more than the 131,072 positions" in run_here(*ASKED, "--input-len", "200000", "--max-model-len", "262144").stdout
+    saved = tmp_path / "requests.csv"
+    result = run_here(*ASKED, "--input-len", "100000", "--num-prompts", "60", "--save", str(saved))
+    rows = list(csv.DictReader(saved.read_text().splitlines()))
+    assert result.returncode == 0
+    assert 125_000 < max(int(row["input_tokens"]) + int(row["output_tokens"]) for row in rows) <= 131_072
+    said = run_here(*ASKED, "--input-len", "100000").stdout
+    assert "lengths vary by ±30.9% only, so that none is longer than the 131,072 tokens" in " ".join(said.split())
+
+
 DAILY = "source_file=2026-04-06.csv; silicon_concurrency=64; measured=2025-10-29"
 
 
@@ -346,16 +345,13 @@ def row(**columns):
     return plain | columns
 
 
-def test_a_row_is_a_question():
+def test_a_row_is_a_question_with_its_habits():
     asked = question(row())
     assert (asked["model"].key, asked["cluster"].key) == ("qwen3-32b", PLACE)
     assert (asked["engine"].key, asked["engine"].version) == ("vllm", "0.12.0")
     assert asked["engine"] == catalog.engine("vllm@0.12.0"), "no recipe concerns it"
     assert (asked["tp"], asked["concurrency"], asked["num_prompts"], asked["spread"]) == (8, 8, 80, 0.0)
     assert measured_means(row()) == {"ttft_s": pytest.approx(0.0918), "tpot_s": pytest.approx(0.00796)}
-
-
-def test_rows_with_habits_of_their_own():
     drawn = question(row(silicon_data_source=DAILY, batch_size=""))
     assert (drawn["concurrency"], drawn["input_len"], round(drawn["spread"], 3)) == (64, 922, 0.111)
     shared = question(
@@ -444,7 +440,7 @@ def test_the_command_prints_a_document_or_refuses_in_one_line():
     assert "num_prompts" in done.stderr
 
 
-def test_one_output_token_has_no_time_between_tokens():
+def test_the_command_tells_what_does_not_fit_and_what_has_no_time():
     words = ("llama-3.1-8b", "--cluster", PLACE, "--output-len", "1", "--concurrency")
     for clients in ("4", "1,8"):
         run = json.loads(command(*words, clients, "--json").stdout)["runs"][0]
@@ -452,9 +448,6 @@ def test_one_output_token_has_no_time_between_tokens():
         assert run["e2e_s"] == pytest.approx(run["ttft_s"])
     assert "TPOT –" in command(*words, "4").stdout
     assert "of TPOT" not in command(*words, "4").stdout
-
-
-def test_what_does_not_fit_is_said_first():
     for clients in ("4", "1,8"):
         done = command("llama-3.1-70b", "--cluster", "1xh100-sxm", "--concurrency", clients)
         assert (done.returncode, done.stdout.startswith("It does not fit: weights leave the KV cache of a replica no room")) == (
@@ -524,23 +517,6 @@ def test_all_that_price_whole_requests_hold_them_to_the_limit(words: tuple[str, 
     assert run_here(*asked, "8100").returncode == 0
 
 
-def test_a_longest_request_belongs_to_whole_requests_and_is_taken_at_its_word() -> None:
-    asked = ("compare", "llama-3.1-8b", "-c", "2xh100", "--plans", "tp1,tp2")
-    assert "belongs to whole requests" in run_here(*asked, "--max-model-len", "8000").stderr
-    assert run_here(*asked, "--from", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 512").returncode == 0
-    assert "are more than the 131,072 positions" in run_here(*ASKED, "--input-len", "200000", "--max-model-len", "262144").stdout
-
-
-def test_only_the_tail_of_the_lengths_is_cut(tmp_path) -> None:
-    saved = tmp_path / "requests.csv"
-    result = run_here(*ASKED, "--input-len", "100000", "--num-prompts", "60", "--save", str(saved))
-    rows = list(csv.DictReader(saved.read_text().splitlines()))
-    assert result.returncode == 0
-    assert 125_000 < max(int(row["input_tokens"]) + int(row["output_tokens"]) for row in rows) <= 131_072
-    said = run_here(*ASKED, "--input-len", "100000").stdout
-    assert "lengths vary by ±30.9% only, so that none is longer than the 131,072 tokens" in " ".join(said.split())
-
-
 @settings(max_examples=200)
 @given(
     limit=st.integers(2, 131_072),
@@ -558,11 +534,6 @@ def test_no_request_and_no_check_goes_beyond_the_limit(limit, share, prompts, sp
     bare = Question(model("llama-3.1-8b"), q.cluster, engine("vllm")).but(max_model_len=limit, **load)
     ratio = float(re.search(r"--random-range-ratio (\S+)", benchmark_command(bare, "vllm"))[1])
     assert ceil(ins * (1 + ratio)) + ceil((tokens - ins) * (1 + ratio)) <= limit
-
-
-def test_python_refuses_alike() -> None:
-    with pytest.raises(Refusal, match="nearest valid input_len: 130944"):
-        commtax.simulate("llama-3.1-70b", "4xh100", tp=4, input_len=200_000)
 
 
 def ttft_s(q):

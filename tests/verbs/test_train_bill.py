@@ -110,7 +110,7 @@ def test_zero_3_memory_falls_as_one_over_dp(engine):
     assert state(8) > state(16) > state(64)
 
 
-def test_hybrid_sharding_keeps_gathers_inside_the_host():
+def test_hybrid_sharding_stays_inside_the_host_and_dualpipe_trades_memory():
     words = {"dp": 32, "engine": "fsdp", "context": 8192, "batch": 2}
     whole, hybrid = (commtax.train_bill("llama-3.1-8b", "4x8xh100-sxm", **words, hsdp=n) for n in (0, 8))
     links = {(x.item.axis, x.item.what): str(x.link) for x in hybrid.items if x.kind == "comm"}
@@ -126,6 +126,16 @@ def test_hybrid_sharding_keeps_gathers_inside_the_host():
     plain, grouped = (commtax.train_bill("mixtral-8x7b", "8x8xh100-sxm", **moe, hsdp=n) for n in (0, 8))
     experts = [next(x.item for x in b.items if x.item.what == "expert parameters").ranks for b in (plain, grouped)]
     assert experts == [64, 8]
+    # Microbatches enter at both ends: a rank holds two stages, sums their gradients with its mirror rank, and idles less.
+    plain, both = (
+        commtax.train_bill("llama-3.1-8b", "8xh100-sxm", pp=8, batch=32, schedule=name, zero=0) for name in ("1f1b", "dualpipe")
+    )
+    assert both.bubble_s < plain.bubble_s / 2
+    assert both.memory.parameters > 1.9 * plain.memory.parameters
+    assert both.memory.activations == pytest.approx(9 / 8 * plain.memory.activations)
+    assert both.exposed_on("pp") > plain.exposed_on("pp")
+    with pytest.raises(ValueError, match="even number of at least 16 microbatches, not 8"):
+        commtax.train_bill("llama-3.1-8b", "8xh100-sxm", pp=8, batch=8, schedule="dualpipe")
 
 
 def test_gradients_are_exposed_behind_the_last_microbatch():
@@ -175,19 +185,6 @@ def test_idle_times_are_the_simulators(name, p):
         idle = float(idle_s(name, p, v, f * each, b * each, w * each))
         exact = kind.any_times or f == b == w
         assert idle == pytest.approx(float(timeline.idle_s().mean()), abs=1e-9 if exact else 0.03 * timeline.span_s)
-
-
-def test_dualpipe_trades_memory_for_its_bubble():
-    """Microbatches enter at both ends: a rank holds two stages, sums their gradients with its mirror rank, and idles less."""
-    plain, both = (
-        commtax.train_bill("llama-3.1-8b", "8xh100-sxm", pp=8, batch=32, schedule=name, zero=0) for name in ("1f1b", "dualpipe")
-    )
-    assert both.bubble_s < plain.bubble_s / 2
-    assert both.memory.parameters > 1.9 * plain.memory.parameters
-    assert both.memory.activations == pytest.approx(9 / 8 * plain.memory.activations)
-    assert both.exposed_on("pp") > plain.exposed_on("pp")
-    with pytest.raises(ValueError, match="even number of at least 16 microbatches, not 8"):
-        commtax.train_bill("llama-3.1-8b", "8xh100-sxm", pp=8, batch=8, schedule="dualpipe")
 
 
 def test_arrays_equal_scalars():
@@ -273,7 +270,7 @@ def test_the_sentence_names_the_binding_tax_and_no_more_than_the_chip():
     assert "causal pairs only, because" in b.mfu_definition
 
 
-def test_json_has_the_promised_keys(tmp_path):
+def test_json_has_the_promised_keys_and_a_lack_of_memory_comes_first(tmp_path):
     command = "bill llama-3.1-8b --phase train --cluster 2x8xh100-sxm -dp 16 --global-batch 32 --seq 8192 --engine torchtitan"
     done = run_here(*command.split(), "--recompute", "full", "--tokens", "1T", "--measured-mfu", "20%", "--json")
     assert done.returncode == 0, done.stderr
@@ -283,6 +280,14 @@ def test_json_has_the_promised_keys(tmp_path):
     assert sum(x["exposed_s"] for x in found["items"]) == pytest.approx(found["step_s"])
     assert found["days"] == pytest.approx(1e12 / found["tokens_per_s"] / 86400)
     assert found["causes"]
+    # Whatever its MFU: nobody can run it. Of training and of serving, in words and in the document.
+    for words in (("--phase", "train", "-tp", "8", "--global-batch", "64"), ("-tp", "1"), ("-tp", "8", "--batch", "4096")):
+        told = run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words)
+        assert told.stdout.startswith("Does not fit in memory: each rank needs ")
+        document = json.loads(run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words, "--json").stdout)
+        assert not document["fits"]
+        assert document["verdict"].startswith("Does not fit in memory")
+    assert "Does not fit" not in run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm").stdout
 
 
 def _published():
@@ -316,17 +321,6 @@ def test_published_runs():
     assert len(errors["skipped"]) <= 1
 
 
-def test_a_layout_that_lacks_memory_says_so_first():
-    """Whatever its MFU: nobody can run it. Of training and of serving, in words and in the document."""
-    for words in (("--phase", "train", "-tp", "8", "--global-batch", "64"), ("-tp", "1"), ("-tp", "8", "--batch", "4096")):
-        told = run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words)
-        assert told.stdout.startswith("Does not fit in memory: each rank needs ")
-        document = json.loads(run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words, "--json").stdout)
-        assert not document["fits"]
-        assert document["verdict"].startswith("Does not fit in memory")
-    assert "Does not fit" not in run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm").stdout
-
-
 @pytest.mark.parametrize(("pp", "chunks"), [(4, 2), (2, 2), (16, 5), (32, 2)])
 def test_interleaving_without_chunks_chooses_some(pp, chunks):
     """The fewest that share 80 layers evenly, two where none does; what was chosen is said, and what was given is kept."""
@@ -349,6 +343,9 @@ def test_training_plans_tell_tokens_ranges_days_and_dollars():
     told = run_here(*words).stdout
     for name in ("tokens/s", "80% range", "days", "$", "2T tokens (--tokens)"):
         assert name in told
+    done = run_here("plan", "llama-3.1-70b", "-c", "1xh100-sxm", "--phase", "train", "--global-batch", "8")
+    assert done.returncode == 1
+    assert "time and dollars are those of 1T tokens (--tokens)" in done.stdout
 
 
 @pytest.mark.parametrize("words", [("plan", "--global-batch", "64"), ("bill",)])
@@ -356,9 +353,3 @@ def test_a_run_has_tokens(words):
     """Days of no tokens are no answer."""
     done = run_here(words[0], "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", *words[1:], "--tokens", "0")
     assert (done.returncode, done.stderr.strip()) == (2, "error: tokens=0: at least 1 token is needed; nearest valid: 1")
-
-
-def test_days_are_explained_where_nothing_fits_too():
-    done = run_here("plan", "llama-3.1-70b", "-c", "1xh100-sxm", "--phase", "train", "--global-batch", "8")
-    assert done.returncode == 1
-    assert "time and dollars are those of 1T tokens (--tokens)" in done.stdout

@@ -102,7 +102,26 @@ def test_a_technique_is_named_as_it_was_asked_for(key):
     assert text in [named for _, named in techniques_on(q)]
 
 
-def test_none_turns_nothing_on():
+def test_gains_name_what_they_rest_on_and_what_to_set():
+    told = " ".join(run("worth", "llama-3.1-70b", "-c", "4xh100-sxm", "-tp", "4", "--concurrency", "16").stdout.split())
+    assert "Undecided, measure first: eagle3=5 (+60%, TTFT 141 ms -> 201 ms), eagle=3 (+40%, TTFT " in told
+    assert "), if drafts are accepted as often as with" in told
+    assert "A loss once the KV cache is full: eagle=3 (-4.6%)." in told
+    assert "for whole requests" not in told
+    told = run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32")
+    assert "pays" in told.stdout
+    said = " ".join(told.stdout.split())
+    assert "mtp=3 (+47%, TTFT 135 ms -> 199 ms), if drafts are accepted as often as with deepseek-r1." in said
+    assert "Worth it only once the KV cache is full: fp8-kv (-2.3% here, +14% then), dcp=2 (-8.1% here, +8.4% then)." in said
+    clients = "32 clients, who keep batch 32 per replica running"
+    assert f"Gains are for whole requests: {clients}, 1,024 tokens in, 128 out (lengths ±50%)" in said
+    assert "not in vLLM: sbo (SGLang)" in told.stdout
+    assert "overlap" not in told.stdout, "each reason only for those who ask for details"
+    document = json.loads(run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32", "--json").stdout)
+    assert {row["technique"] for row in document["weighed"]} == set(techniques())
+    refused = run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train")
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
     plain, none = (settle(resolve_question("llama-3.1-8b", "8xh100-sxm", {"tp": 2, **on})) for on in ({}, {"technique": "none"}))
     assert (plain, list(techniques_on(plain))) == (none, [])
 
@@ -129,31 +148,6 @@ def test_a_batch_and_its_clients_have_one_verdict_on_a_step_or_on_requests():
     assert w.requests
     assert (w.requests.tpot_s, w.requests.ttft_s) == (float(loop.tpot_s), float(loop.ttft_s))
     assert all(math.isfinite(row.tpot_s) for row in w.here)
-
-
-def test_an_undecided_gain_names_what_it_rests_on_and_when_it_is_lost():
-    told = " ".join(run("worth", "llama-3.1-70b", "-c", "4xh100-sxm", "-tp", "4", "--concurrency", "16").stdout.split())
-    assert "Undecided, measure first: eagle3=5 (+60%, TTFT 141 ms -> 201 ms), eagle=3 (+40%, TTFT " in told
-    assert "), if drafts are accepted as often as with" in told
-    assert "A loss once the KV cache is full: eagle=3 (-4.6%)." in told
-    assert "for whole requests" not in told
-
-
-def test_the_command_says_what_to_set_and_json_holds_every_row():
-    told = run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32")
-    assert "pays" in told.stdout
-    said = " ".join(told.stdout.split())
-    assert "mtp=3 (+47%, TTFT 135 ms -> 199 ms), if drafts are accepted as often as with deepseek-r1." in said
-    assert "Worth it only once the KV cache is full: fp8-kv (-2.3% here, +14% then), dcp=2 (-8.1% here, +8.4% then)." in said
-    clients = "32 clients, who keep batch 32 per replica running"
-    assert f"Gains are for whole requests: {clients}, 1,024 tokens in, 128 out (lengths ±50%)" in said
-    assert "not in vLLM: sbo (SGLang)" in told.stdout
-    assert "overlap" not in told.stdout, "each reason only for those who ask for details"
-    document = json.loads(run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32", "--json").stdout)
-    assert {row["technique"] for row in document["weighed"]} == set(techniques())
-    refused = run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train")
-    assert refused.returncode == 2
-    assert "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -202,7 +196,7 @@ def test_steps_and_requests_do_not_mix_and_a_benchmark_asks_about_its_requests()
     assert told["batch"] > 1, "the step that these requests run"
 
 
-def test_what_a_technique_needs_is_set_with_it():
+def test_what_loses_or_takes_gpus_is_judged_with_what_it_needs():
     wide = {"dp": 16, "ep": 16, "batch": 64, "engine": "sglang"}
     rows = {row.technique.key: row for row in commtax.worth("deepseek-v3", "2x8xh100-sxm", **wide).rows}
     for key, flag in (("dbo", "--enable-two-batch-overlap"), ("sbo", "--enable-single-batch-overlap")):
@@ -217,6 +211,18 @@ def test_what_a_technique_needs_is_set_with_it():
     helix = Scale(settle(resolve_question("deepseek-v3", "8xb200-sxm", {"tp": 8, "engine": "trtllm"})), flips=False)
     row = helix.weigh(technique("dcp"), "dcp=4")
     assert row.flag.startswith("--tp_size 2; context_parallel_size: 4"), row.flag
+    # DeepEP's kernels gain a fifth; halving batches of 64 on top of them loses a seventeenth, a sixth of a step alone.
+    asked = ("worth", "deepseek-v3", "-c", "4x8xh200-sxm", "-dp", "32", "-ep", "--batch", "64", "--output-len", "1024")
+    told = json.loads(run(*asked, "--json").stdout)
+    rows = {row["technique"]: row for row in told["weighed"]}
+    assert (rows["dbo"]["on_top_of"], rows["dbo"]["advice"], rows["deepep-ll"]["advice"]) == ("deepep-ll", "no-gain", "measure")
+    assert rows["dbo"]["gain"] == pytest.approx(rows["dbo"]["tokens_per_s"] / rows["deepep-ll"]["tokens_per_s"])
+    assert rows["dbo"]["step_gain"] == pytest.approx(0.83, abs=0.01)
+    assert "Undecided, no gain expected: dbo (-5.8% on top of deepep-ll)" in told["verdict"]
+    w = commtax.worth("gpt-oss-120b", "8xb200-sxm", tp=1, batch=64)
+    split = next(row for row in w.rows if row.technique.key == "pcp")
+    assert split.tokens_per_s > w.requests.tokens_per_s
+    assert (split.gain, split.verdict) == (pytest.approx(split.tokens_per_s / w.requests.tokens_per_s / 2), "loses")
 
 
 @pytest.mark.parametrize("load", [{"batch": 64}, {"batch": 256}, {"concurrency": 512, "context": 512, "output_len": 64}], ids=str)
@@ -231,17 +237,6 @@ def test_a_technique_is_judged_by_what_it_adds_whether_what_it_needs_is_set_or_n
         (same.gain, same.low, same.high, same.full_gain), nan_ok=True
     )
     assert row.tokens_per_s == pytest.approx(same.tokens_per_s)
-
-
-def test_a_part_that_loses_is_not_worth_setting():
-    """DeepEP's kernels gain a fifth; halving batches of 64 on top of them loses a seventeenth, a sixth of a step alone."""
-    asked = ("worth", "deepseek-v3", "-c", "4x8xh200-sxm", "-dp", "32", "-ep", "--batch", "64", "--output-len", "1024")
-    told = json.loads(run(*asked, "--json").stdout)
-    rows = {row["technique"]: row for row in told["weighed"]}
-    assert (rows["dbo"]["on_top_of"], rows["dbo"]["advice"], rows["deepep-ll"]["advice"]) == ("deepep-ll", "no-gain", "measure")
-    assert rows["dbo"]["gain"] == pytest.approx(rows["dbo"]["tokens_per_s"] / rows["deepep-ll"]["tokens_per_s"])
-    assert rows["dbo"]["step_gain"] == pytest.approx(0.83, abs=0.01)
-    assert "Undecided, no gain expected: dbo (-5.8% on top of deepep-ll)" in told["verdict"]
 
 
 def test_requests_of_prompts_alone_are_told_as_simulate_tells_them():
@@ -277,13 +272,6 @@ def test_every_form_of_the_answer_has_the_same_verdicts(tmp_path):
     assert "Undecided, measure first: eagle3=3 (" in lines[0]
 
 
-def test_a_technique_that_takes_more_gpus_is_judged_per_gpu():
-    w = commtax.worth("gpt-oss-120b", "8xb200-sxm", tp=1, batch=64)
-    split = next(row for row in w.rows if row.technique.key == "pcp")
-    assert split.tokens_per_s > w.requests.tokens_per_s
-    assert (split.gain, split.verdict) == (pytest.approx(split.tokens_per_s / w.requests.tokens_per_s / 2), "loses")
-
-
 @pytest.mark.parametrize("load", [{"batch": 4}, {"concurrency": 16}])
 def test_techniques_that_are_set_are_weighed_against_the_question_without_them(load):
     """What one is worth does not depend on whether it is set already; others do not speak of what they do not change."""
@@ -310,7 +298,7 @@ def test_drafts_that_are_set_widen_no_range_and_stand_first():
     assert "· async-tp:" not in run(*asked).stdout
 
 
-def test_a_technique_that_is_on_anyway_is_answered():
+def test_what_is_on_anyway_and_what_widens_a_gain_are_told():
     """Since when it is on, and what it brings against the same engine without it; one that is switched off is told."""
     switched = """vllm serve meta-llama/Llama-3.1-70B -tp 4 --compilation-config '{"pass_config": {"fuse_allreduce_rms": false}}'"""
     done = run("worth", "-c", "4xh100-sxm", "--from", switched, "--batch", "16", "--technique", "fused-allreduce")
@@ -324,14 +312,17 @@ def test_a_technique_that_is_on_anyway_is_answered():
     assert float(newest.step_s) - row.step_s == pytest.approx(saved, rel=0.05)
     apart = commtax.worth("llama-3.1-70b", "4xh100-sxm", tp=4, technique="async-scheduling").on[0]
     assert (apart.refused != "", apart.verdict) == (True, "not here")
-
-
-def test_acceptance_of_another_model_widens_a_gain():
     own, other = (commtax.worth(name, "4xh100-sxm", tp=2, technique="eagle3=5").on[0] for name in ("llama-3.1-8b", "llama-3.1-70b"))
     assert (own.accepted, other.accepted) == ("on MT-Bench", "with llama-3.1-8b on MT-Bench")
     said = commtax.worth("llama-3.1-70b", "4xh100-sxm", tp=2, technique="eagle3=5", accepted_length=3.32).on[0]
     assert (said.accepted, said.gain) == ("", pytest.approx(other.gain))
     assert other.high / other.low > said.high / said.low
+    # SGLang fuses up to 2,048 rows, and its kernel stops paying long before.
+    row = next(
+        row for row in commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine="sglang").rows if row.asked == "fused-allreduce"
+    )
+    assert row.pays[0].high < 2048
+    assert not row.pays[0].until
 
 
 @pytest.mark.parametrize(("engine", "batch"), [("vllm", 4), ("vllm", 64), ("vllm@0.15", 4)])
@@ -351,12 +342,3 @@ def test_where_an_engine_stops_fusing_its_limit_is_named(engine, batch):
             row for row in commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine=engine).rows if row.pays and row.pays[0].until
         )
         assert (row.technique.key, row.pays[0]) == ("fused-allreduce", limit)
-
-
-def test_a_limit_that_does_not_decide_is_not_named():
-    """SGLang fuses up to 2,048 rows, and its kernel stops paying long before."""
-    row = next(
-        row for row in commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine="sglang").rows if row.asked == "fused-allreduce"
-    )
-    assert row.pays[0].high < 2048
-    assert not row.pays[0].until
