@@ -232,10 +232,9 @@ HOSTILE = {
     "deep": b"[" * 100_000, "damaged gzip": b"\x1f\x8b\x08\x00" + b"x" * 500, "cut gzip": gzip.compress(os.urandom(5000))[:-200],
     "long number": b'{"traceEvents": [' + b"1" * 5000 + b"]}", "binary": bytes(range(256)) * 40, "empty": b"",
 }  # fmt: skip
-READING = DATA["reading"]
 
 
-@pytest.mark.parametrize("words", READING, ids=lambda w: " ".join(w[:1]) + " " + w[-2])
+@pytest.mark.parametrize("words", DATA["reading"], ids=lambda w: " ".join(w[:1]) + " " + w[-2])
 def test_no_command_stumbles_over_a_file(tmp_path, words):
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "pipe")

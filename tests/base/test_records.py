@@ -100,14 +100,13 @@ def test_a_record_is_frozen(record):
 
 DATA = tables(__file__)
 NAMES = DATA["names"]
-REAL = DATA["real"]
 
 
 def patterns(*texts):
     return PrefixPatterns(PatternParser(text).read() for text in texts)
 
 
-@each("text", REAL)
+@each("text", DATA["real"])
 def test_real_patterns_match_as_python_has_it(text):
     for name in NAMES:
         assert patterns(text).match(name) == bool(re.match(text, name)), name

@@ -27,12 +27,9 @@ from paths import FIXTURES
 from tables import tables
 
 DATA = tables(__file__)
-CHIPS = DATA["chips"]
-LINKS = DATA["links"]
-CLUSTERS = DATA["clusters"]
 
 
-@each("key", CHIPS)
+@each("key", DATA["chips"])
 def test_chip(key):
     chip = catalog.chip(key)
     assert chip.key == key
@@ -43,7 +40,7 @@ def test_chip(key):
     assert numbers <= chip.sources.keys(), "a number without its source"
 
 
-@each("key", LINKS)
+@each("key", DATA["links"])
 def test_link(key):
     link = catalog.link(key)
     assert link.key == key
@@ -52,7 +49,7 @@ def test_link(key):
     assert {"bandwidth_Bps", "latency_s"} <= link.sources.keys()
 
 
-@each("key", CLUSTERS)
+@each("key", DATA["clusters"])
 def test_cluster(key):
     cluster = catalog.cluster(key)
     assert cluster.key == key
@@ -309,7 +306,6 @@ def test_a_cache_of_its_own_for_each_head_is_walked_by_one_block_in_flash_attent
 
 
 RACKS = ["gb200", "gb300"]
-SAME = DATA["same"]
 ASKED = DATA["asked"]
 FACTS = ("chip", "num_hosts", "gpus_per_host", "domain", "intra", "inter", "nics_per_host", "bridge")
 
@@ -326,7 +322,7 @@ def answer(line, name):
     return done.stdout.replace(catalog.cluster(name).key, "it")
 
 
-@each("names", SAME, ids=lambda names: names[0])
+@each("names", DATA["same"], ids=lambda names: names[0])
 def test_names_of_one_cluster_mean_the_same_facts(names):
     assert all(facts(name) == facts(names[0]) for name in names)
 

@@ -52,12 +52,10 @@ IDS = sorted(name for name in loader.aliases("models") if "/" in name)
 RELEASED = sorted(name for release in quantisation._file()["releases"] for name in release["ids"])
 SIZE = re.compile(r"(?<![\w.])(a?\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 VERSION = re.compile(r"(?<=\d\.)\d{1,2}(?![\d.]*[bm]\b)")
-ENDINGS = DATA["endings"]
-OTHERS = DATA["others"]
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(IDS), st.lists(st.sampled_from(ENDINGS), min_size=1, max_size=3))
+@given(st.sampled_from(IDS), st.lists(st.sampled_from(DATA["endings"]), min_size=1, max_size=3))
 def test_an_ending_never_makes_another_model(name, endings):
     assert origin(name + "".join(endings)) in ("", origin(name))
 
@@ -85,7 +83,7 @@ def test_another_version_is_never_taken_for_a_model(name, number, ending):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(IDS), st.sampled_from(OTHERS), st.sampled_from(("", "-instruct", "-fp8")))
+@given(st.sampled_from(IDS), st.sampled_from(DATA["others"]), st.sampled_from(("", "-instruct", "-fp8")))
 def test_another_kind_of_model_is_taken_for_none(name, other, ending):
     assert origin(f"{name}{other}{ending}") == ""
     owner, _, last = name.partition("/")

@@ -26,11 +26,10 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-WANTED = DATA["wanted"]
 
 
 def test_all_wanted_models_are_bundled_under_their_aliases():
-    assert set(WANTED) <= set(catalog.keys("models"))
+    assert set(DATA["wanted"]) <= set(catalog.keys("models"))
     assert catalog.model("deepseek-v3.1") == catalog.model("deepseek-ai/DeepSeek-V3.1")
     assert catalog.model("deepseek-v3.1").key == "deepseek-v3"
     assert catalog.model("deepseek-v3.1-terminus").key == "deepseek-v3.1-terminus"

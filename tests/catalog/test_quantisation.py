@@ -120,10 +120,7 @@ def test_experts_have_formats_of_their_own_and_tiles_decide_tp():
     assert broken == [True, False]
 
 
-SPELLED = DATA["spelled"]
-
-
-@pytest.mark.parametrize(("key", "pattern", "held", "free"), SPELLED)
+@pytest.mark.parametrize(("key", "pattern", "held", "free"), DATA["spelled"])
 def test_patterns_are_in_the_checkpoints_own_spelling(key, pattern, held, free):
     model = with_quant(key, {"quant_method": "compressed-tensors", "ignore": [pattern], "config_groups": {"g": GROUP}})
     assert format_of(model, held, model.quant) is None

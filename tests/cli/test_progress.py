@@ -82,10 +82,7 @@ def test_an_interrupt_leaves_a_clean_line_and_130():
     assert re.search(r"\r\x1b\[K(\r?\n)?interrupted\r?\n$", text), text[-200:]
 
 
-SIZES = st.recursive(st.just(()), lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple), max_leaves=12)
-
-
-@given(SIZES)
+@given(st.recursive(st.just(()), lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple), max_leaves=12))
 def test_shares_rise_from_nothing_to_all(work):
     heard = []
 

@@ -241,7 +241,6 @@ def test_rows_of_a_sequence_that_are_checked_together_read_a_selectors_keys_once
 DATA = tables(__file__)
 TABLES = SHARED / "kernels_more"
 LINEAR_CHIPS = ("a100-80-sxm", "h100-sxm", "h200-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "mi300x")
-LINEAR_BARS = DATA["bars"]
 LLAMA = catalog.model("llama-3.1-8b")
 GATED = DeltaNet(16, 32, 128, 128)
 KIMI = DeltaNet(32, 32, 128, 128, decay_rank=128, gate_rank=128)
@@ -301,7 +300,7 @@ def test_linear_attention_comes_from_memory_and_lies_within_its_errors():
     cold, warm = (updated("gdn-update", 8, 1, 32 * 128 * 128, 8.0, cold=c) for c in (True, False))
     assert sum(seconds(cold, chip, constants)) > 1.5 * sum(seconds(warm, chip, constants))
     records = check(only="kernels").records
-    for kind, bar in LINEAR_BARS.items():
+    for kind, bar in DATA["bars"].items():
         own = (records.kind == kind) & ~records.fitted
         if kind == "gemm":
             own &= records.dtype == "nvfp4"

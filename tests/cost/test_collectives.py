@@ -121,10 +121,8 @@ BETWEEN = [key for key in catalog.keys("links") if catalog.link(key).scope == "i
 
 @each(("chip", "library"), OWN)
 def test_nothing_beats_the_nics(chip, library):
-    """Between hosts: what must leave a host, over all of its NICs at their one-way rate.
-
-    A sixth of the links at a time: every library meets all of them, each with other chips.
-    """
+    """Between hosts: what must leave a host, over all of its NICs at their one-way rate. A sixth of the links at a time: every
+    library meets all of them, each with other chips."""
     hosts = f"4x{min(8, catalog.chip(chip).gpus_per_host)}x{chip}"
     for inter in BETWEEN[(CHIPS.index(chip) + LIBRARIES.index(library) // 2) % 6 :: 6]:
         place = catalog.cluster(hosts, inter=inter)
@@ -163,9 +161,7 @@ PUBLISHED = [  # what nobody here measured and no constant was fitted on: GB/s o
 @each(("cluster", "ranks", "nbytes", "busbw", "source"), PUBLISHED, ids=[f"{x[0]}: {x[4]}" for x in PUBLISHED])
 def test_other_hosts_than_the_measured_ones_lie_in_their_range(cluster, ranks, nbytes, busbw, source):
     """The contention of one L40S host is not everybody's: published bandwidths lie in the range, and mostly within a factor of two.
-
-    Hosts on PCIe 4 differ by seven times; what is priced is their geometric mean.
-    """
+    Hosts on PCIe 4 differ by seven times; what is priced is their geometric mean."""
     found = commtax.expect("all-reduce", cluster, ranks=ranks, nbytes=nbytes)
     assert found.low_s <= found.seconds_of_busbw(busbw) <= found.high_s
     differ = catalog.cluster(cluster).intra.key == "pcie4"
@@ -330,10 +326,8 @@ def test_own_kernels_stay_in_a_host_and_what_was_not_measured_says_so():
 
 
 def test_no_library_saves_time_by_sending_more():
-    """Over every library, chip and group, also where an algorithm ends at a limit between two measured sizes.
-
-    Inside a host a price is that of the paths there: those that several chips or libraries have in common are priced once.
-    """
+    """Over every library, chip and group, also where an algorithm ends at a limit between two measured sizes. Inside a host a price
+    is that of the paths there: those that several chips or libraries have in common are priced once."""
     nbytes, seen = np.unique(np.round(np.logspace(3, 9, 600))), set()
     places = (f"8x{chip}" for chip in CHIPS if chip != "cpu")
     for place, named in product(places, (key for key in LIBRARIES if key != "textbook")):
@@ -614,10 +608,7 @@ def test_a_fused_step_launches_one_norm_less_up_to_its_engine_s_limits():
     assert together == pytest.approx([float(_step("sglang", "fused-allreduce", tp=int(n)).step_s) for n in widths[1:]], rel=1e-12)
 
 
-REFUSED = DATA["refused"]
-
-
-@each(("cluster", "engine", "technique", "why"), REFUSED)
+@each(("cluster", "engine", "technique", "why"), DATA["refused"])
 def test_what_is_on_already_or_not_to_be_had_is_refused(cluster, engine, technique, why):
     with pytest.raises(Refusal, match=why):
         commtax.bill("llama-3.1-70b", cluster, tp=8, engine=engine, technique=technique)

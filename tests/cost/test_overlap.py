@@ -28,7 +28,6 @@ from tables import tables
 DATA = tables(__file__)
 WIDE = {"dp": 72, "ep": 72, "engine": "sglang", "redundant_experts": 32, "ep_backend": "deepep_low_latency", "context": 2000}
 SPREAD = {"dp": 32, "ep": 32, "engine": "vllm", "context": 2000}
-SETTINGS = DATA["settings"]
 
 
 def terms(model, cluster, words, technique=""):
@@ -36,7 +35,7 @@ def terms(model, cluster, words, technique=""):
 
 
 LOW_LATENCY, NORMAL = ({**SPREAD, "ep_backend": f"deepep_{kind}"} for kind in ("low_latency", "high_throughput"))
-TERMS = {(s[0], s[1], s[2].get("engine"), s[2].get("ep_backend"), s[3]): (terms(*s[:3]), terms(*s)) for s in SETTINGS}
+TERMS = {(s[0], s[1], s[2].get("engine"), s[2].get("ep_backend"), s[3]): (terms(*s[:3]), terms(*s)) for s in DATA["settings"]}
 EACH = pytest.mark.parametrize("pair", TERMS.values(), ids=["-".join(map(str, key)) for key in TERMS])
 WORKS = st.builds(
     lambda seqs, context, prompts, tokens: Workload(seqs, seqs * context, prompts, prompts * tokens, 0),

@@ -238,7 +238,6 @@ def test_scalar_equals_array(function):
 
 
 SAMPLE = FIXTURES / "kernel_shapes.json.gz"
-CHIPS = ("a100-80-sxm", "h100-sxm", "b200-sxm", "b300-sxm", "gb200", "l40s")
 MOST_EXPERTS, MOST_OTHERS = 0.12, 0.10
 MORE = {"l40s": 0.005}  # of a sample that weighs engines alike: all of its rows are 9.8 % off
 FEW = 12  # rows of a sample below which a median says little
@@ -255,7 +254,7 @@ def median_error(some):
     return math.expm1(float(np.median(np.abs(np.concatenate([g.errors for g in some])))))
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", ["a100-80-sxm", "h100-sxm", "b200-sxm", "b300-sxm", "gb200", "l40s"])
 def test_experts_and_other_kernels_are_charged_what_tables_measured(chip):
     here = [g for g in found() if g.chip == chip and not g.why]
     experts, others = ([g for g in here if (g.kind == "experts") is yes] for yes in (True, False))

@@ -60,7 +60,7 @@ def test_logs_are_of_enough_kinds_and_audited_as_their_version_counts(tmp_path):
     assert len({row["model"] for row in LOGS}) >= 10
     # Tokens as blocks of all groups, one state a request: whatever the version that the prices are of.
     file = tmp_path / "start.log"
-    file.write_text(NEXT_LOG)
+    file.write_text(DATA["next_log"])
     options = ["-m", "qwen3-next-80b-a3b", "-c", "2xh200-sxm", "-tp", "2", "--gpu-memory-utilization", "0.9", "--json"]
     done = run_here("audit", file, *options)
     found = {f["item"]: f for section in json.loads(done.stdout)["sections"] for f in section["findings"]}
@@ -307,9 +307,6 @@ def test_notes_say_what_is_copied_and_a_user_how_states_are_kept():
         commtax.fit("qwen3.5-27b", "1xh200-sxm", recurrent_dtype="fp8")
     pasted = parse("vllm serve Qwen/Qwen3.5-27B --mamba-ssm-cache-dtype float16")
     assert pasted.options["recurrent_dtype"] == "fp16"
-
-
-NEXT_LOG = DATA["next_log"]
 
 
 GEMMA = {"phase": "prefill", "context": 4096, "images": 4, "image_size": "896x896"}

@@ -116,10 +116,8 @@ def slots(model, tp=1, **options):
 
 
 def test_bytes_of_adapters_by_hand():
-    """Llama-3.1-8B, rank 16: q and o 4096 + 4096, k and v 4096 + 1024, three of 4096 + 14336, 32 layers, 2 bytes.
-
-    Over 4 ranks: A of q, k, v, gate and up stays whole and B is a quarter; of o and down it is the other way round.
-    """
+    """Llama-3.1-8B, rank 16: q and o 4096 + 4096, k and v 4096 + 1024, three of 4096 + 14336, 32 layers, 2 bytes. Over 4 ranks: A
+    of q, k, v, gate and up stays whole and B is a quarter; of o and down it is the other way round."""
     whole = 32 * 16 * 2 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
     assert (whole, slots("llama-3.1-8b", lora_rank=16)) == (83_886_080, whole)
     quarter = (4096 + 1024) + 2 * (4096 + 256) + 2 * (4096 + 3584) + (1024 + 4096) + (3584 + 4096)
@@ -219,7 +217,7 @@ def test_prompts_and_products_in_nvfp4_are_calibrated():
     one = prefill("nvfp4", tp=1)
     assert one.step_s < 0.065  # bf16 arithmetic: 0.116
     assert all("assumed" not in line.source for line in one.lines if line.kind == "compute")
-    rows = [["nvfp4", *map(str, row)] for row in PUBLISHED]
+    rows = [["nvfp4", *map(str, row)] for row in DATA["published"]]
     records = kernel_scores.answers(
         kernel_tables.read("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows), ""
     )
@@ -257,13 +255,7 @@ def test_no_product_beats_its_arithmetic_or_its_bytes(chip, m, n, k):
     assert sum(seconds(made, chip, constants)) >= max(made.flops / rate, moved / chip.memory_Bps, least_s(made, chip, constants))
 
 
-PUBLISHED = DATA["published"]
-
-
-LAUNCHED = DATA["launched"]
-
-
-@given(st.sampled_from(LAUNCHED), st.integers(1, 64), st.integers(4, 10), st.integers(4, 10))
+@given(st.sampled_from(DATA["launched"]), st.integers(1, 64), st.integers(4, 10), st.integers(4, 10))
 def test_a_small_product_takes_its_launch_where_a_table_timed_it(row, m, n, k):
     """… whatever its size; the same product in a step does not."""
     (system, source, launch_ms), n, k = row, 2**n, 2**k
@@ -391,7 +383,6 @@ def test_inputs_are_quantised_and_experts_run_as_an_engine_does():
 
 
 CHIP = catalog.chip("mi355x")
-AITER = DATA["aiter"]
 
 
 def product(m, n, k):
@@ -400,7 +391,7 @@ def product(m, n, k):
     )
 
 
-@pytest.mark.parametrize(("m", "n", "k", "took"), AITER)
+@pytest.mark.parametrize(("m", "n", "k", "took"), DATA["aiter"])
 def test_products_in_mxfp4_run_in_fp4_arithmetic(m, n, k, took):
     for engine in ("vllm", "sglang", "vllm-rocm"):
         constants = catalog.kernel_constants(catalog.engine(engine), CHIP)

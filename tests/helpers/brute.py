@@ -404,11 +404,9 @@ def _differs(a, b):
 
 
 def _beaten(s, found, margins, shown, place):
-    """Points that beat the best, are simpler than the recommended one and within the margin, or as simple and better.
-
-    Where the best has two pools, one that has not is recommended unless pools gain more than predictions of them err; the margin
-    is then that of the best with one pool.
-    """
+    """Points that beat the best, are simpler than the recommended one and within the margin, or as simple and better. Where the
+    best has two pools, one that has not is recommended unless pools gain more than predictions of them err; the margin is then
+    that of the best with one pool."""
     within, pools = ((1 + margin) ** (2 if place == "balanced" else 1) for margin in margins)
     best, chosen = (s.worth(p, place) for p in shown)
     first, own = (bool(p.layout.ahead) for p in shown)

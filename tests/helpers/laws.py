@@ -212,12 +212,10 @@ def _room(found: Any, input_len: int, output_len: int, clients: float) -> bool:
 
 
 def times_in_prompts(rng: Random) -> str | None:
-    """A longer prompt never brings the first token, or the last, earlier.
-
-    Where a front end holds requests up, longer ones relieve its queue: there only the last token counts. Long prompts keep
-    other requests from decoding, and steps with fewer of them are shorter; where prompts run first, fewer of them share a
-    step and the first need not wait for the others. Both were seen to gain up to half a percent.
-    """
+    """A longer prompt never brings the first token, or the last, earlier. Where a front end holds requests up, longer ones relieve
+    its queue: there only the last token counts. Long prompts keep other requests from decoding, and steps with fewer of them are
+    shorter; where prompts run first, fewer of them share a step and the first need not wait for the others. Both were seen to
+    gain up to half a percent."""
     asked = _loop(rng)
     less, more = asked["input_len"], _more(rng, asked["input_len"], 65536)
     try:
@@ -235,11 +233,9 @@ def times_in_prompts(rng: Random) -> str | None:
 
 
 def tokens_in_clients(rng: Random) -> str | None:
-    """Until the cache is full a further client makes no request quicker, and twice as many clients get no fewer tokens.
-
-    Rows come in captured sizes and in tiles of 64, so one client more may open a new one; over a doubling that was seen to
-    cost 8 % at most (with a single output token), and one more was seen to shorten requests by 0.1 %.
-    """
+    """Until the cache is full a further client makes no request quicker, and twice as many clients get no fewer tokens. Rows come
+    in captured sizes and in tiles of 64, so one client more may open a new one; over a doubling that was seen to cost 8 % at
+    most (with a single output token), and one more was seen to shorten requests by 0.1 %."""
     asked = _loop(rng)
     whole = asked["pp"] * asked.get("dp", 1)
     few = asked["concurrency"] = whole * max(1, asked["concurrency"] // whole)

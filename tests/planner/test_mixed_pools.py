@@ -398,10 +398,8 @@ def test_plans_say_what_servers_start_with_and_have_room_for(mixed):
 
 
 def test_fewer_sampled_rows_make_room_and_come_first():
-    """vLLM's dummy run samples 1,024 rows of 201,088 logits, 38 bytes each: 7.3 GiB, of which 256 rows take a quarter.
-
-    512 rows would do for as many clients, and leave no room for a request of the model's own length.
-    """
+    """vLLM's dummy run samples 1,024 rows of 201,088 logits, 38 bytes each: 7.3 GiB, of which 256 rows take a quarter. 512 rows
+    would do for as many clients, and leave no room for a request of the model's own length."""
     found = commtax.plan("gpt-oss-120b", "1xh100-sxm", tpot_s="25ms")
     more = found.roomier
     assert (found.plans.concurrency[0], more.plans.concurrency[0]) == (8, 24)

@@ -72,10 +72,7 @@ def test_a_plan_is_what_simulate_says(question):
         assert float(least) * (1 - 1e-6) <= float(one.steps.decode_s) <= float(most) * (1.05 if apart else 1 + 1e-6)
 
 
-LARGER = DATA["larger"]
-
-
-@given(questions(), st.sampled_from(LARGER))
+@given(questions(), st.sampled_from(DATA["larger"]))
 @settings(max_examples=3)
 def test_more_gpus_never_make_the_best_worse(question, clusters):
     few, many = (value(plan(**{**question, "cluster": place}, max_concurrency=16)) for place in clusters)

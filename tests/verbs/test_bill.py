@@ -285,10 +285,8 @@ LAYOUTS = {"data": {"dp": 8, "ep": 8}, "tensor": {"tp": 8}}
 
 @pytest.mark.parametrize(("batch", "says"), [(1, "without data-parallel attention (tp 8, dp 1) the step takes"), (64, "")])
 def test_the_other_layout_of_attention_is_the_step_of_as_many_requests(batch, says):
-    """DeepSeek-V3 on eight H200: at one request per rank each rank reads all attention weights for a row; at 64 that pays.
-
-    The sentence names the other layout where the step is much shorter and requests are answered no later.
-    """
+    """DeepSeek-V3 on eight H200: at one request per rank each rank reads all attention weights for a row; at 64 that pays. The
+    sentence names the other layout where the step is much shorter and requests are answered no later."""
     q = {"model": "deepseek-v3", "cluster": "8xh200-sxm", "engine": "sglang"}
     data = commtax.bill(**q, dp=8, ep=8, batch=batch)
     tensor = commtax.bill(**q, tp=8, batch=8 * batch)
@@ -316,7 +314,6 @@ def test_other_layouts_of_attention_are_of_mixtures_alone():
 EXACT = 1e-9
 SERVERS = ("vllm", "sglang", "trtllm", "torch", "fused", "textbook", "vllm@0.11", "vllm-rocm", "trtllm-mlperf", "gpt-fast")
 TRAINERS = ("megatron", "megatron-bridge", "fsdp", "torchtitan", "deepspeed", "llm-foundry", "megatron-2021", "deepseek")
-PLACES = DATA["places"]
 sizes = st.sampled_from((1, 1, 2, 4, 8))
 
 
@@ -356,7 +353,7 @@ def test_parts_of_served_lines_add_up(data):
     if catalog.model(model).experts:
         asked |= {"dp": data.draw(st.sampled_from((1, 2))), "ep": data.draw(st.sampled_from((1, -1)))}
     try:
-        bill = commtax.bill(model, data.draw(st.sampled_from(PLACES)), **asked)
+        bill = commtax.bill(model, data.draw(st.sampled_from(DATA["places"])), **asked)
     except ValueError:
         return
     check(bill)
@@ -473,11 +470,7 @@ def test_a_collective_is_bound_by_what_the_bill_says_binds_it(batch):
     assert "bytes bind" not in because
 
 
-ASKED = DATA["asked"]
-PACED = DATA["paced"]
-
-
-@pytest.mark.parametrize(("model", "cluster", "words"), ASKED)
+@pytest.mark.parametrize(("model", "cluster", "words"), DATA["asked"])
 def test_slopes_are_those_of_differences(model, cluster, words):
     usual = commtax.simulate(model, cluster, **words)
     engine = usual.question.engine
@@ -495,7 +488,7 @@ def test_slopes_are_those_of_differences(model, cluster, words):
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_explained_parts_add_up_at_any_pace(phase):
-    engine = catalog.engine("vllm").but(**PACED)
+    engine = catalog.engine("vllm").but(**DATA["paced"])
     bill = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=4, phase=phase, batch=4, context=1024, engine=engine)
     for line in bill.items:
         if line.kind != "host":

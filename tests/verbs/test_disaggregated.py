@@ -88,10 +88,8 @@ def test_more_workers_or_a_faster_wire_answer_no_fewer(asked, what):
 @settings(max_examples=60, deadline=None)
 @given(networks)
 def test_one_more_client_neither_slows_nor_speeds_others_down(asked):
-    """Requests/s and their time grow with clients; all at once as one by one.
-
-    Just before a station is full its queue's approximation may ask for a little more time than the clients have: 0.1 % of the rate.
-    """
+    """Requests/s and their time grow with clients; all at once as one by one. Just before a station is full its queue's
+    approximation may ask for a little more time than the clients have: 0.1 % of the rate."""
     clients = np.unique(np.round(np.geomspace(1, 1000, 25)))
     one, many = flow(network(**{**asked, "clients": 37})), flow(network(**{**asked, "clients": np.append(clients, 37)}))
     assert many.per_s[-1] == pytest.approx(one.per_s, rel=1e-8)

@@ -227,14 +227,12 @@ def listed(nodes):
 
 
 def options_named_in(text, room=""):
-    """Options that a source names as options.
-
-    A name of several words (``input_len``) is one wherever it is quoted. A single word may be anything, ``"trace"`` a kind of file
-    and ``"tokens"`` a unit; it is an option's name among other options' names: where one dict, list or call, or what one object is
-    asked for in the file, holds two of them or more, and they are most of its keys. What is compared, said or passed alone is no
-    key. An option that no field of a question keeps (``why``, ``html``) is the command line's, and a word elsewhere. The axes of a
-    plan (``tp``, ``dp``) are nouns of the whole model, and formulas name them.
-    """
+    """Options that a source names as options. A name of several words (``input_len``) is one wherever it is quoted. A single word
+    may be anything, ``"trace"`` a kind of file and ``"tokens"`` a unit; it is an option's name among other options' names: where
+    one dict, list or call, or what one object is asked for in the file, holds two of them or more, and they are most of its
+    keys. What is compared, said or passed alone is no key. An option that no field of a question keeps (``why``, ``html``) is
+    the command line's, and a word elsewhere. The axes of a plan (``tp``, ``dp``) are nouns of the whole model, and formulas name
+    them."""
     nodes, held = list(ast.walk(ast.parse(text))), defaultdict(set)
     for owner, key in listed(nodes):
         if isinstance(key, ast.Constant) and isinstance(key.value, str):

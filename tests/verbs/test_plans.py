@@ -437,10 +437,8 @@ def test_a_chip_without_serving_runs_is_not_called_calibrated():
 
 @pytest.mark.parametrize(("batch", "seconds"), [(1, 27.6e-3), (4, 29.2e-3), (16, 34.2e-3), (32, 40.1e-3)])
 def test_published_steps_on_mi300x_lie_in_their_range(batch, seconds):
-    """Llama-3.1-405B in fp8 on eight MI300X, 128 tokens in and out: seconds of vLLM's benchmark_latency over its tokens (OCI).
-
-    The prompt's share of them is a tenth at most here. No kernel table of the chip decided its constants.
-    """
+    """Llama-3.1-405B in fp8 on eight MI300X, 128 tokens in and out: seconds of vLLM's benchmark_latency over its tokens (OCI). The
+    prompt's share of them is a tenth at most here. No kernel table of the chip decided its constants."""
     step = commtax.bill("llama-3.1-405b", "8xmi300x", tp=8, batch=batch, context=192, dtype="fp8")
     assert float(step.step_s) == pytest.approx(seconds, rel=0.25)
     assert step.low_s <= seconds <= step.high_s

@@ -146,10 +146,8 @@ def test_waiting_by_hand():
 
 
 def test_an_engines_limit_throws_nobody_out_and_clients_wait_for_front_ends():
-    """8 may run and the cache is nearly empty: the others wait for their first token, not between tokens.
-
-    Of 8 clients one is on its way through the server at times; of 64 another takes its place.
-    """
+    """8 may run and the cache is nearly empty: the others wait for their first token, not between tokens. Of 8 clients one is on
+    its way through the server at times; of 64 another takes its place."""
     few, many = (simulate(concurrency=n, max_num_seqs=8) for n in (8, 64))
     assert many.tpot_s == pytest.approx(float(few.tpot_s), rel=1e-3)
     assert many.tokens_per_s == pytest.approx(float(few.tokens_per_s), rel=2e-3)
@@ -171,10 +169,8 @@ def test_an_engines_limit_throws_nobody_out_and_clients_wait_for_front_ends():
 
 
 def test_prompts_ahead_by_hand():
-    """Equal lengths: one in the step in progress and one in the own; the first 64 of 640 wait for half of all others.
-
-    Where prompts go before decoding, and all end together, no prompt is done before those that share its step.
-    """
+    """Equal lengths: one in the step in progress and one in the own; the first 64 of 640 wait for half of all others. Where prompts
+    go before decoding, and all end together, no prompt is done before those that share its step."""
     vllm, sglang = catalog.engine("vllm"), catalog.engine("sglang")
     steady = ClosedLoopLoad(64, 8192, 1024, spread=0.0)
     assert (prompts_ahead(steady, 64, 8192, vllm), prompts_ahead(steady, 64, 8192, sglang)) == (2, 63 / 2)

@@ -203,10 +203,7 @@ def test_arrays_equal_scalars():
     assert many.legal.all()
 
 
-BAD = DATA["bad"]
-
-
-@each(("change", "says"), BAD)
+@each(("change", "says"), DATA["bad"])
 def test_options_are_honoured_or_refused(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.train_bill(**{"model": "llama-3.1-8b", "cluster": "8xh100-sxm", **change})

@@ -20,10 +20,9 @@ from commtax.verbs.worth import Scale
 from tables import tables
 
 DATA = tables(__file__)
-STEPS = DATA["steps"]
 
 
-@pytest.fixture(scope="module", params=STEPS, ids=lambda step: f"{step[0]}-{step[1]}")
+@pytest.fixture(scope="module", params=DATA["steps"], ids=lambda step: f"{step[0]}-{step[1]}")
 def weighed(request):
     model, cluster, options = request.param
     return commtax.worth(model, cluster, **options), request.param

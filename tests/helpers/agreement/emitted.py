@@ -31,12 +31,10 @@ SURE = 3.0  # standard errors of a mean of so many requests that are no contradi
 
 
 def emitted_plans_keep_their_promise(rng: Random) -> str | None:
-    """The promised clients, at servers that are started as written, get the promised TTFT, TPOT and tokens/s.
-
-    A promise is broken where the mean in time lies on the worse side of the plan's 80 % range by more than ``SURE`` standard errors
-    of its requests, where a note says what its means leave out of 1.5 times that range; being better breaks none. The first and the
-    last request of each client do not count: a closed loop has no beginning and no end.
-    """
+    """The promised clients, at servers that are started as written, get the promised TTFT, TPOT and tokens/s. A promise is broken
+    where the mean in time lies on the worse side of the plan's 80 % range by more than ``SURE`` standard errors of its requests,
+    where a note says what its means leave out of 1.5 times that range; being better breaks none. The first and the last request
+    of each client do not count: a closed loop has no beginning and no end."""
     goal, places = _goal(rng)
     try:
         found = plan(goal["model"], places[-1], **{k: v for k, v in goal.items() if k != "model"})
