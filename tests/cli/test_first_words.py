@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_run import run_here
+from cli_run import refusal, run_here
 from commtax import catalog
 from commtax.catalog.loader import find, stems
 from commtax.catalog.techniques import technique, techniques
@@ -69,8 +69,7 @@ def test_models_and_options_by_their_names():
     assert answered("bill", "--model", "llama-3.2-1b", "--gpus", "2xh100", "-tp", "2") == answered(*asked)
     fitted = answered("fit", "llama-3.2-1b", "-c", "1xh100", "--max-model-len", "8k")
     assert answered("fit", "llama-3.2-1b", "--gpu", "1xh100", "--context", "8k") == fitted
-    twice = run_here("bill", "llama-3.2-1b", "--model", "llama-3.1-8b", "-c", "1xh100")
-    assert (twice.returncode, "named already" in twice.stderr) == (2, True)
+    assert "named already" in refusal(run_here("bill", "llama-3.2-1b", "--model", "llama-3.1-8b", "-c", "1xh100"))
 
 
 @each("share", [0.0, 0.5, 0.9])
@@ -96,8 +95,7 @@ def test_cached_prefixes_formats_and_engines_are_axes():
     both = answered(*words, "fsdp,megatron")
     assert both["answers"] == [answered(*words, one) for one in ("fsdp", "megatron")]
     assert answered(*words, "fsdp", "--engine", "megatron") == both, "given twice it names both, as --cluster does"
-    serving = run_here("plan", "llama-3.2-1b", "-c", "1xh100", "--engine", "vllm,sglang")
-    assert (serving.returncode, "name one here" in serving.stderr) == (2, True)
+    assert "name one here" in refusal(run_here("plan", "llama-3.2-1b", "-c", "1xh100", "--engine", "vllm,sglang"))
 
 
 def test_manifests_name_their_cluster_and_nccl_tests_how_far_they_are():
@@ -114,11 +112,7 @@ SAID = DATA["said"]
 
 @pytest.mark.parametrize("line", SAID)
 def test_the_answer_says_what_to_type(line):
-    done = run_here(*shlex.split(line))
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert SAID[line] in done.stderr
+    assert SAID[line] in refusal(run_here(*shlex.split(line)))
 
 
 @pytest.mark.parametrize(
@@ -198,23 +192,16 @@ def test_the_fewest_microbatches_are_those_that_counting_finds(kind):
 
 
 def test_impossible_budgets_are_refused_and_tables_name_what_is_there():
-    done = run_here("pipeline", "-p", 13, "--schedule", "dualpipe", "--budget", 0.1)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "nearest legal stages: 14" in done.stderr
+    assert "nearest legal stages: 14" in refusal(run_here("pipeline", "-p", 13, "--schedule", "dualpipe", "--budget", 0.1))
     known = {name for verb in helps()["command"] for name in taken_by(verb.replace(" ", "-"))} | options().keys()
     assert set(TABLE["options"]) <= known
     assert set(TABLE["arguments"]) <= helps()["command"].keys()
-    done = run_here("completion", "tcsh")
-    assert done.returncode == 2
-    assert "one of bash, zsh, fish" in done.stderr
+    assert "one of bash, zsh, fish" in refusal(run_here("completion", "tcsh"))
 
 
 @pytest.mark.parametrize(("command", "says"), DATA["what_would_take_minutes_is_refused_with_what_would_not"])
 def test_what_would_take_minutes_is_refused_with_what_would_not(command, says):
-    done = run_here(*command.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert says in refusal(run_here(*command.split()))
 
 
 def test_families_are_told_apart_and_every_chip_has_a_first_answer():

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import run_here
+from cli_run import refusal, run_here
 from commtax import catalog
 from commtax.catalog import engine, model
 from commtax.cost.closed_form import (
@@ -431,9 +431,7 @@ def test_the_command_prints_a_document_or_refuses_in_one_line():
         assert row["tpot_low_s"] < row["tpot_s"] < row["tpot_high_s"]
         parts = sum(row[f"ttft_{name}_s"] for name in ("request", "boundary", "prefill", "ahead", "slot", "frontend"))
         assert parts == pytest.approx(row["ttft_s"])
-    done = command("llama-3.1-8b", "--cluster", PLACE, "--concurrency", "8", "--num-prompts", "0")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "num_prompts" in done.stderr
+    assert "num_prompts" in refusal(command("llama-3.1-8b", "--cluster", PLACE, "--concurrency", "8", "--num-prompts", "0"))
 
 
 def test_the_command_tells_what_does_not_fit_and_what_has_no_time():
@@ -467,9 +465,7 @@ def test_the_command_tells_what_does_not_fit_and_what_has_no_time():
     ],
 )
 def test_workers_that_are_not_there(words, says):
-    done = command("llama-3.1-8b", "--cluster", "8xh100-sxm", "--disaggregated", *words)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert says in done.stderr
+    assert says in refusal(command("llama-3.1-8b", "--cluster", "8xh100-sxm", "--disaggregated", *words))
     enough = command("llama-3.1-8b", "--cluster", "8xh100-sxm", "--disaggregated", "--concurrency", "8", "--prefill-workers", "7")
     assert enough.returncode == 0, enough.stderr
 
@@ -508,8 +504,7 @@ def test_requests_that_are_all_too_long_are_refused(more: tuple[str, ...]) -> No
 @pytest.mark.parametrize("words", DATA["all_that_price_whole_requests_hold_them_to_the_limit"])
 def test_all_that_price_whole_requests_hold_them_to_the_limit(words: tuple[str, ...]) -> None:
     asked = (*words, "--cluster", "2xh100", "--output-len", "100", "--max-model-len")
-    refused = run_here(*asked, "8000")
-    assert (refused.returncode, "max_model_len=8000: fewer than input_len + output_len = 8,100" in refused.stderr) == (2, True)
+    assert "max_model_len=8000: fewer than input_len + output_len = 8,100" in refusal(run_here(*asked, "8000"))
     assert run_here(*asked, "8100").returncode == 0
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import refusal
 from cli_run import run_here as run
 from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.techniques import changes_of, kind_of, missed, technique, techniques, techniques_on
@@ -118,9 +119,7 @@ def test_gains_name_what_they_rest_on_and_what_to_set():
     assert "overlap" not in told.stdout, "each reason only for those who ask for details"
     document = json.loads(run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32", "--json").stdout)
     assert {row["technique"] for row in document["weighed"]} == set(techniques())
-    refused = run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train")
-    assert refused.returncode == 2
-    assert "Traceback" not in refused.stderr
+    assert refusal(run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train"))
     plain, none = (settle(resolve_question("llama-3.1-8b", "8xh100-sxm", {"tp": 2, **on})) for on in ({}, {"technique": "none"}))
     assert (plain, list(techniques_on(plain))) == (none, [])
 
@@ -153,8 +152,7 @@ def test_a_batch_and_its_clients_have_one_verdict_on_a_step_or_on_requests():
     "text", ["mtp=abc", "mtp=1.5", "mtp=-1", "mtp=3:nan", "mtp=3:1.5", "sp=x", "eplb=x", "dcp=x", "dcp=0", "mtp=1,eagle3=3"]
 )
 def test_values_that_are_none_are_refused_with_exit_code_2(text):
-    done = run("bill", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--technique", text)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert refusal(run("bill", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--technique", text))
 
 
 ROOMS = (
@@ -185,8 +183,7 @@ def test_steps_and_requests_do_not_mix_and_a_benchmark_asks_about_its_requests()
         commtax.worth("llama-3.1-8b", "8xh100-sxm", batch=4, concurrency=8)
     with pytest.raises(Refusal, match="output_len=64: requests of a step of prompts have one output token"):
         commtax.worth("llama-3.1-8b", "8xh100-sxm", phase="prefill", output_len=64)
-    done = run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--batch", "4", "--request-rate", "2")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert refusal(run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--batch", "4", "--request-rate", "2"))
     pasted = "vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-batched-tokens 2048\nvllm bench serve --max-concurrency 16"
     pasted += " --random-input-len 512 --random-output-len 64"
     told = json.loads(run("worth", "-c", "8xh100-sxm", "--from", pasted, "--json").stdout)
