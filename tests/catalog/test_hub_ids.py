@@ -132,10 +132,8 @@ def test_releases_say_what_differs_and_what_is_assumed():
 @pytest.mark.parametrize(
     ("key", "changes", "rule"),
     [
-        ("phi-2", {"qk_layernorm": True}, "qk_layernorm"),
-        ("stablelm-3b", {"use_parallel_residual": True}, "use_parallel_residual"),
+        *DATA["what_a_family_does_not_model_is_refused"],
         ("granite-4.0-h-small", {"layer_types": ["mamba", "attention", "hyena"] * 14}, "layer_types"),
-        ("opt-125m", {"word_embed_proj_dim": 512}, "projected embedding"),
         ("falcon3-7b", {"architectures": ["FalconForCausalLM"]}, "architecture FalconForCausalLM is not supported"),
     ],
 )

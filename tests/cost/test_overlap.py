@@ -249,15 +249,7 @@ def test_overlap_as_published():
         assert after.comm_s == before.comm_s
 
 
-@pytest.mark.parametrize(
-    ("model", "cluster", "words", "technique", "said"),
-    [
-        *DATA["where_it_cannot_be_used_one_line_says_why"],
-        ("deepseek-v3", "4x8xh200-sxm", SPREAD, "dbo", "--ep-backend deepep_low_latency"),
-        ("deepseek-v3", "4x8xh200-sxm", {**SPREAD, "ep_backend": "deepep_low_latency"}, "sbo", "does not have it; SGLang does"),
-        ("deepseek-v3", "9x8xh100-sxm", WIDE, "dbo,sbo", "one of dbo and sbo"),
-    ],
-)
+@pytest.mark.parametrize(("model", "cluster", "words", "technique", "said"), [*DATA["where_it_cannot_be_used_one_line_says_why"]])
 def test_where_it_cannot_be_used_one_line_says_why(model, cluster, words, technique, said):
     with pytest.raises(Refusal, match="technique '") as refused:
         terms(model, cluster, words, technique)

@@ -212,14 +212,7 @@ def test_a_pasted_plan_at_its_own_load():
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "cluster", "words"),
-    [
-        ("mixtral-8x7b", "8xa100-80-sxm", ("--tpot", "60ms", "--dtype", "fp8,bf16")),
-        ("deepseek-v3", "3x8xh200-sxm", ("--engine", "sglang", "--objective", "cost", "--tpot", "40ms")),
-        ("qwen3-30b-a3b", "8xl40s", ("--engine", "trtllm", "--ttft", "2s", "--tpot", "50ms")),
-    ],
-)
+@pytest.mark.parametrize(("model", "cluster", "words"), DATA["an_emitted_plan_pastes_back_as_itself"])
 def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
     engine = words[1] if words[0] == "--engine" else "vllm"
     code, out, error = command(model, "--cluster", cluster, *words, "--emit", engine, "--json")

@@ -485,13 +485,7 @@ def test_what_breaks_a_limit_is_the_reason():
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [
-        {"model": "llama-3.1-8b", "cluster": "8xh100-sxm", "tpot_s": 0.012},
-        {"model": "gpt-oss-120b", "cluster": "8xh100-sxm", "tpot_s": 0.01, "ttft_s": 0.3},
-        {"model": "llama-3.1-70b", "cluster": "2x8xh100-sxm"},
-    ],
-    ids=lambda asked: asked["model"],
+    "asked", DATA["throughput_is_said_to_peak_only_where_more_clients_get_no_more"], ids=lambda asked: asked["model"]
 )
 def test_throughput_is_said_to_peak_only_where_more_clients_get_no_more(asked):
     """Else what ends it is named: a limit that is broken by a load with more tokens/s."""

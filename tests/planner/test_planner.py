@@ -298,13 +298,11 @@ def test_where_a_pasted_training_job_stands():
 @each(
     ("words", "says"),
     [
+        *DATA["what_plan_cannot_honour_is_refused"],
         (("--from", f"{PASTED} -tp 8 --max-model-len 100"), "fewer than input_len + output_len = 1,152"),
         (("--from", f"{PASTED} -tp 8", "--phase", "train", "--global-batch", "8"), "one to serve"),
         (("--from", SCRIPT.format(tp=8), "--phase", "serve"), "one to train"),
         (("llama-3.1-8b", "--from", f"{PASTED} -tp 8"), "is not the pasted command's"),
-        (("llama-3.1-8b", "--output-len", "1", "--tpot", "9ms"), "one output token"),
-        (("llama-3.1-8b", "--max-num-seqs", "0"), "max_num_seqs=0"),
-        (("llama-3.1-8b", "--kv-dtype", "int3"), "kv_dtype 'int3'"),
     ],
 )
 def test_what_plan_cannot_honour_is_refused(words, says):
@@ -375,15 +373,7 @@ def test_what_cannot_be_drawn_or_read_is_told_and_a_shorter_step_is_no_reason(tm
     assert not any("a decode step of" in lost[family] for family in ("8 replicas x TP 2", "2 replicas x TP 8"))
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"model": "qwen3-235b", "cluster": "8xh200-sxm", "dtypes": ("fp8", "bf16"), "input_len": 8192, "output_len": 512},
-        {"model": "llama-3.1-70b", "cluster": "8xh100-sxm", "ttft_s": 1.0, "tpot_s": 0.03},
-        {"model": "llama-3.1-405b", "cluster": "8xh100-sxm", "tpot_s": 0.001},
-    ],
-    ids=lambda asked: asked["model"],
-)
+@pytest.mark.parametrize("asked", DATA["rejected_rows_name_what_they_mean"], ids=lambda asked: asked["model"])
 def test_rejected_rows_name_what_they_mean(asked):
     """No two have one name, and none that lost after all has the name of those that do not fit."""
     rejected = plan(**asked).rejected

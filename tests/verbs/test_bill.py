@@ -240,14 +240,7 @@ def test_graphs_lose_to_eager_only_by_what_they_pad(question, each):
     assert graph <= eager * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("model", "cluster", "words"),
-    [
-        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16}),
-        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16, "ep_backend": "deepep_low_latency"}),
-        ("llama-3.1-8b", "8xh100-sxm", {"tp": 8}),
-    ],
-)
+@pytest.mark.parametrize(("model", "cluster", "words"), DATA["launches_belong_to_the_host"])
 def test_launches_belong_to_the_host(model, cluster, words):
     """Without graphs nothing is sent otherwise: what is late is the host's, and where nobody waits for it that is said."""
     graphs, eager = (commtax.bill(model, cluster, batch=64, eager=e, **words) for e in (False, True))

@@ -456,14 +456,7 @@ def test_the_command_tells_what_does_not_fit_and_what_has_no_time():
     assert not json.loads(command("llama-3.1-70b", "--cluster", "1xh100-sxm", "--json").stdout)["fits"]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--prefill-workers", "80"), "80 x 1 GPUs for prompts + 1 x 1 for decoding = 81, but 8xh100-sxm has 8"),
-        (("-tp", "4", "--prefill-workers", "1", "--decode-workers", "2", "--concurrency", "8"), "1 x 4 GPUs for prompts"),
-        (("--decode-workers", "4", "--concurrency", "2"), "give --concurrency 4 or more"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), DATA["workers_that_are_not_there"])
 def test_workers_that_are_not_there(words, says):
     assert says in refusal(command("llama-3.1-8b", "--cluster", "8xh100-sxm", "--disaggregated", *words))
     enough = command("llama-3.1-8b", "--cluster", "8xh100-sxm", "--disaggregated", "--concurrency", "8", "--prefill-workers", "7")

@@ -155,16 +155,11 @@ def test_values_that_are_none_are_refused_with_exit_code_2(text):
     assert refusal(run("bill", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--technique", text))
 
 
-ROOMS = (
-    ("deepseek-v4-pro", "8xb200-sxm", {"tp": 8}),  # counts tokens by the longest request
-    ("deepseek-v3", "8xh200-sxm", {"tp": 8}),
-    ("qwen3-next-80b-a3b", "8xh100-sxm", {"tp": 4, "engine": "sglang"}),
-)
 LIMITS = ({}, {"max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.85}, {"max_model_len": 32768, "max_num_seqs": 64})
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: " ".join(limits) or "usual")
-@pytest.mark.parametrize(("model", "cluster", "plan"), ROOMS, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(("model", "cluster", "plan"), DATA["rooms"], ids=lambda x: x if isinstance(x, str) else "")
 def test_room_is_what_fit_tells_at_any_length(model, cluster, plan, limits):
     told = commtax.fit(model, cluster, **plan, **limits, advise=False)
     for context in (512, 20_000):
