@@ -64,9 +64,8 @@ class Open:
     b: int = 1
 
 
-values = st.fixed_dictionaries(
-    {"a": st.integers()}, optional={"b": st.tuples(st.integers()), "c": st.dictionaries(st.text(), st.integers())}
-)
+optional = {"b": st.tuples(st.integers()), "c": st.dictionaries(st.text(), st.integers())}
+values = st.fixed_dictionaries({"a": st.integers()}, optional=optional)
 
 
 @pytest.mark.parametrize("kind", [Base, Below, Plain])
@@ -129,9 +128,8 @@ def expressions(draw, depth=3):
     if depth == 0:
         return draw(st.sampled_from(["a", "b", ".", "[ab]", "[^a]", "[a-b0-9]", r"\d", r"\w", r"\.", "1", "^", "$", ""]))
     one, two = draw(expressions(depth - 1)), draw(expressions(depth - 1))
-    form = draw(
-        st.sampled_from(["{0}{1}", "{0}|{1}", "({0})*{1}", "(?:{0})+{1}", "({0})?{1}", "({0}|{1})", "({0}){{1,2}}{1}", "{0}"])
-    )
+    shapes = ["{0}{1}", "{0}|{1}", "({0})*{1}", "(?:{0})+{1}", "({0})?{1}", "({0}|{1})", "({0}){{1,2}}{1}", "{0}"]
+    form = draw(st.sampled_from(shapes))
     return form.format(one, two)
 
 
@@ -175,9 +173,8 @@ def test_patterns_are_answered_at_once_for_names_and_checkpoints(tmp_path):
     assert "(?!…) is not supported" in refusal(run_here("fit", tmp_path, "-c", "8xh100-sxm"))
 
 
-SCALARS = st.one_of(
-    st.booleans(), st.integers(-(10**13), 10**13), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=20)
-)
+NUMBERS = st.integers(-(10**13), 10**13) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = st.one_of(st.booleans(), NUMBERS, st.text(max_size=20))
 TREES = st.dictionaries(
     st.text(max_size=8),
     st.recursive(

@@ -223,9 +223,8 @@ def test_a_chip_that_was_not_measured_says_whose_kernels_it_has(key):
 def test_measured_chips_lend_what_is_theirs():
     """Tensor cores of capability 12.0 are fed as Ada's are: the data centre's Blackwell tells nothing of them."""
     engine = catalog.engine("vllm")
-    tables = {
-        key: catalog.kernel_constants(engine, catalog.chip(key)).tables for key in ("rtx-5090", "rtx-pro-6000", "l40s", "b200-sxm")
-    }
+    keys = ("rtx-5090", "rtx-pro-6000", "l40s", "b200-sxm")
+    tables = {key: catalog.kernel_constants(engine, catalog.chip(key)).tables for key in keys}
     ours, ada = tables["rtx-pro-6000"], tables["l40s"]
     assert ours.keys() == ada.keys() | {"gemm.nvfp4", "experts.nvfp4"}
     assert all(ours[name].get(key) == ada[name].get(key) for name in ada for key in ("eb", "eb128", "kc", "p"))

@@ -72,12 +72,8 @@ def test_a_bundled_file_is_the_bundled_cluster(tmp_path, key):
     whole = catalog.cluster(written(tmp_path, spelled_out(key), "whole.toml"))
     for place in (own, whole):
         assert [getattr(place, name) for name in NUMBERS] == [getattr(bundled, name) for name in NUMBERS]
-        assert (place.intra, place.inter, place.chip.key, place.name) == (
-            bundled.intra,
-            bundled.inter,
-            bundled.chip.key,
-            bundled.name,
-        )
+        own, theirs = ((x.intra, x.inter, x.chip.key, x.name) for x in (place, bundled))
+        assert own == theirs
         assert place.sources == bundled.sources
     facts = ("memory_Bps", "flops_per_s", "visible_bytes", "num_sms", "fp32_per_sm", "tdp_w", "family", "sources")
     assert [getattr(whole.chip, name) for name in facts] == [getattr(bundled.chip, name) for name in facts]
@@ -91,9 +87,8 @@ def test_the_same_bill_to_the_last_digit(tmp_path, key):
             made, known = (ask("llama-3.1-8b", place, tp=8) for place in (own, f"2x{key}"))
             assert made.lines == known.lines
             assert (made.step_s, made.low_s, made.high_s) == (known.step_s, known.low_s, known.high_s)
-        assert commtax.train_bill("llama-3.1-8b", own, tp=4, batch=4).step_s == (
-            commtax.train_bill("llama-3.1-8b", f"2x{key}", tp=4, batch=4).step_s
-        )
+        steps = [commtax.train_bill("llama-3.1-8b", where, tp=4, batch=4).step_s for where in (own, f"2x{key}")]
+        assert steps[0] == steps[1]
 
 
 def test_links_and_chips_are_those_that_they_say(tmp_path):

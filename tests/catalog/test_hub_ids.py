@@ -99,9 +99,8 @@ def test_an_ending_that_may_mean_several_models_means_none(name):
 
 def test_every_id_means_one_model():
     """Files, rows and releases name each id once, and rows share no key with files."""
-    named = [loader.normal(name) for key in catalog.keys("models") for name in catalog.model(key).aliases] + list(
-        map(loader.normal, RELEASED)
-    )
+    named = [loader.normal(name) for key in catalog.keys("models") for name in catalog.model(key).aliases]
+    named += map(loader.normal, RELEASED)
     assert (sorted(named), len(set(loader.stems("models")))) == (sorted(set(named)), len(loader.stems("models")))
     assert len(catalog.keys("models")) >= 200
     assert len(set(named)) >= 400

@@ -143,9 +143,8 @@ def test_local_folder_and_its_headers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config()))
     plain = catalog.model(str(tmp_path))
     assert plain.stored_bytes == 0
-    write_safetensors(
-        tmp_path / "model-1.safetensors", {"model.layers.0.x": ("BF16", [8], 16), "model.layers.7.mtp": ("BF16", [8], 16)}
-    )
+    tensors = {"model.layers.0.x": ("BF16", [8], 16), "model.layers.7.mtp": ("BF16", [8], 16)}
+    write_safetensors(tmp_path / "model-1.safetensors", tensors)
     write_safetensors(tmp_path / "model-2.safetensors", {"lm_head.weight": ("BF16", [8], 16)})
     assert catalog.model(str(tmp_path)).stored_bytes == 32, "a layer beyond the last is not the model's"
 
@@ -297,9 +296,8 @@ def test_selectors_are_counted_once_and_residuals_handed_on():
 @each("key", [key for key in KEYS if "vision_config" in CONFIGS[key]])
 def test_a_vision_tower_has_dimensions(key):
     tower = catalog.model(key).tower
-    layer = tower.num_layers * (
-        4 * tower.hidden * tower.num_heads * tower.head_dim + (2 + tower.gated) * tower.hidden * tower.intermediate
-    )
+    t = tower
+    layer = t.num_layers * (4 * t.hidden * t.num_heads * t.head_dim + (2 + t.gated) * t.hidden * t.intermediate)
     held = sum(copies * shape[0] * shape[1] for name, shape, copies in tower.tensors if len(shape) == 2)
     assert layer <= held < 1.2 * layer + tower.hidden * 50_000
     assert tower.patches_per_token in (4, 9, 16)
@@ -381,11 +379,8 @@ LEFT_OUT = DATA["left_out"]
 @each(("key", "name"), LEFT_OUT)
 def test_a_field_that_is_left_out_comes_from_the_model_of_the_same_sizes_and_is_said(key, name):
     found = from_config(without(CONFIGS[key], name), "mine")
-    assert (found.blocks, found.layers, found.tower) == (
-        catalog.model(key).blocks,
-        catalog.model(key).layers,
-        catalog.model(key).tower,
-    )
+    known = catalog.model(key)
+    assert (found.blocks, found.layers, found.tower) == (known.blocks, known.layers, known.tower)
     note = next(n for n in found.notes if n.code == "completed")
     assert name in note
     assert note in commtax.fit(found, "8x8xb200-sxm", tp=8, max_model_len=4096).question.notes

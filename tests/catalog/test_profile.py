@@ -360,9 +360,7 @@ def ring_paths(rate=1e11):
 
 
 HOST = Profile("host", chip={"key": "h100-sxm", "memory_Bps": 3e12}, host={"host_s": 1e-3, "request_s": 1e-2}, engine="vllm")
-FABRIC = Profile(
-    "fabric", chip={"key": "h100-sxm"}, libraries={"nccl": ring_paths()}, links={"intra": "nvlink4"}, network={"hops": 4.0}
-)
+FABRIC = Profile("fabric", {"key": "h100-sxm"}, libraries={"nccl": ring_paths()}, links={"intra": "nvlink4"}, network={"hops": 4.0})
 
 
 def test_parts_of_several_are_one_profile(tmp_path):

@@ -201,9 +201,8 @@ def said(*words: object, code: int = 0) -> str:
 )
 def test_a_step_that_does_not_fit_names_the_smallest_tp_that_does(model, cluster, batch, tp):
     assert f"This batch would fit with -tp {tp} ({tp} GPUs)." in said("bill", model, "-c", cluster, "--batch", batch)
-    wider, narrower = (
-        run_here("bill", model, "-c", cluster, "--batch", batch, "-tp", size, "--json").stdout for size in (tp, tp // 2)
-    )
+    asked = ("bill", model, "-c", cluster, "--batch", batch, "--json")
+    wider, narrower = (run_here(*asked, "-tp", size).stdout for size in (tp, tp // 2))
     assert (json.loads(wider)["fits"], json.loads(narrower)["fits"]) == (True, False)
 
 
@@ -267,9 +266,8 @@ def test_settings_are_priced_once_and_on_a_full_server():
     assert again["settings"][0]["gain"] == pytest.approx(max(x["gain"] for x in full["weighed"]))
     assert "settings_when_full" not in again, "the load asked about fills the server"
     assert "For 1 client: dropping --enforce-eager gains" in said(*asked)
-    assert f"For {full['clients']} clients, as many as there is room for: dropping --max-num-batched-tokens 512 gains" in said(
-        *asked
-    )
+    room = f"For {full['clients']} clients, as many as there is room for: dropping --max-num-batched-tokens 512 gains"
+    assert room in said(*asked)
 
 
 def test_one_token_has_no_gap_and_pools_are_weighed_apart():
@@ -417,12 +415,8 @@ def test_what_does_not_fit_fails_and_what_overloads_is_called_so():
     served, load = "vllm serve meta-llama/Llama-3.1-8B-Instruct", ("--cluster", "1xh100", "--input-len", 4096, "--output-len", 64)
     words = (served, f"{served} --max-num-seqs 1", *load, "--num-prompts", 200, "--request-rate", 3)
     done, found = run_here("diff", *words), answered("diff", *words)
-    assert (done.returncode, found["after"]["fits"], found["after"]["overloaded"], found["before"]["overloaded"]) == (
-        1,
-        True,
-        True,
-        False,
-    )
+    told = [found["after"]["fits"], found["after"]["overloaded"], found["before"]["overloaded"]]
+    assert (done.returncode, told) == (1, [True, True, False])
     capacity = next(row["after"] for row in found["figures"] if row["key"] == "capacity")
     assert found["broken"] == [f"overloaded: {format_figure(capacity)} requests/s is the capacity, and 3 arrive"]
     assert f"Not allowed: {found['broken'][0]}" in done.stdout

@@ -36,9 +36,8 @@ BOX = Profile(
     host={"host_s": 1.0e-3, "request_s": 1e-2}, links={"intra": "nvlink4", "inter": "ib-ndr"}, engine="vllm",
     sources={"nccl": "48 rows of a.txt"}, lessons=(*lessons(SERVED), *lessons(replace(SERVED, tp=4))), written="2026-11-17",
 )  # fmt: skip
-LATER = replace(
-    BOX, name="later", host={"host_s": 1.5e-3}, lessons=lessons(replace(SERVED, version="0.13"), 1.32), written="2026-12-01"
-)
+AGAIN = lessons(replace(SERVED, version="0.13"), 1.32)
+LATER = replace(BOX, name="later", host={"host_s": 1.5e-3}, lessons=AGAIN, written="2026-12-01")
 
 
 @pytest.fixture

@@ -104,9 +104,8 @@ def test_nobody_is_told_where_nobody_listens():
 
 @given(st.floats(0.021, 1), st.floats(0.1, 1e7))
 def test_the_time_left_is_what_the_pace_says(share, elapsed):
-    assert re.fullmatch(
-        r"reading: \d+%, about [\d.,]+ (s|minutes?|hours?|days?|years?) left", progress_line("reading", share, elapsed)
-    )
+    left = r"reading: \d+%, about [\d.,]+ (s|minutes?|hours?|days?|years?) left"
+    assert re.fullmatch(left, progress_line("reading", share, elapsed))
 
 
 @given(st.integers(20, 200))

@@ -112,9 +112,8 @@ def test_a_longer_cache_is_never_cheaper(name, seqs, short, more, chip):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_arrays_are_their_elements(name):
-    work = Workload(
-        np.array([3, 0, 40]), np.array([300, 0, 900_000]), np.array([0, 2, 1]), np.array([0, 600, 9000]), np.array([0, 50, 0])
-    )
+    prompts, new, past = np.array([0, 2, 1]), np.array([0, 600, 9000]), np.array([0, 50, 0])
+    work = Workload(np.array([3, 0, 40]), np.array([300, 0, 900_000]), prompts, new, past)
     tp, chip = np.array([1, 2, 8]), catalog.chip("h100-sxm")
     constants = catalog.kernel_constants(catalog.engine("sglang"), chip)
     many = [(k.count, k.flops, k.nbytes, *seconds(k, chip, constants)) for k in kernels_of(name, work, tp)]
@@ -432,10 +431,7 @@ def test_chunks_follow_each_other_and_plans_split_caches():
     # Of TP 2 both ranks keep the same latents: where these limit, the plan that splits them is listed in its place.
     load = {"input_len": 20_000, "output_len": 2000, "disaggregated": False}
     plain, split = (commtax.plan("deepseek-v2-lite", "2xl40s", dcp=dcp, **load) for dcp in (1, 2))
-    best = [
-        {answer.gpu_words(answer.plans, i): answer.plans.tokens_per_s[i] for i in range(len(answer.plans))}
-        for answer in (plain, split)
-    ]
+    best = [{a.gpu_words(a.plans, i): a.plans.tokens_per_s[i] for i in range(len(a.plans))} for a in (plain, split)]
     assert max(best[1].values()) >= max(best[0].values())
     assert best[1]["2 GPUs = TP 2, caches over 2"] > best[0]["2 GPUs = TP 2"]
     alone, beside = (commtax.bill("llama-3.1-70b", HOST, tp=4, cp=cp, batch=9).step_s for cp in (1, 2))

@@ -376,9 +376,8 @@ def test_two_hosts_take_longer_than_one_and_four_no_less(host, op, nbytes):
 @given(collectives, sizes, st.floats(1e9, 1e12), st.floats(1, 8))
 def test_more_nics_are_never_slower(op, nbytes, nics_Bps, times):
     network, inside = library("nccl").network, PathChoice(1e-6, 1e-6, 0)
-    few, many = (
-        cross_domains(crossing(op, nbytes, 4, nics_Bps=rate), inside, (), network) for rate in (nics_Bps, nics_Bps * times)
-    )
+    rates = nics_Bps, nics_Bps * times
+    few, many = (cross_domains(crossing(op, nbytes, 4, nics_Bps=rate), inside, (), network) for rate in rates)
     assert many.seconds <= few.seconds * (1 + 1e-9)
 
 
@@ -477,9 +476,8 @@ def test_an_all_reduce_and_a_compiled_norm_take_what_was_published(tokens, secon
 
 def test_fused_and_quantised_all_reduces_by_hand():
     tokens = np.array([1.0, 16.0, 64.0, 128.0])
-    apart, first, present = (
-        commtax.expect(FUSED_OP, "2xh100-sxm", nbytes=tokens * ROW, library=name).seconds for name in ("vllm", OLD, "flashinfer")
-    )
+    asked = {"cluster": "2xh100-sxm", "nbytes": tokens * ROW}
+    apart, first, present = (commtax.expect(FUSED_OP, **asked, library=x).seconds for x in ("vllm", OLD, "flashinfer"))
     assert (first < apart).tolist() == [True, True, False, False]
     assert np.all(present < apart)
     # By hand, eight H100 and 64 KiB: 2.8 us and seven hops, seven tensors at 302 GB/s, three passes over 3.35 TB/s.
@@ -529,9 +527,8 @@ GATHERS = [(2, 1, 4.08), (2, 16, 6.12), (2, 128, 24.96), (2, 1024, 175.9), (2, 8
 @each(("ranks", "rows", "us"), GATHERS)
 def test_pcie_gathers_take_what_was_published(ranks, rows, us):
     """Rows of 8 KiB per rank (FlashInfer 5023)."""
-    found = commtax.expect(
-        "all-gather", "8xrtx-pro-6000-server", ranks=ranks, nbytes=ranks * rows * 8192, library="flashinfer-pcie"
-    )
+    asked = {"ranks": ranks, "nbytes": ranks * rows * 8192, "library": "flashinfer-pcie"}
+    found = commtax.expect("all-gather", "8xrtx-pro-6000-server", **asked)
     assert found.seconds * 1e6 == pytest.approx(us, rel=0.12)
 
 
@@ -594,11 +591,8 @@ def test_a_fused_step_launches_one_norm_less_up_to_its_engine_s_limits():
     engine, chip = catalog.engine("vllm"), catalog.cluster("8xh100-sxm").chip
     assert most_fused_bytes(engine, chip, np.array([2, 3, 4, 8])).tolist() == [64 * MIB, 0, 2 * MIB, MIB / 2]
     old = {"engine": "vllm@0.12", "cluster": "8xh100-sxm", "tp": 8}
-    steps = {
-        (b, t): float(commtax.bill("llama-3.1-70b", batch=b, technique=t, **old).step_s)
-        for b in (32, 33)
-        for t in ("", "fused-allreduce")
-    }
+    both = product((32, 33), ("", "fused-allreduce"))
+    steps = {(b, t): float(commtax.bill("llama-3.1-70b", batch=b, technique=t, **old).step_s) for b, t in both}
     assert steps[32, "fused-allreduce"] != steps[32, ""]
     assert steps[33, "fused-allreduce"] == steps[33, ""]
     long = {"phase": "prefill", "batch": 1, "context": 2049}

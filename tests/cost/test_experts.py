@@ -55,11 +55,8 @@ def errors():
     assert np.all(records.priced[mine])
     found = np.abs(np.expm1(records.log_error[mine]))
     exchanged = np.abs(np.expm1(records.log_error[records.kind == "exchange"]))
-    return {
-        "": found,
-        "exchange": exchanged,
-        **{family: found[records.where[mine] == family] for family in set(records.where[mine])},
-    }
+    families = {family: found[records.where[mine] == family] for family in set(records.where[mine])}
+    return {"": found, "exchange": exchanged, **families}
 
 
 def sizes(tokens, experts, top_k, ep, hidden, inner, up):
@@ -190,9 +187,8 @@ def test_a_step_reads_the_chosen_experts_and_training_keeps_plain_products():
     assert 8 < r.active <= 128
     assert found["experts"].nbytes == pytest.approx(r.active * 3 * 2048 * 384 * 2)
     assert found["experts"].flops == pytest.approx(2 * 64 * 8 * 3 * 2048 * 384)
-    kernels = step_kernels(
-        catalog.model("mixtral-8x7b"), Plan(), Workload(prefill_seqs=1, prefill_tokens=512), 512, catalog.engine("megatron")
-    )
+    work = Workload(prefill_seqs=1, prefill_tokens=512)
+    kernels = step_kernels(catalog.model("mixtral-8x7b"), Plan(), work, 512, catalog.engine("megatron"))
     assert {k.form for k in kernels if k.part == "experts"} == {"gemm"}
     priced = commtax.bill("qwen3-30b-a3b", "8xh100-sxm", tp=2, batch=64).lines
     lines = {line.item.part: line for line in priced if line.kind == "compute"}
@@ -221,10 +217,8 @@ def test_narrow_slices_have_more_blocks_and_zeros_are_activated():
     more = []
     for shape in (cut, whole):
         kernel = routed_kernels(shape, "fp8", "fp8-block", 1.0)[1]
-        took = [
-            sum(FORMS["experts"](kernel, {**table, "tb": tb}, chip.memory_Bps, chip.flops_per_s["fp8"]))
-            for tb in (0.0, table["tb"])
-        ]
+        rates = chip.memory_Bps, chip.flops_per_s["fp8"]
+        took = [sum(FORMS["experts"](kernel, {**table, "tb": tb}, *rates)) for tb in (0.0, table["tb"])]
         more.append(float(took[1] - took[0]))
     assert more[0] > more[1] > 0
     # Eight ranks, 1,024 tokens, 8 copies each, experts 2,048 wide inside: 4 passes over 7,168 copies that lie elsewhere.
@@ -232,9 +226,8 @@ def test_narrow_slices_have_more_blocks_and_zeros_are_activated():
     table = constants.tables["experts.fp8"]
     shape = RoutedSizes(1024.0, 1024.0, 7168.0, 32.0, 32.0, 256, 7168, 2048.0)
     kernel = routed_kernels(shape, "fp8", "fp8-block", 1.0)[0]
-    told, without = (
-        sum(FORMS["routing"](kernel, {**table, "wide": wide}, chip.memory_Bps, chip.flops_per_s["fp8"])) for wide in (4.0, 0.0)
-    )
+    rates = chip.memory_Bps, chip.flops_per_s["fp8"]
+    told, without = (sum(FORMS["routing"](kernel, {**table, "wide": wide}, *rates)) for wide in (4.0, 0.0))
     assert (table["wide"], told - without) == (4.0, pytest.approx(4 * 7168 * 2048 * 2 / 3.35e12))
 
 

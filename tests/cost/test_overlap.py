@@ -160,9 +160,8 @@ def test_split_sequences_and_pieces_of_products_by_hand():
     before, after = (step(t, work) for t in (plain, split))
     sums = [x.item for x in before.lines if x.item.op == "all-reduce" and x.item.place in overlap.OWN_SEQUENCE]
     parts = [x.item for x in after.lines if x.item.op in ("reduce-scatter", "all-gather") and x.item.place in overlap.OWN_SEQUENCE]
-    assert (
-        sum(x.sent_bytes_per_rank for x in parts) == sum(x.sent_bytes_per_rank for x in sums) == 160 * 2 * 7 / 8 * 8192 * 8192 * 2
-    )
+    sent = [sum(x.sent_bytes_per_rank for x in some) for some in (parts, sums)]
+    assert sent[0] == sent[1] == 160 * 2 * 7 / 8 * 8192 * 8192 * 2
     norms = [next(x.item.nbytes for x in bill.lines if x.item.part == "norms") for bill in (before, after)]
     assert norms[0] == 8 * norms[1]
     plain, cut = (TERMS["llama-3.1-70b", "8xh100-sxm", "vllm", None, key] for key in ("sp", "async-tp"))
@@ -266,9 +265,8 @@ def test_a_step_yields_between_one_token_and_all_drafts_and_more_with_more_accep
     low, high = sorted((low, high))
     assert 1 <= tokens_per_step(drafts, low) <= tokens_per_step(drafts, high) <= drafts + 1 + 1e-9
     if drafts:
-        assert tokens_per_step(drafts, acceptance_of(drafts, tokens_per_step(drafts, high))) == pytest.approx(
-            tokens_per_step(drafts, high), abs=1e-9
-        )
+        yielded = tokens_per_step(drafts, high)
+        assert tokens_per_step(drafts, acceptance_of(drafts, yielded)) == pytest.approx(yielded, abs=1e-9)
 
 
 def test_drafters_lie_on_ranks_and_their_lengths_have_sources():

@@ -209,12 +209,8 @@ def flat(value):
     if isinstance(value, Line):
         return [*flat(value.item), value.total_s, value.hidden_s]
     if is_dataclass(value) and not isinstance(value, type):
-        return [
-            x
-            for f in fields(value)
-            if f.name not in ("names", "link", "algorithm", "sources")
-            for x in flat(getattr(value, f.name))
-        ]
+        names = [f.name for f in fields(value) if f.name not in ("names", "link", "algorithm", "sources")]
+        return [x for name in names for x in flat(getattr(value, name))]
     return [value] if isinstance(value, (int, float, np.ndarray, np.generic)) and not isinstance(value, bool) else []
 
 

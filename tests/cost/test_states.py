@@ -133,21 +133,18 @@ def test_the_order_of_layers_changes_nothing(layers, tp, random):
         first, second = (kv_pool(m, plan, range(len(layers)), 16, engine.states) for m in (one, other))
         assert first.blocks_per_request(5000, 2048) == second.blocks_per_request(5000, 2048)
         assert float(first.bytes_per_block) == float(second.bytes_per_block)
-        sent, again = (
-            {(i.what, i.op): (float(i.nbytes), float(i.count)) for i in inference(m, plan, work, engine)} for m in (one, other)
-        )
+        both = [inference(m, plan, work, engine) for m in (one, other)]
+        sent, again = ({(i.what, i.op): (float(i.nbytes), float(i.count)) for i in items} for items in both)
         assert sent == again
 
 
 @given(st.lists(mixers, min_size=1, max_size=12), degrees)
 def test_a_model_keeps_the_sum_of_what_its_layers_keep(layers, tp):
     plan, model = Plan(tp=tp), model_of(*layers)
-    assert float(kv_bytes_per_token(model, plan)) == pytest.approx(
-        sum(float(kv_bytes_per_token_layer(m, tp, "bf16")) for m in layers)
-    )
-    assert float(state_bytes_per_sequence(model, plan)) == pytest.approx(
-        sum(float(state_bytes_per_layer(m, tp, plan)) for m in layers)
-    )
+    each = sum(float(kv_bytes_per_token_layer(m, tp, "bf16")) for m in layers)
+    assert float(kv_bytes_per_token(model, plan)) == pytest.approx(each)
+    each = sum(float(state_bytes_per_layer(m, tp, plan)) for m in layers)
+    assert float(state_bytes_per_sequence(model, plan)) == pytest.approx(each)
 
 
 @given(mixers, degrees)
@@ -334,9 +331,8 @@ def test_towers_are_whole_and_have_the_flops_of_their_matrices():
 @given(st.integers(1, 4), st.sampled_from([1, 2, 4, 8]))
 def test_ranks_share_weights_or_pictures(images, tp):
     """Cut weights add up two sums a layer; whole towers add up nothing and hand their tokens to all."""
-    cut, whole = (
-        commtax.traffic("gemma-3-27b", "8xh100-sxm", tp=tp, tower=how, **GEMMA | {"images": images}) for how in ("weights", "data")
-    )
+    seen = {"tp": tp, **GEMMA, "images": images}
+    cut, whole = (commtax.traffic("gemma-3-27b", "8xh100-sxm", tower=how, **seen) for how in ("weights", "data"))
     counts = [{item.what: float(item.count) for item in items if item.part == "tower"} for items in (cut.items, whole.items)]
     several = tp > 1
     assert counts[0] == {"tower output": 54.0 * several, "tower tokens": 0.0}

@@ -88,9 +88,8 @@ def test_scalar_equals_array(question, batch, phase):
     model, _, plan, engine = question
     batches = np.array([batch, 1, 2 * batch])
     tps = np.array([int(plan.tp)] * 3)
-    arrays = inference(
-        model, Plan(tp=tps, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order), workload(phase, batches, 128), engine
-    )
+    many = Plan(tp=tps, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order)
+    arrays = inference(model, many, workload(phase, batches, 128), engine)
     for i, wrong in enumerate(batches):
         alone = Plan(tp=plan.tp, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order)
         scalar = inference(model, alone, workload(phase, int(wrong), 128), engine)

@@ -188,9 +188,8 @@ def test_scalar_equals_array(question, zero):
             assert np.broadcast_to(many.nbytes, 3)[i] == pytest.approx(one.nbytes)
             assert np.broadcast_to(many.count, 3)[i] == one.count
         held = training_memory(model, alone, TrainStep(1, 512), engine).total
-        whole = training_memory(
-            model, Plan(tp=plan.tp, pp=pps, dp=plan.dp, zero=zero, order=plan.order), TrainStep(1, 512), engine
-        ).total
+        many = Plan(tp=plan.tp, pp=pps, dp=plan.dp, zero=zero, order=plan.order)
+        whole = training_memory(model, many, TrainStep(1, 512), engine).total
         assert np.broadcast_to(whole, 3)[i] == pytest.approx(held)
 
 
@@ -211,9 +210,8 @@ def test_activations_of_the_gpt_shape_in_flight():
     assert microbatches_in_flight(model, Plan(pp=8, microbatches=64)) == 8
     assert microbatches_in_flight(model, Plan(pp=8, microbatches=4)) == 4
     assert microbatches_in_flight(model, Plan(pp=8, microbatches=64, schedule="gpipe")) == 64
-    assert microbatches_in_flight(model, Plan(pp=8, microbatches=64, schedule="interleaved", chunks=2)) == pytest.approx(
-        8 * (1 + 7 / 16)
-    )
+    plan = Plan(pp=8, microbatches=64, schedule="interleaved", chunks=2)
+    assert microbatches_in_flight(model, plan) == pytest.approx(8 * (1 + 7 / 16))
     assert microbatches_in_flight(model, Plan(pp=8, microbatches=8, schedule="interleaved", chunks=2)) == 8, "there are no more"
 
 
@@ -443,9 +441,8 @@ FUSED = {"dp": 8, "ep": 8, "batch": 64, "micro_batch": 8, "context": 4096, "dtyp
 
 
 def test_fused_experts_are_never_slower_and_all_rows_are_cast():
-    new, old = (
-        commtax.train_bill("qwen3-30b-a3b", "2x4xgb300", engine=f"megatron-bridge@{v}", **FUSED) for v in ("26.06", "26.04")
-    )
+    asked = {"model": "qwen3-30b-a3b", "cluster": "2x4xgb300", **FUSED}
+    new, old = (commtax.train_bill(engine=f"megatron-bridge@{v}", **asked) for v in ("26.06", "26.04"))
     assert new.step_s < old.step_s
     assert not [x for x in new.lines if x.item.what == "launches of experts" and x.total_s > 0]
     # Two casts of 64 tokens' copies beside each other: as many bytes as rows times columns, however many experts share them.
@@ -477,9 +474,8 @@ def test_llama_405b_fits_as_it_was_trained(dp):
 
 
 META = {"tp": 8, "pp": 16, "dp": 128, "batch": 16, "context": 8192, "sequence_parallel": True}
-shapes = st.tuples(st.integers(1, 200), st.integers(1, 16), st.integers(1, 8)).filter(
-    lambda s: s[2] <= max(1, most_chunks(s[0], s[1]))
-)
+in_reach = st.tuples(st.integers(1, 200), st.integers(1, 16), st.integers(1, 8))
+shapes = in_reach.filter(lambda s: s[2] <= max(1, most_chunks(s[0], s[1])))
 
 
 def simulated(layers, pp, chunks, microbatches):
@@ -561,11 +557,8 @@ def test_any_number_of_layers_is_launched_and_read_back_as_the_plan(key, pp, chu
     assert ("--pipeline-model-parallel-layout" in text) == uneven
     assert not (uneven and "--num-virtual-stages" in text), "Megatron takes one of the two"
     found = parse(text)
-    assert (found.options.get("pp"), found.options.get("chunks") or 1, found.options.get("schedule") or "1f1b") == (
-        pp,
-        chunks,
-        plan.schedule,
-    )
+    read = found.options.get("pp"), found.options.get("chunks") or 1, found.options.get("schedule") or "1f1b"
+    assert read == (pp, chunks, plan.schedule)
     assert not found.notes
     assert not found.unread
 

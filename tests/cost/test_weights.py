@@ -218,9 +218,8 @@ def test_prompts_and_products_in_nvfp4_are_calibrated():
     assert one.step_s < 0.065  # bf16 arithmetic: 0.116
     assert all("assumed" not in line.source for line in one.lines if line.kind == "compute")
     rows = [["nvfp4", *map(str, row)] for row in DATA["published"]]
-    records = kernel_scores.answers(
-        kernel_tables.read("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows), ""
-    )
+    header = ["gemm_dtype", "m", "n", "k", "latency_ms"]
+    records = kernel_scores.answers(kernel_tables.read("b200_sxm_gemm.csv.gz", header, rows), "")
     assert not any(records.fitted)
     assert sorted(abs(records.log_error))[len(rows) // 2] < 0.1  # bf16 arithmetic: 0.5
     step = commtax.bill("deepseek-v3", "8xh100-sxm", tp=8, engine="vllm")
@@ -294,10 +293,8 @@ def test_fp8_is_no_slower_than_bf16_unless_a_measured_table_is_named(engine, chi
     stored = catalog.model(model).quant
     assume(not (weights and stored and any(q.dtype != "fp8" for q in stored.formats)))  # 4-bit parts stay what they are
     asked = {"tp": tp, "batch": batch if phase == "decode" else 1, "context": context, "phase": phase}
-    kinds = [
-        {"dtype": "fp8" if weights else "bf16", "kv_dtype": "bf16" if weights else "fp8"},
-        {"dtype": "bf16", "kv_dtype": "bf16"},
-    ]
+    narrow = {"dtype": "fp8" if weights else "bf16", "kv_dtype": "bf16" if weights else "fp8"}
+    kinds = [narrow, {"dtype": "bf16", "kv_dtype": "bf16"}]
     try:
         (bill, narrow), (_, wide) = (kernels_s(model, f"8x{chip}", engine, **asked, **kind) for kind in kinds)
     except ValueError:  # a plan that this model or engine refuses
@@ -316,9 +313,8 @@ def test_fp8_is_no_slower_than_bf16_unless_a_measured_table_is_named(engine, chi
 )
 def test_a_cache_that_is_slower_in_fp8_names_its_table(model, cluster, engine, table):
     laid = {"tp": 8, "pp": 16} if model == "kimi-k3" else {"tp": 8}
-    (bill, narrow), (_, wide) = (
-        kernels_s(model, cluster, engine, batch=64, context=32768, kv_dtype=kind, **laid) for kind in ("fp8", "bf16")
-    )
+    asked = {"batch": 64, "context": 32768, **laid}
+    (bill, narrow), (_, wide) = (kernels_s(model, cluster, engine, kv_dtype=kind, **asked) for kind in ("fp8", "bf16"))
     assert narrow > wide
     assert any(table in line.why for line in bill.lines)
 
@@ -340,9 +336,8 @@ def test_latents_in_fp8_are_copied_unless_flashmla_reads_them():
     assert many == pytest.approx(few * (1 - 64 * 1025 / 131_072), rel=0.01)
     assert copied_s(batch=128, **room)[0] == pytest.approx(0, abs=1e-5)
     asked = {"tp": 8, "engine": "sglang", "batch": 64, "context": 8192}
-    wide, usual, native = (
-        commtax.bill("deepseek-v3", "8xh200-sxm", **asked, technique=one) for one in ("", "fp8-kv", "fp8-kv,flashmla")
-    )
+    bills = [commtax.bill("deepseek-v3", "8xh200-sxm", **asked, technique=one) for one in ("", "fp8-kv", "fp8-kv,flashmla")]
+    wide, usual, native = bills
     forms = [{line.item.form for line in one.items if line.kind == "compute"} for one in (usual, native)]
     assert forms[0] - forms[1] == {"latent-copy"}
     assert native.step_s < wide.step_s < usual.step_s
@@ -363,9 +358,8 @@ def test_no_other_step_copies_a_cache(asked):
 def test_fp8_experts_gain_on_hopper(batch):
     """Tuned fp8 is 10 to 17 % faster than bf16 (vLLM pull request 35457)."""
     bills = (kernels_s("qwen3-235b-a22b", "8xh200-sxm", "vllm", tp=8, batch=batch, dtype=kind)[0] for kind in ("fp8", "bf16"))
-    fp8, bf16 = (
-        sum(float(x.total_s) for x in b.lines if x.kind == "compute" and x.item.part in ("routing", "experts")) for b in bills
-    )
+    routed = [[x for x in b.lines if x.kind == "compute" and x.item.part in ("routing", "experts")] for b in bills]
+    fp8, bf16 = (sum(float(x.total_s) for x in lines) for lines in routed)
     assert 0.6 < fp8 / bf16 < 0.95
 
 
@@ -386,9 +380,8 @@ CHIP = catalog.chip("mi355x")
 
 
 def product(m, n, k):
-    return Kernel(
-        "x", "gemm", 1, 2.0 * m * n * k, 2.0 * m * k + 0.53125 * n * k + 2.0 * m * n, m, n, k, "bf16", 0.53125, stored="mxfp4"
-    )
+    nbytes = 2.0 * m * k + 0.53125 * n * k + 2.0 * m * n
+    return Kernel("x", "gemm", 1, 2.0 * m * n * k, nbytes, m, n, k, "bf16", 0.53125, stored="mxfp4")
 
 
 @pytest.mark.parametrize(("m", "n", "k", "took"), DATA["aiter"])
@@ -409,9 +402,8 @@ def test_weights_in_mxfp4_are_unpacked_where_nothing_multiplies_them():
 @given(st.integers(1, 4096), st.sampled_from(["mi350x", "mi355x"]), st.sampled_from(["vllm", "sglang"]))
 def test_narrower_weights_are_never_slower(batch, chip, engine):
     formats = ("mxfp4", "fp8", "bf16")
-    steps = [
-        commtax.bill("llama-3.1-70b", f"2x{chip}", tp=2, batch=batch, context=256, dtype=d, engine=engine).step_s for d in formats
-    ]
+    asked = {"cluster": f"2x{chip}", "tp": 2, "batch": batch, "context": 256, "engine": engine}
+    steps = [commtax.bill("llama-3.1-70b", dtype=d, **asked).step_s for d in formats]
     assert steps == sorted(steps)
 
 

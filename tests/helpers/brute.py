@@ -227,12 +227,8 @@ class Search:
         """What the objective counts, larger is better, or what a place does that no limit decides."""
         rate = p.tokens_per_s / p.layout.gpus if self.asked["objective"] == "cost" else p.tokens_per_s
         by = place or self.asked["objective"]
-        return {
-            "latency": 1 / p.request_s,
-            "fastest": 1 / p.request_s,
-            "balanced": rate / p.request_s,
-            "gpus": 1 / p.layout.gpus,
-        }.get(by, rate)
+        values = {"latency": 1 / p.request_s, "fastest": 1 / p.request_s, "balanced": rate / p.request_s, "gpus": 1 / p.layout.gpus}
+        return values.get(by, rate)
 
     def complexity(self, layout):
         """How much there is to set up: the kind, the fast domains that a copy spans or the kind of two pools, and shared hosts."""
@@ -322,11 +318,8 @@ def _shown(answer):
 
 def _layout_of(answer, rows, i):
     """A row as it is called here, and its clients of a rank."""
-    sizes, copies, by = (
-        tuple(int(getattr(rows, x)[i]) for x in SIZES),
-        int(rows.replicas[i]),
-        answer.exchanges[int(rows.exchange[i])],
-    )
+    sizes, copies = tuple(int(getattr(rows, x)[i]) for x in SIZES), int(rows.replicas[i])
+    by = answer.exchanges[int(rows.exchange[i])]
     words = answer.question.goal.dtypes[int(rows.dtype[i])], by.backend, by.redundant
     ahead = tuple(int(getattr(rows, f"prefill_{x}")[i]) for x in ("tp", "dp", "replicas")) if rows.mode[i] else ()
     return Layout(sizes, copies, words, ahead), int(rows.concurrency[i]) // (copies * sizes[2])
@@ -389,18 +382,11 @@ def _reproduced(s, layouts, row, layout, load):
         return [f"no such plan: {layout}"]
     p = s.at(layout, load)
     pairs = {"ttft_s": p.run.ttft_s, "tpot_s": p.run.tpot_s, "tokens_per_s": p.tokens_per_s, "gpus": layout.gpus}
-    wrong = [
-        f"{n} {float(getattr(rows, n)[i])} is {float(x)}: {told(s, p)}"
-        for n, x in pairs.items()
-        if _differs(getattr(rows, n)[i], x)
-    ]
+    shown = [(n, float(getattr(rows, n)[i]), float(x)) for n, x in pairs.items()]
+    wrong = [f"{n} {a} is {b}: {told(s, p)}" for n, a, b in shown if not math.isclose(a, b, rel_tol=CLOSE)]
     if not all(s.sure(p, name) <= s.asked[name] * (1 + CLOSE) for name in ("ttft_s", "tpot_s")):
         wrong.append(f"breaks a limit: {told(s, p)}")
     return wrong + [f"{load} clients are more than {s.last(layout)}: {told(s, p)}"] * (load > s.last(layout))
-
-
-def _differs(a, b):
-    return not math.isclose(float(a), float(b), rel_tol=CLOSE)
 
 
 def _beaten(s, found, margins, shown, place):

@@ -73,9 +73,8 @@ def test_mixed_pools_run_in_time_as_on_their_own_chips():
     assert two.statistic("ttft_p95") == one.statistic("ttft_p95") < slow.statistic("ttft_p95")
     assert (two.statistic("itl_p50"), slow.num_gpus) == (one.statistic("itl_p50"), 16)
     # An A100's vLLM computes 2,048 tokens a step, an H100's 8,192; and its memory is its own.
-    found = commtax.simulate(
-        "llama-3.1-8b", "8xh100-sxm", prefill_cluster="8xa100-80-sxm", concurrency=8, **{**SPLIT, "input_len": 4000}
-    )
+    asked = {"prefill_cluster": "8xa100-80-sxm", "concurrency": 8, **SPLIT, "input_len": 4000}
+    found = commtax.simulate("llama-3.1-8b", "8xh100-sxm", **asked)
     assert float(found.steps.chunks) == pytest.approx(4000 / 2048)
     small = commtax.simulate("llama-3.1-8b", "8xh200-sxm", prefill_cluster="8xl40s", concurrency=8, **SPLIT)
     assert float(small.apart.kv_tokens) < 0.3 * float(small.kv_tokens)
@@ -95,9 +94,8 @@ def faster(place, factor):
 def test_a_faster_chip_for_prompts_answers_no_fewer(words, chip, factor):
     """To the per cent by which a router over few workers is even."""
     ahead, words = catalog.cluster(f"8x{chip}"), filled(words)
-    slow, fast = (
-        commtax.simulate("llama-3.1-8b", "8xh200-sxm", prefill_cluster=place, **words) for place in (ahead, faster(ahead, factor))
-    )
+    pools = ahead, faster(ahead, factor)
+    slow, fast = (commtax.simulate("llama-3.1-8b", "8xh200-sxm", prefill_cluster=pool, **words) for pool in pools)
     assert fast.tokens_per_s >= slow.tokens_per_s * (1 - 0.01)
     assert fast.steps.prompt_s <= slow.steps.prompt_s * (1 + 1e-9)
 
@@ -111,16 +109,14 @@ def test_caches_move_at_the_pace_of_the_slower_network(slow):
     moving = link.latency_s + nbytes / (carrier("").share * link.bandwidth_Bps)
     assert float(found.apart.net.wire.alone_s) - handing == pytest.approx(moving, rel=1e-3)
     inside = commtax.simulate("llama-3.1-8b", "2xh100-sxm", concurrency=8, **SPLIT)
-    assert found.apart.net.wire.alone_s - handing > 20 * (inside.apart.net.wire.alone_s - handing), (
-        "never over NVLink, though two GPUs are all"
-    )
+    alone_s = [s.apart.net.wire.alone_s - handing for s in (found, inside)]
+    assert alone_s[0] > 20 * alone_s[1], "never over NVLink, though two GPUs are all"
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_ranges_are_those_of_the_less_sure_chip(name):
-    known, strange = (
-        commtax.simulate("llama-3.1-8b", own, prefill_cluster=own, concurrency=8, **SPLIT) for own in ("8xh100-sxm", "8xl40s")
-    )
+    hosts = ("8xh100-sxm", "8xl40s")
+    known, strange = (commtax.simulate("llama-3.1-8b", x, prefill_cluster=x, concurrency=8, **SPLIT) for x in hosts)
     mixed = commtax.simulate("llama-3.1-8b", "8xh100-sxm", prefill_cluster="8xl40s", concurrency=8, **SPLIT)
     assert mixed.sigma_of("tpot_s") >= max(known.sigma_of("tpot_s"), strange._run_sigma("tpot")[0]) - 1e-12
     assert mixed.sigma_of(name) > known.sigma_of(name)
@@ -198,9 +194,8 @@ def test_a_pasted_plan_stands_on_both_clusters_and_its_servers_on_their_hosts():
     assert good.plan == "16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 2 x TP 4 on 8xh200-sxm for decoding"
     assert serving_standing(a, {"tp": 4, **alone}, 1, prompts=Plan(2, replicas=5)).reason == "needs 10 GPUs, but 8xh100-sxm has 8"
     assert "no separate prompt workers" in serving_standing(a, {"tp": 8, **alone}, 1).reason
-    q = commtax.simulate(
-        "llama-3.1-70b", "2x8xh200-sxm", tp=8, prefill_tp=4, prefill_cluster="8xh100-sxm", concurrency=8, **SPLIT
-    ).question
+    ahead = {"tp": 8, "prefill_tp": 4, "prefill_cluster": "8xh100-sxm"}
+    q = commtax.simulate("llama-3.1-70b", "2x8xh200-sxm", **ahead, concurrency=8, **SPLIT).question
     lines = apart_command(q.but(prefill_workers=2, decode_workers=2), "sglang").splitlines()
     hosts = [line.rsplit("# ", 1)[-1] for line in lines if "launch_server" in line]
     assert hosts == [*(f"decode, on $DECODE_HOST_{i}" for i in (0, 1)), *["prefill, on $PREFILL_HOST_0"] * 2]

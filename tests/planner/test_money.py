@@ -180,9 +180,8 @@ def test_several_clusters_are_marked_on_a_terminal_and_in_a_document():
 def test_ranges_of_several_clusters_say_what_is_close(objective, ratio):
     """The figure lies in its range and in the table, and what overlaps is called too close, nothing else."""
     places = ["2xl40s", "2xh100-sxm"]
-    found = commtax.plan_several(
-        "llama-3.1-8b", places, objective=objective, usd_per_gpu_hour=[1.0, ratio], disaggregated=False, margin=0.5
-    )
+    goal = {"objective": objective, "usd_per_gpu_hour": [1.0, ratio], "disaggregated": False, "margin": 0.5}
+    found = commtax.plan_several("llama-3.1-8b", places, **goal)
     own, (other,) = found.recommended, found.beside
     assert all(sum(same_plan(one, row) for row in found.listed(1)) == 1 for one in (own, other))
     figures = [one.deciding(objective) for one in (own, other)]

@@ -34,9 +34,8 @@ def test_what_is_listed_is_good(question):
     assert np.all(rows.tpot_s <= question["tpot_s"])
     assert np.all(rows.kv_headroom >= -1e-9)
     assert np.all(rows.gpus <= cluster.num_gpus)
-    assert np.all(
-        rows.gpus == rows.tp * rows.pp * rows.dp * rows.replicas + rows.prefill_tp * rows.prefill_dp * rows.prefill_replicas
-    )
+    ahead = rows.prefill_tp * rows.prefill_dp * rows.prefill_replicas
+    assert np.all(rows.gpus == rows.tp * rows.pp * rows.dp * rows.replicas + ahead)
     for i in range(min(5, len(rows))):
         asked = settle(a.put(rows, i))  # raises where the plan is illegal
         fit = commtax.fit(

@@ -177,9 +177,8 @@ def test_decode_is_latency_bound_and_what_ifs_are_recomputed():
     assert found["eager"].delta_s > 0
     assert float(price(b.question).step_s) == float(b.step_s)
     other = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, library="nccl")
-    assert float(price(other.question).step_s) == float(other.step_s) > float(b.step_s), (
-        "a what-if keeps the library that was asked for"
-    )
+    own = float(other.step_s)
+    assert float(price(other.question).step_s) == own > float(b.step_s), "a what-if keeps the library that was asked for"
     assert "NCCL only" not in {c.what for c in counterfactuals(other)}
     host = catalog.cluster("8xh100-sxm")
     slow, slower = (commtax.bill("llama-3.1-8b", with_link(host, link), tp=2) for link in ("pcie5", "10gbe"))
@@ -244,9 +243,8 @@ def test_graphs_lose_to_eager_only_by_what_they_pad(question, each):
 def test_launches_belong_to_the_host(model, cluster, words):
     """Without graphs nothing is sent otherwise: what is late is the host's, and where nobody waits for it that is said."""
     graphs, eager = (commtax.bill(model, cluster, batch=64, eager=e, **words) for e in (False, True))
-    assert [float(x.total_s) for x in eager.items if x.kind != "host"] == [
-        float(x.total_s) for x in graphs.items if x.kind != "host"
-    ]
+    steps = [[float(x.total_s) for x in b.items if x.kind != "host"] for b in (eager, graphs)]
+    assert steps[0] == steps[1]
     hosts = [next(float(x.total_s) for x in b.lines if x.kind == "host") for b in (graphs, eager)]
     assert float(eager.step_s - graphs.step_s) == pytest.approx(hosts[1] - hosts[0], abs=1e-12)
     assert float(eager.exposed_comm_s) == float(graphs.exposed_comm_s)
@@ -265,11 +263,8 @@ def test_what_ifs_of_serving_fit_and_launches_that_take_no_time_are_not_told():
     large = commtax.bill("llama-3.1-405b", "8xh100-sxm", tp=4, batch=64)
     assert not any(c.fits for c in counterfactuals(large) if c.code in ("narrower", "wider"))
     assert "would be" not in verdict(large, counterfactuals(large))
-    notes = {
-        str(note)
-        for engine in ("textbook", "vllm")
-        for note in commtax.bill("llama-3.1-8b", "8xh100-sxm", engine=engine, eager=True).notes
-    }
+    bills = [commtax.bill("llama-3.1-8b", "8xh100-sxm", engine=engine, eager=True) for engine in ("textbook", "vllm")]
+    notes = {str(note) for bill in bills for note in bill.notes}
     assert not any("launches without graphs take 0 s" in note for note in notes)
 
 

@@ -226,9 +226,8 @@ def test_where_no_split_is_listed_a_reason_is(model, cluster, words):
 def test_pools_with_attention_dp_paste_back(engine, tmp_path):
     """What is emitted of two pools, the prompts' too with attention data parallelism, reads back as the same workers."""
     sizes = {"dp": 16, "ep": 16, "redundant_experts": 32, "ep_backend": "deepep_low_latency"}
-    asked = ask("deepseek-r1", "4x8xh200-sxm", **sizes).but(
-        disaggregated=True, prefill_tp=1, prefill_dp=8, prefill_workers=2, decode_workers=1
-    )
+    pools = {"disaggregated": True, "prefill_tp": 1, "prefill_dp": 8, "prefill_workers": 2, "decode_workers": 1}
+    asked = ask("deepseek-r1", "4x8xh200-sxm", **sizes).but(**pools)
     file = tmp_path / "launch.sh"
     file.write_text(apart_command(asked, engine))
     said = run_here("simulate", "-c", "4x8xh200-sxm", "--from", str(file), "--concurrency", "64", "--input-len", "512").stdout
@@ -321,10 +320,8 @@ def test_carriers_of_techniques_are_in_the_catalogue_and_load_as_published():
     gains = []
     for tokens in (512, 120_000):
         words = {"concurrency": 1, "input_len": tokens, "output_len": 2, "spread": 0, "engine": "vllm"}
-        cold, warm = (
-            commtax.simulate("llama-3.1-8b", "1xh100-sxm", **words, **more)
-            for more in ({}, {"prefix_cache": 1.0, "technique": "kv-offload"})
-        )
+        ways = {}, {"prefix_cache": 1.0, "technique": "kv-offload"}
+        cold, warm = (commtax.simulate("llama-3.1-8b", "1xh100-sxm", **words, **more) for more in ways)
         gains.append(float(cold.ttft_s / warm.ttft_s))
     assert 1.3 < gains[0] < 3
     assert 15 < gains[1] < 30
@@ -334,9 +331,8 @@ def test_carriers_of_techniques_are_in_the_catalogue_and_load_as_published():
 @given(st.sampled_from(TIERS), st.floats(0.05, 1.0))
 def test_a_prefix_from_elsewhere_comes_later_than_one_at_hand(name, share):
     words = {"tp": 2, "concurrency": 8, "input_len": 4096, "output_len": 64, "prefix_cache": share}
-    hand, far = (
-        commtax.simulate("llama-3.1-8b", "8xh100-sxm", **words, **more) for more in ({}, {"technique": f"kv-offload={name}"})
-    )
+    ways = {}, {"technique": f"kv-offload={name}"}
+    hand, far = (commtax.simulate("llama-3.1-8b", "8xh100-sxm", **words, **more) for more in ways)
     assert far.ttft_s > hand.ttft_s
     assert far.requests_per_s <= hand.requests_per_s
     q, where = far.question, tier(name)
@@ -383,10 +379,8 @@ def test_a_figure_keeps_the_limit_of_its_confidence(estimate, one, other):
     assert estimate.sure(low) <= estimate.sure(high) * (1 + 1e-12)
     assert estimate.kept(estimate.sure(low)) <= estimate.kept(estimate.sure(high)) + 1e-12
     assert estimate.sure(0.5) == estimate.value
-    assert (estimate.kept(estimate.low), estimate.kept(estimate.high)) == (
-        pytest.approx(0.1, abs=1e-4),
-        pytest.approx(0.9, abs=1e-4),
-    )
+    sure = [estimate.kept(estimate.low), estimate.kept(estimate.high)]
+    assert sure == pytest.approx([0.1, 0.9], abs=1e-4)
 
 
 @given(estimates, st.floats(0.51, 0.99))
@@ -406,9 +400,8 @@ def test_rates_and_simulations_keep_their_limits_as_surely_as_they_say():
         assert trial.stretch > 1
         assert all(trial.sure[name] <= limit for name, limit in trial.layout.question.goal.slo)
         assert trial.kept >= 0.9 - 1e-9
-    same = next(
-        t for t in half.plans if (t.layout.question.plan, t.size) == (surer.plans[0].layout.question.plan, surer.plans[0].size)
-    )
+    first = surer.plans[0].layout.question.plan, surer.plans[0].size
+    same = next(t for t in half.plans if (t.layout.question.plan, t.size) == first)
     assert same.growth >= surer.plans[0].growth
     words = ("simulate", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--request-rate", 8, "--num-prompts", 200, "--output-len", 32)
     free = json.loads(run_here(*words, "--json").stdout)

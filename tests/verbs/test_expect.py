@@ -88,9 +88,8 @@ def test_a_whole_output(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     file.write_text(HEADER + NEW.replace("25.41", "95.41"))
     assert run("all-reduce", "--cluster", "8xh100-sxm", "--ranks", "8", "--measured", str(file)).returncode == 1
-    assert run("all-gather", "--cluster", "8xh100-sxm", "--ranks", "8", "--measured", str(file)).returncode == 2, (
-        "another collective's"
-    )
+    done = run("all-gather", "--cluster", "8xh100-sxm", "--ranks", "8", "--measured", str(file))
+    assert done.returncode == 2, "another collective's"
     file.write_text(HEADER + NEW.replace("25.41", "0.0"))
     assert run("all-reduce", "--cluster", "8xh100-sxm", "--measured", str(file)).returncode == 2
     file.write_text("no rows")

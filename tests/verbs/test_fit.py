@@ -35,11 +35,8 @@ def test_enough_logs_err_by_a_tenth_of_a_per_cent():
     complete = [r for r in LOGS if r["complete"]]
     assert len(complete) >= 15
     assert all(r["source"].startswith("https://") and (r["complete"] or r["why_not"]) for r in LOGS)
-    errors = [
-        abs(of_log(r)[1].weights_bytes / GIB / r["logged"]["weights_gib"] - 1)
-        for r in LOGS
-        if r["complete"] and "weights_gib" in r["logged"]
-    ]
+    rows = [r for r in LOGS if r["complete"] and "weights_gib" in r["logged"]]
+    errors = [abs(of_log(r)[1].weights_bytes / GIB / r["logged"]["weights_gib"] - 1) for r in rows]
     assert statistics.median(errors) < 0.001
 
 
@@ -50,12 +47,8 @@ def test_complete_logs(row):
     logged = row["logged"]
     if "weights_gib" in logged:
         assert fit.weights_bytes / GIB == pytest.approx(logged["weights_gib"], rel=0.01)
-    found = {
-        "available_kv_gib": fit.kv_bytes / GIB,
-        "kv_tokens": fit.kv_tokens,
-        "gpu_blocks": fit.kv_blocks,
-        "max_concurrency": fit.max_concurrency,
-    }
+    found = {"available_kv_gib": fit.kv_bytes / GIB, "kv_tokens": fit.kv_tokens, "gpu_blocks": fit.kv_blocks}
+    found["max_concurrency"] = fit.max_concurrency
     for key, value in found.items():
         if key in logged:
             assert value == pytest.approx(logged[key], rel=0.05), key
@@ -226,9 +219,8 @@ def test_advice_to_training_works_when_it_is_typed_and_the_fastest_comes_first(m
         steps.append(float(commtax.train_bill(model, cluster, **changed).step_s))
     assert steps == sorted(steps)
     now = float(commtax.train_bill(model, cluster, **options).step_s)
-    assert [f"{step / now - 1:+.0%} time" in advice for step, advice in zip(steps, failed.advice, strict=True)] == [True] * len(
-        steps
-    )
+    pairs = zip(steps, failed.advice, strict=True)
+    assert all(f"{step / now - 1:+.0%} time" in advice for step, advice in pairs)
 
 
 @pytest.mark.parametrize(

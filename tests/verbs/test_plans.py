@@ -91,9 +91,8 @@ def catalog_rate(name):
 def test_table_csv_json_and_picture_agree(tmp_path):
     document = json.loads(run(*WORDS, "--json").stdout)
     lines = list(csv.DictReader(io.StringIO(run(*WORDS, "--csv").stdout)))
-    assert [float(x["step_s"]) for x in lines if x["step_s"]] == pytest.approx(
-        [r["step_s"] for r in document["rows"] if r["step_s"]]
-    )
+    steps = [[float(x["step_s"]) for x in rows if x["step_s"]] for rows in (lines, document["rows"])]
+    assert steps[0] == pytest.approx(steps[1])
     assert {f["axis"] for f in document["break_even"]} <= {"sequences", "context", "bandwidth"}
     text = run(*WORDS).stdout
     assert "32 attention heads of llama-3.1-8b" in " ".join(text.split())
@@ -164,9 +163,8 @@ def test_whole_requests_of_plans_are_those_of_simulate_and_come_first():
         sizes = {name: parse_plan(row.plan)[name] for name in ("tp", "replicas")}
         alone = commtax.simulate("gpt-oss-120b", "8xh100-sxm", **sizes, concurrency=max(row.clients, sizes["replicas"]), **lengths)
         assert (row.ttft_s, row.tpot_s) == (pytest.approx(float(alone.ttft_s)), pytest.approx(float(alone.tpot_s)))
-        assert row.tokens_per_s == pytest.approx(row.clients * 64 / float(alone.e2e_s)), (
-            "Little's law; an idle server earns nothing"
-        )
+        rate = row.clients * 64 / float(alone.e2e_s)
+        assert row.tokens_per_s == pytest.approx(rate), "Little's law; an idle server earns nothing"
     words = ("gpt-oss-120b", "--cluster", "8xh100-sxm", "--plans", "tp8,2xtp4")
     said = " ".join(run(*words, "--batches", "8,256").stdout.split())
     assert "--concurrency 8,256 also compares whole requests" in said

@@ -270,9 +270,8 @@ def test_who_watches_may_stop_a_run_and_has_what_was_answered():
 def test_a_closed_loop_knows_what_is_cached_and_a_pasted_benchmark():
     server, load = "vllm serve meta-llama/Llama-3.1-8B -tp 2", "--random-input-len 512 --random-output-len 64 --num-prompts 100"
     bench_of = f"vllm bench serve --model meta-llama/Llama-3.1-8B {load} --max-concurrency 8"
-    timed = json.loads(
-        run_here("simulate", "-c", PLACE, "--from", f"{server} & {bench_of} --request-rate 5 --burstiness 0.5", "--json").stdout
-    )
+    started = f"{server} & {bench_of} --request-rate 5 --burstiness 0.5"
+    timed = json.loads(run_here("simulate", "-c", PLACE, "--from", started, "--json").stdout)
     assert (timed["request_rate"], timed["burstiness"], timed["num_prompts"], timed["max_concurrency"]) == (5, 0.5, 100, 8)
     closed = json.loads(run_here("simulate", "-c", PLACE, "--from", f"{server} & {bench_of} --request-rate inf", "--json").stdout)
     assert closed["schema"] == "commtax.simulate/1"

@@ -127,9 +127,8 @@ def test_hybrid_sharding_stays_inside_the_host_and_dualpipe_trades_memory():
     experts = [next(x.item for x in b.items if x.item.what == "expert parameters").ranks for b in (plain, grouped)]
     assert experts == [64, 8]
     # Microbatches enter at both ends: a rank holds two stages, sums their gradients with its mirror rank, and idles less.
-    plain, both = (
-        commtax.train_bill("llama-3.1-8b", "8xh100-sxm", pp=8, batch=32, schedule=name, zero=0) for name in ("1f1b", "dualpipe")
-    )
+    piped = {"pp": 8, "batch": 32, "zero": 0}
+    plain, both = (commtax.train_bill("llama-3.1-8b", "8xh100-sxm", schedule=name, **piped) for name in ("1f1b", "dualpipe"))
     assert both.bubble_s < plain.bubble_s / 2
     assert both.memory.parameters > 1.9 * plain.memory.parameters
     assert both.memory.activations == pytest.approx(9 / 8 * plain.memory.activations)

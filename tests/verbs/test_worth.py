@@ -224,9 +224,8 @@ def test_a_technique_is_judged_by_what_it_adds_whether_what_it_needs_is_set_or_n
     based = commtax.worth(*asked, dp=32, ep=32, technique=row.beside, **load)
     same = next(one for one in based.rows if one.technique.key == "dbo")
     assert (row.verdict, row.pays, row.never) == (same.verdict, same.pays, same.never)
-    assert (row.gain, row.low, row.high, row.full_gain) == pytest.approx(
-        (same.gain, same.low, same.high, same.full_gain), nan_ok=True
-    )
+    gains = [(x.gain, x.low, x.high, x.full_gain) for x in (row, same)]
+    assert gains[0] == pytest.approx(gains[1], nan_ok=True)
     assert row.tokens_per_s == pytest.approx(same.tokens_per_s)
 
 
@@ -309,9 +308,8 @@ def test_what_is_on_anyway_and_what_widens_a_gain_are_told():
     assert (said.accepted, said.gain) == ("", pytest.approx(other.gain))
     assert other.high / other.low > said.high / said.low
     # SGLang fuses up to 2,048 rows, and its kernel stops paying long before.
-    row = next(
-        row for row in commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine="sglang").rows if row.asked == "fused-allreduce"
-    )
+    rows = commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine="sglang").rows
+    row = next(row for row in rows if row.asked == "fused-allreduce")
     assert row.pays[0].high < 2048
     assert not row.pays[0].until
 
@@ -321,15 +319,13 @@ def test_where_an_engine_stops_fusing_its_limit_is_named(engine, batch):
     """vLLM gives the fused kernel 512 KiB at the most on 8 Hopper GPUs: 32 rows of 8,192 numbers of 2 bytes."""
     asked = ("worth", "llama-3.3-70b", "-c", "8xh100-sxm", "-tp", "8", "--engine", engine, "--batch", batch)
     told = " ".join(run(*asked, *(("--technique", "fused-allreduce") if engine == "vllm" else ())).stdout.split())
-    limit = (
-        commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, batch=batch, engine="vllm", technique="fused-allreduce").on[0].pays[0]
-    )
+    fused = {"engine": "vllm", "technique": "fused-allreduce"}
+    limit = commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, batch=batch, **fused).on[0].pays[0]
     assert (limit.high, limit.until) == (32, "vLLM fuses sums of up to 512 KiB on 8 GPUs, 32 tokens")
     if engine == "vllm":
         assert f"pays off: batch up to 32 ({limit.until})" in told
         assert ("changes nothing here" in told.split(".")[1]) == (batch > limit.high)
     else:
-        row = next(
-            row for row in commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine=engine).rows if row.pays and row.pays[0].until
-        )
+        rows = commtax.worth("llama-3.3-70b", "8xh100-sxm", tp=8, engine=engine).rows
+        row = next(row for row in rows if row.pays and row.pays[0].until)
         assert (row.technique.key, row.pays[0]) == ("fused-allreduce", limit)

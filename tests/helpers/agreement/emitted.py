@@ -55,9 +55,7 @@ def emitted_plans_keep_their_promise(rng: Random) -> str | None:
     if len(places) > 1:
         load["prefill_cluster"] = places[0]
     options = _read_back(text, goal["model"])
-    promise = {
-        name: found.range_of(rows, i, f"{name}_s" if name != "tokens_per_s" else name) for name in ("ttft", "tpot", "tokens_per_s")
-    }
+    promise = {x: found.range_of(rows, i, f"{x}_s" if x != "tokens_per_s" else x) for x in ("ttft", "tpot", "tokens_per_s")}
     if any(note.code in LEFT_OUT for note in found.simulation(rows, i).notes):
         promise = {name: (low / math.exp(FAR), high * math.exp(FAR)) for name, (low, high) in promise.items()}
     try:

@@ -75,9 +75,8 @@ def emitted_jobs_take_the_plan_s_step(rng: Random) -> str | None:
         return f"{said}: exit code {again.returncode}, {again.stderr or again.stdout}\n{launch}"
     differs = list(_differences(own, json.loads(again.document), ("step_s", "tokens_per_s")))
     error = ratio_error(resolve_question(model, place[1], {}, "train"))
-    wider = [
-        row["verdict"] for row in document["plans"] if row["gpus"] > own["gpus"] and row["step_s"] <= own["step_s"] * (1 + error)
-    ]
+    near = own["step_s"] * (1 + error)
+    wider = [row["verdict"] for row in document["plans"] if row["gpus"] > own["gpus"] and row["step_s"] <= near]
     differs += [f"{wider[0]} uses more GPUs and is too close to call"] if wider else []
     return f"{said}: {'; '.join(differs)}\n{launch}" if differs else ""
 
