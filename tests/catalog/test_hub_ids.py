@@ -25,7 +25,7 @@ def test_popular_ids_need_no_network(name):
     key, longest = POPULAR[name]
     model = bundled_model(name) or variant(name)
     assert model is not None
-    assert ((origin(name), model.max_len), num_params(model)) == ((key, longest), num_params(catalog.model(key)))
+    assert (origin(name), model.max_len, num_params(model)) == (key, longest, num_params(catalog.model(key)))
     said = [str(note) for note in model.notes if note.code == "taken-as"]
     assert bool(said) == (bundled_model(name) is None)
     assert all(one.startswith(f"{name} is taken as {key}") and "same architecture" in one for one in said)

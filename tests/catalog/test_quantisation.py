@@ -88,7 +88,7 @@ def test_modules_have_formats_of_their_own(config):
     """fp8 attention, 4-bit experts whose activations stay in 16 bits, a head that is quantised because it is named."""
     model = with_quant("qwen3-30b-a3b", config)
     attention, experts, head = (format_of(model, name, model.quant) for name in ("self_attn.q_proj", EXPERTS, "lm_head"))
-    assert ((attention.dtype, attention.block), (experts.dtype, experts.weight_only)) == (("fp8", (0, 0)), ("nvfp4", True))
+    assert (attention.dtype, attention.block, experts.dtype, experts.weight_only) == ("fp8", (0, 0), "nvfp4", True)
     assert (head.dtype, head.block) == ("fp8", (1, 32))
     parts = {".self_attn": 1.0, ".experts": NVFP4, "lm_head": 1 + 1 / 32}
     narrow = {name: sum(size(model, t.name) for t in inventory(model) if name in t.name and len(t.shape) > 1) for name in parts}
@@ -98,22 +98,21 @@ def test_modules_have_formats_of_their_own(config):
 
 
 def test_experts_have_formats_of_their_own_and_tiles_decide_tp():
-    model = with_quant("qwen3-8b", {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    tiles = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model = with_quant("qwen3-8b", tiles)
     assert format_of(model, "lm_head", model.quant) is None
     assert format_of(model, "mlp.down_proj", model.quant).dtype == "fp8"
     # DeepSeek-V4's way to say it, and what its other modules have.
-    plain = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    model = with_quant("deepseek-v3", plain, expert_dtype="fp4")
+    model = with_quant("deepseek-v3", tiles, expert_dtype="fp4")
     assert format_of(model, EXPERTS, model.quant).dtype == "mxfp4"
     assert format_of(model, "mlp.shared_experts.down_proj", model.quant).dtype == "fp8"
     assert dispatched_bytes(Plan(), format_of(model, EXPERTS, model.quant)) == 1 + 4 / 128  # tokens travel in fp8
     experts = size(model, "experts.gate_proj.weight", "experts.up_proj.weight", "experts.down_proj.weight") - size(
         model, "shared_experts.gate_proj.weight", "shared_experts.up_proj.weight", "shared_experts.down_proj.weight"
     )
-    tiles = total_bytes(with_quant("deepseek-v3", plain), Plan())
-    assert total_bytes(model, Plan()) == pytest.approx(tiles + experts * (0.5 + 1 / 32 - 1 - 4 / 128**2), rel=1e-9)
+    tiled = total_bytes(with_quant("deepseek-v3", tiles), Plan())
+    assert total_bytes(model, Plan()) == pytest.approx(tiled + experts * (0.5 + 1 / 32 - 1 - 4 / 128**2), rel=1e-9)
     # Qwen3-235B's experts are 1536 wide: over 8 ranks no whole tiles of 128, which 4-bit kernels would pad.
-    tiles = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     narrow = {**tiles, "quantized_layers": {"mlp.experts": {"quant_algo": "NVFP4", "group_size": 16}}}
     cluster, engine = catalog.cluster("8xb200-sxm"), catalog.engine("vllm")
     broken = [int(codes(with_quant("qwen3-235b-a22b", config), cluster, Plan(tp=8), engine)) > 0 for config in (tiles, narrow)]
@@ -145,7 +144,7 @@ def test_each_format_has_its_kernels(config, table):
 @each(("name", "key", "dtype", "kv"), DATA["ids_of_quantised_checkpoints_resolve"])
 def test_ids_of_quantised_checkpoints_resolve(name, key, dtype, kv):
     model = catalog.model(name)
-    assert (origin(name), (model.quant.dtype, model.quant.kv_dtype), model.aliases) == (key, (dtype, kv), (name,))
+    assert (origin(name), model.quant.dtype, model.quant.kv_dtype, model.aliases) == (key, dtype, kv, (name,))
     assert num_params(model) == num_params(catalog.model(key))
     (note,) = [str(n) for n in model.notes if n.code == "taken-as"]
     assert note.startswith(f"{name} is taken as {key} with ")

@@ -165,7 +165,6 @@ def test_split_sequences_and_pieces_of_products_by_hand():
     norms = [next(x.item.nbytes for x in bill.lines if x.item.part == "norms") for bill in (before, after)]
     assert norms[0] == 8 * norms[1]
     plain, cut = (TERMS["llama-3.1-70b", "8xh100-sxm", "vllm", None, key] for key in ("sp", "async-tp"))
-    work = Workload(0, 0, 1, 8192, 0)
     whole, pieces = (next(x for x in step(t, work).lines if x.item.place == "down") for _, t in (plain, cut))
     assert (pieces.item.count, pieces.flops * 8) == (8 * whole.item.count, whole.flops)
     weights = 8192 * 28672 / 8 * 2

@@ -256,7 +256,6 @@ def test_a_group_over_several_hosts_takes_equal_parts_of_them():
         where = span("tp", plan, catalog.cluster(f"2x{gpus}xh100-pcie"), known)
         assert (where.ranks_per_domain, where.domains) == (4, 2)
     # 5 pairs on hosts of 8 lie on two of them, however many more hosts there are.
-    known = catalog.engine("vllm")
     plan = Plan(tp=2, pp=5, order=known.order)
     lie = [span("pp", plan, catalog.cluster(f"{hosts}x8xb200-sxm"), known) for hosts in (2, 3, 9)]
     assert [(float(x.ranks), float(x.domains)) for x in lie] == [(5, 2)] * 3

@@ -153,7 +153,7 @@ def test_tied_embeddings_context_parallelism_and_arrays_by_hand():
     found = lines("llama-3.1-8b", "8xh100-sxm", cp=4, batch=1, context=8192)
     chunk = 8192 / 4 * 2 * 8 * 128 * 2
     kv = found["keys and values", "send-recv"]
-    assert ((kv.nbytes, kv.count), found["their gradients", "send-recv"].count) == ((chunk, 32 * 3 * 2), 32 * 3)
+    assert (kv.nbytes, kv.count, found["their gradients", "send-recv"].count) == (chunk, 32 * 3 * 2, 32 * 3)
     gathered = lines("llama-3.1-8b", "8xh100-sxm", engine="fsdp", cp=4, batch=1, context=8192)
     assert gathered["keys and values", "all-gather"].nbytes == 4 * chunk
 

@@ -357,7 +357,7 @@ def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictio
         found = plan_fleet("llama-3.1-8b", place, request_rate=share * alone, slo=slo, **QUICK)
         best, chosen, edge = found.plans[0], found.plans[found.recommended], share > 0.9
         room = place != "1xh100-sxm"
-        assert ((best.size, best.clear), chosen.size) == (((1, 0), not edge), (1 + (edge and room), 0))
+        assert (best.size, best.clear, chosen.size) == ((1, 0), not edge, (1 + (edge and room), 0))
         copies = [trial for trial in found.plans if trial.layout.question.plan.tp == 1 and trial.size == (2, 0)]
         assert bool(copies) is room, "the next is listed"
         longer = longest_step(chosen)

@@ -283,7 +283,7 @@ def test_pasted_plans_and_plans_without_workers_of_their_own():
     words = ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--no-disaggregated", "--json")
     code, out, _ = command(*words, "--emit", "vllm")
     found = json.loads(out)
-    assert ((code, found["disaggregated"]), {p["mode"] for p in found["plans"]}) == ((0, False), {"together"})
+    assert (code, found["disaggregated"], {p["mode"] for p in found["plans"]}) == (0, False, {"together"})
     assert found["emit"]["launch"].count("vllm serve") == found["plans"][0]["replicas"]
     assert "--data-parallel-size" not in found["emit"]["launch"], "replicas are servers"
     assert not np.any(plan("llama-3.1-8b", "4xh100-sxm", disaggregated=False).plans.mode)

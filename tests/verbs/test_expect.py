@@ -35,7 +35,7 @@ def test_rows_of_every_variant(prefix, row):
         )
     )
     assert [(r.nbytes, r.seconds) for r in run.rows] == [(1048576, pytest.approx(25.41e-6))]
-    assert (run.rows[0].algbw_Bps, (run.op, run.ranks)) == (pytest.approx(41.26e9), ("all-reduce", 8))
+    assert (run.rows[0].algbw_Bps, run.op, run.ranks) == (pytest.approx(41.26e9), "all-reduce", 8)
 
 
 def test_ranks_and_bandwidths_follow_their_definition():
