@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cli_run import refusal, run_here
+from cli_run import refusal, run_here, told_here
 from commtax import catalog
 from commtax.spelling import normalise
 from tables import tables
@@ -93,9 +93,10 @@ def test_bill_tells_its_defaults_and_draws_layers():
     assert any("least certain" in line for line in whole[len(same) :])
     # A drawn layer is as long as a layer of the step, also where halves of a batch hide each other's exchanges.
     load = ("deepseek-v3", "-c", "2x8xh200-sxm", "-dp", "16", "-ep", "--phase", "prefill", "--technique", "deepep-ll,dbo")
-    drawn = re.search(r"one layer, ([\d.]+) ms \(drawn one after the other: ([\d.]+) ms\)", run_here("bill", *load).stdout)
+    done = told_here("bill", *load)
+    drawn = re.search(r"one layer, ([\d.]+) ms \(drawn one after the other: ([\d.]+) ms\)", done.stdout)
     left, whole = (float(ms) / 1e3 for ms in drawn.groups())
-    assert 0.9 < 61 * left / document("bill", *load)["step_s"] < 1 < whole / left
+    assert 0.9 < 61 * left / json.loads(done.document)["step_s"] < 1 < whole / left
 
 
 def test_catalog_json():

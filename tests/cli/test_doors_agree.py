@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import refusal, run_here
+from cli_run import refusal, run_here, told_here
 from commtax.planner.alternatives import best_of_types
 from commtax.planner.fleets import fleet_servers, servers_of
 from commtax.planner.reasons import with_unique_names
@@ -172,10 +172,10 @@ def test_one_judgement_of_a_pasted_plan():
     """Twice the pasted server is the recommended plan, which is not rejected; and without limits each verdict says for what."""
     half = ("plan", "--from", "vllm serve Qwen/Qwen3-32B -tp 4 --max-model-len 32768", "--cluster", "8xh100-sxm")
     limits = ("--ttft", "1s", "--tpot", "30ms")
-    out = " ".join(run_here(*half, *limits).stdout.split())
+    done = told_here(*half, *limits)
+    out, found = " ".join(done.stdout.split()), json.loads(done.document)
     assert "Recommended and best of what is checked: 8 GPUs = 2 replicas x TP 4" in out, "two pools in one host may not lead"
     assert "; the recommended plan is 2 of yours: 2.00 x its tokens/s." in out
-    found = json.loads(run_here(*half, *limits, "--json").stdout)
     assert found["recommended"]["mode"] == found["best"]["mode"] == "together"
     assert not [lost for lost in found["rejected"] if lost["family"].startswith("2 replicas x TP 4")]
     served = ("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4 --data-parallel-size 2 --max-model-len 16384",)
@@ -257,7 +257,8 @@ def test_settings_are_priced_once_and_on_a_full_server():
     assert re.search(r"; dropping --max-num-batched-tokens 512 gains no tokens/s \(-[\d.]+%\)", told)
     assert "cost whole requests" not in said("bill", "-c", "4xh100", "--from", PASTED.partition(" --enforce")[0])
     asked = ("worth", "--from", PASTED, "--cluster", "4xh100")
-    one = json.loads(run_here(*asked, "--json").stdout)
+    done = told_here(*asked)
+    one, shown = json.loads(done.document), " ".join(done.stdout.split())
     full = one["settings_when_full"]
     assert [x["option"] for x in one["settings"]] == ["eager"]
     assert max(full["weighed"], key=lambda x: x["gain"])["option"] == "max_num_batched_tokens"
@@ -265,9 +266,9 @@ def test_settings_are_priced_once_and_on_a_full_server():
     assert again["requests"]["ttft_s"] == pytest.approx(full["requests"]["ttft_s"])
     assert again["settings"][0]["gain"] == pytest.approx(max(x["gain"] for x in full["weighed"]))
     assert "settings_when_full" not in again, "the load asked about fills the server"
-    assert "For 1 client: dropping --enforce-eager gains" in said(*asked)
+    assert "For 1 client: dropping --enforce-eager gains" in shown
     room = f"For {full['clients']} clients, as many as there is room for: dropping --max-num-batched-tokens 512 gains"
-    assert room in said(*asked)
+    assert room in shown
 
 
 def test_one_token_has_no_gap_and_pools_are_weighed_apart():
@@ -288,11 +289,12 @@ def test_one_token_has_no_gap_and_pools_are_weighed_apart():
 
 def test_worth_says_what_short_outputs_and_full_caches_hide():
     asked = ("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", 8, "--batch", 16, "--context", "128k")
-    told = run_here(*asked).stdout
+    done = told_here(*asked)
+    told, document = done.stdout, json.loads(done.document)
     hint = next(line for line in told.splitlines() if " comes after its first token: " in line)
     assert re.search(r"\d\d% of .* longer outputs \(--output-len, now 128\) change the gains; .*dcp=4 \+\d\d%", hint)
     assert "16 requests of a replica at once instead of 5" in told
-    rows = {row["technique"]: row for row in json.loads(run_here(*asked, "--json").stdout)["weighed"]}
+    rows = {row["technique"]: row for row in document["weighed"]}
     assert rows["dcp"]["running"] == pytest.approx(16)
     place = ("deepseek-v3", "2x8xh200-sxm")
     room = commtax.fit(*place, tp=16, max_model_len=128_064)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import refusal, run_here
+from cli_run import refusal, run_here, told_here
 from commtax import catalog
 from commtax.catalog.fabric import exchange as paths_of
 from commtax.catalog.loader import stems
@@ -498,10 +498,10 @@ def test_a_busier_rank_is_never_faster(model, batch, factors):
 def test_verbs_and_the_page_say_what_was_set():
     options = ("--redundant-experts", "32", "--imbalance", "1.3", "-e", "sglang")
     for verb, *share in (("bill", "--batch", "64"), ("simulate", "--concurrency", "72")):
-        said = run_here(verb, *WIDE, *share, *options).stdout
-        assert "busiest expert rank 1.3x" in said
-        assert "experts over 72 with 32 redundant ones" in said
-        document = json.loads(run_here(verb, *WIDE, *share, *options, "--json").stdout)
+        said = told_here(verb, *WIDE, *share, *options)
+        assert "busiest expert rank 1.3x" in said.stdout
+        assert "experts over 72 with 32 redundant ones" in said.stdout
+        document = json.loads(said.document)
         assert (document["plan"]["redundant_experts"], document["imbalance"]) == (32, 1.3)
     assert "as routers were seen to choose" in run_here("bill", *WIDE, *options[:2]).stdout
     keys = {"m": "deepseek-v3", "c": "9x8xh100-sxm", "e": "sglang", "dp": "72", "ep": "72", "red": "32", "imb": "1.3", "b": "64"}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import run_here
+from cli_run import run_here, told_here
 from commtax import catalog
 from commtax.catalog.hardware import carrier
 from commtax.cost.caches import kv_bytes_per_token
@@ -218,9 +218,9 @@ def test_the_commands_say_what_runs_where():
     usd = (prompting + 2 * (best["gpus"] - prompting)) / 3600 / best["tokens_per_s"] * 1e6
     assert best["usd_per_million_tokens"] == pytest.approx(usd)
     workers = ("-tp", "8", "--prefill-tp", "2", "--prefill-workers", "4", "--decode-workers", "1", "--concurrency", "64")
-    one = run_here("simulate", *words, "--disaggregated", *workers)
+    one = told_here("simulate", *words, "--disaggregated", *workers)
     assert "16 GPUs = 4 x TP 2 on 8xh100-sxm for prompts + 1 x TP 8 on 8xh200-sxm for decoding" in one.stdout
-    document = json.loads(run_here("simulate", *words, "--disaggregated", *workers, "--json").stdout)
+    document = json.loads(one.document)
     assert (document["prefill_cluster"], document["gpus"], document["idle_gpus"]) == ("8xh100-sxm", 16, 0)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import refusal, run_here
+from cli_run import refusal, run_here, told_here
 from commtax.planner.money import Money, per_million
 from commtax.planner.several_clusters import leaders_of_ranking, same_plan
 from commtax.report.several_clusters import reasons_between
@@ -234,11 +234,11 @@ def test_slow_gpus_are_not_recommended_and_one_cluster_is_for_plan():
     assert [one.answer.question.cluster.key for one in (own, other)] == ["1xh100-sxm", "1xl40s"]
     rate = float(own.answer.plans.tokens_per_s[own.row])
     assert own.money.usd_per_million_tokens == pytest.approx(3.99 / (rate * 3600) * 1e6)
-    told = " ".join(run_here(*TWO, "--objective", "cost").stdout.split())
-    first, _, then = told.partition("When nobody waits: ")
+    done = told_here(*TWO, "--objective", "cost")
+    first, _, then = " ".join(done.stdout.split()).partition("When nobody waits: ")
     assert "When users wait: 1 GPU = TP 1 on 1xh100-sxm;" in first
     assert then.startswith("1 GPU = TP 1 on 1xl40s;")
-    waited = json.loads(run_here(*TWO, "--objective", "cost", "--json").stdout)["when_users_wait"]
+    waited = json.loads(done.document)["when_users_wait"]
     assert (waited["recommended"]["cluster"], [row["cluster"] for row in waited["beside"]]) == ("1xh100-sxm", ["1xl40s"])
     with pytest.raises(ValueError, match="cluster: plans are searched on one"):
         commtax.plan("llama-3.1-8b", ["1xl40s", "1xh100-sxm"])

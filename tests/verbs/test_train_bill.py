@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import run_here
+from cli_run import run_here, told_here
 from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, TRAINING, idle_s
 from commtax.cost.train_kernels import forward_flops
@@ -278,9 +278,9 @@ def test_json_has_the_promised_keys_and_a_lack_of_memory_comes_first(tmp_path):
     assert found["causes"]
     # Whatever its MFU: nobody can run it. Of training and of serving, in words and in the document.
     for words in (("--phase", "train", "-tp", "8", "--global-batch", "64"), ("-tp", "1"), ("-tp", "8", "--batch", "4096")):
-        told = run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words)
+        told = told_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words)
         assert told.stdout.startswith("Does not fit in memory: each rank needs ")
-        document = json.loads(run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words, "--json").stdout)
+        document = json.loads(told.document)
         assert not document["fits"]
         assert document["verdict"].startswith("Does not fit in memory")
     assert "Does not fit" not in run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm").stdout

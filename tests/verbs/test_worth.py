@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import refusal
+from cli_run import refusal, told_here
 from cli_run import run_here as run
 from commtax.catalog.technique_flags import is_carrier
 from commtax.catalog.techniques import changes_of, kind_of, missed, technique, techniques, techniques_on
@@ -108,7 +108,7 @@ def test_gains_name_what_they_rest_on_and_what_to_set():
     assert "), if drafts are accepted as often as with" in told
     assert "A loss once the KV cache is full: eagle=3 (-4.6%)." in told
     assert "for whole requests" not in told
-    told = run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32")
+    told = told_here("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32")
     assert "pays" in told.stdout
     said = " ".join(told.stdout.split())
     assert "mtp=3 (+47%, TTFT 135 ms -> 199 ms), if drafts are accepted as often as with deepseek-r1." in said
@@ -117,8 +117,7 @@ def test_gains_name_what_they_rest_on_and_what_to_set():
     assert f"Gains are for whole requests: {clients}, 1,024 tokens in, 128 out (lengths ±50%)" in said
     assert "not in vLLM: sbo (SGLang)" in told.stdout
     assert "overlap" not in told.stdout, "each reason only for those who ask for details"
-    document = json.loads(run("worth", "deepseek-v3", "-c", "8xh200-sxm", "-tp", "8", "--batch", "32", "--json").stdout)
-    assert {row["technique"] for row in document["weighed"]} == set(techniques())
+    assert {row["technique"] for row in json.loads(told.document)["weighed"]} == set(techniques())
     assert refusal(run("worth", "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train"))
     plain, none = (settle(resolve_question("llama-3.1-8b", "8xh100-sxm", {"tp": 2, **on})) for on in ({}, {"technique": "none"}))
     assert (plain, list(techniques_on(plain))) == (none, [])
@@ -233,7 +232,8 @@ def test_requests_of_prompts_alone_are_told_as_simulate_tells_them():
     """No time between tokens where there is one, what the means leave out, and of hidden exchanges no more than all of them."""
     load = ("deepseek-v3", "-c", "2x8xh200-sxm", "-dp", "16", "-ep", "--technique", "deepep-ll")
     asked = ("worth", *load, "--phase", "prefill", "--context", "8192")
-    told, text = json.loads(run(*asked, "--json").stdout), run(*asked).stdout
+    done = told_here(*asked)
+    told, text = json.loads(done.document), done.stdout
     loop = json.loads(run("simulate", *load, "--concurrency", "16", "--input-len", "8192", "--output-len", "1", "--json").stdout)
     dbo = next(row for row in told["weighed"] if row["technique"] == "dbo")
     assert (told["requests"]["tpot_s"], dbo["tpot_s"], loop["runs"][0]["tpot_s"]) == (None, None, None)
@@ -281,11 +281,12 @@ def test_drafts_that_are_set_widen_no_range_and_stand_first():
     bare, drafted = (next(row for row in w.rows if row.asked == "fp8-kv") for w in told)
     assert drafted.high / drafted.low == pytest.approx(bare.high / bare.low, rel=0.1)
     asked = ("worth", "llama-3.1-70b", "-c", "4xh100-sxm", "-tp", "4", "--technique", "eagle3")
-    told = json.loads(run(*asked, "--json").stdout)
+    done = told_here(*asked)
+    told = json.loads(done.document)
     assert [row["asked"] for row in told["on"]] == ["eagle3=3"]
     assert told["verdict"].startswith(f"eagle3=3, which is set, gains: {told['on'][0]['gain'] - 1:+.0%} (")
     assert "on top of eagle3=3" in told["verdict"]
-    assert "· async-tp:" not in run(*asked).stdout
+    assert "· async-tp:" not in done.stdout
 
 
 def test_what_is_on_anyway_and_what_widens_a_gain_are_told():
