@@ -200,6 +200,11 @@ def test_no_verb_writes_through_a_link(tmp_path, words):
 
 
 def test_streams_and_places_are_tried_before_the_work(tmp_path):
+    files.check_writable(tmp_path / "x.json")
+    files.check_writable("/dev/null")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"output '.*': cannot be written"):
+        files.check_writable(tmp_path / "no" / "x.json", "output")
     code = "from commtax import files; files.write_text('/dev/stdout', 'answer'); files.write_text('/dev/null', 'x')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "answer"
     for path, told in ((tmp_path / "no" / "x", "no such folder"), (tmp_path, "folder|directory"), ("/dev/full", "space")):
@@ -213,11 +218,6 @@ def test_streams_and_places_are_tried_before_the_work(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="is a pipe"):
         files.read_text(tmp_path / "pipe")
-    files.check_writable(tmp_path / "x.json")
-    files.check_writable("/dev/null")
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"output '.*': cannot be written"):
-        files.check_writable(tmp_path / "no" / "x.json", "output")
 
 
 def _umask():
