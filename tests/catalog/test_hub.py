@@ -84,7 +84,7 @@ def refused(name):
     return str(said.value)
 
 
-def test_what_was_fetched_once_is_there_without_a_network_or_client(tmp_path, monkeypatch):
+def test_a_config_is_fetched_without_any_client(tmp_path):
     """A recorded answer, in a process that can import none; afterwards it is kept where the Hub's client looks."""
     code = (
         "import sys; sys.modules['huggingface_hub'] = None; from commtax import catalog; print(catalog.model('acme/tiny').hidden)"
@@ -97,6 +97,9 @@ def test_what_was_fetched_once_is_there_without_a_network_or_client(tmp_path, mo
     client = pytest.importorskip("huggingface_hub")
     kept = client.try_to_load_from_cache("acme/tiny", "config.json", cache_dir=tmp_path / "hub")
     assert Path(kept).read_bytes() == RECORDED
+
+
+def test_what_was_fetched_once_is_there_without_a_network(monkeypatch):
     with serving({path("acme/tiny"): answer()}) as (place, asked):
         monkeypatch.setenv("HF_ENDPOINT", place)
         first = catalog.model("acme/tiny")
