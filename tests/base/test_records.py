@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_run import run_here
+from cli_run import refusal, run_here
 from commtax import shipped_tables
 from commtax.catalog import config
 from commtax.patterns import PatternParser, PrefixPatterns, modules
@@ -64,9 +64,8 @@ class Open:
     b: int = 1
 
 
-values = st.fixed_dictionaries(
-    {"a": st.integers()}, optional={"b": st.tuples(st.integers()), "c": st.dictionaries(st.text(), st.integers())}
-)
+optional = {"b": st.tuples(st.integers()), "c": st.dictionaries(st.text(), st.integers())}
+values = st.fixed_dictionaries({"a": st.integers()}, optional=optional)
 
 
 @pytest.mark.parametrize("kind", [Base, Below, Plain])
@@ -75,17 +74,17 @@ def test_replace_is_the_standard_library_s(kind, first, then):
     record = kind(**first)
     ours, theirs = replace(record, **then), dataclasses.replace(record, **then)
     assert type(record) is type(ours) is type(theirs) is kind
-    assert ours == theirs
-    assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
-    assert hash(ours) == hash(theirs)
-    assert pickle.loads(pickle.dumps(ours)) == ours
-    assert replace(record) == record
+    assert (ours, dataclasses.asdict(ours), hash(ours)) == (theirs, dataclasses.asdict(theirs), hash(theirs))
+    assert (pickle.loads(pickle.dumps(ours)), replace(record)) == (ours, record)
 
 
-def test_fields_by_keyword_alone_and_those_that_are_not_frozen():
-    assert replace(Named(1, z=2), a=5) == Named(5, z=2)
-    assert replace(Named(1), z=4) == Named(1, z=4)
+def test_records_have_fields_by_keyword_and_defaults_of_their_own():
+    assert (replace(Named(1, z=2), a=5), replace(Named(1), z=4)) == (Named(5, z=2), Named(1, z=4))
     assert replace(Open(1, 2), b=7) == Open(1, 7)
+    assert Base(1).c is not Base(1).c
+    assert Plain(1).c is not Plain(1).c
+    assert Below(3).double == Plain(3).double == 6
+    assert (pickle.loads(pickle.dumps(Sent(1, "x"))), {Sent(1): 2}[Sent(1)]) == (Sent(1, "x"), 2)
 
 
 @pytest.mark.parametrize("record", [Base(1), Below(1), Named(1), Plain(1)])
@@ -98,24 +97,15 @@ def test_a_record_is_frozen(record):
         replace(record, nobody=1)
 
 
-def test_every_record_has_defaults_of_its_own():
-    assert Base(1).c is not Base(1).c
-    assert Plain(1).c is not Plain(1).c
-    assert Below(3).double == Plain(3).double == 6
-
-
 DATA = tables(__file__)
-
 NAMES = DATA["names"]
-
-REAL = DATA["real"]
 
 
 def patterns(*texts):
     return PrefixPatterns(PatternParser(text).read() for text in texts)
 
 
-@each("text", REAL)
+@each("text", DATA["real"])
 def test_real_patterns_match_as_python_has_it(text):
     for name in NAMES:
         assert patterns(text).match(name) == bool(re.match(text, name)), name
@@ -138,9 +128,8 @@ def expressions(draw, depth=3):
     if depth == 0:
         return draw(st.sampled_from(["a", "b", ".", "[ab]", "[^a]", "[a-b0-9]", r"\d", r"\w", r"\.", "1", "^", "$", ""]))
     one, two = draw(expressions(depth - 1)), draw(expressions(depth - 1))
-    form = draw(
-        st.sampled_from(["{0}{1}", "{0}|{1}", "({0})*{1}", "(?:{0})+{1}", "({0})?{1}", "({0}|{1})", "({0}){{1,2}}{1}", "{0}"])
-    )
+    shapes = ["{0}{1}", "{0}|{1}", "({0})*{1}", "(?:{0})+{1}", "({0})?{1}", "({0}|{1})", "({0}){{1,2}}{1}", "{0}"]
+    form = draw(st.sampled_from(shapes))
     return form.format(one, two)
 
 
@@ -158,20 +147,9 @@ def test_several_patterns_are_one_question():
 @each(
     ("text", "why"),
     [
-        (r".*(?!experts)$", r"\(\?!"),
-        (r"(?<=a)b", r"\(\?<"),
-        (r"(a)\1", r"\\1 is not supported"),
-        (r"a\b", r"\\b is not supported"),
-        ("((", "not closed"),
-        ("a)", "closing bracket"),
-        ("[ab", "cut off"),
-        ("*a", "nothing before"),
-        ("a**", "repeat of a repeat"),
-        ("a{1000}", "no repeat|repeats up to"),
+        *DATA["what_is_not_read_is_refused_with_the_rule"],
         ("(" * 30 + "a" + ")" * 30, "inside each other"),
-        ("((((a{99}){99}){99}){99})", "steps"),
         ("a" * 2000, "longer than"),
-        ("a\\", "cut off"),
     ],
 )
 def test_what_is_not_read_is_refused_with_the_rule(text, why):
@@ -179,34 +157,24 @@ def test_what_is_not_read_is_refused_with_the_rule(text, why):
         patterns(text)
 
 
-def test_a_pattern_that_has_python_try_for_ever_is_answered():
+def test_patterns_are_answered_at_once_for_names_and_checkpoints(tmp_path):
     began = time.process_time()
     assert not patterns("(.+)+!", "(a|a)*b", "(a*)*c", ".*.*.*.*.*.*x").match("a" * 5000)
     assert time.process_time() - began < 10
-
-
-def test_wildcards_and_names():
     named = modules(("lm_head", "model.layers.1*", "re:.*gate$", "*.layers.[!0-4].mlp"))
     assert [
         named.hold(n) for n in ("lm_head.weight", "model.layers.12.x", "a.gate", "model.layers.7.mlp.up", "model.layers.2.mlp")
     ] == [True, True, True, True, False]
-
-
-def test_a_hostile_checkpoint_does_not_hold_a_command(tmp_path):
     table = config("llama-3.2-1b") | {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(.+)+!"]}}
     (tmp_path / "config.json").write_text(json.dumps(table))
     assert run_here("fit", tmp_path, "-c", "8xh100-sxm").returncode == 0
     table["quantization_config"]["ignore"] = ["re:.*(?!experts)$"]
     (tmp_path / "config.json").write_text(json.dumps(table))
-    done = run_here("fit", tmp_path, "-c", "8xh100-sxm")
-    assert done.returncode == 2
-    assert "(?!…) is not supported" in done.stderr
+    assert "(?!…) is not supported" in refusal(run_here("fit", tmp_path, "-c", "8xh100-sxm"))
 
 
-SCALARS = st.one_of(
-    st.booleans(), st.integers(-(10**13), 10**13), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=20)
-)
-
+NUMBERS = st.integers(-(10**13), 10**13) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = st.one_of(st.booleans(), NUMBERS, st.text(max_size=20))
 TREES = st.dictionaries(
     st.text(max_size=8),
     st.recursive(
@@ -236,11 +204,7 @@ def test_a_number_keeps_six_digits_and_is_short(x):
     assert len(line) <= len("-1.23457e-308") + 2
 
 
-def test_counts_and_bytes_keep_every_digit():
-    assert write_toml({"bytes": float(2**33), "rate": 3.35e12, "ranks": 8.0}) == "bytes = 8589934592\nrate = 3.35e12\nranks = 8\n"
-
-
-def test_tables_are_laid_out_for_people():
+def test_tables_are_laid_out_for_people_with_every_digit():
     tree = {
         "chip": {"key": "h100-sxm", "flops_per_s": {"bf16": 9e14}},
         "kernels": {"tables": {"gemm.bf16": {"t0": 2e-6}, "long": {f"constant_{i}": i / 7 for i in range(9)}}},
@@ -254,14 +218,17 @@ def test_tables_are_laid_out_for_people():
     assert lines[lines.index("[kernels.tables]") + 1] == '"gemm.bf16" = { t0 = 2e-6 }'
     assert "  [kernels.tables.long]" in lines
     assert lines[-4:] == ["clients = 8", "", "  [run.tpot]", "  slopes = { host_s = 0.1 }"]
+    assert write_toml({"bytes": float(2**33), "rate": 3.35e12, "ranks": 8.0}) == "bytes = 8589934592\nrate = 3.35e12\nranks = 8\n"
+    assert [format_duration(x * DAY_S) for x in (0.02, 0.1, 3.2, 185, 9.4 * 365.25)] == [
+        "29 minutes", "2.4 hours", "3.2 days", "185 days", "9.4 years",
+    ]  # fmt: skip
+    assert [format_tokens(x) for x in (15e12, 300e9, 7.5e6, 1500)] == ["15T", "300B", "7.5M", "1,500"]
+    assert [format_money(x) for x in (1.2e6, 559_238, 63.84, 0.018)] == ["$1.2 million", "$559,238", "$63.84", "$0.018"]
 
 
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "second": 1.0, **DURATIONS}
-
 WORDS = {"": 1.0, "million": 1e6, "billion": 1e9}
-
 TIMES = st.floats(1e-9, 1e12)
-
 DOLLARS = st.floats(0.01, 1e12)
 
 
@@ -283,14 +250,10 @@ def test_a_longer_time_never_reads_shorter(a, b):
 
 
 @given(TIMES)
-def test_a_time_reads_as_it_was_but_for_rounding(a):
+def test_a_time_reads_as_it_was_in_few_digits(a):
     assert math.isclose(seconds(format_seconds(a)), a, rel_tol=0.051)
     if a >= 90:
         assert math.isclose(seconds(format_duration(a)), a, rel_tol=0.051)
-
-
-@given(TIMES)
-def test_a_time_never_has_many_digits(a):
     assert len(format_seconds(a).split()[0].replace(",", "").replace(".", "")) <= 3 or a > 999 * DURATIONS["year"]
 
 
@@ -307,16 +270,7 @@ def test_tokens_are_read_back(tokens):
     assert math.isclose(read, tokens, rel_tol=0.0051) or abs(read - tokens) <= 0.5
 
 
-def test_people_say_it_so():
-    assert [format_duration(x * DAY_S) for x in (0.02, 0.1, 3.2, 185, 9.4 * 365.25)] == [
-        "29 minutes", "2.4 hours", "3.2 days", "185 days", "9.4 years",
-    ]  # fmt: skip
-    assert [format_tokens(x) for x in (15e12, 300e9, 7.5e6, 1500)] == ["15T", "300B", "7.5M", "1,500"]
-    assert [format_money(x) for x in (1.2e6, 559_238, 63.84, 0.018)] == ["$1.2 million", "$559,238", "$63.84", "$0.018"]
-
-
 STEP = 'import commtax; print(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, batch=64).step_s)'
-
 FACT = 'from commtax import shipped_tables; print(1 / shipped_tables.table("catalog/chips/h100-sxm.toml")["memory_Bps"][0])'
 
 """What a step takes, and what of it the changed file says by itself, without all that a step loads besides."""
@@ -375,7 +329,7 @@ def test_a_changed_file_counts_at_once(old_package):
     assert asked(old_package, STEP) == other
 
 
-def test_a_change_that_keeps_length_and_time_counts(old_package):
+def test_a_cache_counts_changes_and_needs_no_place(old_package):
     first = asked(old_package)
     chip = old_package / "commtax" / "catalog" / "chips" / "h100-sxm.toml"
     before = chip.stat()
@@ -383,29 +337,23 @@ def test_a_change_that_keeps_length_and_time_counts(old_package):
     os.utime(chip, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert chip.stat().st_size == before.st_size
     assert float(asked(old_package)) > float(first)
+    (old_package / "file").write_text("")
+    nowhere = str(old_package / "file" / "below")  # a folder cannot be made there, whoever asks
+    assert asked(old_package, XDG_CACHE_HOME=nowhere) == asked(old_package, XDG_CACHE_HOME=nowhere)
+    assert not list(old_package.glob("**/*.json-*"))
 
 
-def test_files_that_were_just_written_are_not_kept(package):
+def test_a_damaged_or_just_written_cache_is_left_alone(package):
     asked(package)
     first = float(asked(package))
     slower(package)
     assert float(asked(package)) > first
-
-
-def test_a_damaged_cache_is_left_alone(package):
     first = asked(package)
     place = package / "cache" / "commtax"
     place.mkdir(parents=True, exist_ok=True)
     for damage in (b"", b"not json", b'{"package": "PLACE", "tables": {"x": [1]}}\n'):
         (place / shipped_tables.NAME).write_bytes(damage.replace(b"PLACE", str(package / "commtax").encode()))
         assert asked(package) == first, damage
-
-
-def test_nowhere_to_keep(old_package):
-    (old_package / "file").write_text("")
-    nowhere = str(old_package / "file" / "below")  # a folder cannot be made there, whoever asks
-    assert asked(old_package, XDG_CACHE_HOME=nowhere) == asked(old_package, XDG_CACHE_HOME=nowhere)
-    assert not list(old_package.glob("**/*.json-*"))
 
 
 def test_kept_beside_the_bytecode_where_that_is_wanted(old_package):
@@ -440,9 +388,7 @@ def pair(make, **options):
 
 
 OPTIONS = [{}, {"frozen": True}, {"slots": True}, {"frozen": True, "slots": True}, {"frozen": True, "eq": False}]
-
 WHOLE = st.integers()
-
 MORE = {"b": st.lists(WHOLE).map(tuple), "c": st.lists(WHOLE), "d": st.floats(allow_nan=False)}
 
 
@@ -451,8 +397,7 @@ MORE = {"b": st.lists(WHOLE).map(tuple), "c": st.lists(WHOLE), "d": st.floats(al
 def test_records_do_what_data_classes_do(options, values, other):
     ours, theirs = pair(dataclass, **options), pair(standard, **options)
     one, two = ours(**values), theirs(**values)
-    assert repr(one) == repr(two)
-    assert asdict(one) == asdict(two)
+    assert (repr(one), asdict(one)) == (repr(two), asdict(two))
     assert [f.name for f in fields(one)] == [f.name for f in fields(two)]
     assert (one == ours(**values)) == (two == theirs(**values))
     assert (one == standard_replace(one, a=other)) == (two == standard_replace(two, a=other))
@@ -481,8 +426,3 @@ def test_records_refuse_what_data_classes_refuse(make):
 class Sent:
     a: int
     b: str = ""
-
-
-def test_records_travel_between_processes():
-    assert pickle.loads(pickle.dumps(Sent(1, "x"))) == Sent(1, "x")
-    assert {Sent(1): 2}[Sent(1)] == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_run import run_here, told_here
+from cli_run import refusal, run_here, told_here
 from commtax.catalog.programs import mechanisms
 from commtax.shipped_tables import table
 from commtax_lab import lab_table
@@ -46,15 +46,12 @@ def leaves(inner, key=""):
         yield key
 
 
-def test_effects_on_kernels_keep_the_law(numbers):
+def test_effects_keep_the_law_and_every_number_is_told(numbers):
     """Those that do not are listed by name, and the list may only shrink: what is mended has to leave it."""
     known = set(TOLERATED.read_text(encoding="utf-8").splitlines())
     found = breakers(numbers)
     assert not {where: rules for where, rules in found.items() if where not in known}, "break the law of parts"
     assert not known - set(found), f"keep the law by now: take them out of {TOLERATED.name}"
-
-
-def test_every_number_is_told():
     assert unclassified_numbers() == [], "say in census.toml whether these were fitted (code, effects.toml) or are facts"
 
 
@@ -92,15 +89,12 @@ def test_what_engines_did_not_fit_names_sources_that_are_used(rule):
         assert set(sources) <= set(used), key
 
 
-def test_effects_of_engines_were_fitted_on_chips_of_the_catalogue(numbers):
+def test_what_is_counted_has_a_value_a_kind_and_chips_of_the_catalogue(numbers):
     chips = {path.stem for path in (PACKAGE / "catalog/chips").glob("*.toml")}
     effects = [n for n in numbers if n.kind == "effect" and n.fitted_on and n.file.startswith("catalog/engines")]
     assert effects
     for number in effects:
         assert set(number.owner.chips.split(", ")) <= chips, number.where
-
-
-def test_what_is_counted_has_a_value_and_a_kind(numbers):
     for number in numbers:
         assert math.isfinite(number.value), number.where
         assert number.kind in KINDS, number.where
@@ -108,6 +102,9 @@ def test_what_is_counted_has_a_value_and_a_kind(numbers):
             assert number.owner.mechanism, number.where
     assert sum(totals(numbers).values()) == len(numbers)
     assert {*KINDS, "chosen", "breakers", "commit"} == set(earlier_counts())
+    for name, known in mechanisms().items():
+        assert known.on, name
+        assert known.mechanism, name
 
 
 def test_an_effect_of_a_model_and_one_beyond_the_law_are_found():
@@ -128,16 +125,7 @@ def test_the_command_counts_and_names_breakers(numbers):
     assert f"stood ({earlier_counts()['commit']})" in done.stdout
     assert f"{sum(totals(numbers)[kind] for kind in KINDS):,}" in done.stdout
     document = json.loads(done.document)
-    assert len(document["numbers"]) == len(numbers)
-    assert document["breakers"].keys() == breakers(numbers).keys()
+    assert (len(document["numbers"]), document["breakers"].keys()) == (len(numbers), breakers(numbers).keys())
     part = json.loads(run_here("catalog", "constants", "engines/vllm.toml", "--json").stdout)
     assert {number["file"] for number in part["numbers"]} == {"catalog/engines/vllm.toml"}
-    refused = run_here("catalog", "constants", "no-such-file")
-    assert refused.returncode == 2
-    assert "no file with fitted numbers" in refused.stderr
-
-
-def test_every_effect_says_what_it_is():
-    for name, known in mechanisms().items():
-        assert known.on, name
-        assert known.mechanism, name
+    assert "no file with fitted numbers" in refusal(run_here("catalog", "constants", "no-such-file"))

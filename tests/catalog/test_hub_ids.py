@@ -17,7 +17,6 @@ from each import each
 from tables import tables
 
 DATA = tables(__file__)
-
 POPULAR = DATA["popular"]
 
 
@@ -26,16 +25,20 @@ def test_popular_ids_need_no_network(name):
     key, longest = POPULAR[name]
     model = bundled_model(name) or variant(name)
     assert model is not None
-    assert (origin(name), model.max_len) == (key, longest)
-    assert num_params(model) == num_params(catalog.model(key))
+    assert (origin(name), model.max_len, num_params(model)) == (key, longest, num_params(catalog.model(key)))
     said = [str(note) for note in model.notes if note.code == "taken-as"]
     assert bool(said) == (bundled_model(name) is None)
     assert all(one.startswith(f"{name} is taken as {key}") and "same architecture" in one for one in said)
 
 
-def test_the_answer_says_what_an_id_was_taken_for():
+def test_answers_and_the_page_take_the_same_ids():
     done = run("bill", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "--cluster", "1xh100-sxm", "--json")
     assert "is taken as qwen2.5-32b, 131,072 tokens long: same architecture" in done.stdout
+    # By their names alone: whoever asks a page looks at no disk and no network.
+    for name, key in (("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b-instruct-2507"), ("Qwen/Qwen3-8B", "qwen3-8b")):
+        assert state.parse([("m", name)]).question.model.key == key
+    with pytest.raises(state.RefusedError):
+        _ = state.parse([("m", "Qwen/Qwen3-31B")]).question
 
 
 @pytest.mark.parametrize(("name", "said"), DATA["what_is_not_known_of_an_id_is_said"])
@@ -49,12 +52,10 @@ IDS = sorted(name for name in loader.aliases("models") if "/" in name)
 RELEASED = sorted(name for release in quantisation._file()["releases"] for name in release["ids"])
 SIZE = re.compile(r"(?<![\w.])(a?\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 VERSION = re.compile(r"(?<=\d\.)\d{1,2}(?![\d.]*[bm]\b)")
-ENDINGS = DATA["endings"]
-OTHERS = DATA["others"]
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(IDS), st.lists(st.sampled_from(ENDINGS), min_size=1, max_size=3))
+@given(st.sampled_from(IDS), st.lists(st.sampled_from(DATA["endings"]), min_size=1, max_size=3))
 def test_an_ending_never_makes_another_model(name, endings):
     assert origin(name + "".join(endings)) in ("", origin(name))
 
@@ -82,7 +83,7 @@ def test_another_version_is_never_taken_for_a_model(name, number, ending):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(IDS), st.sampled_from(OTHERS), st.sampled_from(("", "-instruct", "-fp8")))
+@given(st.sampled_from(IDS), st.sampled_from(DATA["others"]), st.sampled_from(("", "-instruct", "-fp8")))
 def test_another_kind_of_model_is_taken_for_none(name, other, ending):
     assert origin(f"{name}{other}{ending}") == ""
     owner, _, last = name.partition("/")
@@ -96,31 +97,28 @@ def test_an_ending_that_may_mean_several_models_means_none(name):
     assert origin(name) == ""
 
 
-def test_gguf_is_refused_with_its_model():
+def test_every_id_means_one_model():
+    """Files, rows and releases name each id once, and rows share no key with files."""
+    named = [loader.normal(name) for key in catalog.keys("models") for name in catalog.model(key).aliases]
+    named += map(loader.normal, RELEASED)
+    assert (sorted(named), len(set(loader.stems("models")))) == (sorted(set(named)), len(loader.stems("models")))
+    assert len(catalog.keys("models")) >= 200
+    assert len(set(named)) >= 400
     with pytest.raises(ValueError, match=r"GGUF files of several formats, of which none is priced; name their model: qwen3-8b$"):
         catalog.model("unsloth/Qwen3-8B-GGUF")
 
 
-def test_every_id_means_one_model():
-    """Files, rows and releases name each id once, and rows share no key with files."""
-    named = [loader.normal(name) for key in catalog.keys("models") for name in catalog.model(key).aliases] + list(
-        map(loader.normal, RELEASED)
-    )
-    assert sorted(named) == sorted(set(named))
-    assert len(set(loader.stems("models"))) == len(loader.stems("models"))
-    assert len(catalog.keys("models")) >= 200
-    assert len(set(named)) >= 400
-
-
-def test_releases_are_of_bundled_models_and_say_what_differs():
+def test_releases_say_what_differs_and_what_is_assumed():
     for release in quantisation._file()["releases"]:
         base = catalog.model(release["of"])
         assert base.key == release["of"]
         assert release.get("longest", 0) != base.max_len
-
-
-def test_a_length_that_nothing_public_states_is_said_to_be_assumed():
-    """Such rows stand on exact totals; all others, and releases whose configs are known, carry no such note."""
+    for release in quantisation._file()["releases"]:
+        for name in release["ids"]:
+            known = quantisation.release_of(name)
+            assert known is not None
+            assert (known.by == "ending") == release.get("assumed", False)
+    # Such rows stand on exact totals; all others, and releases whose configs are known, carry no such note.
     assumed = {key for family, *_ in loader._rows().values() for key in family.get("assumed_length", ())}
     told = {key for key in loader.stems("models") if any(note.code == "assumed-length" for note in catalog.model(key).notes)}
     assert told == assumed <= set(loader._rows())
@@ -130,21 +128,11 @@ def test_a_length_that_nothing_public_states_is_said_to_be_assumed():
     assert "no public copy of its config was found" in shown
 
 
-def test_a_release_whose_config_nobody_copied_may_differ():
-    for release in quantisation._file()["releases"]:
-        for name in release["ids"]:
-            known = quantisation.release_of(name)
-            assert known is not None
-            assert (known.by == "ending") == release.get("assumed", False)
-
-
 @pytest.mark.parametrize(
     ("key", "changes", "rule"),
     [
-        ("phi-2", {"qk_layernorm": True}, "qk_layernorm"),
-        ("stablelm-3b", {"use_parallel_residual": True}, "use_parallel_residual"),
+        *DATA["what_a_family_does_not_model_is_refused"],
         ("granite-4.0-h-small", {"layer_types": ["mamba", "attention", "hyena"] * 14}, "layer_types"),
-        ("opt-125m", {"word_embed_proj_dim": 512}, "projected embedding"),
         ("falcon3-7b", {"architectures": ["FalconForCausalLM"]}, "architecture FalconForCausalLM is not supported"),
     ],
 )
@@ -174,11 +162,3 @@ def test_windows_of_new_families(key, windows):
     model = catalog.model(key)
     seen = [model.blocks[i].attention.window for i in model.layers]
     assert {window: seen.count(window) for window in set(seen)} == windows
-
-
-def test_the_page_takes_the_same_ids():
-    """By their names alone: whoever asks a page looks at no disk and no network."""
-    for name, key in (("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b-instruct-2507"), ("Qwen/Qwen3-8B", "qwen3-8b")):
-        assert state.parse([("m", name)]).question.model.key == key
-    with pytest.raises(state.RefusedError):
-        _ = state.parse([("m", "Qwen/Qwen3-31B")]).question

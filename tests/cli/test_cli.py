@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cli_run import run_here
+from cli_run import refusal, run_here, told_here
 from commtax import catalog
 from commtax.spelling import normalise
 from tables import tables
@@ -32,7 +32,7 @@ def document(*words, code=0, ran=run_here):
     return json.loads(done.stdout)
 
 
-def test_fit_json():
+def test_fit_in_json_in_words_and_by_its_code():
     found = document("fit", "llama-3.1-70b", "--cluster", "8xh100-sxm")
     keys = {
         "schema", "fits", "tp", "pp", "weights_bytes_per_rank", "kv_bytes_per_token_per_rank", "kv_tokens", "kv_blocks_per_rank",
@@ -43,33 +43,18 @@ def test_fit_json():
     assert found["kv_bytes_per_token_per_rank"] == 2 * 80 * 2 * 128 * 2
     assert found["kv_tokens"] == found["kv_blocks_per_rank"] * found["block_size"]
     assert sum(w["bytes"] for w in found["weights"]) == pytest.approx(found["weights_bytes_per_rank"])
-
-
-def test_fit_says_no_with_exit_1():
     found = document("fit", "llama-3.1-405b", "--cluster", "8xh100-sxm", code=1, ran=run)
     assert not found["fits"]
     assert found["shortfall_bytes"] > 0
     assert found["advice"]
     assert "does not fit" in run_here("fit", "llama-3.1-405b", "--cluster", "8xh100-sxm").stdout
-
-
-def test_fit_in_the_words_of_the_log():
     text = run_here("fit", "llama-3.1-8b", "--cluster", "h100-sxm", "--max-model-len", "8K").stdout
     for words in ("Model loading took 14.9888 GiB", "Available KV cache memory:", "GPU KV cache size:", " blocks of 16 tokens; "):
         assert words in text
     assert "Maximum concurrency for 8,192 tokens per request" in text
 
 
-def test_bill_exact_json():
-    found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
-    assert found["schema"] == "commtax.bill-exact/1"
-    items = {(i["what"], i["op"]): i for i in found["items"]}
-    assert {"axis", "op", "nbytes", "ranks", "count"} <= items["attention output", "all-reduce"].keys()
-    assert items["attention output", "all-reduce"]["nbytes"] == 8192
-    assert sum(i["count"] for i in found["items"]) == 66
-
-
-def test_bill_json():
+def test_bill_json_exact_and_of_training():
     found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", ran=run)
     keys = {
         "schema", "model", "cluster", "plan", "phase", "batch", "context", "engine", "step_s", "compute_s", "comm_s",
@@ -85,9 +70,18 @@ def test_bill_json():
     exact = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
     sent = [(i["what"], i["nbytes"], i["count"]) for i in found["items"] if i["kind"] == "comm"]
     assert sorted(sent) == sorted((i["what"], i["nbytes"], i["count"]) for i in exact["items"]), "the bill prices what is sent"
+    assert exact["schema"] == "commtax.bill-exact/1"
+    items = {(i["what"], i["op"]): i for i in exact["items"]}
+    assert {"axis", "op", "nbytes", "ranks", "count"} <= items["attention output", "all-reduce"].keys()
+    assert (items["attention output", "all-reduce"]["nbytes"], sum(i["count"] for i in exact["items"])) == (8192, 66)
+    found = document(
+        "bill", "llama-3.1-70b", "--cluster", "8x8xh100-sxm", "--phase", "train", "-tp", "8", "-pp", "4", "-dp", "2",
+        "--global-batch", "32", "--seq", "4096", "--zero", "1", "--sequence-parallel",
+    )  # fmt: skip
+    assert (found["plan"]["microbatches"], {"tp", "pp", "dp"}) == (16, {i["axis"] for i in found["items"]} - {""})
 
 
-def test_bill_text_tells_its_defaults_and_its_sentence():
+def test_bill_tells_its_defaults_and_draws_layers():
     words = ("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8")
     text = run_here(*words).stdout
     for told in ("decode: batch 1 per replica, 1,024 cached tokens per request", "vllm@", "to scale", "what if", "fewer ranks"):
@@ -95,26 +89,14 @@ def test_bill_text_tells_its_defaults_and_its_sentence():
     assert "custom one-shot over nvlink4" in text
     *same, held = text.splitlines()
     whole = run_here(*words, "--details").stdout.splitlines()
-    assert held == f"· {len(whole) - len(same)} more notes with --details"
-    assert whole[: len(same)] == same
+    assert (held, whole[: len(same)]) == (f"· {len(whole) - len(same)} more notes with --details", same)
     assert any("least certain" in line for line in whole[len(same) :])
-
-
-def test_a_layer_takes_what_is_left_of_its_exchanges():
-    """A drawn layer is as long as a layer of the step, also where halves of a batch hide each other's exchanges."""
+    # A drawn layer is as long as a layer of the step, also where halves of a batch hide each other's exchanges.
     load = ("deepseek-v3", "-c", "2x8xh200-sxm", "-dp", "16", "-ep", "--phase", "prefill", "--technique", "deepep-ll,dbo")
-    drawn = re.search(r"one layer, ([\d.]+) ms \(drawn one after the other: ([\d.]+) ms\)", run_here("bill", *load).stdout)
+    done = told_here("bill", *load)
+    drawn = re.search(r"one layer, ([\d.]+) ms \(drawn one after the other: ([\d.]+) ms\)", done.stdout)
     left, whole = (float(ms) / 1e3 for ms in drawn.groups())
-    assert 0.9 < 61 * left / document("bill", *load)["step_s"] < 1 < whole / left
-
-
-def test_bill_training_json():
-    found = document(
-        "bill", "llama-3.1-70b", "--cluster", "8x8xh100-sxm", "--phase", "train", "-tp", "8", "-pp", "4", "-dp", "2",
-        "--global-batch", "32", "--seq", "4096", "--zero", "1", "--sequence-parallel",
-    )  # fmt: skip
-    assert found["plan"]["microbatches"] == 16
-    assert {"tp", "pp", "dp"} == {i["axis"] for i in found["items"]} - {""}
+    assert 0.9 < 61 * left / json.loads(done.document)["step_s"] < 1 < whole / left
 
 
 def test_catalog_json():
@@ -162,57 +144,14 @@ def test_normalise(typed, read):
 
 
 GOOD = ("--cluster", "8xh100-sxm")
-MISTAKES = {
-    "unknown model": (("fit", "llama-3.1-9b", *GOOD), "did you mean llama-3.1-8b"),
-    "tp 3": (("fit", "llama-3.1-8b", *GOOD, "-tp", "3"), "nearest legal tp: 2 or 4"),
-    "too few GPUs": (("fit", "llama-3.1-8b", "--cluster", "2xh100-sxm", "-tp", "8"), "2xh100-sxm has 2"),
-    "batch 0": (("bill", "llama-3.1-8b", *GOOD, "--batch", "0"), "batch=0"),
-    "batch NaN": (("bill", "llama-3.1-8b", *GOOD, "--batch", "NaN"), "batch"),
-    "batch -1": (("bill", "llama-3.1-8b", *GOOD, "--batch", "-1"), "batch=-1"),
-    "batch 1.5": (("bill", "llama-3.1-8b", *GOOD, "--batch", "1.5"), "batch"),
-    "huge batch": (("bill", "llama-3.1-8b", *GOOD, "--batch", "9" * 40), "batch"),
-    "10^12 GPUs": (("fit", "llama-3.1-8b", "--cluster", "1000000000000xh100-sxm"), "more than the 1,000,000"),
-    "unknown chip": (("fit", "llama-3.1-8b", "--cluster", "8xh10-sxm"), "did you mean"),
-    "unknown engine": (("fit", "llama-3.1-8b", *GOOD, "--engine", "vlm"), "did you mean vllm"),
-    "two engines": (("fit", "llama-3.1-8b", *GOOD, "-e", "vllm", "-e", "sglang"), "name one here, such as --engine vllm"),
-    "two types": (("fit", "llama-3.1-8b", *GOOD, "--dtype", "fp8", "--dtype", "bf16"), "dtype 'fp8,bf16': one of"),
-    "unknown link": (("fit", "llama-3.1-8b", *GOOD, "--inter", "nvlink9"), "unknown link"),
-    "unknown option": (("fit", "llama-3.1-8b", *GOOD, "--tpp", "8"), "--tpp"),
-    "no cluster": (("fit", "llama-3.1-8b"), "--cluster"),
-    "no model": (("fit", *GOOD), "MODEL"),
-    "unknown command": (("fitt",), "fitt"),
-    "utilisation": (("fit", "llama-3.1-8b", *GOOD, "--gpu-memory-utilization", "130%"), "at most 1"),
-    "not a size": (("fit", "llama-3.1-8b", *GOOD, "--kv-cache-memory-bytes", "lots"), "kv_cache_memory_bytes"),
-    "training option": (("bill", "llama-3.1-8b", *GOOD, "--zero", "3"), "belongs to --phase train"),
-    "serving option": (("fit", "llama-3.1-8b", *GOOD, "--phase", "train", "--max-num-seqs", "3"), "belongs to serving"),
-    "exact with a what-if": (("bill", "llama-3.1-8b", *GOOD, "--exact", "--overlap", "50%"), "--exact has none"),
-    "overlap 2": (("bill", "llama-3.1-8b", *GOOD, "--overlap", "2"), "overlap=2"),
-    "unknown library": (("bill", "llama-3.1-8b", *GOOD, "--library", "mpi"), "unknown library"),
-    "tp 0": (("fit", "llama-3.1-8b", *GOOD, "-tp", "0"), "at least 1"),
-    "ep -1": (("bill", "mixtral-8x7b", *GOOD, "--ep=-1"), "ep=-1"),
-    "two lengths of a request": (("fit", "llama-3.1-8b", *GOOD, "--context", "9", "--max-model-len", "9"), "or --context"),
-    "fit in another phase": (("fit", "llama-3.1-8b", *GOOD, "--phase", "prefill"), "serve or train"),
-    "fit of training": (("fit", "llama-3.1-8b", *GOOD, "--phase", "training"), "did you mean train?"),
-    "training with a KV type": (("bill", "llama-3.1-8b", *GOOD, "--phase", "train", "--kv-dtype", "fp8"), "belongs to serving"),
-    "drafts in a prefill": (("bill", "llama-3.1-8b", *GOOD, "--phase", "prefill", "--speculative", "3"), "speculative=3"),
-    "nics 0": (("fit", "llama-3.1-8b", *GOOD, "--nics", "0"), "nics=0"),
-    "schedule": (("bill", "llama-3.1-8b", *GOOD, "--phase", "train", "--schedule", "foo"), "1f1b, gpipe"),
-    "endless number": (("fit", "llama-3.1-8b", "--cluster", "9" * 5000 + "xh100-sxm"), "cluster"),
-    "catalogue kind": (("catalog", "gpus"), "one of chips"),
-    "negative nics": (("fit", "llama-3.1-8b", *GOOD, "--nics", "-2"), "nics"),
-    "a page nowhere": (("bill", "llama-3.1-8b", *GOOD, "--html", "/nonexistent/x.html"), "html"),
-    "ep on a dense model": (("bill", "llama-3.1-8b", *GOOD, "-tp", "8", "--ep", "8"), "dense"),
-}
+MISTAKES = DATA["mistakes"] | {"endless number": (f"fit llama-3.1-8b --cluster {'9' * 5000}xh100-sxm", "cluster")}
 
 
 @pytest.mark.parametrize("name", sorted(MISTAKES))
 def test_mistakes_get_one_clear_line(name):
     words, says = MISTAKES[name]
-    done = (run if name in sorted(MISTAKES)[::6] else run_here)(*words)  # some as whole processes
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    done = (run if name in sorted(MISTAKES)[::6] else run_here)(*words.split())  # some as whole processes
+    assert (done.returncode, done.stdout, done.stderr[:7], done.stderr.count("\n")) == (2, "", "error: ", 1)
     assert says in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -226,27 +165,19 @@ def test_a_broken_config_gets_one_clear_line(tmp_path):
         ("[]", "not a JSON object"),
     ):
         file.write_text(text)
-        done = run_here("fit", str(tmp_path), *GOOD)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert says in done.stderr
+        assert says in refusal(run_here("fit", str(tmp_path), *GOOD))
 
 
-def test_a_reader_that_leaves_is_no_answer():
+def test_answers_reach_readers_that_leave_and_plain_terminals():
     shell = f"{sys.executable} -m commtax catalog | head -1 >/dev/null; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("0", "141")
     assert not done.stderr
-
-
-def test_plain_ascii_terminals_get_the_answer():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "0"}
     words = [sys.executable, "-m", "commtax", "fit", "llama-3.1-8b", "--cluster", "h100-sxm"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0
     assert "GPU KV cache size" in done.stdout
-
-
-def test_no_arguments_shows_help():
     assert "Will it fit?" in run().stdout
 
 

@@ -41,14 +41,19 @@ def flags(command):
     return [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
 
 
-def test_every_command_has_its_page_and_every_page_its_command():
+def test_every_command_has_its_page_and_commtax_its_five_questions():
     assert {*map(" ".join, VERBS), "profile", "measure", "catalog constants"} == PAGES.keys()
     listed = [name for section in helps()["overview"]["sections"] for name in section["commands"]]
     assert sorted(listed) == sorted(name for name in PAGES if " " not in name)
+    for words, command in VERBS.items():
+        assert set(PAGES[" ".join(words)].get("first", ())) <= {p.name for p in command.params}, words
+    printed = run_here().stdout
+    assert all(question["ask"] in printed for question in helps()["start"]["questions"])
+    assert len(helps()["start"]["questions"]) == 5
 
 
 @pytest.mark.parametrize("words", sorted(VERBS), ids=" ".join)
-def test_help_starts_with_its_question_and_an_example_and_fits_two_screens(words):
+def test_help_starts_with_its_question_and_explains_every_option(words):
     page, done = PAGES[" ".join(words)], run_here(*words, "--help")
     lines = done.stdout.splitlines()
     assert done.returncode == 0
@@ -58,20 +63,11 @@ def test_help_starts_with_its_question_and_an_example_and_fits_two_screens(words
     assert len(lines) <= SCREENS
     for param in flags(VERBS[words]):
         assert max(param.opts, key=len) in done.stdout or param.opts[0] in done.stdout, param.name
-
-
-@pytest.mark.parametrize("words", sorted(VERBS), ids=" ".join)
-def test_all_of_help_explains_every_option(words):
     every = " ".join(run_here(*words, "--help-all").stdout.split())
     for param in flags(VERBS[words]):
         assert all(flag in every for flag in param.opts), param.name
         assert param.help, f"{words} {param.name}: says nothing"
         assert " ".join(param.help.split()) in every, param.name
-
-
-def test_the_options_people_need_are_options():
-    for words, command in VERBS.items():
-        assert set(PAGES[" ".join(words)].get("first", ())) <= {p.name for p in command.params}, words
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("profile",), ("profile", "--help"), ("measure", "--help")], ids=" ".join)
@@ -81,12 +77,6 @@ def test_overviews_fit_a_screen(words):
     assert done.returncode == 0
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 80
-
-
-def test_commtax_alone_says_what_it_is_for_and_the_five_questions():
-    printed = run_here().stdout
-    assert all(question["ask"] in printed for question in helps()["start"]["questions"])
-    assert len(helps()["start"]["questions"]) == 5
 
 
 WORD = st.text("ab-/.8x", min_size=1, max_size=12)

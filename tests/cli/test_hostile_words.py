@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli_run import run_here, told_here
+from cli_run import refusal, run_here, told_here
 from commtax import cli
 from commtax.files import open_stream
 from commtax.redaction import redact
@@ -22,30 +22,21 @@ from commtax.runs.audit import formats
 from commtax.statement import Refusal
 from each import each
 from paths import BENCHMARKS, ROOT
+from tables import tables
 from web_client import ask
 
+DATA = tables(__file__)
 WHERE = ("llama-3.2-1b", "-c", "8xh100-sxm")
-
 VERBS = {
-    "bill": ("bill", *WHERE),
-    "bill train": ("bill", *WHERE, "--phase", "train"),
-    "compare": ("compare", *WHERE, "--over", "tp=1,2"),
-    "compare plans": ("compare", *WHERE, "--plans", "tp1,tp2"),
-    "expect": ("expect", "all-reduce", *WHERE[1:]),
-    "fit": ("fit", *WHERE),
-    "fit train": ("fit", *WHERE, "--phase", "train"),
-    "pipeline": ("pipeline", "-p", "4", "-m", "8"),
-    "plan": ("plan", "llama-3.2-1b", "-c", "1xh100-sxm"),
-    "plan train": ("plan", "llama-3.2-1b", "-c", "2xh100-sxm", "--phase", "train"),
-    "simulate": ("simulate", *WHERE),
-    "audit": ("audit", "{log}", "-m", *WHERE),
-    "calibrate": ("calibrate", "{nccl}", "-c", "2xh100-sxm", "-o", os.devnull),
-}
-
+    "bill": ("bill", *WHERE), "bill train": ("bill", *WHERE, "--phase", "train"),
+    "compare": ("compare", *WHERE, "--over", "tp=1,2"), "compare plans": ("compare", *WHERE, "--plans", "tp1,tp2"),
+    "expect": ("expect", "all-reduce", *WHERE[1:]), "fit": ("fit", *WHERE), "fit train": ("fit", *WHERE, "--phase", "train"),
+    "pipeline": ("pipeline", "-p", "4", "-m", "8"), "plan": ("plan", "llama-3.2-1b", "-c", "1xh100-sxm"),
+    "plan train": ("plan", "llama-3.2-1b", "-c", "2xh100-sxm", "--phase", "train"), "simulate": ("simulate", *WHERE),
+    "audit": ("audit", "{log}", "-m", *WHERE), "calibrate": ("calibrate", "{nccl}", "-c", "2xh100-sxm", "-o", os.devnull),
+}  # fmt: skip
 HOSTILE = ("0", "-1", "1e400", "nan", "99999999999999999999", "", "1e-300", "1e308", "9" * 5000, "\x1b[31m\udcff")
-
 WRITTEN = ("plot", "html", "svg", "chrome_trace", "out", "rows", "data", "timeline", "save", "anonymise")
-
 SLOW = {"plan": ("1e308", "1e-300")}  # large and small limits are searched for plans that hold them
 
 
@@ -84,73 +75,34 @@ def assert_civil(done, what):
 
 @pytest.mark.parametrize("axis", ["-tp", "-dp", "-pp", "-ep", "--batch", "--context"])
 def test_a_whole_number_has_a_bound_that_is_named(axis):
-    done = run_here("bill", *WHERE, axis, "99999999999999999999")
-    assert done.returncode == 2
-    assert "at most 281,474,976,710,656" in done.stderr
+    assert "at most 281,474,976,710,656" in refusal(run_here("bill", *WHERE, axis, "99999999999999999999"))
     assert_civil(run_here("bill", *WHERE, axis, str(2**48)), axis)
 
 
-def test_a_pasted_command_has_the_same_bound():
+def test_pasted_commands_and_lists_have_the_same_bounds():
     done = run_here("bill", "-c", "8xh100-sxm", "--from", "vllm serve llama-3.2-1b -tp 99999999999999999999")
     assert_civil(done, "from")
     assert done.returncode == 2
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--times", "1e-300:1:1"),
-        ("--straggler", "1:99999999999999999999"),
-        ("--times", "1e6:1e6:1e-6", "--straggler", "3:0.001", "--schedule", "zb-v"),
-        ("--transfer", "1e-300"),
-        ("--times", "1:1"),
-        ("--times", "1:1:" + "9" * 100_000),
-    ],
-)
-def test_times_of_a_pipeline(words):
-    assert_civil(run_here("pipeline", "-p", "4", "-m", "8", *words), words[0])
-
-
-def test_lists_have_a_limit():
     done = run_here("simulate", *WHERE, "--concurrency", ",".join(["1"] * 100_000))
     assert done.returncode == 2
     assert "100,000 values, more than the 1,024" in done.stderr
 
 
+@pytest.mark.parametrize("words", [*DATA["times_of_a_pipeline"], ("--times", "1:1:" + "9" * 100_000)])
+def test_times_of_a_pipeline(words):
+    assert_civil(run_here("pipeline", "-p", "4", "-m", "8", *words), words[0])
+
+
 WORDS = {
-    "long": "a" * 100_000,
-    "long path": "/" + "a/" * 20_000,
-    "brackets": "/x/[/bold]",
-    "escape": "\x1b]0;title\x07",
-    "right to left": "a\u202eb",
-    "no text": "\udc80\udcff",
-    "a user's home": "~no-such-user/model",
-    "zero": "a\0b",
-    "line": "a\nb",
-    "dollar": "a$b$c",
-}
+    "long": "a" * 100_000, "long path": "/" + "a/" * 20_000, "brackets": "/x/[/bold]", "escape": "\x1b]0;title\x07",
+    "right to left": "a\u202eb", "no text": "\udc80\udcff", "a user's home": "~no-such-user/model", "zero": "a\0b",
+    "line": "a\nb", "dollar": "a$b$c",
+}  # fmt: skip
 
 
 @each("word", WORDS.values(), ids=WORDS.keys())
 def test_any_word_in_any_place(word):
-    for words in (
-        ("bill", word, "-c", "8xh100-sxm"),
-        ("bill", "llama-3.2-1b", "-c", word),
-        ("bill", *WHERE, "-e", word),
-        ("bill", *WHERE, "--profile", word),
-        ("bill", *WHERE, "--topo", word),
-        ("bill", "-c", "8xh100-sxm", "--from", f"vllm serve {word} --odd {word}"),
-        ("bill", "-c", "8xh100-sxm", "--from", word),
-        ("compare", *WHERE, "--over", word),
-        ("compare", *WHERE, "--plans", word),
-        ("expect", word, "-c", "8xh100-sxm"),
-        ("expect", "all-reduce", "-c", "8xh100-sxm", "--measured", word),
-        ("catalog", "models", word),
-        ("catalog", word),
-        (word,),
-        ("bill", f"--{word}"),
-        ("audit", word, "-m", "llama-3.2-1b", "-c", "8xh100-sxm"),
-    ):
+    for words in ([part.replace("{}", word) for part in words] for words in DATA["places"]):
         done = run_here(*words)
         assert done.returncode == 2, words[:2]
         assert_civil(done, words[:2])
@@ -194,12 +146,15 @@ def run(*words, **streams):
     return subprocess.run([sys.executable, "-m", "commtax", *words], check=False, text=True, **streams)
 
 
-def test_closed_streams():
+def test_closed_streams_and_full_disks_are_one_line():
     def close():
         os.close(1)
 
     done = run("bill", *WHERE, preexec_fn=close, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, "")
+    with open("/dev/full", "w") as full:
+        done = run("expect", "all-reduce", "-c", "8xh100-sxm", stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -223,13 +178,6 @@ def test_a_reader_of_errors_that_left_changes_no_exit_code(unbuffered):
 def test_sizes_and_versions_have_bounds(words):
     assert_civil(run_here(*words), words)
     assert run_here(*words).returncode == 2
-
-
-def test_a_full_disk_is_one_line():
-    with open("/dev/full", "w") as full:
-        done = run("expect", "all-reduce", "-c", "8xh100-sxm", stdout=full, stderr=subprocess.PIPE)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("module", ["numpy", "click", "commtax.cli.pasting"])
@@ -313,37 +261,19 @@ def test_a_breach_is_seen(monkeypatch):
 
     words = ("bill", "--json")
     good = (0, '{"a": 1}', "", 0.1, 1e8)
-    assert complaint(words, *good) == ""
-    assert complaint(words, 2, "", "error: tp=3: does not divide\n", 0.1, 1e8) == ""
-    broken = {
-        "traceback": (1, "", 'Traceback (most recent call last):\n  File "x/commtax/a.py", line 3, in f\nKeyError: 1\n', 0.1, 1e8),
-        "ended by SIGXCPU": (-24, "", "", 7.0, 1e8),
-        "unforeseen": (70, "", "error: unforeseen\n", 0.1, 1e8),
-        "exit code 4": (4, "", "", 0.1, 1e8),
-        "more than 5 s": (0, "{}", "", 5.5, 1e8),
-        "more than 1 GB": (0, "{}", "", 0.1, 1.1e9),
-        "warning": (0, "{}", "x/commtax/a.py:3: RuntimeWarning: overflow\n", 0.1, 1e8),
-        "a refusal of 2 lines": (2, "", "error: a\nb\n", 0.1, 1e8),
-        "a refusal in Python's own words": (2, "", "error: list index out of range\n", 0.1, 1e8),
-        "an answer that is no JSON": (0, '{"a": NaN}', "", 0.1, 1e8),
-        "an empty answer": (0, " ", "", 0.1, 1e8),
-    }
-    for what, outcome in broken.items():
+    assert (complaint(words, *good), complaint(words, 2, "", "error: tp=3: does not divide\n", 0.1, 1e8)) == ("", "")
+    for what, outcome in DATA["broken"].items():
         text = complaint(words if what != "an empty answer" else ("bill",), *outcome)
         assert text.startswith(what), (what, text)
 
 
 LOG = (ROOT / "tests/fixtures/vllm-cpu-tp1.log").read_text()
-
 SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
-
 FORMS = {
     "hf_": 34, "sk-": 40, "sk-proj-": 60, "AKIA": 16, "ASIA": 16, "AIza": 35, "ya29.": 60, "ghp_": 36, "gho_": 36, "ghs_": 36,
     "github_pat_": 60, "glpat-": 20, "nvapi-": 64, "xoxb-": 40,
 }  # fmt: skip
-
 NAMES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "NGC_API_KEY", "MY_PASSWORD", "GITHUB_TOKEN", "SOME_SECRET")
-
 FLAGS = ("--api-key", "--hf-token", "--token", "--password", "--admin-api-key")
 
 
@@ -408,15 +338,6 @@ def test_no_secret_is_repeated(tmp_path, seed):
         assert word not in "".join(text.split()), text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "--api-key $KEY --max-num-batched-tokens 8192 --token 12",
-        "hf_quant_config.json; hf_transfer; kv bytes per token: 131,072; time_per_output_token: 20 ms",
-        '{"api_key": null, "key": "h100-sxm", "tokens": 12}',
-        "https://huggingface.co/meta-llama/Llama-3.1-8B",
-        "sk-learn and risk-adjusted; --eos-token-id 5; the bearer of news",
-    ],
-)
+@pytest.mark.parametrize("text", DATA["what_is_no_secret_stays"])
 def test_what_is_no_secret_stays(text):
     assert redact(text) == text

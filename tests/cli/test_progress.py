@@ -82,10 +82,7 @@ def test_an_interrupt_leaves_a_clean_line_and_130():
     assert re.search(r"\r\x1b\[K(\r?\n)?interrupted\r?\n$", text), text[-200:]
 
 
-SIZES = st.recursive(st.just(()), lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple), max_leaves=12)
-
-
-@given(SIZES)
+@given(st.recursive(st.just(()), lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple), max_leaves=12))
 def test_shares_rise_from_nothing_to_all(work):
     heard = []
 
@@ -107,9 +104,8 @@ def test_nobody_is_told_where_nobody_listens():
 
 @given(st.floats(0.021, 1), st.floats(0.1, 1e7))
 def test_the_time_left_is_what_the_pace_says(share, elapsed):
-    assert re.fullmatch(
-        r"reading: \d+%, about [\d.,]+ (s|minutes?|hours?|days?|years?) left", progress_line("reading", share, elapsed)
-    )
+    left = r"reading: \d+%, about [\d.,]+ (s|minutes?|hours?|days?|years?) left"
+    assert re.fullmatch(left, progress_line("reading", share, elapsed))
 
 
 @given(st.integers(20, 200))

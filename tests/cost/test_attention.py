@@ -55,9 +55,7 @@ MODELS = {
     "compressed": timed_model("deepseek-ai/DeepSeek-V4-Flash", 128),
     "a window alone": timed_model("deepseek-ai/DeepSeek-V4-Flash", 0),
 }
-
 CHIPS = ("a100-80-sxm", "l40s", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb300", "mi300x")
-
 ENGINES = ("vllm", "sglang", "trtllm", "textbook")
 
 
@@ -114,9 +112,8 @@ def test_a_longer_cache_is_never_cheaper(name, seqs, short, more, chip):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_arrays_are_their_elements(name):
-    work = Workload(
-        np.array([3, 0, 40]), np.array([300, 0, 900_000]), np.array([0, 2, 1]), np.array([0, 600, 9000]), np.array([0, 50, 0])
-    )
+    prompts, new, past = np.array([0, 2, 1]), np.array([0, 600, 9000]), np.array([0, 50, 0])
+    work = Workload(np.array([3, 0, 40]), np.array([300, 0, 900_000]), prompts, new, past)
     tp, chip = np.array([1, 2, 8]), catalog.chip("h100-sxm")
     constants = catalog.kernel_constants(catalog.engine("sglang"), chip)
     many = [(k.count, k.flops, k.nbytes, *seconds(k, chip, constants)) for k in kernels_of(name, work, tp)]
@@ -132,13 +129,9 @@ def test_arrays_are_their_elements(name):
             assert [float(np.broadcast_to(v, 3)[i]) for v in priced] == pytest.approx([float(v) for v in single], rel=1e-12)
 
 
-def test_absorbed_decode_reads_each_latent_once_for_all_heads():
+def test_attention_of_latents_and_of_chosen_tokens_by_hand():
     (k,) = attention_of("latent", Workload(4, 4 * 999), tp=8)
-    assert k.flops == 2 * 4 * 16 * 1000 * (576 + 512)
-    assert k.nbytes == 4 * 1000 * 576 * 2
-
-
-def test_a_prompt_makes_keys_and_values_unless_it_chooses():
+    assert (k.flops, k.nbytes) == (2 * 4 * 16 * 1000 * (576 + 512), 4 * 1000 * 576 * 2)
     work = Workload(prefill_seqs=1, prefill_tokens=4096)
     (whole,) = attention_of("latent", work)
     assert whole.flops == 2 * 128 * (4096 * 4097 / 2) * (192 + 128)
@@ -146,9 +139,6 @@ def test_a_prompt_makes_keys_and_values_unless_it_chooses():
     assert scores.flops == 2 * 64 * 128 * (4096 * 4097 / 2)
     assert chosen.flops == 2 * 128 * (2048 * 2049 / 2 + 2048 * 2048) * (576 + 512)
     assert not any(k.place == "key" and k.form == "gemm" and np.any(k.count) for k in kernels_of("chosen", work))
-
-
-def test_a_layer_that_takes_another_s_choice_scores_nothing():
     model = MODELS["chosen"]
     block = model.blocks[0]
     taken = replace(block.attention, indexer=replace(block.attention.indexer, own=False))
@@ -158,35 +148,26 @@ def test_a_layer_that_takes_another_s_choice_scores_nothing():
     assert {k.form for k in made if k.part == "attention" and np.any(k.count)} == {"sparse-decode"}
 
 
-def test_blocks_are_chosen_for_each_kv_head():
+def test_chosen_blocks_and_compressed_entries_by_hand():
     scores, attention = attention_of("blocks", Workload(2, 2 * 99_999), tp=4)
     assert attention.nbytes == 2 * 2048 * (128 + 128) * 2  # one KV head of four
-    assert attention.flops == 2 * 2 * 16 * 2048 * (128 + 128)
-    assert scores.nbytes == 2 * 100_000 * 128 * 2
+    assert (attention.flops, scores.nbytes) == (2 * 2 * 16 * 2048 * (128 + 128), 2 * 100_000 * 128 * 2)
     assert scores.flops == 2 * 2 * 128 * 100_000
-
-
-def test_compressed_attention_sees_a_window_and_shared_entries():
     (all_of_them,) = attention_of("compressed", Workload(1, 127_999), kv_dtype="fp8")
     assert all_of_them.nbytes == (128 + 1000) * 584
     scores, best = attention_of("compressed and chosen", Workload(1, 127_999), kv_dtype="fp8")
-    assert best.nbytes == (128 + 1024) * 584
-    assert scores.nbytes == 32_000 * 132
+    assert (best.nbytes, scores.nbytes) == ((128 + 1024) * 584, 32_000 * 132)
     (window,) = attention_of("a window alone", Workload(1, 127_999), kv_dtype="fp8")
     assert window.nbytes == 128 * 584
 
 
-def test_training_absorbs_nothing():
+def test_training_absorbs_nothing_and_a_repeated_product_may_come_from_the_cache():
     """2 FLOPs a weight and token, and attention over keys of every head: as the model without a cache would have it."""
     model = MODELS["latent"]
     a, m = model.attention, model.attention.latent
     weights = 7168 * (1536 + 576) + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
     layers, _ = forward_flops(model, 1024, causal=True)
-    assert layers == pytest.approx(2 * weights + 2 * 128 * 1025 / 2 * (a.head_dim + a.v_head_dim))
-    assert m.kv_rank == 512
-
-
-def test_a_repeated_product_may_find_its_matrices_in_the_cache():
+    assert (layers, m.kv_rank) == (pytest.approx(2 * weights + 2 * 128 * 1025 / 2 * (a.head_dim + a.v_head_dim)), 512)
     chip = catalog.chip("b200-sxm")
     constants = catalog.kernel_constants(catalog.engine("vllm"), chip)
     cold, hot = (sum(seconds(head_product(8, 128, 128, 512, hot=hot), chip, constants)) for hot in (False, True))
@@ -213,7 +194,24 @@ def test_measured_kernels_and_modules():
         assert np.median(every[~np.isnan(every)]) < bar, kind
 
 
-def test_every_form_has_constants_everywhere():
+def test_every_form_has_physical_constants_everywhere_and_the_kernel_of_its_phase():
+    for chip in LINEAR_CHIPS:
+        for engine in ENGINES:
+            tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip)).tables
+            assert {f"{form}.bf16" for form in CHIP_FORMS} <= set(tables)
+    size = {"batch_size": 2.0, "seq_len": 64.0, "d_conv": 4.0, "nheads": 16.0, "head_dim": 64.0, "n_groups": 4.0, "d_state": 128.0}
+    words = {"framework": "vllm", "version": "1", "dtype": "bf16", "stored": "bf16", "written": "bfloat16"}
+    mamba = next(kind for kind in kinds.KINDS if kind.tail == "mamba2")
+    for phase, form in (("context", "ssd-scan"), ("generation", "ssd-update")):
+        (one,) = mamba.make({**words, "phase": phase, "kernel_source": "a_new_kernel"}, size)
+        assert one.form == form
+    assert CHIP_FORMS["ssd-update"] is stream
+    for chip, engine in product(LINEAR_CHIPS, ENGINES[:3]):
+        tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip), timed=True).tables
+        own = {name: c for name, c in tables.items() if name.partition(".")[0] in ("gemm", "prefill", "decode", *CHIP_FORMS)}
+        for name, table in own.items():
+            for key, value in table.items():
+                physics.KERNEL[key].read(value, f"{chip} {name}.{key}")
     for name in CHIPS:
         for engine in ENGINES:
             tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(name)).tables
@@ -240,19 +238,11 @@ def test_rows_of_a_sequence_that_are_checked_together_read_a_selectors_keys_once
 
 
 DATA = tables(__file__)
-
 TABLES = SHARED / "kernels_more"
-
 LINEAR_CHIPS = ("a100-80-sxm", "h100-sxm", "h200-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "mi300x")
-
-LINEAR_BARS = DATA["bars"]
-
 LLAMA = catalog.model("llama-3.1-8b")
-
 GATED = DeltaNet(16, 32, 128, 128)
-
 KIMI = DeltaNet(32, 32, 128, 128, decay_rank=128, gate_rank=128)
-
 MAMBA = Mamba2(64, 64, 8, 128)
 
 
@@ -274,7 +264,6 @@ def made(form, sequences, tokens, heads):
 
 
 forms = st.sampled_from(sorted(CHIP_FORMS))
-
 counts = st.integers(1, 256)
 
 
@@ -304,16 +293,13 @@ def test_a_smooth_maximum_lies_between_the_largest_and_the_sum(p, terms):
     assert max(terms) * (1 - 1e-9) - 1e-200 <= norm(p, *terms) <= sum(terms) * (1 + 1e-9) + 1e-200
 
 
-def test_states_of_many_sequences_come_from_memory_whatever_the_cache():
+def test_linear_attention_comes_from_memory_and_lies_within_its_errors():
     chip = catalog.chip("l40s")
     constants = catalog.kernel_constants(catalog.engine("vllm"), chip)
     cold, warm = (updated("gdn-update", 8, 1, 32 * 128 * 128, 8.0, cold=c) for c in (True, False))
     assert sum(seconds(cold, chip, constants)) > 1.5 * sum(seconds(warm, chip, constants))
-
-
-def test_rows_that_were_not_fitted_lie_within_the_stated_errors():
     records = check(only="kernels").records
-    for kind, bar in LINEAR_BARS.items():
+    for kind, bar in DATA["bars"].items():
         own = (records.kind == kind) & ~records.fitted
         if kind == "gemm":
             own &= records.dtype == "nvfp4"
@@ -359,15 +345,12 @@ def test_a_new_token_reads_and_writes_the_state_that_is_kept(mixer, tp):
     assert moved == pytest.approx(2 * work.decode_seqs * state_bytes_per_layer(mixer, tp, plan))
 
 
-def test_prompts_scan_and_new_tokens_update():
+def test_states_and_streams_stand_beside_each_half_of_a_layer():
     model = of_layers(Block(GATED, None, 1), Block(MAMBA, None, 1))
     for work, gone in zip(WORKS, ("prefill", "decode"), strict=True):
         kernels = step_kernels(model, Plan(), work, work.rows, catalog.engine("vllm"))
         assert all(k.count == 0 for k in kernels if k.place == gone)
         assert sum(k.count for k in kernels if k.place and k.place != gone and k.part == "attention") == 4
-
-
-def test_hyper_connections_stand_around_each_half_of_a_layer():
     model = of_layers(Block(GATED, LLAMA.blocks[0].ffn, 2), Block(MAMBA, None, 1), hyper=Hyper(4))
     work = WORKS[1]
     kernels = step_kernels(model, Plan(), work, work.rows, catalog.engine("vllm"))
@@ -375,7 +358,7 @@ def test_hyper_connections_stand_around_each_half_of_a_layer():
     assert runs == {"mhc-pre": 3, "mhc-post": 3}
 
 
-def test_what_nobody_timed_says_so_and_is_wide():
+def test_every_kernel_says_who_timed_it():
     chip, scanned = catalog.chip("h100-sxm"), space_scanned("ssd-scan", 1, 1024, 8, 64, 128, 64)
     constants = catalog.kernel_constants(catalog.engine("vllm"), chip)
     assert kernel_source(scanned, constants).kind == "assumed"
@@ -384,39 +367,10 @@ def test_what_nobody_timed_says_so_and_is_wide():
     assert kernel_source(timed, constants).kind == "calibrated"
     ampere = catalog.kernel_constants(catalog.engine("vllm"), catalog.chip("a100-80-sxm"))
     assert kernel_source(timed, ampere).kind == "assumed"
-
-
-def test_what_engines_time_one_at_a_time_is_not_what_a_step_pays():
     chip, engine = catalog.chip("b200-sxm"), catalog.engine("trtllm")
     step, alone = (catalog.kernel_constants(engine, chip, timed=timed) for timed in (False, True))
     assert step.tables["gemm.nvfp4"] == catalog.kernel_constants(catalog.engine("vllm"), chip).tables["gemm.nvfp4"]
     assert alone.tables["gemm.nvfp4"] != step.tables["gemm.nvfp4"]
-
-
-def test_every_form_has_constants_on_every_chip():
-    for chip in LINEAR_CHIPS:
-        for engine in ENGINES:
-            tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip)).tables
-            assert {f"{form}.bf16" for form in CHIP_FORMS} <= set(tables)
-
-
-def test_kernels_of_tables_are_told_by_phase_where_their_name_is_new():
-    size = {"batch_size": 2.0, "seq_len": 64.0, "d_conv": 4.0, "nheads": 16.0, "head_dim": 64.0, "n_groups": 4.0, "d_state": 128.0}
-    words = {"framework": "vllm", "version": "1", "dtype": "bf16", "stored": "bf16", "written": "bfloat16"}
-    mamba = next(kind for kind in kinds.KINDS if kind.tail == "mamba2")
-    for phase, form in (("context", "ssd-scan"), ("generation", "ssd-update")):
-        (one,) = mamba.make({**words, "phase": phase, "kernel_source": "a_new_kernel"}, size)
-        assert one.form == form
-    assert CHIP_FORMS["ssd-update"] is stream
-
-
-def test_constants_of_kernels_timed_alone_are_physical():
-    for chip, engine in product(LINEAR_CHIPS, ENGINES[:3]):
-        tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip), timed=True).tables
-        own = {name: c for name, c in tables.items() if name.partition(".")[0] in ("gemm", "prefill", "decode", *CHIP_FORMS)}
-        for name, table in own.items():
-            for key, value in table.items():
-                physics.KERNEL[key].read(value, f"{chip} {name}.{key}")
 
 
 R1, HOST = "deepseek-r1", "8xh200-sxm"
@@ -427,7 +381,7 @@ def sent(axis, *args, **options):
     return {(x.item.what, x.item.op): (x.item.nbytes, x.item.count, x.item.ranks) for x in lines if x.item.axis == axis}
 
 
-def test_split_latents_by_hand():
+def test_split_heads_and_latents_by_hand():
     """4 tokens of DeepSeek-R1, TP 8: 128 heads of 512 + 64 values out, their log-sums from 8 ranks, 128 of 512 back, 61 times."""
     assert sent("dcp", R1, HOST, tp=8, dcp=8, batch=4) == {
         ("queries", "all-gather"): (4 * 128 * 576 * 2, 61, 8),
@@ -437,28 +391,19 @@ def test_split_latents_by_hand():
     by_pairs = sent("dcp", R1, HOST, tp=8, dcp=4, batch=4, engine="sglang")
     assert by_pairs["partial outputs", "all-to-all"] == (4 * 64 * (512 * 2 + 4), 61, 4)
     assert ("queries", "all-gather") not in sent("dcp", R1, HOST, tp=8, dcp=4, engine="trtllm"), "Helix makes them again"
-
-
-def test_split_heads_by_hand():
-    """Qwen3-235B has 64 heads over 4 of keys: of TP 8 two ranks keep the same, with 16 heads together; drafted rows count."""
+    # Qwen3-235B has 64 heads over 4 of keys: of TP 8 two ranks keep the same, with 16 heads together; drafted rows count.
     found = sent("dcp", "qwen3-235b-a22b", HOST, tp=8, dcp=2, batch=2, speculative=1)
     assert found == {
         ("queries", "all-gather"): (4 * 16 * 128 * 2, 94, 2),
         ("log-sums", "all-gather"): (2 * 4 * 16 * 4, 94, 2),
         ("partial outputs", "reduce-scatter"): (4 * 16 * 128 * 2, 94, 2),
     }
-
-
-def test_prompts_over_split_latents():
-    """What is cached of a prompt is gathered; its own tokens attend at home."""
+    # What is cached of a prompt is gathered; its own tokens attend at home.
     model, engine = catalog.model(R1), catalog.engine("vllm")
     work = Workload(prefill_seqs=1, prefill_tokens=512, past_tokens=4096)
     found = {i.what: i for i in inference(model, Plan(tp=8, dcp=8), work, engine) if i.axis == "dcp" and i.is_sent}
     assert {what: (i.nbytes, i.count) for what, i in found.items()} == {"cached latents": (4096 * 576 * 2, 61)}
-
-
-def test_split_prompts_by_hand():
-    """1,000 tokens of Llama-3.1-70B, TP 4: keys and values of a rank's 2 heads to its partner, and the last hidden states."""
+    # 1,000 tokens of Llama-3.1-70B, TP 4: keys and values of a rank's 2 heads to its partner, and the last hidden states.
     options = {"tp": 4, "cp": 2, "phase": "prefill", "batch": 1, "context": 1000}
     assert sent("cp", "llama-3.1-70b", HOST, **options) == {
         ("keys of split prompts", "all-gather"): (1000 * 2 * 256 * 2, 80, 2),
@@ -475,7 +420,20 @@ def test_ranks_share_all_pairs(cp, new, past):
     assert cp * causal_pairs(own.prefill_tokens, own.past_tokens) == pytest.approx(causal_pairs(new * cp, past), rel=1e-12)
 
 
-def test_decodes_know_nothing_of_split_prompts():
+def test_chunks_follow_each_other_and_plans_split_caches():
+    """Four stages work on a prompt at once; engines whose chunks wait for each other gain nothing by stages."""
+    load = {"input_len": 60_000, "output_len": 2, "num_prompts": 2, "request_rate": 0.01, "spread": 0.0}
+    engines = [catalog.engine("vllm").but(chunks_follow=follow) for follow in (False, True)]
+    ran = (commtax.serve("llama-3.1-70b", HOST, tp=2, pp=4, engine=one, **load) for one in engines)
+    waits, follows = (float(np.mean(one.columns["first_s"] - one.columns["sent_s"])) for one in ran)
+    chunks = 60_000 / 8192
+    assert (chunks + 3) / 4 / chunks < follows / waits < 0.6
+    # Of TP 2 both ranks keep the same latents: where these limit, the plan that splits them is listed in its place.
+    load = {"input_len": 20_000, "output_len": 2000, "disaggregated": False}
+    plain, split = (commtax.plan("deepseek-v2-lite", "2xl40s", dcp=dcp, **load) for dcp in (1, 2))
+    best = [{a.gpu_words(a.plans, i): a.plans.tokens_per_s[i] for i in range(len(a.plans))} for a in (plain, split)]
+    assert max(best[1].values()) >= max(best[0].values())
+    assert best[1]["2 GPUs = TP 2, caches over 2"] > best[0]["2 GPUs = TP 2"]
     alone, beside = (commtax.bill("llama-3.1-70b", HOST, tp=4, cp=cp, batch=9).step_s for cp in (1, 2))
     assert alone == beside
     alone, beside = (commtax.bill("llama-3.1-70b", HOST, tp=4, cp=cp, phase="prefill", context=32768).step_s for cp in (1, 2))
@@ -501,8 +459,7 @@ def test_memory_won(dcp):
     plain, split = (ask(R1, HOST, tp=8, dcp=n) for n in (1, dcp))
     assert kv_bytes_per_token(plain.model, plain.plan) == dcp * kv_bytes_per_token(split.model, split.plan)
     held = [commtax.fit(R1, HOST, tp=8, dcp=n) for n in (1, dcp)]
-    assert held[1].kv_tokens == dcp * held[0].kv_tokens
-    assert held[1].kv_bytes == held[0].kv_bytes
+    assert (held[1].kv_tokens, held[1].kv_bytes) == (dcp * held[0].kv_tokens, held[0].kv_bytes)
     assert float(np.max(cache_tokens(split))) == dcp * float(np.max(cache_tokens(plain)))
 
 
@@ -515,20 +472,7 @@ def test_attention_stays_above_its_floor(dcp, batch, context):
     assert line.each_s >= keys / catalog.cluster(HOST).chip.memory_Bps
 
 
-@each(
-    "model,options,rule",
-    [
-        (R1, {"dcp": 3}, "dcp-divides"),
-        (R1, {"dcp": 8, "engine": "torch"}, "dcp-engine"),
-        ("llama-3.1-70b", {"dcp": 2}, "dcp-heads"),
-        ("qwen3-235b-a22b", {"dcp": 4}, "dcp-heads"),
-        ("qwen3-235b-a22b", {"dcp": 2, "engine": "sglang"}, "dcp-attention"),
-        ("gpt-oss-120b", {"dcp": 2}, "dcp-attention"),
-        ("deepseek-v3.2", {"dcp": 2}, "dcp-attention"),
-        ("llama-3.1-8b", {"tp": 4, "cp": 2, "engine": "trtllm"}, "cp-engine"),
-        ("mixtral-8x7b", {"tp": 4, "cp": 2, "ep": 4}, "cp-experts"),
-    ],
-)
+@each("model,options,rule", [*DATA["refused"], (R1, {"dcp": 3}, "dcp-divides"), (R1, {"dcp": 8, "engine": "torch"}, "dcp-engine")])
 def test_refused(model, options, rule):
     with pytest.raises(ValueError, match=f"^{rule}: "):
         commtax.bill(model, HOST, **{"tp": 8, **options})
@@ -551,28 +495,6 @@ def test_chunks_follow_each_other(model, tp, pp, seen):
     load["max_model_len"] = 131_073  # as servers with scaled positions are told
     times = [commtax.simulate(model, "4x8xh20", tp=tp, pp=stages, **load).ttft_s for stages in (1, pp)]
     assert times[0] / times[1] == pytest.approx(seen, rel=0.15)
-
-
-def test_chunks_follow_each_other_in_time():
-    """Four stages work on a prompt at once; engines whose chunks wait for each other gain nothing by stages."""
-    load = {"input_len": 60_000, "output_len": 2, "num_prompts": 2, "request_rate": 0.01, "spread": 0.0}
-    engines = [catalog.engine("vllm").but(chunks_follow=follow) for follow in (False, True)]
-    ran = (commtax.serve("llama-3.1-70b", HOST, tp=2, pp=4, engine=one, **load) for one in engines)
-    waits, follows = (float(np.mean(one.columns["first_s"] - one.columns["sent_s"])) for one in ran)
-    chunks = 60_000 / 8192
-    assert (chunks + 3) / 4 / chunks < follows / waits < 0.6
-
-
-def test_plan_chooses_split_caches():
-    """Of TP 2 both ranks keep the same latents: where these limit, the plan that splits them is listed in its place."""
-    load = {"input_len": 20_000, "output_len": 2000, "disaggregated": False}
-    plain, split = (commtax.plan("deepseek-v2-lite", "2xl40s", dcp=dcp, **load) for dcp in (1, 2))
-    best = [
-        {answer.gpu_words(answer.plans, i): answer.plans.tokens_per_s[i] for i in range(len(answer.plans))}
-        for answer in (plain, split)
-    ]
-    assert max(best[1].values()) >= max(best[0].values())
-    assert best[1]["2 GPUs = TP 2, caches over 2"] > best[0]["2 GPUs = TP 2"]
 
 
 @each("engine", ["vllm", "sglang", "trtllm"])

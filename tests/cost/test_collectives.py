@@ -22,19 +22,12 @@ from each import each
 from tables import tables
 
 sizes = st.integers(1, 2**33)
-
 paths = st.builds(
-    Path,
-    op=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]),
-    algorithm=st.sampled_from(sorted(ALGORITHMS)),
-    bandwidth_Bps=st.floats(1e8, 1e12),
-    launch_s=st.floats(0, 1e-4),
-    hop_s=st.floats(0, 1e-4),
-    extra_s=st.floats(0, 1e-4),
-    sqrt_s=st.floats(0, 1e-7),
-    each_s=st.floats(0, 1e-4),
+    Path, op=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]),
+    algorithm=st.sampled_from(sorted(ALGORITHMS)), bandwidth_Bps=st.floats(1e8, 1e12), launch_s=st.floats(0, 1e-4),
+    hop_s=st.floats(0, 1e-4), extra_s=st.floats(0, 1e-4), sqrt_s=st.floats(0, 1e-7), each_s=st.floats(0, 1e-4),
     copied=st.floats(0, 2),
-)
+)  # fmt: skip
 
 
 @given(paths, sizes)
@@ -55,9 +48,7 @@ def test_less_bandwidth_is_never_faster(path, nbytes, ranks, factor):
 
 
 SIZES = np.logspace(0, 10.5, 75)
-
 GROUPS = (2, 3, 4, 6, 8, 16, 72)
-
 FASTER = {"nvidia": ("pcie", "nvlink"), "amd": ("pcie", "xgmi"), "intel": ("pcie",), "generic": ("memory",)}
 
 """The kinds of link that hosts of a vendor's chips can have."""
@@ -87,9 +78,7 @@ def has_kernels(library, chip):
 
 
 CHIPS, LIBRARIES = catalog.keys("chips"), catalog.keys("libraries")
-
 PAIRS = ((chip, library, i + j) for (i, chip), (j, library) in product(enumerate(CHIPS), enumerate(LIBRARIES)))
-
 OWN = [(chip, library) for chip, library, n in PAIRS if has_kernels(library, chip) and (n % 2 or library == "nccl")]
 
 """Every chip with half of the libraries that have kernels for it, and every library with half of its chips."""
@@ -132,10 +121,8 @@ BETWEEN = [key for key in catalog.keys("links") if catalog.link(key).scope == "i
 
 @each(("chip", "library"), OWN)
 def test_nothing_beats_the_nics(chip, library):
-    """Between hosts: what must leave a host, over all of its NICs at their one-way rate.
-
-    A sixth of the links at a time: every library meets all of them, each with other chips.
-    """
+    """Between hosts: what must leave a host, over all of its NICs at their one-way rate. A sixth of the links at a time: every
+    library meets all of them, each with other chips."""
     hosts = f"4x{min(8, catalog.chip(chip).gpus_per_host)}x{chip}"
     for inter in BETWEEN[(CHIPS.index(chip) + LIBRARIES.index(library) // 2) % 6 :: 6]:
         place = catalog.cluster(hosts, inter=inter)
@@ -174,9 +161,7 @@ PUBLISHED = [  # what nobody here measured and no constant was fitted on: GB/s o
 @each(("cluster", "ranks", "nbytes", "busbw", "source"), PUBLISHED, ids=[f"{x[0]}: {x[4]}" for x in PUBLISHED])
 def test_other_hosts_than_the_measured_ones_lie_in_their_range(cluster, ranks, nbytes, busbw, source):
     """The contention of one L40S host is not everybody's: published bandwidths lie in the range, and mostly within a factor of two.
-
-    Hosts on PCIe 4 differ by seven times; what is priced is their geometric mean.
-    """
+    Hosts on PCIe 4 differ by seven times; what is priced is their geometric mean."""
     found = commtax.expect("all-reduce", cluster, ranks=ranks, nbytes=nbytes)
     assert found.low_s <= found.seconds_of_busbw(busbw) <= found.high_s
     differ = catalog.cluster(cluster).intra.key == "pcie4"
@@ -234,8 +219,13 @@ def test_fewer_bits_on_the_wire_are_never_slower_for_large_tensors(level, ranks,
         assert seconds(f"quickreduce-{level}") <= seconds("vllm")
 
 
-def test_one_l40s_host_keeps_its_contention_and_others_are_ranged_between_hosts():
-    """Eight L40S were measured in one host; others with such cards reach ten times its bandwidth."""
+def test_limits_and_groups_beyond_those_that_were_measured():
+    path = Path("all-reduce", "one-shot", 1e9, max_bytes=((4, 100.0), (8, 50.0)))
+    assert [bool(applies(path, 75, ranks)) for ranks in (2, 4, 6, 8, 16)] == [True, True, False, False, False]
+    # A limit that was seen in groups of 8 does not hold a group of 32 on the slower path: more bytes would take less time.
+    seconds = commtax.expect("all-reduce", "4x8xgb200", nbytes=np.logspace(6, 8, 200), ranks=32, library="trtllm").seconds
+    assert np.all(np.diff(seconds) >= 0)
+    # Eight L40S were measured in one host; others with such cards reach ten times its bandwidth.
     two, eight = (commtax.expect("all-reduce", "8xl40s-contended", ranks=n, nbytes=1 << 30) for n in (2, 8))
     assert two.busbw_Bps / eight.busbw_Bps > 10
     assert eight.source.kind == "calibrated"
@@ -287,11 +277,6 @@ def test_libraries_choose_as_they_do(library, ranks, nbytes, name):
     assert commtax.expect("all-reduce", "8xh100-sxm", nbytes=nbytes, ranks=ranks, library=library).algorithm == name
 
 
-def test_limits_between_listed_group_sizes_are_the_larger_ones():
-    path = Path("all-reduce", "one-shot", 1e9, max_bytes=((4, 100.0), (8, 50.0)))
-    assert [bool(applies(path, 75, ranks)) for ranks in (2, 4, 6, 8, 16)] == [True, True, False, False, False]
-
-
 ANCHORS = [  # what, measured seconds, tolerance, source
     (("all-reduce", "8xh100-sxm", 16 << 10, "vllm"), 5.3e-6, 0.25, "aiconfigurator: vLLM 0.24 custom all-reduce in a CUDA graph"),
     (("all-reduce", "8xh100-sxm", 16 << 10, "trtllm"), 3.6e-6, 0.25, "aiconfigurator: TensorRT-LLM 1.3.0rc20"),
@@ -315,7 +300,7 @@ def test_all_to_all_pays_for_every_ranks_own_bytes(hosts, nics, inter):
     assert float(commtax.expect("all-to-all", place, nbytes=2 << 29).seconds) >= least
 
 
-def test_own_kernels_stay_in_a_host_and_what_ran_on_few_ranks_is_assumed_on_many():
+def test_own_kernels_stay_in_a_host_and_what_was_not_measured_says_so():
     rack = commtax.bill("llama-3.1-405b", "gb200-nvl72", tp=8)
     assert all("custom" not in str(x.algorithm) for x in rack.items)
     summed = commtax.expect("all-reduce", "gb200-nvl72", nbytes=2**30)
@@ -326,14 +311,8 @@ def test_own_kernels_stay_in_a_host_and_what_ran_on_few_ranks_is_assumed_on_many
     for bad in ({"intra": "10gbe"}, {"inter": "nvlink4"}):
         with pytest.raises(ValueError, match="runs"):
             catalog.cluster("8xh100-sxm", **bad)
-
-
-def test_a_flat_ring_at_one_nic_would_be_many_times_slower():
     flat = napkin.allreduce_time_s(512 << 20, 96, 50e9, 5e-6)
     assert flat / float(commtax.expect("all-reduce", "12x8xh100-sxm", nbytes=512 << 20).seconds) > 6
-
-
-def test_what_was_never_measured_says_so():
     assert fabric("nccl", catalog.cluster("8xh100-sxm")).label == "calibrated"
     assert fabric("nccl", catalog.cluster("8xmi300x")).label == "calibrated"
     assert commtax.expect("all-reduce", "8xmi300x", nbytes=1, ranks=4).source == "assumed: measured on 8 ranks"
@@ -346,17 +325,9 @@ def test_what_was_never_measured_says_so():
         fabric("vlm", catalog.cluster("8xh100-sxm"))
 
 
-def test_beyond_the_groups_that_were_measured_paths_compete():
-    """A limit that was seen in groups of 8 does not hold a group of 32 on the slower path: more bytes would take less time."""
-    seconds = commtax.expect("all-reduce", "4x8xgb200", nbytes=np.logspace(6, 8, 200), ranks=32, library="trtllm").seconds
-    assert np.all(np.diff(seconds) >= 0)
-
-
 def test_no_library_saves_time_by_sending_more():
-    """Over every library, chip and group, also where an algorithm ends at a limit between two measured sizes.
-
-    Inside a host a price is that of the paths there: those that several chips or libraries have in common are priced once.
-    """
+    """Over every library, chip and group, also where an algorithm ends at a limit between two measured sizes. Inside a host a price
+    is that of the paths there: those that several chips or libraries have in common are priced once."""
     nbytes, seen = np.unique(np.round(np.logspace(3, 9, 600))), set()
     places = (f"8x{chip}" for chip in CHIPS if chip != "cpu")
     for place, named in product(places, (key for key in LIBRARIES if key != "textbook")):
@@ -373,9 +344,7 @@ def test_no_library_saves_time_by_sending_more():
 
 
 hosts = st.sampled_from(["dgx-h100", "p4de", "p5", "p6-b200", "a3-mega", "a3-high", "dgx-a100", "4x4090-pcie"])
-
 collectives = st.sampled_from([op for op in OPS if op != "send-recv"])
-
 networks = st.sampled_from([library("nccl").network, Network(hops=1.0), Network(pipelining=1.0, direct=True)])
 
 
@@ -407,9 +376,8 @@ def test_two_hosts_take_longer_than_one_and_four_no_less(host, op, nbytes):
 @given(collectives, sizes, st.floats(1e9, 1e12), st.floats(1, 8))
 def test_more_nics_are_never_slower(op, nbytes, nics_Bps, times):
     network, inside = library("nccl").network, PathChoice(1e-6, 1e-6, 0)
-    few, many = (
-        cross_domains(crossing(op, nbytes, 4, nics_Bps=rate), inside, (), network) for rate in (nics_Bps, nics_Bps * times)
-    )
+    rates = nics_Bps, nics_Bps * times
+    few, many = (cross_domains(crossing(op, nbytes, 4, nics_Bps=rate), inside, (), network) for rate in rates)
     assert many.seconds <= few.seconds * (1 + 1e-9)
 
 
@@ -419,21 +387,13 @@ def test_arrays_are_priced_as_their_numbers_are(op, nbytes):
     assert together == pytest.approx([float(commtax.expect(op, "4xdgx-h100", nbytes=float(x)).seconds) for x in nbytes])
 
 
-def test_what_leaves_a_domain():
+def test_what_leaves_a_domain_by_hand():
     assert crossing("all-reduce", 1.0, 2).leaving == 1  # two hosts swap their sums
-    assert crossing("all-reduce", 1.0, 4).leaving == 2 * 31 / 32
-    assert crossing("all-gather", 1.0, 2).leaving == 15 / 16
+    assert (crossing("all-reduce", 1.0, 4).leaving, crossing("all-gather", 1.0, 2).leaving) == (2 * 31 / 32, 15 / 16)
     assert crossing("all-to-all", 1.0, 4).leaving == 3 / 4
-
-
-def test_a_gather_goes_round_and_a_reduction_goes_up_a_tree():
     assert crossing("all-gather", 1.0, 16).hops == 15
     assert crossing("all-gather", 1.0, 16, inside=1).hops == 4  # one rank per host: PAT
-    assert crossing("all-reduce", 1.0, 16).hops == 4
-    assert crossing("all-to-all", 1.0, 16).hops == 1
-
-
-def test_no_pipeline_fills_for_messages_from_rank_to_rank():
+    assert (crossing("all-reduce", 1.0, 16).hops, crossing("all-to-all", 1.0, 16).hops) == (4, 1)
     network = library("nccl").network
     for op in PAIRED_OPS:
         over = cross_domains(crossing(op, 2**30, 8), PathChoice(0.0, 0.0, 0), (), network)
@@ -459,13 +419,10 @@ def test_published_times_across_hosts(op, cluster, nbytes, published_us, within)
     assert commtax.expect(op, cluster, nbytes=nbytes).seconds * 1e6 == pytest.approx(published_us, rel=within)
 
 
-def test_a_rack_was_measured_and_two_networks_were_not():
+def test_a_rack_was_measured_and_eager_threads_wake_on_every_host():
     assert commtax.expect("all-reduce", "gb200-nvl72", nbytes=2**30).source.kind == "calibrated"
     assert commtax.expect("all-reduce", "2xdgx-h100", nbytes=2**30).source.kind == "calibrated"
     assert commtax.expect("all-reduce", "2xp5", nbytes=2**30).source.kind == "transferred"
-
-
-def test_launched_from_python_threads_wake_on_every_host():
     captured, launched = (commtax.expect("all-reduce", "4xp6-b200", nbytes=2**20, eager=x).seconds for x in (False, True))
     assert launched - captured == pytest.approx(library("nccl").network.eager_s)
 
@@ -476,7 +433,7 @@ def test_launches_take_longer_on_grace(name):
     assert float(grace.seconds) > 1.5 * float(x86.seconds)
 
 
-def test_an_engine_s_all_reduce_is_that_of_its_version():
+def test_an_all_reduce_is_that_of_its_engine_s_version():
     def took(version):
         return commtax.expect("all-reduce", "8xb300-sxm", nbytes=2**14, ranks=8, library=f"sglang{version}")
 
@@ -485,22 +442,15 @@ def test_an_engine_s_all_reduce_is_that_of_its_version():
     assert float(took("").seconds) == float(new.seconds)
     assert float(between.seconds) == float(old.seconds)  # the newest that is not newer
     assert (new.source.kind, between.source.kind) == ("calibrated", "transferred")
-
-
-def test_a_step_has_the_all_reduce_of_its_engine_s_version():
     asked = {"tp": 8, "batch": 16, "context": 1024}
     old, new = (commtax.bill("llama-3.1-70b", "8xb200-sxm", engine=f"sglang{v}", **asked) for v in ("@0.5.9", ""))
     assert float(old.comm_s) > float(new.comm_s)
 
 
 DATA = tables(__file__)
-
 KIB, MIB = 1 << 10, 1 << 20
-
 OLD = "flashinfer@0.2.11"
-
 ROW = 8192 * 2  # bytes of a token of hidden 8192 in bf16
-
 FUSED = [  # published times: two H100 in vLLM 22086, four and eight GPUs of a rack in FlashInfer 5178
     ("2xh100-sxm", 32 * ROW, OLD, "one-shot", 10e-6),
     ("2xh100-sxm", 128 * ROW, OLD, "one-shot", 30e-6),
@@ -515,8 +465,7 @@ FUSED = [  # published times: two H100 in vLLM 22086, four and eight GPUs of a r
 @each(("cluster", "nbytes", "name", "algorithm", "seconds"), FUSED)
 def test_a_fused_all_reduce_takes_what_was_published(cluster, nbytes, name, algorithm, seconds):
     found = commtax.expect("all-reduce", cluster, nbytes=nbytes, library=name, technique=f"fused-allreduce={algorithm}")
-    assert found.op == FUSED_OP
-    assert found.seconds == pytest.approx(seconds, rel=0.15)
+    assert (found.op, found.seconds) == (FUSED_OP, pytest.approx(seconds, rel=0.15))
 
 
 @each(("tokens", "seconds"), [(32, 10e-6), (64, 12e-6), (128, 17e-6)])
@@ -525,24 +474,17 @@ def test_an_all_reduce_and_a_compiled_norm_take_what_was_published(tokens, secon
     assert commtax.expect(FUSED_OP, "2xh100-sxm", nbytes=tokens * ROW, library="vllm").seconds == pytest.approx(seconds, rel=0.1)
 
 
-def test_the_first_fused_kernel_lost_from_64_tokens_on_and_the_present_one_wins():
+def test_fused_and_quantised_all_reduces_by_hand():
     tokens = np.array([1.0, 16.0, 64.0, 128.0])
-    apart, first, present = (
-        commtax.expect(FUSED_OP, "2xh100-sxm", nbytes=tokens * ROW, library=name).seconds for name in ("vllm", OLD, "flashinfer")
-    )
+    asked = {"cluster": "2xh100-sxm", "nbytes": tokens * ROW}
+    apart, first, present = (commtax.expect(FUSED_OP, **asked, library=x).seconds for x in ("vllm", OLD, "flashinfer"))
     assert (first < apart).tolist() == [True, True, False, False]
     assert np.all(present < apart)
-
-
-def test_a_one_shot_kernel_pushes_the_tensor_to_every_other_rank():
-    """By hand, eight H100 and 64 KiB: 2.8 us and seven hops, seven tensors at 302 GB/s, three passes over 3.35 TB/s."""
+    # By hand, eight H100 and 64 KiB: 2.8 us and seven hops, seven tensors at 302 GB/s, three passes over 3.35 TB/s.
     found = commtax.expect(FUSED_OP, "8xh100-sxm", nbytes=64 * KIB, library="flashinfer")
     by_hand = 2.8e-6 + 7 * 6.732e-8 + 7 * 65536 / 3.018e11 + 3 * 65536 / 3.35e12
     assert found.seconds == pytest.approx(by_hand)
-
-
-def test_the_bytes_of_quantised_all_reduces_are_their_values_and_scales():
-    """32 values share 16 bits: 16, 8.5, 6.5 and 4.5 bits of 16; twice 3/4 of that leaves each of four ranks."""
+    # 32 values share 16 bits: 16, 8.5, 6.5 and 4.5 bits of 16; twice 3/4 of that leaves each of four ranks.
     for level, bits in {"fp": 16, "int8": 8.5, "int6": 6.5, "int4": 4.5}.items():
         path = catalog.fabric(f"quickreduce-{level}", catalog.cluster("8xmi300x")).kernels["all-reduce"][0]
         bare = replace(path, beside_s=0.0, contention=())
@@ -562,13 +504,21 @@ def test_quickreduce_is_priced_for_sizes_that_no_engine_gives_it(size, plain, in
         assert found.seconds * 1e6 == pytest.approx(measured, rel=0.16)
 
 
-def test_a_bill_leaves_to_the_engine_what_is_below_its_limits():
+def test_bills_leave_small_sums_to_the_engine_and_name_fused_ones_with_their_figure():
     plain, quick = (commtax.bill("llama-3.1-8b", "8xmi300x", tp=4, batch=8, technique=t) for t in ("", "quickreduce=int4"))
     assert float(plain.step_s) == float(quick.step_s)
     long = [commtax.bill("llama-3.1-8b", "8xmi300x", tp=4, phase="prefill", context=8192, technique=t) for t in ("", "quickreduce")]
     assert float(long[1].step_s) < float(long[0].step_s)
     own = catalog.fabric("quickreduce-int4", catalog.cluster("8xmi355x"), behind="sglang").paths["all-reduce"]
     assert [p.name for p in own][1].startswith("aiter")
+    from commtax.verbs.explain import counterfactuals, verdict
+
+    b = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=1, engine="sglang")
+    tried = counterfactuals(b)
+    saved = next(-c.delta_s / float(b.step_s) for c in tried if c.code == "fused")
+    assert f"a fused all-reduce {saved:.0%}" in verdict(b, tried)
+    default = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=1)
+    assert "fused" not in verdict(default, counterfactuals(default))
 
 
 GATHERS = [(2, 1, 4.08), (2, 16, 6.12), (2, 128, 24.96), (2, 1024, 175.9), (2, 8192, 1415.86), (4, 1, 5.2), (4, 2, 5.3)]
@@ -577,9 +527,8 @@ GATHERS = [(2, 1, 4.08), (2, 16, 6.12), (2, 128, 24.96), (2, 1024, 175.9), (2, 8
 @each(("ranks", "rows", "us"), GATHERS)
 def test_pcie_gathers_take_what_was_published(ranks, rows, us):
     """Rows of 8 KiB per rank (FlashInfer 5023)."""
-    found = commtax.expect(
-        "all-gather", "8xrtx-pro-6000-server", ranks=ranks, nbytes=ranks * rows * 8192, library="flashinfer-pcie"
-    )
+    asked = {"ranks": ranks, "nbytes": ranks * rows * 8192, "library": "flashinfer-pcie"}
+    found = commtax.expect("all-gather", "8xrtx-pro-6000-server", **asked)
     assert found.seconds * 1e6 == pytest.approx(us, rel=0.12)
 
 
@@ -626,7 +575,7 @@ def _step(engine, technique="", **asked):
     return commtax.bill("llama-3.1-70b", "8xb200-sxm", engine=engine, technique=technique, **{"tp": 4, "batch": 16, **asked})
 
 
-def test_a_fused_step_launches_one_norm_less_for_each_sum():
+def test_a_fused_step_launches_one_norm_less_up_to_its_engine_s_limits():
     plain, fused = _step("sglang"), _step("sglang", "fused-allreduce")
     norms = [sum(float(x.item.count) for x in b.items if x.item.part == "norms") for b in (plain, fused)]
     sums = sum(float(x.item.count) for x in fused.items if x.item.form == FUSED_FORM)
@@ -638,45 +587,22 @@ def test_a_fused_step_launches_one_norm_less_for_each_sum():
     assert float(plain.step_s - fused.step_s) == pytest.approx(float(each_plain - each_fused))
     sent = [sum(float(x.item.sent_bytes_per_rank) for x in b.items if x.kind == "comm") for b in (plain, fused)]
     assert sent[0] == sent[1], "the same tensors are summed"
-
-
-def test_engines_fuse_up_to_their_limits():
-    """vLLM 8 ranks of Hopper: 0.5 MiB, 32 tokens of hidden 8192; SGLang 2,048 rows."""
+    # vLLM 8 ranks of Hopper: 0.5 MiB, 32 tokens of hidden 8192; SGLang 2,048 rows.
     engine, chip = catalog.engine("vllm"), catalog.cluster("8xh100-sxm").chip
     assert most_fused_bytes(engine, chip, np.array([2, 3, 4, 8])).tolist() == [64 * MIB, 0, 2 * MIB, MIB / 2]
     old = {"engine": "vllm@0.12", "cluster": "8xh100-sxm", "tp": 8}
-    steps = {
-        (b, t): float(commtax.bill("llama-3.1-70b", batch=b, technique=t, **old).step_s)
-        for b in (32, 33)
-        for t in ("", "fused-allreduce")
-    }
+    both = product((32, 33), ("", "fused-allreduce"))
+    steps = {(b, t): float(commtax.bill("llama-3.1-70b", batch=b, technique=t, **old).step_s) for b, t in both}
     assert steps[32, "fused-allreduce"] != steps[32, ""]
     assert steps[33, "fused-allreduce"] == steps[33, ""]
     long = {"phase": "prefill", "batch": 1, "context": 2049}
     assert float(_step("sglang", "fused-allreduce", **long).step_s) == float(_step("sglang", **long).step_s)
-
-
-def test_an_array_of_plans_is_fused_as_each_of_them_is():
     widths = np.array([1, 2, 4, 8])
     together = _step("sglang", "fused-allreduce", tp=widths[1:]).step_s
     assert together == pytest.approx([float(_step("sglang", "fused-allreduce", tp=int(n)).step_s) for n in widths[1:]], rel=1e-12)
 
 
-REFUSED = DATA["refused"]
-
-
-@each(("cluster", "engine", "technique", "why"), REFUSED)
+@each(("cluster", "engine", "technique", "why"), DATA["refused"])
 def test_what_is_on_already_or_not_to_be_had_is_refused(cluster, engine, technique, why):
     with pytest.raises(Refusal, match=why):
         commtax.bill("llama-3.1-70b", cluster, tp=8, engine=engine, technique=technique)
-
-
-def test_a_bill_names_a_fused_all_reduce_only_with_its_own_figure():
-    from commtax.verbs.explain import counterfactuals, verdict
-
-    b = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=1, engine="sglang")
-    tried = counterfactuals(b)
-    saved = next(-c.delta_s / float(b.step_s) for c in tried if c.code == "fused")
-    assert f"a fused all-reduce {saved:.0%}" in verdict(b, tried)
-    default = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=1)
-    assert "fused" not in verdict(default, counterfactuals(default))

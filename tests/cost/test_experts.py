@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import run_here
+from cli_run import refusal, run_here, told_here
 from commtax import catalog
 from commtax.catalog.fabric import exchange as paths_of
 from commtax.catalog.loader import stems
@@ -40,11 +40,8 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 CHIPS = ("a100-80-sxm", "h100-sxm", "h200-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "rtx-pro-6000", "mi300x")
-
 ENGINES = ("vllm", "sglang", "trtllm", "megatron")
-
 STORES = DATA["stores"]
 
 
@@ -58,11 +55,8 @@ def errors():
     assert np.all(records.priced[mine])
     found = np.abs(np.expm1(records.log_error[mine]))
     exchanged = np.abs(np.expm1(records.log_error[records.kind == "exchange"]))
-    return {
-        "": found,
-        "exchange": exchanged,
-        **{family: found[records.where[mine] == family] for family in set(records.where[mine])},
-    }
+    families = {family: found[records.where[mine] == family] for family in set(records.where[mine])}
+    return {"": found, "exchange": exchanged, **families}
 
 
 def sizes(tokens, experts, top_k, ep, hidden, inner, up):
@@ -80,16 +74,9 @@ def priced(r, chip, engine, store, backend=""):
 
 
 ROUTED = st.builds(
-    sizes,
-    st.integers(1, 4096),
-    st.sampled_from([8, 64, 256]),
-    st.sampled_from([1, 4, 8]),
-    st.sampled_from([1, 2, 8]),
-    st.sampled_from([1024, 2880, 7168]),
-    st.sampled_from([16, 360, 2048]),
-    st.sampled_from([1.0, 2.0]),
-)
-
+    sizes, st.integers(1, 4096), st.sampled_from([8, 64, 256]), st.sampled_from([1, 4, 8]), st.sampled_from([1, 2, 8]),
+    st.sampled_from([1024, 2880, 7168]), st.sampled_from([16, 360, 2048]), st.sampled_from([1.0, 2.0]),
+)  # fmt: skip
 HERE = st.tuples(st.sampled_from(CHIPS), st.sampled_from(ENGINES), st.sampled_from(list(STORES)), st.sampled_from(BACKENDS))
 
 
@@ -115,14 +102,9 @@ def test_more_work_never_takes_less(r, here, name):
 
 
 @given(
-    st.sampled_from(CHIPS),
-    st.sampled_from(ENGINES),
-    st.sampled_from(WAYS),
-    st.floats(1e3, 1e9),
-    st.integers(2, 64),
-    st.integers(1, 32),
-    st.integers(1, 512),
-)
+    st.sampled_from(CHIPS), st.sampled_from(ENGINES), st.sampled_from(WAYS), st.floats(1e3, 1e9), st.integers(2, 64),
+    st.integers(1, 32), st.integers(1, 512),
+)  # fmt: skip
 def test_an_exchange_is_no_faster_than_memory_and_more_of_it_never_faster(chip, engine, way, nbytes, ranks, sms, experts):
     known = catalog.chip(chip)
     constants = catalog.kernel_constants(catalog.engine(engine), known)
@@ -135,9 +117,6 @@ def test_an_exchange_is_no_faster_than_memory_and_more_of_it_never_faster(chip, 
 def test_rows_that_were_not_fitted(errors):
     assert np.median(errors[""]) < 0.10
     assert np.quantile(errors[""], 0.9) < 0.35
-
-
-def test_exchanges_that_were_not_fitted(errors):
     assert len(errors["exchange"]) >= 20
     assert np.median(errors["exchange"]) < 0.25
 
@@ -147,13 +126,10 @@ def test_each_family_on_rows_that_were_not_fitted(errors, family):
     assert np.median(errors[family]) < 0.15
 
 
-def test_a_family_without_tables_has_those_of_others():
+def test_tables_are_those_of_the_family_and_of_the_implementation():
     constants = catalog.kernel_constants(catalog.engine("vllm"), catalog.chip("mi300x"))
     _, kernels, _ = priced(sizes(64, 64, 8, 1, 4096, 1024, 2.0), "mi300x", "vllm", "bf16")
     assert kernel_source(kernels[1], constants).kind == "assumed"
-
-
-def test_an_implementation_has_its_own_table_where_it_differs():
     r = sizes(64, 64, 8, 1, 4096, 1024, 2.0)
     for backend, wanted in (("", "experts.bf16"), ("triton", "experts_triton.bf16"), ("marlin", "experts.bf16")):
         _, kernels, constants = priced(r, "b200-sxm", "sglang", "bf16", backend)
@@ -185,9 +161,18 @@ def test_sizes_that_no_mixture_has_are_priced_or_said_to_be_none(column, wild):
     assert records.predicted[0] > 0 or "not a number above 0" in records.skipped[0]
 
 
-def test_a_skewed_load_is_heavier():
+def test_a_skewed_load_is_heavier_and_groups_match_a_draw():
     loads = [load(512, 128, 8, 8, skew).copies for skew in (0.0, 0.6, 1.01)]
     assert loads == sorted(loads)
+    # Four of eight groups of 32, then eight of their 128 experts, on four hosts of two groups each.
+    rng = np.random.default_rng(0)
+    hosts = []
+    for _ in range(2000):
+        groups = rng.choice(8, 4, replace=False)
+        experts = rng.choice(np.concatenate([np.arange(32 * g, 32 * g + 32) for g in groups]), 8, replace=False)
+        hosts.append(len(set(experts // 64)))
+    moe = Experts(256, 8, 1, groups=8, top_groups=4)
+    assert float(expected_destinations(moe, 4)) == pytest.approx(np.mean(hosts), rel=0.02)
 
 
 def routed_bytes(model, plan, engine="vllm"):
@@ -195,23 +180,16 @@ def routed_bytes(model, plan, engine="vllm"):
     return {k.part: k for k in kernels if k.part in ("experts", "routing")}
 
 
-def test_a_step_reads_the_chosen_experts():
+def test_a_step_reads_the_chosen_experts_and_training_keeps_plain_products():
     found = routed_bytes("qwen3-30b-a3b", Plan(tp=2))
     r = found["experts"].shape
     assert r.hidden * r.inner * 3 == 2048 * 768 / 2 * 3
     assert 8 < r.active <= 128
     assert found["experts"].nbytes == pytest.approx(r.active * 3 * 2048 * 384 * 2)
     assert found["experts"].flops == pytest.approx(2 * 64 * 8 * 3 * 2048 * 384)
-
-
-def test_training_keeps_plain_products():
-    kernels = step_kernels(
-        catalog.model("mixtral-8x7b"), Plan(), Workload(prefill_seqs=1, prefill_tokens=512), 512, catalog.engine("megatron")
-    )
+    work = Workload(prefill_seqs=1, prefill_tokens=512)
+    kernels = step_kernels(catalog.model("mixtral-8x7b"), Plan(), work, 512, catalog.engine("megatron"))
     assert {k.form for k in kernels if k.part == "experts"} == {"gemm"}
-
-
-def test_the_bill_tells_products_from_what_is_around_them():
     priced = commtax.bill("qwen3-30b-a3b", "8xh100-sxm", tp=2, batch=64).lines
     lines = {line.item.part: line for line in priced if line.kind == "compute"}
     assert float(lines["experts"].moving_s) > 0
@@ -228,7 +206,7 @@ def test_experts_that_lie_whole_on_ranks_may_run_in_another_kernel(engine, ep, f
     assert {line.item.form for line in priced.lines if line.item.part == "experts" and line.item.op.startswith("experts")} == {form}
 
 
-def test_narrow_slices_have_more_blocks():
+def test_narrow_slices_have_more_blocks_and_zeros_are_activated():
     """The same work of a rank, 256 experts cut by 8 or 32 whole ones: where each block takes a time, cut ones are slowed more."""
     chip, constants = catalog.chip("b200-sxm"), catalog.kernel_constants(catalog.engine("vllm"), catalog.chip("b200-sxm"))
     table = constants.tables["experts.fp8"]
@@ -239,31 +217,22 @@ def test_narrow_slices_have_more_blocks():
     more = []
     for shape in (cut, whole):
         kernel = routed_kernels(shape, "fp8", "fp8-block", 1.0)[1]
-        took = [
-            sum(FORMS["experts"](kernel, {**table, "tb": tb}, chip.memory_Bps, chip.flops_per_s["fp8"]))
-            for tb in (0.0, table["tb"])
-        ]
+        rates = chip.memory_Bps, chip.flops_per_s["fp8"]
+        took = [sum(FORMS["experts"](kernel, {**table, "tb": tb}, *rates)) for tb in (0.0, table["tb"])]
         more.append(float(took[1] - took[0]))
     assert more[0] > more[1] > 0
-
-
-def test_zeros_for_copies_of_other_ranks_are_activated_as_all_others_are():
-    """Eight ranks, 1,024 tokens, 8 copies each, experts 2,048 wide inside: 4 passes over 7,168 copies that lie elsewhere."""
+    # Eight ranks, 1,024 tokens, 8 copies each, experts 2,048 wide inside: 4 passes over 7,168 copies that lie elsewhere.
     chip, constants = catalog.chip("h100-sxm"), catalog.kernel_constants(catalog.engine("sglang"), catalog.chip("h100-sxm"))
     table = constants.tables["experts.fp8"]
     shape = RoutedSizes(1024.0, 1024.0, 7168.0, 32.0, 32.0, 256, 7168, 2048.0)
     kernel = routed_kernels(shape, "fp8", "fp8-block", 1.0)[0]
-    told, without = (
-        sum(FORMS["routing"](kernel, {**table, "wide": wide}, chip.memory_Bps, chip.flops_per_s["fp8"])) for wide in (4.0, 0.0)
-    )
-    assert table["wide"] == 4.0
-    assert told - without == pytest.approx(4 * 7168 * 2048 * 2 / 3.35e12)
+    rates = chip.memory_Bps, chip.flops_per_s["fp8"]
+    told, without = (sum(FORMS["routing"](kernel, {**table, "wide": wide}, *rates)) for wide in (4.0, 0.0))
+    assert (table["wide"], told - without) == (4.0, pytest.approx(4 * 7168 * 2048 * 2 / 3.35e12))
 
 
 TABLES = SHARED / "kernels_more"
-
 EXCHANGES = tuple(stems("exchanges"))
-
 SIZES = np.logspace(2, 10, 120)
 
 
@@ -280,8 +249,7 @@ LOW_LATENCY = {16: (118, 195), 32: (155, 273), 64: (173, 314), 128: (192, 369), 
 @pytest.mark.parametrize("ep", LOW_LATENCY)
 def test_low_latency_between_hosts(ep):
     for line, measured in zip(exchange("deepep_low_latency", ep, 128), LOW_LATENCY[ep], strict=True):
-        assert float(line.each_s) * 1e6 == pytest.approx(measured, rel=0.12)
-        assert line.source == "calibrated"
+        assert (float(line.each_s) * 1e6, line.source) == (pytest.approx(measured, rel=0.12), "calibrated")
         assert "DeepEP" in line.algorithm
 
 
@@ -344,23 +312,20 @@ def test_a_dispatch_takes_the_bytes_of_its_format(dtype, width, us):
     assert out[1] / out[0] == pytest.approx(width / (1 + 4 / 128), rel=1e-12)
 
 
-def test_few_experts_are_copied_by_few_multiprocessors():
+def test_few_experts_are_copied_by_few_multiprocessors_and_wide_ones_as_published():
     """A kernel of low latency has one for each expert: 8 experts on H100 take 8 of 132, and more time for the same bytes."""
     fabric = paths_of("deepep-low-latency", catalog.cluster("8xh100-sxm"))
     few, many = (choose(for_experts(fabric, n, 132).paths["dispatch"], 5e7, 8).seconds for n in (8, 128))
     assert few > 2 * many
+    # SGLang, DeepSeek-V3 on 72 H100, 256 tokens a GPU at 2,000-token prompts, without overlap: 17,777 tokens/s a host.
+    plan = {"dp": 72, "ep": 72, "redundant_experts": 32, "ep_backend": "deepep_low_latency"}
+    step = commtax.bill("deepseek-v3", "9x8xh100-sxm", engine="sglang", batch=256, context=2050, **plan).step_s
+    assert 256 * 8 / step == pytest.approx(17777, rel=0.15)
+    lines = exchange("", 32, 128)
+    assert not any("DeepEP" in line.algorithm for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"cluster": "2x8xh100-sxm", "ep_backend": "flashinfer_nvlink_one_sided"}, "one NVLink domain"),
-        ({"cluster": "2x8xh100-sxm", "ep_backend": "mori_low_latency"}, "for AMD GPUs only"),
-        ({"cluster": "2x8xh100-sxm", "technique": "dispatch=fp8", "dp": 1, "ep": 16, "tp": 16}, "that share experts"),
-        ({"cluster": "2x8xh100-sxm", "technique": "eplb", "dp": 1, "ep": 1, "tp": 16}, "ep > 1"),
-        ({"cluster": "2x8xh100-sxm", "technique": "nvlink-two-sided", "engine": "sglang"}, "SGLang does not have it"),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), DATA["where_an_exchange_has_no_place"])
 def test_where_an_exchange_has_no_place(options, why):
     asked = {"dp": 16, "ep": 16, "engine": "vllm"} | options
     with pytest.raises(Refusal, match=why):
@@ -375,25 +340,6 @@ def test_a_token_has_as_many_copies_as_it_reaches_ranks(groups, ep):
     assert 1 <= fewer <= reached <= min(8, ep, max(1, ep * groups[1] / groups[0]) if ep >= groups[0] else ep) + 1e-9
     together = expected_destinations(moe, np.array([ep // 2, ep]))
     assert together == pytest.approx([fewer, reached], rel=1e-12)
-
-
-def test_groups_of_experts_match_a_draw():
-    """Four of eight groups of 32, then eight of their 128 experts, on four hosts of two groups each."""
-    rng = np.random.default_rng(0)
-    hosts = []
-    for _ in range(2000):
-        groups = rng.choice(8, 4, replace=False)
-        experts = rng.choice(np.concatenate([np.arange(32 * g, 32 * g + 32) for g in groups]), 8, replace=False)
-        hosts.append(len(set(experts // 64)))
-    moe = Experts(256, 8, 1, groups=8, top_groups=4)
-    assert float(expected_destinations(moe, 4)) == pytest.approx(np.mean(hosts), rel=0.02)
-
-
-def test_wide_experts_as_published():
-    """SGLang, DeepSeek-V3 on 72 H100, 256 tokens a GPU at 2,000-token prompts, without overlap: 17,777 tokens/s a host."""
-    plan = {"dp": 72, "ep": 72, "redundant_experts": 32, "ep_backend": "deepep_low_latency"}
-    step = commtax.bill("deepseek-v3", "9x8xh100-sxm", engine="sglang", batch=256, context=2050, **plan).step_s
-    assert 256 * 8 / step == pytest.approx(17777, rel=0.15)
 
 
 EPLB = {"eplb": (1.0492, 1.1345, 1.115), "eplb=32": (1.0603, 1.1196, 1.1463)}
@@ -415,11 +361,6 @@ def test_a_layout_by_load_gains_as_published(technique):
 def test_an_exchange_is_no_library(backend):
     with pytest.raises(ValueError, match="unknown library"):
         commtax.expect("all-reduce", "8xh100-sxm", nbytes=1, library=backend)
-
-
-def test_without_deepep_it_is_not_deepep():
-    lines = exchange("", 32, 128)
-    assert not any("DeepEP" in line.algorithm for line in lines)
 
 
 @pytest.mark.skipif(not TABLES.exists(), reason="published tables are not here")
@@ -472,7 +413,6 @@ def test_more_tokens_never_take_less(backend, ep, tokens):
 
 
 WIDE = ("deepseek-v3", "-c", "9x8xh100-sxm", "-tp", "1", "-dp", "72", "-ep")
-
 MIXTURES = ("deepseek-v3", "mixtral-8x7b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2")
 
 
@@ -482,12 +422,20 @@ def of_experts(model, plan, engine="sglang"):
     return next(line.nbytes for line in lines if line.part == "experts")
 
 
-def test_four_experts_a_rank_by_hand():
+def test_copies_of_experts_by_hand():
     """256 experts and 32 copies on 72 ranks: 4 each, in 58 layers, of three 7168 x 2048 fp8 matrices with a scale a tile of 128."""
     each = 3 * (7168 * 2048 + 56 * 16 * 4)
     held = of_experts("deepseek-v3", Plan(dp=72, ep=72, redundant_experts=32))
     assert held == pytest.approx(58 * 4 * each, rel=1e-12)
     assert held == pytest.approx(of_experts("deepseek-v3", Plan(dp=64, ep=64)), rel=1e-12)
+    # A token goes to as many experts, whichever copy of them.
+    asked = {"dp": 16, "ep": 16, "batch": 64, "ep_backend": "deepep_low_latency"}
+    plain, copied = (commtax.traffic("deepseek-v3", "2x8xh200-sxm", redundant_experts=n, **asked) for n in (0, 32))
+    assert [x.item for x in plain.lines] == [x.item for x in copied.lines]
+    with pytest.raises(Refusal, match="training has none"):
+        commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, redundant_experts=8)
+    step = [commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, **how).step_s for how in ({}, {"imbalance": 1.0})]
+    assert step[0] == step[1] < commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, imbalance=1.5).step_s
 
 
 @given(st.sampled_from(MIXTURES), st.sampled_from([2, 4, 8, 16]), st.integers(0, 64))
@@ -522,29 +470,9 @@ def test_all_divide_or_the_nearest_that_do_are_named(model, ep, copies):
         commtax.bill(model, "9x8xh200-sxm", **asked | {"redundant_experts": near})
 
 
-def test_what_is_sent_stays():
-    """A token goes to as many experts, whichever copy of them."""
-    asked = {"dp": 16, "ep": 16, "batch": 64, "ep_backend": "deepep_low_latency"}
-    plain, copied = (commtax.traffic("deepseek-v3", "2x8xh200-sxm", redundant_experts=n, **asked) for n in (0, 32))
-    assert [x.item for x in plain.lines] == [x.item for x in copied.lines]
-
-
 @each(
     ("model", "options", "argument"),
-    [
-        ("llama-3.1-8b", {"tp": 8, "redundant_experts": 8}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "redundant_experts": 8}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": -8}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": 2.5}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": np.array([0, 8])}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": 64}, "redundant_experts"),
-        ("mixtral-8x7b", {"tp": 8, "imbalance": 1.3}, "imbalance"),
-        ("llama-3.1-8b", {"tp": 8, "imbalance": 1.3}, "imbalance"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "imbalance": 0}, "imbalance"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "imbalance": 0.9}, "imbalance"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "imbalance": 8.5}, "imbalance"),
-        ("mixtral-8x7b", {"tp": 8, "ep": 8, "imbalance": "much"}, "imbalance"),
-    ],
+    [*DATA["rules"], ("mixtral-8x7b", {"tp": 8, "ep": 8, "redundant_experts": np.array([0, 8])}, "redundant_experts")],
 )
 def test_rules(model, options, argument):
     for verb in (commtax.bill, commtax.simulate):
@@ -557,15 +485,7 @@ def test_rules(model, options, argument):
 def test_where_they_have_no_place(words):
     verb, *options = words
     refused = run_here(verb, "mixtral-8x7b", "-c", "8xh100-sxm", *options)
-    assert refused.returncode == 2
-    assert len(refused.stderr.strip().splitlines()) == 1
-
-
-def test_training_refuses_copies_and_is_balanced_unless_it_is_said():
-    with pytest.raises(Refusal, match="training has none"):
-        commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, redundant_experts=8)
-    step = [commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, **how).step_s for how in ({}, {"imbalance": 1.0})]
-    assert step[0] == step[1] < commtax.train_bill("mixtral-8x7b", "8xh100-sxm", dp=8, ep=8, imbalance=1.5).step_s
+    assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1)
 
 
 @given(st.sampled_from(MIXTURES), st.sampled_from([1, 16, 256]), st.lists(st.floats(1, 8), min_size=2, max_size=2))
@@ -575,31 +495,32 @@ def test_a_busier_rank_is_never_faster(model, batch, factors):
     assert steps[0] <= steps[1] * (1 + 1e-12)
 
 
-def test_verbs_say_what_was_set():
+def test_verbs_and_the_page_say_what_was_set():
     options = ("--redundant-experts", "32", "--imbalance", "1.3", "-e", "sglang")
     for verb, *share in (("bill", "--batch", "64"), ("simulate", "--concurrency", "72")):
-        said = run_here(verb, *WIDE, *share, *options).stdout
-        assert "busiest expert rank 1.3x" in said
-        assert "experts over 72 with 32 redundant ones" in said
-        document = json.loads(run_here(verb, *WIDE, *share, *options, "--json").stdout)
+        said = told_here(verb, *WIDE, *share, *options)
+        assert "busiest expert rank 1.3x" in said.stdout
+        assert "experts over 72 with 32 redundant ones" in said.stdout
+        document = json.loads(said.document)
         assert (document["plan"]["redundant_experts"], document["imbalance"]) == (32, 1.3)
     assert "as routers were seen to choose" in run_here("bill", *WIDE, *options[:2]).stdout
+    keys = {"m": "deepseek-v3", "c": "9x8xh100-sxm", "e": "sglang", "dp": "72", "ep": "72", "red": "32", "imb": "1.3", "b": "64"}
+    state = state_of(keys.items())
+    plan = state.question.plan
+    assert (plan.redundant_experts, state.question.what_if.imbalance) == (32, 1.3)
+    line = " ".join(arguments(state))
+    assert "--redundant-experts 32" in line
+    assert "--imbalance 1.3" in line
+    spread = state_of((keys | {"dp": "1", "ep": "1", "tp": "8"}).items())
+    assert "redundant" not in " ".join(arguments(spread))
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("vllm", ("--enable-eplb", """--eplb-config '{"num_redundant_experts": 32}'""")),
-        ("sglang", ("--enable-eplb", "--ep-num-redundant-experts 32")),
-        ("trtllm", ("load_balancer:", "num_slots: 288")),
-    ],
-)
+@pytest.mark.parametrize(("engine", "words"), DATA["commands_say_copies_and_read_back"])
 def test_commands_say_copies_and_read_back(engine, words, tmp_path):
     written = launch_command(ask("deepseek-v3", "9x8xh100-sxm", dp=72, ep=72, engine=engine, redundant_experts=32), engine)
     assert all(word in written for word in words)
     found = parse(written)
-    assert found.axes["ep"] == 72
-    assert found.options.get("redundant_experts", found.slots - 256) == 32
+    assert (found.axes["ep"], found.options.get("redundant_experts", found.slots - 256)) == (72, 32)
     (tmp_path / "launch.sh").write_text(written)
     asked = ("--batch", "64", "--json")
     read = json.loads(run_here("bill", "-c", "9x8xh100-sxm", "--from", str(tmp_path / "launch.sh"), *asked).stdout)
@@ -610,20 +531,11 @@ def test_commands_say_copies_and_read_back(engine, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "copies", "unread"),
-    [
-        ("--num-redundant-experts 32", 32, 0),
-        ("--eplb-config.num_redundant_experts=32", 32, 0),
-        ("""--enable-eplb --eplb-config '{"window_size": 1000, "num_redundant_experts": 16}'""", 16, 1),
-        ("--num-redundant-experts 0", 0, 0),
-        ("--eplb-config nonsense", None, 1),
-        ("--eplb-config [1]", None, 1),
-    ],
+    ("flags", "copies", "unread"), [*DATA["other_spellings"], ("--eplb-config nonsense", None, 1), ("--eplb-config [1]", None, 1)]
 )
 def test_other_spellings(flags, copies, unread):
     found = parse(f"vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel {flags}")
-    assert found.options.get("redundant_experts") == copies
-    assert len(found.unread) == unread
+    assert (found.options.get("redundant_experts"), len(found.unread)) == (copies, unread)
 
 
 def test_slots_in_a_file_of_their_own(tmp_path):
@@ -633,9 +545,7 @@ def test_slots_in_a_file_of_their_own(tmp_path):
     found = parse(command)
     assert (found.slots, found.unread) == (288, ())
     (tmp_path / "balance.yaml").write_text("num_slots: 128\n")
-    refused = run_here("bill", "-c", "9x8xh100-sxm", "--from", command)
-    assert refused.returncode == 2
-    assert "num_slots 128 are fewer than the 256 experts" in refused.stderr
+    assert "num_slots 128 are fewer than the 256 experts" in refusal(run_here("bill", "-c", "9x8xh100-sxm", "--from", command))
     (tmp_path / "balance.yaml").unlink()
     assert "load_balancer" in parse(command).unread[0]
 
@@ -656,34 +566,16 @@ def test_a_search_keeps_them_for_plans_that_spread_experts():
         commtax.plan("llama-3.1-8b", "8xh200-sxm", redundant_experts=16)
 
 
-def test_a_search_passes_over_plans_with_too_many():
+def test_a_search_passes_over_plans_with_too_many_copies_and_prompts_have_none():
     """Two ranks of 8 experts take 8 copies at most: such plans are rejected by the rule, and others stand."""
     found = commtax.plan("mixtral-8x7b", "8xh100-sxm", redundant_experts=16, input_len=256, output_len=32)
     assert len(found.plans)
     assert 2 not in {int(ep) for ep in found.plans.ep}
     assert any("holds an expert twice" in lost.reason for lost in found.rejected)
-
-
-def test_workers_for_prompts_take_what_they_can():
-    """Their experts lie on one rank: no copies, and no busiest one."""
+    # Their experts lie on one rank: no copies, and no busiest one.
     asked = {"dp": 16, "ep": 16, "concurrency": 16, "disaggregated": True, "redundant_experts": 32, "imbalance": 1.5}
     s = commtax.simulate("deepseek-v3", "4x8xb200-sxm", prefill_tp=1, **asked)
     assert (int(s.question.plan.redundant), int(s.apart.plan.redundant)) == (32, 0)
-
-
-def test_the_smallest_that_fits_counts_copies():
-    """A search for tp begins where experts lie on one rank."""
+    # A search for tp begins where experts lie on one rank.
     found = commtax.fit("deepseek-v3", "8xh200-sxm", ep=AUTO_EP, redundant_experts=32, max_model_len=8192)
     assert (int(found.question.plan.tp), found.question.plan.redundant_experts) == (8, 32)
-
-
-def test_the_page_asks_the_same():
-    keys = {"m": "deepseek-v3", "c": "9x8xh100-sxm", "e": "sglang", "dp": "72", "ep": "72", "red": "32", "imb": "1.3", "b": "64"}
-    state = state_of(keys.items())
-    plan = state.question.plan
-    assert (plan.redundant_experts, state.question.what_if.imbalance) == (32, 1.3)
-    line = " ".join(arguments(state))
-    assert "--redundant-experts 32" in line
-    assert "--imbalance 1.3" in line
-    spread = state_of((keys | {"dp": "1", "ep": "1", "tp": "8"}).items())
-    assert "redundant" not in " ".join(arguments(spread))

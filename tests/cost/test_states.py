@@ -31,23 +31,14 @@ from paths import FIXTURES
 from tables import tables
 
 DATA = tables(__file__)
-
 GIB = 2**30
-
 LOGS = json.loads((FIXTURES / "state_logs.json").read_text())
-
 VLLM = catalog.engine("vllm")
-
 FULL = Attention(16, 2, 256, 256)
-
 WINDOWED = Attention(16, 2, 256, 256, window=1024)
-
 DELTA = DeltaNet(16, 32, 128, 128, state_dtype="fp32")
-
 MAMBA = Mamba2(64, 64, 8, 128)
-
 mixers = st.sampled_from([FULL, WINDOWED, DELTA, MAMBA])
-
 degrees = st.sampled_from([1, 2, 4, 8])
 
 
@@ -62,11 +53,18 @@ def judged(row):
     return commtax.fit(row["model"], row["cluster"], engine=row["engine"], advise=False, **row["args"])
 
 
-def test_enough_logs_of_enough_kinds():
+def test_logs_are_of_enough_kinds_and_audited_as_their_version_counts(tmp_path):
     """Six were asked for; those without an address say so."""
     assert len(LOGS) >= 15
     assert sum(row["source"].startswith("https://") for row in LOGS) >= 10
     assert len({row["model"] for row in LOGS}) >= 10
+    # Tokens as blocks of all groups, one state a request: whatever the version that the prices are of.
+    file = tmp_path / "start.log"
+    file.write_text(DATA["next_log"])
+    options = ["-m", "qwen3-next-80b-a3b", "-c", "2xh200-sxm", "-tp", "2", "--gpu-memory-utilization", "0.9", "--json"]
+    done = run_here("audit", file, *options)
+    found = {f["item"]: f for section in json.loads(done.stdout)["sections"] for f in section["findings"]}
+    assert (done.returncode, found["KV tokens in that memory"]["predicted"]) == (0, pytest.approx(973_760, rel=1e-3))
 
 
 @each("row", LOGS, ids=lambda row: f"{row['model']}-{'-'.join(row['logged'])}")
@@ -106,7 +104,7 @@ def test_a_window_and_full_layers_of_another_width_keep_what_a_log_says():
         assert count * each * 1_496_958 / GIB == pytest.approx(gib, rel=0.002)
 
 
-def test_compressed_attention_by_hand():
+def test_compressed_attention_and_its_pools_by_hand():
     """DeepSeek-V4-Flash in vLLM: parts of a block 37,440, 8,640 and 1,728 bytes, 22 layers of each, five groups."""
     model = catalog.model("deepseek-v4-flash")
     plan = Plan(tp=2, kv_dtype="fp8")
@@ -116,15 +114,11 @@ def test_compressed_attention_by_hand():
     assert [(int(g.tokens), g.window) for g in pool.groups] == [(256, 0), (64, 128), (64, 128), (4, 8), (8, 128)]
     packed = kv_pool(model, plan, range(model.num_layers), 256, VLLM.states)
     assert float(packed.bytes_per_block) == 21 * (37_440 + 8_640) + 20 * 1_728, "published as 1,002,240"
-
-
-def test_windows_in_a_pool_of_their_own():
-    """SGLang: 7,705 bytes a token of DeepSeek-V4-Flash; of Pro 13,735.04 at a ratio of 0.15, as its log on eight MI355X says."""
+    # SGLang: 7,705 bytes a token of DeepSeek-V4-Flash; of Pro 13,735.04 at a ratio of 0.15, as its log on eight MI355X says.
     states, plan = catalog.engine("sglang").states, Plan(tp=8, kv_dtype="fp8")
     flash, pro = catalog.model("deepseek-v4-flash"), catalog.model("deepseek-v4-pro")
     pool = kv_pool(flash, plan, range(flash.num_layers), 1, states)
-    assert float(pool.bytes_per_token) == pytest.approx(7705, abs=1)
-    assert pool.places(1_000_000) == 1_000_000 * 0.1 // 512
+    assert (float(pool.bytes_per_token), pool.places(1_000_000)) == (pytest.approx(7705, abs=1), 1_000_000 * 0.1 // 512)
     wide = kv_pool(pro, plan, range(pro.num_layers), 1, replace(states, window_share=0.15))
     assert float(wide.bytes_per_token) == pytest.approx(13_735.04, abs=0.01)
 
@@ -139,21 +133,18 @@ def test_the_order_of_layers_changes_nothing(layers, tp, random):
         first, second = (kv_pool(m, plan, range(len(layers)), 16, engine.states) for m in (one, other))
         assert first.blocks_per_request(5000, 2048) == second.blocks_per_request(5000, 2048)
         assert float(first.bytes_per_block) == float(second.bytes_per_block)
-        sent, again = (
-            {(i.what, i.op): (float(i.nbytes), float(i.count)) for i in inference(m, plan, work, engine)} for m in (one, other)
-        )
+        both = [inference(m, plan, work, engine) for m in (one, other)]
+        sent, again = ({(i.what, i.op): (float(i.nbytes), float(i.count)) for i in items} for items in both)
         assert sent == again
 
 
 @given(st.lists(mixers, min_size=1, max_size=12), degrees)
 def test_a_model_keeps_the_sum_of_what_its_layers_keep(layers, tp):
     plan, model = Plan(tp=tp), model_of(*layers)
-    assert float(kv_bytes_per_token(model, plan)) == pytest.approx(
-        sum(float(kv_bytes_per_token_layer(m, tp, "bf16")) for m in layers)
-    )
-    assert float(state_bytes_per_sequence(model, plan)) == pytest.approx(
-        sum(float(state_bytes_per_layer(m, tp, plan)) for m in layers)
-    )
+    each = sum(float(kv_bytes_per_token_layer(m, tp, "bf16")) for m in layers)
+    assert float(kv_bytes_per_token(model, plan)) == pytest.approx(each)
+    each = sum(float(state_bytes_per_layer(m, tp, plan)) for m in layers)
+    assert float(state_bytes_per_sequence(model, plan)) == pytest.approx(each)
 
 
 @given(mixers, degrees)
@@ -196,20 +187,16 @@ def test_the_longest_request_is_the_longest(engine):
     assert not fit.holds(1, longest + 2 * fit.block_size * len(fit.pool.groups))
 
 
-def test_each_engine_keeps_states_by_its_own_rule():
+def test_each_engine_keeps_states_by_its_own_rule_and_documents_tell_them():
     """Of 153,944,064 bytes a sequence: in raised blocks, in a pool of 0.9 of KV with three each, in bytes beside."""
     vllm, sglang, trtllm = (
         commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536, engine=engine)
         for engine in ("vllm", "sglang", "trtllm")
     )
-    assert [g.states for g in vllm.pool.groups] == [0, 2, 2, 2]
-    assert vllm.pool.state_tokens == 6 * 784
+    assert ([g.states for g in vllm.pool.groups], vllm.pool.state_tokens) == ([0, 2, 2, 2], 6 * 784)
     assert sglang.state_pool_bytes == pytest.approx(0.9 * sglang.kv_bytes)
     assert sglang.pool.places(sglang.kv_tokens) == sglang.state_pool_bytes // 153_944_064 // 3
     assert trtllm.pool.state_tokens * trtllm.kv_bytes_per_token == pytest.approx(153_944_064, rel=0.02)
-
-
-def test_documents_tell_states_only_where_there_are_any():
     from commtax.report.documents import to_json
     from commtax.report.exact_bytes import fit_document
 
@@ -242,8 +229,7 @@ def test_a_pool_gets_back_what_it_gave(lengths, states):
     assert pool.free_blocks == 60 - sum(-(-int(lens[i, 0]) // 16) + states for i in admitted)
     for i in admitted:
         pool.release(i, int(lens[i, 0]))
-    assert pool.free_blocks == 60
-    assert pool.running == 0
+    assert (pool.free_blocks, pool.running) == (60, 0)
 
 
 def items(model, engine="vllm", backend="", **plan):
@@ -255,7 +241,7 @@ def experts_of(f, **facts):
     return replace(model_of(FULL, FULL, **facts), blocks=(Block(FULL, f),), layers=(0, 0))
 
 
-def test_a_layer_that_mixes_or_widens_is_summed_once():
+def test_layers_and_latent_experts_are_summed_once():
     """Nemotron-3-Nano: 52 layers, 52 sums, and the embedding's."""
     model = catalog.model("nemotron-3-nano-30b-a3b")
     sent = items(model, tp=4)
@@ -264,9 +250,6 @@ def test_a_layer_that_mixes_or_widens_is_summed_once():
     one = replace(MAMBA, num_groups=1)
     assert items(model_of(FULL, one, one), tp=2)["state-space norm"].count == 2, "one group norms over all ranks"
     assert items(model_of(FULL, one, one), tp=2)["state-space norm"].nbytes == 8 * 4
-
-
-def test_experts_in_a_latent_are_summed_in_it():
     wide, narrow = Experts(16, 2, 512, shared_intermediate=512), Experts(16, 2, 512, shared_intermediate=512, latent=256)
     assert items(experts_of(wide), tp=2)["feed-forward output"].count == 2
     sent = items(experts_of(narrow), tp=2)
@@ -281,34 +264,19 @@ def test_experts_in_a_latent_are_summed_in_it():
     assert normed["latent experts' output"].count == 2, "a norm needs the whole sum"
 
 
-def test_experts_beside_an_mlp_of_its_own_norm_are_summed_apart():
+def test_streams_and_latent_experts_are_sent_in_their_width():
     model = catalog.model("gemma-4-26b-a4b")
     assert items(model, tp=2)["feed-forward output"].count == 2 * model.num_layers
-
-
-def test_streams_are_handed_on_whole():
     plain, several = model_of(FULL, FULL), model_of(FULL, FULL, hyper=Hyper(4))
     one, four = (items(m, tp=2, pp=2)["stage hand-off"] for m in (plain, several))
     assert four.nbytes == 4 * one.nbytes
     assert (one.count, four.count) == (2, 1), "a residual travels beside one stream, and is among four"
-
-
-def test_latent_experts_are_sent_in_their_width():
     wide, narrow = Experts(16, 2, 512), Experts(16, 2, 512, latent=256)
     both = [items(experts_of(f), tp=1, dp=4, ep=4)["expert dispatch"].nbytes for f in (wide, narrow)]
     assert both[0] == both[1] * 2048 / 256
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "says"),
-    [
-        ("qwen3.5-27b", 16, "24 attention heads"),
-        ("qwen3.5-122b-a10b", 32, "16 key heads of linear attention"),
-        ("nemotron-3-nano-30b-a3b", 16, "8 state-space groups"),
-        ("deepseek-v4-flash", 16, "8 groups of the output projection"),
-        ("kimi-linear-48b-a3b", 64, "32 attention heads"),
-    ],
-)
+@pytest.mark.parametrize(("model", "tp", "says"), DATA["what_tp_cannot_share_out_is_refused_with_the_nearest"])
 def test_what_tp_cannot_share_out_is_refused_with_the_nearest(model, tp, says):
     with pytest.raises(ValueError, match=says) as refused:
         commtax.fit(model, "8x8xh200-sxm", tp=tp)
@@ -318,22 +286,16 @@ def test_what_tp_cannot_share_out_is_refused_with_the_nearest(model, tp, says):
         assert commtax.fit(model, "8x8xh200-sxm", tp=value, advise=False).question.plan.tp == value
 
 
-def test_notes_say_what_is_copied():
+def test_notes_say_what_is_copied_and_a_user_how_states_are_kept():
     codes = {name: {n.code for n in commtax.fit(name, "8xh200-sxm", tp=8, advise=False).question.notes} for name in
              ("deepseek-v4-flash", "qwen3.5-397b-a17b", "kimi-linear-48b-a3b")}  # fmt: skip
     assert "kv-whole" in codes["deepseek-v4-flash"] & codes["kimi-linear-48b-a3b"]
     assert "kv-replicated" in codes["qwen3.5-397b-a17b"]
-
-
-def test_compressed_state_by_hand():
-    """A window of 128 latents of 584 bytes; 8 rows of 8,192 bytes, and of 2,048 of the selector's, in one of ratio 4."""
+    # A window of 128 latents of 584 bytes; 8 rows of 8,192 bytes, and of 2,048 of the selector's, in one of ratio 4.
     layer = Attention(64, 1, 512, 512, compressed=Compressed(1024, 64, 4, 128, 8, 1024), indexer=Indexer(64, 128, 512))
     assert float(state_bytes_per_layer(layer, 1, Plan(kv_dtype="fp8"))) == 128 * 584 + 8 * 8192 + 8 * 2048
     assert float(kv_bytes_per_token_layer(layer, 1, "fp8")) == (584 + 132) / 4
-
-
-def test_a_user_may_say_how_states_are_kept():
-    """vLLM's --mamba-ssm-cache-dtype, and a request without states for prefixes."""
+    # vLLM's --mamba-ssm-cache-dtype, and a request without states for prefixes.
     usual = commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536)
     small = commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536, recurrent_dtype="bfloat16", state_slots=1)
     assert usual.state_bytes_per_sequence - small.state_bytes_per_sequence == 48 * 48 * 128 * 128 * 2
@@ -344,20 +306,6 @@ def test_a_user_may_say_how_states_are_kept():
     assert pasted.options["recurrent_dtype"] == "fp16"
 
 
-NEXT_LOG = DATA["next_log"]
-
-
-def test_a_hybrid_log_is_audited_as_its_version_counts(tmp_path):
-    """Tokens as blocks of all groups, one state a request: whatever the version that the prices are of."""
-    file = tmp_path / "start.log"
-    file.write_text(NEXT_LOG)
-    options = ["-m", "qwen3-next-80b-a3b", "-c", "2xh200-sxm", "-tp", "2", "--gpu-memory-utilization", "0.9", "--json"]
-    done = run_here("audit", file, *options)
-    found = {f["item"]: f for section in json.loads(done.stdout)["sections"] for f in section["findings"]}
-    assert done.returncode == 0
-    assert found["KV tokens in that memory"]["predicted"] == pytest.approx(973_760, rel=1e-3)
-
-
 GEMMA = {"phase": "prefill", "context": 4096, "images": 4, "image_size": "896x896"}
 
 
@@ -365,37 +313,30 @@ def tower(priced):
     return [line for line in priced.lines if line.item.part == "tower"]
 
 
-def test_patches_fill_whole_tokens():
+def test_towers_are_whole_and_have_the_flops_of_their_matrices():
     t = model("gemma-3-27b").tower  # 14 pixels a patch, 16 patches a token
     assert t.patches(896, 896) == 64 * 64
     assert t.patches(897, 896) == 68 * 64  # another column of tokens
-
-
-def test_flops_of_a_tower_are_those_of_its_matrices():
-    """27 layers of SigLIP on 4,096 patches: 2 FLOPs a weight and patch, and 4 n^2 d for attention."""
+    # 27 layers of SigLIP on 4,096 patches: 2 FLOPs a weight and patch, and 4 n^2 d for attention.
     priced = commtax.bill("gemma-3-27b", "8xh100-sxm", **GEMMA | {"images": 1})
     total = sum(float(line.flops * line.item.count) for line in tower(priced))
     patches, layer = 4096, 4 * 1152**2 + 2 * 1152 * 4304
     wanted = 27 * (2 * patches * layer + 4 * patches**2 * 1152) + 2 * patches * 1152 * 3 * 14 * 14 + 2 * 256 * 1152 * 5376
     assert total == pytest.approx(wanted, rel=1e-3)
+    held = [commtax.fit("gemma-3-27b", "8xh100-sxm", tp=4, tower=how).weights for how in ("weights", "data")]
+    cut, whole = (next(float(w.nbytes) for w in lines if w.part == "tower") for lines in held)
+    assert 3.9 < whole / cut < 4.0  # biases and norms are whole in both
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 2, 4, 8]))
 def test_ranks_share_weights_or_pictures(images, tp):
     """Cut weights add up two sums a layer; whole towers add up nothing and hand their tokens to all."""
-    cut, whole = (
-        commtax.traffic("gemma-3-27b", "8xh100-sxm", tp=tp, tower=how, **GEMMA | {"images": images}) for how in ("weights", "data")
-    )
+    seen = {"tp": tp, **GEMMA, "images": images}
+    cut, whole = (commtax.traffic("gemma-3-27b", "8xh100-sxm", tower=how, **seen) for how in ("weights", "data"))
     counts = [{item.what: float(item.count) for item in items if item.part == "tower"} for items in (cut.items, whole.items)]
     several = tp > 1
     assert counts[0] == {"tower output": 54.0 * several, "tower tokens": 0.0}
     assert counts[1] == {"tower output": 0.0, "tower tokens": 1.0 * several}
-
-
-def test_a_tower_is_whole_on_every_rank_that_looks_at_its_own_pictures():
-    held = [commtax.fit("gemma-3-27b", "8xh100-sxm", tp=4, tower=how).weights for how in ("weights", "data")]
-    cut, whole = (next(float(w.nbytes) for w in lines if w.part == "tower") for lines in held)
-    assert 3.9 < whole / cut < 4.0  # biases and norms are whole in both
 
 
 @pytest.mark.parametrize("how", ["weights", "data"])
@@ -406,11 +347,8 @@ def test_many_plans_at_once_cost_what_they_cost_alone(how):
     assert together == pytest.approx(alone, rel=1e-12)
 
 
-def test_no_pictures_no_tower():
+def test_a_first_token_waits_for_the_pictures_that_there_are():
     assert not tower(commtax.bill("gemma-3-27b", "8xh100-sxm", phase="prefill", context=4096))
-
-
-def test_a_first_token_waits_for_the_pictures():
     loop = {"tp": 4, "concurrency": 4, "input_len": 2048, "output_len": 64}
     plain, seen = (commtax.simulate("gemma-3-27b", "8xh100-sxm", **loop, images=n) for n in (0, 4))
     assert seen.ttft_s > plain.ttft_s * 1.02
@@ -424,12 +362,9 @@ def test_what_is_refused(options, argument):
     assert refused.value.argument == argument
 
 
-def test_a_model_without_a_tower_has_no_pictures():
+def test_pictures_need_a_tower_and_both_commands_say_them():
     with pytest.raises(Refusal, match="no vision tower"):
         commtax.bill("llama-3.1-8b", "8xh100-sxm", phase="prefill", images=1)
-
-
-def test_the_command_says_it_and_the_launch_command_too():
     words = "bill gemma-3-27b --cluster 8xh100-sxm -tp 4 --phase prefill --context 4096 --images 2 --emit vllm"
     words += " --mm-encoder-tp-mode data"
     said = run_here(*words.split())

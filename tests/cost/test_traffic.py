@@ -26,13 +26,16 @@ from each import each
 from made_nccl import TRUE, noisy, output, written
 from planned import value
 from strategies import SERVING, questions
+from tables import tables
+
+DATA = tables(__file__)
 
 
 def lines(*args, **kwargs):
     return {(x.item.what, x.item.op): x for x in commtax.traffic(*args, **kwargs).lines}
 
 
-def test_llama_decode_by_hand():
+def test_llama_decode_and_its_pipeline_by_hand():
     """8B, TP 8, one token: 64 + 1 all-reduces of 4096 x 2 bytes, and the logits of 128,256 x 2."""
     found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, engine="torch")
     assert {k: (v.item.nbytes, v.item.count, v.item.ranks) for k, v in found.items()} == {
@@ -41,6 +44,15 @@ def test_llama_decode_by_hand():
         ("feed-forward output", "all-reduce"): (8192, 32, 8),
         ("logits", "all-gather"): (128256 * 2, 1, 8),
     }
+    # vLLM sends both, 1/tp by each rank, and the receivers gather them.
+    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32)  # two microbatches of 16
+    sent = found["stage hand-off", "send-recv"]
+    assert (sent.item.nbytes, sent.item.count, sent.link) == (16 * 8192 * 2 / 8, 2, "ib-ndr")
+    gathered = found["stage hand-off", "all-gather"]
+    assert (gathered.item.nbytes, gathered.item.count, gathered.link) == (16 * 8192 * 2, 2, "nvlink4")
+    torch = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32, engine="torch")
+    assert torch["stage hand-off", "send-recv"].item.nbytes == 16 * 8192 * 2
+    assert ("stage hand-off", "all-gather") not in torch
 
 
 @each("engine", SERVING)
@@ -76,15 +88,13 @@ def test_scalar_equals_array(question, batch, phase):
     model, _, plan, engine = question
     batches = np.array([batch, 1, 2 * batch])
     tps = np.array([int(plan.tp)] * 3)
-    arrays = inference(
-        model, Plan(tp=tps, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order), workload(phase, batches, 128), engine
-    )
+    many = Plan(tp=tps, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order)
+    arrays = inference(model, many, workload(phase, batches, 128), engine)
     for i, wrong in enumerate(batches):
         alone = Plan(tp=plan.tp, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order)
         scalar = inference(model, alone, workload(phase, int(wrong), 128), engine)
         for many, one in zip(arrays, scalar, strict=True):
-            assert np.broadcast_to(many.nbytes, 3)[i] == one.nbytes
-            assert np.broadcast_to(many.count, 3)[i] == one.count
+            assert (np.broadcast_to(many.nbytes, 3)[i], np.broadcast_to(many.count, 3)[i]) == (one.nbytes, one.count)
 
 
 @each(("rows", "padded"), [(1, 1), (3, 4), (5, 8), (9, 16), (255, 256), (257, 272), (512, 512), (513, 513)])
@@ -96,40 +106,22 @@ def test_vllm_pads_to_its_captured_sizes(rows, padded):
     assert padded_rows(rows, Workload(prefill_tokens=rows), catalog.engine("sglang")) == rows
 
 
-def test_padding_is_sent_and_logits_are_not_padded():
+def test_rows_that_are_sent_by_hand():
     found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=3)
     assert found["attention output", "all-reduce"].item.nbytes == 4 * 8192
     assert found["logits", "all-gather"].item.nbytes == 3 * 128256 * 2
     sglang = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=3, engine="sglang")
     assert sglang["logits", "all-gather"].item.nbytes == 4 * 128256 * 2, "computed inside the graph"
-
-
-def test_speculative_decoding_sends_k_plus_one_rows():
     found = lines("llama-3.1-8b", "8xh100-sxm", tp=2, batch=4, speculative=3, engine="torch")
     assert found["attention output", "all-reduce"].item.nbytes == 16 * 8192
     assert found["logits", "all-gather"].item.nbytes == 16 * 128256 * 2
 
 
-def test_pipeline_hands_over_hidden_and_residual():
-    """vLLM sends both, 1/tp by each rank, and the receivers gather them."""
-    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32)  # two microbatches of 16
-    sent = found["stage hand-off", "send-recv"]
-    assert (sent.item.nbytes, sent.item.count, sent.link) == (16 * 8192 * 2 / 8, 2, "ib-ndr")
-    gathered = found["stage hand-off", "all-gather"]
-    assert (gathered.item.nbytes, gathered.item.count, gathered.link) == (16 * 8192 * 2, 2, "nvlink4")
-    torch = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32, engine="torch")
-    assert torch["stage hand-off", "send-recv"].item.nbytes == 16 * 8192 * 2
-    assert ("stage hand-off", "all-gather") not in torch
-
-
-def test_expert_parallel_inside_a_replica_keeps_the_all_reduce():
+def test_experts_in_a_replica_keep_the_all_reduce_and_over_replicas_gather_all_tokens():
     tp = lines("mixtral-8x7b", "8xh100-sxm", tp=8, batch=8)
     ep = lines("mixtral-8x7b", "8xh100-sxm", tp=8, ep=8, batch=8)
     assert tp.keys() == ep.keys()
-
-
-def test_expert_parallel_over_replicas_gathers_all_tokens():
-    """DeepSeek-V3, 8 replicas of TP 8, EP 64: 3 dense layers keep their all-reduce, 58 gather 8 x 128 tokens."""
+    # DeepSeek-V3, 8 replicas of TP 8, EP 64: 3 dense layers keep their all-reduce, 58 gather 8 x 128 tokens.
     found = lines("deepseek-v3", "8x8xh200-sxm", tp=8, dp=8, ep=64, batch=128)
     assert found["feed-forward output", "all-reduce"].item.count == 3
     dispatch = found["expert dispatch", "all-gather"]
@@ -137,6 +129,8 @@ def test_expert_parallel_over_replicas_gathers_all_tokens():
     assert dispatch.crosses_hosts
     assert found["expert combine", "reduce-scatter"].item.nbytes == 8 * 128 * 7168 * 2, "fp8 out, bf16 back"
     assert found["expert output", "all-gather"].item.nbytes == 128 * 7168 * 2
+    found = lines("qwen3-30b-a3b", "8xh100-sxm", dp=8, ep=8, batch=64, ep_backend="deepep_low_latency")
+    assert found["expert dispatch", "all-to-all"].item.nbytes == 64 * 8 * 2048 * 2
 
 
 def test_families_without_split_tokens_gather_over_the_replicas():
@@ -148,20 +142,12 @@ def test_families_without_split_tokens_gather_over_the_replicas():
     assert ("expert output", "all-gather") not in found
     norm = found["query/key norm", "all-reduce"].item
     assert (norm.nbytes, norm.count) == (64 * 2 * 4, 62), "a norm over all heads must sum its squares over tp"
-
-
-def test_vllm_cuts_experts_over_replicas_even_without_ep():
     found = lines("qwen3-235b-a22b", "8xh100-sxm", tp=4, dp=2, batch=8)
     assert found["expert dispatch", "all-gather"].item.ranks == 2
     assert found["feed-forward output", "all-reduce"].item.count == 94
     fit = commtax.fit("qwen3-235b-a22b", "8xh100-sxm", tp=4, dp=2, max_model_len=8192)
     assert next(w.nbytes for w in fit.weights if w.part == "experts") == pytest.approx(94 * 128 * 3 * 4096 * 1536 * 2 / 8)
     assert "expert dispatch" not in {k[0] for k in lines("qwen3-235b-a22b", "8xh100-sxm", tp=4, dp=2, engine="sglang")}
-
-
-def test_deepep_sends_bf16_for_bf16_experts():
-    found = lines("qwen3-30b-a3b", "8xh100-sxm", dp=8, ep=8, batch=64, ep_backend="deepep_low_latency")
-    assert found["expert dispatch", "all-to-all"].item.nbytes == 64 * 8 * 2048 * 2
 
 
 def test_groups_lie_where_rank_order_puts_them():
@@ -172,6 +158,22 @@ def test_groups_lie_where_rank_order_puts_them():
     wide = lines("deepseek-v3", "4x8xh200-sxm", tp=16, dp=2, ep=32)
     assert wide["expert dispatch", "all-gather"].crosses_hosts
     assert lines("phi-4", "2x8xh100-sxm", tp=5, dp=3)["attention output", "all-reduce"].crosses_hosts
+    # vLLM counts tp innermost, dp outermost; Megatron puts the pipeline outermost.
+    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=16)
+    assert found["attention output", "all-reduce"].crosses_hosts
+    inside = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2)
+    assert not inside["stage hand-off", "send-recv"].crosses_hosts
+    megatron = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2, phase="train", batch=4)
+    assert megatron["activations on", "send-recv"].crosses_hosts
+    assert not megatron["gradients", "all-reduce"].crosses_hosts
+    rack = lines("llama-3.1-405b", "18x4xgb200", tp=64)
+    assert not rack["attention output", "all-reduce"].crosses_hosts, "72 GPUs are one NVLink domain"
+    found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
+    assert found["attention output", "reduce-scatter"].item.count == 32
+    assert found["attention output", "all-gather"].item.count == 32
+    whole = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512)
+    split = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
+    assert whole.sent_bytes_per_rank == pytest.approx(split.sent_bytes_per_rank)
 
 
 @given(
@@ -211,20 +213,17 @@ def test_experts_stay_in_their_rack(ep, gpus):
     assert any("laid on 64 of the 72 GPUs of each NVLink domain" in note for note in found.notes)
 
 
-def test_whole_racks_are_filled_where_alignment_leaves_no_room():
-    known = catalog.engine("vllm")
-    full, roomy = (Plan(tp=16, dp=n, order=known.order) for n in (9, 8))
-    racks = catalog.cluster("36x4xgb200")
-    assert span("tp", full, racks, known).crosses
-    assert not span("tp", roomy, racks, known).crosses
-
-
-def test_deepep_sends_fp8_out_and_bf16_back():
+def test_deepep_sends_fp8_out_and_racks_are_filled():
     found = lines("deepseek-v3", "8x8xh200-sxm", tp=1, dp=64, ep=64, batch=32, ep_backend="deepep_low_latency")
     assert found["expert dispatch", "all-to-all"].item.nbytes == 32 * 8 * (7168 + 7168 / 128 * 4)
     assert found["expert combine", "all-to-all"].item.nbytes == 32 * 8 * 7168 * 2
     fewer = lines("deepseek-v3", "8x8xh200-sxm", tp=1, dp=64, ep=64, batch=32, ep_backend="deepep_high_throughput")
     assert fewer["expert dispatch", "all-to-all"].item.nbytes < found["expert dispatch", "all-to-all"].item.nbytes
+    known = catalog.engine("vllm")
+    full, roomy = (Plan(tp=16, dp=n, order=known.order) for n in (9, 8))
+    racks = catalog.cluster("36x4xgb200")
+    assert span("tp", full, racks, known).crosses
+    assert not span("tp", roomy, racks, known).crosses
 
 
 @given(st.integers(1, 8), st.sampled_from([1, 2, 4, 8]), st.integers(1, 2**32 - 1))
@@ -235,52 +234,13 @@ def test_expected_destinations_match_a_draw(top_k, ep, seed):
     assert float(expected_destinations(Experts(experts, top_k, 1), ep)) == pytest.approx(np.mean(draws), abs=0.35)
 
 
-def test_links_follow_rank_order():
-    """vLLM counts tp innermost, dp outermost; Megatron puts the pipeline outermost."""
-    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=16)
-    assert found["attention output", "all-reduce"].crosses_hosts
-    inside = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2)
-    assert not inside["stage hand-off", "send-recv"].crosses_hosts
-    megatron = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2, phase="train", batch=4)
-    assert megatron["activations on", "send-recv"].crosses_hosts
-    assert not megatron["gradients", "all-reduce"].crosses_hosts
-    rack = lines("llama-3.1-405b", "18x4xgb200", tp=64)
-    assert not rack["attention output", "all-reduce"].crosses_hosts, "72 GPUs are one NVLink domain"
-
-
-def test_sequence_parallel_splits_the_all_reduce():
-    found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
-    assert found["attention output", "reduce-scatter"].item.count == 32
-    assert found["attention output", "all-gather"].item.count == 32
-    whole = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512)
-    split = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
-    assert whole.sent_bytes_per_rank == pytest.approx(split.sent_bytes_per_rank)
-
-
 @each(
     ("change", "says"),
     [
-        ({"batch": 0}, "batch=0"),
-        ({"batch": float("nan")}, "batch=nan"),
-        ({"batch": -3}, "batch=-3"),
-        ({"batch": 1.5}, "batch=1.5"),
-        ({"context": -1}, "context=-1"),
-        ({"phase": "decoding"}, "phase 'decoding'"),
-        ({"engine": "megatron"}, "no decode phase"),
-        ({"tp": 3}, "nearest legal tp: 2 or 4"),
-        ({"tp": 16}, "nearest legal tp: 8"),
-        ({"tp": 0}, "at least 1"),
-        ({"ep": 8}, "dense"),
-        ({"cp": 2, "engine": "trtllm"}, "no context parallelism"),
-        ({"ep_backend": "deepep_low_latency"}, "dense"),
-        ({"phase": "prefill", "speculative": 3}, "speculative=3"),
-        ({"tp": "8"}, "tp='8'"),
+        *DATA["bad_questions"],
         ({"batch": [1, 2.5]}, "batch="),
         ({"batch": [1, "2"]}, "batch: an array of numbers"),
         ({"batch": {1, 2}}, "batch="),
-        ({"engine": "vllm@banana"}, "not a version"),
-        ({"kv_dtype": "int4"}, "KV cache"),
-        ({"kv_dtype": "fp7"}, "kv_dtype 'fp7'"),
     ],
 )
 def test_bad_questions(change, says):
@@ -295,11 +255,7 @@ def test_a_group_over_several_hosts_takes_equal_parts_of_them():
     for gpus in (4, 5, 6, 7):
         where = span("tp", plan, catalog.cluster(f"2x{gpus}xh100-pcie"), known)
         assert (where.ranks_per_domain, where.domains) == (4, 2)
-
-
-def test_equal_parts_are_whole_groups_and_no_more_hosts_than_needed():
-    """5 pairs on hosts of 8 lie on two of them, however many more hosts there are."""
-    known = catalog.engine("vllm")
+    # 5 pairs on hosts of 8 lie on two of them, however many more hosts there are.
     plan = Plan(tp=2, pp=5, order=known.order)
     lie = [span("pp", plan, catalog.cluster(f"{hosts}x8xb200-sxm"), known) for hosts in (2, 3, 9)]
     assert [(float(x.ranks), float(x.domains)) for x in lie] == [(5, 2)] * 3
@@ -310,17 +266,13 @@ def test_a_hosts_nic_is_shared_by_those_who_run_there():
     """The same four ranks on two hosts cost the same, whether or not other GPUs of the hosts idle."""
     two, three = (commtax.bill("mixtral-8x7b", f"3x{gpus}xl40s", tp=4, engine="trtllm").step_s for gpus in (2, 3))
     assert float(two) == pytest.approx(float(three))
-
-
-def test_unequal_parts_are_no_better_than_equal_ones():
-    """Four ranks on hosts of 3 that have no room for 2 and 2 everywhere are not priced as 3 a host: one host has one NIC in use."""
+    # Four ranks on hosts of 3 that have no room for 2 and 2 everywhere are not priced as 3 a host: one host has one NIC in use.
     known = catalog.engine("trtllm")
     plan = Plan(tp=4, pp=2, order=known.order)
     assert span("tp", plan, catalog.cluster("3x3xmi300x"), known).ranks_per_domain == 2
 
 
 HOSTS = ("3xh100-nvl", "4xh100-nvl", "8xh100-nvl", "2x8xh100-nvl", "2x3xh100-nvl")
-
 ENGINE = catalog.engine("vllm")
 
 
@@ -338,6 +290,15 @@ def test_cards_of_larger_hosts_are_bridged_in_pairs():
         assert "pairs over NVLink bridge" in found.note
         assert catalog.cluster(text, intra="pcie5").bridge is None
     assert all(catalog.cluster(f"8x{key}").bridge is None for key in catalog.keys("chips") if not key.endswith("-nvl"))
+    rows = commtax.compare_plans("llama-3.1-8b", "4xh100-nvl", ["tp2", "tp4"]).rows
+    assert {row.link for row in rows} == {"pcie5, nvlink-bridge"}
+
+    def links(cluster, **words):
+        b = commtax.train_bill("llama-3.1-8b", cluster, engine="megatron", **words)
+        return {(x.item.axis, str(x.link)) for x in b.items if x.kind == "comm"}
+
+    assert links("8xh100-nvl", tp=1, dp=2) == {("dp", "nvlink-bridge")}
+    assert links("8xh100-nvl", tp=2, dp=2) == {("tp", "nvlink-bridge"), ("dp", "pcie5")}
 
 
 @each("cluster", HOSTS)
@@ -407,16 +368,7 @@ def test_no_pair_lies_across_an_edge(tp, pp, dp, hosts):
             assert found.crosses or all(g[0] % 2 == 0 and g[1] == g[0] + 1 for g in groups(sizes, asked.order, axis))
 
 
-@pytest.mark.parametrize(
-    ("words", "links"),
-    [
-        ({"tp": 2, "pp": 2}, {"tp": "nvlink-bridge", "pp": "pcie5"}),
-        ({"tp": 4}, {"tp": "pcie5"}),
-        ({"tp": 2, "dp": 2, "ep": 4}, {"tp": "nvlink-bridge", "ep": "pcie5", "dp": "pcie5"}),
-        ({"pp": 4}, {"pp": "pcie5"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("words", "links"), DATA["groups_that_no_bridge_joins_run_over_pcie"], ids=str)
 def test_groups_that_no_bridge_joins_run_over_pcie(words, links):
     b = commtax.bill("mixtral-8x7b", "8xh100-nvl", batch=8, **words)
     found = {(x.item.axis, str(x.link)) for x in b.items if x.kind == "comm"}
@@ -424,20 +376,6 @@ def test_groups_that_no_bridge_joins_run_over_pcie(words, links):
     assert all(links[axis] == link for axis, link in found)
     told = commtax.traffic("mixtral-8x7b", "8xh100-nvl", batch=8, **words)
     assert {(x.item.axis, x.link) for x in told.lines} == found
-
-
-def test_both_links_are_named_where_plans_are_compared():
-    rows = commtax.compare_plans("llama-3.1-8b", "4xh100-nvl", ["tp2", "tp4"]).rows
-    assert {row.link for row in rows} == {"pcie5, nvlink-bridge"}
-
-
-def test_gradients_of_a_bridged_pair():
-    def links(cluster, **words):
-        b = commtax.train_bill("llama-3.1-8b", cluster, engine="megatron", **words)
-        return {(x.item.axis, str(x.link)) for x in b.items if x.kind == "comm"}
-
-    assert links("8xh100-nvl", tp=1, dp=2) == {("dp", "nvlink-bridge")}
-    assert links("8xh100-nvl", tp=2, dp=2) == {("tp", "nvlink-bridge"), ("dp", "pcie5")}
 
 
 @pytest.mark.parametrize("cluster", ["8xh100-nvl", "2x8xh100-nvl"])
@@ -464,13 +402,10 @@ def test_a_plan_for_more_cards_is_no_worse(cluster):
     assert value(plan(cluster=cluster, **asked)) >= value(plan(cluster="1x2xh100-nvl", **asked)) * (1 - 1e-9)
 
 
-def test_the_cache_of_one_rank_moves_to_its_neighbour():
+def test_a_cache_moves_to_its_neighbour_and_a_matrix_of_pairs_agrees():
     alone, among = (ask("llama-3.1-8b", c) for c in ("2xh100-nvl", "8xh100-nvl"))
     near, same, far = (wire_of(q, Disaggregation(q.plan, 1, n), 4096).alone_s for q, n in ((among, 1), (alone, 1), (among, 2)))
     assert near == same < far
-
-
-def test_a_matrix_of_pairs_agrees():
     rows = tuple(tuple("X" if i == j else "NV12" if i // 2 == j // 2 else "SYS" for j in range(8)) for i in range(8))
     laid = place(Topology(rows), catalog.cluster("8xh100-nvl"), 2, 4)
     assert collectives(laid.cluster, tp=2) == collectives("8xh100-nvl", tp=2)
@@ -478,28 +413,21 @@ def test_a_matrix_of_pairs_agrees():
     assert (wide.cluster.intra.key, wide.cluster.bridge) == ("pcie5", None)
 
 
-def test_a_profile_tells_of_the_link_that_it_was_measured_on():
+def test_pairs_have_links_and_rows_of_their_own(tmp_path):
     mine = Path("all-reduce", "ring", 20e9, launch_s=1e-3)
     for link, there in (("nvlink-bridge", (True, False)), ("pcie5", (False, True))):
         own = Profile("mine", chip={"key": "h100-nvl"}, libraries={"nccl": (mine,)}, links={"intra": link})
         found = overlay.paths(own, "nccl", catalog.cluster("8xh100-nvl"))
         assert tuple(x.paths["all-reduce"][0].launch_s == 1e-3 for x in (found.pairs, found)) == there
-
-
-def test_rows_of_a_pair_make_no_constants_of_the_host(tmp_path):
     rng = np.random.default_rng(0)
     slow = replace(TRUE, bandwidth_Bps=30e9)
     paths = {2: TRUE, 4: slow, 8: slow}
     files = [written(tmp_path, f"{n}.txt", output("all_reduce", n, noisy(p, n, rng))) for n, p in paths.items()]
     found = calibrate(files, "8xh100-nvl")
     (path,) = found.profile.libraries["nccl"]
-    assert path.bandwidth_Bps == pytest.approx(30e9, rel=0.03)
-    assert found.profile.links["intra"] == "pcie5"
+    assert (path.bandwidth_Bps, found.profile.links["intra"]) == (pytest.approx(30e9, rel=0.03), "pcie5")
     assert any("rows of 2 ranks ran over nvlink-bridge" in why for why in found.refused)
     assert not any("2 ranks" in w.what for part in found.parts for w in part.wishes)
-
-
-def test_what_is_assumed_is_said_of_both_links_and_the_page_keeps_the_pairs():
     b = commtax.bill("llama-3.1-8b", "8xh100-nvl", tp=2)
     assert "collectives on nvlink-bridge with h100-nvl are assumed" in " ".join(b.notes)
     assert controls(b.question)["intra"] == ""

@@ -20,7 +20,6 @@ EACH = 1024  # clients of a rank at most
 ROUNDS = 4  # of looking closer at what does best
 SIZES = ("tp", "pp", "dp", "ep")
 WIDE = 8  # ranks from which experts are also reached by DeepEP, with and without redundant ones
-
 DENSE = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gemma-3-27b", "llama-3.1-70b")
 MIXTURES = ("gpt-oss-20b", "qwen3-30b-a3b", "mixtral-8x7b")
 CLUSTERS = (
@@ -228,12 +227,8 @@ class Search:
         """What the objective counts, larger is better, or what a place does that no limit decides."""
         rate = p.tokens_per_s / p.layout.gpus if self.asked["objective"] == "cost" else p.tokens_per_s
         by = place or self.asked["objective"]
-        return {
-            "latency": 1 / p.request_s,
-            "fastest": 1 / p.request_s,
-            "balanced": rate / p.request_s,
-            "gpus": 1 / p.layout.gpus,
-        }.get(by, rate)
+        values = {"latency": 1 / p.request_s, "fastest": 1 / p.request_s, "balanced": rate / p.request_s, "gpus": 1 / p.layout.gpus}
+        return values.get(by, rate)
 
     def complexity(self, layout):
         """How much there is to set up: the kind, the fast domains that a copy spans or the kind of two pools, and shared hosts."""
@@ -265,15 +260,11 @@ def question(rng):
     asked = {
         "model": rng.choice(MIXTURES if mixture else DENSE),
         "cluster": rng.choice(MANY if mixture and rng.random() < 0.5 else CLUSTERS),
-        "engine": rng.choice(("vllm", "sglang", "trtllm")),
-        "input_len": rng.choice((128, 777, 1024, 8192)),
-        "output_len": rng.choice((1, 2, 64, 128, 512)),
-        "objective": rng.choice(("throughput", "latency", "cost", "gpus")),
-        "confidence": rng.choice((0.5, 0.8, 0.8, 0.9)),
-        "dtypes": rng.choice((("",), ("",), ("",), ("fp8",), ("bf16", "fp8"))),
-        "margin": rng.choice((None, None, 0.0, 0.02, 0.2)),
-        "max_concurrency": rng.choice((7, 40, 150, 600)),
-    }
+        "engine": rng.choice(("vllm", "sglang", "trtllm")), "input_len": rng.choice((128, 777, 1024, 8192)),
+        "output_len": rng.choice((1, 2, 64, 128, 512)), "objective": rng.choice(("throughput", "latency", "cost", "gpus")),
+        "confidence": rng.choice((0.5, 0.8, 0.8, 0.9)), "dtypes": rng.choice((("",), ("",), ("",), ("fp8",), ("bf16", "fp8"))),
+        "margin": rng.choice((None, None, 0.0, 0.02, 0.2)), "max_concurrency": rng.choice((7, 40, 150, 600)),
+    }  # fmt: skip
     return asked | (limits(asked, rng) if rng.random() < 0.7 else {})
 
 
@@ -327,11 +318,8 @@ def _shown(answer):
 
 def _layout_of(answer, rows, i):
     """A row as it is called here, and its clients of a rank."""
-    sizes, copies, by = (
-        tuple(int(getattr(rows, x)[i]) for x in SIZES),
-        int(rows.replicas[i]),
-        answer.exchanges[int(rows.exchange[i])],
-    )
+    sizes, copies = tuple(int(getattr(rows, x)[i]) for x in SIZES), int(rows.replicas[i])
+    by = answer.exchanges[int(rows.exchange[i])]
     words = answer.question.goal.dtypes[int(rows.dtype[i])], by.backend, by.redundant
     ahead = tuple(int(getattr(rows, f"prefill_{x}")[i]) for x in ("tp", "dp", "replicas")) if rows.mode[i] else ()
     return Layout(sizes, copies, words, ahead), int(rows.concurrency[i]) // (copies * sizes[2])
@@ -394,26 +382,17 @@ def _reproduced(s, layouts, row, layout, load):
         return [f"no such plan: {layout}"]
     p = s.at(layout, load)
     pairs = {"ttft_s": p.run.ttft_s, "tpot_s": p.run.tpot_s, "tokens_per_s": p.tokens_per_s, "gpus": layout.gpus}
-    wrong = [
-        f"{n} {float(getattr(rows, n)[i])} is {float(x)}: {told(s, p)}"
-        for n, x in pairs.items()
-        if _differs(getattr(rows, n)[i], x)
-    ]
+    shown = [(n, float(getattr(rows, n)[i]), float(x)) for n, x in pairs.items()]
+    wrong = [f"{n} {a} is {b}: {told(s, p)}" for n, a, b in shown if not math.isclose(a, b, rel_tol=CLOSE)]
     if not all(s.sure(p, name) <= s.asked[name] * (1 + CLOSE) for name in ("ttft_s", "tpot_s")):
         wrong.append(f"breaks a limit: {told(s, p)}")
     return wrong + [f"{load} clients are more than {s.last(layout)}: {told(s, p)}"] * (load > s.last(layout))
 
 
-def _differs(a, b):
-    return not math.isclose(float(a), float(b), rel_tol=CLOSE)
-
-
 def _beaten(s, found, margins, shown, place):
-    """Points that beat the best, are simpler than the recommended one and within the margin, or as simple and better.
-
-    Where the best has two pools, one that has not is recommended unless pools gain more than predictions of them err; the margin
-    is then that of the best with one pool.
-    """
+    """Points that beat the best, are simpler than the recommended one and within the margin, or as simple and better. Where the
+    best has two pools, one that has not is recommended unless pools gain more than predictions of them err; the margin is then
+    that of the best with one pool."""
     within, pools = ((1 + margin) ** (2 if place == "balanced" else 1) for margin in margins)
     best, chosen = (s.worth(p, place) for p in shown)
     first, own = (bool(p.layout.ahead) for p in shown)

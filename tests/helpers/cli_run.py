@@ -33,6 +33,12 @@ def run_here(*words: object) -> Done:
     return Done(code, out.getvalue(), err.getvalue())
 
 
+def refusal(done: Done) -> str:
+    """Return the one line of a command that was refused, with exit code 2 and nothing beside it."""
+    assert (done.returncode, done.stdout, done.stderr[:7], done.stderr.count("\n")) == (2, "", "error: ", 1), done
+    return done.stderr
+
+
 @dataclass(frozen=True)
 class Told(Done):
     """What a command showed, and what ``--json`` would have printed of the same answer."""

@@ -67,14 +67,9 @@ def closed_loop(found):
     lengths = {f"total_{kind}_tokens": count * int(option(f"--random-{kind}-len")) for kind in ("input", "output")}
     times = {key: found[key] * clients**0.5 for key in ("mean_ttft_ms", "mean_tpot_ms")}
     return {
-        "completed": count,
-        "max_concurrency": clients,
-        "request_rate": "inf",
-        "output_lens": [],
-        "input_lens": [],
-        **lengths,
+        "completed": count, "max_concurrency": clients, "request_rate": "inf", "output_lens": [], "input_lens": [], **lengths,
         **times,
-    }
+    }  # fmt: skip
 
 
 def own_version():

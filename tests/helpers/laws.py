@@ -212,12 +212,10 @@ def _room(found: Any, input_len: int, output_len: int, clients: float) -> bool:
 
 
 def times_in_prompts(rng: Random) -> str | None:
-    """A longer prompt never brings the first token, or the last, earlier.
-
-    Where a front end holds requests up, longer ones relieve its queue: there only the last token counts. Long prompts keep
-    other requests from decoding, and steps with fewer of them are shorter; where prompts run first, fewer of them share a
-    step and the first need not wait for the others. Both were seen to gain up to half a percent.
-    """
+    """A longer prompt never brings the first token, or the last, earlier. Where a front end holds requests up, longer ones relieve
+    its queue: there only the last token counts. Long prompts keep other requests from decoding, and steps with fewer of them are
+    shorter; where prompts run first, fewer of them share a step and the first need not wait for the others. Both were seen to
+    gain up to half a percent."""
     asked = _loop(rng)
     less, more = asked["input_len"], _more(rng, asked["input_len"], 65536)
     try:
@@ -235,11 +233,9 @@ def times_in_prompts(rng: Random) -> str | None:
 
 
 def tokens_in_clients(rng: Random) -> str | None:
-    """Until the cache is full a further client makes no request quicker, and twice as many clients get no fewer tokens.
-
-    Rows come in captured sizes and in tiles of 64, so one client more may open a new one; over a doubling that was seen to
-    cost 8 % at most (with a single output token), and one more was seen to shorten requests by 0.1 %.
-    """
+    """Until the cache is full a further client makes no request quicker, and twice as many clients get no fewer tokens. Rows come
+    in captured sizes and in tiles of 64, so one client more may open a new one; over a doubling that was seen to cost 8 % at
+    most (with a single output token), and one more was seen to shorten requests by 0.1 %."""
     asked = _loop(rng)
     whole = asked["pp"] * asked.get("dp", 1)
     few = asked["concurrency"] = whole * max(1, asked["concurrency"] // whole)
@@ -443,11 +439,8 @@ def training_gains_from_gpus(rng: Random) -> str | None:
     asked: Question = {"model": rng.choice(("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "llama-3.1-70b"))}
     asked |= {"global_batch": rng.choice((8, 24, 48, 64, 256)), "seq": rng.choice((1024, 4096, 16384))}
     asked |= {"engine": rng.choice(("megatron", "fsdp", "torchtitan"))}
-    chip, hosts, gpus = (
-        rng.choice(("h100-sxm", "a100-80-sxm", "h200-sxm", "l40s")),
-        rng.choice((1, 2, 3, 4, 8)),
-        rng.choice((2, 4, 8)),
-    )
+    chip, hosts = rng.choice(("h100-sxm", "a100-80-sxm", "h200-sxm", "l40s")), rng.choice((1, 2, 3, 4, 8))
+    gpus = rng.choice((2, 4, 8))
     clusters = f"{hosts}x{gpus}x{chip}", f"{hosts + rng.choice((1, 2))}x{gpus}x{chip}"
     try:
         few, found = plan_training(cluster=clusters[0], **asked).plans, plan_training(cluster=clusters[1], **asked)

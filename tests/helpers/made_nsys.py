@@ -38,9 +38,8 @@ OLD = {
 
 def columns(words):
     """A table's columns as SQL."""
-    return ", ".join(
-        f'"{w.rstrip("!:")}" {"TEXT" if w.endswith(":") else "INTEGER"}{" NOT NULL" if "!" in w else ""}' for w in words.split()
-    )
+    kinds = [(w.rstrip("!:"), "TEXT" if w.endswith(":") else "INTEGER", " NOT NULL" * ("!" in w)) for w in words.split()]
+    return ", ".join(f'"{name}" {kind}{needed}' for name, kind, needed in kinds)
 
 
 class Export:

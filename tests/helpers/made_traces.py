@@ -33,10 +33,8 @@ def write(path, content):
 def decode_graphs(
     reduces, gathers, steps=3, rank=0, late_us=0.0, each_us=5.0, compute_us=20.0, name="cross_device_reduce_1stage", phase=True
 ):
-    """Decode steps replayed from one CUDA graph: a compute kernel before every collective, all on one stream.
-
-    A rank that is ``late_us`` late finds the others waiting: their kernels start earlier and end with its own.
-    """
+    """Decode steps replayed from one CUDA graph: a compute kernel before every collective, all on one stream. A rank that is
+    ``late_us`` late finds the others waiting: their kernels start earlier and end with its own."""
     events, at = [], 1000.0
     for step in range(steps):
         correlation = step + 1

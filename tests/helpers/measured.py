@@ -25,9 +25,8 @@ def measured(loads=LOADS, scatter=0.0, seed=0, model=MODEL, tp=4, **times):
         options = {"tp": tp, "concurrency": clients, "input_len": prompt, "output_len": output, "num_prompts": 10 * clients}
         told = simulate(model, place, engine=slower(**times), **options)
         seen = {m: float(getattr(told, f"{m}_s")) * np.exp(scatter * draw.standard_normal()) for m in ("tpot", "ttft")}
-        made.append(
-            MeasuredRun(model, place, {**options, "engine": catalog.engine("vllm")}, seen, {}, f"{clients} at {prompt}/{output}")
-        )
+        put = {**options, "engine": catalog.engine("vllm")}
+        made.append(MeasuredRun(model, place, put, seen, {}, f"{clients} at {prompt}/{output}"))
     return made
 
 

@@ -21,11 +21,9 @@ BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
 
 
 def recorded(number: int) -> str:
-    """A page of vLLM 0.32's CPU build: tiny-llama with random weights under six clients, the second 20.03 s after the first.
-
-    Each request had 160 prompt tokens, of which all share 128, and 32 to answer. The third is of the same server started
-    again with drafts of n-grams, under four clients.
-    """
+    """A page of vLLM 0.32's CPU build: tiny-llama with random weights under six clients, the second 20.03 s after the first. Each
+    request had 160 prompt tokens, of which all share 128, and 32 to answer. The third is of the same server started again with
+    drafts of n-grams, under four clients."""
     return gzip.decompress((FIXTURES / f"vllm-cpu-metrics-{number}.prom.gz").read_bytes()).decode()
 
 

@@ -70,10 +70,8 @@ def collectives(rng, fault):
 
 
 def pipeline(rng, fault):
-    """Microbatches from rank to rank, and back in half of the jobs; receives wait on the device, or begin when data are there.
-
-    From some step on one rank's input is late: it comes late, it is taken late, or the rank before hands it over late.
-    """
+    """Microbatches from rank to rank, and back in half of the jobs; receives wait on the device, or begin when data are there. From
+    some step on one rank's input is late: it comes late, it is taken late, or the rank before hands it over late."""
     sheet, micro, how = Sheet(rng), rng.choice([1, 2, 4, 8]), rng.choice(["comes", "taken", "handed"])
     since, both, blocks = _since(rng, sheet.steps, True), rng.random() < 0.5, rng.random() < 0.5
     who, wire_us, free = rng.randrange(1, sheet.ranks), sheet.compute_us * rng.uniform(0.02, 0.1), [0.0] * sheet.ranks

@@ -19,11 +19,9 @@ def device(name="NVIDIA H100 80GB HBM3", memory_bytes=85_029_158_912, sms=132):
 
 
 def trace_of(bill, named, steps=4, rank=0, world=1, late_s=0.0, rename=None, graphs=True, times=1.0, before_s=0.0, **head):
-    """The kernels and collectives of a bill one after the other, and the host's time behind them, in steps that are named.
-
-    A rank waits ``late_s`` in every collective, or begins each ``before_s`` late; ``rename`` tells other names of kernels, and
-    all of them take so many ``times`` as long.
-    """
+    """The kernels and collectives of a bill one after the other, and the host's time behind them, in steps that are named. A rank
+    waits ``late_s`` in every collective, or begins each ``before_s`` late; ``rename`` tells other names of kernels, and all of
+    them take so many ``times`` as long."""
     events, at, names = [], 1000.0, {**NAMES, **(rename or {})}
     for step in range(steps):
         correlation, begin = step + 1, at

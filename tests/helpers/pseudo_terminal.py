@@ -46,9 +46,8 @@ def on_a_terminal(questions, widths, **environment):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CI")}
     env = {**kept, "TERM": "xterm-256color", **environment}
-    child = subprocess.Popen(
-        [sys.executable, "-c", ASK], stdin=subprocess.PIPE, stdout=theirs, stderr=subprocess.PIPE, env=env, text=True
-    )
+    streams = {"stdin": subprocess.PIPE, "stdout": theirs, "stderr": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, "-c", ASK], **streams, env=env, text=True)
     os.close(theirs)
     seen = []
     reader = threading.Thread(target=_read_all, args=(ours, seen))

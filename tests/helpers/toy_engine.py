@@ -122,21 +122,13 @@ def cases(draw, closed=True, shared=True):
     asked = stream(np.cumsum(rng.exponential(gap, count)), inputs, outputs, in_flight, prefixes)
     least = -(-int(np.max(inputs + outputs)) // 4)
     rules = Rules(
-        tokens=draw(st.sampled_from([16, 40, 128])),
-        seqs=draw(st.integers(1, 12)),
-        blocks=least + draw(st.sampled_from([0, 2, 10, 200])),
-        block=4,
-        prefill_first=draw(st.booleans()),
-        chunked=draw(st.booleans()),
-        reserved=draw(st.booleans()),
-        ahead=draw(st.booleans()),
-        prompts=draw(st.sampled_from([1, 2, 2**31])),
-        patience=draw(st.sampled_from([0, 0, 4])),
-        gathering=draw(st.sampled_from([0, 2])),
-        delivery_s=draw(st.sampled_from([0.0, 0.013])),
-        frontend_s=draw(st.sampled_from([0.0, 0.003])),
-        token_s=draw(st.sampled_from([0.0, 0.0004])),
-    )
+        tokens=draw(st.sampled_from([16, 40, 128])), seqs=draw(st.integers(1, 12)),
+        blocks=least + draw(st.sampled_from([0, 2, 10, 200])), block=4, prefill_first=draw(st.booleans()),
+        chunked=draw(st.booleans()), reserved=draw(st.booleans()), ahead=draw(st.booleans()),
+        prompts=draw(st.sampled_from([1, 2, 2**31])), patience=draw(st.sampled_from([0, 0, 4])),
+        gathering=draw(st.sampled_from([0, 2])), delivery_s=draw(st.sampled_from([0.0, 0.013])),
+        frontend_s=draw(st.sampled_from([0.0, 0.003])), token_s=draw(st.sampled_from([0.0, 0.0004])),
+    )  # fmt: skip
     prices = {"seq_s": draw(st.sampled_from([0.0, 1e-3])), "context_s": draw(st.sampled_from([0.0, 1e-5]))}
     return Case(asked, rules, prices, draw(st.sampled_from([0.0, 0.0, 0.5])))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import brute_fleets
 import commtax
-from cli_run import run_here
+from cli_run import refusal, run_here
 from commtax.planner.columns import Rejected
 from commtax.planner.fleet_search import burden
 from commtax.planner.fleet_trials import (
@@ -38,7 +38,9 @@ from commtax.spec import Plan
 from forked import run_forked
 from paths import HELPERS
 from planned import share_out
+from tables import tables
 
+DATA = tables(__file__)
 SHORT = {"num_prompts": 150, "max_num_seqs": 16, "input_len": 512, "output_len": 32}
 QUICK = {**SHORT, "disaggregated": False, "processes": 1}
 SLO = {"p95_ttft": 0.5, "p99_itl": 0.05}
@@ -56,14 +58,21 @@ def rows(answer):
     return [(t.layout.question.plan, t.size, t.gpus, t.over, t.capacity, t.growth, t.figures, t.ranges) for t in answer.plans]
 
 
-def test_gpus_without_limits_follow_from_the_throughput_of_one():
+def test_chips_are_ranked_by_dollars_and_gpus_follow_from_one():
     """By hand: n copies that answer c each are the least for a rate between (n - 1) c and n c."""
     one = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=5, **QUICK).plans[0]
     alone = capacity(one.layout, (1, 0))
     for rate in (0.9 * alone, 1.1 * alone, 2.5 * alone):
         answer = plan_fleet("llama-3.1-8b", "3xh100-sxm", request_rate=rate, **QUICK)
-        assert answer.plans[0].size == (floor(rate / alone) + 1, 0)
-        assert answer.plans[0].gpus == floor(rate / alone) + 1
+        assert (answer.plans[0].size, answer.plans[0].gpus) == ((floor(rate / alone) + 1, 0), floor(rate / alone) + 1)
+    asked = {"request_rate": 20, **QUICK}
+    answer = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], **asked)
+    assert answer.objective == "cost"
+    assert {t.layout.question.cluster.chip.key for t in answer.plans} == {"h100-sxm", "b200-sxm"}
+    dollars = [t.gpus * t.layout.question.goal.usd_per_gpu_hour for t in answer.plans]
+    assert dollars == sorted(dollars)
+    dear = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], usd_per_gpu_hour=[50, 1], **asked)
+    assert dear.plans[0].layout.question.cluster.chip.key == "b200-sxm"
 
 
 @pytest.mark.parametrize("model", ["qwen3.5-4b", "nemotron-nano-9b-v2"])
@@ -72,7 +81,7 @@ def test_requests_of_models_with_states_have_room_for_them(model):
     assert answer.plans
 
 
-def test_what_is_listed_holds_and_its_growth_too():
+def test_what_is_listed_holds_in_one_process_as_in_two():
     answer = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=50, slo=SLO, headroom=0.1, **QUICK)
     assert answer.plans
     for trial in answer.plans:
@@ -83,6 +92,9 @@ def test_what_is_listed_holds_and_its_growth_too():
         for low, high in trial.ranges.values():
             assert low <= high
     assert [burden(t) for t in answer.plans] == sorted(burden(t) for t in answer.plans)
+    asked = {"request_rate": 40, "slo": SLO, **SHORT}
+    alone, both = (plan_fleet("llama-3.1-8b", "2xh100-sxm", processes=n, **asked) for n in (1, 2))
+    assert (rows(alone), alone.rejected) == (rows(both), both.rejected)
 
 
 @settings(max_examples=2, deadline=None)
@@ -96,13 +108,6 @@ def test_less_is_never_harder(rate, itl, looser):
     if hard:
         assert easy[0].gpus <= hard[0].gpus
         assert more[0].gpus <= hard[0].gpus
-
-
-def test_one_process_and_two_say_the_same():
-    asked = {"request_rate": 40, "slo": SLO, **SHORT}
-    alone, both = (plan_fleet("llama-3.1-8b", "2xh100-sxm", processes=n, **asked) for n in (1, 2))
-    assert rows(alone) == rows(both)
-    assert alone.rejected == both.rejected
 
 
 def test_a_plain_search_agrees():
@@ -149,7 +154,14 @@ def test_pools_that_a_closed_loop_finds_are_tried_at_a_rate():
     assert found.plans[0].gpus == loop.plans.gpus[0]
 
 
-def test_what_the_closed_form_thinks_too_small_is_tried_before_it_is_refused(monkeypatch):
+def test_what_the_closed_form_thinks_too_small_is_tried_and_kinds_answer_no_more_than_either(monkeypatch):
+    short = {"num_prompts": 1000, "max_num_seqs": 16, "output_len": 32, "processes": 1}
+    q = plan_fleet("llama-3.1-8b", "4xh100-sxm", request_rate=1, **short).question
+    layout = next(x for x in candidates(q, all_requests(q))[0] if x.apart)
+    decodes, prompts = _capacity_of_kinds(layout)
+    for size in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
+        least = min(size[0] * decodes, size[1] * prompts)
+        assert 0.8 * least < capacity(layout, size) <= SURE * least
     wanted = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
     monkeypatch.setattr("commtax.planner.layouts.SLACK", 0.01)
     found = plan_fleet("llama-3.1-8b", "1xh100-sxm", request_rate=20, **QUICK)
@@ -168,17 +180,7 @@ def test_what_the_closed_form_calls_too_slow_breaks_its_limit():
         assert not _trial(layout, (layout.most, 0)).holds
 
 
-def test_two_kinds_of_workers_answer_no_more_than_either_alone():
-    short = {"num_prompts": 1000, "max_num_seqs": 16, "output_len": 32, "processes": 1}
-    q = plan_fleet("llama-3.1-8b", "4xh100-sxm", request_rate=1, **short).question
-    layout = next(x for x in candidates(q, all_requests(q))[0] if x.apart)
-    decodes, prompts = _capacity_of_kinds(layout)
-    for size in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
-        least = min(size[0] * decodes, size[1] * prompts)
-        assert 0.8 * least < capacity(layout, size) <= SURE * least
-
-
-def test_an_interrupt_leaves_the_best_so_far():
+def test_an_interrupt_leaves_the_best_and_what_is_forbidden_is_told_once():
     q = plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=20, **QUICK).question
 
     def interrupt(done, total, best):
@@ -188,9 +190,6 @@ def test_an_interrupt_leaves_the_best_so_far():
     answer = best_fleets([q], processes=1, progress=interrupt)
     assert not answer.complete
     assert answer.plans[0].holds
-
-
-def test_what_is_forbidden_on_several_clusters_is_said_once():
     places = ["3xh100-sxm", "3xh200-sxm"]
     lost = plan_fleet("llama-3.1-8b", places, request_rate=5, **QUICK).rejected
     named = [r for r in lost if r.family.startswith("TP 3")]
@@ -199,47 +198,31 @@ def test_what_is_forbidden_on_several_clusters_is_said_once():
     assert [(r.family, r.reason) for r in shorten_rejected(degrees)] == [("TP 3, 5 on a and b", "no 3 or 5")]
 
 
-def test_chips_are_ranked_by_dollars_where_all_have_a_price():
-    asked = {"request_rate": 20, **QUICK}
-    answer = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], **asked)
-    assert answer.objective == "cost"
-    assert {t.layout.question.cluster.chip.key for t in answer.plans} == {"h100-sxm", "b200-sxm"}
-    dollars = [t.gpus * t.layout.question.goal.usd_per_gpu_hour for t in answer.plans]
-    assert dollars == sorted(dollars)
-    dear = commtax.plan_fleet("llama-3.1-8b", ["2xh100-sxm", "2xb200-sxm"], usd_per_gpu_hour=[50, 1], **asked)
-    assert dear.plans[0].layout.question.cluster.chip.key == "b200-sxm"
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ({"request_rate": 0}, "request_rate=0"),
-        ({"request_rate": float("inf")}, "request_rate=inf"),
-        ({"slo": {"p42_ttft": 1}}, "slo 'p42_ttft'"),
-        ({"slo": {"p95_ttft": "soon"}}, "p95_ttft"),
-        ({"objective": "latency"}, "objective 'latency': one of gpus, cost, tokens"),
-        ({"headroom": -1}, "headroom=-1"),
-        ({"num_prompts": 10}, "num_prompts=10"),
-        ({"burstiness": 0}, "burstiness=0"),
-        ({"usd_per_gpu_hour": [1, 2]}, "price: 2 prices for 1 cluster"),
-        ({"cost_of": "input"}, "cost_of 'input'"),
-        ({"output_len": 1, "spread": 0, "slo": {"p99_itl": 1}}, "one output token"),
-        ({"input_len": 200_000}, "the longest request has"),
-        ({"input_len": "nonsense"}, "input_len"),
-        ({"on": "tcp://127.0.0.1:1"}, "on 'tcp://127.0.0.1:1'"),
-        ({"tp": 2}, "tp: plan_fleet has no such keyword"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), [*DATA["refusals"], ({"usd_per_gpu_hour": [1, 2]}, "price: 2 prices for 1 cluster")])
 def test_refusals(words, says, monkeypatch):
     monkeypatch.setattr("commtax.planner.crew.REACHED_S", 0.2)
     with pytest.raises(ValueError, match=says.replace("(", r"\(")):
         plan_fleet("llama-3.1-8b", "2xh100-sxm", **{"request_rate": 10, "processes": 1, **words})
 
 
-def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
+def test_without_its_extra_or_a_plan_an_obstacle_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ValueError, match=r"on 'tcp://x:1': .*pip install 'commtax\[cluster\]'"):
         plan_fleet("llama-3.1-8b", "2xh100-sxm", request_rate=10, on="tcp://x:1")
+    done = run_here(*ASKED[:5], "9000", *FAST, "--no-disaggregated", "--json")
+    answer = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert not answer["plans"]
+    assert "overloaded" in answer["near"][0]["obstacle"]
+    assert any("requests/s" in text for text in answer["would_take"])
+    done = run_here(*ASKED, *FAST, "--p99-ttft", "1us")
+    assert done.returncode == 1
+    assert "No plan meets the limits: they are below what a request takes with no load" in done.stdout
+    done = run_here(*ASKED, *FAST, "--no-disaggregated", "--objective", "tokens", "--cluster", "2xh200-sxm")
+    assert done.returncode == 0
+    assert "Recommended and best: 1 GPU = TP 1 on " in done.stdout
+    assert "the rate can grow by" in done.stdout
+    assert "per GPU-hour (catalogue price of 2026-" in done.stdout
 
 
 def test_the_document_of_a_rate():
@@ -254,23 +237,10 @@ def test_the_document_of_a_rate():
     assert best["usd_per_million_tokens"] == pytest.approx(best["usd_per_hour"] / 3600 / (20 * 32) * 1e6)
     full = best["usd_per_hour"] / 3600 / (best["full_requests_per_s"] * 32) * 1e6
     assert best["full_usd_per_million_tokens"] == pytest.approx(full)
-    assert best["usd_per_month"] == pytest.approx(730 * best["usd_per_hour"])
-    assert answer["cost_of"] == "output"
+    assert (best["usd_per_month"], answer["cost_of"]) == (pytest.approx(730 * best["usd_per_hour"]), "output")
     assert best["utilisation"] == pytest.approx(20 / best["capacity_requests_per_s"])
     assert answer["emit"]["launch"].startswith("vllm serve meta-llama/Llama-3.1-8B")
     assert "--request-rate 20" in answer["emit"]["benchmark"]
-
-
-def test_no_plan_holds_is_an_answer_with_the_obstacle():
-    done = run_here(*ASKED[:5], "9000", *FAST, "--no-disaggregated", "--json")
-    answer = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert not answer["plans"]
-    assert "overloaded" in answer["near"][0]["obstacle"]
-    assert any("requests/s" in text for text in answer["would_take"])
-    done = run_here(*ASKED, *FAST, "--p99-ttft", "1us")
-    assert done.returncode == 1
-    assert "No plan meets the limits: they are below what a request takes with no load" in done.stdout
 
 
 @pytest.mark.parametrize("share", [0.98, 1.0, 1.015])
@@ -339,8 +309,7 @@ def test_fleets_whose_tokens_come_too_slowly_lead_nobody_who_waits():
     asked = {"request_rate": 10, "input_len": 1024, "output_len": 128}
     found = plan_fleet("llama-3.1-70b", "8xh100-sxm", **asked)
     own, slow = found.plans[found.recommended], [trial for trial in found.plans if trial.figures["tpot_mean"] > 0.2]
-    assert own.gpus == 8
-    assert min(trial.gpus for trial in slow if trial.clear) == 6
+    assert (own.gpus, min(trial.gpus for trial in slow if trial.clear)) == (8, 6)
     assert any("but its tokens take longer than the 200 ms each" in line for line in fleet_reasons(found))
     batch = plan_fleet("llama-3.1-70b", "8xh100-sxm", workload="batch", **asked)
     assert batch.plans[batch.recommended].gpus == 6
@@ -388,11 +357,9 @@ def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictio
         found = plan_fleet("llama-3.1-8b", place, request_rate=share * alone, slo=slo, **QUICK)
         best, chosen, edge = found.plans[0], found.plans[found.recommended], share > 0.9
         room = place != "1xh100-sxm"
-        assert (best.size, best.clear) == ((1, 0), not edge)
-        assert chosen.size == (1 + (edge and room), 0)
-        assert any(trial.layout.question.plan.tp == 1 and trial.size == (2, 0) for trial in found.plans) is room, (
-            "the next is listed"
-        )
+        assert (best.size, best.clear, chosen.size) == ((1, 0), not edge, (1 + (edge and room), 0))
+        copies = [trial for trial in found.plans if trial.layout.question.plan.tp == 1 and trial.size == (2, 0)]
+        assert bool(copies) is room, "the next is listed"
         longer = longest_step(chosen)
         kept = worst(chosen.layout.question, run_fleet(chosen.layout, chosen.size, share * alone, stretch=longer)) <= 1
         assert chosen.clear is (kept and chosen.capacity > share * alone * longer) is (room or not edge)
@@ -408,28 +375,9 @@ def test_a_recommended_fleet_stays_clear_of_its_limits_by_the_error_of_predictio
         assert ("best of what is checked" in fleet_sentence(ahead)) is not (edge and room)
 
 
-def test_a_terminal_is_told_what_to_run():
-    done = run_here(*ASKED, *FAST, "--no-disaggregated", "--objective", "tokens", "--cluster", "2xh200-sxm")
-    assert done.returncode == 0
-    assert "Recommended and best: 1 GPU = TP 1 on " in done.stdout
-    assert "the rate can grow by" in done.stdout
-    assert "per GPU-hour (catalogue price of 2026-" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--p95-ttft", "1s"), "p95_ttft: belongs to --request-rate"),
-        (("--input-len", "sharegpt"), "input_len 'sharegpt': distributions are drawn from for a --request-rate"),
-        (("--request-rate", "5", "--plot", "x.svg"), "plot: is not known beside --request-rate"),
-        (("--request-rate", "5", "--price", "cheap"), "price: 'cheap'"),
-        (("--request-rate", "5", "--phase", "train"), "train"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), DATA["options_go_together_or_are_refused"])
 def test_options_go_together_or_are_refused(words, says):
-    done = run_here("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", *words)
-    assert done.returncode == 2
-    assert says in done.stderr
+    assert says in refusal(run_here("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", *words))
 
 
 def test_a_cluster_that_loses_a_worker_says_the_same():
@@ -445,16 +393,13 @@ def test_a_cluster_that_loses_a_worker_says_the_same():
     assert json.loads(here.stdout) == json.loads(there.stdout)
 
 
-def test_a_process_that_may_have_no_children_works_alone():
+def test_a_process_without_children_works_alone_and_servers_take_the_longest_request():
     answers = multiprocessing.get_context("spawn").Queue()
     process = multiprocessing.get_context("spawn").Process(target=share_out, args=(answers,), daemon=True)
     process.start()
     assert answers.get(timeout=60) == [(0, 1), (1, 2)]
     process.join()
-
-
-def test_servers_take_the_longest_request_that_was_asked_for():
-    """None of 120 drawn requests has more than 1,536 tokens, and up to 1,560 were asked for: the others would be refused."""
+    # None of 120 drawn requests has more than 1,536 tokens, and up to 1,560 were asked for: the others would be refused.
     load = {"request_rate": 8.0, "num_prompts": 120, "input_len": 1024, "output_len": 16}
     found = plan_fleet("gemma-3-27b", "4xh200-sxm", slo={"p95_ttft": 0.5, "p99_itl": 0.3}, processes=1, **load)
     assert fleet_servers(found.plans[found.recommended]).question.limits.max_model_len == 1792

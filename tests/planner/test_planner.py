@@ -34,9 +34,8 @@ def test_what_is_listed_is_good(question):
     assert np.all(rows.tpot_s <= question["tpot_s"])
     assert np.all(rows.kv_headroom >= -1e-9)
     assert np.all(rows.gpus <= cluster.num_gpus)
-    assert np.all(
-        rows.gpus == rows.tp * rows.pp * rows.dp * rows.replicas + rows.prefill_tp * rows.prefill_dp * rows.prefill_replicas
-    )
+    ahead = rows.prefill_tp * rows.prefill_dp * rows.prefill_replicas
+    assert np.all(rows.gpus == rows.tp * rows.pp * rows.dp * rows.replicas + ahead)
     for i in range(min(5, len(rows))):
         asked = settle(a.put(rows, i))  # raises where the plan is illegal
         fit = commtax.fit(
@@ -49,16 +48,7 @@ def test_what_is_listed_is_good(question):
         assert len(a.near) or all("fit" in r.reason or "divide" in r.reason or "heads" in r.reason for r in a.rejected)
 
 
-def test_the_same_question_has_the_same_answer(monkeypatch):
-    """Searched again, and not remembered as questions of these tests are."""
-    first = plan("qwen3-30b-a3b", "4xh100-sxm", tpot_s=0.03)
-    monkeypatch.setattr(serving_search, "search_serving", serving_search.search_serving.__wrapped__)
-    again = plan("qwen3-30b-a3b", "4xh100-sxm", tpot_s=0.03)
-    assert again.plans is not first.plans
-    assert all(np.array_equal(getattr(first.plans, f.name), getattr(again.plans, f.name)) for f in fields(first.plans))
-
-
-def test_objectives_are_what_they_say():
+def test_answers_repeat_and_objectives_are_what_they_say(monkeypatch):
     words = {"model": "llama-3.1-8b", "cluster": "8xh100-sxm", "ttft_s": 0.5, "tpot_s": 0.03, "disaggregated": False}
     by = {name: plan(**words, objective=name).plans for name in ("throughput", "latency", "cost", "gpus")}
     assert float(by["throughput"].tokens_per_s[0]) == pytest.approx(max(float(p.tokens_per_s.max()) for p in by.values()))
@@ -66,6 +56,12 @@ def test_objectives_are_what_they_say():
     assert int(by["gpus"].gpus[0]) == 1, "the 8B model fits on one"
     e2e = {n: float(p.ttft_s[0] + 127 * p.tpot_s[0]) for n, p in by.items()}
     assert e2e["latency"] == min(e2e.values())
+    # Searched again, and not remembered as questions of these tests are.
+    first = plan("qwen3-30b-a3b", "4xh100-sxm", tpot_s=0.03)
+    monkeypatch.setattr(serving_search, "search_serving", serving_search.search_serving.__wrapped__)
+    again = plan("qwen3-30b-a3b", "4xh100-sxm", tpot_s=0.03)
+    assert again.plans is not first.plans
+    assert all(np.array_equal(getattr(first.plans, f.name), getattr(again.plans, f.name)) for f in fields(first.plans))
 
 
 def test_reasons():
@@ -85,12 +81,19 @@ def test_reasons():
     assert "of it exposed communication" in why
 
 
-def test_nothing_is_good():
+def test_nothing_is_good_and_what_would_have_to_change():
     a = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.001)
     assert not len(a.plans)
     assert len(a.near)
     assert float(a.near.tpot_s[0]) > 0.001
     assert not len(plan("llama-3.1-405b", "2xh100-sxm").near), "no plan fits at all"
+    assert plan("llama-3.1-405b", "4xh100-sxm").would_take == ("2x8xh100-sxm (TP 8 x PP 2 fits)", "weights in int4 (--dtype int4)")
+    slow = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.0095).would_take
+    assert slow[0].startswith("limits of TPOT 11")
+    assert "--dtype fp8: meets them" in slow[1]
+    whole, half = (plan("llama-3.1-405b", "4xh100-sxm", gpu_memory_utilization=share).would_take for share in (None, 0.5))
+    assert whole[0].startswith("2x8xh100-sxm")
+    assert half[0].startswith("4x8xh100-sxm")
 
 
 def test_memory_of_arrays_is_that_of_scalars():
@@ -202,13 +205,19 @@ def test_lockstep_decides_only_where_it_is_asked_for():
     assert "lengths vary by ±50% (--spread 0 makes them equal" in " ".join(out.split())
 
 
-def test_limits_of_a_launch_are_searched_with():
+def test_launches_are_searched_with_their_limits_and_share_experts():
     few = plan("llama-3.1-8b", "2xh100-sxm", max_num_seqs=4)
     assert np.all(few.plans.running <= 4)
     small = plan("llama-3.1-8b", "2xh100-sxm", gpu_memory_utilization=0.5, tpot_s=0.02)
     usual = plan("llama-3.1-8b", "2xh100-sxm", tpot_s=0.02)
     rows = [a.plans.take(np.flatnonzero((a.plans.mode == 0) & (a.plans.tp == 1) & (a.plans.pp == 1))) for a in (small, usual)]
     assert rows[0].kv_headroom[0] < rows[1].kv_headroom[0]
+    code, out, _ = command("--cluster", "8xh200-sxm", "--from", "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 -ep", "--json")
+    found = json.loads(out)
+    assert (code, [found["pasted"][axis] for axis in ("tp", "dp", "ep", "replicas")]) == (0, [1, 8, 8, 1])
+    assert found["pasted"]["rank"] >= 1
+    # A model with states, whose places are counted for each plan that is left: here for none.
+    assert not plan("qwen3-next-80b-a3b", "8xh100-sxm", ttft_s=0.02, tpot_s=0.003).plans
 
 
 PASTED = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
@@ -220,7 +229,7 @@ def pasted(text, *words):
     return json.loads(out)
 
 
-def test_where_a_pasted_plan_stands():
+def test_where_pasted_plans_stand():
     limits = ("--ttft", "500ms", "--tpot", "30ms")
     found = pasted(f"{PASTED} -tp 8 --data-parallel-size 2", *limits, "--top", "99")
     same = next(p for p in found["plans"] if (p["tp"], p["replicas"], p["mode"]) == (8, 2, "together"))
@@ -237,10 +246,7 @@ def test_where_a_pasted_plan_stands():
     loaded = pasted(f"{PASTED} -tp 8\n{bench}", *limits)
     assert loaded["pasted"]["concurrency"] == 16
     assert "read, but plans are searched without: request-rate 4.0" in loaded["notes"]
-
-
-def test_a_pasted_plan_beside_the_recommended_one():
-    """Who pastes a better plan is told to keep it, who pastes an equal one that it is, and who pastes a worse one neither."""
+    # Who pastes a better plan is told to keep it, who pastes an equal one that it is, and who pastes a worse one neither.
     said = set()
     for margin in (0.0, 0.5):
         a = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.03, ttft_s=1.0, margin=margin)
@@ -259,27 +265,12 @@ def test_a_pasted_plan_beside_the_recommended_one():
     assert len(said) == 3, said
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("-tp 3", "64 attention heads"),
-        ("-tp 1", "does not fit"),
-        ("-tp 2 -pp 8 -dp 2", "needs 32 GPUs, but 2x8xh100-sxm has 16"),
-        ("-tp 2", "exceeds the limit: TPOT 2"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "says"), DATA["why_a_pasted_plan_is_refused"])
 def test_why_a_pasted_plan_is_refused(flags, says):
     found = pasted(f"{PASTED} {flags}", "--tpot", "20ms")
     assert found["pasted"]["rank"] is None
     assert says in found["pasted"]["reason"]
     assert found["plans"], "the search goes on without it"
-
-
-def test_a_pasted_mixture_shares_its_experts():
-    code, out, _ = command("--cluster", "8xh200-sxm", "--from", "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 -ep", "--json")
-    found = json.loads(out)
-    assert (code, [found["pasted"][axis] for axis in ("tp", "dp", "ep", "replicas")]) == (0, [1, 8, 8, 1])
-    assert found["pasted"]["rank"] >= 1
 
 
 SCRIPT = (
@@ -306,13 +297,11 @@ def test_where_a_pasted_training_job_stands():
 @each(
     ("words", "says"),
     [
+        *DATA["what_plan_cannot_honour_is_refused"],
         (("--from", f"{PASTED} -tp 8 --max-model-len 100"), "fewer than input_len + output_len = 1,152"),
         (("--from", f"{PASTED} -tp 8", "--phase", "train", "--global-batch", "8"), "one to serve"),
         (("--from", SCRIPT.format(tp=8), "--phase", "serve"), "one to train"),
         (("llama-3.1-8b", "--from", f"{PASTED} -tp 8"), "is not the pasted command's"),
-        (("llama-3.1-8b", "--output-len", "1", "--tpot", "9ms"), "one output token"),
-        (("llama-3.1-8b", "--max-num-seqs", "0"), "max_num_seqs=0"),
-        (("llama-3.1-8b", "--kv-dtype", "int3"), "kv_dtype 'int3'"),
     ],
 )
 def test_what_plan_cannot_honour_is_refused(words, says):
@@ -335,21 +324,11 @@ def test_the_objective_is_told_in_its_own_measure():
     assert "requests take" in reasons["2 replicas x TP 4"]
 
 
-def test_types_are_told_apart_and_rules_are_told_once():
+def test_types_and_rules_are_told_once_and_one_token_has_no_tpot():
     code, out, _ = command("llama-3.1-70b", "--cluster", "8xh100-sxm", "--dtype", "fp8,bf16", "--tpot", "40ms")
     assert code == 0
     assert " in fp8; " in out
     assert out.count("are not divisible by 3, 5, 6 or 7") == 1
-
-
-def test_what_would_have_to_change():
-    assert plan("llama-3.1-405b", "4xh100-sxm").would_take == ("2x8xh100-sxm (TP 8 x PP 2 fits)", "weights in int4 (--dtype int4)")
-    slow = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.0095).would_take
-    assert slow[0].startswith("limits of TPOT 11")
-    assert "--dtype fp8: meets them" in slow[1]
-
-
-def test_one_output_token_has_no_tpot():
     code, out, _ = command("llama-3.1-8b", "--cluster", "2xh100-sxm", "--output-len", "1", "--json")
     first = json.loads(out)["plans"][0]
     assert (code, first["tpot_s"], first["tokens_per_s_per_user"]) == (0, None, None)
@@ -358,30 +337,20 @@ def test_one_output_token_has_no_tpot():
     assert "Pareto" not in out
 
 
-def test_clients_that_only_wait_are_not_asked_for():
+def test_engines_plan_as_they_can_and_clients_do_not_only_wait():
     rows = plan("llama-3.1-8b", "8xl40s", input_len=1024, output_len=1024).plans
     assert np.all(rows.ttft_s[rows.mode == 0] < 5)
-
-
-def test_what_would_have_to_change_is_tried_as_it_is_run():
-    whole, half = (plan("llama-3.1-405b", "4xh100-sxm", gpu_memory_utilization=share).would_take for share in (None, 0.5))
-    assert whole[0].startswith("2x8xh100-sxm")
-    assert half[0].startswith("4x8xh100-sxm")
-
-
-def test_tensorrt_keeps_attention_whole():
     rows = plan("qwen3-30b-a3b", "8xh100-sxm", engine="trtllm").plans
     assert np.any(rows.dp > 1)
     assert np.all(rows.tp[rows.dp > 1] == 1)
-
-
-def test_deepspeed_has_plans():
-    """ZeRO 3 without stages, stages with ZeRO 0 or 1."""
+    # ZeRO 3 without stages, stages with ZeRO 0 or 1.
     found = plan_training("llama-3.1-8b", "2x8xh100-sxm", global_batch=32, engine="deepspeed")
     zero = np.array([k.plan.zero for k in found.kinds])[found.plans.kind]
     assert set(zero.tolist()) == {0, 1, 3}
     assert np.all(found.plans.pp[zero == 3] == 1)
     assert np.any(found.plans.pp[zero < 3] > 1)
+    found = plan_training("llama-3.2-1b", "2xh100-sxm", global_batch=2, seq=1001)
+    assert set(found.plans.tp.tolist()) == {1}
 
 
 def test_very_large_clusters_are_searched_in_bounds():
@@ -390,36 +359,20 @@ def test_very_large_clusters_are_searched_in_bounds():
     assert np.all(rows.gpus <= 32768)
 
 
-def test_sequences_need_no_more_than_whole_pieces():
-    found = plan_training("llama-3.2-1b", "2xh100-sxm", global_batch=2, seq=1001)
-    assert set(found.plans.tp.tolist()) == {1}
-
-
-def test_what_cannot_be_drawn_or_read_is_said(tmp_path):
+def test_what_cannot_be_drawn_or_read_is_told_and_a_shorter_step_is_no_reason(tmp_path):
     file = tmp_path / "front.svg"
     code, _, error = command("llama-3.1-405b", "--cluster", "2xh100-sxm", "--plot", str(file))
     assert (code, "no plan is good" in error, "Warning" in error, file.exists()) == (1, True, False, False)
     code, _, error = command("llama-3.1-8b", "--cluster", "2xh100-sxm", "--dtype", "fp8,")
     assert (code, "a type is missing" in error) == (2, True)
-
-
-def test_a_shorter_step_is_no_reason_to_lose():
-    """With SGLang TP 2 has room for few clients, whose step is shorter than the winner's: that they are few is what is said."""
+    # With SGLang TP 2 has room for few clients, whose step is shorter than the winner's: that they are few is what is said.
     asked = {"ttft_s": 0.5, "tpot_s": 0.04, "engine": "sglang", "confidence": 0.5, "input_len": 512}
     lost = {r.family: r.reason for r in plan("llama-3.1-70b", "2x8xh100-sxm", **asked).rejected}
     assert "it reaches the TTFT limit at 8 clients" in lost["8 replicas x TP 2"]
     assert not any("a decode step of" in lost[family] for family in ("8 replicas x TP 2", "2 replicas x TP 8"))
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"model": "qwen3-235b", "cluster": "8xh200-sxm", "dtypes": ("fp8", "bf16"), "input_len": 8192, "output_len": 512},
-        {"model": "llama-3.1-70b", "cluster": "8xh100-sxm", "ttft_s": 1.0, "tpot_s": 0.03},
-        {"model": "llama-3.1-405b", "cluster": "8xh100-sxm", "tpot_s": 0.001},
-    ],
-    ids=lambda asked: asked["model"],
-)
+@pytest.mark.parametrize("asked", DATA["rejected_rows_name_what_they_mean"], ids=lambda asked: asked["model"])
 def test_rejected_rows_name_what_they_mean(asked):
     """No two have one name, and none that lost after all has the name of those that do not fit."""
     rejected = plan(**asked).rejected
@@ -430,8 +383,3 @@ def test_rejected_rows_name_what_they_mean(asked):
     behind = [r for r in rejected if "fewer tokens/s" in r.reason]
     assert all(r.family not in large for r in behind)
     assert all(f"{stages} stages x" in r.family for r in behind for stages in re.findall(r"(\d+) stages share", r.reason))
-
-
-def test_limits_that_no_load_holds_leave_nothing_to_refine():
-    """A model with states, whose places are counted for each plan that is left: here for none."""
-    assert not plan("qwen3-next-80b-a3b", "8xh100-sxm", ttft_s=0.02, tpot_s=0.003).plans

@@ -34,7 +34,6 @@ from strategies import questions
 from tables import tables
 
 DATA = tables(__file__)
-
 FIGURES = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 
 
@@ -49,14 +48,9 @@ def test_no_step_below_its_physical_floor(key, engine, cluster):
     degrees = [t for t in (1, 2, 4, 8) if model.attention.num_heads % t == 0]
     phase = ("decode", "prefill", "mixed")[int(rng.integers(3))]
     b = commtax.bill(
-        model,
-        place,
-        engine=engine,
-        phase=phase,
-        tp=rng.choice(degrees, n),
-        batch=rng.integers(1, 600, n),
+        model, place, engine=engine, phase=phase, tp=rng.choice(degrees, n), batch=rng.integers(1, 600, n),
         context=rng.integers(1, 30_000, n),
-    )
+    )  # fmt: skip
     chip = place.chip
     peak = max(chip.flops_per_s.values())
     read = sum(x.item.count * x.item.nbytes for x in b.lines if x.kind == "compute") / chip.memory_Bps
@@ -122,15 +116,12 @@ def test_flops_are_two_a_parameter_and_token(key):
     assert attention == pytest.approx(2 * 2 * model.num_layers * a.num_heads * a.head_dim * tokens * (tokens + 1) / 2, rel=0.01)
 
 
-def test_decode_reads_the_weights_once():
+def test_decode_reads_the_weights_once_and_degrees_of_tp_help_less():
     model = catalog.model("llama-3.1-8b")
     kernels = step_kernels(model, Plan(), workload("decode", 1, 1), 1, catalog.engine("torch"))
     read = sum(k.nbytes * k.count for k in kernels if k.form == "gemm")
     table = inventory(model)[0].size
     assert read == pytest.approx(2 * (num_active_params(model) - table), rel=0.01)
-
-
-def test_tensor_parallel_helps_less_than_its_degree():
     steps = [float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=tp).step_s) for tp in (1, 2, 4, 8)]
     assert steps == sorted(steps, reverse=True)
     assert 1.3 < steps[0] / steps[1] < 1.8
@@ -145,21 +136,32 @@ def test_pipelines_buy_throughput_and_nothing_for_latency():
     starved = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=1)
     assert "50% of the stages idle" in " ".join(starved.notes)
     assert float(starved.tokens_per_s) <= float(commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=1).tokens_per_s)
+    one = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=64, phase="prefill")
+    two = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=64, phase="prefill")
+    assert float(two.tokens_per_s) > 1.7 * float(one.tokens_per_s)
+    assert "chunks of 8,192" in " ".join(one.notes)
 
 
-def test_a_slow_rank_drags_all():
+def test_what_drags_what_pays_and_what_is_drafted():
     plain = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)
     slow = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, slow_rank=1.5)
     host = sum(float(x.total_s) for x in plain.lines if x.kind == "host")
     assert float(slow.compute_s) - host == pytest.approx(1.5 * (float(plain.compute_s) - host))
-
-
-def test_speculation_checks_k_tokens_for_little_more():
     one, four = (commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, speculative=k) for k in (0, 3))
     assert float(one.step_s) < float(four.step_s) < 1.3 * float(one.step_s)
+    # Between none and all accepted; what is not modelled is said, and from how many accepted drafts on they pay.
+    words = ("bill", "deepseek-r1", "-c", "8xh200-sxm", "-tp", "8", "--batch", "64")
+    plain, drafted = (json.loads(run_here(*words, *more, "--json").stdout) for more in ((), ("--speculative", "3")))
+    told = run_here(*words, "--speculative", "3").stdout
+    least, most = (f"{drafted['tokens_per_s'] * n:,.1f}" for n in (1, 4))
+    assert f"{least} to {most} output tokens/s, as none or all 3 drafts are accepted" in told
+    assert "how many drafts are accepted is not known here" in told
+    assert "who drafts is not said" in told
+    pays = drafted["step_s"] / plain["step_s"] - 1
+    assert f"drafts pay from a mean of {pays:.2f} accepted per step" in told
 
 
-def test_decode_is_latency_bound_and_prefill_bandwidth_bound():
+def test_decode_is_latency_bound_and_what_ifs_are_recomputed():
     decode = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8)
     prefill = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, phase="prefill", context=8192)
     gains = {}
@@ -168,6 +170,20 @@ def test_decode_is_latency_bound_and_prefill_bandwidth_bound():
         gains[name] = (found["collective latency / 2"], found["collective bandwidth x 2"])
     assert gains["decode"][0] < gains["decode"][1] <= 0, "halving latency beats doubling bandwidth"
     assert gains["prefill"][1] < gains["prefill"][0] <= 0, "and the reverse"
+    b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4)
+    found = {c.what: c for c in counterfactuals(b)}
+    assert found["tp 2"].step_s == pytest.approx(float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2).step_s))
+    assert found["NCCL only"].delta_s > 0
+    assert found["eager"].delta_s > 0
+    assert float(price(b.question).step_s) == float(b.step_s)
+    other = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, library="nccl")
+    own = float(other.step_s)
+    assert float(price(other.question).step_s) == own > float(b.step_s), "a what-if keeps the library that was asked for"
+    assert "NCCL only" not in {c.what for c in counterfactuals(other)}
+    host = catalog.cluster("8xh100-sxm")
+    slow, slower = (commtax.bill("llama-3.1-8b", with_link(host, link), tp=2) for link in ("pcie5", "10gbe"))
+    assert float(commtax.bill("llama-3.1-8b", host, tp=2).comm_s) < float(slow.comm_s) < float(slower.comm_s)
+    assert slower.comm_fraction > 0.4, "TP over 10 GbE is fatal for decode"
 
 
 def sentence(b):
@@ -206,46 +222,7 @@ def test_the_sentence_never_contradicts_its_table():
     assert "tp 4 would be" in sentence(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=16))
 
 
-def test_pipelines_split_prompts_too():
-    one = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=64, phase="prefill")
-    two = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=64, phase="prefill")
-    assert float(two.tokens_per_s) > 1.7 * float(one.tokens_per_s)
-    assert "chunks of 8,192" in " ".join(one.notes)
-
-
-def test_counterfactuals_are_recomputed():
-    b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4)
-    found = {c.what: c for c in counterfactuals(b)}
-    assert found["tp 2"].step_s == pytest.approx(float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2).step_s))
-    assert found["NCCL only"].delta_s > 0
-    assert found["eager"].delta_s > 0
-    assert float(price(b.question).step_s) == float(b.step_s)
-    other = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, library="nccl")
-    assert float(price(other.question).step_s) == float(other.step_s) > float(b.step_s), (
-        "a what-if keeps the library that was asked for"
-    )
-    assert "NCCL only" not in {c.what for c in counterfactuals(other)}
-
-
-def test_links():
-    host = catalog.cluster("8xh100-sxm")
-    slow, slower = (commtax.bill("llama-3.1-8b", with_link(host, link), tp=2) for link in ("pcie5", "10gbe"))
-    assert float(commtax.bill("llama-3.1-8b", host, tp=2).comm_s) < float(slow.comm_s) < float(slower.comm_s)
-    assert slower.comm_fraction > 0.4, "TP over 10 GbE is fatal for decode"
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"overlap": 1.5}, "overlap=1.5"),
-        ({"overlap": float("nan")}, "overlap=nan"),
-        ({"slow_rank": 0.5}, "slow_rank=0.5"),
-        ({"phase": "train"}, "phase 'train'"),
-        ({"library": "nvshmem"}, "unknown library"),
-        ({"speculative": -1}, "speculative=-1"),
-        ({"ep_backend": "x"}, "all2all backend"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), DATA["bad_questions"])
 def test_bad_questions(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.bill("llama-3.1-8b", "8xh100-sxm", **change)
@@ -262,33 +239,12 @@ def test_graphs_lose_to_eager_only_by_what_they_pad(question, each):
     assert graph <= eager * (1 + 1e-12)
 
 
-def test_drafted_tokens_are_counted_as_far_as_is_known():
-    """Between none and all accepted; what is not modelled is said, and from how many accepted drafts on they pay."""
-    words = ("bill", "deepseek-r1", "-c", "8xh200-sxm", "-tp", "8", "--batch", "64")
-    plain, drafted = (json.loads(run_here(*words, *more, "--json").stdout) for more in ((), ("--speculative", "3")))
-    told = run_here(*words, "--speculative", "3").stdout
-    least, most = (f"{drafted['tokens_per_s'] * n:,.1f}" for n in (1, 4))
-    assert f"{least} to {most} output tokens/s, as none or all 3 drafts are accepted" in told
-    assert "how many drafts are accepted is not known here" in told
-    assert "who drafts is not said" in told
-    pays = drafted["step_s"] / plain["step_s"] - 1
-    assert f"drafts pay from a mean of {pays:.2f} accepted per step" in told
-
-
-@pytest.mark.parametrize(
-    ("model", "cluster", "words"),
-    [
-        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16}),
-        ("deepseek-r1", "2x8xh100-sxm", {"dp": 16, "ep": 16, "ep_backend": "deepep_low_latency"}),
-        ("llama-3.1-8b", "8xh100-sxm", {"tp": 8}),
-    ],
-)
+@pytest.mark.parametrize(("model", "cluster", "words"), DATA["launches_belong_to_the_host"])
 def test_launches_belong_to_the_host(model, cluster, words):
     """Without graphs nothing is sent otherwise: what is late is the host's, and where nobody waits for it that is said."""
     graphs, eager = (commtax.bill(model, cluster, batch=64, eager=e, **words) for e in (False, True))
-    assert [float(x.total_s) for x in eager.items if x.kind != "host"] == [
-        float(x.total_s) for x in graphs.items if x.kind != "host"
-    ]
+    steps = [[float(x.total_s) for x in b.items if x.kind != "host"] for b in (eager, graphs)]
+    assert steps[0] == steps[1]
     hosts = [next(float(x.total_s) for x in b.lines if x.kind == "host") for b in (graphs, eager)]
     assert float(eager.step_s - graphs.step_s) == pytest.approx(hosts[1] - hosts[0], abs=1e-12)
     assert float(eager.exposed_comm_s) == float(graphs.exposed_comm_s)
@@ -297,7 +253,7 @@ def test_launches_belong_to_the_host(model, cluster, words):
     assert (hosts[1] > hosts[0]) == ("start" in note or "longer than" in note)
 
 
-def test_what_ifs_of_serving_say_where_they_do_not_fit():
+def test_what_ifs_of_serving_fit_and_launches_that_take_no_time_are_not_told():
     """Half the ranks of 70B have no room for 200 requests, and nothing that lacks memory is advised."""
     priced = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=4, batch=200)
     told = {c.code: c for c in counterfactuals(priced)}
@@ -307,14 +263,8 @@ def test_what_ifs_of_serving_say_where_they_do_not_fit():
     large = commtax.bill("llama-3.1-405b", "8xh100-sxm", tp=4, batch=64)
     assert not any(c.fits for c in counterfactuals(large) if c.code in ("narrower", "wider"))
     assert "would be" not in verdict(large, counterfactuals(large))
-
-
-def test_launches_that_take_no_time_are_not_told():
-    notes = {
-        str(note)
-        for engine in ("textbook", "vllm")
-        for note in commtax.bill("llama-3.1-8b", "8xh100-sxm", engine=engine, eager=True).notes
-    }
+    bills = [commtax.bill("llama-3.1-8b", "8xh100-sxm", engine=engine, eager=True) for engine in ("textbook", "vllm")]
+    notes = {str(note) for bill in bills for note in bill.notes}
     assert not any("launches without graphs take 0 s" in note for note in notes)
 
 
@@ -323,10 +273,8 @@ LAYOUTS = {"data": {"dp": 8, "ep": 8}, "tensor": {"tp": 8}}
 
 @pytest.mark.parametrize(("batch", "says"), [(1, "without data-parallel attention (tp 8, dp 1) the step takes"), (64, "")])
 def test_the_other_layout_of_attention_is_the_step_of_as_many_requests(batch, says):
-    """DeepSeek-V3 on eight H200: at one request per rank each rank reads all attention weights for a row; at 64 that pays.
-
-    The sentence names the other layout where the step is much shorter and requests are answered no later.
-    """
+    """DeepSeek-V3 on eight H200: at one request per rank each rank reads all attention weights for a row; at 64 that pays. The
+    sentence names the other layout where the step is much shorter and requests are answered no later."""
     q = {"model": "deepseek-v3", "cluster": "8xh200-sxm", "engine": "sglang"}
     data = commtax.bill(**q, dp=8, ep=8, batch=batch)
     tensor = commtax.bill(**q, tp=8, batch=8 * batch)
@@ -344,9 +292,6 @@ def test_the_other_layout_of_attention_is_the_step_of_as_many_requests(batch, sa
 def test_other_layouts_of_attention_are_of_mixtures_alone():
     codes = {c.code for c in counterfactuals(commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, batch=64))}
     assert codes.isdisjoint({"tensor-attention", "data-attention"})
-
-
-def test_simulate_tells_the_other_layout_of_attention_where_it_halves_the_time_of_a_token():
     one = ("deepseek-v3", "-c", "8xh200-sxm", "-e", "sglang", "--concurrency", "1")
     data, tensor = (run_here("simulate", *one, *plan).stdout.splitlines() for plan in (("-dp", "8", "-ep", "8"), ("-tp", "8")))
     best = tensor[0].split(" (")[0]
@@ -355,13 +300,8 @@ def test_simulate_tells_the_other_layout_of_attention_where_it_halves_the_time_o
 
 
 EXACT = 1e-9
-
 SERVERS = ("vllm", "sglang", "trtllm", "torch", "fused", "textbook", "vllm@0.11", "vllm-rocm", "trtllm-mlperf", "gpt-fast")
-
 TRAINERS = ("megatron", "megatron-bridge", "fsdp", "torchtitan", "deepspeed", "llm-foundry", "megatron-2021", "deepseek")
-
-PLACES = DATA["places"]
-
 sizes = st.sampled_from((1, 1, 2, 4, 8))
 
 
@@ -392,21 +332,16 @@ def test_parts_of_served_lines_add_up(data):
     model = data.draw(st.sampled_from(catalog.keys("models")))
     asked = {
         "engine": catalog.engine(data.draw(st.sampled_from(SERVERS))).but(fp8_rate=data.draw(st.sampled_from((1.0, 0.7, 1.4)))),
-        "tp": data.draw(sizes),
-        "pp": data.draw(st.sampled_from((1, 1, 2, 3))),
-        "phase": data.draw(st.sampled_from(("decode", "prefill", "mixed"))),
-        "batch": data.draw(st.integers(1, 512)),
-        "context": data.draw(st.integers(1, 16384)),
-        "eager": data.draw(st.booleans()),
-        "slow_rank": data.draw(st.sampled_from((1.0, 1.3))),
-        "overlap": data.draw(st.sampled_from((0.0, 0.4))),
-        "kv_dtype": data.draw(st.sampled_from(("", "fp8"))),
-        "dtype": data.draw(st.sampled_from(("", "", "fp8"))),
-    }
+        "tp": data.draw(sizes), "pp": data.draw(st.sampled_from((1, 1, 2, 3))),
+        "phase": data.draw(st.sampled_from(("decode", "prefill", "mixed"))), "batch": data.draw(st.integers(1, 512)),
+        "context": data.draw(st.integers(1, 16384)), "eager": data.draw(st.booleans()),
+        "slow_rank": data.draw(st.sampled_from((1.0, 1.3))), "overlap": data.draw(st.sampled_from((0.0, 0.4))),
+        "kv_dtype": data.draw(st.sampled_from(("", "fp8"))), "dtype": data.draw(st.sampled_from(("", "", "fp8"))),
+    }  # fmt: skip
     if catalog.model(model).experts:
         asked |= {"dp": data.draw(st.sampled_from((1, 2))), "ep": data.draw(st.sampled_from((1, -1)))}
     try:
-        bill = commtax.bill(model, data.draw(st.sampled_from(PLACES)), **asked)
+        bill = commtax.bill(model, data.draw(st.sampled_from(DATA["places"])), **asked)
     except ValueError:
         return
     check(bill)
@@ -416,18 +351,13 @@ def test_parts_of_served_lines_add_up(data):
 @given(st.data())
 def test_parts_of_trained_lines_add_up(data):
     asked = {
-        "engine": data.draw(st.sampled_from(TRAINERS)),
-        "tp": data.draw(sizes),
-        "pp": data.draw(st.sampled_from((1, 1, 2, 4))),
-        "dp": data.draw(st.sampled_from((1, 2, 4))),
-        "batch": data.draw(st.sampled_from((4, 8))),
+        "engine": data.draw(st.sampled_from(TRAINERS)), "tp": data.draw(sizes), "pp": data.draw(st.sampled_from((1, 1, 2, 4))),
+        "dp": data.draw(st.sampled_from((1, 2, 4))), "batch": data.draw(st.sampled_from((4, 8))),
         "context": data.draw(st.sampled_from((512, 4096))),
         "recompute": data.draw(st.sampled_from(("none", "selective", "full"))),
-        "dtype": data.draw(st.sampled_from(("bf16", "bf16", "fp8"))),
-        "eager": data.draw(st.booleans()),
-        "slow_rank": data.draw(st.sampled_from((1.0, 1.3))),
-        "sequence_parallel": True,
-    }
+        "dtype": data.draw(st.sampled_from(("bf16", "bf16", "fp8"))), "eager": data.draw(st.booleans()),
+        "slow_rank": data.draw(st.sampled_from((1.0, 1.3))), "sequence_parallel": True,
+    }  # fmt: skip
     model = data.draw(st.sampled_from(catalog.keys("models")))
     if catalog.model(model).experts:
         asked["ep"] = data.draw(st.sampled_from((1, 2)))
@@ -438,17 +368,14 @@ def test_parts_of_trained_lines_add_up(data):
     check(bill)
 
 
-def test_an_effect_that_is_doubled_is_seen():
+def test_effects_and_terms_explain_all_seconds():
     """A factor that pricing multiplies stands in the explanation, with its mechanism and its value."""
     engine = catalog.engine("vllm").but(fp8_rate=1.1)
     bill = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=64, dtype="fp8", engine=engine)
     effects = {e.name: e for e in why(bill, "feed-forward down").explanation.effects}
     assert effects["fp8_rate"].value == 1.1
     assert "step.clock" in effects
-
-
-def test_terms_of_a_form_are_memory_arithmetic_and_its_own_seconds():
-    """What a kernel's seconds come from: all of them, and to the last digit."""
+    # What a kernel's seconds come from: all of them, and to the last digit.
     bill = commtax.bill("deepseek-r1", "8xh200-sxm", tp=8, batch=64)
     t = terms_of(bill.question)
     for line in bill.items:
@@ -459,20 +386,12 @@ def test_terms_of_a_form_are_memory_arithmetic_and_its_own_seconds():
             assert all(term.alone_s >= (term.fixed_s + term.moving_s) * (1 - EXACT) for term in found if term.name != "arithmetic")
 
 
-def test_constants_that_are_seconds_are_those_of_the_physics():
+def test_constants_that_are_seconds_or_multiplied_are_those_of_the_physics():
     """A new constant of a form is a share, a size, or one of the seconds and rates that a time is split by."""
     kinds = {name: row.get("kind", "") for name, row in table("catalog/physics.toml")["kernel"].items()}
     timed = {name for name, kind in kinds.items() if kind.startswith(("seconds", "bytes a second"))}
     assert timed == {*SECONDS, *RATES, *DAMPED}
-
-
-@each("form", [*FORMS, *CHIP_FORMS])
-def test_every_form_states_its_equation(form):
-    assert equation(form).startswith("t = ")
-
-
-def test_every_fitted_field_of_kernels_has_a_mechanism():
-    """A number of ``KernelHabits`` that is multiplied onto kernels cannot be added without one."""
+    # A number of ``KernelHabits`` that is multiplied onto kernels cannot be added without one.
     plain = catalog.engine("torch")
     flags = {"head_norm_kernels"}  # launches that its source code has, not fitted
     for field in dataclasses.fields(KernelHabits):
@@ -482,21 +401,20 @@ def test_every_fitted_field_of_kernels_has_a_mechanism():
     assert {m.kind for m in mechanisms().values()} <= set(KINDS)
 
 
-def test_lines_are_named_by_number_whole_name_or_part():
+@each("form", [*FORMS, *CHIP_FORMS])
+def test_every_form_states_its_equation(form):
+    assert equation(form).startswith("t = ")
+
+
+def test_lines_are_named_by_number_or_part_and_no_two_alike():
     names = ["norms", "feed-forward down", "feed-forward up", "norms backward"]
     assert [line_number(names, text) for text in ("1", " DOWN ", "norms", "Backward", "4")] == [0, 1, 0, 3, 3]
     for text in ("feed", "0", "5", "nothing", ""):
         with pytest.raises(ValueError, match="feed-forward down"):
             line_number(names, text)
-
-
-def test_layers_with_and_without_a_window_have_lines_of_their_own_name():
     names = labels(commtax.bill("gemma-3-27b", "8xh100-sxm", tp=2, context=8192))
     assert len(set(names)) == len(names)
     assert {"decode attention", "decode attention in the window"} <= set(names)
-
-
-def test_equal_lines_have_numbers_behind_their_names_in_the_bill_too():
     words = ("bill", "deepseek-v4-flash", "-c", "8xh200", "-tp", "8", "--context", "8192")
     names = labels(commtax.bill("deepseek-v4-flash", "8xh200", tp=8, context=8192))
     assert len(set(names)) == len(names)
@@ -504,7 +422,7 @@ def test_equal_lines_have_numbers_behind_their_names_in_the_bill_too():
     assert "decode attention (2)" in run_here(*words).stdout
 
 
-def test_the_command_explains_a_line_and_lists_them_where_none_is_meant():
+def test_the_command_explains_lines_of_steps_and_of_training():
     words = ("bill", "llama-3.1-8b", "-c", "8xh100-sxm", "-tp", "8")
     done = run_here(*words, "--why", "attention output", "--details")
     assert done.returncode == 0
@@ -520,9 +438,6 @@ def test_the_command_explains_a_line_and_lists_them_where_none_is_meant():
         assert rule in refused.stderr
         assert "feed-forward down" in refused.stderr
     assert run_here(*words, "--why", "norms", "--exact").returncode == 2
-
-
-def test_a_training_bill_explains_collectives_with_their_window():
     words = ("bill", "llama-3.1-70b", "-c", "4x8xh100-sxm", "-tp", "8", "-dp", "4", "--phase", "train", "--batch", "8")
     document = json.loads(run_here(*words, "--why", "dp gradients", "--json").stdout)
     assert document["way"]["window"] == "backward"
@@ -543,12 +458,7 @@ def test_a_collective_is_bound_by_what_the_bill_says_binds_it(batch):
     assert "bytes bind" not in because
 
 
-ASKED = DATA["asked"]
-
-PACED = DATA["paced"]
-
-
-@pytest.mark.parametrize(("model", "cluster", "words"), ASKED)
+@pytest.mark.parametrize(("model", "cluster", "words"), DATA["asked"])
 def test_slopes_are_those_of_differences(model, cluster, words):
     usual = commtax.simulate(model, cluster, **words)
     engine = usual.question.engine
@@ -566,7 +476,7 @@ def test_slopes_are_those_of_differences(model, cluster, words):
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_explained_parts_add_up_at_any_pace(phase):
-    engine = catalog.engine("vllm").but(**PACED)
+    engine = catalog.engine("vllm").but(**DATA["paced"])
     bill = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=4, phase=phase, batch=4, context=1024, engine=engine)
     for line in bill.items:
         if line.kind != "host":

@@ -36,11 +36,8 @@ from tables import tables
 from web_client import get, refused
 
 SLOW = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1, "concurrency": 32, "input_len": 4000}
-
 PLACES = (("8xh100-sxm", ""), ("2x8xh100-sxm", "10gbe"), ("2x8xh100-sxm", ""), ("4x4xh100-sxm", "100gbe"), ("8xh200-sxm", ""))
-
 LIVES = 9  # requests of each client, of which the first third and the last sixth are not counted
-
 FREE = 0.85  # of what a station passes at most: beyond, queues are long and a run of a few lives tells little
 
 
@@ -91,10 +88,8 @@ def test_more_workers_or_a_faster_wire_answer_no_fewer(asked, what):
 @settings(max_examples=60, deadline=None)
 @given(networks)
 def test_one_more_client_neither_slows_nor_speeds_others_down(asked):
-    """Requests/s and their time grow with clients; all at once as one by one.
-
-    Just before a station is full its queue's approximation may ask for a little more time than the clients have: 0.1 % of the rate.
-    """
+    """Requests/s and their time grow with clients; all at once as one by one. Just before a station is full its queue's
+    approximation may ask for a little more time than the clients have: 0.1 % of the rate."""
     clients = np.unique(np.round(np.geomspace(1, 1000, 25)))
     one, many = flow(network(**{**asked, "clients": 37})), flow(network(**{**asked, "clients": np.append(clients, 37)}))
     assert many.per_s[-1] == pytest.approx(one.per_s, rel=1e-8)
@@ -103,11 +98,14 @@ def test_one_more_client_neither_slows_nor_speeds_others_down(asked):
     assert np.all(np.diff(life) >= -1e-9 * life[1:])
 
 
-def test_a_lone_client_waits_for_nobody():
+def test_a_lone_client_waits_for_nobody_and_few_outputs_list_splits():
     net = network(1)
     passed = flow(net)
     assert (passed.ahead_s, passed.slot_s, passed.boundary_s) == (0, 0, 0)
     assert 1 / passed.per_s == pytest.approx(0.01 + 0.1 + 0.02 + 100 * 0.0101)
+    # Few output tokens: a prompt worker is busy with its first client already, and none was listed before.
+    found = plan("llama-3.1-8b", "2xh100-sxm", input_len=16000, output_len=4)
+    assert np.any(found.plans.mode == 1)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
@@ -119,16 +117,13 @@ def test_many_clients_of_one_worker_wait_as_m_g_1(load):
     assert passed.ahead_s == pytest.approx(rho * 0.1 * (1 + 0.25 / 3) / 2 / (1 - rho), rel=0.05)
 
 
-def test_caches_move_no_faster_than_the_wire():
+def test_caches_move_no_faster_than_the_wire_and_tokens_come_faster_where_prompts_bind():
     """9.43 requests/s of 524 MB over 1.25 GB/s were said before."""
     found = commtax.simulate("llama-3.1-8b", catalog.cluster("2x1xh100-sxm", inter="10gbe"), **SLOW)
     nbytes = 4000 * float(kv_bytes_per_token(found.question.model, found.question.plan))
     assert 0.7 * 1.25e9 < float(found.requests_per_s) * nbytes < 1.25e9
     assert any(note.code == "queue" and "wire" in note for note in found.notes)
-
-
-def test_tokens_come_faster_where_prompts_bind():
-    """Only the requests that decode are in a step: 26.1 ms were said before, and 10.4 ms simulated."""
+    # Only the requests that decode are in a step: 26.1 ms were said before, and 10.4 ms simulated.
     words = {"disaggregated": True, "prefill_workers": 2, "decode_workers": 2, "input_len": 8000, "output_len": 200}
     few, many = (commtax.simulate("llama-3.1-8b", "4xh100-sxm", concurrency=n, **words) for n in (188, 376))
     assert 5 < few.running < 15
@@ -148,16 +143,13 @@ def test_a_queue_is_said_where_it_stands(words, slowest):
     assert found.apart.passed.queued
 
 
-def test_few_nics_are_shared_by_who_sends():
+def test_few_nics_are_shared_and_ranks_of_prompt_workers_have_prompts_of_their_own():
     """One NIC a host: a lone prompt worker has it all, eight share it; and each direction has its own."""
     place = replace(catalog.cluster("2x8xh100-sxm", inter="100gbe"), nics_per_host=1)
     words = {"disaggregated": True, "concurrency": 4, "input_len": 4000}
     one, eight = (commtax.simulate("llama-3.1-8b", place, prefill_workers=n, decode_workers=8, **words) for n in (1, 8))
     assert eight.apart.net.wire.out_s == pytest.approx(8 * one.apart.net.wire.out_s)
     assert eight.apart.net.wire.in_s == one.apart.net.wire.in_s == eight.apart.net.wire.out_s
-
-
-def test_ranks_of_a_prompt_worker_have_prompts_of_their_own():
     words = {"dp": 8, "ep": 8, "disaggregated": True, "prefill_workers": 1, "decode_workers": 1, "concurrency": 256}
     shared, ranks = (
         commtax.simulate("deepseek-r1", "2x8xh200-sxm", engine="sglang", input_len=8192, **words, **how)
@@ -167,10 +159,7 @@ def test_ranks_of_a_prompt_worker_have_prompts_of_their_own():
     assert ranks.apart.net.prompting.one_s > shared.apart.net.prompting.one_s, "a prompt has one GPU's attention"
     with pytest.raises(ValueError, match="prefill_dp"):
         commtax.simulate("deepseek-r1", "2x8xh200-sxm", prefill_dp=8)
-
-
-def test_decodes_reach_their_experts_as_is_said():
-    """Low latency for decodes; prompts go in bulk."""
+    # Low latency for decodes; prompts go in bulk.
     words = {"dp": 8, "ep": 8, "disaggregated": True, "prefill_workers": 1, "prefill_tp": 8, "decode_workers": 1}
     low, bulk = (
         commtax.simulate("deepseek-r1", "2x8xh200-sxm", engine="sglang", concurrency=256, **words, ep_backend=f"deepep_{how}")
@@ -223,12 +212,6 @@ def test_the_closed_form_is_the_mean_of_the_simulation():
     assert np.mean(np.abs(found[:, 0] - 1) < 0.1) > 0.9
 
 
-def test_splits_are_listed_where_prompts_are_nearly_all_there_is_to_do():
-    """Few output tokens: a prompt worker is busy with its first client already, and none was listed before."""
-    found = plan("llama-3.1-8b", "2xh100-sxm", input_len=16000, output_len=4)
-    assert np.any(found.plans.mode == 1)
-
-
 @pytest.mark.parametrize(
     ("model", "cluster", "words"),
     [("deepseek-v3", "2x8xh100-sxm", "two need 32"), ("llama-3.1-8b", "h100-sxm", "a worker needs 1 GPU, two need 2")],
@@ -243,9 +226,8 @@ def test_where_no_split_is_listed_a_reason_is(model, cluster, words):
 def test_pools_with_attention_dp_paste_back(engine, tmp_path):
     """What is emitted of two pools, the prompts' too with attention data parallelism, reads back as the same workers."""
     sizes = {"dp": 16, "ep": 16, "redundant_experts": 32, "ep_backend": "deepep_low_latency"}
-    asked = ask("deepseek-r1", "4x8xh200-sxm", **sizes).but(
-        disaggregated=True, prefill_tp=1, prefill_dp=8, prefill_workers=2, decode_workers=1
-    )
+    pools = {"disaggregated": True, "prefill_tp": 1, "prefill_dp": 8, "prefill_workers": 2, "decode_workers": 1}
+    asked = ask("deepseek-r1", "4x8xh200-sxm", **sizes).but(**pools)
     file = tmp_path / "launch.sh"
     file.write_text(apart_command(asked, engine))
     said = run_here("simulate", "-c", "4x8xh200-sxm", "--from", str(file), "--concurrency", "64", "--input-len", "512").stdout
@@ -254,9 +236,7 @@ def test_pools_with_attention_dp_paste_back(engine, tmp_path):
 
 
 CARRIERS = ("", "nixl", "mooncake", "nccl")
-
 APART = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1}
-
 MOONCAKE = ((2048, 2.51), (8192, 8.84), (16384, 16.43), (32768, 31.65))
 
 """Tokens of Qwen3-8B and the milliseconds of their transfer between two hosts of 200 GB/s (Mooncake's vLLM benchmark)."""
@@ -273,7 +253,7 @@ def test_mooncake_moves_what_it_was_measured_to(tokens, measured_ms):
     assert (float(wire.alone_s) - q.engine.host.handover_s) * 1e3 == pytest.approx(measured_ms, rel=0.12)
 
 
-def test_small_blocks_cost_a_fetching_carrier_their_posting():
+def test_stages_that_leave_early_and_small_blocks_post_in_time():
     """80 layers, keys and values apart, 512 blocks of 16 tokens: 81,920 pieces of 3.75 us; blocks of 64 a quarter of that."""
     model, nixl = catalog.model("llama-3.1-70b"), carrier("nixl")
     assert pieces_sent(model, nixl, "vllm", 8192, 16, 8, 8) == 2 * 80 * 512
@@ -283,6 +263,13 @@ def test_small_blocks_cost_a_fetching_carrier_their_posting():
     assert pieces_sent(model, carrier("mooncake"), "vllm", 8192, 16, 8, 8) == 2 * 80
     assert pieces_sent(model, carrier("mooncake"), "sglang", 8192, 16, 4, 8) == 2 * 80 * 8192 * 2, "heads cut out of each token"
     assert pieces_sent(catalog.model("deepseek-r1"), nixl, "vllm", 8192, 16, 4, 8) == 61 * 128, "a latent has no heads to cut"
+    # NCCL sends a layer while the next is computed; so do requests in time.
+    words = {**APART, "tp": 8, "engine": "vllm", "concurrency": 4, "input_len": 8000, "output_len": 50}
+    place = catalog.cluster("2x8xh100-sxm", inter="100gbe")
+    late, early = (commtax.simulate("llama-3.1-70b", place, technique=f"kv-transfer={x}", **words) for x in ("mooncake", "nccl"))
+    assert early.served.moved_s < late.served.moved_s
+    timed = commtax.serve("llama-3.1-70b", place, technique="kv-transfer=nccl", num_prompts=60, **words)
+    assert np.mean(timed.columns["transfer_s"]) == pytest.approx(float(early.served.moved_s), rel=0.1)
 
 
 @settings(max_examples=25, deadline=None)
@@ -307,16 +294,6 @@ def test_more_stages_hide_no_less_and_never_more_than_either(moving, computing, 
     assert computing + moving - few == pytest.approx(max(computing + moving / stages, last)), "as stages follow each other"
 
 
-def test_layers_that_leave_early_are_never_slower():
-    """NCCL sends a layer while the next is computed; so do requests in time."""
-    words = {**APART, "tp": 8, "engine": "vllm", "concurrency": 4, "input_len": 8000, "output_len": 50}
-    place = catalog.cluster("2x8xh100-sxm", inter="100gbe")
-    late, early = (commtax.simulate("llama-3.1-70b", place, technique=f"kv-transfer={x}", **words) for x in ("mooncake", "nccl"))
-    assert early.served.moved_s < late.served.moved_s
-    timed = commtax.serve("llama-3.1-70b", place, technique="kv-transfer=nccl", num_prompts=60, **words)
-    assert np.mean(timed.columns["transfer_s"]) == pytest.approx(float(early.served.moved_s), rel=0.1)
-
-
 def test_what_cannot_carry_here_is_refused():
     for words, rule in (
         ({"technique": "kv-transfer=mori-io"}, "only on chips of AMD"),
@@ -335,21 +312,16 @@ def test_what_cannot_carry_here_is_refused():
     assert mi355x.techniques.kv_transfer == "mori-io"
 
 
-def test_all_carriers_of_a_technique_are_known():
+def test_carriers_of_techniques_are_in_the_catalogue_and_load_as_published():
     for word in set(technique("kv-transfer").words.values()):
         assert carrier(word).connectors
     assert set(technique("kv-offload").words.values()) == set(TIERS)
-
-
-def test_vllm_loads_from_the_host_as_fast_as_was_published():
-    """Llama-3.1-8B on an H100: TTFT falls to between a half and a twenty-second (vLLM's blog of January 2026)."""
+    # Llama-3.1-8B on an H100: TTFT falls to between a half and a twenty-second (vLLM's blog of January 2026).
     gains = []
     for tokens in (512, 120_000):
         words = {"concurrency": 1, "input_len": tokens, "output_len": 2, "spread": 0, "engine": "vllm"}
-        cold, warm = (
-            commtax.simulate("llama-3.1-8b", "1xh100-sxm", **words, **more)
-            for more in ({}, {"prefix_cache": 1.0, "technique": "kv-offload"})
-        )
+        ways = {}, {"prefix_cache": 1.0, "technique": "kv-offload"}
+        cold, warm = (commtax.simulate("llama-3.1-8b", "1xh100-sxm", **words, **more) for more in ways)
         gains.append(float(cold.ttft_s / warm.ttft_s))
     assert 1.3 < gains[0] < 3
     assert 15 < gains[1] < 30
@@ -359,9 +331,8 @@ def test_vllm_loads_from_the_host_as_fast_as_was_published():
 @given(st.sampled_from(TIERS), st.floats(0.05, 1.0))
 def test_a_prefix_from_elsewhere_comes_later_than_one_at_hand(name, share):
     words = {"tp": 2, "concurrency": 8, "input_len": 4096, "output_len": 64, "prefix_cache": share}
-    hand, far = (
-        commtax.simulate("llama-3.1-8b", "8xh100-sxm", **words, **more) for more in ({}, {"technique": f"kv-offload={name}"})
-    )
+    ways = {}, {"technique": f"kv-offload={name}"}
+    hand, far = (commtax.simulate("llama-3.1-8b", "8xh100-sxm", **words, **more) for more in ways)
     assert far.ttft_s > hand.ttft_s
     assert far.requests_per_s <= hand.requests_per_s
     q, where = far.question, tier(name)
@@ -370,15 +341,19 @@ def test_a_prefix_from_elsewhere_comes_later_than_one_at_hand(name, share):
     assert far.served.request_s - hand.served.request_s >= nbytes / rate * where.share
 
 
-def test_loading_pays_from_where_its_line_crosses_computing():
+def test_loading_pays_where_its_line_crosses_and_shares_full_steps():
     lengths = 2.0 ** np.arange(4, 12)
     assert break_even(lengths, 1e-3 + 1e-6 * lengths, 1e-5 * lengths) == pytest.approx(1e-3 / 9e-6)
-    assert break_even(lengths, lengths * 0, lengths) == 16
-    assert break_even(lengths, lengths, lengths * 0 + 1e-9) == np.inf
+    assert (break_even(lengths, lengths * 0, lengths), break_even(lengths, lengths, lengths * 0 + 1e-9)) == (16, np.inf)
     assert loading_s(0.0, 0, 1e9, 1e-6, 1e-3) == 0
     remote = prefix_return(ask("llama-3.1-8b", "8xh200-sxm", tp=8, technique="kv-offload=remote"), 4096)
     assert 16 < remote.pays_from < 500
     assert remote.loaded_s < remote.computed_s
+    # The first requests of a benchmark: their own step is full, not only the wait before it.
+    words = {**APART, "prefill_workers": 2, "prefill_tp": 1, "prefill_dp": 4, "tp": 8, "engine": "sglang", "input_len": 1000}
+    words |= {"output_len": 150, "concurrency": 96, "num_prompts": 480, "max_num_batched_tokens": 32768, "kv_tokens": 400_000}
+    closed, timed = (verb("qwen3-30b-a3b", "2x8xh100-sxm", **words) for verb in (commtax.simulate, commtax.serve))
+    assert float(closed.ttft_s) == pytest.approx(float(np.mean(timed.columns["ttft_s"])), rel=0.12)
 
 
 @pytest.mark.filterwarnings("error")
@@ -390,22 +365,10 @@ def test_prompts_that_the_host_hides_cost_nothing_to_compute():
     assert 16 < eager.pays_from < np.inf
 
 
-def test_requests_that_come_together_share_full_steps_in_closed_form_as_in_time():
-    """The first requests of a benchmark: their own step is full, not only the wait before it."""
-    words = {**APART, "prefill_workers": 2, "prefill_tp": 1, "prefill_dp": 4, "tp": 8, "engine": "sglang", "input_len": 1000}
-    words |= {"output_len": 150, "concurrency": 96, "num_prompts": 480, "max_num_batched_tokens": 32768, "kv_tokens": 400_000}
-    closed, timed = (verb("qwen3-30b-a3b", "2x8xh100-sxm", **words) for verb in (commtax.simulate, commtax.serve))
-    assert float(closed.ttft_s) == pytest.approx(float(np.mean(timed.columns["ttft_s"])), rel=0.12)
-
-
 DATA = tables(__file__)
-
 SURE_PLACES = DATA["places"]
-
 sides = st.floats(1.001, 4.0)
-
 estimates = st.builds(lambda v, a, b: Estimate(v, v / a, v * b), st.floats(1e-6, 1e3), sides, sides)
-
 confidences = st.floats(0.01, 0.99)
 
 
@@ -416,10 +379,8 @@ def test_a_figure_keeps_the_limit_of_its_confidence(estimate, one, other):
     assert estimate.sure(low) <= estimate.sure(high) * (1 + 1e-12)
     assert estimate.kept(estimate.sure(low)) <= estimate.kept(estimate.sure(high)) + 1e-12
     assert estimate.sure(0.5) == estimate.value
-    assert (estimate.kept(estimate.low), estimate.kept(estimate.high)) == (
-        pytest.approx(0.1, abs=1e-4),
-        pytest.approx(0.9, abs=1e-4),
-    )
+    sure = [estimate.kept(estimate.low), estimate.kept(estimate.high)]
+    assert sure == pytest.approx([0.1, 0.9], abs=1e-4)
 
 
 @given(estimates, st.floats(0.51, 0.99))
@@ -428,7 +389,28 @@ def test_two_points_make_a_range(estimate, confidence):
     assert again.high == pytest.approx(estimate.high)
 
 
-def test_what_errs_by_nothing_is_kept_or_not():
+def test_rates_and_simulations_keep_their_limits_as_surely_as_they_say():
+    """Surer fleets have no fewer GPUs, and less room to grow."""
+    asked = {"request_rate": 12, "slo": {"p95_ttft": 0.4, "p99_itl": 0.04}, "num_prompts": 100, "processes": 1}
+    half, surer = (plan_fleet("llama-3.1-8b", "4xh100-sxm", disaggregated=False, **asked, confidence=c) for c in (0.5, 0.9))
+    assert half.plans
+    assert surer.plans
+    assert surer.plans[0].gpus >= half.plans[0].gpus
+    for trial in surer.plans:
+        assert trial.stretch > 1
+        assert all(trial.sure[name] <= limit for name, limit in trial.layout.question.goal.slo)
+        assert trial.kept >= 0.9 - 1e-9
+    first = surer.plans[0].layout.question.plan, surer.plans[0].size
+    same = next(t for t in half.plans if (t.layout.question.plan, t.size) == first)
+    assert same.growth >= surer.plans[0].growth
+    words = ("simulate", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--request-rate", 8, "--num-prompts", 200, "--output-len", 32)
+    free = json.loads(run_here(*words, "--json").stdout)
+    p99 = free["p99_tpot_ms"]
+    found = [json.loads(run_here(*words, "--tpot", f"{p99 * k:.4f}ms", "--json").stdout)["slo"] for k in (0.5, 0.98, 1.02, 2.0)]
+    odds = [slo["kept_with"] for slo in found]
+    assert (odds, odds[0], odds[-1]) == (sorted(odds), pytest.approx(0.1), 0.9)
+    assert 0.1 < odds[1] <= odds[2] < 0.9
+    assert "% do is at least 90%" in run_here(*words, "--tpot", f"{2 * p99:.4f}ms").stdout
     exact = Estimate(2.0, 2.0, 2.0)
     assert (exact.kept(2.0), exact.kept(1.9), exact.kept(math.inf), exact.sure(0.99)) == (1.0, 0.0, 1.0, 2.0)
 
@@ -516,7 +498,7 @@ def test_where_none_is_sure_the_confidence_that_would_do_is_said():
     assert " likely to meet " in done.stdout
 
 
-def test_documents_say_how_sure():
+def test_documents_and_the_page_say_how_sure():
     words = ("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--tpot", "15ms", "--json")
     found = json.loads(run_here(*words).stdout)
     surer = json.loads(run_here(*words, "--confidence", "95").stdout)
@@ -525,38 +507,6 @@ def test_documents_say_how_sure():
     assert all(row["ttft_low_s"] < row["ttft_s"] < row["ttft_high_s"] for row in found["plans"])
     free = json.loads(run_here(*words[:4], "--json").stdout)
     assert free["plans"][0]["limits_kept_with"] is None
-
-
-def test_a_rate_is_held_as_surely_as_is_said():
-    """Surer fleets have no fewer GPUs, and less room to grow."""
-    asked = {"request_rate": 12, "slo": {"p95_ttft": 0.4, "p99_itl": 0.04}, "num_prompts": 100, "processes": 1}
-    half, surer = (plan_fleet("llama-3.1-8b", "4xh100-sxm", disaggregated=False, **asked, confidence=c) for c in (0.5, 0.9))
-    assert half.plans
-    assert surer.plans
-    assert surer.plans[0].gpus >= half.plans[0].gpus
-    for trial in surer.plans:
-        assert trial.stretch > 1
-        assert all(trial.sure[name] <= limit for name, limit in trial.layout.question.goal.slo)
-        assert trial.kept >= 0.9 - 1e-9
-    same = next(
-        t for t in half.plans if (t.layout.question.plan, t.size) == (surer.plans[0].layout.question.plan, surer.plans[0].size)
-    )
-    assert same.growth >= surer.plans[0].growth
-
-
-def test_a_simulation_says_how_surely_its_limits_are_kept():
-    words = ("simulate", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--request-rate", 8, "--num-prompts", 200, "--output-len", 32)
-    free = json.loads(run_here(*words, "--json").stdout)
-    p99 = free["p99_tpot_ms"]
-    found = [json.loads(run_here(*words, "--tpot", f"{p99 * k:.4f}ms", "--json").stdout)["slo"] for k in (0.5, 0.98, 1.02, 2.0)]
-    odds = [slo["kept_with"] for slo in found]
-    assert odds == sorted(odds)
-    assert (odds[0], odds[-1]) == (pytest.approx(0.1), 0.9)
-    assert 0.1 < odds[1] <= odds[2] < 0.9
-    assert "% do is at least 90%" in run_here(*words, "--tpot", f"{2 * p99:.4f}ms").stdout
-
-
-def test_the_page_has_it():
     asked = {"m": "llama-3.1-8b", "c": "2xh100-sxm", "tpot": "15"}
     usual, half = get("plan", **asked), get("plan", **asked, sure="50")
     assert (usual["confidence"], half["confidence"]) == (0.65, 0.5)

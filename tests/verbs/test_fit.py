@@ -24,15 +24,20 @@ from commtax.verbs.settling import ask
 from each import each
 from start_logs import LOGS, name, of_log
 from strategies import questions
+from tables import tables
 
+DATA = tables(__file__)
 GIB = 2**30
 
 
-def test_enough_logs_with_their_sources():
+def test_enough_logs_err_by_a_tenth_of_a_per_cent():
     assert len(LOGS) >= 25
     complete = [r for r in LOGS if r["complete"]]
     assert len(complete) >= 15
     assert all(r["source"].startswith("https://") and (r["complete"] or r["why_not"]) for r in LOGS)
+    rows = [r for r in LOGS if r["complete"] and "weights_gib" in r["logged"]]
+    errors = [abs(of_log(r)[1].weights_bytes / GIB / r["logged"]["weights_gib"] - 1) for r in rows]
+    assert statistics.median(errors) < 0.001
 
 
 @each("row", [r for r in LOGS if r["complete"]], ids=name)
@@ -42,12 +47,8 @@ def test_complete_logs(row):
     logged = row["logged"]
     if "weights_gib" in logged:
         assert fit.weights_bytes / GIB == pytest.approx(logged["weights_gib"], rel=0.01)
-    found = {
-        "available_kv_gib": fit.kv_bytes / GIB,
-        "kv_tokens": fit.kv_tokens,
-        "gpu_blocks": fit.kv_blocks,
-        "max_concurrency": fit.max_concurrency,
-    }
+    found = {"available_kv_gib": fit.kv_bytes / GIB, "kv_tokens": fit.kv_tokens, "gpu_blocks": fit.kv_blocks}
+    found["max_concurrency"] = fit.max_concurrency
     for key, value in found.items():
         if key in logged:
             assert value == pytest.approx(logged[key], rel=0.05), key
@@ -71,29 +72,13 @@ def test_incomplete_logs_stay_near(row):
         assert fit.max_concurrency == pytest.approx(logged["max_concurrency"], rel=0.003)
 
 
-def test_the_typical_error_is_a_tenth_of_a_per_cent():
-    errors = [
-        abs(of_log(r)[1].weights_bytes / GIB / r["logged"]["weights_gib"] - 1)
-        for r in LOGS
-        if r["complete"] and "weights_gib" in r["logged"]
-    ]
-    assert statistics.median(errors) < 0.001
-
-
 @pytest.mark.parametrize(("tp", "tokens"), [(1, 65_536), (2, 131_072)])
 def test_vllm_on_cpu(tp, tokens):
     """1 GiB of KV a rank, 8 layers of 8 KV heads x 64 in bf16."""
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 1024,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "intermediate_size": 4096,
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-    }
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 2048,
+    }  # fmt: skip
     fit = commtax.fit(from_config(config, "tiny"), "2xcpu", tp=tp, kv_cache_memory_bytes=GIB)
     assert fit.kv_tokens == tokens
     assert fit.fits
@@ -107,32 +92,25 @@ def test_latent_kv_is_whole_on_every_rank(tp):
     assert pool.bytes_per_token == 70_272
 
 
-def test_grouped_query_heads_are_replicated_beyond_their_number():
+def test_heads_are_replicated_and_windowed_layers_share_the_pool():
     a = Attention(64, 8, 128, 128)
     assert [float(kv_bytes_per_token_layer(a, tp, "bf16")) for tp in (1, 2, 8, 16)] == [4096, 2048, 512, 512]
     assert float(kv_bytes_per_token_layer(a, 1, "fp8")) == 2048
-
-
-def test_windowed_layers_share_the_pool():
-    """gpt-oss-120b: two groups of 18 layers; a long request holds few blocks of the windowed one."""
+    # gpt-oss-120b: two groups of 18 layers; a long request holds few blocks of the windowed one.
     model = catalog.model("gpt-oss-120b")
     pool = kv_pool(model, Plan(), range(36), 16)
-    assert len(pool.groups) == 2
-    assert pool.bytes_per_token == 36 * 2048
+    assert (len(pool.groups), pool.bytes_per_token) == (2, 36 * 2048)
     assert pool.blocks_per_request(98304, 8192) == 98304 // 16 + 520 + 1
     gemma = kv_pool(catalog.model("gemma-3-27b"), Plan(), range(62), 16)
     assert len(gemma.groups) == 7, "52 windowed layers in groups of 10, and one full"
 
 
-def test_smallest_tp_that_fits():
+def test_the_smallest_tp_that_fits_or_by_how_much_none_does():
     assert commtax.fit("llama-3.1-8b", "8xh100-sxm").question.plan.tp == 1
     assert commtax.fit("llama-3.1-70b", "8xh100-sxm").question.plan.tp == 4
     both = commtax.fit("llama-3.1-405b", "2x8xh100-sxm").question.plan
     assert (both.tp, both.pp) == (8, 2), "tp fills a host, the pipeline crosses"
     assert commtax.fit("deepseek-v3", "8xh200-sxm").question.plan.tp == 8
-
-
-def test_what_does_not_fit_says_by_how_much_and_what_would():
     fit = commtax.fit("llama-3.1-405b", "8xh100-sxm")
     assert not fit.fits
     assert fit.shortfall_bytes > 0
@@ -168,21 +146,7 @@ def test_more_memory_never_gives_fewer_tokens(question):
     assert tokens == sorted(tokens)
 
 
-@each(
-    ("change", "says"),
-    [
-        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0"),
-        ({"gpu_memory_utilization": 1.5}, "at most 1"),
-        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization=nan"),
-        ({"max_model_len": 0}, "max_model_len=0"),
-        ({"max_num_seqs": -1}, "max_num_seqs=-1"),
-        ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes=-1"),
-        ({"tp": 3}, "heads-divisible"),
-        ({"tp": 0}, "at least 1"),
-        ({"phase": "train"}, "train_fit"),
-        ({"dtype": "fp5"}, "dtype 'fp5'"),
-    ],
-)
+@each(("change", "says"), DATA["bad_questions"])
 def test_bad_questions(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.fit("llama-3.1-8b", "8xh100-sxm", **change)
@@ -190,16 +154,7 @@ def test_bad_questions(change, says):
 
 @pytest.mark.parametrize(
     ("model", "cluster", "options"),
-    [
-        ("llama-3.1-405b", "8xh100-sxm", {}),
-        ("llama-3.1-70b", "2x8xl4", {"tp": 4, "dp": 2}),
-        ("deepseek-v3", "8xh100-sxm", {"tp": 8}),
-        ("deepseek-v3", "8xh200-sxm", {"tp": 8, "gpu_memory_utilization": 0.65}),
-        ("qwen3-235b-a22b", "8xh100-sxm", {"tp": 4, "ep": 4}),
-        ("llama-4-scout", "gb200-nvl72", {"tp": 1, "engine": "trtllm"}),
-        ("llama-3.1-8b", "4x4090-pcie", {"tp": 1}),
-        ("llama-3.1-8b", "h100-sxm", {"tp": 1, "kv_cache_memory_bytes": 200 * GIB}),
-    ],
+    [*DATA["advice_works_when_it_is_typed"], ("llama-3.1-8b", "h100-sxm", {"tp": 1, "kv_cache_memory_bytes": 200 * GIB})],
 )
 def test_advice_works_when_it_is_typed(model, cluster, options):
     """Each 'would fit' line is options to add to the command; added, the command says that it fits."""
@@ -218,38 +173,38 @@ def test_advice_works_when_it_is_typed(model, cluster, options):
         assert commtax.fit(model, given.get("--cluster", cluster), **question).fits, advice
 
 
-def test_tp_is_searched_for_a_given_pipeline():
+def test_tp_is_searched_beside_a_pipeline_and_large_hosts_are_noted():
     fit = commtax.fit("llama-3.1-405b", "2x8xh100-sxm", pp=2)
     assert (fit.question.plan.tp, fit.question.plan.pp, fit.fits) == (8, 2, True)
-
-
-def test_a_host_larger_than_usual_is_noted_and_a_bridge_joins_two():
     assert "read as 2 hosts of 8" in " ".join(commtax.fit("llama-3.1-8b", "16xh100-sxm", tp=16).question.notes)
     assert "usual are 8" in " ".join(commtax.fit("llama-3.1-8b", "1x16xh100-sxm", tp=16).question.notes)
-    assert catalog.cluster("2xh100-nvl").intra.kind == "nvlink"
-    assert catalog.cluster("8xh100-nvl").intra.kind == "pcie"
+    assert (catalog.cluster("2xh100-nvl").intra.kind, catalog.cluster("8xh100-nvl").intra.kind) == ("nvlink", "pcie")
 
 
-def test_training_fit():
+def test_training_fits_and_advises_to_split_sequences_first():
     small = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, zero=3, batch=1, context=4096, engine="fsdp", recompute="full")
     assert small.fits
     big = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=1)
     assert not big.fits
     assert big.shortfall_bytes == pytest.approx(big.memory.total - big.budget_bytes)
     assert big.advice[0].startswith("--zero 2 (")
+    # 70B with TP 8 x PP 4 at 8,192 tokens: both fit, and sequence parallelism repeats no product.
+    unfit = {"tp": 8, "pp": 4, "dp": 2, "batch": 64, "context": 8192, "zero": 1}
+    advice = commtax.train_fit("llama-2-70b", "8x8xh100-sxm", **unfit).advice
+    assert [words.split(" (")[0] for words in advice] == ["--sequence-parallel", "--recompute full"]
+    explained = ExplainedStep(commtax.train_bill("llama-2-70b", "8x8xh100-sxm", **unfit))
+    assert f"It would fit with {advice[0]}." in explained.sentence
+    asked = {"batch": 8, "context": 32768}
+    many = commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=np.array([1, 8]), dp=np.array([8, 1]), **asked)
+    each = [commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=tp, dp=8 // tp, **asked) for tp in (1, 8)]
+    assert fits(many).tolist() == [fits(one) for one in each]
 
 
 TYPED = {"-tp": "tp", "-pp": "pp", "--zero": "zero", "--recompute": "recompute", "--micro-batch": "micro_batch"}
 
 
 @pytest.mark.parametrize(
-    ("model", "cluster", "options"),
-    [
-        ("llama-2-70b", "8x8xh100-sxm", {"tp": 8, "pp": 4, "dp": 2, "batch": 64, "context": 8192, "zero": 1}),
-        ("llama-3.1-8b", "8xh100-sxm", {"dp": 8, "batch": 1}),
-        ("llama-3.1-8b", "8xh100-sxm", {"dp": 8, "batch": 16, "micro_batch": 16, "engine": "fsdp"}),
-        ("llama-3.1-70b", "8x8xh100-sxm", {"tp": 8, "batch": 16, "micro_batch": 16, "context": 8192}),
-    ],
+    ("model", "cluster", "options"), DATA["advice_to_training_works_when_it_is_typed_and_the_fastest_comes_first"]
 )
 def test_advice_to_training_works_when_it_is_typed_and_the_fastest_comes_first(model, cluster, options):
     failed = commtax.train_fit(model, cluster, **options)
@@ -264,18 +219,8 @@ def test_advice_to_training_works_when_it_is_typed_and_the_fastest_comes_first(m
         steps.append(float(commtax.train_bill(model, cluster, **changed).step_s))
     assert steps == sorted(steps)
     now = float(commtax.train_bill(model, cluster, **options).step_s)
-    assert [f"{step / now - 1:+.0%} time" in advice for step, advice in zip(steps, failed.advice, strict=True)] == [True] * len(
-        steps
-    )
-
-
-def test_splitting_sequences_is_advised_before_recomputing_everything():
-    """70B with TP 8 x PP 4 at 8,192 tokens: both fit, and sequence parallelism repeats no product."""
-    unfit = {"tp": 8, "pp": 4, "dp": 2, "batch": 64, "context": 8192, "zero": 1}
-    advice = commtax.train_fit("llama-2-70b", "8x8xh100-sxm", **unfit).advice
-    assert [words.split(" (")[0] for words in advice] == ["--sequence-parallel", "--recompute full"]
-    explained = ExplainedStep(commtax.train_bill("llama-2-70b", "8x8xh100-sxm", **unfit))
-    assert f"It would fit with {advice[0]}." in explained.sentence
+    pairs = zip(steps, failed.advice, strict=True)
+    assert all(f"{step / now - 1:+.0%} time" in advice for step, advice in pairs)
 
 
 @pytest.mark.parametrize(
@@ -292,17 +237,22 @@ def test_splitting_sequences_is_advised_before_recomputing_everything():
 )
 def test_limits_follow_the_chips_memory(chip, tp, tokens, rows, share):
     found = commtax.fit("llama-3.1-8b", f"8x{chip}", tp=tp, engine="sglang", max_model_len=1024)
-    assert found.question.limits.max_num_batched_tokens == tokens
-    assert largest_graph(tp, found.question.engine) == rows
+    assert (found.question.limits.max_num_batched_tokens, largest_graph(tp, found.question.engine)) == (tokens, rows)
     assert found.question.limits.gpu_memory_utilization == pytest.approx(share, abs=1e-3)
 
 
-def test_a_small_chip_serves_what_it_serves():
+def test_caches_are_of_each_rank_and_of_small_chips():
     small = commtax.fit("llama-3.1-8b", "1xrtx-4090", tp=1, engine="sglang", max_model_len=4096)
     assert small.fits
     wide = commtax.fit("llama-3.1-8b", "1xrtx-4090", tp=1, engine="sglang", max_model_len=4096, max_num_batched_tokens=8192)
     assert not wide.fits, "chunks of 8,192 reserve 9 GiB more"
     assert commtax.simulate("llama-3.1-8b", "1xrtx-4090", engine="sglang", input_len=4096).steps.chunks == 2
+    words = ("fit", "qwen3-30b-a3b", "--cluster", "4xh100-sxm", "-tp", "1")
+    ranks, alone = (" ".join(run_here(*words, *more).stdout.split()) for more in (("-dp", "4", "-ep", "4"), ()))
+    tokens = int(re.search(r"GPU KV cache size: ([\d,]+) tokens", ranks)[1].replace(",", ""))
+    held = int(re.search(r"per data-parallel rank, all 4 hold ([\d,]+) tokens", ranks)[1].replace(",", ""))
+    assert abs(held - 4 * tokens) <= 4
+    assert "data-parallel rank" not in alone
 
 
 @given(st.sampled_from(sorted(catalog.keys("chips"))), st.sampled_from(["vllm", "sglang", "trtllm"]), st.sampled_from([1, 2, 4, 8]))
@@ -313,19 +263,3 @@ def test_more_memory_never_means_smaller_limits(chip, engine, tp):
     assert here.serves.max_seqs <= more.serves.max_seqs
     assert largest_graph(tp, here) <= largest_graph(tp, more)
     assert on_chip(more, catalog.chip(chip)) == here, "an engine that was on another chip"
-
-
-def test_each_of_many_trained_steps_fits_or_does_not():
-    asked = {"batch": 8, "context": 32768}
-    many = commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=np.array([1, 8]), dp=np.array([8, 1]), **asked)
-    each = [commtax.train_bill("llama-3.1-70b", "8xh100-sxm", tp=tp, dp=8 // tp, **asked) for tp in (1, 8)]
-    assert fits(many).tolist() == [fits(one) for one in each]
-
-
-def test_a_cache_of_each_data_parallel_rank_is_said_to_be_one():
-    words = ("fit", "qwen3-30b-a3b", "--cluster", "4xh100-sxm", "-tp", "1")
-    ranks, alone = (" ".join(run_here(*words, *more).stdout.split()) for more in (("-dp", "4", "-ep", "4"), ()))
-    tokens = int(re.search(r"GPU KV cache size: ([\d,]+) tokens", ranks)[1].replace(",", ""))
-    held = int(re.search(r"per data-parallel rank, all 4 hold ([\d,]+) tokens", ranks)[1].replace(",", ""))
-    assert abs(held - 4 * tokens) <= 4
-    assert "data-parallel rank" not in alone

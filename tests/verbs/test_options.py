@@ -27,11 +27,8 @@ from paths import ROOT
 from tables import tables
 
 DATA = tables(__file__)
-
 SOURCE = Path(commtax.__file__).parent
-
 LLAMA = ("llama-3.1-8b", "8xh100-sxm")
-
 PRICING = ("bill", "compare", "simulate", "plan", "fit")
 
 
@@ -78,18 +75,15 @@ def test_a_wrong_keyword_is_answered_with_the_right_one(verb, given, says):
     assert says in str(refused.value)
 
 
-def test_keywords_are_explained():
+def test_keywords_are_explained_and_take_lists():
     assert commtax.keywords("bill").keys() == taken_by("bill()").keys()
     with pytest.raises(Refusal, match="function 'bil': one of "):
         commtax.keywords("bil")
-
-
-def test_lists_are_taken_where_arrays_are():
     listed, array = (commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=kind([1, 2, 4]), batch=8) for kind in (list, np.array))
     assert listed.step_s.tolist() == array.step_s.tolist()
 
 
-def test_microbatches_are_those_that_were_given():
+def test_microbatches_and_stages_are_those_that_were_given():
     """Of what is sent and held; else they follow from batch and micro_batch."""
     words = {"pp": 4, "micro_batch": 2}
     given, follows = {"microbatches": 8}, {"batch": 16}
@@ -99,6 +93,11 @@ def test_microbatches_are_those_that_were_given():
     assert held[0] == held[1]
     with pytest.raises(ValueError, match="microbatches=0"):
         commtax.train_fit("llama-3.1-8b", "8xh100-sxm", **words, microbatches=0)
+    said = run_here("plan", "llama-3.1-70b", "-c", "8xh100-sxm", "--max-concurrency", "7", "--no-disaggregated").stdout
+    assert "of them wait" not in said
+    assert "8 stages share 7 requests, so 1 stage idles" in said
+    plain, eager = (commtax.fit(*LLAMA, tp=1, **how) for how in ({}, {"eager": True}))
+    assert plain.graph_bytes > eager.graph_bytes == 0
 
 
 @pytest.mark.parametrize("verb", ["fit", "train_fit"])
@@ -107,7 +106,7 @@ def test_what_fits_is_asked_of_one_plan(verb):
         getattr(commtax, verb)("llama-3.1-8b", "8xh100-sxm", dp=[1, 2])
 
 
-def test_an_option_names_a_field_of_the_question():
+def test_options_name_fields_with_their_defaults():
     """… a kind and a group that there are, and verbs that it is either taken by or refused by."""
     own = {f.name for f in fields(Question)}
     for name, option in options().items():
@@ -116,9 +115,6 @@ def test_an_option_names_a_field_of_the_question():
         assert option.group in GROUPS
         assert not set(option.verbs) & set(option.refused), name
         assert all(len(reason) > 20 for reason in option.refused.values())
-
-
-def test_defaults_are_the_question_s_own():
     usual = {}
     for part in ("what_if", "limits", "requests", "offered", "pictures"):
         usual |= {f"{part}.{f.name}": f.default for f in fields(Question.__dataclass_fields__[part].default)}
@@ -128,7 +124,7 @@ def test_defaults_are_the_question_s_own():
             assert option.default == default, name
 
 
-def test_every_option_of_a_step_is_taken_or_refused_with_a_reason_by_every_verb_that_prices_steps():
+def test_every_option_of_a_step_is_taken_or_refused_with_its_reason():
     step = [name for name, option in options().items() if option.part == "what_if" and {"bill", "compare"} <= set(option.verbs)]
     assert len(step) >= 8
     for name in (*step, "speculative"):
@@ -136,9 +132,6 @@ def test_every_option_of_a_step_is_taken_or_refused_with_a_reason_by_every_verb_
             continue
         for command in PRICING:
             assert (name in taken_by(command)) != (name in refused_by(command)), (name, command)
-
-
-def test_a_refusal_says_why():
     done = run_here("simulate", LLAMA[0], "--cluster", LLAMA[1], "--speculative", "3")
     assert done.returncode == 2
     assert "how many drafts llama-3.1-8b accepts is not known; give --acceptance" in done.stderr
@@ -157,11 +150,6 @@ def test_what_slows_a_step_slows_those_who_wait_for_it(changes):
     assert slow.plans.tpot_s[0] > plain.plans.tpot_s[0]
 
 
-def test_graphs_take_no_memory_where_there_are_none():
-    plain, eager = (commtax.fit(*LLAMA, tp=1, **how) for how in ({}, {"eager": True}))
-    assert plain.graph_bytes > eager.graph_bytes == 0
-
-
 @pytest.mark.parametrize(
     "words", [("simulate", "--concurrency", "4"), ("plan",), ("compare", "--over", "tp=1,2"), ("fit", "-tp", "1")]
 )
@@ -170,16 +158,13 @@ def test_eager_is_an_option_of_every_command(words):
     assert done.returncode == 0, done.stderr
 
 
-def test_typed_keywords_are_what_the_table_says():
+def test_typed_keywords_and_the_page_are_what_the_table_says():
     """``python benchmarks/keywords.py`` writes them."""
     path = ROOT / "benchmarks" / "keywords.py"
     spec = importlib.util.spec_from_file_location("keywords_writer", path)
     writer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(writer)
     assert Path(keywords.__file__).read_text() == writer.text()
-
-
-def test_the_page_says_options():
     beside = {"model", "hidden", "layers", "config", "ttft_ms", "tpot_ms", "statistic", "clusters"}
     assert {entry["option"] for entry in page_keys().values()} <= {*options(), *beside}
 
@@ -242,14 +227,12 @@ def listed(nodes):
 
 
 def options_named_in(text, room=""):
-    """Options that a source names as options.
-
-    A name of several words (``input_len``) is one wherever it is quoted. A single word may be anything, ``"trace"`` a kind of file
-    and ``"tokens"`` a unit; it is an option's name among other options' names: where one dict, list or call, or what one object is
-    asked for in the file, holds two of them or more, and they are most of its keys. What is compared, said or passed alone is no
-    key. An option that no field of a question keeps (``why``, ``html``) is the command line's, and a word elsewhere. The axes of a
-    plan (``tp``, ``dp``) are nouns of the whole model, and formulas name them.
-    """
+    """Options that a source names as options. A name of several words (``input_len``) is one wherever it is quoted. A single word
+    may be anything, ``"trace"`` a kind of file and ``"tokens"`` a unit; it is an option's name among other options' names: where
+    one dict, list or call, or what one object is asked for in the file, holds two of them or more, and they are most of its
+    keys. What is compared, said or passed alone is no key. An option that no field of a question keeps (``why``, ``html``) is
+    the command line's, and a word elsewhere. The axes of a plan (``tp``, ``dp``) are nouns of the whole model, and formulas name
+    them."""
     nodes, held = list(ast.walk(ast.parse(text))), defaultdict(set)
     for owner, key in listed(nodes):
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
@@ -289,21 +272,14 @@ def test_an_option_is_known_by_its_company(source, names):
     assert options_named_in(source) == names
 
 
-def test_a_file_that_lists_options_again_is_seen():
+def test_a_file_that_lists_options_again_is_seen_and_parts_share_no_field():
     """One more file that lists what three already do is one too many."""
-    named = Counter(
-        name for _ in range(MOST_FILES + 1) for name in options_named_in('LOAD = ("input_len", "concurrency", "batch")')
-    )
+    again = [name for _ in range(MOST_FILES + 1) for name in options_named_in('LOAD = ("input_len", "concurrency", "batch")')]
+    named = Counter(again)
     assert {name for name, count in named.items() if count > MOST_FILES} == {"input_len", "concurrency", "batch"}
-
-
-def test_no_two_parts_have_a_field_of_one_name():
-    """``but`` gives a name to the part that has it: of two, one would be lost."""
+    # ``but`` gives a name to the part that has it: of two, one would be lost.
     counts = Counter(name for names in PARTS.values() for name in names)
     assert [name for name, count in counts.items() if count > 1] == []
-
-
-def test_a_change_reaches_its_part_and_nothing_else():
     q = resolve_question("llama-3.1-8b", "8xh100-sxm", {"tp": 2})
     changed = q.but(tp=4, request_rate=8.0, concurrency=3)
     assert (changed.plan.tp, changed.offered.request_rate, changed.requests.concurrency) == (4, 8.0, 3)
@@ -328,9 +304,3 @@ def test_lengths_that_nobody_says_are_one_set():
         said = run_here(words[0], "llama-3.1-8b", "-c", place, *words[1:]).stdout
         assert "1,024 tokens in" in said
         assert "128 out" in said
-
-
-def test_stages_without_a_request_idle_and_requests_do_not_wait():
-    said = run_here("plan", "llama-3.1-70b", "-c", "8xh100-sxm", "--max-concurrency", "7", "--no-disaggregated").stdout
-    assert "of them wait" not in said
-    assert "8 stages share 7 requests, so 1 stage idles" in said

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import commtax
-from cli_run import run_here
+from cli_run import run_here, told_here
 from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, TRAINING, idle_s
 from commtax.cost.train_kernels import forward_flops
@@ -27,7 +27,6 @@ from paths import SHARED
 from tables import tables
 
 DATA = tables(__file__)
-
 RUNS = SHARED / "training_runs.csv"
 SMALL = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-70b", "deepseek-v3")
 ENGINES = ("megatron", "fsdp", "torchtitan", "deepspeed", "megatron-2021", "llm-foundry", "llama3")
@@ -42,19 +41,12 @@ def steps(draw):
     dp = draw(st.sampled_from([d for d in (1, 2, 4, 8) if tp * cp * pp * d <= 32] or [1]))
     micro = draw(st.sampled_from((1, 2)))
     words = {
-        "tp": tp,
-        "cp": cp,
-        "pp": pp,
-        "dp": dp,
-        "engine": engine,
-        "micro_batch": micro,
-        "batch": micro * draw(st.sampled_from((8, 16))),
-        "context": draw(st.sampled_from((1024, 4096))),
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "engine": engine, "micro_batch": micro,
+        "batch": micro * draw(st.sampled_from((8, 16))), "context": draw(st.sampled_from((1024, 4096))),
         "recompute": draw(st.sampled_from(("none", "selective", "full"))),
-        "schedule": draw(st.sampled_from(("1f1b", "gpipe", "zb-h1"))),
-        "eager": draw(st.booleans()),
+        "schedule": draw(st.sampled_from(("1f1b", "gpipe", "zb-h1"))), "eager": draw(st.booleans()),
         "flops": draw(st.sampled_from(("full", "causal"))),
-    }
+    }  # fmt: skip
     if engine == "megatron" or tp > 1:
         words["sequence_parallel"] = draw(st.booleans()) or None
     if draw(st.booleans()):
@@ -84,10 +76,6 @@ def test_lines_sum_to_the_step_and_nothing_beats_the_chip(b):
             assert float(x.each_s) >= float(x.flops) / b.peak_flops_per_s * (1 - 1e-9), x.item.what
     assert 0 < float(b.mfu) <= float(b.hfu) <= 1
     assert float(sum(b.taxes.values())) == pytest.approx(float(b.exposed_comm_s + b.bubble_s), rel=1e-9)
-
-
-@given(steps())
-def test_one_replica_sends_no_gradients(b):
     plan = b.question.plan
     sends = any(x.item.axis in ("dp", "edp", "shard", "replica") for x in b.items if x.kind == "comm")
     assert sends == (plan.dp * plan.cp > 1)
@@ -104,8 +92,7 @@ def test_full_recomputation_is_exactly_one_more_forward(model, engine, seq):
     ends = [x for x in full.items if x.item.part == "feed-forward" and x.item.place == "down" and x.item.stage == "forward"]
     last = sum(float(x.flops * x.item.count) for x in ends) if engine == "fsdp" else 0.0
     assert flops(full, "recompute") == pytest.approx(flops(full, "forward") - head - last), "all layers as far as gradients need"
-    assert flops(plain, "recompute") == 0
-    assert flops(full, "backward") == flops(plain, "backward")
+    assert (flops(plain, "recompute"), flops(full, "backward")) == (0, flops(plain, "backward"))
     assert float(plain.mfu) == pytest.approx(float(plain.hfu))
     layers, ends = forward_flops(catalog.model(model), seq, False)
     again = layers - last / (seq * plain.question.step.micro_batch * plain.question.plan.microbatches)
@@ -123,12 +110,11 @@ def test_zero_3_memory_falls_as_one_over_dp(engine):
     assert state(8) > state(16) > state(64)
 
 
-def test_hybrid_sharding_keeps_gathers_inside_the_host():
+def test_hybrid_sharding_stays_inside_the_host_and_dualpipe_trades_memory():
     words = {"dp": 32, "engine": "fsdp", "context": 8192, "batch": 2}
     whole, hybrid = (commtax.train_bill("llama-3.1-8b", "4x8xh100-sxm", **words, hsdp=n) for n in (0, 8))
     links = {(x.item.axis, x.item.what): str(x.link) for x in hybrid.items if x.kind == "comm"}
-    assert links["shard", "layer parameters"] == "nvlink4"
-    assert links["replica", "gradient shards"] == "ib-ndr"
+    assert (links["shard", "layer parameters"], links["replica", "gradient shards"]) == ("nvlink4", "ib-ndr")
     assert {str(x.link) for x in whole.items if x.item.axis == "shard"} == {"ib-ndr"}
     assert float(hybrid.memory_bytes_per_rank) > float(whole.memory_bytes_per_rank)
     shards = next(x.item for x in hybrid.items if x.item.what == "gradient shards")
@@ -140,9 +126,18 @@ def test_hybrid_sharding_keeps_gathers_inside_the_host():
     plain, grouped = (commtax.train_bill("mixtral-8x7b", "8x8xh100-sxm", **moe, hsdp=n) for n in (0, 8))
     experts = [next(x.item for x in b.items if x.item.what == "expert parameters").ranks for b in (plain, grouped)]
     assert experts == [64, 8]
+    # Microbatches enter at both ends: a rank holds two stages, sums their gradients with its mirror rank, and idles less.
+    piped = {"pp": 8, "batch": 32, "zero": 0}
+    plain, both = (commtax.train_bill("llama-3.1-8b", "8xh100-sxm", schedule=name, **piped) for name in ("1f1b", "dualpipe"))
+    assert both.bubble_s < plain.bubble_s / 2
+    assert both.memory.parameters > 1.9 * plain.memory.parameters
+    assert both.memory.activations == pytest.approx(9 / 8 * plain.memory.activations)
+    assert both.exposed_on("pp") > plain.exposed_on("pp")
+    with pytest.raises(ValueError, match="even number of at least 16 microbatches, not 8"):
+        commtax.train_bill("llama-3.1-8b", "8xh100-sxm", pp=8, batch=8, schedule="dualpipe")
 
 
-def test_one_bucket_is_always_exposed():
+def test_gradients_are_exposed_behind_the_last_microbatch():
     b = commtax.train_bill("llama-3.1-8b", "2x8xh100-sxm", dp=16, batch=64, context=8192)
     grads = next(x for x in b.items if x.item.what == "gradients")
     assert float(grads.total_s) < float(grads.window_s), "there is room for all of it"
@@ -150,9 +145,6 @@ def test_one_bucket_is_always_exposed():
     assert float(grads.item.count) > 100, "buckets of 160 MB"
     nothing = commtax.train_bill("llama-3.1-8b", "2x8xh100-sxm", dp=16, batch=64, context=8192, async_axes=())
     assert float(nothing.exposed_comm_s) == float(nothing.comm_s)
-
-
-def test_the_window_is_the_last_microbatchs_backward():
     words = {"tp": 8, "dp": 32, "context": 4096}
     few, many = (commtax.train_bill("llama-3.1-70b", "32x8xh100-sxm", batch=n, **words) for n in (1, 32))
     windows = [next(float(x.window_s) for x in b.items if x.item.what == "gradients") for b in (few, many)]
@@ -164,27 +156,20 @@ def test_the_window_is_the_last_microbatchs_backward():
     assert next(x.item.count for x in piped.items if x.item.what == "layer gradients") == 20, "once a step, not every microbatch"
 
 
-def test_layers_with_and_without_a_window_have_their_own_time():
+def test_layers_types_and_overlap_have_their_own_time():
     b = commtax.train_bill("gemma-3-27b", "8x8xh100-sxm", dp=64, engine="fsdp", context=32768)
     times = sorted({float(x.each_s) for x in b.items if x.item.what == "attention"})
     assert len(times) == 2
     assert times[1] > 4 * times[0]
-
-
-def test_a_checkpoints_storage_is_not_its_training_type():
     stored = commtax.train_bill("deepseek-v3", "64x8xh100-sxm", dp=64, ep=64, pp=8, batch=8, recompute="full", engine="torchtitan")
     asked = commtax.train_bill(
         "deepseek-v3", "64x8xh100-sxm", dp=64, ep=64, pp=8, batch=8, recompute="full", engine="torchtitan", dtype="fp8"
     )
     assert asked.peak_flops_per_s == pytest.approx(2 * stored.peak_flops_per_s, rel=0.01)
     assert float(asked.step_s) < float(stored.step_s)
-
-
-def test_overlap_is_an_inequality_with_an_efficiency_below_one():
     for engine in ENGINES:
         assert 0 < catalog.engine(engine).trains.overlap_efficiency < 1
-    assert hidden_s(2.0, 1.0, 0.5) == 0.5
-    assert hidden_s(1.0, 2.0, 0.5) == 0.5
+    assert (hidden_s(2.0, 1.0, 0.5), hidden_s(1.0, 2.0, 0.5)) == (0.5, 0.5)
 
 
 @each("name", TRAINING)
@@ -201,19 +186,6 @@ def test_idle_times_are_the_simulators(name, p):
         assert idle == pytest.approx(float(timeline.idle_s().mean()), abs=1e-9 if exact else 0.03 * timeline.span_s)
 
 
-def test_dualpipe_trades_memory_for_its_bubble():
-    """Microbatches enter at both ends: a rank holds two stages, sums their gradients with its mirror rank, and idles less."""
-    plain, both = (
-        commtax.train_bill("llama-3.1-8b", "8xh100-sxm", pp=8, batch=32, schedule=name, zero=0) for name in ("1f1b", "dualpipe")
-    )
-    assert both.bubble_s < plain.bubble_s / 2
-    assert both.memory.parameters > 1.9 * plain.memory.parameters
-    assert both.memory.activations == pytest.approx(9 / 8 * plain.memory.activations)
-    assert both.exposed_on("pp") > plain.exposed_on("pp")
-    with pytest.raises(ValueError, match="even number of at least 16 microbatches, not 8"):
-        commtax.train_bill("llama-3.1-8b", "8xh100-sxm", pp=8, batch=8, schedule="dualpipe")
-
-
 def test_arrays_equal_scalars():
     tp, dp = np.array([1, 2, 8, 4]), np.array([8, 8, 2, 4])
     batch, micro = np.array([4, 8, 16, 8]), np.array([1, 2, 4, 1])
@@ -221,24 +193,16 @@ def test_arrays_equal_scalars():
     many = commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", tp=tp, dp=dp, batch=batch, micro_batch=micro, **words)
     for i in range(4):
         sizes = {
-            "tp": int(tp[i]),
-            "dp": int(dp[i]),
-            "batch": int(batch[i]),
-            "micro_batch": int(micro[i]),
-            "pp": int(words["pp"][i]),
-        }
+            "tp": int(tp[i]), "dp": int(dp[i]), "batch": int(batch[i]), "micro_batch": int(micro[i]), "pp": int(words["pp"][i]),
+        }  # fmt: skip
         one = commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", **{**words, **sizes})
         for name in ("step_s", "mfu", "hfu", "exposed_comm_s", "bubble_s", "memory_bytes_per_rank"):
             assert float(getattr(many, name)[i]) == pytest.approx(float(getattr(one, name)), rel=1e-12), name
-        assert many.binding[i] == one.binding
-        assert bool(fits(many)[i]) == bool(fits(one))
+        assert (many.binding[i], bool(fits(many)[i])) == (one.binding, bool(fits(one)))
     assert many.legal.all()
 
 
-BAD = DATA["bad"]
-
-
-@each(("change", "says"), BAD)
+@each(("change", "says"), DATA["bad"])
 def test_options_are_honoured_or_refused(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.train_bill(**{"model": "llama-3.1-8b", "cluster": "8xh100-sxm", **change})
@@ -264,20 +228,16 @@ def test_the_lessons_two_flips():
     assert {str(x.link) for x in degrees.rows[2].bill.items if x.item.axis == "tp"} == {"roce-100"}
 
 
-def test_a_measured_mfu_finds_its_cause():
+def test_a_measured_mfu_finds_its_cause_or_what_its_plan_lacks():
     words = {"dp": 8, "engine": "torchtitan", "context": 8192, "batch": 2}
     good = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", **words)
     slow = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", **words, eager=True)
     found = causes(good, float(slow.mfu))
-    assert found[0].what == "element-wise kernels are not fused"
-    assert found[0].explains == pytest.approx(1, abs=0.01)
+    assert (found[0].what, found[0].explains) == ("element-wise kernels are not fused", pytest.approx(1, abs=0.01))
     assert causes(good, float(good.mfu)) == []
     with pytest.raises(ValueError, match="100%"):
         causes(good, 1.5)
-
-
-def test_a_run_that_beats_its_plan_is_told_what_the_plan_lacks():
-    """Llama 3 405B on 16,384 H100 had 41 % (arXiv:2407.21783, table 4); its sizes alone neither fit nor come near."""
+    # Llama 3 405B on 16,384 H100 had 41 % (arXiv:2407.21783, table 4); its sizes alone neither fit nor come near.
     words = {"tp": 8, "pp": 16, "dp": 128, "context": 8192, "batch": 16}
     bare = commtax.train_bill("llama-3.1-405b", "2048x8xh100-sxm", **words)
     near, fits = completed_plans(bare, 0.41)
@@ -290,14 +250,7 @@ def test_a_run_that_beats_its_plan_is_told_what_the_plan_lacks():
     assert completed_plans(whole, 0.41) == [], "a run as predicted lacks nothing"
 
 
-def test_long_sequences_never_show_more_than_the_chip():
-    b = commtax.train_bill("llama-3.1-8b", "8xh200-sxm", cp=8, context=1_048_576, engine="llama3")
-    assert float(b._utilization(b.model_flops("full"))) > 1
-    assert float(b.mfu) <= float(b.hfu) < 1
-    assert "causal pairs only, because" in b.mfu_definition
-
-
-def test_the_sentence_names_the_binding_tax():
+def test_the_sentence_names_the_binding_tax_and_no_more_than_the_chip():
     b = commtax.train_bill("llama-3.1-70b", "2x8xh100-sxm", tp=16, context=8192, sequence_parallel=True)
     assert b.binding == "tp"
     assert "the largest tax is that of tp" in verdict(b, [])
@@ -307,9 +260,13 @@ def test_the_sentence_names_the_binding_tax():
     assert "more microbatches" in verdict(piped, [])
     alone = commtax.train_bill("llama-3.2-1b", "1xh100-sxm", context=8192)
     assert alone.binding == "compute"
+    b = commtax.train_bill("llama-3.1-8b", "8xh200-sxm", cp=8, context=1_048_576, engine="llama3")
+    assert float(b._utilization(b.model_flops("full"))) > 1
+    assert float(b.mfu) <= float(b.hfu) < 1
+    assert "causal pairs only, because" in b.mfu_definition
 
 
-def test_json_has_the_promised_keys(tmp_path):
+def test_json_has_the_promised_keys_and_a_lack_of_memory_comes_first(tmp_path):
     command = "bill llama-3.1-8b --phase train --cluster 2x8xh100-sxm -dp 16 --global-batch 32 --seq 8192 --engine torchtitan"
     done = run_here(*command.split(), "--recompute", "full", "--tokens", "1T", "--measured-mfu", "20%", "--json")
     assert done.returncode == 0, done.stderr
@@ -319,6 +276,14 @@ def test_json_has_the_promised_keys(tmp_path):
     assert sum(x["exposed_s"] for x in found["items"]) == pytest.approx(found["step_s"])
     assert found["days"] == pytest.approx(1e12 / found["tokens_per_s"] / 86400)
     assert found["causes"]
+    # Whatever its MFU: nobody can run it. Of training and of serving, in words and in the document.
+    for words in (("--phase", "train", "-tp", "8", "--global-batch", "64"), ("-tp", "1"), ("-tp", "8", "--batch", "4096")):
+        told = told_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words)
+        assert told.stdout.startswith("Does not fit in memory: each rank needs ")
+        document = json.loads(told.document)
+        assert not document["fits"]
+        assert document["verdict"].startswith("Does not fit in memory")
+    assert "Does not fit" not in run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm").stdout
 
 
 def _published():
@@ -352,17 +317,6 @@ def test_published_runs():
     assert len(errors["skipped"]) <= 1
 
 
-def test_a_layout_that_lacks_memory_says_so_first():
-    """Whatever its MFU: nobody can run it. Of training and of serving, in words and in the document."""
-    for words in (("--phase", "train", "-tp", "8", "--global-batch", "64"), ("-tp", "1"), ("-tp", "8", "--batch", "4096")):
-        told = run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words)
-        assert told.stdout.startswith("Does not fit in memory: each rank needs ")
-        document = json.loads(run_here("bill", "llama-3.1-70b", "-c", "8xh100-sxm", *words, "--json").stdout)
-        assert not document["fits"]
-        assert document["verdict"].startswith("Does not fit in memory")
-    assert "Does not fit" not in run_here("bill", "llama-3.1-8b", "-c", "8xh100-sxm").stdout
-
-
 @pytest.mark.parametrize(("pp", "chunks"), [(4, 2), (2, 2), (16, 5), (32, 2)])
 def test_interleaving_without_chunks_chooses_some(pp, chunks):
     """The fewest that share 80 layers evenly, two where none does; what was chosen is said, and what was given is kept."""
@@ -385,6 +339,9 @@ def test_training_plans_tell_tokens_ranges_days_and_dollars():
     told = run_here(*words).stdout
     for name in ("tokens/s", "80% range", "days", "$", "2T tokens (--tokens)"):
         assert name in told
+    done = run_here("plan", "llama-3.1-70b", "-c", "1xh100-sxm", "--phase", "train", "--global-batch", "8")
+    assert done.returncode == 1
+    assert "time and dollars are those of 1T tokens (--tokens)" in done.stdout
 
 
 @pytest.mark.parametrize("words", [("plan", "--global-batch", "64"), ("bill",)])
@@ -392,9 +349,3 @@ def test_a_run_has_tokens(words):
     """Days of no tokens are no answer."""
     done = run_here(words[0], "llama-3.1-8b", "-c", "8xh100-sxm", "--phase", "train", *words[1:], "--tokens", "0")
     assert (done.returncode, done.stderr.strip()) == (2, "error: tokens=0: at least 1 token is needed; nearest valid: 1")
-
-
-def test_days_are_explained_where_nothing_fits_too():
-    done = run_here("plan", "llama-3.1-70b", "-c", "1xh100-sxm", "--phase", "train", "--global-batch", "8")
-    assert done.returncode == 1
-    assert "time and dollars are those of 1T tokens (--tokens)" in done.stdout

@@ -7,12 +7,9 @@ from closed_loops import FAR, paired
 
 
 def small_budgets_serve_what_the_simulation_says(rng: Random) -> str | None:
-    """TPOT and requests/s within 1.5 x, or a note says why, also where decoding alone would fill each step.
-
-    With drafts within 2 x: a request that finds room for some of its rows alone decodes with fewer drafts, which is left out.
-
-    How long prompts wait there is a matter of chance: TTFT, a small part of such requests, is not compared.
-    """
+    """TPOT and requests/s within 1.5 x, or a note says why, also where decoding alone would fill each step. With drafts within 2 x:
+    a request that finds room for some of its rows alone decodes with fewer drafts, which is left out. How long prompts wait
+    there is a matter of chance: TTFT, a small part of such requests, is not compared."""
     drafts, budget = rng.choice((0, 0, 3, 5)), rng.choice((128, 256, 512))
     clients = max(1, round(budget / (1 + drafts) * rng.uniform(0.3, 1.5)))
     words = {"model": "llama-3.1-8b", "cluster": f"4x{rng.choice(('h100-sxm', 'b200-sxm', 'a100-80-sxm'))}", "engine": "vllm"}

@@ -15,13 +15,9 @@ from commtax.spec import Cluster
 from made_nccl import output
 
 PROGRAMS = {
-    "all-reduce": "all_reduce",
-    "all-gather": "all_gather",
-    "reduce-scatter": "reduce_scatter",
-    "all-to-all": "alltoall",
-    "send-recv": "sendrecv",
-    "broadcast": "broadcast",
-}
+    "all-reduce": "all_reduce", "all-gather": "all_gather", "reduce-scatter": "reduce_scatter", "all-to-all": "alltoall",
+    "send-recv": "sendrecv", "broadcast": "broadcast",
+}  # fmt: skip
 PLACES = ("8x{}", "4x{}", "2x8x{}", "4x8x{}", "16x8x{}", "2x4x{}")
 VERDICTS = {"agree": "pass", "disagree": "fail", "unknown": "undecided"}
 

@@ -22,15 +22,8 @@ from commtax.verbs.requests import RequestsInTime
 
 Question = dict[str, Any]
 MODELS = (
-    "llama-3.2-1b",
-    "llama-3.1-8b",
-    "qwen2.5-7b",
-    "gpt-oss-20b",
-    "gemma-3-27b",
-    "qwen3-30b-a3b",
-    "mixtral-8x7b",
-    "gpt-oss-120b",
-)
+    "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gpt-oss-20b", "gemma-3-27b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b",
+)  # fmt: skip
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "b200-sxm", "l40s", "mi300x")
 FEWEST = 400  # requests that are simulated at least
 ROUNDED = 1e-6  # what the same requests may take longer
@@ -38,12 +31,10 @@ SURE = 3.0  # standard errors of a mean of so many requests that are no contradi
 
 
 def emitted_plans_keep_their_promise(rng: Random) -> str | None:
-    """The promised clients, at servers that are started as written, get the promised TTFT, TPOT and tokens/s.
-
-    A promise is broken where the mean in time lies on the worse side of the plan's 80 % range by more than ``SURE`` standard errors
-    of its requests, where a note says what its means leave out of 1.5 times that range; being better breaks none. The first and the
-    last request of each client do not count: a closed loop has no beginning and no end.
-    """
+    """The promised clients, at servers that are started as written, get the promised TTFT, TPOT and tokens/s. A promise is broken
+    where the mean in time lies on the worse side of the plan's 80 % range by more than ``SURE`` standard errors of its requests,
+    where a note says what its means leave out of 1.5 times that range; being better breaks none. The first and the last request
+    of each client do not count: a closed loop has no beginning and no end."""
     goal, places = _goal(rng)
     try:
         found = plan(goal["model"], places[-1], **{k: v for k, v in goal.items() if k != "model"})
@@ -64,9 +55,7 @@ def emitted_plans_keep_their_promise(rng: Random) -> str | None:
     if len(places) > 1:
         load["prefill_cluster"] = places[0]
     options = _read_back(text, goal["model"])
-    promise = {
-        name: found.range_of(rows, i, f"{name}_s" if name != "tokens_per_s" else name) for name in ("ttft", "tpot", "tokens_per_s")
-    }
+    promise = {x: found.range_of(rows, i, f"{x}_s" if x != "tokens_per_s" else x) for x in ("ttft", "tpot", "tokens_per_s")}
     if any(note.code in LEFT_OUT for note in found.simulation(rows, i).notes):
         promise = {name: (low / math.exp(FAR), high * math.exp(FAR)) for name, (low, high) in promise.items()}
     try:

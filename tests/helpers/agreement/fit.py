@@ -20,14 +20,10 @@ def _asked(rng: Random) -> dict[str, Any]:
     limits = {"max_num_seqs": rng.choice((64, 256, 1024, 2048)), "max_num_batched_tokens": rng.choice((2048, 8192, 16384))}
     kept = {name: value for name, value in limits.items() if rng.random() < 0.6}
     return {
-        "model": rng.choice(MODELS + HYBRIDS),
-        "cluster": f"{gpus}x{rng.choice(HOSTS)}",
-        "engine": rng.choice(("vllm", "vllm", "vllm@0.23", "vllm@0.18", "sglang", "trtllm")),
-        "tp": gpus,
-        "max_model_len": rng.choice((2048, 8192, 65536, 131072)),
-        "gpu_memory_utilization": rng.choice((0.8, 0.9, 0.95)),
-        **kept,
-    }
+        "model": rng.choice(MODELS + HYBRIDS), "cluster": f"{gpus}x{rng.choice(HOSTS)}",
+        "engine": rng.choice(("vllm", "vllm", "vllm@0.23", "vllm@0.18", "sglang", "trtllm")), "tp": gpus,
+        "max_model_len": rng.choice((2048, 8192, 65536, 131072)), "gpu_memory_utilization": rng.choice((0.8, 0.9, 0.95)), **kept,
+    }  # fmt: skip
 
 
 def servers_that_fit_start(rng: Random) -> str | None:

@@ -27,26 +27,10 @@ Drawn = dict[str, object]
 """Keys of the page."""
 Difference = tuple[str, object, object]
 FLAGS = {
-    "c": "--cluster",
-    "b": "--batch",
-    "s": "--context",
-    "dt": "--dtype",
-    "kv": "--kv-dtype",
-    "e": "--engine",
-    "ph": "--phase",
-    "ttft": "--ttft",
-    "tpot": "--tpot",
-    "il": "--input-len",
-    "ol": "--output-len",
-    "obj": "--objective",
-    "usd": "--price",
-    "len": "--max-model-len",
-    "sure": "--confidence",
-    "tp": "-tp",
-    "pp": "-pp",
-    "dp": "-dp",
-    "rep": "--replicas",
-}
+    "c": "--cluster", "b": "--batch", "s": "--context", "dt": "--dtype", "kv": "--kv-dtype", "e": "--engine", "ph": "--phase",
+    "ttft": "--ttft", "tpot": "--tpot", "il": "--input-len", "ol": "--output-len", "obj": "--objective", "usd": "--price",
+    "len": "--max-model-len", "sure": "--confidence", "tp": "-tp", "pp": "-pp", "dp": "-dp", "rep": "--replicas",
+}  # fmt: skip
 UNITS = {"ttft": "ms", "tpot": "ms", "sure": "%"}
 
 

@@ -32,19 +32,9 @@ HOSTS = {
     "dgx-spark": ("dgx spark", "DGX-Spark", "spark"),
 }
 PARTS = (
-    "{n}x{c}",
-    "{n} {c}",
-    "{n} x {c}",
-    "{n}x {c}",
-    "{n}*{c}",
-    "{n}×{c}",
-    "{c} x{n}",
-    "{c}:{n}",
-    "{c} x {n}",
-    "{n} GPUs {c}",
-    "{n}-{c}",
-    "{n}x{c}",
-)
+    "{n}x{c}", "{n} {c}", "{n} x {c}", "{n}x {c}", "{n}*{c}", "{n}×{c}", "{c} x{n}", "{c}:{n}", "{c} x {n}", "{n} GPUs {c}",
+    "{n}-{c}", "{n}x{c}",
+)  # fmt: skip
 WHOLE = ("{h} nodes of {n} {c}", "{h} hosts x {n} {c}", "{h}x{n} {c}", "{h} x {n} x {c}", "{h} servers with {n} {c}", "{h}x{n}x{c}")
 WHOLE += ("{h} nodes, {n} {c} each", "{n} {c} per node, {h} nodes", "{n} {c} x {h} nodes", "{h} machines with {n} {c} GPUs")
 NAMED = ("{h} {c}", "{h}x {c}", "{h} x {c}", "{h} nodes {c}", "{h} nodes of {c}", "{h}x{c}")

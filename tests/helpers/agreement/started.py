@@ -18,15 +18,8 @@ from commtax.verbs.settling import resolve_question
 ROUNDED = 1e-4  # less than what is printed shows: what is emitted caps requests at their peak, where almost none waits
 CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "b200-sxm", "l40s", "mi300x")
 MODELS = (
-    "llama-3.2-1b",
-    "llama-3.1-8b",
-    "qwen2.5-7b",
-    "gpt-oss-20b",
-    "qwen3-30b-a3b",
-    "mixtral-8x7b",
-    "gpt-oss-120b",
-    "llama-3.3-70b",
-)
+    "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "gpt-oss-20b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-120b", "llama-3.3-70b",
+)  # fmt: skip
 SERVED = ("ttft_s", "tpot_s", "tokens_per_s")
 
 
@@ -82,9 +75,8 @@ def emitted_jobs_take_the_plan_s_step(rng: Random) -> str | None:
         return f"{said}: exit code {again.returncode}, {again.stderr or again.stdout}\n{launch}"
     differs = list(_differences(own, json.loads(again.document), ("step_s", "tokens_per_s")))
     error = ratio_error(resolve_question(model, place[1], {}, "train"))
-    wider = [
-        row["verdict"] for row in document["plans"] if row["gpus"] > own["gpus"] and row["step_s"] <= own["step_s"] * (1 + error)
-    ]
+    near = own["step_s"] * (1 + error)
+    wider = [row["verdict"] for row in document["plans"] if row["gpus"] > own["gpus"] and row["step_s"] <= near]
     differs += [f"{wider[0]} uses more GPUs and is too close to call"] if wider else []
     return f"{said}: {'; '.join(differs)}\n{launch}" if differs else ""
 

@@ -237,11 +237,8 @@ def _less_than_searched(asked: Question, told: UntriedTechniques, said: str) -> 
     named = f"with {told.techniques} ", f" {int(told.rows.concurrency[0])} client", f"{own:,.0f} tokens/s instead of"
     if not all(words in said for words in named):
         return f"{said!r} does not say {named}: {_asked(asked)}"
-    return (
-        f"{told.techniques}: {own:,.0f} tokens/s, all plans with techniques {best:,.0f}: {_asked(asked)}"
-        if best < own * (1 - CLOSE)
-        else ""
-    )
+    wrong = f"{told.techniques}: {own:,.0f} tokens/s, all plans with techniques {best:,.0f}: {_asked(asked)}"
+    return wrong if best < own * (1 - CLOSE) else ""
 
 
 LAWS: dict[str, tuple[Law, int]] = {
