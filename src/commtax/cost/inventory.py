@@ -340,10 +340,8 @@ def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
 
 @lru_cache(maxsize=4096)
 def format_of(model: Model, module: str, quant: Quant | None) -> Quant | None:
-    """Return the format of most layers that have a module, or None where they keep it as it is.
-
-    A name that the inventory does not have (products that engines fuse) is looked at as one of the first kind of layers.
-    """
+    """Return the format of most layers that have a module (one of the first kind of layers where it is a product that engines
+    fuse), or None where they keep it as it is."""
     if quant is None:
         return None
     names = (f"model.layers.N.{module}.weight", f"{module}.weight")
@@ -586,10 +584,8 @@ def fullest_of(model: Model, plan: Plan) -> list[Number]:
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
-    """Count the parameters one rank of the fullest stage holds: of its layers, their experts, and embedding and head.
-
-    Where microbatches enter at both ends a rank holds two stages: the first one's has the last beside it, head and all.
-    """
+    """Count the parameters one rank of the fullest stage holds: of its layers, their experts, and embedding and head (and of two
+    stages where microbatches enter at both ends)."""
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
     directions = SCHEDULES[plan.schedule].directions
     alone = (np.asarray(plan.pp) == 1) | (directions > 1)

@@ -43,10 +43,7 @@ HALF = 0.5  # of an expert's last tile is empty on average
 
 @dataclass(frozen=True, slots=True)
 class RoutedSizes:
-    """Sizes of the routed part. A copy is a token on its way to one of its experts.
-
-    ``up``: matrices beside the one down, 2 with a gate.
-    """
+    """Sizes of the routed part, of which a copy is a token on its way to one of its experts."""
 
     tokens: Number  # that enter the rank and leave it
     copies: Number  # for the experts of this rank …

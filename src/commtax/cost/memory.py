@@ -118,11 +118,8 @@ def with_draft_layers(model: Model, d: Drafter | None) -> Model:
 
 
 def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, seqs: Number, last_stage: bool = True) -> Number:
-    """Return the peak while ``tokens`` rows run, or while ``seqs`` rows of logits are sampled, whichever is larger.
-
-    A layer's peak holds three copies of the hidden state beside the widest feed-forward (gate, up and their product;
-    for experts the larger of both halves for each of the top_k, and the product).
-    """
+    """Return the peak while ``tokens`` rows run (three hidden states beside the widest feed-forward), or while ``seqs`` rows of
+    logits are sampled, whichever is larger."""
     act = DTYPE_BYTES[plan.activations_dtype]
     none: Number = 0.0
     widest = reduce(np.maximum, (_ffn_elements(b.ffn, model, plan, engine, tokens) for b in model.blocks if b.ffn), none)
@@ -205,12 +202,8 @@ class TrainMemory:
 
 
 def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> TrainMemory:
-    """Divide training memory by ZeRO: 1 shares the optimiser state over data-parallel ranks, 2 the gradients too, 3 the parameters
-    too.
-
-    With a pipeline the parameters of ZeRO 3 stay gathered while microbatches pass, and gradients of ZeRO 2 and 3 add up whole
-    until the last of them has passed a chunk. Frozen parameters (LoRA) have neither gradients nor state nor a master copy.
-    """
+    """Divide training memory by ZeRO: 1 shares the optimiser state over data-parallel ranks, 2 the gradients too (which add up
+    whole in a pipeline's chunk), 3 the parameters too (which stay gathered in a pipeline)."""
     params = stage_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     ends = _ends(model, plan, params)
@@ -272,11 +265,8 @@ def _gathered_params(params: Number, ranks: Number) -> Number:
 
 
 def microbatches_in_flight(model: Model, plan: Plan) -> Number:
-    """Count the microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2.
-
-    Interleaving v chunks keeps (p - 1)/(p v) more, as Narayanan et al. 2021 count it, where there are as many; where chunks
-    have unequal layers it is the rank that keeps most, counted in stages of mean depth.
-    """
+    """Count the microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2,
+    and (p - 1)/(p v) more with v chunks (Narayanan et al. 2021)."""
     if plan.chunks > 1:
         return kept_layers(model.num_layers, plan.pp, plan.chunks, plan.microbatches) * plan.pp / model.num_layers
     return SCHEDULES[plan.schedule].kept(plan.pp, plan.microbatches, plan.chunks)

@@ -248,10 +248,7 @@ def flow(net: QueueNetwork) -> Flow:
 
 
 def _share(times: "Times", most: Number) -> tuple[Number, Condition]:
-    """Find the share of the most throughput that the clients keep going: all of it where even that leaves some over.
-
-    False position with Illinois' rule, and a halving every fourth time.
-    """
+    """Find the share of the most throughput that the clients keep going, by false position with Illinois' rule and halvings."""
 
     def beyond(share: Number) -> Number:
         passed = times.at(most * share)
@@ -311,11 +308,8 @@ class Times:
         )
 
     def prompts(self, per_s: Number) -> tuple[Number, Number]:
-        """Return the batch that a prompt joins, and its wait before that.
-
-        Who comes during a step is computed in the next, with all others who came (a gated queue): with b its batch, S(b) a step,
-        the next has Poisson(rate S) prompts, or one after a pause. Mean and variance of b follow, and of S.
-        """
+        """Return the batch that a prompt joins, and its wait before that, in a gated queue: who comes during a step S(b) of batch b
+        is computed in the next, with Poisson(rate S) prompts, or one after a pause."""
         p, full = self.net.prompting, self.full
         came = self.before.others * per_s / p.workers
         (mean, step), more = self._mean_step(came), p.more_s / p.ranks
@@ -328,10 +322,7 @@ class Times:
         return batch + self.lockstep * (full - batch), met * longer / 2 + wait
 
     def _decided(self, came: Number, load: Number) -> Number:
-        """Return the share of the time in which the next step was decided before a prompt came, which then waits for that one too.
-
-        So it is from a step that left prompts over until one in which none comes: then whoever comes next is taken at once.
-        """
+        """Return the share of the time in which the next step is decided early, after one that left prompts until none comes."""
         begins = load**self.crowd
         return self.net.decided * begins / (begins + np.exp(-came))
 
@@ -369,11 +360,7 @@ class Times:
 def disaggregated_means(
     net: QueueNetwork, passed: Flow, engine: Engine, num_prompts: Number = np.inf, loading_s: Number = 0.0
 ) -> ClosedLoopMeans:  # fmt: skip
-    """Return the means over a closed loop's requests with prompts on workers of their own (``network``).
-
-    The first prompts of a benchmark arrive at once: they wait, and share steps that are as full as steps can be; where the wire is
-    slower than their workers, their caches wait for it. The front ends of both kinds of workers limit as those of one do.
-    """
+    """Return the means over a closed loop's requests with prompts on separate workers, the first of which arrive all at once."""
     full = net.prompting.full(net.clients)
     first, full_s = np.minimum(1.0, net.clients / num_prompts), net.prompting.step_s(full)
     burst: Number = np.maximum(0.0, net.clients / net.prompting.workers / full - 1) / 2 * full_s

@@ -144,10 +144,7 @@ def beside_same_batch(lines: list[Line], t: PricingTerms, rows: Number) -> list[
 
 
 def beside_routed(lines: list[Line], t: PricingTerms, rows: Number) -> list[Line]:
-    """Run a shared expert beside routed ones: both take as long as the longer, and at least as their bytes and FLOPs together.
-
-    What is left of the shared expert is what both take beyond the routed ones.
-    """
+    """Run a shared expert beside routed ones: both take as long as the longer, and at least as their bytes and FLOPs together."""
     routed, shared = _kernels_of(lines, "experts", "routing"), _kernels_of(lines, "shared expert")
     memory = t.cluster.chip.memory_Bps
     together = np.maximum(np.maximum(routed.step_s, shared.step_s), routed.least_s(memory) + shared.least_s(memory))
@@ -167,12 +164,8 @@ def _kernels_of(lines: Iterable[Line], *parts: Part) -> Bill:
 
 
 def in_tiles(lines: list[Line], t: PricingTerms) -> list[Line]:
-    """Place each sum and gather of tensor parallelism beside the one product that it follows or precedes.
-
-    Split sequences: a product runs in as many pieces as there are ranks, each as soon as its rows are here, and what it made
-    leaves beside the next; the pieces that arrive are added up by a kernel of its own. Whole ones: each tile of a product is summed
-    inside the kernel that made it.
-    """
+    """Place each sum and gather of tensor parallelism beside the one product that it follows or precedes: split sequences in as
+    many pieces as there are ranks, whole ones in tiles that are summed inside the kernel."""
     split = t.plan.sequence_parallel
     if not split:
         return [_beside_product(x, split) for x in lines]

@@ -63,10 +63,8 @@ class Surface:
     _scaled: dict[float, Self] = field(default_factory=dict)
 
     def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
-        """Return the seconds of a step of decodes alone, how much longer the next one is, and for how many steps that holds.
-
-        Steps are of one token each: where a step yields several, each of them takes its part of the step.
-        """
+        """Return the seconds of a step of decodes alone, how much longer the next one is, and for how many steps that holds, all
+        per token where a step yields several."""
         start, slope = self._pieces.get(seqs) or self._piece(seqs)
         contexts, mean = self.contexts, cached / seqs
         at = min(bisect_right(contexts, mean), len(contexts) - 1) - 1

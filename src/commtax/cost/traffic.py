@@ -72,11 +72,8 @@ def largest_graph(tp: Number, engine: Engine) -> Number:
 
 
 def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, eager: bool = False) -> Number:
-    """Return rows as the engine runs them: a graph is captured for some batch sizes only, and a batch runs in the next one.
-
-    Steps with prompt tokens are padded only by engines that capture those too; rows beyond the largest size run as
-    they are. With drafts, sizes count sequences, or are rounded up to whole sequences.
-    """
+    """Return rows as the engine runs them: in the next larger captured graph, where sizes may count sequences, unless the engine
+    captures none for steps with prompts or of so many rows."""
     sizes, each = np.asarray(engine.sends.graph_sizes), work.rows_per_seq
     if eager or not sizes.size:
         return rows
@@ -226,10 +223,8 @@ def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str]
 
 
 def dispatched_bytes(plan: Plan, quant: Quant | None, dispatch_dtype: str = "") -> float:
-    """Return the bytes of one activation element on its way to an expert, its share of scales with it.
-
-    As asked; else quantised first where the experts' arithmetic is.
-    """
+    """Return the bytes of one activation element on its way to an expert, scales included: as wanted, else as the experts'
+    arithmetic has it."""
     dtype = "" if quant is None or quant.weight_only else quant.activations or quant.dtype
     kind = dispatch_dtype or dtype
     if kind == "fp8":

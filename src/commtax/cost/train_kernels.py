@@ -36,11 +36,8 @@ UPDATE_BYTES = 38  # Adam: gradient read (twice, once to clip) and cleared, thre
 def forward_kernels(
     model: Model, plan: Plan, step: TrainStep, engine: Engine, layers: Number, passes: float, imbalance: float = 1.0
 ) -> tuple[list[Kernel], list[Kernel]]:
-    """Forward kernels of ``layers`` layers, and of the head over every token, as often as one microbatch runs them.
-
-    Context parallelism shares queries so that each rank sees the same number of pairs: as many as its own chunk would
-    with half of the other ranks' keys before them.
-    """
+    """Return forward kernels of ``layers`` layers, and of the head over every token, as often as one microbatch runs them, where
+    each context-parallel rank sees half of the other ranks' keys."""
     local = plan.share(step.seq)
     rows = step.micro_batch * local
     past = step.micro_batch * (step.seq - local) / 2
