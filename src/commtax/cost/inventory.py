@@ -18,23 +18,8 @@ from commtax.cost.placement import expert_ranks, padded_vocab, tokens_split
 from commtax.cost.schedules import SCHEDULES
 from commtax.patterns import modules
 from commtax.records import dataclass, replace
-from commtax.spec import (
-    DTYPE_BYTES,
-    Attention,
-    Block,
-    Compressed,
-    DeltaNet,
-    Engine,
-    Experts,
-    Extra,
-    Indexer,
-    Latent,
-    Mlp,
-    Model,
-    Number,
-    Plan,
-    Quant,
-)
+from commtax.spec import DTYPE_BYTES, Engine, Number, Plan
+from commtax.spec.model import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mlp, Model, Quant
 
 FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first pipeline stage or the last
 

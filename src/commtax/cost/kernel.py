@@ -10,21 +10,8 @@ from commtax.cost.inventory import format_of, quantisation
 from commtax.ledger import Part, Place, Stage
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.records import dataclass, replace
-from commtax.spec import (
-    DTYPE_BYTES,
-    NO_TECHNIQUES,
-    Cluster,
-    Drafter,
-    Engine,
-    Fabric,
-    KernelConstants,
-    Model,
-    Number,
-    Plan,
-    Quant,
-    Techniques,
-    Workload,
-)
+from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Quant
+from commtax.spec.plan import DTYPE_BYTES, NO_TECHNIQUES, Drafter, Plan, Techniques, Workload
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""

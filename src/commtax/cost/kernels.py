@@ -24,7 +24,7 @@ from typing import cast
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.forms import DAMPED, RATES, SECONDS, Parts, Table, from_memory
+from commtax.cost.forms import DAMPED, RATES, SECONDS, Parts, Table, equation_of, from_memory
 from commtax.cost.kernel import NARROW_CACHE, NARROW_PROMPTS, SINGLE, WIDE_BYTES, WINDOWED, Kernel, KernelContext, PricingTerms
 from commtax.cost.layer_forms import CHIP_FORMS, FORMS, ROUTED
 from commtax.ledger import NO_NOTE, Item, Line, Stage, pass_of
@@ -290,11 +290,6 @@ def applied_s(kernel: Kernel, chip: Chip, constants: KernelConstants, a: KernelF
     return fixed * a.slow_rank, moving * a.slow_rank
 
 
-def fused_by(kernel: Kernel) -> str:
-    """Name the number that says what share of a kernel's launches run inside its neighbours: their fixed time is gone."""
-    return "small_kernels" if kernel.form == "small" else "chained"
-
-
 def kernel_line(
     kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: PricingTerms, stage: Stage = ""
 ) -> Line:
@@ -339,6 +334,15 @@ def pace_of(kernel: Kernel) -> str:
     if kernel.part == "attention" and kernel.place in ATTENTION_PACES:
         return ATTENTION_PACES[kernel.place]
     return "pace_products" if kernel.form == "gemm" else "pace_small"
+
+
+def equation(form: str) -> str:
+    """Return a form's equation, which stands in its function's description and nowhere else.
+
+    >>> equation("small")
+    't = t0 + bytes / (eb bandwidth) seconds'
+    """
+    return equation_of(CHIP_FORMS.get(form) or FORMS[form])
 
 
 TINY_STEP, ALONE = 1e-30, 1e-30

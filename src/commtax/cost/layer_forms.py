@@ -14,19 +14,7 @@ ranks of their experts and back.
 
 import numpy as np
 
-from commtax.cost.forms import (
-    PLAIN_FORMS,
-    QUERY_TILE,
-    TINY,
-    ChipForm,
-    Form,
-    Parts,
-    Table,
-    equation_of,
-    from_memory,
-    norm,
-    vector_flops_per_s,
-)
+from commtax.cost.forms import PLAIN_FORMS, QUERY_TILE, TINY, ChipForm, Form, Parts, Table, from_memory, norm, vector_flops_per_s
 from commtax.cost.kernel import Kernel
 from commtax.records import dataclass, replace
 from commtax.spec import Chip, Number
@@ -462,12 +450,3 @@ WAYS = ("low", "high", "low2", "high2")  # low latency, high throughput, and the
 MODULE_FORMS: dict[str, Form] = MEASURED | {f"exchange_{way}": exchange for way in WAYS}
 
 FORMS: dict[str, Form] = {**PLAIN_FORMS, **ROUTED, **LATENT_FORMS, **MODULE_FORMS}
-
-
-def equation(form: str) -> str:
-    """Return a form's equation, which stands in its function's description and nowhere else.
-
-    >>> equation("small")
-    't = t0 + bytes / (eb bandwidth) seconds'
-    """
-    return equation_of(CHIP_FORMS.get(form) or FORMS[form])

@@ -26,22 +26,8 @@ from commtax.cost.placement import expert_ranks, holders, padded_vocab
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.traffic import largest_graph
 from commtax.records import dataclass
-from commtax.spec import (
-    DTYPE_BYTES,
-    Attention,
-    Block,
-    Chip,
-    Drafter,
-    Engine,
-    Experts,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Model,
-    Number,
-    Plan,
-    TrainStep,
-)
+from commtax.spec import DTYPE_BYTES, Chip, Drafter, Engine, Number, Plan, TrainStep
+from commtax.spec.model import Attention, Block, Experts, Mamba2, Mixer, Mlp, Model
 from commtax.statement import Refusal
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
@@ -233,13 +219,10 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     if plan.recompute == "full":  # layers are rebuilt one at a time: one's activations exist beside the kept inputs
         largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
         kept = kept + rows * _activation_bytes_per_row(largest, model.hidden, plan, step, engine)
-    return TrainMemory(
-        parameters=weights,
-        gradients=np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced_share(plan) * sum(trained) * grads),
-        optimizer=divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1),
-        activations=kept,
-        logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0),
-    )
+    gradients = np.minimum(sum(trained) * grads, divided(trained, grads, 2) + _unreduced_share(plan) * sum(trained) * grads)
+    optimizer = divided(trained, OPTIMIZER_BYTES - (4 if mastered else 0), 1)
+    logits = pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0)
+    return TrainMemory(weights, gradients, optimizer, kept, logits)
 
 
 def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:

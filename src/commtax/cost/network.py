@@ -237,14 +237,8 @@ def flow(net: QueueNetwork) -> Flow:
     slowest = np.argmin(limits, axis=0)[()]
     left_s = np.maximum(0.0, net.clients / passed.per_s - passed.life_s(net))
     waits = [np.where(limited & (slowest == place), left_s, 0.0)[()] for place in range(len(STATIONS))]
-    return replace(
-        passed,
-        ahead_s=passed.ahead_s + waits[0],
-        moved_s=passed.moved_s + waits[1],
-        slot_s=waits[2],
-        slowest=slowest,
-        queued=limited & (left_s > 1e-6 * passed.life_s(net)),
-    )
+    ahead, moved, queued = passed.ahead_s + waits[0], passed.moved_s + waits[1], limited & (left_s > 1e-6 * passed.life_s(net))
+    return replace(passed, ahead_s=ahead, moved_s=moved, slot_s=waits[2], slowest=slowest, queued=queued)
 
 
 def _share(times: "Times", most: Number) -> tuple[Number, Condition]:
@@ -293,19 +287,9 @@ class Times:
         seqs = net.decoding.seqs(tokens_per_s)
         step = net.decoding.step_s(seqs, tokens_per_s)
         batch, wait = self.prompts(per_s)
-        moved = net.wire.alone_s + self._wire_s(per_s, batch)
-        return Flow(
-            per_s=per_s,
-            seqs=seqs,
-            batch=batch,
-            boundary_s=step * self.busy * np.minimum(1.0, seqs),
-            prefill_s=net.prompting.step_s(batch),
-            ahead_s=wait,
-            moved_s=np.where(net.decodes > 0, moved, 0.0)[()],
-            slot_s=per_s * 0.0,
-            step_s=step,
-            slowest=0,
-        )
+        boundary, prefill = step * self.busy * np.minimum(1.0, seqs), net.prompting.step_s(batch)
+        moved = np.where(net.decodes > 0, net.wire.alone_s + self._wire_s(per_s, batch), 0.0)[()]
+        return Flow(per_s, seqs, batch, boundary, prefill, wait, moved, slot_s=per_s * 0.0, step_s=step, slowest=0)
 
     def prompts(self, per_s: Number) -> tuple[Number, Number]:
         """Return the batch that a prompt joins, and its wait before that, in a gated queue: who comes during a step S(b) of batch b
@@ -372,15 +356,6 @@ def disaggregated_means(
     least = net.clients * np.maximum(np.maximum(engine.host.frontend_request_s, loading_s) / net.prompting.workers, tokens_s)
     frontend = knee(np.maximum(LEAST_S, life), least)
     after = np.where(net.decodes > 0, frontend / 2, 0.0)
-    return ClosedLoopMeans(
-        tpot_s=(passed.step_s + after / np.maximum(1.0, net.decodes)) * net.steps_per_token,
-        request_s=net.request_s + passed.per_s * 0,
-        boundary_s=passed.boundary_s,
-        prefill_s=prefill,
-        ahead_s=wait,
-        slot_s=passed.slot_s,
-        frontend_s=frontend - after,
-        ahead=wait / net.prompting.one_s,
-        stretch_s=0.0,
-        moved_s=moved,
-    )
+    tpot = (passed.step_s + after / np.maximum(1.0, net.decodes)) * net.steps_per_token
+    waits = (net.request_s + passed.per_s * 0, passed.boundary_s, prefill, wait, passed.slot_s, frontend - after)
+    return ClosedLoopMeans(tpot, *waits, ahead=wait / net.prompting.one_s, stretch_s=0.0, moved_s=moved)

@@ -253,10 +253,7 @@ def _after_first(t: PricingTerms) -> Number:
     return 1 - 1 / (t.plan.tp * 1.0)
 
 
-Sides = Mapping[str, Number]
-
-
-def _sides(lines: Sequence[Line], t: PricingTerms) -> Sides:
+def _sides(lines: Sequence[Line], t: PricingTerms) -> Mapping[str, Number]:
     """Sum the seconds of layers' kernels by what they belong to, in layers that have experts."""
     model = t.model
     mixtures = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers) / max(1, model.num_layers)

@@ -148,7 +148,7 @@ def _sent_line(item: Item, pricer: Pricer, chosen: PathChoice, settings: WhatIf)
     outside = not fabric.flat and holds_anywhere(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
     source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
-    spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, eager=settings.eager)
+    spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     late = pick(np.asarray(item.ranks) > 1, late, 0.0) if settings.eager else late
     hidden = 0.0 * item.count * (latency + wire)  # shaped as the line: nothing, before a step says what it runs beside
@@ -220,15 +220,7 @@ def _assumed_source(why: str, basis: str) -> Source:
 
 
 def spread_of(
-    fabric: Fabric,
-    op: str,
-    nbytes: Number,
-    ranks: Number,
-    chosen: PathChoice,
-    cluster: Cluster,
-    crosses: Condition,
-    *,
-    eager: bool = False,
+    fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: PathChoice, cluster: Cluster, crosses: Condition, eager: bool
 ) -> Number:
     """Return the half-width of the 80 % range of a collective as a factor, from the residuals of its constants."""
     if fabric.flat:

@@ -129,14 +129,12 @@ def recomputed_kernels(kernels: list[Kernel], model: Model, plan: Plan, engine: 
     """List what backward runs again: all layers, or what the engine calls selective."""
     if plan.recompute == "none":
         return []
-    if plan.remade:
-        return [k for k in kernels if any(REMADE[name](k) for name in plan.remade)]
-    if plan.recompute == "full" or engine.trains.selective == "matmuls":
+    if not plan.remade and (plan.recompute == "full" or engine.trains.selective == "matmuls"):
         again = [replace(k, count=k.count * _recomputed_share(k, model, plan, engine)) for k in kernels]
         return [k for k in again if np.ndim(k.count) or k.count]
-    if engine.trains.selective == "up-projections":  # of latents, and norms: what is small to keep and large to make
-        return [k for k in kernels if k.part == "norms" or _is_latent_expansion(k)]
-    return [k for k in kernels if k.part == "attention"]
+    # Selective recomputation is of norms and up-projections, small to keep and large to make, or of attention with all scans.
+    names = plan.remade or (("layernorm", "mla_up_proj") if engine.trains.selective == "up-projections" else ("attention",))
+    return [k for k in kernels if any(REMADE[name](k) for name in names)]
 
 
 def _recomputed_share(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Number:
@@ -157,31 +155,16 @@ def _recomputed_share(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Nu
     return SECOND.get(k.place, 0.0 if last else 0.5)
 
 
-def _is_latent_expansion(k: Kernel) -> bool:
-    """Check whether a kernel makes queries, keys or values out of latents, or casts what such a product takes."""
-    return k.part == "projections" and k.place in ("query", "key")
-
-
 REMADE: Mapping[str, Callable[[Kernel], bool]] = {
+    "attention": lambda k: k.part == "attention",
     "core_attn": lambda k: k.part == "attention" and k.form not in CHIP_FORMS,
     "layernorm": lambda k: k.part == "norms",
-    "mla_up_proj": _is_latent_expansion,
+    "mla_up_proj": lambda k: k.part == "projections" and k.place in ("query", "key"),  # and casts of what such a product takes
     "mlp": lambda k: k.part == "feed-forward",
     "moe": lambda k: k.part in ("router", "routing", "experts", "shared expert"),
     "moe_act": lambda k: k.part == "experts" and k.place == "activation",  # it stands with the permutation, not told apart
 }
 """Forward kernels of the modules that Megatron recomputes by name."""
-
-
-def update(params: Number) -> Kernel:
-    """Return the optimiser's step over this rank's share of the parameters."""
-    count = pick(np.asarray(params) > 0, 1, 0)
-    return Kernel("optimiser update", "elementwise", count, 0.0, UPDATE_BYTES * params, part="update", stage="update")
-
-
-def accumulation_kernel(nbytes: Number) -> Kernel:
-    """Return the pass that adds a microbatch's gradients to the sum, where no product does it."""
-    return Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")
 
 
 def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:

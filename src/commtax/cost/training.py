@@ -93,10 +93,13 @@ def _compute(t: PricingTerms, step: TrainStep) -> tuple[list[Line], list[Line], 
     layers += priced.lines(train_kernels.backward(body, plan), m)
     both = [*head, *train_kernels.backward(head, plan)]
     share = _head_share(model, plan, t.engine, _total(layers) / depth, m * priced.seconds(both))
-    ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
-    if t.engine.trains.accumulate_bytes:
-        trained = sum(trained_params(model, plan, t.engine).values())
-        ends += priced.lines([train_kernels.accumulation_kernel(trained * t.engine.trains.accumulate_bytes)], m)
+    updated = updated_params(model, plan, t.engine)
+    count, nbytes = pick(np.asarray(updated) > 0, 1, 0), train_kernels.UPDATE_BYTES * updated
+    update = Kernel("optimiser update", "elementwise", count, 0.0, nbytes, part="update", stage="update")
+    ends = priced.lines(both, m * share) + priced.lines([update], 1)
+    if t.engine.trains.accumulate_bytes:  # a pass adds a microbatch's gradients to the sum, where no product does it
+        nbytes = sum(trained_params(model, plan, t.engine).values()) * t.engine.trains.accumulate_bytes
+        ends += priced.lines([Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")], m)
     return layers, ends, share
 
 

@@ -223,9 +223,7 @@ class RunLesson:
     output_len: float
     measured_s: float
     catalogue_s: float  # as predicted before anything was learnt
-    residual: (
-        float  # ln(measured / predicted) where the slopes were taken, as if from there the catalogue's constants had been left
-    )
+    residual: float  # ln(measured / predicted) where the slopes were taken, and the catalogue's constants left
     slopes: Mapping[str, float]  # d ln(latency) / d ln(constant)
     noise: float = 1.0  # its own scatter over the usual one: more for a median, and for a run that others contradict
     label: str = ""
