@@ -229,11 +229,8 @@ class Bill:
 
     @cached_property
     def sigma(self) -> Number:
-        """Return the standard deviation of ln(step): lines of one basis err together, others independently.
-
-        Whole runs of groups that constants were not fitted on say how far off whole steps are: no step is surer. Where this one's
-        kind was measured they say it all, but for lines that are assumed, which err on top: s = sqrt(known^2 + s of those^2).
-        """
+        """Return the standard deviation of ln(step): that of lines (those of one basis err together), never less than whole runs
+        were off, or s = sqrt(known^2 + s of assumed lines^2) where runs of its kind were measured."""
         parts: dict[tuple[str, str], Number] = {}
         for x in self.lines:
             key = (x.kind, x.source.basis)

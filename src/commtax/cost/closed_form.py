@@ -186,8 +186,10 @@ def _arrivals_per_decision(load: ClosedLoopLoad, seqs: Number, stages: Number, e
 
 
 def with_patience(load: ClosedLoopLoad, ranks: Number, seqs: Number, engine: Engine) -> ClosedLoopLoad:
-    """Return the load with prompts that wait for other ranks': not while requests wait for slots or a rank decodes nothing."""
-    steps = patience_steps(ranks, seqs / _life(load), engine.serves.rank_patience)
+    """Return the load with prompts that wait until each rank has one (half of what the last takes, 1 + 1/2 + … + 1/ranks times the
+    time between a rank's prompts), or ``rank_patience`` steps, but not while requests wait for slots or a rank decodes nothing."""
+    most, last = engine.serves.rank_patience, np.log(ranks) + np.euler_gamma + 0.5 / ranks
+    steps = np.where(ranks > 1, 0.5 / (seqs / _life(load) / last + 1 / most), 0.0)[()] if most else 0.0
     waits = np.clip(np.minimum(seqs - 1, 1 - (load.concurrency - seqs)), 0, 1) * (load.decodes > 0)
     return replace(load, rank_wait=steps * waits)
 
@@ -362,10 +364,8 @@ def _boundary_s(load: ClosedLoopLoad, steps: Steps, seqs: Number, way: Number, e
 
 
 def _present(load: ClosedLoopLoad, seqs: Number, way: Number, alone: Number, others: Number) -> Number:
-    """Return the share of the running requests that are in steps, which those on their way through the server are not.
-
-    A life lasts L = way + alone + others (1 - way / L), where ``others`` is what all prompts of others would take.
-    """
+    """Return the share of the running requests that are in steps, not on their way through the server: of a life L = way + alone +
+    others (1 - way / L), where ``others`` is what all prompts of others would take."""
     whole = way + alone + others
     life = np.maximum(LEAST_S, (whole + np.sqrt(np.maximum(0.0, whole**2 - 4 * others * way))) / 2)
     return np.minimum(1.0, load.concurrency / seqs - way / life)[()]
@@ -435,10 +435,3 @@ def fullest_batch(seqs: Number, stages: Number) -> Number:
     """Count the requests of a pipeline's fullest batch, which all wait for: an arrival joins an empty one, else any."""
     more = np.maximum(1.0, seqs / stages) - 1
     return 1 + more * largest(stages, more)
-
-
-def patience_steps(ranks: Number, came: Number, most: int) -> Number:
-    """Return the steps that a prompt waits until each rank has one, after 1 + 1/2 + … + 1/ranks times the time between a rank's
-    prompts (it waits half of that), or until ``most`` have passed."""
-    last = np.log(ranks) + np.euler_gamma + 0.5 / ranks
-    return np.where(ranks > 1, 0.5 / (came / last + 1 / most), 0.0)[()] if most else 0.0

@@ -248,12 +248,8 @@ class Crossing:
 
     @property
     def leaving(self) -> Number:
-        """Return the share of the tensor that leaves each domain.
-
-        An all-reduce of two domains swaps their sums, each once (a tree); with more, every byte goes up and down, or twice
-        round: 2 (n-1)/n over n ranks. A gather or scatter goes round all ranks: (n-1)/n. An all-to-all keeps what its own
-        domain wants: (M-1)/M.
-        """
+        """Return the share of the tensor that leaves each domain: all of an all-reduce's sum once between two (a tree), else 2
+        (n-1)/n over n ranks, (n-1)/n of a gather or scatter, and (M-1)/M of an all-to-all."""
         if self.op == "all-reduce":
             return pick(np.asarray(self.domains) > 2, ring_factor(self.op, self.ranks), np.minimum(1, self.domains - 1))
         return ring_factor(self.op, self.ranks if self.op in ROUND else self.domains)
@@ -275,11 +271,8 @@ def cross_domains(crossing: Crossing, inside: PathChoice, paths: tuple[Path, ...
 
 
 def one_pipeline(c: Crossing, inside: PathChoice, network: Network) -> PathChoice:
-    """Price both stages as one pipeline: log2 M network hops each way (a tree), each some times the link's latency.
-
-    A pipeline cut into the best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way (levels work on different
-    chunks at a time): most of the time of tensors of a few megabytes.
-    """
+    """Price both stages as one pipeline: log2 M network hops each way (a tree), L a hop, and 2 sqrt(L wire) that the best number of
+    chunks loses beside both."""
     levels = np.minimum(1, c.domains - 1) if network.direct else c.levels
     through = c.ranks if network.flat and c.op in RINGS else c.domains
     wire = ring_factor(c.op, through) * c.nbytes / (c.nics_Bps * network.efficiency)

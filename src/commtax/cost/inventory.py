@@ -26,10 +26,8 @@ FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """``split`` says how ranks share it: full, heads, kv, ffn, shared, vocab, expert or tower (see ``tensors.share``).
-
-    ``units`` are the heads (or groups) that a kv split shares out: beyond as many ranks they are copied.
-    """
+    """A tensor, shared by ranks as ``split`` says (full, heads, kv, ffn, shared, vocab, expert or tower; see ``share``), where a kv
+    split copies its ``units`` (heads or groups) beyond as many ranks."""
 
     name: str
     shape: tuple[int, ...]
@@ -417,11 +415,8 @@ SCALES: dict[str, tuple[tuple[int, int], float]] = {
 
 
 def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) -> Number:
-    """Return the part of a tensor that one rank holds, by its split.
-
-    heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one of ``units`` heads, then copies. expert: 1/ep of the experts and of
-    their copies, each split over the ranks that share it. vocab: 1/tp of the table padded to the engine's multiple.
-    """
+    """Return the part of a tensor that one rank holds: 1/tp, of kv as long as there are ``units`` heads, 1/ep of experts and their
+    copies (split over the ranks that share them), and 1/tp of the padded vocabulary."""
     tp = plan.tp
     if split == "full":
         return tp * 0 + 1.0

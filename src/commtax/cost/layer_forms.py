@@ -51,11 +51,8 @@ class RoutedSizes:
 
 
 def routed_kernels(r: RoutedSizes, dtype: str, stored: str, weight_bytes: float, backend: str = "") -> tuple[Kernel, Kernel]:
-    """Return a layer's routed part as two kernels: the work around the experts' products, and those products.
-
-    2 FLOPs for each copy and weight; memory moves the tokens in and out, and the weights of the experts that some token chose.
-    ``stored``: number format of the weights and how they are scaled, which names the table of constants.
-    """
+    """Return a layer's routed part as two kernels, the work around the experts' products, and those products of 2 FLOPs for each
+    copy and weight, with constants by ``stored``, the weights' number format and how they are scaled."""
     tail = f"_{backend}" if backend else ""
     weights = np.maximum(0.0, r.active * r.weights * weight_bytes - r.cached_bytes)
     products = Kernel("experts up and down", f"experts{tail}", 1, 2.0 * r.copies * r.weights, weights, dtype=dtype, shape=r)

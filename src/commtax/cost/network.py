@@ -59,12 +59,8 @@ class PromptStation:
 
     @property
     def uneven(self) -> tuple[Number, Number]:
-        """By how many mean prompts the fullest rank's exceed each one's: so many, and more with the square root of these.
-
-        A router keeps the numbers of ranks' prompts within one of each other: on average half of the other ranks have one less
-        than the fullest. Of the (ranks + 1) / 2 with as many as it the one with the longest prompts is the fullest: the largest
-        of k evenly distributed numbers is (k - 1) / (k + 1) of their range beyond the mean.
-        """
+        """By how many mean prompts the fullest rank's exceed each one's (half of the others have one less), and the factor of their
+        square root: the largest of k evenly spread lengths is (k - 1) / (k + 1) of their range beyond the mean."""
         others = self.together - 1
         return others / self.together / 2, self.spread * others / (self.together + 3)
 

@@ -18,6 +18,7 @@ pushes the whole tensor to every other rank. Which tensors it takes are the engi
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -73,15 +74,9 @@ def keeps_sequences(t: PricingTerms, work: Workload) -> Condition:
     least = t.techniques.sequence_tokens
     if not t.plan.sequence_parallel or not least:
         return False
-    few: Condition = np.asarray(work.rows) < (tokens_to_split(t) if least < 0 else least)
+    part = t.engine.overlaps.sequence_bytes.get(t.cluster.chip.family, 0.0)  # from which an engine splits sequences by itself
+    few: Condition = np.asarray(work.rows) < (np.floor(part * t.plan.tp / _row_bytes(t)) if least < 0 else least)
     return few if np.ndim(few) else bool(few)
-
-
-def tokens_to_split(t: PricingTerms) -> Number:
-    """Return the tokens from which an engine splits sequences by itself."""
-    engine, row = t.engine.overlaps, t.model.hidden * DTYPE_BYTES[t.plan.activations_dtype]
-    part = engine.sequence_bytes.get(t.cluster.chip.family)
-    return 0.0 if part is None else np.floor(part * t.plan.tp / row)
 
 
 # What it makes of the lines.
@@ -327,10 +322,7 @@ def runs_fused(item: Item, t: PricingTerms) -> Condition:
     taken: Condition = np.logical_not(span(item.axis, t.plan, t.cluster, t.engine).crosses)
     taken = taken & (np.asarray(item.ranks) > 1) & (np.asarray(rows) <= t.engine.sends.fused_reduce_rows)
     taken = taken & (np.asarray(item.nbytes) <= most_fused_bytes(t.engine, t.cluster.chip, item.ranks))
-    able: Condition = False
-    for path in fabric.paths[FUSED_OP]:
-        able = able | applies(path, item.nbytes, item.ranks)
-    return taken & able
+    return taken & reduce(np.logical_or, (applies(path, item.nbytes, item.ranks) for path in fabric.paths[FUSED_OP]))
 
 
 def _row_bytes(t: PricingTerms) -> float:

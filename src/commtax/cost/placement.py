@@ -128,12 +128,9 @@ def _extent(axis: str, plan: Plan, engine: Engine) -> Number:
 
 
 def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
-    """Return the (size, stride) runs of a group.
-
-    ``dp`` is the gradient group and so joins cp. ``ep``: Megatron numbers experts' ranks tp, ep, edp; serving engines
-    fill tp first and then go on over dp. ``edp``: the ranks that hold the same experts. ``shard`` and ``replica``: the
-    ranks that share one copy under ZeRO 3, and those that hold the same part of different copies (HSDP).
-    """
+    """Return the (size, stride) runs of a group, where ``dp`` (gradients) joins cp, ``ep`` fills tp first and then dp (Megatron:
+    tp, ep, edp), ``edp`` holds the same experts, ``shard`` one copy under ZeRO 3, and ``replica`` the same part of several
+    (HSDP)."""
     if axis == "ep" and (engine.sends.experts_keep_tp or engine.sends.experts_whole):
         return [(plan.ep, expert_ranks(plan, engine).inside)]
     if axis == "ep":

@@ -166,13 +166,9 @@ def _dualpipe_rank(i: int, p: int, m: int) -> list[Op | OverlappedPair]:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How to order a schedule, and its closed forms.
-
-    ``idle(p, F, B, W)`` is the idle time of a rank within the whole run, from the first start to the last end on any rank, in
-    the unit of the times and proportional to them. ``peak(p, m, v, i)`` is the most microbatch chunks whose forward rank i has
-    run and whose input gradient it has not. ``legal(p, m, v)`` is its domain, ``domain`` the same in words, and ``needs(p)``
-    the microbatches that p stages need.
-    """
+    """How to order a schedule, its domain (``legal``, in words ``domain`` and ``needs``) and closed forms: ``idle(p, F, B, W)``, a
+    rank's idle time within the whole run, and ``peak(p, m, v, i)``, the most microbatch chunks whose forward rank i has run and
+    whose input gradient it has not."""
 
     name: str
     make: Callable[[int, int, int], OperationOrder]

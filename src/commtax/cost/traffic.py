@@ -130,11 +130,8 @@ def inference(
 
 
 def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
-    """Return the sums of layers with experts over tp: of the hidden width, and of experts' latent.
-
-    Shared and routed experts are added before one sum, unless each has a norm of its own. A latent is summed before the norm
-    in it, or where the engine does so; then shared experts have a sum of their own.
-    """
+    """Return the sums of layers with experts over tp, of the hidden width and of experts' latent: one of shared and routed experts
+    together, unless each has a norm, or the latent is summed before its own."""
     wide = latent = 0
     for f in (f for i in model.layers if isinstance(f := model.blocks[i].ffn, Experts)):
         early = bool(f.latent) and (f.latent_norm or engine.sends.latent_reduced)
@@ -185,12 +182,8 @@ def exchange_item(place: Place, axis: str, op: str, nbytes: Number, ranks: Numbe
 
 
 def _served_experts(model: Model, plan: Plan, rows: Number, how: tuple[str, str], count: Number, split: Condition) -> list[Item]:
-    """List what experts of ``count`` layers send, shared among replicas. Inside one replica the tp all-reduce is all.
-
-    By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),
-    and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert.
-    ``how``: the backend, and what tokens travel in.
-    """
+    """List what experts of ``count`` layers send, shared among replicas, by (backend, what tokens travel in): gathered over ep if
+    tokens are split over tp, else over replicas, or one copy per destination rank or expert."""
     moe, (backend, dispatch_dtype) = model.experts, how
     if moe is None or not np.any(count):
         ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
@@ -277,11 +270,8 @@ def _choices(of: Number, taken: int) -> Number:
 
 
 def vectors_handed_on(model: Model, pp: Number) -> Number:
-    """Return the vectors of a token that a cut between stages hands on: one, all streams, or those looked back at.
-
-    The latter are one of each block begun before the cut, ceil(layer / lookback), and the sum since: a mean over the cuts
-    (Kimi-K3's report, arXiv 2607.24653, section 2.2).
-    """
+    """Return the vectors of a token that a cut between stages hands on: one, all streams, or on average over the cuts one of each
+    block begun before it and the sum since (Kimi-K3's report, arXiv 2607.24653, section 2.2)."""
     if not model.lookback:
         return model.hyper.streams if model.hyper else 1
 

@@ -138,12 +138,8 @@ def recomputed_kernels(kernels: list[Kernel], model: Model, plan: Plan, engine: 
 
 
 def _recomputed_share(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Number:
-    """Return the share of a forward kernel that backward runs again under full recomputation, or where every other product is kept.
-
-    torch stops a layer's recomputation where nothing more is needed: no gradient asks for the output of its last product. Its
-    selective mode keeps the first, third, fifth of a layer's products as the model has them (query, key, value, output; gate, up,
-    down or up, down), and attention; everything small is run again, casts for the weight gradients too.
-    """
+    """Return the share of a forward kernel that backward runs again under full recomputation (in torch not a layer's last product),
+    or where every other product is kept (torch: first, third, fifth) and attention, and all that is small is run again."""
     last = k.form == "gemm" and k.part == "feed-forward" and k.place == "down"
     if plan.recompute == "full":
         return 0.0 if last and engine.trains.recompute_stops else 1.0
@@ -178,11 +174,8 @@ def step_flops(model: Model, plan: Plan, seq: Number, causal: bool) -> Number:
 
 
 def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Number]:
-    """Return the FLOPs of one token's forward pass as (all layers, head): 2 per weight it uses, plus attention.
-
-    ``causal`` counts the pairs that a query may see (half of them); otherwise all of them, as PaLM and Megatron do.
-    Lookups, norms and activations are not counted.
-    """
+    """Return the FLOPs of one token's forward pass as (all layers, head): 2 per weight it uses, plus attention over the pairs that
+    a query may see (``causal``), or over all of them, as PaLM and Megatron count."""
     kernels = _counted_kernels(model, seq)
     return sum(k.count * _flops(k, model, seq, causal) for k in kernels) / seq, 2.0 * model.hidden * model.vocab * model.head_passes
 

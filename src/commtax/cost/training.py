@@ -314,17 +314,11 @@ def _passes(plan: Plan) -> int:
 
 
 def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
-    """List the sums of two sites a layer (attention, feed-forward), once forward and backward, again if recomputed, and of the
-    ends.
+    """List the sums of two sites a layer (attention, feed-forward), forward, backward and again if recomputed, and of the ends.
 
-    torch's selective recomputation keeps what was scattered and gathers again; its full one needs no second sum of the layer's end.
-
-    With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel
-    output, and Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient.
-    Experts work on tokens that are gathered after the dispatch: each of top_k copies, and nothing is gathered again.
-
-    Where an engine launches them so, the sum of an input's gradient runs beside the weight gradient of the columns that it went
-    into, and the second gather of that input beside its gradient (Korthikanti et al. 2022, section 4.2.2).
+    With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel output, and
+    Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient (Korthikanti et al. 2022,
+    section 4.2.2). torch's selective recomputation gathers again, too; its full one needs no second sum of the layer's end.
     """
     m, forward = plan.microbatches, _passes(plan)
     moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)

@@ -21,11 +21,8 @@ DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet"
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way in which a library performs a collective, with its constants.
-
-    Paths are tried in order of ``turn``; those of one turn compete on price. ``max_bytes`` limits the tensor by group size.
-    A group between two listed sizes has the limit of the larger.
-    """
+    """One way in which a library performs a collective: tried in order of ``turn`` (those of one turn compete on price) up to
+    ``max_bytes`` of a group, which has the limit of the next larger listed size."""
 
     op: str
     algorithm: Algorithm
