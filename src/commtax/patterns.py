@@ -4,10 +4,8 @@ import fnmatch
 import math
 import re
 import warnings
-from collections.abc import Iterable
 from functools import lru_cache
-from re import _parser  # type: ignore[attr-defined]
-from typing import Any
+from re._parser import SubPattern, parse  # type: ignore[import-not-found]
 
 from commtax.records import dataclass
 from commtax.statement import Refusal
@@ -16,7 +14,6 @@ MAX_SIGNS = 1_000  # of one pattern
 MAX_WAYS = 500_000  # to match a name, of all patterns together
 NAME_SIGNS = 64  # of a long name
 _ONE_SIGN = ("LITERAL", "NOT_LITERAL", "ANY", "IN")
-Parsed = Iterable[tuple[object, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ def _compiled(text: str) -> tuple[re.Pattern[str], int]:
     """Return a pattern and the most ways in which it may match a name."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            parsed, pattern = _parser.parse(text), re.compile(text)
+            parsed, pattern = parse(text), re.compile(text)
         repeats, choices = _ways(parsed)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise Refusal(f"pattern '{text if len(text) <= 80 else f'{text[:80]}…'}': {error}") from None
@@ -82,7 +79,7 @@ def _compiled(text: str) -> tuple[re.Pattern[str], int]:
     return pattern, choices * math.comb(NAME_SIGNS + repeats, repeats)
 
 
-def _ways(parsed: Parsed) -> tuple[int, int]:
+def _ways(parsed: SubPattern) -> tuple[int, int]:
     """Count the unbounded repeats of a parsed pattern and multiply its other choices, or refuse what may try for ever."""
     repeats, choices = 0, 1
     for operation, argument in parsed:
@@ -104,7 +101,7 @@ def _ways(parsed: Parsed) -> tuple[int, int]:
     return repeats, choices
 
 
-def _is_plain(parsed: Parsed) -> bool:
+def _is_plain(parsed: SubPattern) -> bool:
     """Return whether all of a parsed pattern are signs or sets of them, in a group or not."""
     items = list(parsed)
     if len(items) == 1 and str(items[0][0]) == "SUBPATTERN":

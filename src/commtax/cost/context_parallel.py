@@ -67,7 +67,7 @@ def split_cache_items(model: Model, plan: Plan, work: Workload, rows: Number, en
 
 
 def joining_kernels(s: KernelStep, a: Attention, layers: int) -> Iterator[Kernel]:
-    """Yield the copies into the order that collectives need and back, and output correction; over plain keys also the merge with
+    """Yield the copies into the order that collectives need and back, and output correction, and over plain keys the merge with
     attention among the new tokens."""
     if not holds_anywhere(np.asarray(s.plan.dcp) > 1):
         return

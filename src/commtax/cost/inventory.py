@@ -26,7 +26,7 @@ FIRST, LAST = -1, -2  # where a tensor lives that belongs to no layer: the first
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor, shared by ranks as ``split`` says (full, heads, kv, ffn, shared, vocab, expert or tower; see ``share``), where a kv
+    """A tensor, shared by ranks as ``split`` says (full, heads, kv, ffn, shared, vocab, expert or tower, see ``share``), where a kv
     split copies its ``units`` (heads or groups) beyond as many ranks."""
 
     name: str
