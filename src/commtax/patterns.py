@@ -74,7 +74,8 @@ def _compiled(text: str) -> tuple[re.Pattern[str], int]:
         repeats, choices = _ways(parsed)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise Refusal(f"pattern '{text if len(text) <= 80 else f'{text[:80]}…'}': {error}") from None
-    if parsed and str(parsed[-1][0]) == "MAX_REPEAT" and repeats:
+    last, bounds = parsed[-1] if parsed else ("", (0, 0))
+    if str(last) == "MAX_REPEAT" and bounds[1] - bounds[0] > NAME_SIGNS:
         repeats -= 1  # nothing comes behind it that may fail
     return pattern, choices * math.comb(NAME_SIGNS + repeats, repeats)
 
