@@ -36,7 +36,7 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """DeepSeek-V4's attention: one latent is key and value of all heads, kept for ``window`` tokens; of older ones every ``ratio``
+    """DeepSeek-V4's attention: one latent is key and value of all heads, kept for ``window`` tokens, of older ones every ``ratio``
     share one entry (0: none), and the output goes through ``out_groups`` matrices of rank ``out_rank``."""
 
     q_rank: int
